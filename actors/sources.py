@@ -1,0 +1,64 @@
+"""What a source is: splits that can be read again from any row offset.
+
+A source does I/O, so the machine never calls it: the machine asks the runtime to read, and gets a batch back as an
+event. The position (which splits, which row of each) is the machine's, is stored in every checkpoint, and is what
+makes replay exact. `read` must therefore be a function of its arguments alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import pyarrow as pa
+
+from tidegate.storage.codec import wire
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class SourceSplit:
+    """A part of the input with rows in a fixed order. `rows` is -1 where the length is not known."""
+
+    split_id: str
+    payload: bytes
+    rows: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class ReadResult:
+    """Rows `[offset, next_offset)` of a split. `batch` is None when nothing was left; `at_end` after the last row."""
+
+    batch: pa.RecordBatch | None
+    next_offset: int
+    at_end: bool
+
+
+class SourceReader(Protocol):
+    """Reads splits; one reader a subtask, called from one thread at a time."""
+
+    def read(self, split: SourceSplit, offset: int, rows_max: int) -> ReadResult:
+        """Read up to `rows_max` rows from row `offset` on. The same arguments give the same rows, always."""
+        ...
+
+    def close(self) -> None:
+        """Release files."""
+        ...
+
+
+class Source(Protocol):
+    """A bounded, replayable input. Must be picklable by cloudpickle."""
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Schema of every batch."""
+        ...
+
+    def splits(self) -> Sequence[SourceSplit]:
+        """All splits, in a fixed order. Asked once, when the job is submitted."""
+        ...
+
+    def reader(self) -> SourceReader:
+        """A reader for one subtask."""
+        ...

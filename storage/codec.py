@@ -1,0 +1,119 @@
+"""One msgpack codec for everything that is typed and must outlive a process.
+
+Events, instructions, elements and checkpoint metadata are frozen dataclasses. Each class registers itself with
+`@wire`; an instance travels as an extension holding its name and a map of its fields, so that fields with defaults
+can be added later and old bytes still decode. An unknown class or field is an error that names it: silently dropping
+something that a newer version wrote would lose data.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from typing import Any, TypeVar
+
+import msgpack
+import pyarrow as pa
+
+from tidegate.storage.errors import CodecError
+
+_DATACLASS = 1
+_RECORD_BATCH = 2
+_FROZENSET = 3
+_ENUM = 4
+_SCHEMA = 5
+
+T = TypeVar("T")
+
+_classes: dict[str, type] = {}
+_field_names: dict[type, tuple[str, ...]] = {}
+
+
+def wire(cls: type[T]) -> type[T]:
+    """Class decorator: make a frozen dataclass or an enum known to the codec under its own name."""
+    name = cls.__name__
+    known = _classes.get(name)
+    if known is not None and (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
+        raise CodecError(f"two wire types are called {name!r}: {known.__module__} and {cls.__module__}")
+    _classes[name] = cls
+    if dataclasses.is_dataclass(cls):
+        _field_names[cls] = tuple(f.name for f in dataclasses.fields(cls))
+    elif not issubclass(cls, enum.Enum):
+        raise CodecError(f"{name!r} is neither a dataclass nor an enum; only those travel")
+    return cls
+
+
+def wire_types() -> dict[str, type]:
+    """Every registered wire type by name (a copy)."""
+    return dict(_classes)
+
+
+def encode(value: object) -> bytes:
+    """Encode wire types, Arrow batches and schemas, and plain msgpack values.
+
+    Tuples and lists both decode as tuples. Raises CodecError for anything else.
+    """
+    try:
+        packed = msgpack.packb(value, default=_default, strict_types=True, use_bin_type=True)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise CodecError(f"cannot encode {type(value).__name__}: {error}") from error
+    assert isinstance(packed, bytes)
+    return packed
+
+
+def decode(data: bytes | memoryview) -> Any:
+    """Inverse of `encode`. Raises CodecError for torn, foreign or newer bytes."""
+    try:
+        return msgpack.unpackb(data, ext_hook=_ext_hook, use_list=False, strict_map_key=False, raw=False)
+    except CodecError:
+        raise
+    except (ValueError, TypeError, pa.ArrowException, msgpack.UnpackException, RecursionError) as error:
+        raise CodecError(f"cannot decode {len(data)} bytes: {error}") from error
+
+
+def _default(value: object) -> object:
+    cls = type(value)
+    names = _field_names.get(cls)
+    if names is not None and _classes.get(cls.__name__) is cls:
+        fields = {name: getattr(value, name) for name in names}
+        return msgpack.ExtType(_DATACLASS, encode([cls.__name__, fields]))
+    if isinstance(value, enum.Enum) and _classes.get(cls.__name__) is cls:
+        return msgpack.ExtType(_ENUM, encode([cls.__name__, value.value]))
+    if cls is tuple:
+        return list(value)  # type: ignore[call-overload]
+    if cls is frozenset:
+        return msgpack.ExtType(_FROZENSET, encode(sorted(value)))  # type: ignore[call-overload]
+    if isinstance(value, pa.RecordBatch):
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, value.schema) as writer:
+            writer.write_batch(value)
+        return msgpack.ExtType(_RECORD_BATCH, sink.getvalue().to_pybytes())
+    if isinstance(value, pa.Schema):
+        return msgpack.ExtType(_SCHEMA, value.serialize().to_pybytes())
+    raise TypeError(f"{cls.__module__}.{cls.__qualname__} is not a wire type (decorate it with @wire)")
+
+
+def _ext_hook(code: int, data: bytes) -> object:
+    if code == _DATACLASS:
+        name, fields = decode(data)
+        cls = _classes.get(name)
+        if cls is None or cls not in _field_names:
+            raise CodecError(f"unknown wire type {name!r}: written by a newer tidegate?")
+        unknown = set(fields) - set(_field_names[cls])
+        if unknown:
+            raise CodecError(f"unknown field {sorted(unknown)[0]!r} of {name!r}: written by a newer tidegate?")
+        return cls(**fields)
+    if code == _ENUM:
+        name, member = decode(data)
+        cls = _classes.get(name)
+        if cls is None or not issubclass(cls, enum.Enum):
+            raise CodecError(f"unknown wire enum {name!r}: written by a newer tidegate?")
+        return cls(member)
+    if code == _FROZENSET:
+        return frozenset(decode(data))
+    if code == _RECORD_BATCH:
+        with pa.ipc.open_stream(data) as reader:
+            return reader.read_next_batch()
+    if code == _SCHEMA:
+        return pa.ipc.read_schema(pa.py_buffer(data))
+    raise CodecError(f"unknown extension code {code}: written by a newer tidegate?")

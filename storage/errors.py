@@ -1,0 +1,35 @@
+"""Errors that a user can cause or must act on. Each says what was wrong, where, and what to do."""
+
+from __future__ import annotations
+
+
+class TidegateError(Exception):
+    """Base of every error that tidegate raises on purpose."""
+
+
+class StorageError(TidegateError):
+    """A file system did not do what was asked; the operation may be tried again."""
+
+
+class AlreadyExistsError(StorageError):
+    """A conditional create lost: the path was there already."""
+
+
+class NotFoundError(StorageError):
+    """A file that was asked for by name is not there."""
+
+
+class CorruptionError(StorageError):
+    """Bytes were read that do not match their checksum or their format."""
+
+
+class CodecError(TidegateError):
+    """A value cannot be encoded, or bytes cannot be decoded into known types."""
+
+
+class FencedError(TidegateError):
+    """Somebody with a newer generation has taken over; the caller must stop."""
+
+
+class ConfigurationError(TidegateError):
+    """A setting or an argument is wrong, or two contradict each other."""

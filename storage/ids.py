@@ -1,0 +1,26 @@
+"""Identifiers as types of their own, so that a type checker keeps them apart."""
+
+from __future__ import annotations
+
+from typing import NewType
+
+JobId = NewType("JobId", str)
+"""Directory-safe id of one run of a job: `<name>-<8 hex digits>`."""
+
+VertexId = NewType("VertexId", str)
+"""Id of a vertex of the job graph (a chain of operators): the uid of its first operator."""
+
+OperatorUid = NewType("OperatorUid", str)
+"""Stable name of an operator; state in a checkpoint is matched by it."""
+
+SubtaskIndex = NewType("SubtaskIndex", int)
+"""0-based index of a parallel instance."""
+
+CheckpointId = NewType("CheckpointId", int)
+"""Number of a checkpoint, 1-based, increasing, never used twice within a job."""
+
+AttemptNumber = NewType("AttemptNumber", int)
+"""Number of an execution attempt of a job, 0-based; a restart increases it."""
+
+Generation = NewType("Generation", int)
+"""Number of a coordinator incarnation, 1-based; a takeover increases it."""

@@ -1,0 +1,123 @@
+"""What a checkpoint is made of: the types of `_metadata`, format version 1.
+
+State belongs to operators (matched by uid), bytes belong to subtasks (one file each, or inlined when small). A
+`StateHandle` ties the two together: it says where the bytes are and which section of them is which operator's.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from tidegate.storage.codec import wire
+from tidegate.storage.ids import AttemptNumber, CheckpointId, JobId, OperatorUid, SubtaskIndex, VertexId
+
+METADATA_VERSION = 1
+
+
+@wire
+class StateKind(enum.Enum):
+    """How a state is split when the parallelism changes."""
+
+    KEYED = "keyed"
+    LIST = "list"
+    UNION = "union"
+    BROADCAST = "broadcast"
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class SectionRef:
+    """Where one state of one operator lies inside a subtask's bytes."""
+
+    uid: OperatorUid
+    state: str
+    kind: StateKind
+    offset: int
+    length_bytes: int
+    rows: int
+    checksum: str
+    key_group_rows: tuple[int, ...] = ()
+    """For keyed state: prefix sums, `key_group_rows[g]:key_group_rows[g + 1]` are the rows of key group g."""
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class StateHandle:
+    """The state of one subtask: a file relative to the storage root, or the bytes themselves."""
+
+    path: str | None
+    inline: bytes | None
+    size_bytes: int
+    checksum: str
+    sections: tuple[SectionRef, ...]
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class DataFile:
+    """A data file that a sink has written and that becomes visible when its checkpoint is committed."""
+
+    path: str
+    rows: int
+    size_bytes: int
+    checksum: str
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class Committable:
+    """What one sink subtask asks to be committed with a checkpoint: files of one table, in order."""
+
+    uid: OperatorUid
+    subtask: SubtaskIndex
+    table: str
+    files: tuple[DataFile, ...]
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class SubtaskState:
+    """One subtask's part of a checkpoint. `handle` is None for a stateless subtask."""
+
+    vertex: VertexId
+    subtask: SubtaskIndex
+    handle: StateHandle | None
+    committables: tuple[Committable, ...] = ()
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class OperatorInfo:
+    """An operator as the checkpoint knew it."""
+
+    uid: OperatorUid
+    name: str
+    vertex: VertexId
+    parallelism: int
+    max_parallelism: int
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class CheckpointMetadata:
+    """The content of `chk-N/_metadata`; `void` marks a checkpoint that was given up and can never complete."""
+
+    version: int
+    job_id: JobId
+    job_name: str
+    checkpoint_id: CheckpointId
+    attempt: AttemptNumber
+    triggered_at_ms: int
+    operators: tuple[OperatorInfo, ...]
+    subtasks: tuple[SubtaskState, ...]
+    void: bool = False
+    final: bool = False
+    """Whether every task had reached the end of its data."""
+    restored_from: str | None = None
+    """Pointer (`<job>/chk-N`) of the checkpoint that the job itself was started from."""
+
+    @property
+    def size_bytes(self) -> int:
+        """State bytes of all subtasks, inlined ones included."""
+        return sum(s.handle.size_bytes for s in self.subtasks if s.handle is not None)
