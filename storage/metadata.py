@@ -67,23 +67,32 @@ class DataFile:
 @wire
 @dataclass(frozen=True, slots=True)
 class Committable:
-    """What one sink subtask asks to be committed with a checkpoint: files of one table, in order."""
+    """What one sink subtask asks to be committed with a checkpoint: files of one table, in order.
+
+    A subtask numbers the files of an attempt from 0. It reports all that it does not know to be committed, so a file
+    may be reported twice; the numbers tell (the first of `files` has number `first_index`).
+    """
 
     uid: OperatorUid
     subtask: SubtaskIndex
     table: str
+    first_index: int
     files: tuple[DataFile, ...]
 
 
 @wire
 @dataclass(frozen=True, slots=True)
 class SubtaskState:
-    """One subtask's part of a checkpoint. `handle` is None for a stateless subtask."""
+    """One subtask's part of a checkpoint. `handle` is None for a stateless subtask.
+
+    `finished`: its operators had finished before the cut, so they must not run again after a restore.
+    """
 
     vertex: VertexId
     subtask: SubtaskIndex
     handle: StateHandle | None
     committables: tuple[Committable, ...] = ()
+    finished: bool = False
 
 
 @wire

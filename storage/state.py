@@ -11,10 +11,12 @@ from typing import Protocol
 
 import pyarrow as pa
 
+from tidegate.storage.codec import wire
 from tidegate.storage.ids import OperatorUid
 from tidegate.storage.metadata import StateKind
 
 
+@wire
 @dataclass(frozen=True, slots=True)
 class StateTable:
     """Rows of one state. For keyed state rows are sorted by key group and `key_group_rows` are prefix sums.

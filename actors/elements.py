@@ -1,0 +1,72 @@
+"""What flows on a channel: record batches, and control elements that keep their place among them.
+
+A control element never overtakes a batch on an aligned checkpoint, because both are elements of one sequence.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from tidegate.storage.codec import wire
+from tidegate.storage.ids import CheckpointId
+
+MAX_WATERMARK_MS = 2**63 - 1
+"""The watermark that ends event time: no element with a timestamp follows."""
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class Watermark:
+    """No element with a timestamp at or below `timestamp_ms` follows on this channel."""
+
+    timestamp_ms: int
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class WatermarkStatus:
+    """Whether the channel takes part in event time (idle channels do not hold the watermark back)."""
+
+    idle: bool
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class Barrier:
+    """Separates what belongs to checkpoint `checkpoint_id` (before) from what does not (after)."""
+
+    checkpoint_id: CheckpointId
+    triggered_at_ms: int
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class CancelBarrier:
+    """The barrier of this checkpoint will not come: stop waiting for it."""
+
+    checkpoint_id: CheckpointId
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class EndOfData:
+    """The upstream operators have finished. With `drain` the downstream ones finish too, without it they suspend."""
+
+    drain: bool
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class EndOfPartition:
+    """Nothing follows on this channel."""
+
+
+Control = Watermark | WatermarkStatus | Barrier | CancelBarrier | EndOfData | EndOfPartition
+Element = pa.RecordBatch | Control
+
+
+def element_size_bytes(element: Element) -> int:
+    """Bytes that an element counts against credit. Control elements are free: their number is bounded elsewhere."""
+    return element.nbytes if isinstance(element, pa.RecordBatch) else 0

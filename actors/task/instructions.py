@@ -1,0 +1,151 @@
+"""What a task machine asks its runtime to do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from tidegate.actors.elements import Element
+from tidegate.actors.identity import ChannelId
+from tidegate.actors.sources import SourceSplit
+from tidegate.storage.codec import wire
+from tidegate.storage.ids import AttemptNumber, CheckpointId, OperatorUid
+from tidegate.storage.metadata import StateHandle, SubtaskState
+from tidegate.storage.state import OperatorSnapshot
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class SendFrame:
+    """Deliver consecutive elements to the downstream task of a channel. Fire and forget."""
+
+    attempt: AttemptNumber
+    channel: ChannelId
+    first_sequence: int
+    elements: tuple[Element, ...]
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class GrantCredit:
+    """Tell the upstream task of a channel how many bytes it may have sent in total."""
+
+    attempt: AttemptNumber
+    channel: ChannelId
+    total_bytes: int
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class ReadSource:
+    """Read rows of a split; answered by one `SourceBatchRead` with the same `read` number."""
+
+    read: int
+    split: SourceSplit
+    offset: int
+    rows_max: int
+
+
+@dataclass(frozen=True, slots=True)
+class PersistSnapshot:
+    """Write frozen state, beside processing. Answered by `SnapshotPersisted` or `SnapshotFailed`.
+
+    Holds references into the task's memory, so it never leaves the process. The positions say where the cut goes
+    through each channel: elements with a smaller number are before it. They are for those who check, from outside,
+    that the cuts of all tasks fit together.
+    """
+
+    checkpoint_id: CheckpointId
+    snapshots: tuple[OperatorSnapshot, ...]
+    input_positions: tuple[tuple[ChannelId, int], ...]
+    output_positions: tuple[tuple[ChannelId, int], ...]
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class DiscardState:
+    """Delete state that no checkpoint will refer to."""
+
+    handle: StateHandle
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class StageFile:
+    """Write one data file of a sink; answered by `FileStaged` with the same `index`."""
+
+    uid: OperatorUid
+    index: int
+    batches: tuple[pa.RecordBatch, ...]
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class ArmFlushTimer:
+    """Send a `FlushDue` at this time. At most one timer is armed."""
+
+    due_at_ms: int
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class ReportReady:
+    """Tell the coordinator that the operators are open."""
+
+    attempt: AttemptNumber
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class ReportEndOfData:
+    """Tell the coordinator that the operators have finished and only a final checkpoint is missing."""
+
+    attempt: AttemptNumber
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class ReportFinished:
+    """Tell the coordinator that the task is over."""
+
+    attempt: AttemptNumber
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class Acknowledge:
+    """Tell the coordinator that this task's part of a checkpoint is durable. Durations in ms."""
+
+    attempt: AttemptNumber
+    checkpoint_id: CheckpointId
+    state: SubtaskState
+    start_delay_ms: int
+    alignment_ms: int
+    async_ms: int
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class Decline:
+    """Tell the coordinator that this task cannot take part in a checkpoint."""
+
+    attempt: AttemptNumber
+    checkpoint_id: CheckpointId
+    reason: str
+
+
+TaskInstruction = (
+    SendFrame
+    | GrantCredit
+    | ReadSource
+    | PersistSnapshot
+    | DiscardState
+    | StageFile
+    | ArmFlushTimer
+    | ReportReady
+    | ReportEndOfData
+    | ReportFinished
+    | Acknowledge
+    | Decline
+)
