@@ -33,3 +33,10 @@ class FencedError(TidegateError):
 
 class ConfigurationError(TidegateError):
     """A setting or an argument is wrong, or two contradict each other."""
+
+
+class ProtocolError(TidegateError):
+    """A rule of the protocol was broken: a fault of tidegate or of the transport, never of the user.
+
+    The machine that raises it has changed nothing; its runtime fails the task or the job, which then recovers.
+    """

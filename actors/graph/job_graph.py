@@ -1,0 +1,99 @@
+"""The job graph: vertices are chains of operators, edges repartition between them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tidegate.actors.identity import ChannelId, TaskId
+from tidegate.actors.operators.base import OperatorFactory
+from tidegate.actors.operators.partitioning import Partitioning, PartitioningKind
+from tidegate.actors.sources import Source
+from tidegate.storage.ids import OperatorUid, SubtaskIndex, VertexId
+from tidegate.storage.metadata import OperatorInfo
+
+MAX_PARALLELISM = 128
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorSpec:
+    """How to make an operator. `table` is the url of the output table where the operator is a table sink."""
+
+    uid: OperatorUid
+    name: str
+    factory: OperatorFactory
+    table: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SourceSpec:
+    """The source at the head of a vertex."""
+
+    uid: OperatorUid
+    name: str
+    source: Source
+
+
+@dataclass(frozen=True, slots=True)
+class JobVertex:
+    """A chain of operators that run in one task, `parallelism` times."""
+
+    vertex: VertexId
+    name: str
+    parallelism: int
+    operators: tuple[OperatorSpec, ...]
+    source: SourceSpec | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class JobEdge:
+    """Batches go from `upstream` to `downstream`, repartitioned. Edges are numbered in the order of the graph."""
+
+    index: int
+    upstream: VertexId
+    downstream: VertexId
+    partitioning: Partitioning
+
+
+@dataclass(frozen=True, slots=True)
+class JobGraph:
+    """A whole job. Vertices are in topological order."""
+
+    vertices: tuple[JobVertex, ...]
+    edges: tuple[JobEdge, ...]
+    max_parallelism: int = MAX_PARALLELISM
+
+    def vertex(self, vertex: VertexId) -> JobVertex:
+        """The vertex of this id."""
+        return next(v for v in self.vertices if v.vertex == vertex)
+
+    def tasks(self) -> tuple[TaskId, ...]:
+        """All subtasks, in topological order."""
+        return tuple(
+            TaskId(v.vertex, SubtaskIndex(i)) for v in self.vertices for i in range(v.parallelism)
+        )
+
+    def operator_infos(self) -> tuple[OperatorInfo, ...]:
+        """Every operator, sources first in their chain, as checkpoint metadata names them."""
+        return tuple(
+            OperatorInfo(spec.uid, spec.name, v.vertex, v.parallelism, self.max_parallelism)
+            for v in self.vertices
+            for spec in ((v.source,) if v.source is not None else ()) + v.operators
+        )
+
+    def channels(self, edge: JobEdge) -> tuple[ChannelId, ...]:
+        """All channels of an edge: subtask to subtask where it is forward, else all to all."""
+        up, down = self.vertex(edge.upstream).parallelism, self.vertex(edge.downstream).parallelism
+        if edge.partitioning.kind is PartitioningKind.FORWARD:
+            assert up == down, "a forward edge joins equal parallelisms"
+            return tuple(ChannelId(edge.index, SubtaskIndex(i), SubtaskIndex(i)) for i in range(up))
+        return tuple(
+            ChannelId(edge.index, SubtaskIndex(i), SubtaskIndex(j)) for i in range(up) for j in range(down)
+        )
+
+    def receiver(self, channel: ChannelId) -> TaskId:
+        """The task at the downstream end of a channel."""
+        return TaskId(self.edges[channel.edge].downstream, channel.downstream)
+
+    def sender(self, channel: ChannelId) -> TaskId:
+        """The task at the upstream end of a channel."""
+        return TaskId(self.edges[channel.edge].upstream, channel.upstream)

@@ -1,0 +1,81 @@
+"""What one task is told about its place in the job."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tidegate.actors.graph.job_graph import JobGraph, OperatorSpec, SourceSpec
+from tidegate.actors.identity import ChannelId, TaskId
+from tidegate.actors.operators.partitioning import Partitioning
+from tidegate.actors.task.outputs import BufferLimits
+from tidegate.actors.task.source import SplitPosition
+from tidegate.storage.ids import AttemptNumber
+
+
+@dataclass(frozen=True, slots=True)
+class OutputEdge:
+    """How one task sends over one edge; `channels[i]` leads to downstream subtask `targets[i]`."""
+
+    partitioning: Partitioning
+    downstream_parallelism: int
+    channels: tuple[ChannelId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TaskDescriptor:
+    """Everything a task machine needs to know about its place in the job."""
+
+    task: TaskId
+    name: str
+    attempt: AttemptNumber
+    parallelism: int
+    max_parallelism: int
+    operators: tuple[OperatorSpec, ...]
+    source: SourceSpec | None
+    splits: tuple[SplitPosition, ...]
+    inputs: tuple[ChannelId, ...]
+    outputs: tuple[OutputEdge, ...]
+    limits: BufferLimits
+    source_rows_max: int
+
+
+def describe_task(
+    graph: JobGraph,
+    task: TaskId,
+    attempt: AttemptNumber,
+    splits: tuple[SplitPosition, ...],
+    limits: BufferLimits,
+    source_rows_max: int,
+) -> TaskDescriptor:
+    """The descriptor of one task. `splits` are those that a source task starts with when it restores nothing."""
+    vertex = graph.vertex(task.vertex)
+    inputs = tuple(
+        channel
+        for edge in graph.edges
+        if edge.downstream == task.vertex
+        for channel in graph.channels(edge)
+        if channel.downstream == task.subtask
+    )
+    outputs = tuple(
+        OutputEdge(
+            edge.partitioning,
+            graph.vertex(edge.downstream).parallelism,
+            tuple(channel for channel in graph.channels(edge) if channel.upstream == task.subtask),
+        )
+        for edge in graph.edges
+        if edge.upstream == task.vertex
+    )
+    return TaskDescriptor(
+        task=task,
+        name=f"{vertex.name} ({task.subtask + 1}/{vertex.parallelism})",
+        attempt=attempt,
+        parallelism=vertex.parallelism,
+        max_parallelism=graph.max_parallelism,
+        operators=vertex.operators,
+        source=vertex.source,
+        splits=splits,
+        inputs=inputs,
+        outputs=outputs,
+        limits=limits,
+        source_rows_max=source_rows_max,
+    )

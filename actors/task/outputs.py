@@ -1,0 +1,161 @@
+"""The output side of a task: numbered elements, queues, credit and frames.
+
+Rules that it keeps:
+
+- An element gets its number when it is queued, and leaves in that order.
+- Batches leave only while the receiver has granted credit; the last one may overdraw it. Control elements are free,
+  and still never overtake a batch.
+- A frame is sent when enough bytes are queued, when a control element is queued (a barrier must not linger), or when
+  the linger time is over. The size adapts: it grows while the receiver is the bottleneck (large frames cost least a
+  row) and shrinks when frames leave by time (latency matters more then).
+- When a queue is over its limit the task takes no more input: back-pressure goes on to the source (invariant 10).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from tidegate.actors.elements import Control, Element, element_size_bytes
+from tidegate.actors.identity import ChannelId
+from tidegate.storage.errors import ProtocolError
+
+
+@dataclass(frozen=True, slots=True)
+class BufferLimits:
+    """Limits of the data plane, a channel. Sizes in bytes, times in ms."""
+
+    credit_bytes: int = 16 * 1024 * 1024
+    queue_bytes_max: int = 16 * 1024 * 1024
+    frame_bytes_min: int = 64 * 1024
+    frame_bytes_max: int = 8 * 1024 * 1024
+    frame_elements_max: int = 1_024
+    linger_ms: int = 20
+
+
+class OutputChannel:
+    """What waits to be sent on one channel."""
+
+    __slots__ = (
+        "_credit_bytes",
+        "_frame_bytes",
+        "_limits",
+        "_sent_bytes",
+        "_urgent",
+        "channel",
+        "next_sequence",
+        "queue",
+        "queued_bytes",
+    )
+
+    def __init__(self, channel: ChannelId, limits: BufferLimits) -> None:
+        self.channel = channel
+        self.queue: deque[Element] = deque()
+        self.queued_bytes = 0
+        self.next_sequence = 0
+        """Number that the next queued element gets."""
+        self._limits = limits
+        self._credit_bytes = limits.credit_bytes
+        self._sent_bytes = 0
+        self._frame_bytes = limits.frame_bytes_min
+        self._urgent = 0
+        """Queued control elements."""
+
+    @property
+    def over_limit(self) -> bool:
+        """Whether the queue is full."""
+        return self.queued_bytes >= self._limits.queue_bytes_max
+
+    @property
+    def sendable(self) -> bool:
+        """Whether the first queued element may leave now."""
+        return bool(self.queue) and (
+            not isinstance(self.queue[0], pa.RecordBatch) or self._sent_bytes < self._credit_bytes
+        )
+
+    def put(self, element: Element) -> None:
+        """Queue an element and give it its number."""
+        self.queue.append(element)
+        self.queued_bytes += element_size_bytes(element)
+        self.next_sequence += 1
+        if not isinstance(element, pa.RecordBatch):
+            self._urgent += 1
+
+    def grant(self, total_bytes: int) -> None:
+        """Credit came in; a stale grant changes nothing."""
+        self._credit_bytes = max(self._credit_bytes, total_bytes)
+
+    def take_frame(self, flush: bool) -> tuple[int, tuple[Element, ...]] | None:
+        """The next frame as (number of its first element, elements), or None when it is not time or not allowed."""
+        if not self.sendable:
+            if self.queue:
+                self._frame_bytes = min(self._frame_bytes * 2, self._limits.frame_bytes_max)
+            return None
+        if not (flush or self._urgent or self.queued_bytes >= self._frame_bytes):
+            return None
+        if flush and not self._urgent and self.queued_bytes * 2 < self._frame_bytes:
+            self._frame_bytes = max(self._frame_bytes // 2, self._limits.frame_bytes_min)
+        first_sequence = self.next_sequence - len(self.queue)
+        elements: list[Element] = []
+        frame_bytes = 0
+        while self.sendable and len(elements) < self._limits.frame_elements_max:
+            size_bytes = element_size_bytes(self.queue[0])
+            if elements and frame_bytes + size_bytes > self._limits.frame_bytes_max:
+                break
+            element = self.queue.popleft()
+            if not isinstance(element, pa.RecordBatch):
+                self._urgent -= 1
+            frame_bytes += size_bytes
+            self._sent_bytes += size_bytes
+            elements.append(element)
+        self.queued_bytes -= frame_bytes
+        assert self.queued_bytes >= 0
+        return first_sequence, tuple(elements)
+
+
+class OutputGate:
+    """All output channels of a task, by edge."""
+
+    def __init__(self, channels: Sequence[ChannelId], limits: BufferLimits) -> None:
+        self._channels = {channel: OutputChannel(channel, limits) for channel in channels}
+
+    def __getitem__(self, channel: ChannelId) -> OutputChannel:
+        found = self._channels.get(channel)
+        if found is None:
+            raise ProtocolError(f"{channel} is not an output of this task")
+        return found
+
+    @property
+    def over_limit(self) -> bool:
+        """Whether any queue is full."""
+        return any(channel.over_limit for channel in self._channels.values())
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing waits."""
+        return not any(channel.queue for channel in self._channels.values())
+
+    @property
+    def lingering(self) -> bool:
+        """Whether something waits that credit allows to be sent."""
+        return any(channel.sendable for channel in self._channels.values())
+
+    def broadcast(self, element: Control) -> None:
+        """Queue a control element on every channel."""
+        for channel in self._channels.values():
+            channel.put(element)
+
+    def take_frames(self, flush: bool) -> list[tuple[ChannelId, int, tuple[Element, ...]]]:
+        """All frames that may and should leave now."""
+        frames = []
+        for channel in self._channels.values():
+            while (frame := channel.take_frame(flush)) is not None:
+                frames.append((channel.channel, *frame))
+        return frames
+
+    def positions(self) -> tuple[tuple[ChannelId, int], ...]:
+        """For each channel the number that the next element gets."""
+        return tuple((channel, state.next_sequence) for channel, state in self._channels.items())

@@ -1,0 +1,161 @@
+"""Snapshots of one task whose asynchronous part is under way, and the sink files that wait for a checkpoint.
+
+Rules that it keeps:
+
+- One winner between completion and cancellation: a snapshot that was cancelled is never acknowledged, and what its
+  asynchronous part still produces is discarded (T7).
+- A snapshot is acknowledged only when its state file *and* every sink file staged before its barrier are durable.
+- A sink file stays pending until a checkpoint that covers it is known to be complete, so that the files of an aborted
+  checkpoint are committed by the next one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from tidegate.storage.errors import ProtocolError
+from tidegate.storage.ids import CheckpointId, OperatorUid, SubtaskIndex
+from tidegate.storage.metadata import Committable, DataFile, StateHandle
+
+
+class StagedFiles:
+    """Numbered files of one sink subtask: being written, durable, and known to be committed."""
+
+    def __init__(self) -> None:
+        self.next_index = 0
+        self._committed = 0
+        self._durable: dict[int, DataFile] = {}
+
+    @property
+    def in_flight(self) -> int:
+        """Files being written."""
+        return self.next_index - self._committed - len(self._durable)
+
+    def start(self) -> int:
+        """Number of a new file."""
+        self.next_index += 1
+        return self.next_index - 1
+
+    def durable(self, index: int, file: DataFile) -> None:
+        """A file was written. Told twice is told once."""
+        if index >= self.next_index:
+            raise ProtocolError(f"sink file {index} was staged, but only {self.next_index} were asked for")
+        if index >= self._committed:
+            self._durable[index] = file
+
+    def covered(self, end: int) -> tuple[int, tuple[DataFile, ...]] | None:
+        """Pending files below `end` as (first number, files); None while one of them is still being written."""
+        indices = range(self._committed, end)
+        if any(index not in self._durable for index in indices):
+            return None
+        return self._committed, tuple(self._durable[index] for index in indices)
+
+    def commit(self, end: int) -> None:
+        """Files below `end` belong to a completed checkpoint."""
+        for index in range(self._committed, end):
+            del self._durable[index]
+        self._committed = max(self._committed, end)
+
+
+@dataclass(slots=True)
+class TaskSnapshot:
+    """One snapshot from its barrier until its checkpoint is complete or aborted."""
+
+    checkpoint_id: CheckpointId
+    finished: bool
+    start_delay_ms: int
+    alignment_ms: int
+    started_at_ms: int
+    ends: Mapping[OperatorUid, int]
+    """For each sink the number of files that were started before the barrier."""
+    persisted: bool = False
+    handle: StateHandle | None = None
+    acknowledged: bool = False
+    cancelled: bool = False
+
+
+@dataclass(slots=True)
+class SnapshotTracker:
+    """All snapshots of a task that are not over."""
+
+    subtask: SubtaskIndex
+    tables: Mapping[OperatorUid, str]
+    files: dict[OperatorUid, StagedFiles] = field(default_factory=dict)
+    _snapshots: dict[CheckpointId, TaskSnapshot] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.files = {uid: StagedFiles() for uid in self.tables}
+
+    @property
+    def files_in_flight(self) -> int:
+        """Sink files being written."""
+        return sum(staged.in_flight for staged in self.files.values())
+
+    def ends(self) -> dict[OperatorUid, int]:
+        """For each sink the number of files started so far."""
+        return {uid: staged.next_index for uid, staged in self.files.items()}
+
+    def begin(self, snapshot: TaskSnapshot) -> None:
+        """The synchronous part is done."""
+        assert snapshot.checkpoint_id not in self._snapshots, "a task takes each snapshot once"
+        self._snapshots[snapshot.checkpoint_id] = snapshot
+
+    def persisted(self, checkpoint_id: CheckpointId, handle: StateHandle | None) -> StateHandle | None:
+        """The state is durable. Returns the handle to discard if the snapshot was cancelled meanwhile."""
+        snapshot = self._snapshots.get(checkpoint_id)
+        if snapshot is None or snapshot.persisted:
+            return None
+        if snapshot.cancelled:
+            del self._snapshots[checkpoint_id]
+            return handle
+        snapshot.persisted = True
+        snapshot.handle = handle
+        return None
+
+    def failed(self, checkpoint_id: CheckpointId) -> bool:
+        """The asynchronous part failed. Whether the checkpoint has to be declined."""
+        snapshot = self._snapshots.pop(checkpoint_id, None)
+        return snapshot is not None and not snapshot.cancelled
+
+    def abort(self, checkpoint_id: CheckpointId) -> StateHandle | None:
+        """The checkpoint was given up. Returns the handle to discard if the state was durable already."""
+        snapshot = self._snapshots.get(checkpoint_id)
+        if snapshot is None:
+            return None
+        snapshot.cancelled = True
+        if not snapshot.persisted:
+            return None
+        del self._snapshots[checkpoint_id]
+        return None if snapshot.acknowledged else snapshot.handle
+
+    def complete(self, checkpoint_id: CheckpointId) -> TaskSnapshot | None:
+        """The checkpoint is complete: its files are committed, and older snapshots are over."""
+        snapshot = self._snapshots.pop(checkpoint_id, None)
+        if snapshot is None:
+            return None
+        if not snapshot.acknowledged:
+            raise ProtocolError(f"checkpoint {checkpoint_id} completed without this task's acknowledgement")
+        for uid, end in snapshot.ends.items():
+            self.files[uid].commit(end)
+        for older in [n for n in self._snapshots if n < checkpoint_id]:
+            del self._snapshots[older]
+        return snapshot
+
+    def to_acknowledge(self) -> list[tuple[TaskSnapshot, tuple[Committable, ...]]]:
+        """Snapshots that became fully durable, each with what it asks to be committed. Marks them acknowledged."""
+        ready = []
+        for snapshot in self._snapshots.values():
+            if snapshot.acknowledged or snapshot.cancelled or not snapshot.persisted:
+                continue
+            covered = {uid: self.files[uid].covered(end) for uid, end in snapshot.ends.items()}
+            if any(found is None for found in covered.values()):
+                continue
+            snapshot.acknowledged = True
+            committables = tuple(
+                Committable(uid, self.subtask, self.tables[uid], found[0], found[1])
+                for uid, found in covered.items()
+                if found is not None and found[1]
+            )
+            ready.append((snapshot, committables))
+        return ready
