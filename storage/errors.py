@@ -40,3 +40,7 @@ class ProtocolError(TidegateError):
 
     The machine that raises it has changed nothing; its runtime fails the task or the job, which then recovers.
     """
+
+
+class TableError(TidegateError):
+    """An output table does not fit what a job wants to do with it."""
