@@ -1,0 +1,73 @@
+# One command a habit; CONTRIBUTING.md says when to use which. Needs python3.11 (or a python3 that is 3.11) and make.
+# Which registry packages come from is pip's own configuration; which versions, constraints.txt.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.tidegate-setup
+SCRIPTS := $(wildcard scripts/*.py examples/*.py benchmarks/*.py)
+ARGS ?=
+
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: help setup demo test check format bench typings pins clean
+
+help:  ## Show the targets
+	@sed -nE 's/^([a-z]+):.*## (.*)/\1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 10
+
+setup: $(STAMP)  ## Make .venv and install tidegate in it (again only after pyproject.toml or constraints.txt changed)
+
+$(STAMP): pyproject.toml constraints.txt
+	@for python in "$${PYTHON:-}" python3.11 python3; do \
+	    if [[ -n "$$python" ]] && "$$python" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null; \
+	    then found="$$python"; break; fi; \
+	done; \
+	if [[ -z "$${found:-}" ]]; then \
+	    echo "tidegate needs Python 3.11, and neither python3.11 nor python3 is one." >&2; \
+	    echo "Install it (Debian: apt install python3.11 python3.11-venv) or say where it is: make setup PYTHON=..." >&2; \
+	    exit 1; \
+	fi; \
+	"$(BIN)/python" -c 'import pip' 2>/dev/null || "$$found" -m venv --clear "$(VENV)" || { \
+	    echo "$$found cannot make a virtual environment (Debian: apt install python3.11-venv)." >&2; exit 1; }
+	"$(BIN)/python" -m pip install --quiet --constraint constraints.txt --editable '.[examples,dev]'
+	@touch "$@"
+
+demo: $(STAMP)  ## Run the flight delays demo on Ray and Spark; ARGS= goes to it
+	"$(BIN)/python" examples/flight_delays.py $(ARGS)
+
+test: $(STAMP)  ## Run the tests; ARGS= goes to pytest
+	"$(BIN)/pytest" $(ARGS)
+
+check: $(STAMP) typings  ## Lint, format, types, import directions: reports all, changes nothing
+	@failed=(); \
+	run() { echo "== $$*"; "$(BIN)/$$@" || failed+=("$$1"); }; \
+	run ruff check; \
+	run ruff format --check --quiet; \
+	run mypy; \
+	run mypy $(SCRIPTS); \
+	PYTHONPATH=.typings run lint-imports --no-logo; \
+	if (($${#failed[@]})); then echo "make check: failed: $${failed[*]}" >&2; exit 1; fi
+
+format: $(STAMP)  ## Format, and fix what ruff can fix safely
+	"$(BIN)/ruff" check --fix-only --quiet
+	"$(BIN)/ruff" format
+
+bench: $(STAMP)  ## Measure keyed throughput; ARGS= goes to the benchmark
+	"$(BIN)/python" benchmarks/keyed_throughput.py $(ARGS)
+
+typings: $(STAMP)
+	@"$(BIN)/python" scripts/link_typings.py
+
+pins: $(STAMP)  ## Write what .venv holds to constraints.txt
+	"$(BIN)/pip" freeze --all --exclude-editable --exclude tidegate --exclude pip --exclude wheel > constraints.new
+	mv constraints.new constraints.txt
+	@touch "$(STAMP)"
+
+clean:  ## Remove everything that was generated, .venv included
+	rm -rf "$(VENV)" .typings .demo .bench build dist *.egg-info spark-warehouse metastore_db derby.log
+	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
