@@ -1,0 +1,161 @@
+"""What the coordinator asks its runtime to do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tidegate.actors.coordinator.spec import RestorePoint
+from tidegate.actors.identity import TaskId
+from tidegate.storage.codec import wire
+from tidegate.storage.ids import AttemptNumber, CheckpointId
+from tidegate.storage.metadata import CheckpointMetadata, Committable, StateHandle
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class DeployAttempt:
+    """Start every task of the job anew, restored from a checkpoint or fresh. Each answers with `TaskReady`."""
+
+    attempt: AttemptNumber
+    restore: RestorePoint | None
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class StartSources:
+    """Every task of the attempt is ready: tell the sources."""
+
+    attempt: AttemptNumber
+    tasks: tuple[TaskId, ...]
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class CancelAttempt:
+    """Stop every task of an attempt. What they still say is ignored by attempt number."""
+
+    attempt: AttemptNumber
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class TriggerCheckpoint:
+    """Tell these tasks to start a checkpoint."""
+
+    attempt: AttemptNumber
+    checkpoint_id: CheckpointId
+    triggered_at_ms: int
+    tasks: tuple[TaskId, ...]
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class NotifyCompleted:
+    """Tell these tasks that a checkpoint is complete."""
+
+    attempt: AttemptNumber
+    checkpoint_id: CheckpointId
+    final: bool
+    tasks: tuple[TaskId, ...]
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class NotifyAborted:
+    """Tell these tasks that a checkpoint was given up."""
+
+    attempt: AttemptNumber
+    checkpoint_id: CheckpointId
+    tasks: tuple[TaskId, ...]
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class WriteMetadata:
+    """Complete a checkpoint by one conditional create of its `_metadata`.
+
+    Answered by `MetadataWritten` (also when the same metadata was there already), by `CheckpointVoided` (a tombstone
+    was there) or by `MetadataWriteFailed`.
+    """
+
+    metadata: CheckpointMetadata
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class VoidCheckpoint:
+    """Put a tombstone where `_metadata` would be, unless it is there. Answered like `WriteMetadata`."""
+
+    tombstone: CheckpointMetadata
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class CommitSinks:
+    """Make the sink files of a completed checkpoint visible, once. Answered by `SinksCommitted` or a failure."""
+
+    checkpoint_id: CheckpointId
+    committables: tuple[Committable, ...]
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class DiscardCheckpoint:
+    """Delete everything of a checkpoint that nothing else refers to; of a voided one the tombstone stays. Answered."""
+
+    checkpoint_id: CheckpointId
+    voided: bool
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class DiscardHandle:
+    """Delete state that was acknowledged too late."""
+
+    handle: StateHandle
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class SetTimer:
+    """Send a `TimerFired` of this name at this time. A later timer of the same name replaces it."""
+
+    timer: str
+    due_at_ms: int
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class CompleteRequest:
+    """Answer a user's request: `checkpoint_id`, or the reason why there is none."""
+
+    request: str
+    checkpoint_id: CheckpointId | None
+    error: str | None
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class EndJob:
+    """The job has reached a terminal status; sweep what nobody refers to and tell whoever waits."""
+
+    status: str
+    reason: str | None
+
+
+CoordinatorInstruction = (
+    DeployAttempt
+    | StartSources
+    | CancelAttempt
+    | TriggerCheckpoint
+    | NotifyCompleted
+    | NotifyAborted
+    | WriteMetadata
+    | VoidCheckpoint
+    | CommitSinks
+    | DiscardCheckpoint
+    | DiscardHandle
+    | SetTimer
+    | CompleteRequest
+    | EndJob
+)
