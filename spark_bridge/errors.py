@@ -1,0 +1,13 @@
+"""Errors of the Spark bridge: what was wrong, where, what to do."""
+
+from __future__ import annotations
+
+from tidegate.storage.errors import TidegateError
+
+
+class SparkBridgeError(TidegateError):
+    """Ray or Spark did not do what a session, a staged DataFrame or a table read needed."""
+
+
+class SparkTimeoutError(SparkBridgeError):
+    """Ray or Spark did not answer within the time that the caller allowed."""

