@@ -1,0 +1,50 @@
+"""`_metadata`: creating it is what completes a checkpoint, and it is created exactly once.
+
+It is one sealed file with the codec's bytes of `CheckpointMetadata`. Reading it checks that it belongs where
+it lies.
+"""
+
+from __future__ import annotations
+
+from tidegate.storage.codec import decode, encode
+from tidegate.storage.envelope import seal, unseal
+from tidegate.storage.errors import CodecError, CorruptionError
+from tidegate.storage.filesystem import join_url
+from tidegate.storage.ids import CheckpointId, JobId
+from tidegate.storage.layout import CheckpointLayout
+from tidegate.storage.metadata import METADATA_VERSION, CheckpointMetadata
+from tidegate.storage.store import Buffer, Store
+
+MAGIC = b"TGCKMETA"
+
+
+def encode_metadata(metadata: CheckpointMetadata) -> bytes:
+    """Bytes of a `_metadata` file."""
+    return seal(MAGIC, metadata.version, encode(metadata))
+
+
+def decode_metadata(data: Buffer, where: str = "_metadata") -> CheckpointMetadata:
+    """Inverse of `encode_metadata`. CorruptionError for damage, CodecError for a newer version."""
+    metadata = decode(unseal(MAGIC, METADATA_VERSION, data, where))
+    if not isinstance(metadata, CheckpointMetadata):
+        raise CodecError(f"{where} holds a {type(metadata).__name__}, not the metadata of a checkpoint")
+    return metadata
+
+
+def create_metadata(store: Store, metadata: CheckpointMetadata) -> None:
+    """Complete (or void) a checkpoint. Raises AlreadyExistsError if it was completed or voided before."""
+    path = CheckpointLayout(metadata.job_id).metadata(metadata.checkpoint_id)
+    store.create(path, encode_metadata(metadata))
+
+
+def read_metadata(store: Store, job_id: JobId, checkpoint_id: CheckpointId) -> CheckpointMetadata:
+    """Read and check `_metadata`. NotFoundError if there is none, CorruptionError for damage."""
+    path = CheckpointLayout(job_id).metadata(checkpoint_id)
+    where = join_url(store.url, path)
+    metadata = decode_metadata(store.read(path), where)
+    if (metadata.job_id, metadata.checkpoint_id) != (job_id, checkpoint_id):
+        raise CorruptionError(
+            f"{where} is the metadata of checkpoint {metadata.checkpoint_id} of {metadata.job_id}: "
+            "it was copied here"
+        )
+    return metadata
