@@ -1,0 +1,77 @@
+"""How kernels are compiled, and the machine instructions that NumPy has no word for.
+
+Rules: every kernel is cached beside its module (`cache=True`), so that a standby actor pays for loading and
+not for compiling, and releases the GIL (`nogil=True`), so that heartbeats and the asynchronous part of
+snapshots go on. A kernel only touches arrays that its caller hands in and checks nothing: the typed functions
+around it do.
+
+numba keys its cache by the file that a kernel is in. After a change of an intrinsic here, delete the
+`__pycache__` folders of this package: kernels elsewhere have the old one compiled in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+import numba
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+from numpy.typing import NDArray
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def kernel(function: F) -> F:
+    """Decorator: compile with the options that all kernels share, keeping the type of the Python function."""
+    return cast(F, numba.njit(cache=True, nogil=True)(function))
+
+
+def _intrinsic(function: Callable[..., Any]) -> Any:
+    return intrinsic(function)
+
+
+def _define_load(bits: int) -> Any:
+    @_intrinsic
+    def load(typingctx: Any, data: Any, position: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            array = cgutils.create_struct_proxy(signature.args[0])(context, builder, value=args[0])
+            pointer = builder.gep(array.data, [args[1]])
+            word = builder.load(builder.bitcast(pointer, ir.IntType(bits).as_pointer()))
+            word.align = 1
+            return word if bits == 64 else builder.zext(word, ir.IntType(64))
+
+        return types.uint64(data, types.int64), codegen
+
+    return load
+
+
+Load = Callable[[NDArray[np.uint8], int | np.int64], np.uint64]
+
+load64: Load = _define_load(64)
+"""`load64(data, position)`: the 8 bytes from `position` on, little-endian; they need not be aligned."""
+
+load32: Load = _define_load(32)
+"""`load32(data, position)`: the 4 bytes from `position` on, little-endian, widened to uint64."""
+
+
+@_intrinsic
+def _prefetch(typingctx: Any, data: Any, position: Any) -> Any:
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        array = cgutils.create_struct_proxy(signature.args[0])(context, builder, value=args[0])
+        pointer = builder.bitcast(builder.gep(array.data, [args[1]]), ir.IntType(8).as_pointer())
+        i32 = ir.IntType(32)
+        function_type = ir.FunctionType(ir.VoidType(), [pointer.type, i32, i32, i32])
+        function = cgutils.get_or_insert_function(builder.module, function_type, "llvm.prefetch.p0i8")
+        for_writing, keep, data_cache = i32(1), i32(3), i32(1)
+        builder.call(function, [pointer, for_writing, keep, data_cache])
+        return context.get_dummy_value()
+
+    return types.void(data, types.int64), codegen
+
+
+prefetch: Callable[[NDArray[Any], int | np.int64], None] = _prefetch
+"""`prefetch(data, position)`: start loading the cache line of `data[position]`, soon to be written."""
