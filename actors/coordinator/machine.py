@@ -223,10 +223,11 @@ class CoordinatorMachine:
 
     def _end(self, status: JobStatus, reason: str | None, at_ms: int) -> None:
         state = self.state
+        waits_for_tasks = status is JobStatus.FINISHED and state.status is JobStatus.RUNNING
         state.status = JobStatus.ENDING
         state.ending_status, state.ending_reason = status, reason
         self._checkpoints.drop_collecting(f"the job is ending: {reason or status.value}")
-        if status is JobStatus.FINISHED and state.attempt >= 0:
+        if waits_for_tasks:
             self._instructions.append(do.SetTimer("ending", at_ms + self._spec.deploy_timeout_ms))
         else:
             self._instructions.append(do.CancelAttempt(state.attempt))

@@ -1,0 +1,117 @@
+"""The I/O of a coordinator: metadata, sink commits, deletion."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+
+from tidegate.actors.coordinator import events as ev
+from tidegate.actors.coordinator import instructions as do
+from tidegate.actors.runtimes.context import JobContext, OpenStore
+from tidegate.storage.errors import AlreadyExistsError, FencedError, NotFoundError, StorageError
+from tidegate.storage.ids import CheckpointId
+from tidegate.storage.metadata import CheckpointMetadata, DataFile
+from tidegate.storage.metadata_file import create_metadata, read_metadata
+from tidegate.storage.table_files import delete_unreferenced
+from tidegate.storage.table_log import TableLog
+
+log = logging.getLogger(__name__)
+
+
+class CoordinatorEffects:
+    """Carries out the coordinator's instructions that touch files. Every method may run on any thread."""
+
+    def __init__(self, context: JobContext, open_store: OpenStore, now_ms: Callable[[], int]) -> None:
+        self._context = context
+        self._open_store = open_store
+        self._now_ms = now_ms
+
+    def write_metadata(
+        self, metadata: CheckpointMetadata
+    ) -> ev.MetadataWritten | ev.CheckpointVoided | ev.MetadataWriteFailed:
+        """Create `_metadata`, or a tombstone, and tell which of the two is there now."""
+        store = self._open_store(self._context.root)
+        checkpoint_id = metadata.checkpoint_id
+        try:
+            try:
+                create_metadata(store, metadata)
+                found = metadata
+            except AlreadyExistsError:
+                found = read_metadata(store, metadata.job_id, checkpoint_id)
+        except StorageError as error:
+            return ev.MetadataWriteFailed(self._now_ms(), checkpoint_id, str(error))
+        if found.void:
+            return ev.CheckpointVoided(self._now_ms(), checkpoint_id)
+        return ev.MetadataWritten(self._now_ms(), checkpoint_id)
+
+    def commit_sinks(self, instruction: do.CommitSinks) -> ev.SinksCommitted | ev.SinkCommitFailed:
+        """Commit the files of every table; each commit is atomic and idempotent."""
+        files: dict[str, list[DataFile]] = {}
+        for committable in instruction.committables:
+            files.setdefault(committable.table, []).extend(committable.files)
+        try:
+            for table, table_files in files.items():
+                TableLog(self._open_store(table)).commit(
+                    self._context.job_id, instruction.checkpoint_id, tuple(table_files)
+                )
+        except (StorageError, FencedError) as error:
+            return ev.SinkCommitFailed(self._now_ms(), instruction.checkpoint_id, str(error))
+        return ev.SinksCommitted(self._now_ms(), instruction.checkpoint_id)
+
+    def discard_checkpoint(
+        self, instruction: do.DiscardCheckpoint
+    ) -> ev.CheckpointDiscarded | ev.CheckpointDiscardFailed:
+        """Delete a checkpoint: `_metadata` first, so that nobody finds it half deleted. A tombstone stays."""
+        store = self._open_store(self._context.root)
+        layout = self._context.layout
+        folder = layout.checkpoint_dir(instruction.checkpoint_id)
+        metadata = layout.metadata(instruction.checkpoint_id)
+        try:
+            if instruction.voided:
+                for name in store.list(folder):
+                    if f"{folder}/{name}" != metadata:
+                        store.delete(f"{folder}/{name}")
+            else:
+                store.delete(metadata)
+                store.delete_tree(folder)
+        except StorageError as error:
+            return ev.CheckpointDiscardFailed(self._now_ms(), instruction.checkpoint_id, str(error))
+        return ev.CheckpointDiscarded(self._now_ms(), instruction.checkpoint_id)
+
+    def discard_handle(self, instruction: do.DiscardHandle) -> None:
+        """Delete one state file; what fails is swept at the end."""
+        assert instruction.handle.path is not None
+        try:
+            self._open_store(self._context.root).delete(instruction.handle.path)
+        except StorageError as error:
+            log.warning("left %s behind for the sweep: %s", instruction.handle.path, error)
+
+    def sweep(self, retained: Iterable[CheckpointId], tables: Iterable[str]) -> None:
+        """After the last task is gone: delete what no retained checkpoint and no commit refers to."""
+        store = self._open_store(self._context.root)
+        layout = self._context.layout
+        keep = {layout.checkpoint_dir(n).rsplit("/", 1)[-1] for n in retained}
+        job_dir = layout.checkpoint_dir(CheckpointId(1)).rsplit("/", 1)[0]
+        try:
+            for name in store.list(job_dir):
+                if name.startswith("chk-") and name not in keep:
+                    store.delete_tree(f"{job_dir}/{name}")
+            for checkpoint_id in retained:
+                self._sweep_checkpoint(checkpoint_id)
+            for table in tables:
+                delete_unreferenced(self._open_store(table), self._context.job_id, None)
+        except StorageError as error:
+            log.warning("the sweep of job %s did not finish, files are left behind: %s", self._context.job_id, error)
+
+    def _sweep_checkpoint(self, checkpoint_id: CheckpointId) -> None:
+        store = self._open_store(self._context.root)
+        folder = self._context.layout.checkpoint_dir(checkpoint_id)
+        try:
+            metadata = read_metadata(store, self._context.job_id, checkpoint_id)
+        except NotFoundError:
+            return
+        referenced = {s.handle.path for s in metadata.subtasks if s.handle is not None}
+        referenced.add(self._context.layout.metadata(checkpoint_id))
+        for name in store.list(folder):
+            if f"{folder}/{name}" not in referenced:
+                store.delete(f"{folder}/{name}")

@@ -1,0 +1,88 @@
+"""What a runtime offers to the hosts of machines. Three runtimes implement these; the hosts and machines are the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from tidegate.actors.coordinator.events import CoordinatorEvent
+from tidegate.actors.coordinator.instructions import CancelAttempt, CompleteRequest, DeployAttempt, EndJob
+from tidegate.actors.identity import TaskId
+from tidegate.actors.task.events import TaskEvent
+from tidegate.actors.task.instructions import GrantCredit, SendFrame
+
+
+class TaskPort(Protocol):
+    """The world as one task sees it."""
+
+    def now_ms(self) -> int:
+        """The time."""
+        ...
+
+    def send_frame(self, frame: SendFrame) -> None:
+        """Fire and forget, in order for each channel."""
+        ...
+
+    def grant_credit(self, grant: GrantCredit) -> None:
+        """Fire and forget."""
+        ...
+
+    def report(self, event: CoordinatorEvent) -> None:
+        """Tell the coordinator."""
+        ...
+
+    def run_io(self, work: Callable[[], TaskEvent | None]) -> None:
+        """Run beside the mailbox; the event that it returns goes to the task. An exception fails the task."""
+        ...
+
+    def set_flush_timer(self, due_at_ms: int) -> None:
+        """Send the task a `FlushDue` then."""
+        ...
+
+
+class CoordinatorPort(Protocol):
+    """The world as the coordinator of one job sees it."""
+
+    def now_ms(self) -> int:
+        """The time."""
+        ...
+
+    def deploy(self, instruction: DeployAttempt) -> None:
+        """Start all tasks of an attempt."""
+        ...
+
+    def cancel_attempt(self, instruction: CancelAttempt) -> None:
+        """Stop all tasks of an attempt."""
+        ...
+
+    def tell(self, task: TaskId, event: TaskEvent) -> None:
+        """Send an event to a task of the current attempt. Fire and forget."""
+        ...
+
+    def run_io(self, work: Callable[[], CoordinatorEvent | None]) -> None:
+        """Run beside the mailbox; the event that it returns goes to the coordinator."""
+        ...
+
+    def append(self, work: Callable[[], None], done: Callable[[BaseException | None], None]) -> None:
+        """Run a write of the event log beside the mailbox, and `done` with its error on the mailbox."""
+        ...
+
+    def set_timer(self, timer: str, due_at_ms: int) -> None:
+        """Send the coordinator a `TimerFired` then; replaces a timer of the same name."""
+        ...
+
+    def call_later(self, delay_ms: int, action: Callable[[], None]) -> None:
+        """Run an action on the coordinator's mailbox after a delay."""
+        ...
+
+    def complete_request(self, instruction: CompleteRequest) -> None:
+        """Answer a user's request."""
+        ...
+
+    def end_job(self, instruction: EndJob) -> None:
+        """The job is over."""
+        ...
+
+    def halt(self, reason: str) -> None:
+        """This coordinator must not go on: it was fenced, or its log cannot be written."""
+        ...

@@ -1,0 +1,91 @@
+"""The I/O of a task: reading its source, reading and writing its state, staging its sink files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tidegate.actors.coordinator.spec import RestorePoint
+from tidegate.actors.runtimes.context import JobContext, OpenStore
+from tidegate.actors.runtimes.restore import restore_task
+from tidegate.actors.sources import SourceReader
+from tidegate.actors.task import events as ev
+from tidegate.actors.task import instructions as do
+from tidegate.actors.task.descriptor import TaskDescriptor
+from tidegate.storage.errors import StorageError
+from tidegate.storage.state_file import write_state
+from tidegate.storage.table_files import write_data_file
+
+
+class TaskEffects:
+    """Carries out the instructions of one task that touch files. Every method may run on any one thread at a time."""
+
+    def __init__(
+        self,
+        context: JobContext,
+        descriptor: TaskDescriptor,
+        open_store: OpenStore,
+        now_ms: Callable[[], int],
+    ) -> None:
+        self._context = context
+        self._descriptor = descriptor
+        self._open_store = open_store
+        self._now_ms = now_ms
+        self._reader: SourceReader | None = None
+        self._tables = {spec.uid: spec.table for spec in descriptor.operators if spec.table is not None}
+
+    def restore(self, restore: RestorePoint | None) -> ev.TaskRestored:
+        """Read what the operators of this task had in a checkpoint."""
+        if restore is None:
+            return ev.TaskRestored(self._now_ms(), ())
+        store = self._open_store(restore.root)
+        restored = restore_task(store, restore, self._context.graph, self._descriptor.task)
+        return ev.TaskRestored(self._now_ms(), restored.tables, restored.finished)
+
+    def read_source(self, instruction: do.ReadSource) -> ev.SourceBatchRead:
+        """Read one batch."""
+        if self._reader is None:
+            assert self._descriptor.source is not None
+            self._reader = self._descriptor.source.source.reader()
+        result = self._reader.read(instruction.split, instruction.offset, instruction.rows_max)
+        return ev.SourceBatchRead(
+            self._now_ms(), instruction.read, result.batch, result.next_offset, result.at_end
+        )
+
+    def persist(self, instruction: do.PersistSnapshot) -> ev.SnapshotPersisted | ev.SnapshotFailed:
+        """The asynchronous part of a snapshot: one checksummed file, or inlined when small."""
+        task = self._descriptor.task
+        try:
+            tables = [
+                (snapshot.uid, state.materialize())
+                for snapshot in instruction.snapshots
+                for state in snapshot.states
+            ]
+            handle = write_state(
+                self._open_store(self._context.root),
+                self._context.layout.state_file(instruction.checkpoint_id, task.vertex, task.subtask),
+                tables,
+                inline_bytes_max=self._context.options.inline_bytes_max,
+            )
+        except StorageError as error:
+            return ev.SnapshotFailed(self._now_ms(), instruction.checkpoint_id, str(error))
+        return ev.SnapshotPersisted(self._now_ms(), instruction.checkpoint_id, handle)
+
+    def stage(self, instruction: do.StageFile) -> ev.FileStaged:
+        """Write one data file of a sink; nobody sees it before it is committed."""
+        d = self._descriptor
+        name = f"{instruction.uid}-{d.task.subtask}-{instruction.index:06d}".replace("/", "_")
+        path = f"data/{self._context.job_id}/{d.attempt:06d}/{name}.parquet"
+        store = self._open_store(self._tables[instruction.uid])
+        file = write_data_file(store, path, instruction.batches)
+        return ev.FileStaged(self._now_ms(), instruction.uid, instruction.index, file)
+
+    def discard(self, instruction: do.DiscardState) -> None:
+        """Delete state that no checkpoint will refer to. What cannot be deleted now is swept at the end of the job."""
+        if instruction.handle.path is not None:
+            self._open_store(self._context.root).delete(instruction.handle.path)
+
+    def close(self) -> None:
+        """Release the source's files."""
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None

@@ -1,0 +1,100 @@
+"""Drives one task machine: carries out its instructions through a port, and turns its reports into messages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tidegate.actors.coordinator import events as co
+from tidegate.actors.coordinator.spec import RestorePoint
+from tidegate.actors.runtimes.ports import TaskPort
+from tidegate.actors.runtimes.task_effects import TaskEffects
+from tidegate.actors.task import events as ev
+from tidegate.actors.task import instructions as do
+from tidegate.actors.task.machine import TaskMachine, TaskStatus
+
+
+class TaskHost:
+    """One task on some runtime. All methods run on the task's mailbox."""
+
+    def __init__(self, machine: TaskMachine, effects: TaskEffects, port: TaskPort) -> None:
+        self.machine = machine
+        self._effects = effects
+        self._port = port
+        self.rows_in = 0
+        """Rows that came in, from the source or from channels."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether the task is over."""
+        return self.machine.status is TaskStatus.FINISHED
+
+    def restore(self, restore: RestorePoint | None) -> None:
+        """Begin the task's life."""
+        self._port.run_io(lambda: self._effects.restore(restore))
+
+    def handle(self, event: ev.TaskEvent) -> None:
+        """Let the machine take in one fact, and do what follows. Whatever it raises has failed the task."""
+        if isinstance(event, ev.SourceBatchRead) and event.batch is not None:
+            self.rows_in += event.batch.num_rows
+        elif isinstance(event, ev.FrameArrived):
+            self.rows_in += sum(getattr(element, "num_rows", 0) for element in event.elements)
+        self._perform(self.machine.handle(event))
+
+    def turn(self) -> bool:
+        """Process one element if there is one. Whether there was."""
+        if not self.machine.runnable:
+            return False
+        self.handle(ev.TurnGranted(self._port.now_ms()))
+        return True
+
+    def close(self) -> None:
+        """Release what the task holds."""
+        self._effects.close()
+
+    def _perform(self, instructions: Sequence[do.TaskInstruction]) -> None:
+        task, port = self.machine.descriptor.task, self._port
+        for instruction in instructions:
+            match instruction:
+                case do.SendFrame():
+                    port.send_frame(instruction)
+                case do.GrantCredit():
+                    port.grant_credit(instruction)
+                case do.ReadSource():
+                    port.run_io(lambda i=instruction: self._effects.read_source(i))  # type: ignore[misc]
+                case do.PersistSnapshot():
+                    port.run_io(lambda i=instruction: self._effects.persist(i))  # type: ignore[misc]
+                case do.StageFile():
+                    port.run_io(lambda i=instruction: self._effects.stage(i))  # type: ignore[misc]
+                case do.DiscardState():
+                    port.run_io(lambda i=instruction: self._effects.discard(i))  # type: ignore[misc]
+                case do.ArmFlushTimer():
+                    port.set_flush_timer(instruction.due_at_ms)
+                case do.ReportReady():
+                    port.report(co.TaskReady(port.now_ms(), instruction.attempt, task))
+                case do.ReportEndOfData():
+                    port.report(co.TaskReachedEndOfData(port.now_ms(), instruction.attempt, task))
+                case do.ReportFinished():
+                    port.report(co.TaskFinished(port.now_ms(), instruction.attempt, task))
+                case do.Acknowledge():
+                    port.report(
+                        co.CheckpointAcknowledged(
+                            port.now_ms(),
+                            instruction.attempt,
+                            task,
+                            instruction.checkpoint_id,
+                            instruction.state,
+                            instruction.start_delay_ms,
+                            instruction.alignment_ms,
+                            instruction.async_ms,
+                        )
+                    )
+                case do.Decline():
+                    port.report(
+                        co.CheckpointDeclined(
+                            port.now_ms(),
+                            instruction.attempt,
+                            task,
+                            instruction.checkpoint_id,
+                            instruction.reason,
+                        )
+                    )
