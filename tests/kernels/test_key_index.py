@@ -1,0 +1,135 @@
+"""Key → slot: any keys in any batches get the slots that a dict would give them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tidegate.actors.kernels import bytes_index, word_index
+from tidegate.actors.kernels.bytes_index import BytesIndex
+from tidegate.actors.kernels.columns import NO_MASK, Strings, key_form
+from tidegate.actors.kernels.key_index import KeyIndex
+from tidegate.actors.kernels.reference import upsert_reference
+from tidegate.actors.kernels.word_index import WordIndex
+
+_SMALL: dict[pa.DataType, st.SearchStrategy[object]] = {
+    pa.int16(): st.integers(-5, 5),
+    pa.int64(): st.integers(-5, 5) | st.sampled_from([2**63 - 1, -(2**63)]),
+    pa.float64(): st.sampled_from([0.0, -0.0, 1.5, math.nan, math.inf]),
+    pa.bool_(): st.booleans(),
+    pa.string(): st.sampled_from(["", "a", "b", "ab", "x" * 40, "x" * 39 + "y"]),
+    pa.binary(): st.binary(max_size=3),
+    pa.decimal128(5, 2): st.decimals(-9, 9, places=2),
+}
+
+
+@st.composite
+def streams(draw: st.DrawFn) -> list[pa.RecordBatch]:
+    """A few batches of one schema, with few distinct keys, nulls and slices."""
+    types = draw(st.lists(st.sampled_from(list(_SMALL)), min_size=1, max_size=3))
+    batches = []
+    for _ in range(draw(st.integers(1, 4))):
+        rows = draw(st.integers(0, 15))
+        columns = [
+            pa.array(draw(st.lists(st.none() | _SMALL[t], min_size=rows, max_size=rows)), type=t)
+            for t in types
+        ]
+        batch = pa.RecordBatch.from_arrays(columns, names=[f"c{i}" for i in range(len(types))])
+        batches.append(batch.slice(draw(st.integers(0, rows))))
+    return batches
+
+
+def _keys(batch: pa.RecordBatch) -> list[Hashable]:
+    def plain(value: object) -> Hashable:
+        assert isinstance(value, Hashable)
+        return "NaN" if isinstance(value, float) and math.isnan(value) else value
+
+    return [tuple(map(plain, row)) for row in zip(*(c.to_pylist() for c in batch.columns), strict=True)]
+
+
+@settings(max_examples=200, deadline=None)
+@given(streams())
+def test_slots_equal_those_of_a_dict(batches: list[pa.RecordBatch]) -> None:
+    """Slots, first rows and new rows are those of a dict from key to its number, whatever the key types."""
+    index = KeyIndex(tuple(batches[0].schema.names))
+    model: dict[Hashable, int] = {}
+    for batch in batches:
+        result = index.upsert(batch)
+        expected = upsert_reference(model, _keys(batch))
+        assert (
+            result.slots.tolist(),
+            result.first_rows.tolist(),
+            result.new_rows.tolist(),
+        ) == expected
+        assert index.size == len(model)
+
+
+@pytest.mark.parametrize("columns", [("i",), ("s",), ("i", "s")])
+def test_growing_within_a_batch(columns: tuple[str, ...]) -> None:
+    """A batch that makes the table double several times gives the slots of a dict, and so does a second pass."""
+    rng = np.random.default_rng(7)
+    numbers = rng.integers(0, 30_000, 40_000)
+    batch = pa.record_batch({"i": numbers, "s": pa.array([f"key-{n}" * (n % 4) for n in numbers])})
+    index = KeyIndex(columns)
+    model: dict[Hashable, int] = {}
+    for part in (batch, batch.slice(100, 20_000)):
+        result = index.upsert(part)
+        slots, first_rows, new_rows = upsert_reference(model, _keys(part.select(list(columns))))
+        assert result.slots.tolist() == slots
+        assert result.first_rows.tolist() == first_rows
+        assert result.new_rows.tolist() == new_rows
+
+
+def test_equal_hashes_are_told_apart_by_bytes() -> None:
+    """With a hash that is the same for all keys, every key still has a slot of its own."""
+    texts = [None if i % 50 == 49 else f"key-{i % 700}" for i in range(1500)]
+    column = pa.array(texts)
+    form = key_form(column, "k")
+    assert isinstance(form, Strings)
+    index = BytesIndex()
+    model: dict[Hashable, int] = {}
+    for _ in range(2):
+        result = index.upsert(form, np.full(len(texts), 42, dtype=np.uint64))
+        slots, first_rows, new_rows = upsert_reference(model, texts)
+        assert result.slots.tolist() == slots
+        assert result.first_rows.tolist() == first_rows
+        assert result.new_rows.tolist() == new_rows
+
+
+def test_key_longer_than_the_arena() -> None:
+    """One key of a megabyte is a key like any other."""
+    batch = pa.record_batch({"s": ["x" * 1_000_000, "y", "x" * 1_000_000, "x" * 999_999]})
+    assert KeyIndex(("s",)).upsert(batch).slots.tolist() == [0, 1, 0, 2]
+
+
+def test_column_bounds_are_part_of_the_key() -> None:
+    """("ab", "c") and ("a", "bc") have the same bytes in a row, and are different keys."""
+    batch = pa.record_batch({"a": ["ab", "a", "ab"], "b": ["c", "bc", "c"]})
+    assert KeyIndex(("a", "b")).upsert(batch).slots.tolist() == [0, 1, 0]
+
+
+@pytest.mark.parametrize("module", [word_index, bytes_index])
+def test_epochs_start_again(module: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When the epochs are used up, distinct keys of a batch are still found, each once."""
+    monkeypatch.setattr(module, "EPOCH_MAX", 3)
+    words = np.array([7, 8, 7, 9], dtype=np.int64)
+    valid = np.array([1, 1, 1, 0], dtype=np.uint8)
+    by_word = WordIndex()
+    by_bytes = BytesIndex()
+    text = key_form(pa.array(["7", "8", "7", None]), "k")
+    assert isinstance(text, Strings)
+    for _ in range(9):
+        assert by_word.upsert(words, valid).first_rows.tolist() == [0, 1, 3]
+        assert by_bytes.upsert(text, np.zeros(4, dtype=np.uint64)).first_rows.tolist() == [0, 1, 3]
+
+
+def test_no_mask_means_no_nulls() -> None:
+    """Without a mask every row is a key in the table, with the word 0 among them."""
+    result = WordIndex().upsert(np.array([0, 1, 0], dtype=np.int64), NO_MASK)
+    assert result.slots.tolist() == [0, 1, 0]

@@ -1,0 +1,71 @@
+"""Stable partition of rows by subtask, and the gathering of rows into memory of their own."""
+
+from __future__ import annotations
+
+import datetime as dt
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tidegate.actors.kernels.partition import gather, partition, subtask_table
+from tidegate.actors.kernels.reference import partition_reference
+from tidegate.storage.state import key_group_range
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(st.integers(0, 2**64 - 1), max_size=60),
+    st.sampled_from([1, 2, 7, 100, 128, 32768]),
+    st.integers(1, 9),
+)
+def test_partition_equals_reference(hashes: list[int], max_parallelism: int, parallelism: int) -> None:
+    """Every row goes to the owner of its key group, in order, for powers of two and others."""
+    parallelism = min(parallelism, max_parallelism)
+    values = np.array(hashes, dtype=np.uint64)
+    result = partition(values, subtask_table(max_parallelism, parallelism), parallelism)
+    expected = partition_reference(values, max_parallelism, parallelism)
+    assert [result.rows[result.bounds[t] : result.bounds[t + 1]].tolist() for t in range(parallelism)] == [
+        rows.tolist() for rows in expected
+    ]
+
+
+@pytest.mark.parametrize(("max_parallelism", "parallelism"), [(128, 1), (128, 3), (10, 10), (5, 4)])
+def test_table_agrees_with_key_group_ranges(max_parallelism: int, parallelism: int) -> None:
+    """Routing and restoring agree on who owns a key group."""
+    table = subtask_table(max_parallelism, parallelism)
+    for subtask in range(parallelism):
+        owned = key_group_range(subtask, max_parallelism, parallelism)
+        assert np.flatnonzero(table == subtask).tolist() == list(owned)
+
+
+def test_gather_equals_take_for_all_types() -> None:
+    """Gathered rows equal Arrow's take, types and nulls included, also from a slice."""
+    batch = pa.record_batch(
+        {
+            "i8": pa.array([1, 2, 3, 4, 5], pa.int8()),
+            "i64": [1, 2, 3, 4, 5],
+            "f32": pa.array([0.5, 1.5, -0.0, float("inf"), 2.0], pa.float32()),
+            "nulls": pa.array([1, None, 3, None, 5]),
+            "text": ["a", None, "ccc", "", "e"],
+            "bool": [True, False, None, True, False],
+            "date": [dt.date(2020, 1, d) for d in range(1, 6)],
+            "time": pa.array([dt.datetime(2020, 1, d) for d in range(1, 6)], pa.timestamp("ns", "UTC")),
+            "list": [[1], [], None, [4, 4], [5]],
+        }
+    )
+    for source in (batch, batch.slice(1)):
+        rows = np.array([3, 0, 2], dtype=np.int32)
+        result = gather(source, rows)
+        result.validate(full=True)
+        assert result.schema.equals(source.schema)
+        assert result.equals(source.take(pa.array(rows)))
+
+
+def test_gathered_batch_owns_its_memory() -> None:
+    """A few rows of a large batch need a few rows' memory, so that a message never drags its parent along."""
+    batch = pa.record_batch({"k": np.arange(100_000), "s": pa.array(["text"] * 100_000)})
+    result = gather(batch, np.arange(10, dtype=np.int32))
+    assert result.get_total_buffer_size() < 1000
