@@ -1,8 +1,9 @@
 """Calls into Ray and Spark that end in time, whatever the cluster does.
 
-A Spark action issued after an executor's node died may never return, and neither may `raydp.stop_spark` on a dead
-cluster. Rules kept here: every such call runs in a daemon thread of its own (which cannot keep the process alive);
-the caller waits for a bounded time; a Spark action that is given up on has its job group cancelled.
+A Spark action issued after an executor's node died may never return, and neither may `raydp.stop_spark` on a
+dead cluster. Rules kept here: every such call runs in a daemon thread of its own (which cannot keep the
+process alive); the caller waits for a bounded time; a Spark action that is given up on has its job group
+cancelled.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class _Outcome(Generic[T]):
         """Body of the thread. The error is kept for the waiting caller."""
         try:
             self._values.append(self._call())
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - raised again in the caller by `result`
             self._error = error
         finally:
             self._done.set()
@@ -52,8 +53,8 @@ class _Outcome(Generic[T]):
 def call_bounded(call: Callable[[], T], *, timeout_s: float, what: str, advice: str) -> T:
     """Result of `call`, run in a daemon thread, or SparkTimeoutError after `timeout_s` seconds.
 
-    Errors of `call` pass through. On a timeout the thread is left behind; the message says `what` did not end and
-    gives the `advice`.
+    Errors of `call` pass through. On a timeout the thread is left behind; the message says `what` did not end
+    and gives the `advice`.
     """
     outcome = _Outcome(call)
     threading.Thread(target=outcome.run, name=f"tidegate {what}", daemon=True).start()
@@ -65,8 +66,8 @@ def call_bounded(call: Callable[[], T], *, timeout_s: float, what: str, advice: 
 def run_spark_action(spark: SparkSession, action: Callable[[], T], *, timeout_s: float, what: str) -> T:
     """Result of a Spark action, or SparkTimeoutError after `timeout_s` seconds with its jobs cancelled.
 
-    The action runs in a thread with the caller's Spark properties and a job group of its own. An interrupt of the
-    caller (Ctrl-C) cancels the jobs too.
+    The action runs in a thread with the caller's Spark properties and a job group of its own. An interrupt of
+    the caller (Ctrl-C) cancels the jobs too.
     """
     group = f"tidegate-{uuid.uuid4().hex[:12]}"
     context = spark.sparkContext
@@ -85,7 +86,7 @@ def run_spark_action(spark: SparkSession, action: Callable[[], T], *, timeout_s:
     if not ended:
         context.cancelJobGroup(group)
         raise SparkTimeoutError(
-            f"{what} did not end within {timeout_s:g} s; its Spark jobs are cancelled. Check that the executors "
-            "are alive (a lost node leaves Spark actions waiting), or allow more time."
+            f"{what} did not end within {timeout_s:g} s; its Spark jobs are cancelled. Check that the "
+            "executors are alive (a lost node leaves Spark actions waiting), or allow more time."
         )
     return outcome.result()

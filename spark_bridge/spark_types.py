@@ -1,0 +1,124 @@
+"""Spark schemas as Arrow schemas, and back.
+
+Rules kept here: a column keeps its values exactly or is refused by name. Timestamps are microseconds, those
+with a time zone in UTC. Arrow types that Spark lacks (unsigned and half-precision numbers, times,
+nanoseconds, …) are given the next larger type that Spark has; `for_spark` says which, and a cast to it is
+checked for overflow.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pyarrow as pa
+import pyarrow.types as types
+from pyspark.errors import PySparkTypeError
+from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_type
+from pyspark.sql.types import ArrayType, DataType, MapType, NullType, StructType, UserDefinedType
+
+from tidegate.storage.errors import ConfigurationError
+
+_WIDENED = {
+    pa.uint8(): pa.int16(),
+    pa.uint16(): pa.int32(),
+    pa.uint32(): pa.int64(),
+    pa.uint64(): pa.decimal128(20, 0),
+    pa.float16(): pa.float32(),
+    pa.date64(): pa.date32(),
+}
+
+
+def arrow_schema_of(schema: StructType) -> pa.Schema:
+    """Arrow schema of a Spark schema.
+
+    Raises ConfigurationError naming the column for a type that Arrow cannot hold, for a column without a type
+    (void), for user-defined types, for two columns of one name, and when there are no columns.
+    """
+    if not schema.fields:
+        raise ConfigurationError("the DataFrame has no columns; select at least one")
+    name, times = Counter(schema.names).most_common(1)[0]
+    if times > 1:
+        raise ConfigurationError(f"the DataFrame has {times} columns called {name!r}; rename them apart")
+    fields = []
+    for field in schema.fields:
+        _refuse_unsupported(field.name, field.dataType)
+        fields.append(pa.field(field.name, to_arrow_type(field.dataType), nullable=field.nullable))
+    return pa.schema(fields)
+
+
+def spark_schema_of(schema: pa.Schema) -> StructType:
+    """Spark schema of an Arrow schema; its Arrow form is `for_spark(schema)`.
+
+    Raises ConfigurationError naming the column for a type that Spark has nothing for.
+    """
+    return from_arrow_schema(for_spark(schema), prefer_timestamp_ntz=True)
+
+
+def for_spark(schema: pa.Schema) -> pa.Schema:
+    """The Arrow schema that Spark can take rows of `schema` in: the same where Spark has the type.
+
+    Raises ConfigurationError naming the column for a type that Spark has nothing for.
+    """
+    return pa.schema(
+        [pa.field(field.name, _spark_form(field.name, field.type), field.nullable) for field in schema]
+    )
+
+
+def _refuse_unsupported(column: str, data_type: DataType) -> None:
+    if isinstance(data_type, NullType | UserDefinedType):
+        raise ConfigurationError(
+            f"column {column!r} is of type {data_type.simpleString()}, which a stream cannot hold; cast it "
+            "to a plain type or drop it"
+        )
+    if isinstance(data_type, ArrayType):
+        _refuse_unsupported(f"{column}.element", data_type.elementType)
+    elif isinstance(data_type, MapType):
+        _refuse_unsupported(f"{column}.key", data_type.keyType)
+        _refuse_unsupported(f"{column}.value", data_type.valueType)
+    elif isinstance(data_type, StructType):
+        for field in data_type.fields:
+            _refuse_unsupported(f"{column}.{field.name}", field.dataType)
+    else:
+        try:
+            to_arrow_type(data_type)
+        except PySparkTypeError as error:
+            raise ConfigurationError(
+                f"column {column!r} is of type {data_type.simpleString()}, which Arrow cannot hold; cast it "
+                "or drop it"
+            ) from error
+
+
+def _spark_form(column: str, arrow: pa.DataType) -> pa.DataType:
+    if arrow in _WIDENED:
+        return _WIDENED[arrow]
+    if types.is_timestamp(arrow):
+        return pa.timestamp("us", "UTC" if arrow.tz is not None else None)
+    if types.is_duration(arrow):
+        return pa.duration("us")
+    if types.is_large_string(arrow) or types.is_string_view(arrow):
+        return pa.string()
+    if types.is_large_binary(arrow) or types.is_binary_view(arrow) or types.is_fixed_size_binary(arrow):
+        return pa.binary()
+    if types.is_dictionary(arrow):
+        return _spark_form(column, arrow.value_type)
+    if types.is_list(arrow) or types.is_large_list(arrow) or types.is_fixed_size_list(arrow):
+        element = arrow.value_field
+        return pa.list_(pa.field("element", _spark_form(f"{column}.element", element.type), element.nullable))
+    if types.is_map(arrow):
+        return pa.map_(
+            pa.field("key", _spark_form(f"{column}.key", arrow.key_type), nullable=False),
+            pa.field("value", _spark_form(f"{column}.value", arrow.item_type), arrow.item_field.nullable),
+        )
+    if types.is_struct(arrow):
+        return pa.struct(
+            [pa.field(f.name, _spark_form(f"{column}.{f.name}", f.type), f.nullable) for f in arrow]
+        )
+    if types.is_decimal(arrow) and arrow.precision <= 38:
+        return pa.decimal128(arrow.precision, arrow.scale)
+    plain = (types.is_boolean, types.is_signed_integer, types.is_floating, types.is_string, types.is_binary)
+    if any(is_type(arrow) for is_type in plain) or types.is_date32(arrow):
+        return arrow
+    raise ConfigurationError(
+        f"column {column!r} is of type {arrow}, which Spark has no type for; read the table with Arrow "
+        "instead"
+    )

@@ -1,0 +1,128 @@
+"""The committed rows of a tidegate table as a Spark DataFrame.
+
+Rules kept here: a DataFrame shows the files of one snapshot of the table's log, whatever is committed
+afterwards; in upsert mode it has one row per key, that of the highest version; the version column is never
+shown. Local files of types that Spark and Parquet share are read by Spark's own Parquet reader, everything
+else by executors through tidegate's store, which needs no Hadoop jars and verifies checksums.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pyarrow.types as types
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from tidegate.spark_bridge.bounded import run_spark_action
+from tidegate.spark_bridge.parquet_source import local_root
+from tidegate.spark_bridge.spark_types import for_spark, spark_schema_of
+from tidegate.storage.envelope import checksum_of
+from tidegate.storage.errors import CorruptionError
+from tidegate.storage.filesystem import open_store
+from tidegate.storage.metadata import DataFile
+from tidegate.storage.store import Store
+from tidegate.storage.table_files import VERSION_COLUMN
+from tidegate.storage.table_log import TableLog
+
+_GLOB_CHARACTERS = frozenset("*?[]{}\\,")
+_FILES_PER_PARTITION = 16
+
+
+def table_to_dataframe(spark: SparkSession, url: str, *, timeout_s: float = 120.0) -> DataFrame:
+    """The rows of the table at `url` that are committed now; later commits do not show in this DataFrame.
+
+    Columns are those of the table, all nullable, as `spark_schema_of` types them. The DataFrame is lazy.
+    `timeout_s` bounds what Spark does to list the files. Raises the errors of `TableLog.snapshot` when there
+    is no table, ConfigurationError for a column type that Spark lacks, SparkTimeoutError.
+    """
+    store = open_store(url)
+    snapshot = TableLog(store).snapshot()
+    upsert = snapshot.info.mode == "upsert"
+    table_schema = pa.ipc.read_schema(pa.py_buffer(snapshot.info.schema))
+    stored = _stored_schema(table_schema, upsert)
+    files = tuple(snapshot.files)
+    if not files:
+        shown = [field for field in stored if field.name != VERSION_COLUMN]
+        return spark.createDataFrame([], spark_schema_of(pa.schema(shown)))
+    root = local_root(url)
+    if root is not None and _spark_can_read(root, stored):
+        paths = [f"file://{root}/{file.path}" for file in files]
+        reader = spark.read.schema(spark_schema_of(stored))
+        # With many files Spark lists them in a job of its own.
+        rows = run_spark_action(
+            spark, lambda: reader.parquet(*paths), timeout_s=timeout_s, what=f"listing the files of {url}"
+        )
+    else:
+        rows = _read_through_store(spark, store, files, stored)
+    return _latest_rows(rows, snapshot.info.keys) if upsert else rows
+
+
+def _stored_schema(table_schema: pa.Schema, upsert: bool) -> pa.Schema:
+    """Schema of the data files as they are read:
+
+    Without metadata, nullable, with the version in upsert mode.
+    """
+    fields = [
+        pa.field(field.name, field.type, nullable=True)
+        for field in table_schema
+        if field.name != VERSION_COLUMN
+    ]
+    return pa.schema([*fields, pa.field(VERSION_COLUMN, pa.int64())] if upsert else fields)
+
+
+def _spark_can_read(root: Path, schema: pa.Schema) -> bool:
+    """Whether Spark's Parquet reader gives the same values:
+
+    No path it takes for a pattern, no type it lacks.
+    """
+    if not _GLOB_CHARACTERS.isdisjoint(str(root)):
+        return False
+    flat = [field.type for field in schema]
+    return all(not types.is_nested(t) and not types.is_duration(t) for t in flat) and for_spark(
+        schema
+    ).equals(schema)
+
+
+def _read_through_store(
+    spark: SparkSession, store: Store, files: tuple[DataFile, ...], schema: pa.Schema
+) -> DataFrame:
+    partitions = -(-len(files) // _FILES_PER_PARTITION)
+    seed = spark.range(0, partitions, 1, partitions)
+    return seed.mapInArrow(_files_reader(store, files, for_spark(schema)), spark_schema_of(schema))
+
+
+def _files_reader(
+    store: Store, files: tuple[DataFile, ...], schema: pa.Schema
+) -> Callable[[Iterable[pa.RecordBatch]], Iterable[pa.RecordBatch]]:
+    """The function that runs in Spark's Python workers: partition p reads the p-th run of files."""
+
+    def read_files(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for partition in batch.column(0).to_pylist():
+                first = partition * _FILES_PER_PARTITION
+                for file in files[first : first + _FILES_PER_PARTITION]:
+                    yield from _read_file(store, file, schema)
+
+    return read_files
+
+
+def _read_file(store: Store, file: DataFile, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    data = store.read(file.path)
+    if checksum_of(data) != file.checksum:
+        raise CorruptionError(f"{file.path} at {store.url} is damaged: its checksum does not match")
+    table = pq.read_table(pa.BufferReader(data), use_threads=False)
+    yield from table.select(schema.names).cast(schema).to_batches()
+
+
+def _latest_rows(rows: DataFrame, keys: tuple[str, ...]) -> DataFrame:
+    shown = [_column(name) for name in rows.columns if name != VERSION_COLUMN]
+    latest = F.max_by(F.struct(*shown), _column(VERSION_COLUMN)).alias("latest")
+    return rows.groupBy(*(_column(key) for key in keys)).agg(latest).select("latest.*")
+
+
+def _column(name: str) -> Column:
+    return F.col("`" + name.replace("`", "``") + "`")
