@@ -1,8 +1,8 @@
 """Make `.typings/tidegate`, a folder of links in the shape that tidegate has once it is installed.
 
-The rooms lie at the root of the repository and are mapped to `tidegate.*` by setuptools' package-dir, which
-tools that read source files (mypy, import-linter) do not know. The map is read from pyproject.toml, so that there
-is one of it. Links that are right already are left alone: another run beside this one may be reading them.
+setuptools' package-dir maps the rooms at the root of the repository to `tidegate.*`. Tools that read source
+files (mypy, import-linter) do not know that map. It is read from pyproject.toml, so that there is one of it.
+Links that are right already are left alone: another run beside this one may be reading them.
 """
 
 from __future__ import annotations
