@@ -28,7 +28,7 @@ KEYS = {
 
 
 def test_defaults() -> None:
-    """Without settings: no periodic checkpoints, 10 minutes each, no failure tolerated, one kept, 20 KB inlined."""
+    """Without settings: no periodic checkpoints, none may fail, one is kept, up to 20 KB are inlined."""
     assert CheckpointConfig().model_dump() == {
         "interval": None,
         "storage": None,
@@ -87,7 +87,7 @@ def test_min_pause_may_exceed_interval() -> None:
     ],
 )
 def test_wrong_value_is_refused_by_both_names(name: str, value: object) -> None:
-    """The error names the setting as Python and YAML know it, and repeats what was given; the same through both."""
+    """The error names the setting as Python and YAML know it, and repeats what was given, through both."""
     with pytest.raises(ConfigurationError) as python:
         CheckpointConfig(**{name: value})
     with pytest.raises(ConfigurationError) as yaml:
@@ -186,7 +186,7 @@ def test_default_file_holds_the_defaults() -> None:
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("- a\n- b\n", "list"),
+        ("- a\n- b\n", "holds a list"),
         ("a: [", "not YAML"),
         ("state.checkpoints.num-retained: 1\nstate.checkpoints.num-retained: 2\n", "line 2: .* twice"),
         (
