@@ -1,0 +1,29 @@
+"""What to do with what rests: find, verify and read checkpoints, and decide whether a failed job restarts.
+
+`tidegate.recovery` is what people call after a crash, from a script or through the command line in `cli.py`.
+It reads storage only; nothing here needs a running job.
+"""
+
+from __future__ import annotations
+
+from tidegate.recovery.checkpoints import (
+    CheckpointSummary,
+    VerificationReport,
+    inspect,
+    latest,
+    list_checkpoints,
+    load_operator_state,
+    verify,
+)
+from tidegate.recovery.restart import RestartStrategy
+
+__all__ = [
+    "CheckpointSummary",
+    "RestartStrategy",
+    "VerificationReport",
+    "inspect",
+    "latest",
+    "list_checkpoints",
+    "load_operator_state",
+    "verify",
+]

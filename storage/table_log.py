@@ -86,7 +86,7 @@ class TableEntryKind(enum.Enum):
 @wire
 @dataclass(frozen=True, slots=True)
 class TableEntry:
-    """One entry. `visible_through` is a claim's, `info` the first entry's, checkpoint and files a commit's."""
+    """One entry. Claims have `visible_through`, the first entry `info`, commits checkpoint and files."""
 
     seq: int
     kind: TableEntryKind
