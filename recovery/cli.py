@@ -1,0 +1,189 @@
+"""The command line for what rests in storage: `tidegate checkpoints …` and `tidegate events …`.
+
+Commands print and exit: 0 when all is well, 1 when a checkpoint is damaged or cannot be read, 2 for wrong
+usage. An error of ours is shown as one sentence, never as a traceback.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.pretty import Pretty
+from rich.table import Table
+
+from tidegate.recovery.checkpoints import CheckpointSummary, inspect, list_checkpoints, verify
+from tidegate.storage.errors import CodecError, ConfigurationError, CorruptionError, TidegateError
+from tidegate.storage.event_log import EventLog, LogEntry
+from tidegate.storage.filesystem import open_store
+from tidegate.storage.ids import JobId
+from tidegate.storage.metadata import CheckpointMetadata
+
+app = typer.Typer(
+    help="Look at tidegate's checkpoints and event logs.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+checkpoints_app = typer.Typer(
+    help="Completed checkpoints: which there are, what they hold, whether they are whole."
+)
+app.add_typer(checkpoints_app, name="checkpoints", no_args_is_help=True)
+
+JobOption = Annotated[str | None, typer.Option("--job", help="Name or id of one job.")]
+CheckpointArgument = Annotated[str, typer.Argument(metavar="PATH", help="<root>/<job>/chk-<number>")]
+RootArgument = Annotated[
+    str, typer.Argument(metavar="PATH", help="Checkpoint root: a folder or s3://bucket/prefix")
+]
+
+
+@checkpoints_app.command("list")
+def list_command(path: RootArgument, job: JobOption = None) -> None:
+    """List the completed checkpoints under a root, oldest first."""
+    with _explained():
+        summaries = list_checkpoints(path, job)
+    if not summaries:
+        typer.echo(f"No completed checkpoint under {path}" + (f" of job {job}" if job else ""))
+        return
+    table = Table("checkpoint", "job", "triggered (UTC)", "state bytes", "subtasks", "condition")
+    for summary in summaries:
+        table.add_row(*(escape(cell) for cell in _row(summary)))
+    _console().print(table)
+
+
+@checkpoints_app.command("show")
+def show_command(path: CheckpointArgument) -> None:
+    """Show the operators and states of one checkpoint."""
+    with _explained():
+        metadata = inspect(path)
+    console = _console()
+    kind = "void (given up)" if metadata.void else "final" if metadata.final else "completed"
+    console.print(
+        f"Checkpoint {metadata.checkpoint_id} of job {metadata.job_id}, {kind}, attempt {metadata.attempt}, "
+        f"triggered {_time(metadata.triggered_at_ms)} UTC, {metadata.size_bytes:,} bytes of state",
+        markup=False,
+    )
+    if metadata.restored_from:
+        console.print(f"The job was restored from {metadata.restored_from}", markup=False)
+    operators = Table(
+        "operator uid", "name", "vertex", "parallelism", "max", title="Operators", title_justify="left"
+    )
+    for operator in metadata.operators:
+        cells = (operator.uid, operator.name, operator.vertex, operator.parallelism, operator.max_parallelism)
+        operators.add_row(*(escape(str(cell)) for cell in cells))
+    console.print(operators)
+    console.print(_states(metadata))
+
+
+@checkpoints_app.command("verify")
+def verify_command(path: CheckpointArgument) -> None:
+    """Read every byte of a checkpoint and compare checksums; exit code 1 if something is damaged."""
+    with _explained():
+        report = verify(path)
+    if report.ok:
+        typer.echo(f"{report.path} is whole: {report.files} files, {report.bytes:,} bytes verified")
+        return
+    for problem in report.problems:
+        typer.echo(problem, err=True)
+    typer.echo(f"{report.path} cannot be restored: {len(report.problems)} problem(s)", err=True)
+    raise typer.Exit(1)
+
+
+@app.command("events")
+def events_command(path: RootArgument, job: JobOption = None) -> None:
+    """Print the event logs of the jobs under a checkpoint root; exit code 1 if an entry cannot be read."""
+    unreadable = 0
+    with _explained():
+        store = open_store(path)
+        jobs = [JobId(name) for name in store.list("") if job in (None, name, name.rpartition("-")[0])]
+        shown = 0
+        for job_id in jobs:
+            log = EventLog(store, job_id)
+            indices = log.indices()
+            shown += bool(indices)
+            if indices:
+                typer.echo(f"Job {job_id}")
+            for index in indices:
+                unreadable += not _print_entry(log, index)
+    if not shown:
+        typer.echo(f"No event log under {path}" + (f" of job {job}" if job else ""))
+    if unreadable:
+        typer.echo(f"{unreadable} entries cannot be read", err=True)
+        raise typer.Exit(1)
+
+
+def _print_entry(log: EventLog, index: int) -> bool:
+    """Print one entry, or why it can't be read; whether it could."""
+    try:
+        entry: LogEntry = log.read(index)
+    except (CodecError, CorruptionError) as error:
+        typer.echo(f"{index:>6}  {error}", err=True)
+        return False
+    typer.echo(f"{index:>6}  {_time(entry.at_ms)}  generation {entry.generation}")
+    console = _console()
+    for event in entry.events:
+        console.print("       ", Pretty(event, max_string=120, max_length=12))
+    return True
+
+
+def _row(summary: CheckpointSummary) -> Iterator[str]:
+    readable = summary.verified is not False
+    yield summary.path
+    yield summary.job_name
+    yield _time(summary.triggered_at_ms) if readable else "?"
+    yield f"{summary.size_bytes:,}" if readable else "?"
+    yield str(summary.subtasks) if readable else "?"
+    yield "readable" if readable else f"damaged: {summary.reason}"
+
+
+def _states(metadata: CheckpointMetadata) -> Table:
+    table = Table(
+        "vertex", "subtask", "operator uid", "state", "kind", "rows", "bytes", "where", title="State"
+    )
+    table.title_justify = "left"
+    for subtask in metadata.subtasks:
+        for section in subtask.handle.sections if subtask.handle else ():
+            assert subtask.handle is not None
+            cells = (
+                subtask.vertex,
+                subtask.subtask,
+                section.uid,
+                section.state,
+                section.kind.value,
+                f"{section.rows:,}",
+                f"{section.length_bytes:,}",
+                subtask.handle.path or "inlined",
+            )
+            table.add_row(*(escape(str(cell)) for cell in cells))
+    return table
+
+
+def _time(at_ms: int) -> str:
+    return (
+        datetime.fromtimestamp(at_ms / 1000, UTC)
+        .isoformat(sep=" ", timespec="milliseconds")
+        .removesuffix("+00:00")
+    )
+
+
+def _console() -> Console:
+    """A console on the present standard output; wide enough for whole paths when that is no terminal."""
+    console = Console()
+    return console if console.is_terminal else Console(width=240)
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    """Errors of ours become one sentence and an exit code."""
+    try:
+        yield
+    except ConfigurationError as error:
+        typer.echo(f"Error: {error}", err=True)
+        raise typer.Exit(2) from error
+    except TidegateError as error:
+        typer.echo(f"Error: {error}", err=True)
+        raise typer.Exit(1) from error
