@@ -44,3 +44,11 @@ class ProtocolError(TidegateError):
 
 class TableError(TidegateError):
     """An output table does not fit what a job wants to do with it."""
+
+
+class CheckpointError(TidegateError):
+    """A checkpoint that a user asked for was not taken."""
+
+
+class JobFailedError(TidegateError):
+    """A job has failed; the message holds the reason."""

@@ -7,7 +7,7 @@ means that a newer generation is in charge.
 
 from __future__ import annotations
 
-import uuid
+import logging
 from collections import deque
 from collections.abc import Sequence
 
@@ -22,6 +22,8 @@ from tidegate.storage.codec import decode, encode
 from tidegate.storage.errors import FencedError, StorageError
 from tidegate.storage.event_log import EventLog, LogEntry
 from tidegate.storage.ids import Generation
+
+log = logging.getLogger(__name__)
 
 APPEND_ATTEMPTS_MAX = 20
 APPEND_RETRY_MS = 200
@@ -47,7 +49,10 @@ def replay(event_log: EventLog) -> tuple[CoordinatorMachine, int]:
 
 
 class CoordinatorHost:
-    """One coordinator incarnation on some runtime. All methods run on the coordinator's mailbox."""
+    """One coordinator incarnation on some runtime. All methods run on the coordinator's mailbox.
+
+    `incarnation` tells two coordinators apart that both believe to be the next generation.
+    """
 
     def __init__(
         self,
@@ -56,11 +61,13 @@ class CoordinatorHost:
         event_log: EventLog,
         effects: CoordinatorEffects,
         port: CoordinatorPort,
+        incarnation: str,
     ) -> None:
         self.machine = machine
         self.generation = Generation(machine.state.generation + 1)
         self._log = event_log
         self._next_index = next_index
+        self._incarnation = incarnation
         self._snapshot_index = next_index
         self._effects = effects
         self._port = port
@@ -91,7 +98,7 @@ class CoordinatorHost:
             self._inbox.popleft() for _ in range(min(len(self._inbox), EVENTS_AN_ENTRY_MAX))
         )
         instructions = [i for event in events for i in self.machine.handle(event)]
-        entry = LogEntry(self._next_index, self.generation, self._port.now_ms(), uuid.uuid4().hex, events)
+        entry = LogEntry(self._next_index, self.generation, self._port.now_ms(), self._incarnation, events)
         self._appending = True
         self._append(entry, instructions, attempt=1)
 
@@ -133,7 +140,11 @@ class CoordinatorHost:
             self._log.write_snapshot(index, encoded)
             self._log.truncate(previous)
 
-        self._port.append(store_fold, lambda error: None)
+        def stored(error: BaseException | None) -> None:
+            if error is not None:
+                log.warning("the fold at entry %d was not stored, replay stays longer: %s", index, error)
+
+        self._port.append(store_fold, stored)
 
     def _perform(self, instruction: do.CoordinatorInstruction) -> None:
         port, effects = self._port, self._effects

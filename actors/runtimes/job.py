@@ -1,0 +1,111 @@
+"""What is submitted to a runtime, and what a runtime gives back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from tidegate.actors.coordinator.spec import JobSpec
+from tidegate.actors.coordinator.state import CoordinatorState, JobStatus
+from tidegate.actors.runtimes.context import JobContext
+from tidegate.storage.ids import CheckpointId
+
+RUNNING_STATUSES = {
+    JobStatus.CREATED: "running",
+    JobStatus.DEPLOYING: "running",
+    JobStatus.RUNNING: "running",
+    JobStatus.ENDING: "running",
+    JobStatus.RESTARTING: "restarting",
+    JobStatus.FINISHED: "finished",
+    JobStatus.FAILED: "failed",
+    JobStatus.CANCELLED: "cancelled",
+}
+"""The coordinator's status as users see it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """A job, ready to run."""
+
+    spec: JobSpec
+    context: JobContext
+
+
+@dataclass(frozen=True, slots=True)
+class JobProgress:
+    """A job at a glance. Times in ms, `rows_in` by vertex id (rows of all its subtasks in this attempt)."""
+
+    status: str
+    reason: str | None
+    attempt: int
+    restarts: int
+    completed_checkpoints: int
+    failed_checkpoints: int
+    last_checkpoint: int | None
+    last_checkpoint_ms: int | None
+    last_checkpoint_bytes: int | None
+    last_failure: str | None
+    rows_in: dict[str, int]
+
+
+def progress_of(state: CoordinatorState, rows_in: dict[str, int]) -> JobProgress:
+    """Progress from the coordinator's memory."""
+    newest = state.completed[-1] if state.completed else None
+    reason = state.ending_reason if state.status.terminal else None
+    return JobProgress(
+        status=RUNNING_STATUSES[state.status],
+        reason=reason,
+        attempt=max(0, state.attempt),
+        restarts=max(0, state.attempt),
+        completed_checkpoints=state.completed_checkpoints,
+        failed_checkpoints=state.failed_checkpoints,
+        last_checkpoint=None if newest is None else newest.checkpoint_id,
+        last_checkpoint_ms=None if newest is None else newest.completed_at_ms - newest.triggered_at_ms,
+        last_checkpoint_bytes=None if newest is None else newest.size_bytes,
+        last_failure=state.last_failure,
+        rows_in=rows_in,
+    )
+
+
+class RunningJob(Protocol):
+    """A job that was submitted."""
+
+    def progress(self) -> JobProgress:
+        """The job now."""
+        ...
+
+    def wait(self, timeout_s: float | None) -> JobProgress | None:
+        """Wait for a terminal status; None when the time is over first."""
+        ...
+
+    def cancel(self) -> None:
+        """Ask for cancellation."""
+        ...
+
+    def trigger_checkpoint(self, timeout_s: float) -> CheckpointId:
+        """Take a checkpoint and wait for it. CheckpointError when it fails, TimeoutError when it takes too long."""
+        ...
+
+
+class Runtime(Protocol):
+    """Runs jobs."""
+
+    def check(self, submission: Submission) -> None:
+        """Refuse, with a ConfigurationError, what cannot run here."""
+        ...
+
+    def submit(self, submission: Submission) -> RunningJob:
+        """Start a job."""
+        ...
+
+    def stop(self) -> None:
+        """Cancel what runs and release everything."""
+        ...
+
+
+def tables_of(context: JobContext) -> Sequence[str]:
+    """Urls of all output tables of a job."""
+    return [
+        spec.table for vertex in context.graph.vertices for spec in vertex.operators if spec.table is not None
+    ]

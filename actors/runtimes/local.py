@@ -1,0 +1,347 @@
+"""The local runtime: a whole job in one process, on the real clock, without Ray and without a JVM.
+
+One thread drives the coordinator and all tasks in turn; a small pool does the I/O. Messages between machines are
+appended to one queue, so nothing overtakes anything.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import logging
+import queue
+import threading
+import time
+import uuid
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from tidegate.actors.coordinator import events as co
+from tidegate.actors.coordinator import instructions as do
+from tidegate.actors.coordinator.events import CoordinatorEvent
+from tidegate.actors.identity import TaskId
+from tidegate.actors.runtimes.context import OpenStore
+from tidegate.actors.runtimes.coordinator_effects import CoordinatorEffects
+from tidegate.actors.runtimes.coordinator_host import CoordinatorHost, replay
+from tidegate.actors.runtimes.job import JobProgress, RunningJob, Submission, progress_of, tables_of
+from tidegate.actors.runtimes.task_effects import TaskEffects
+from tidegate.actors.runtimes.task_host import TaskHost
+from tidegate.actors.task import events as ev
+from tidegate.actors.task import instructions as task_do
+from tidegate.actors.task.machine import TaskMachine
+from tidegate.storage.errors import CheckpointError, StorageError
+from tidegate.storage.event_log import EventLog
+from tidegate.storage.filesystem import open_store
+from tidegate.storage.ids import CheckpointId
+
+log = logging.getLogger(__name__)
+
+IO_THREADS = 4
+TURNS_A_ROUND_MAX = 16
+
+
+def now_ms() -> int:
+    """Wall-clock time in ms."""
+    return time.time_ns() // 1_000_000
+
+
+class LocalRuntime:
+    """Runs jobs in this process."""
+
+    def __init__(self, open_store: OpenStore = open_store) -> None:
+        self._open_store = open_store
+        self._jobs: list[LocalJob] = []
+
+    def check(self, submission: Submission) -> None:
+        """Everything runs here."""
+
+    def submit(self, submission: Submission) -> RunningJob:
+        """Start a job on a thread of its own."""
+        job = LocalJob(submission, self._open_store)
+        self._jobs.append(job)
+        job.start()
+        return job
+
+    def stop(self) -> None:
+        """Cancel what runs, and wait for it."""
+        for job in self._jobs:
+            if job.wait(0) is None:
+                job.cancel()
+                job.wait(30)
+        self._jobs.clear()
+
+
+class LocalJob:
+    """One job, and the loop that drives it."""
+
+    def __init__(self, submission: Submission, open_store: OpenStore) -> None:
+        self._spec = submission.spec
+        self._context = submission.context
+        self._open_store = open_store
+        self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._local: deque[Callable[[], None]] = deque()
+        self._timers: list[tuple[int, int, Callable[[], None]]] = []
+        self._timer_ids = itertools.count()
+        self._named: dict[str, int] = {}
+        self._tasks: dict[TaskId, TaskHost] = {}
+        self._pool = ThreadPoolExecutor(IO_THREADS, thread_name_prefix="tidegate-io")
+        self._requests: dict[str, Future[CheckpointId]] = {}
+        self._done: Future[JobProgress] = Future()
+        self._thread = threading.Thread(target=self._run, name=f"tidegate-{self._spec.job_name}", daemon=True)
+        event_log = EventLog(open_store(self._context.root), self._context.job_id)
+        machine, next_index = replay(event_log)
+        effects = CoordinatorEffects(self._context, open_store, now_ms)
+        self._coordinator = CoordinatorHost(
+            machine, next_index, event_log, effects, _CoordinatorPort(self), uuid.uuid4().hex
+        )
+        self._effects = effects
+
+    # --- for users ------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start the loop."""
+        self._post(self._coordinator.start)
+        self._tell_coordinator(lambda: co.JobSubmitted(now_ms(), self._spec))
+        self._thread.start()
+
+    def progress(self) -> JobProgress:
+        """The job now."""
+        rows_in: dict[str, int] = {}
+        for task, host in list(self._tasks.items()):
+            rows_in[task.vertex] = rows_in.get(task.vertex, 0) + host.rows_in
+        return progress_of(self._coordinator.machine.state, rows_in)
+
+    def wait(self, timeout_s: float | None) -> JobProgress | None:
+        """Wait for a terminal status."""
+        try:
+            return self._done.result(timeout_s)
+        except TimeoutError:
+            return None
+
+    def cancel(self) -> None:
+        """Ask for cancellation."""
+        self._tell_coordinator(lambda: co.CancelRequested(now_ms()))
+
+    def trigger_checkpoint(self, timeout_s: float) -> CheckpointId:
+        """Take a checkpoint and wait for it."""
+        request = uuid.uuid4().hex
+        future: Future[CheckpointId] = Future()
+        self._requests[request] = future
+        self._tell_coordinator(lambda: co.CheckpointRequested(now_ms(), request))
+        if self._done.done() and not future.done():
+            raise CheckpointError(f"the job is {self._done.result().status}")
+        return future.result(timeout_s)
+
+    # --- the loop -------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            while not self._done.done():
+                self._step()
+        except BaseException as error:
+            log.exception("the local runtime of %s broke down", self._spec.job_name)
+            self._done.set_exception(error)
+        finally:
+            self._drop_tasks()
+            self._pool.shutdown(wait=True)
+            for request in self._requests.values():
+                if not request.done():
+                    request.set_exception(CheckpointError("the job has ended"))
+
+    def _step(self) -> None:
+        while self._local:
+            self._local.popleft()()
+        busy = False
+        for _ in range(TURNS_A_ROUND_MAX):
+            progressed = False
+            for task, host in list(self._tasks.items()):
+                progressed |= self._guarded(task, host, host.turn)
+            busy |= progressed
+            if not progressed or not self._inbox.empty():
+                break
+        self._take_messages(block=not busy and not self._local)
+
+    def _take_messages(self, block: bool) -> None:
+        wait_s = 0.0
+        if block:
+            wait_s = 1.0 if not self._timers else max(0.0, (self._timers[0][0] - now_ms()) / 1000)
+        try:
+            self._local.append(self._inbox.get(timeout=wait_s) if wait_s > 0 else self._inbox.get_nowait())
+            while True:
+                self._local.append(self._inbox.get_nowait())
+        except queue.Empty:
+            pass
+        while self._timers and self._timers[0][0] <= now_ms():
+            self._local.append(heapq.heappop(self._timers)[2])
+
+    def _guarded(self, task: TaskId, host: TaskHost, action: Callable[[], bool | None]) -> bool:
+        if self._tasks.get(task) is not host:
+            return False
+        try:
+            return bool(action())
+        except Exception as error:
+            log.warning("task %s failed", task, exc_info=error)
+            self._tasks.pop(task).close()
+            reason = f"{type(error).__name__}: {error}"
+            self._local.append(
+                lambda: self._coordinator.handle(
+                    co.TaskFailed(now_ms(), host.machine.attempt, task, reason)
+                )
+            )
+            return True
+
+    def _post(self, action: Callable[[], None]) -> None:
+        self._inbox.put(action)
+
+    def _tell_coordinator(self, event: Callable[[], CoordinatorEvent]) -> None:
+        self._post(lambda: self._coordinator.handle(event()))
+
+    def _deliver(self, task: TaskId, event: ev.TaskEvent) -> None:
+        host = self._tasks.get(task)
+        if host is not None:
+            self._guarded(task, host, lambda: host.handle(event))
+
+    def _call_at(self, due_at_ms: int, action: Callable[[], None]) -> None:
+        heapq.heappush(self._timers, (due_at_ms, next(self._timer_ids), action))
+
+    def _drop_tasks(self) -> None:
+        for host in self._tasks.values():
+            host.close()
+        self._tasks.clear()
+
+    # --- what the coordinator asks for ----------------------------------------------------------------------------
+
+    def deploy(self, instruction: do.DeployAttempt) -> None:
+        """Make a host for every task and restore it."""
+        self._drop_tasks()
+        for task in self._context.graph.tasks():
+            descriptor = self._context.describe(task, instruction.attempt)
+            effects = TaskEffects(self._context, descriptor, self._open_store, now_ms)
+            port = _TaskPort(self, task)
+            host = TaskHost(TaskMachine(descriptor), effects, port)
+            port.host = host
+            self._tasks[task] = host
+        for task, host in list(self._tasks.items()):
+            self._guarded(task, host, lambda host=host: host.restore(instruction.restore))  # type: ignore[misc]
+
+    def end(self, instruction: do.EndJob) -> None:
+        """The job is over: sweep and tell."""
+        self._drop_tasks()
+        state = self._coordinator.machine.state
+        tables = [] if state.commits else tables_of(self._context)
+        self._effects.sweep([c.checkpoint_id for c in state.completed], tables)
+        self._coordinator.halt()
+        self._done.set_result(progress_of(state, {}))
+
+
+class _TaskPort:
+    """The world as one task of a local job sees it."""
+
+    def __init__(self, job: LocalJob, task: TaskId) -> None:
+        self._job = job
+        self._task = task
+        self.host: TaskHost | None = None
+
+    def now_ms(self) -> int:
+        return now_ms()
+
+    def send_frame(self, frame: task_do.SendFrame) -> None:
+        receiver = self._job._context.graph.receiver(frame.channel)
+        event = ev.FrameArrived(
+            now_ms(), frame.attempt, frame.channel, frame.first_sequence, frame.elements
+        )
+        self._job._local.append(lambda: self._job._deliver(receiver, event))
+
+    def grant_credit(self, grant: task_do.GrantCredit) -> None:
+        sender = self._job._context.graph.sender(grant.channel)
+        event = ev.CreditGranted(now_ms(), grant.attempt, grant.channel, grant.total_bytes)
+        self._job._local.append(lambda: self._job._deliver(sender, event))
+
+    def report(self, event: CoordinatorEvent) -> None:
+        self._job._local.append(lambda: self._job._coordinator.handle(event))
+
+    def run_io(self, work: Callable[[], ev.TaskEvent | None]) -> None:
+        host = self.host
+        assert host is not None
+
+        def done(future: Future[ev.TaskEvent | None]) -> None:
+            self._job._post(lambda: self._finish_io(host, future))
+
+        self._job._pool.submit(work).add_done_callback(done)
+
+    def _finish_io(self, host: TaskHost, future: Future[ev.TaskEvent | None]) -> None:
+        def finish() -> None:
+            event = future.result()
+            if event is not None:
+                host.handle(event)
+
+        self._job._guarded(self._task, host, finish)
+
+    def set_flush_timer(self, due_at_ms: int) -> None:
+        host = self.host
+        assert host is not None
+        self._job._call_at(
+            due_at_ms,
+            lambda: self._job._guarded(self._task, host, lambda: host.handle(ev.FlushDue(now_ms()))) and None,
+        )
+
+
+class _CoordinatorPort:
+    """The world as the coordinator of a local job sees it."""
+
+    def __init__(self, job: LocalJob) -> None:
+        self._job = job
+
+    def now_ms(self) -> int:
+        return now_ms()
+
+    def deploy(self, instruction: do.DeployAttempt) -> None:
+        self._job.deploy(instruction)
+
+    def cancel_attempt(self, instruction: do.CancelAttempt) -> None:
+        self._job._drop_tasks()
+
+    def tell(self, task: TaskId, event: ev.TaskEvent) -> None:
+        self._job._local.append(lambda: self._job._deliver(task, event))
+
+    def run_io(self, work: Callable[[], CoordinatorEvent | None]) -> None:
+        def finish(future: Future[CoordinatorEvent | None]) -> None:
+            event = future.result()
+            if event is not None:
+                self._job._coordinator.handle(event)
+
+        self._job._pool.submit(work).add_done_callback(lambda f: self._job._post(lambda: finish(f)))
+
+    def append(self, work: Callable[[], None], done: Callable[[BaseException | None], None]) -> None:
+        self._job._pool.submit(work).add_done_callback(
+            lambda future: self._job._post(lambda: done(future.exception()))
+        )
+
+    def set_timer(self, timer: str, due_at_ms: int) -> None:
+        self._job._named[timer] = due_at_ms
+
+        def fire() -> None:
+            if self._job._named.get(timer) == due_at_ms:
+                del self._job._named[timer]
+                self._job._coordinator.handle(co.TimerFired(now_ms(), timer))
+
+        self._job._call_at(due_at_ms, fire)
+
+    def call_later(self, delay_ms: int, action: Callable[[], None]) -> None:
+        self._job._call_at(now_ms() + delay_ms, action)
+
+    def complete_request(self, instruction: do.CompleteRequest) -> None:
+        future = self._job._requests.pop(instruction.request, None)
+        if future is None:
+            return
+        if instruction.checkpoint_id is not None:
+            future.set_result(instruction.checkpoint_id)
+        else:
+            future.set_exception(CheckpointError(f"no checkpoint was taken: {instruction.error}"))
+
+    def end_job(self, instruction: do.EndJob) -> None:
+        self._job.end(instruction)
+
+    def halt(self, reason: str) -> None:
+        self._job._done.set_exception(StorageError(f"the coordinator stopped: {reason}"))

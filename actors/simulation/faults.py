@@ -1,0 +1,61 @@
+"""What goes wrong in a simulation, and how often."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.units import parse_duration_ms
+
+
+@dataclass(frozen=True, slots=True)
+class Faults:
+    """Probabilities and ranges. Faults happen in the first `duration` of a run only; then the job must finish.
+
+    crash: that a task's process dies, per element it processes (at most `crashes_max` times in a run).
+    coordinator_crash: that the coordinator dies or is cut off, per message to it (at most `coordinator_crashes_max`).
+    storage: that a storage operation fails; one half of these have done what they were asked nevertheless.
+    delay: how long a message takes, as "from..to". slow: that an I/O operation takes up to `slow_by`.
+    duplicate, drop: that a message on a channel, or a notification, comes twice or not at all.
+    """
+
+    crash: float = 0.0
+    coordinator_crash: float = 0.0
+    storage: float = 0.0
+    slow: float = 0.0
+    duplicate: float = 0.0
+    drop: float = 0.0
+    delay: str = "0ms..5ms"
+    slow_by: str = "3s"
+    duration: str = "30s"
+    crashes_max: int = 8
+    coordinator_crashes_max: int = 3
+
+    def __post_init__(self) -> None:
+        for name in ("crash", "coordinator_crash", "storage", "slow", "duplicate", "drop"):
+            value = getattr(self, name)
+            if not 0.0 <= value <= 1.0:
+                raise ConfigurationError(f"Faults({name}={value}): a probability lies between 0 and 1")
+        low_ms, high_ms = self.delay_ms
+        if low_ms > high_ms:
+            raise ConfigurationError(f"Faults(delay={self.delay!r}): the range is written from..to")
+
+    @property
+    def delay_ms(self) -> tuple[int, int]:
+        """Range of message delays in ms."""
+        low, separator, high = self.delay.partition("..")
+        if not separator:
+            raise ConfigurationError(f"Faults(delay={self.delay!r}): write a range such as '0ms..2s'")
+        if low.strip().isdigit():
+            low += high.lstrip("0123456789. ")
+        return parse_duration_ms(low), parse_duration_ms(high)
+
+    @property
+    def slow_ms(self) -> int:
+        """Longest time of a slow I/O operation in ms."""
+        return parse_duration_ms(self.slow_by)
+
+    @property
+    def duration_ms(self) -> int:
+        """How long faults happen, in ms of virtual time."""
+        return parse_duration_ms(self.duration)

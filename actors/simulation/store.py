@@ -1,0 +1,115 @@
+"""Storage of a simulation: one flat name space in memory, with faults, watched by the oracle."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from tidegate.actors.simulation.world import World
+from tidegate.storage.errors import AlreadyExistsError, NotFoundError, StorageError
+from tidegate.storage.store import Buffer
+
+
+class SimulatedDisk:
+    """All files of a simulation by full name, and who wants to know of changes."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.files: dict[str, bytes] = {}
+        self.created: list[Callable[[str, bytes], None]] = []
+        self.deleted: list[Callable[[str], None]] = []
+        self.reliable = False
+        """Set by those who look from outside, so that their looks never fail."""
+
+    def put(self, name: str, data: bytes) -> None:
+        """A file appears, whole."""
+        self.files[name] = data
+        for listener in self.created:
+            listener(name, data)
+
+    def remove(self, name: str) -> None:
+        """A file goes away."""
+        if self.files.pop(name, None) is not None:
+            for listener in self.deleted:
+                listener(name)
+
+
+class SimulatedStore:
+    """The part of the disk under one url."""
+
+    def __init__(self, disk: SimulatedDisk, url: str) -> None:
+        self._disk = disk
+        self._url = url.rstrip("/")
+
+    @property
+    def url(self) -> str:
+        """The root."""
+        return self._url
+
+    def write(self, path: str, chunks: Iterable[Buffer]) -> int:
+        """Write a whole file."""
+        data = b"".join(bytes(chunk) for chunk in chunks)
+        fails_after = self._maybe_fail("write", path)
+        self._disk.put(self._name(path), data)
+        self._fail_if(fails_after, "write", path)
+        return len(data)
+
+    def create(self, path: str, data: Buffer) -> None:
+        """Conditional create."""
+        fails_after = self._maybe_fail("create", path)
+        name = self._name(path)
+        if name in self._disk.files:
+            raise AlreadyExistsError(f"{name} exists")
+        self._disk.put(name, bytes(data))
+        self._fail_if(fails_after, "create", path)
+
+    def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
+        """Bytes of a file."""
+        self._fail_if(self._maybe_fail("read", path), "read", path)
+        data = self._disk.files.get(self._name(path))
+        if data is None:
+            raise NotFoundError(f"{self._name(path)} does not exist")
+        return data[offset:] if length is None else data[offset : offset + length]
+
+    def exists(self, path: str) -> bool:
+        """Whether a file is there."""
+        self._fail_if(self._maybe_fail("exists", path), "exists", path)
+        return self._name(path) in self._disk.files
+
+    def list(self, prefix: str) -> list[str]:
+        """Names directly under a folder."""
+        self._fail_if(self._maybe_fail("list", prefix), "list", prefix)
+        folder = self._name(prefix) + "/"
+        return sorted({n[len(folder) :].split("/", 1)[0] for n in self._disk.files if n.startswith(folder)})
+
+    def delete(self, path: str) -> None:
+        """Delete one file."""
+        fails_after = self._maybe_fail("delete", path)
+        self._disk.remove(self._name(path))
+        self._fail_if(fails_after, "delete", path)
+
+    def delete_tree(self, prefix: str) -> None:
+        """Delete a folder."""
+        fails_after = self._maybe_fail("delete_tree", prefix)
+        folder = self._name(prefix) + "/"
+        for name in [n for n in self._disk.files if n.startswith(folder)]:
+            self._disk.remove(name)
+        self._fail_if(fails_after, "delete_tree", prefix)
+
+    def _name(self, path: str) -> str:
+        path = path.strip("/")
+        return f"{self._url}/{path}" if path else self._url
+
+    def _maybe_fail(self, operation: str, path: str) -> bool:
+        """Fail before the operation, or return whether it has to fail after it."""
+        world = self._disk.world
+        if self._disk.reliable or not world.chance(world.faults.storage):
+            return False
+        after = world.random.random() < 0.5
+        world.note(f"storage fails {'after' if after else 'before'} {operation} {path}")
+        self._fail_if(not after, operation, path)
+        return after
+
+    @staticmethod
+    def _fail_if(fails: bool, operation: str, path: str) -> None:
+        if fails:
+            raise StorageError(f"simulated fault: {operation} {path}")
