@@ -8,11 +8,13 @@ checked for overflow.
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 
 import pyarrow as pa
 import pyarrow.types as types
-from pyspark.errors import PySparkTypeError
+from pyspark.errors import PySparkTypeError, PySparkValueError
+from pyspark.sql import DataFrame
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_type
 from pyspark.sql.types import ArrayType, DataType, MapType, NullType, StructType, UserDefinedType
 
@@ -44,6 +46,22 @@ def arrow_schema_of(schema: StructType) -> pa.Schema:
         _refuse_unsupported(field.name, field.dataType)
         fields.append(pa.field(field.name, to_arrow_type(field.dataType), nullable=field.nullable))
     return pa.schema(fields)
+
+
+def readable_schema(df: DataFrame) -> StructType:
+    """`df.schema`, or ConfigurationError naming a column whose type only Spark's JVM knows."""
+    try:
+        return df.schema
+    except PySparkValueError:
+        for field in json.loads(df._jdf.schema().json())["fields"]:
+            try:
+                StructType.fromJson({"type": "struct", "fields": [field]})
+            except PySparkValueError as error:
+                raise ConfigurationError(
+                    f"column {field['name']!r} is of type {field['type']}, which Python cannot hold; cast it "
+                    "or drop it"
+                ) from error
+        raise
 
 
 def spark_schema_of(schema: pa.Schema) -> StructType:

@@ -27,7 +27,7 @@ from tidegate.spark_bridge.bounded import run_spark_action
 from tidegate.spark_bridge.errors import SparkBridgeError
 from tidegate.spark_bridge.parquet_source import ParquetSource
 from tidegate.spark_bridge.parquet_writer import FILE_ROWS_MAX, ROWS_PER_GROUP, FileLimits, write_files
-from tidegate.spark_bridge.spark_types import arrow_schema_of
+from tidegate.spark_bridge.spark_types import arrow_schema_of, readable_schema
 from tidegate.spark_bridge.staged import MANIFEST_PATH, StagedFile, already_staged, write_manifest
 from tidegate.storage.errors import AlreadyExistsError, ConfigurationError, StorageError
 from tidegate.storage.filesystem import open_store
@@ -67,7 +67,7 @@ def stage_dataframe(
         raise ConfigurationError(
             f"rows_per_group ({rows_per_group}) and files_max_rows ({files_max_rows}) must be at least 1"
         )
-    schema = arrow_schema_of(df.schema)
+    schema = arrow_schema_of(readable_schema(df))
     store = open_store(url)
     if store.exists(MANIFEST_PATH):
         raise already_staged(store.url)

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pyarrow.types as types
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -20,12 +19,10 @@ from pyspark.sql import functions as F
 from tidegate.spark_bridge.bounded import run_spark_action
 from tidegate.spark_bridge.parquet_source import local_root
 from tidegate.spark_bridge.spark_types import for_spark, spark_schema_of
-from tidegate.storage.envelope import checksum_of
-from tidegate.storage.errors import CorruptionError
 from tidegate.storage.filesystem import open_store
 from tidegate.storage.metadata import DataFile
 from tidegate.storage.store import Store
-from tidegate.storage.table_files import VERSION_COLUMN
+from tidegate.storage.table_files import VERSION_COLUMN, read_data_file
 from tidegate.storage.table_log import TableLog
 
 _GLOB_CHARACTERS = frozenset("*?[]{}\\,")
@@ -42,9 +39,8 @@ def table_to_dataframe(spark: SparkSession, url: str, *, timeout_s: float = 120.
     store = open_store(url)
     snapshot = TableLog(store).snapshot()
     upsert = snapshot.info.mode == "upsert"
-    table_schema = pa.ipc.read_schema(pa.py_buffer(snapshot.info.schema))
-    stored = _stored_schema(table_schema, upsert)
-    files = tuple(snapshot.files)
+    stored = _stored_schema(snapshot.info.arrow_schema, upsert)
+    files = snapshot.files
     if not files:
         shown = [field for field in stored if field.name != VERSION_COLUMN]
         return spark.createDataFrame([], spark_schema_of(pa.schema(shown)))
@@ -105,17 +101,10 @@ def _files_reader(
             for partition in batch.column(0).to_pylist():
                 first = partition * _FILES_PER_PARTITION
                 for file in files[first : first + _FILES_PER_PARTITION]:
-                    yield from _read_file(store, file, schema)
+                    table = read_data_file(store, file)
+                    yield from table.select(schema.names).cast(schema).to_batches()
 
     return read_files
-
-
-def _read_file(store: Store, file: DataFile, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    data = store.read(file.path)
-    if checksum_of(data) != file.checksum:
-        raise CorruptionError(f"{file.path} at {store.url} is damaged: its checksum does not match")
-    table = pq.read_table(pa.BufferReader(data), use_threads=False)
-    yield from table.select(schema.names).cast(schema).to_batches()
 
 
 def _latest_rows(rows: DataFrame, keys: tuple[str, ...]) -> DataFrame:

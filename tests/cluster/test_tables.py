@@ -1,0 +1,184 @@
+"""Committed rows of tables as Spark DataFrames."""
+
+from __future__ import annotations
+
+import datetime as dt
+from pathlib import Path
+
+import polars as pl
+import pyarrow as pa
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import types as T
+
+from tidegate.spark_bridge import RayDPSession, table_to_dataframe
+from tidegate.storage.errors import TableError
+from tidegate.storage.filesystem import open_store
+from tidegate.storage.ids import CheckpointId, JobId
+from tidegate.storage.metadata import DataFile
+from tidegate.storage.table_files import VERSION_COLUMN, read_table, write_data_file
+from tidegate.storage.table_log import TableInfo, TableLog
+
+JOB = JobId("job-00000001")
+SCHEMA = pa.schema(
+    [
+        pa.field("k", pa.string()),
+        pa.field("n`.x", pa.int64(), nullable=False),
+        ("day", pa.date32()),
+        ("at", pa.timestamp("us", "UTC")),
+        ("wall", pa.timestamp("us")),
+        ("amount", pa.decimal128(9, 2)),
+    ]
+)
+AT = dt.datetime(2013, 1, 1, 5, tzinfo=dt.UTC)
+
+
+def row(key: str | None, n: int) -> dict[str, object]:
+    """A row of `SCHEMA` whose values all follow from `n`."""
+    at = AT + dt.timedelta(hours=n)
+    return {"k": key, "n`.x": n, "day": at.date(), "at": at, "wall": at.replace(tzinfo=None), "amount": n}
+
+
+class Table:
+    """A table that tests write as a job's sinks would."""
+
+    def __init__(self, url: str, schema: pa.Schema, keys: tuple[str, ...] = ()) -> None:
+        self.url = url
+        self._store = open_store(url)
+        self._log = TableLog(self._store)
+        self._schema = schema
+        self._upsert = bool(keys)
+        self._commits = 0
+        self._log.create(TableInfo.of(schema, "upsert" if keys else "append", keys))
+        self._log.claim(JOB, None, "error")
+
+    def write(self, rows: list[dict[str, object]], version: int = 0) -> DataFile:
+        """Write a data file without committing it."""
+        data = pa.Table.from_pylist(rows, schema=self._schema)
+        if self._upsert:
+            data = data.append_column(VERSION_COLUMN, pa.array([version] * len(rows), pa.int64()))
+        name = f"data/{JOB}/000000/{self._commits}-{version}-{len(rows)}.parquet"
+        return write_data_file(self._store, name, data.to_batches())
+
+    def commit(self, *files: DataFile) -> None:
+        self._commits += 1
+        self._log.commit(JOB, CheckpointId(self._commits), files)
+
+    def arrow(self) -> pa.Table:
+        return read_table(self._store)
+
+
+def sorted_rows(table: pa.Table) -> list[dict[str, object]]:
+    """Rows in an order that does not depend on the reader."""
+    return sorted(table.to_pylist(), key=repr)
+
+
+def collected(session: RayDPSession, url: str) -> list[dict[str, object]]:
+    """The rows that Spark shows, with aware timestamps as Arrow gives them."""
+    df = table_to_dataframe(session.spark, url)
+    rows = [r.asDict() for r in df.collect()]
+    for name in (f.name for f in df.schema if isinstance(f.dataType, T.TimestampType)):
+        for r in rows:
+            if r[name] is not None:
+                r[name] = r[name].astimezone(dt.UTC)
+    return sorted(rows, key=repr)
+
+
+def test_an_append_table_shows_what_is_committed_and_no_more(
+    raydp_session: RayDPSession, tmp_path: Path
+) -> None:
+    """Rows of committed files appear with their types; a written file without a commit does not."""
+    table = Table(str(tmp_path), SCHEMA)
+    table.commit(table.write([row("a", 1), row(None, 2)]))
+    before = table_to_dataframe(raydp_session.spark, str(tmp_path))
+    table.commit(table.write([row("a", 1)], 1), table.write([row("b", 4), row("b", 5)], 2))
+    table.write([row("never", 9)], 3)
+    assert collected(raydp_session, str(tmp_path)) == sorted_rows(table.arrow())
+    assert len(table.arrow()) == 5
+    assert before.count() == 2
+    assert [field.dataType for field in before.schema] == [
+        T.StringType(),
+        T.LongType(),
+        T.DateType(),
+        T.TimestampType(),
+        T.TimestampNTZType(),
+        T.DecimalType(9, 2),
+    ]
+
+
+@pytest.mark.parametrize("place", ["plain", "pattern {a,b}"])
+def test_an_upsert_table_shows_the_latest_row_of_each_key(
+    raydp_session: RayDPSession, tmp_path: Path, place: str
+) -> None:
+    """In any order of versions, for null keys too, and under a path that Spark would take for a pattern."""
+    url = str(tmp_path / place)
+    table = Table(url, SCHEMA, keys=("k", "day"))
+    table.commit(table.write([row("a", 1), row("b", 2), row(None, 3)], version=1))
+    table.commit(table.write([row("a", 4)], version=3), table.write([row("a", 5), row(None, 6)], version=2))
+    shown = collected(raydp_session, url)
+    assert [(r["k"], r["n`.x"]) for r in shown] == [("a", 4), ("b", 2), (None, 6)]
+    assert shown == sorted_rows(table.arrow())
+    assert VERSION_COLUMN not in table_to_dataframe(raydp_session.spark, url).columns
+
+
+@pytest.mark.parametrize("keys", [(), ("k",)])
+def test_an_empty_table_has_its_schema(
+    raydp_session: RayDPSession, tmp_path: Path, keys: tuple[str, ...]
+) -> None:
+    """No rows, the columns of the table, no hidden one."""
+    Table(str(tmp_path), SCHEMA, keys)
+    df = table_to_dataframe(raydp_session.spark, str(tmp_path))
+    assert df.columns == SCHEMA.names
+    assert df.count() == 0
+
+
+def test_types_that_spark_lacks_are_widened(raydp_session: RayDPSession, tmp_path: Path) -> None:
+    """Unsigned numbers, nanoseconds and nested columns come through with their values, over many files."""
+    schema = pa.schema(
+        [
+            ("small", pa.uint32()),
+            ("big", pa.uint64()),
+            ("at", pa.timestamp("ns", "Europe/Berlin")),
+            ("tags", pa.large_list(pa.large_string())),
+            ("took", pa.duration("ms")),
+            ("point", pa.struct([("x", pa.uint8())])),
+        ]
+    )
+    table = Table(str(tmp_path), schema)
+    values = {"small": 2**32 - 1, "big": 2**64 - 1, "at": AT, "took": dt.timedelta(milliseconds=5)}
+    for n in range(20):
+        table.commit(table.write([values | {"tags": [str(n), None], "point": {"x": 200}}], n))
+    shown = collected(raydp_session, str(tmp_path))
+    assert all(values.items() <= r.items() for r in shown)
+    assert sorted(int(r["tags"][0]) for r in shown) == list(range(20))  # type: ignore[index]
+    assert {tuple(r["point"]) for r in shown} == {(200,)}  # type: ignore[arg-type]
+
+
+def test_a_value_that_does_not_fit_is_an_error(raydp_session: RayDPSession, tmp_path: Path) -> None:
+    """Nanoseconds that microseconds cannot hold fail rather than being cut off."""
+    table = Table(str(tmp_path), pa.schema([("at", pa.timestamp("ns"))]))
+    nanosecond = pl.DataFrame({"at": pl.Series([1], dtype=pl.Datetime("ns"))}).to_arrow()
+    table.commit(table.write(nanosecond.to_pylist()))
+    with pytest.raises(PySparkException, match="would lose data"):
+        table_to_dataframe(raydp_session.spark, str(tmp_path)).collect()
+
+
+def test_a_damaged_file_is_found_when_read_through_the_store(
+    raydp_session: RayDPSession, tmp_path: Path
+) -> None:
+    """Executors verify checksums."""
+    table = Table(str(tmp_path), pa.schema([("n", pa.uint64())]))
+    file = table.write([{"n": 1}])
+    table.commit(file)
+    path = tmp_path / file.path
+    data = bytearray(path.read_bytes())
+    data[6] ^= 1
+    path.write_bytes(bytes(data))
+    with pytest.raises(PySparkException, match="checksum does not match"):
+        table_to_dataframe(raydp_session.spark, str(tmp_path)).collect()
+
+
+def test_no_table_is_an_error(raydp_session: RayDPSession, tmp_path: Path) -> None:
+    """A url without a table is told apart from an empty table."""
+    with pytest.raises(TableError, match="table"):
+        table_to_dataframe(raydp_session.spark, str(tmp_path))

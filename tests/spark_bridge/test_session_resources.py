@@ -1,0 +1,61 @@
+"""What a session asks of a cluster."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tidegate.spark_bridge.resources import SessionResources, parse_executor_memory_bytes
+from tidegate.storage.errors import ConfigurationError
+
+
+@given(
+    executors=st.integers(1, 8),
+    cores=st.integers(1, 4),
+    slots=st.integers(1, 5),
+    memory=st.integers(450, 4096),
+)
+def test_every_slot_finds_its_cpu_in_its_bundle(executors: int, cores: int, slots: int, memory: int) -> None:
+    """Bundles hold the executor and one CPU a slot; slots spread evenly, and the cluster holds all of it."""
+    resources = SessionResources.of(executors, cores, f"{memory}m", slots)
+    bundles = resources.bundles()
+    free = [bundle["CPU"] - cores for bundle in bundles]
+    for slot in range(resources.slots):
+        free[resources.bundle_of_slot(slot)] -= 1
+        assert max(free) - min(free) <= 1
+    assert free == [0] * executors
+    assert all(bundle["memory"] == memory * 2**20 for bundle in bundles)
+    assert resources.cluster_cpus == sum(bundle["CPU"] for bundle in bundles) + 1
+    assert resources.executor_memory_mib == f"{memory}m"
+
+
+@pytest.mark.parametrize(
+    ("memory", "expected"),
+    [("512m", 512 << 20), ("1g", 1 << 30), ("1GB", 1 << 30), (" 600 MiB ", 600 << 20), (1 << 30, 1 << 30)],
+)
+def test_memory_is_understood_as_spark_does(memory: str | int, expected: int) -> None:
+    """Units are powers of 1024 in any case; a number is bytes."""
+    assert parse_executor_memory_bytes(memory) == expected
+
+
+@pytest.mark.parametrize("memory", ["1.5g", "lots", "", "512", "449m", 1000])
+def test_memory_that_spark_would_refuse_is_refused_at_once(memory: str | int) -> None:
+    """Not a size, or less than Spark's minimum: an error that names the setting and its value."""
+    with pytest.raises(ConfigurationError, match="executor_memory"):
+        parse_executor_memory_bytes(memory)
+
+
+@pytest.mark.parametrize("wrong", ["executors", "executor_cores", "slots_per_executor"])
+def test_counts_below_one_are_refused_by_name(wrong: str) -> None:
+    """The error names the argument."""
+    counts = {"executors": 1, "executor_cores": 1, "slots_per_executor": 1} | {wrong: 0}
+    with pytest.raises(ConfigurationError, match=f"{wrong} must be at least 1"):
+        SessionResources.of(executor_memory="1g", **counts)
+
+
+@pytest.mark.parametrize("slot", [-1, 4])
+def test_a_slot_that_does_not_exist_is_refused(slot: int) -> None:
+    """Slots are numbered from 0."""
+    with pytest.raises(ConfigurationError, match="slot"):
+        SessionResources.of(2, 1, "1g", 2).bundle_of_slot(slot)
