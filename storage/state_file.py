@@ -264,12 +264,12 @@ def _check_header(header: Buffer, where: str) -> None:
 
 
 def _footer_of(data: memoryview, where: str) -> tuple[SectionRef, ...]:
-    _check_header(data[: _HEADER.size], where)
     if len(data) < _HEADER.size + _TRAILER_BYTES:
         raise CorruptionError(f"{where} is damaged: it is too short")
     (digest,) = _DIGEST.unpack(data[-_DIGEST.size :])
     if xxhash.xxh3_64_intdigest(data[: -_DIGEST.size]) != digest:
         raise CorruptionError(f"{where} is damaged: its checksum does not match")
+    _check_header(data[: _HEADER.size], where)
     seal = data[-_TRAILER_BYTES:]
     length, _ = _FOOTER_SEAL.unpack_from(seal)
     return _decode_footer(data[len(data) - _TRAILER_BYTES - length : -_TRAILER_BYTES], seal, where)

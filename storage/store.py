@@ -37,7 +37,10 @@ class Store(Protocol):
         ...
 
     def list(self, prefix: str) -> list[str]:
-        """Names (not paths) directly under a folder, files and folders, sorted. Empty when there is no folder."""
+        """Names (not paths) directly under a folder, files and folders, sorted. Empty when there is no folder.
+
+        A folder whose files were all deleted may still be named: some S3 servers keep it for a while.
+        """
         ...
 
     def delete(self, path: str) -> None:

@@ -1,0 +1,144 @@
+"""A real S3 server for tests: SeaweedFS from its wheel, on loopback, gone when the block ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sysconfig
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import botocore.session
+from botocore.config import Config
+from botocore.exceptions import BotoCoreError, ClientError
+
+BUCKET = "tidegate-tests"
+_KEY, _SECRET = "tidegate", "tidegate-secret"
+_START_TRIES_MAX = 3
+_READY_WITHIN_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class S3Server:
+    """Where a running server is and who may use it."""
+
+    endpoint_url: str
+
+    @property
+    def options(self) -> dict[str, object]:
+        """Options of `open_store` for this server."""
+        return {"endpoint_url": self.endpoint_url, "key": _KEY, "secret": _SECRET}
+
+
+@contextmanager
+def run_seaweed(folder: Path) -> Iterator[S3Server]:
+    """Start a server on `folder`, wait until it has made the bucket, and stop it at the end."""
+    identity = {"accessKey": _KEY, "secretKey": _SECRET}
+    actions = ["Admin", "Read", "Write", "List", "Tagging"]
+    config = {"identities": [{"name": "tests", "credentials": [identity], "actions": actions}]}
+    (folder / "s3.json").write_text(json.dumps(config))
+    for attempt in range(_START_TRIES_MAX):
+        # Another process may take a port between the choice and the start, so a start that dies is tried
+        # again.
+        ports = _free_ports(5)
+        process = _start(folder, ports)
+        try:
+            server = S3Server(f"http://127.0.0.1:{ports[0]}")
+            if _make_bucket(process, server):
+                yield server
+                return
+            log = (folder / "weed.log").read_text(errors="replace")[-2000:]
+            assert attempt + 1 < _START_TRIES_MAX, f"the S3 server does not start:\n{log}"
+        finally:
+            process.kill()
+            process.wait()
+
+
+def _start(folder: Path, ports: list[int]) -> subprocess.Popen[bytes]:
+    s3, master, filer, volume, admin = ports
+    command = [
+        str(Path(sysconfig.get_path("scripts")) / "weed"),
+        "mini",
+        "-ip=127.0.0.1",
+        "-ip.bind=127.0.0.1",
+        f"-dir={folder}",
+        f"-s3.config={folder / 's3.json'}",
+        f"-s3.port={s3}",
+        f"-master.port={master}",
+        f"-filer.port={filer}",
+        f"-volume.port={volume}",
+        f"-admin.port={admin}",
+        "-s3.port.iceberg=0",
+        "-s3.port.lance=0",
+        "-admin.ui=false",
+        "-webdav=false",
+    ]
+    environment = os.environ | {"HOME": str(folder), "GOMEMLIMIT": "150MiB", "GOGC": "50"}
+    with (folder / "weed.log").open("wb") as log:
+        return subprocess.Popen(
+            command,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            env=environment,
+            cwd=folder,
+        )
+
+
+def _make_bucket(process: subprocess.Popen[bytes], server: S3Server) -> bool:
+    """Whether the server made the bucket before it died or the time was over."""
+    client = botocore.session.get_session().create_client(
+        "s3",
+        endpoint_url=server.endpoint_url,
+        aws_access_key_id=_KEY,
+        aws_secret_access_key=_SECRET,
+        region_name="us-east-1",
+        config=Config(connect_timeout=2, read_timeout=10, retries={"total_max_attempts": 1}),
+    )
+    deadline = time.monotonic() + _READY_WITHIN_S
+    while time.monotonic() < deadline:
+        with suppress(BotoCoreError, ClientError):
+            client.create_bucket(Bucket=BUCKET)
+            return True
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=0.1)
+            return False
+    return False
+
+
+def _free_ports(count: int) -> list[int]:
+    """Loopback ports that are free now, and the ports 10,000 above them, which SeaweedFS takes for gRPC."""
+    ports: list[int] = []
+    with _Sockets() as sockets:
+        for candidate in range(20_000 + os.getpid() % 10_000, 45_000):
+            if sockets.bind(candidate) and sockets.bind(candidate + 10_000):
+                ports.append(candidate)
+            if len(ports) == count:
+                return ports
+    raise AssertionError("no free ports for the S3 server")
+
+
+class _Sockets:
+    def __init__(self) -> None:
+        self._open: list[socket.socket] = []
+
+    def __enter__(self) -> _Sockets:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for bound in self._open:
+            bound.close()
+
+    def bind(self, port: int) -> bool:
+        probe = socket.socket()
+        self._open.append(probe)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+        return True
