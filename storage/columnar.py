@@ -128,15 +128,10 @@ class ValueColumn:
         stop = start + len(values)
         if values.null_count > 0:
             self.track_nulls(start)[start:stop] = values.is_valid().to_numpy(zero_copy_only=False)
-            values = values.fill_null(pa.scalar(self._spec.identity, self.values_type).cast(values.type))
         elif self.valid is not None:
             self.valid[start:stop] = 1
-        self.values[start:stop] = values.view(self.values_type).to_numpy()
-
-    @property
-    def values_type(self) -> pa.DataType:
-        """Arrow's name of the raw values."""
-        return pa.from_numpy_dtype(self.values.dtype)
+        raw = values.view(pa.from_numpy_dtype(self.values.dtype))
+        self.values[start:stop] = raw.fill_null(self._spec.identity).to_numpy()
 
 
 class KeyColumns:

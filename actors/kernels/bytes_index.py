@@ -167,9 +167,7 @@ def _upsert(
                     if entries[2 * home] == word:
                         slot = (entries[2 * home + 1] & SLOT_MASK) - 1
                         known = arena_offsets[slot]
-                        if arena_offsets[slot + 1] - known == length and _equal(
-                            arena, known, data, start, length
-                        ):
+                        if arena_offsets[slot + 1] - known == length and _equal(arena, known, data, start, length):
                             break
                     home = (home + 1) & mask
             meta = entries[2 * home + 1]

@@ -22,6 +22,7 @@ from tidegate.storage.errors import ConfigurationError
 NO_MASK: NDArray[np.uint8] = np.empty(0, dtype=np.uint8)
 """Stands for "no nulls" where a kernel takes a validity mask."""
 
+_NO_BYTES: NDArray[np.uint8] = np.empty(0, dtype=np.uint8)
 _CANONICAL_NAN = np.float64(np.nan)
 
 
@@ -32,6 +33,9 @@ class Words:
     words: NDArray[np.int64]
     valid: NDArray[np.uint8]
 
+    def __post_init__(self) -> None:
+        _read_only(self.words)
+
 
 @dataclass(frozen=True, slots=True)
 class Strings:
@@ -40,6 +44,10 @@ class Strings:
     offsets: NDArray[np.int64]
     data: NDArray[np.uint8]
     valid: NDArray[np.uint8]
+
+    def __post_init__(self) -> None:
+        _read_only(self.offsets)
+        _read_only(self.data)
 
 
 def key_column(batch: pa.RecordBatch, name: str) -> pa.Array:
@@ -84,8 +92,9 @@ def fixed_values(column: pa.Array) -> NDArray[Any]:
     assert dtype is not None, f"{column.type} has no fixed-width storage"
     buffer = column.buffers()[1]
     if len(column) == 0 or buffer is None:
-        return np.zeros(len(column), dtype=dtype)
-    return np.frombuffer(buffer, dtype=dtype, count=len(column), offset=column.offset * dtype.itemsize)
+        return _read_only(np.zeros(len(column), dtype=dtype))
+    offset_bytes = column.offset * dtype.itemsize
+    return _read_only(np.frombuffer(buffer, dtype=dtype, count=len(column), offset=offset_bytes))
 
 
 def is_word_type(data_type: pa.DataType) -> bool:
@@ -128,6 +137,12 @@ def key_forms(batch: pa.RecordBatch, columns: Sequence[str]) -> list[Words | Str
     return [key_form(key_column(batch, name), name) for name in columns]
 
 
+def _read_only(values: NDArray[Any]) -> NDArray[Any]:
+    """The same array. numba compiles a kernel once more for arrays that may be written to: let there be one kind."""
+    values.flags.writeable = False
+    return values
+
+
 def _bits(buffer: pa.Buffer, offset: int, length: int) -> NDArray[np.uint8]:
     first_byte = offset // 8
     count = (offset + length + 7) // 8 - first_byte
@@ -147,10 +162,10 @@ def _strings(column: pa.Array, offset_dtype: np.dtype[Any]) -> Strings:
     rows = len(column)
     _, offset_buffer, data_buffer = column.buffers()
     if rows == 0 or offset_buffer is None:
-        return Strings(np.zeros(rows + 1, dtype=np.int64), NO_MASK, valid_mask(column))
+        return Strings(np.zeros(rows + 1, dtype=np.int64), _NO_BYTES, valid_mask(column))
     start = column.offset * offset_dtype.itemsize
     offsets = np.frombuffer(offset_buffer, dtype=offset_dtype, count=rows + 1, offset=start)
-    data = NO_MASK if data_buffer is None else np.frombuffer(data_buffer, dtype=np.uint8)
+    data = _NO_BYTES if data_buffer is None else np.frombuffer(data_buffer, dtype=np.uint8)
     return Strings(offsets.astype(np.int64, copy=False), data, valid_mask(column))
 
 
@@ -158,5 +173,5 @@ def _fixed_strings(column: pa.Array, width: int) -> Strings:
     rows = len(column)
     offsets = np.arange(column.offset, column.offset + rows + 1, dtype=np.int64) * width
     buffer = column.buffers()[1]
-    data = NO_MASK if buffer is None else np.frombuffer(buffer, dtype=np.uint8)
+    data = _NO_BYTES if buffer is None else np.frombuffer(buffer, dtype=np.uint8)
     return Strings(offsets, data, valid_mask(column))

@@ -18,6 +18,8 @@ from tidegate.actors.kernels.jit import kernel
 from tidegate.storage.columnar import array_of, storage_dtype
 from tidegate.storage.state import subtask_of_key_group
 
+_SLACK_BYTES = 4096
+
 
 def subtask_table(max_parallelism: int, parallelism: int) -> NDArray[np.uint16]:
     """Subtask of each key group, shape (max_parallelism,)."""
@@ -48,6 +50,13 @@ def gather(batch: pa.RecordBatch, rows: NDArray[np.int32]) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(
         [_gather_column(column, rows, selection) for column in batch.columns], schema=batch.schema
     )
+
+
+def compact(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The batch itself if its buffers hold hardly more than its rows, otherwise a copy of its rows."""
+    if batch.get_total_buffer_size() <= batch.nbytes + batch.nbytes // 8 + _SLACK_BYTES:
+        return batch
+    return gather(batch, np.arange(batch.num_rows, dtype=np.int32))
 
 
 def _gather_column(column: pa.Array, rows: NDArray[np.int32], selection: pa.Array) -> pa.Array:

@@ -54,20 +54,14 @@ def _bytes_of(value: object) -> bytes:
     return (value % (1 << 64)).to_bytes(8, "little")
 
 
-def partition_reference(
-    hashes: NDArray[np.uint64], max_parallelism: int, parallelism: int
-) -> list[NDArray[np.int64]]:
+def partition_reference(hashes: NDArray[np.uint64], max_parallelism: int, parallelism: int) -> list[NDArray[np.int64]]:
     """Reference of `partition.partition`: the rows of each subtask, in order."""
     groups = [key_group_of_hash(int(value), max_parallelism) for value in hashes]
     subtasks = [subtask_of_key_group(group, max_parallelism, parallelism) for group in groups]
-    return [
-        np.array([i for i, s in enumerate(subtasks) if s == t], dtype=np.int64) for t in range(parallelism)
-    ]
+    return [np.array([i for i, s in enumerate(subtasks) if s == t], dtype=np.int64) for t in range(parallelism)]
 
 
-def upsert_reference(
-    index: dict[Hashable, int], keys: Sequence[Hashable]
-) -> tuple[list[int], list[int], list[int]]:
+def upsert_reference(index: dict[Hashable, int], keys: Sequence[Hashable]) -> tuple[list[int], list[int], list[int]]:
     """Reference of `key_index.KeyIndex.upsert`: slots, first rows, new rows."""
     slots: list[int] = []
     first_rows: list[int] = []

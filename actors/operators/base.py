@@ -1,7 +1,7 @@
 """What an operator is: the contract between the task machine and the code that transforms batches.
 
-An operator runs inside one task, on one thread. It is a function of its input and its state: no I/O, no clock, no
-threads, no randomness, so that the same machine gives the same result on every runtime.
+An operator runs inside one task, on one thread. It is a function of its input and its state: no I/O, no
+clock, no threads, no randomness, so that the same machine gives the same result on every runtime.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class Operator:
     def open(self, context: OperatorContext, restored: Sequence[StateTable]) -> None:
         """Called once, before anything else.
 
-        `restored` holds the tables of this operator's states from the checkpoint, already cut to the key groups of
-        this subtask for keyed state; empty on a fresh start.
+        `restored` holds the tables of this operator's states from the checkpoint, already cut to the key
+        groups of this subtask for keyed state; empty on a fresh start.
         """
         self.context = context
 

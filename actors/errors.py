@@ -1,0 +1,12 @@
+"""Errors of what runs: what went wrong inside a task, and in whose code."""
+
+from __future__ import annotations
+
+from tidegate.storage.errors import TidegateError
+
+
+class OperatorError(TidegateError):
+    """An operator failed on a batch.
+
+    Code of the user raised, or data does not fit what the operator was told.
+    """

@@ -1,0 +1,232 @@
+"""Running aggregates per key, exact through checkpoints and rescaling.
+
+Rules: a key's rows all come to the subtask that owns its key group (checked whenever a key is new); in mode
+`update` each input batch gives one output row per distinct key in it, with the current values, in order of
+first appearance; in mode `final` every key gives one row at the end of the input. State is one table: the key
+columns, then the accumulators.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from tidegate.actors.errors import OperatorError
+from tidegate.actors.kernels.columns import key_column, key_form
+from tidegate.actors.kernels.hashing import hash_columns
+from tidegate.actors.kernels.key_index import KeyIndex
+from tidegate.actors.kernels.partition import compact, gather, subtask_table
+from tidegate.actors.operators.accumulators import Accumulator, make_accumulator, value_specs
+from tidegate.actors.operators.aggregates import Aggregate, AggregateKind
+from tidegate.actors.operators.base import Emit, Operator, OperatorContext
+from tidegate.actors.operators.blame import blame
+from tidegate.storage.columnar import ColumnarState
+from tidegate.storage.errors import ConfigurationError, CorruptionError
+from tidegate.storage.state import OperatorSnapshot, StateTable
+
+STATE_NAME = "aggregate"
+
+_FINAL_ROWS_MAX = 65_536
+
+Fields = dict[str, tuple[pa.Field, ...]]
+
+
+class KeyedAggregate(Operator):
+    """Aggregates of each key. `keys` names the key columns, `aggregates` the output columns and what they
+    hold.
+
+    Raises ConfigurationError for no keys, no aggregates, or names that clash.
+    """
+
+    def __init__(
+        self,
+        keys: tuple[str, ...],
+        aggregates: Mapping[str, Aggregate],
+        emit: Literal["update", "final"] = "update",
+    ) -> None:
+        self._keys = tuple(keys)
+        self._aggregates = dict(aggregates)
+        self._emit_mode = emit
+        self._check_arguments()
+        self._index = KeyIndex(self._keys)
+        self._state: ColumnarState | None = None
+        self._fields: Fields = {}
+        self._accumulators: list[Accumulator] = []
+        self._seen_schema: pa.Schema | None = None
+
+    def validate(self, input_schema: pa.Schema) -> None:
+        """Raise ConfigurationError if batches of this schema cannot be aggregated so."""
+        self.output_schema(input_schema)
+
+    def output_schema(self, input_schema: pa.Schema) -> pa.Schema:
+        """Schema of what is emitted for input of a schema: key columns (dictionaries decoded), then
+        aggregates.
+
+        Raises ConfigurationError for a column that is missing or of a type that does not fit.
+        """
+        results = [pa.field(name, aggregate.output_type(input_schema)) for name, aggregate in self._aggregates.items()]
+        return pa.schema([*self._key_schema(input_schema), *results])
+
+    def open(self, context: OperatorContext, restored: Sequence[StateTable]) -> None:
+        """Take the state back from tables of any number of former subtasks.
+
+        CorruptionError if a table is not of this aggregate, has a key twice, or keys of other subtasks.
+        """
+        super().open(context, restored)
+        self._owners = subtask_table(context.max_parallelism, context.parallelism)
+        for table in restored:
+            self._restore(table)
+
+    def process(self, batch: pa.RecordBatch, emit: Emit) -> None:
+        """Add a batch to the accumulators. OperatorError if its columns do not fit, or a sum overflows."""
+        with blame(self.context, batch):
+            self._admit(batch.schema)
+            assert self._state is not None
+            keys = self._key_columns(batch)
+            upserted = self._index.upsert(keys)
+            slots_before = self._state.rows
+            if len(upserted.new_rows):
+                added = gather(keys, upserted.new_rows)
+                self._check_owner(added)
+                self._state.append(added)
+            assert self._state.rows == self._index.size, "a key without state"
+            for accumulator in self._accumulators:
+                accumulator.update(batch, upserted.slots, slots_before)
+        if self._emit_mode == "update":
+            rows = upserted.first_rows
+            all_distinct = len(rows) == batch.num_rows
+            shown = keys if all_distinct else gather(keys, rows)
+            slots = upserted.slots if all_distinct else upserted.slots[rows]
+            emit(self._output(shown, slots))
+
+    def snapshot(self) -> OperatorSnapshot:
+        """Freeze the state; without any key so far there is none."""
+        return OperatorSnapshot(self.context.uid, () if self._state is None else (self._state.freeze(),))
+
+    def finish(self, emit: Emit) -> None:
+        """In mode `final`, emit all keys in batches of at most 65,536 rows."""
+        if self._emit_mode == "final" and self._state is not None:
+            for first_slot, keys in self._state.key_chunks(_FINAL_ROWS_MAX):
+                slots = np.arange(first_slot, first_slot + keys.num_rows)
+                emit(self._output(keys, slots))
+
+    def _check_arguments(self) -> None:
+        if not self._keys:
+            raise ConfigurationError("aggregate needs at least one key column: key_by(...)")
+        if not self._aggregates:
+            raise ConfigurationError("aggregate needs at least one aggregate: aggregate(n=count())")
+        if self._emit_mode not in ("update", "final"):
+            raise ConfigurationError(f'emit must be "update" or "final", not {self._emit_mode!r}')
+        names = [*self._keys, *(n for name, a in self._aggregates.items() for n in _state_names(name, a))]
+        names += [name for name, a in self._aggregates.items() if a.kind is AggregateKind.MEAN]
+        doubles = sorted({name for name in names if names.count(name) > 1})
+        if doubles:
+            raise ConfigurationError(f"keys and aggregates must have different names; used twice: {doubles}")
+
+    def _key_schema(self, input_schema: pa.Schema) -> pa.Schema:
+        columns = self._key_columns(pa.RecordBatch.from_pylist([], input_schema))
+        for name in self._keys:
+            key_form(columns.column(name), name)
+        return columns.schema
+
+    def _key_columns(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        columns = [_one_zero(key_column(batch, name)) for name in self._keys]
+        return pa.RecordBatch.from_arrays(columns, names=list(self._keys))
+
+    def _admit(self, schema: pa.Schema) -> None:
+        """Check a batch's columns against the state; the first batch ever makes it."""
+        if self._seen_schema is not None and schema.equals(self._seen_schema):
+            return
+        key_schema = self._key_schema(schema)
+        fields = {name: a.state_fields(name, schema) for name, a in self._aggregates.items()}
+        if self._state is None:
+            self._create(key_schema, fields)
+        elif not key_schema.equals(self._state.key_schema) or fields != self._fields:
+            raise OperatorError(
+                f"operator {self.context.name!r} (uid {self.context.uid!r}) keeps "
+                f"{_shown(self._state.key_schema, self._fields)}, but the batch needs "
+                f"{_shown(key_schema, fields)}: a column has changed its type; cast it with with_columns "
+                f"before key_by, or pass schema= to the function that makes it"
+            )
+        self._seen_schema = schema
+
+    def _create(self, key_schema: pa.Schema, fields: Fields) -> None:
+        specs = [s for name, a in self._aggregates.items() for s in value_specs(a, fields[name])]
+        keys = self._keys
+        self._state = ColumnarState(
+            STATE_NAME, key_schema, specs, self.context.max_parallelism, lambda rows: hash_columns(rows, keys)
+        )
+        self._fields = fields
+        self._accumulators = [make_accumulator(a, fields[name], self._state) for name, a in self._aggregates.items()]
+
+    def _restore(self, table: StateTable) -> None:
+        rows = compact(table.rows)
+        if self._state is None:
+            self._create(*self._stored_layout(table))
+        assert self._state is not None
+        self._state.check_stored(rows.schema)
+        if rows.num_rows == 0:
+            return
+        keys = rows.select(list(self._keys))
+        self._check_owner(keys)
+        if len(self._index.upsert(keys).new_rows) < rows.num_rows:
+            raise CorruptionError(
+                f"state {table.state!r} of operator {self.context.uid!r} holds a key twice: the key groups "
+                f"of the checkpoint's tables overlap"
+            )
+        self._state.append_stored(rows)
+
+    def _stored_layout(self, table: StateTable) -> tuple[pa.Schema, Fields]:
+        expected = list(self._keys)
+        for name, aggregate in self._aggregates.items():
+            expected += _state_names(name, aggregate)
+        schema = table.rows.schema
+        if table.state != STATE_NAME or schema.names != expected:
+            raise CorruptionError(
+                f"operator {self.context.uid!r} expects stored columns {expected}, but state {table.state!r} "
+                f"has {schema.names}; restore with the keys and aggregates that wrote it, or change the uid"
+            )
+        fields = {
+            name: tuple(schema.field(column).remove_metadata() for column in _state_names(name, aggregate))
+            for name, aggregate in self._aggregates.items()
+        }
+        return pa.schema([pa.field(name, schema.field(name).type) for name in self._keys]), fields
+
+    def _check_owner(self, keys: pa.RecordBatch) -> None:
+        groups = hash_columns(keys, self._keys) % np.uint64(self.context.max_parallelism)
+        owners = self._owners[groups]
+        if np.any(owners != self.context.subtask):
+            row = int(np.argmax(owners != self.context.subtask))
+            raise OperatorError(
+                f"operator {self.context.name!r} (uid {self.context.uid!r}) on subtask "
+                f"{self.context.subtask + 1} of {self.context.parallelism} got the key "
+                f"{keys.slice(row, 1).to_pylist()[0]}, which belongs to subtask {int(owners[row]) + 1}: its "
+                f"input must be partitioned by {list(self._keys)}"
+            )
+
+    def _output(self, keys: pa.RecordBatch, slots: NDArray[Any]) -> pa.RecordBatch:
+        results = [accumulator.results(slots) for accumulator in self._accumulators]
+        return pa.RecordBatch.from_arrays([*keys.columns, *results], names=[*self._keys, *self._aggregates])
+
+
+def _state_names(name: str, aggregate: Aggregate) -> list[str]:
+    return [f"{name}.sum", f"{name}.count"] if aggregate.kind is AggregateKind.MEAN else [name]
+
+
+def _one_zero(column: pa.Array) -> pa.Array:
+    """Floats with one zero and one NaN, as they are hashed; other columns as they are."""
+    if not pa.types.is_floating(column.type):
+        return column
+    nan = pa.scalar(float("nan"), column.type)
+    positive = pc.add(column, pa.scalar(0.0, column.type))
+    return pc.if_else(pc.is_nan(positive), nan, positive)
+
+
+def _shown(key_schema: pa.Schema, fields: Fields) -> str:
+    columns: Iterator[pa.Field] = iter([*key_schema, *(f for group in fields.values() for f in group)])
+    return "(" + ", ".join(f"{field.name}: {field.type}" for field in columns) + ")"

@@ -1,0 +1,37 @@
+"""How an edge of the job graph repartitions batches: the part that travels with the graph."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from tidegate.storage.codec import wire
+from tidegate.storage.errors import ConfigurationError
+
+
+@wire
+class PartitioningKind(enum.Enum):
+    """Who gets a row: the same subtask, the owner of its key, one after the other, or everybody."""
+
+    FORWARD = "forward"
+    HASH = "hash"
+    REBALANCE = "rebalance"
+    BROADCAST = "broadcast"
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class Partitioning:
+    """The kind and, for HASH and only there, the key columns. ConfigurationError if the two contradict."""
+
+    kind: PartitioningKind
+    keys: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if (self.kind is PartitioningKind.HASH) != bool(self.keys):
+            raise ConfigurationError(
+                f"{self.kind.value} partitioning with keys {list(self.keys)}: hash partitioning needs at "
+                f"least one key column, the other kinds take none"
+            )
+        if len(set(self.keys)) != len(self.keys):
+            raise ConfigurationError(f"a key column is named twice: {list(self.keys)}")
