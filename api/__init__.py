@@ -1,0 +1,62 @@
+"""tidegate: exactly-once, stateful stream programs in Python, run as Ray actors beside Spark executors.
+
+    import tidegate as tg
+
+This room is what a driver script imports: the environment, streams, aggregates, configuration, and errors.
+`tidegate.recovery` lists, verifies and restores checkpoints; `tidegate.testing` runs a pipeline under simulated faults.
+"""
+
+from __future__ import annotations
+
+from tidegate.actors.errors import OperatorError
+from tidegate.actors.operators.aggregates import Aggregate, count, max, mean, min, sum
+from tidegate.actors.runtimes.context import DataPlaneOptions
+from tidegate.actors.runtimes.job import JobProgress
+from tidegate.actors.sources import ReadResult, Source, SourceReader, SourceSplit
+from tidegate.config import CheckpointConfig, load_config
+from tidegate.environment import StreamEnvironment
+from tidegate.job import Job
+from tidegate.recovery.restart import RestartStrategy
+from tidegate.storage.errors import (
+    CheckpointError,
+    ConfigurationError,
+    CorruptionError,
+    JobFailedError,
+    StorageError,
+    TableError,
+    TidegateError,
+)
+from tidegate.stream import KeyedStream, Stream
+from tidegate.tables import CollectedRows, OutputTable
+
+__all__ = [
+    "Aggregate",
+    "CheckpointConfig",
+    "CheckpointError",
+    "CollectedRows",
+    "ConfigurationError",
+    "CorruptionError",
+    "DataPlaneOptions",
+    "Job",
+    "JobFailedError",
+    "JobProgress",
+    "KeyedStream",
+    "OperatorError",
+    "OutputTable",
+    "ReadResult",
+    "RestartStrategy",
+    "Source",
+    "SourceReader",
+    "SourceSplit",
+    "StorageError",
+    "Stream",
+    "StreamEnvironment",
+    "TableError",
+    "TidegateError",
+    "count",
+    "load_config",
+    "max",
+    "mean",
+    "min",
+    "sum",
+]

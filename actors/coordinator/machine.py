@@ -209,8 +209,8 @@ class CoordinatorMachine:
             return
         if state.status is JobStatus.RESTARTING:
             return
-        delay_ms = self._spec.restart.decide(state.failure_times_ms, at_ms)
         state.failure_times_ms = (*state.failure_times_ms, at_ms)[-FAILURES_REMEMBERED_MAX:]
+        delay_ms = self._spec.restart.decide(state.failure_times_ms, at_ms)
         state.last_failure = reason
         if delay_ms is None:
             self._end(JobStatus.FAILED, reason, at_ms)

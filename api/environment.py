@@ -1,0 +1,267 @@
+"""The environment: where a driver script makes its streams and runs them."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import tempfile
+import uuid
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+import pyarrow as pa
+
+from tidegate.actors.graph.stream_graph import StreamNode, translate
+from tidegate.actors.memory_source import MemorySource
+from tidegate.actors.runtimes.context import DataPlaneOptions, OpenStore
+from tidegate.actors.runtimes.job import Runtime, Submission
+from tidegate.actors.runtimes.local import LocalRuntime
+from tidegate.actors.sources import Source
+from tidegate.config import CheckpointConfig, load_config
+from tidegate.job import Job
+from tidegate.recovery import RestartStrategy
+from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.filesystem import check_conditional_create, open_store
+from tidegate.storage.ids import OperatorUid
+from tidegate.stream import Stream
+from tidegate.submission import JobRequest, make_job_id, prepare
+from tidegate.tables import CollectedRows, OutputTable
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from tidegate.spark_bridge import RayDPSession
+
+
+class StreamEnvironment:
+    """Makes streams and runs them. Use it as a context manager; make one with `local` or `raydp`."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        parallelism: int,
+        *,
+        checkpoints: CheckpointConfig | None = None,
+        options: DataPlaneOptions | None = None,
+        open_store: OpenStore = open_store,
+        session: RayDPSession | None = None,
+    ) -> None:
+        if parallelism < 1:
+            raise ConfigurationError(f"parallelism={parallelism}: at least 1 is needed")
+        self.parallelism = parallelism
+        self.open_store = open_store
+        self._runtime = runtime
+        self._checkpoints = checkpoints if checkpoints is not None else CheckpointConfig()
+        self._options = options if options is not None else DataPlaneOptions()
+        self._session = session
+        self._reset()
+
+    # --- making one -----------------------------------------------------------------------------------------------
+
+    @classmethod
+    def local(
+        cls,
+        parallelism: int = 1,
+        *,
+        config: str | os.PathLike[str] | Mapping[str, object] | None = None,
+        options: DataPlaneOptions | None = None,
+    ) -> Self:
+        """Run jobs in this process: no Ray, no JVM."""
+        checkpoints = None if config is None else load_config(config).checkpoints
+        return cls(LocalRuntime(), parallelism, checkpoints=checkpoints, options=options)
+
+    @classmethod
+    def raydp(
+        cls,
+        executors: int = 2,
+        executor_cores: int = 1,
+        executor_memory: str | int = "1g",
+        slots_per_executor: int = 2,
+        *,
+        parallelism: int | None = None,
+        app_name: str = "tidegate",
+        config: str | os.PathLike[str] | Mapping[str, object] | None = None,
+        options: DataPlaneOptions | None = None,
+        ray_address: str | None = None,
+        spark_configs: Mapping[str, str] | None = None,
+        ray_options: Mapping[str, Any] | None = None,
+        include_dashboard: bool = True,
+    ) -> Self:
+        """Run jobs as Ray actors that live beside Spark executors; `env.spark` is the SparkSession.
+
+        Starts Ray on this machine, or joins the cluster at `ray_address`, and Spark on it through RayDP. A slot holds
+        one subtask of each vertex; `parallelism` defaults to the number of executors, and is at most the slots.
+        """
+        from tidegate.actors.runtimes.ray_runtime import RayRuntime, SlotPlacement
+        from tidegate.spark_bridge import RayDPSession
+
+        checkpoints = None if config is None else load_config(config).checkpoints
+        session = RayDPSession.start(
+            app_name,
+            executors=executors,
+            executor_cores=executor_cores,
+            executor_memory=executor_memory,
+            slots_per_executor=slots_per_executor,
+            ray_address=ray_address,
+            spark_configs=spark_configs,
+            ray_options=ray_options,
+            include_dashboard=include_dashboard,
+        )
+        bundles = tuple(session.bundle_of_slot(slot) for slot in range(session.slots))
+        runtime = RayRuntime(SlotPlacement(session.placement_group, bundles))
+        return cls(
+            runtime,
+            executors if parallelism is None else parallelism,
+            checkpoints=checkpoints,
+            options=options,
+            session=session,
+        )
+
+    @property
+    def spark(self) -> SparkSession:
+        """The Spark session, where there is one."""
+        if self._session is None:
+            raise ConfigurationError("this environment has no Spark; make one with StreamEnvironment.raydp(...)")
+        return self._session.spark
+
+    # --- sources --------------------------------------------------------------------------------------------------
+
+    def from_batches(
+        self,
+        data: pa.Table | pa.RecordBatch | Sequence[pa.RecordBatch],
+        *,
+        splits: int | None = None,
+        name: str = "from_batches",
+        uid: str | None = None,
+        parallelism: int | None = None,
+    ) -> Stream:
+        """A stream over Arrow data in memory. The data travels with the job: keep it small."""
+        source = MemorySource.of(data, splits if splits is not None else (parallelism or self.parallelism))
+        return self.from_source(source, name=name, uid=uid, parallelism=parallelism)
+
+    def from_dataframe(
+        self, df: DataFrame, *, name: str = "from_dataframe", uid: str | None = None, parallelism: int | None = None
+    ) -> Stream:
+        """A stream over a bounded Spark DataFrame.
+
+        Spark writes the rows down once, distributed, when the job is executed; the job reads that copy, so that what
+        is replayed after a failure is exactly what was read before it.
+        """
+        from tidegate.spark_bridge import DataFrameSource
+
+        return self.from_source(DataFrameSource(df), name=name, uid=uid, parallelism=parallelism)
+
+    def from_source(
+        self, source: Source, *, name: str = "source", uid: str | None = None, parallelism: int | None = None
+    ) -> Stream:
+        """A stream over a source of your own (see `tg.Source`)."""
+        node = StreamNode(
+            uid=self.new_uid(name, uid),
+            name=name,
+            parallelism=parallelism if parallelism is not None else self.parallelism,
+            schema=source.schema,
+            source=source,
+        )
+        self.add_node(node)
+        return Stream(self, ((node, None),))
+
+    # --- execution ------------------------------------------------------------------------------------------------
+
+    def execute(
+        self,
+        name: str,
+        *,
+        checkpoints: CheckpointConfig | None = None,
+        restart: RestartStrategy | None = None,
+        restore: str | None = None,
+    ) -> Job:
+        """Run the streams made so far as one job, and start anew with an empty environment.
+
+        restore: "latest" goes on from the newest checkpoint of a job of this name (afresh if there is none); a path
+        `<storage>/<job>/chk-N` goes on from that one. `restart` defaults to three restarts, one second apart.
+        Raises ConfigurationError, TableError or StorageError for what cannot work; nothing has started then.
+        """
+        submission = self.plan(name, checkpoints=checkpoints, restart=restart, restore=restore)
+        running = self._runtime.submit(submission)
+        self._reset()
+        return Job(running, submission.spec.job_id, name, submission.spec.root)
+
+    def plan(
+        self,
+        name: str,
+        *,
+        checkpoints: CheckpointConfig | None = None,
+        restart: RestartStrategy | None = None,
+        restore: str | None = None,
+        suffix: str | None = None,
+        seed: int | None = None,
+    ) -> Submission:
+        """What `execute` submits, after every check; sources are staged and tables claimed.
+
+        `suffix` of the job's id and `seed` are random unless they are given.
+        """
+        config = checkpoints if checkpoints is not None else self._checkpoints
+        store = self.open_store(config.storage if config.storage is not None else default_storage())
+        check_conditional_create(store)
+        request = JobRequest(
+            name=name,
+            job_id=make_job_id(name, suffix if suffix is not None else uuid.uuid4().hex[:8]),
+            graph=translate(self._nodes),
+            root=store.url,
+            tables=tuple(self._tables),
+            collected=tuple(self._collected),
+            checkpoints=config,
+            restart=restart if restart is not None else RestartStrategy.fixed_delay(3, "1s"),
+            restore=restore,
+            options=self._options,
+            seed=seed if seed is not None else uuid.uuid4().int % 2**32,
+        )
+        return prepare(request, self.open_store)
+
+    # --- for streams ----------------------------------------------------------------------------------------------
+
+    def new_uid(self, name: str, uid: str | None) -> OperatorUid:
+        """The uid given, or one made of the operator's name and its place in the program."""
+        if uid is not None:
+            return OperatorUid(uid)
+        return OperatorUid(f"{name}-{len(self._nodes)}")
+
+    def add_node(self, node: StreamNode) -> None:
+        """An operator was added to a stream."""
+        self._nodes.append(node)
+
+    def add_table(self, table: OutputTable) -> None:
+        """A stream writes to a table."""
+        if any(other.url == table.url for other in self._tables):
+            raise ConfigurationError(f"two streams of one job write to {table.url}; join them with union first")
+        self._tables.append(table)
+
+    def add_collected(self, rows: CollectedRows) -> None:
+        """A stream is collected."""
+        self._collected.append(rows)
+
+    def _reset(self) -> None:
+        self._nodes: list[StreamNode] = []
+        self._tables: list[OutputTable] = []
+        self._collected: list[CollectedRows] = []
+
+    def close(self) -> None:
+        """Cancel what runs, and stop Ray and Spark if this environment started them."""
+        self._runtime.stop()
+        if self._session is not None:
+            self._session.stop()
+            self._session = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def default_storage() -> str:
+    """Where checkpoints rest when nobody says: a folder of this user among the temporary files of this machine."""
+    return os.path.join(tempfile.gettempdir(), f"tidegate-{getpass.getuser()}", "checkpoints")

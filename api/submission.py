@@ -1,0 +1,250 @@
+"""From a driver's streams to a job that a runtime can run. Whatever can be known to be wrong is refused here."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol, runtime_checkable
+
+from tidegate.actors.coordinator.spec import CheckpointSettings, JobSpec, RestorePoint
+from tidegate.actors.graph.job_graph import JobGraph, JobVertex, OperatorSpec
+from tidegate.actors.identity import TaskId
+from tidegate.actors.runtimes.context import DataPlaneOptions, JobContext, OpenStore
+from tidegate.actors.runtimes.job import Submission
+from tidegate.actors.runtimes.restore import check_restorable
+from tidegate.actors.sources import Source
+from tidegate.actors.task.source import SplitPosition
+from tidegate.config import CheckpointConfig
+from tidegate.recovery import RestartStrategy, latest
+from tidegate.storage.errors import ConfigurationError, NotFoundError
+from tidegate.storage.ids import JobId, OperatorUid, SubtaskIndex
+from tidegate.storage.layout import CheckpointLayout, escape, parse_pointer
+from tidegate.storage.metadata import CheckpointMetadata
+from tidegate.storage.metadata_file import read_metadata
+from tidegate.storage.table_log import TableLog
+from tidegate.tables import CollectedRows, OutputTable
+
+log = logging.getLogger(__name__)
+
+LINEAGE_MAX = 1_000
+
+
+@runtime_checkable
+class StagedSource(Protocol):
+    """A source that has to be written down before it can be read again, such as a DataFrame."""
+
+    def stage(self, url: str) -> Source:
+        """Write the input under `url`, once, and return what reads it."""
+        ...
+
+    def reopen(self, url: str) -> Source:
+        """What reads the input that was staged under `url` for an earlier job. NotFoundError if nothing was."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class JobRequest:
+    """What `StreamEnvironment.execute` was asked for."""
+
+    name: str
+    job_id: JobId
+    graph: JobGraph
+    root: str
+    tables: Sequence[OutputTable]
+    collected: Sequence[CollectedRows]
+    checkpoints: CheckpointConfig
+    restart: RestartStrategy
+    restore: str | None
+    options: DataPlaneOptions
+    seed: int
+
+
+def make_job_id(name: str, suffix: str) -> JobId:
+    """Directory-safe id of a run of a job. ConfigurationError for a name that leaves nothing of itself."""
+    slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+    if not slug:
+        raise ConfigurationError(f"execute({name!r}): a job's name needs letters or digits")
+    return JobId(f"{slug[:40]}-{suffix}")
+
+
+def prepare(request: JobRequest, open_store: OpenStore) -> Submission:
+    """Resolve the restore point, stage the sources, and claim the tables.
+
+    Raises ConfigurationError, TableError and StorageError; nothing has started then.
+    """
+    restore, metadata = _restore_point(request, open_store)
+    if metadata is not None:
+        check_restorable(metadata, request.graph)
+    lineage = list(_lineage(restore, metadata, open_store))
+    graph = _with_staged_sources(request, metadata, lineage)
+    bound = {rows.placeholder: rows.bind(_collect_url(request, rows, lineage, open_store)) for rows in request.collected}
+    graph = _with_bound_tables(graph, bound)
+    _claim_tables([*request.tables, *bound.values()], request.job_id, metadata)
+    splits = {
+        v.source.uid: tuple(SplitPosition(split) for split in v.source.source.splits())
+        for v in graph.vertices
+        if v.source is not None
+    }
+    context = JobContext(
+        request.job_id,
+        request.name,
+        request.root,
+        graph,
+        splits,
+        replace(request.options, inline_bytes_max=request.checkpoints.inline_bytes),
+    )
+    return Submission(_spec(request, graph, restore), context)
+
+
+def _spec(request: JobRequest, graph: JobGraph, restore: RestorePoint | None) -> JobSpec:
+    config = request.checkpoints
+    return JobSpec(
+        job_id=request.job_id,
+        job_name=request.name,
+        root=request.root,
+        tasks=graph.tasks(),
+        sources=tuple(
+            TaskId(v.vertex, SubtaskIndex(i))
+            for v in graph.vertices
+            if v.source is not None
+            for i in range(v.parallelism)
+        ),
+        operators=graph.operator_infos(),
+        checkpoints=CheckpointSettings(
+            interval_ms=config.interval,
+            timeout_ms=config.timeout,
+            min_pause_ms=config.min_pause,
+            tolerable_failures=config.tolerable_failed,
+            retained=config.retained,
+        ),
+        restart=request.restart,
+        restore=restore,
+        seed=request.seed,
+    )
+
+
+def _restore_point(
+    request: JobRequest, open_store: OpenStore
+) -> tuple[RestorePoint | None, CheckpointMetadata | None]:
+    if request.restore is None:
+        return None, None
+    pointer = request.restore
+    if pointer == "latest":
+        newest = latest(request.root, request.name)
+        if newest is None:
+            log.info("job %r has no checkpoint under %s yet: it starts afresh", request.name, request.root)
+            return None, None
+        pointer = newest.path
+    root, job_id, checkpoint_id = parse_pointer(pointer)
+    try:
+        metadata = read_metadata(open_store(root), job_id, checkpoint_id)
+    except NotFoundError as error:
+        raise ConfigurationError(
+            f"restore={pointer!r}: there is no completed checkpoint; `tidegate checkpoints list {root}` shows those "
+            "that there are"
+        ) from error
+    if metadata.void:
+        raise ConfigurationError(f"restore={pointer!r}: this checkpoint was given up; choose another one")
+    return RestorePoint(root, job_id, checkpoint_id, metadata.final), metadata
+
+
+def _lineage(
+    restore: RestorePoint | None, metadata: CheckpointMetadata | None, open_store: OpenStore
+) -> Iterator[tuple[str, JobId]]:
+    """The jobs that this one goes on from, as (root, job id): the restored one, the one it was restored from, ..."""
+    if restore is None or metadata is None:
+        return
+    root, job_id = restore.root, restore.job_id
+    yield root, job_id
+    for _ in range(LINEAGE_MAX):
+        if metadata.restored_from is None:
+            return
+        root, job_id, checkpoint_id = parse_pointer(metadata.restored_from)
+        yield root, job_id
+        try:
+            metadata = read_metadata(open_store(root), job_id, checkpoint_id)
+        except NotFoundError:
+            # That checkpoint was subsumed or deleted; what lies further back cannot be known any more.
+            return
+    raise ConfigurationError(f"more than {LINEAGE_MAX} jobs lie behind {restore.pointer}; start from a new input")
+
+
+def _with_staged_sources(
+    request: JobRequest, metadata: CheckpointMetadata | None, lineage: Sequence[tuple[str, JobId]]
+) -> JobGraph:
+    restored = set() if metadata is None else {info.uid for info in metadata.operators}
+
+    def staged(vertex: JobVertex) -> JobVertex:
+        spec = vertex.source
+        if spec is None or not isinstance(spec.source, StagedSource):
+            return vertex
+        if spec.uid in restored:
+            source = _reopen(spec.source, spec.uid, lineage)
+        else:
+            source = spec.source.stage(_taskowned(request.root, request.job_id, "source", spec.uid))
+        return replace(vertex, source=replace(spec, source=source))
+
+    return replace(request.graph, vertices=tuple(staged(v) for v in request.graph.vertices))
+
+
+def _reopen(source: StagedSource, uid: OperatorUid, lineage: Sequence[tuple[str, JobId]]) -> Source:
+    """A restored job reads on in what was staged for the first job of its line: a DataFrame may differ by now."""
+    for root, job_id in lineage:
+        try:
+            return source.reopen(_taskowned(root, job_id, "source", uid))
+        except NotFoundError:
+            continue
+    raise ConfigurationError(
+        f"source {uid!r}: the rows that were staged for {lineage[0][1]} or a job before it are gone, so it cannot go "
+        "on where the checkpoint was; start without restore"
+    )
+
+
+def _collect_url(
+    request: JobRequest, rows: CollectedRows, lineage: Sequence[tuple[str, JobId]], open_store: OpenStore
+) -> str:
+    """Where the rows go: where the restored job had collected before, so that `to_arrow` gives all of them."""
+    for root, job_id in lineage:
+        url = _taskowned(root, job_id, "collect", rows.uid)
+        if TableLog(open_store(url)).entries():
+            return url
+    return _taskowned(request.root, request.job_id, "collect", rows.uid)
+
+
+def _taskowned(root: str, job_id: JobId, kind: str, uid: OperatorUid) -> str:
+    return f"{root.rstrip('/')}/{CheckpointLayout(job_id).taskowned_dir()}/{kind}-{escape(uid)}"
+
+
+def _with_bound_tables(graph: JobGraph, bound: Mapping[str, OutputTable]) -> JobGraph:
+    def with_url(spec: OperatorSpec) -> OperatorSpec:
+        table = bound.get(spec.table or "")
+        return spec if table is None else replace(spec, table=table.url)
+
+    vertices = tuple(replace(v, operators=tuple(with_url(spec) for spec in v.operators)) for v in graph.vertices)
+    return replace(graph, vertices=vertices)
+
+
+def _claim_tables(tables: Sequence[OutputTable], job_id: JobId, metadata: CheckpointMetadata | None) -> None:
+    """Make the job the owner of its tables, and show what its checkpoint covers and the old job did not get to show."""
+    for table in tables:
+        table.log.create(table.info)
+        if metadata is not None:
+            _commit_left_over(table, metadata)
+        origin = None if metadata is None else (metadata.job_id, metadata.checkpoint_id)
+        table.log.claim(job_id, origin, table.if_exists)
+
+
+def _commit_left_over(table: OutputTable, metadata: CheckpointMetadata) -> None:
+    """A job that died between completing a checkpoint and committing it has left that to whoever restores it."""
+    files = tuple(
+        file
+        for subtask in metadata.subtasks
+        for committable in subtask.committables
+        if committable.table == table.url
+        for file in committable.files
+    )
+    claims = [e.job_id for e in table.log.entries() if e.visible_through is not None]
+    if files and claims and claims[-1] == metadata.job_id:
+        table.log.commit(metadata.job_id, metadata.checkpoint_id, files)
