@@ -1,9 +1,9 @@
 """One msgpack codec for everything that is typed and must outlive a process.
 
-Events, instructions, elements and checkpoint metadata are frozen dataclasses. Each class registers itself with
-`@wire`; an instance travels as an extension holding its name and a map of its fields, so that fields with defaults
-can be added later and old bytes still decode. An unknown class or field is an error that names it: silently dropping
-something that a newer version wrote would lose data.
+Events, instructions, elements and checkpoint metadata are frozen dataclasses. Each class registers itself
+with `@wire`; an instance travels as an extension holding its name and a map of its fields, so that fields
+with defaults can be added later and old bytes still decode. An unknown class or field is an error that names
+it: silently dropping something that a newer version wrote would lose data.
 """
 
 from __future__ import annotations
@@ -22,6 +22,18 @@ _RECORD_BATCH = 2
 _FROZENSET = 3
 _ENUM = 4
 _SCHEMA = 5
+
+# What msgpack, Arrow (OSError and StopIteration too) and constructors raise for bytes that are not what they
+# should be.
+_MALFORMED = (
+    ValueError,
+    TypeError,
+    OSError,
+    StopIteration,
+    RecursionError,
+    pa.ArrowException,
+    msgpack.UnpackException,
+)
 
 T = TypeVar("T")
 
@@ -67,7 +79,7 @@ def decode(data: bytes | memoryview) -> Any:
         return msgpack.unpackb(data, ext_hook=_ext_hook, use_list=False, strict_map_key=False, raw=False)
     except CodecError:
         raise
-    except (ValueError, TypeError, pa.ArrowException, msgpack.UnpackException, RecursionError) as error:
+    except _MALFORMED as error:
         raise CodecError(f"cannot decode {len(data)} bytes: {error}") from error
 
 
