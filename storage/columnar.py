@@ -115,8 +115,8 @@ class ValueColumn:
 
     def take(self, slots: NDArray[Any]) -> pa.Array:
         """Values of some slots (a copy)."""
-        valid = None if self.valid is None else self.valid[slots]
-        return array_of(self.values[slots], valid, self._spec.data_type)
+        valid = None if self.valid is None else self.valid.take(slots)
+        return array_of(self.values.take(slots), valid, self._spec.data_type)
 
     def copy(self) -> pa.Array:
         """Values of all slots (a copy, and no more than that)."""

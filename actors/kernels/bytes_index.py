@@ -7,8 +7,6 @@ outside the table.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -16,12 +14,13 @@ from tidegate.actors.kernels.columns import Strings
 from tidegate.actors.kernels.jit import kernel, load64, prefetch
 from tidegate.actors.kernels.upserted import (
     CAPACITY_MIN,
-    EPOCH_MAX,
-    SLOT_MASK,
     SLOTS_MAX,
     Progress,
     Upserted,
-    forget_epochs,
+    bitmap_of,
+    enlarged,
+    forget,
+    meet,
 )
 
 _BLOCK_ROWS = 16
@@ -31,14 +30,14 @@ _ARENA_BYTES_MIN = 1 << 14
 class BytesIndex:
     """Open-addressing table of byte strings → slots 0, 1, 2, … in order of first appearance."""
 
-    __slots__ = ("_arena", "_epoch", "_null", "_offsets", "_shift", "_table", "size")
+    __slots__ = ("_arena", "_met", "_null", "_offsets", "_shift", "_table", "size")
 
     def __init__(self) -> None:
         self.size = 0
         self._table = np.zeros(2 * CAPACITY_MIN, dtype=np.int64)
         self._shift = np.uint64(64 - CAPACITY_MIN.bit_length() + 1)
         self._null = np.zeros(2, dtype=np.int64)
-        self._epoch = 0
+        self._met = bitmap_of(CAPACITY_MIN // 2)
         self._arena = np.empty(_ARENA_BYTES_MIN, dtype=np.uint8)
         self._offsets = np.zeros(CAPACITY_MIN // 2 + 1, dtype=np.int64)
 
@@ -47,14 +46,13 @@ class BytesIndex:
 
         Keys that are not known yet get one. `hashes` is any function of the keys.
         """
-        self._next_epoch()
         progress = Progress(len(hashes), self.size)
         while True:
             _upsert(
                 self._table,
                 self._shift,
                 self._null,
-                np.int64(self._epoch) << np.int64(32),
+                self._met,
                 self._offsets,
                 self._arena,
                 hashes,
@@ -68,35 +66,25 @@ class BytesIndex:
             )
             self.size = progress.size
             if progress.done:
-                return progress.result()
+                result = progress.result()
+                forget(self._met, result.slots, result.first_rows)
+                return result
             self._make_room(keys, int(progress.counters[0]))
-
-    def _next_epoch(self) -> None:
-        if self._epoch == EPOCH_MAX:
-            forget_epochs(self._table)
-            forget_epochs(self._null)
-            self._epoch = 0
-        self._epoch += 1
 
     def _make_room(self, keys: Strings, row: int) -> None:
         """Grow what is too small for the key of `row`: the arena, the table, or both."""
         used_bytes = int(self._offsets[self.size])
         needed_bytes = used_bytes + int(keys.offsets[row + 1] - keys.offsets[row])
         if needed_bytes > len(self._arena):
-            self._arena = _enlarged(self._arena, used_bytes, max(needed_bytes, 2 * len(self._arena)))
+            self._arena = enlarged(self._arena, used_bytes, max(needed_bytes, 2 * len(self._arena)))
         if 4 * self.size == len(self._table):
             assert self.size < SLOTS_MAX, f"{self.size} keys in one subtask: raise the parallelism"
             table = np.zeros(2 * len(self._table), dtype=np.int64)
             self._shift = np.uint64(self._shift - np.uint64(1))
             _rehash(self._table, table, self._shift)
             self._table = table
-            self._offsets = _enlarged(self._offsets, self.size + 1, len(table) // 4 + 1)
-
-
-def _enlarged(values: NDArray[Any], used: int, length: int) -> NDArray[Any]:
-    larger = np.zeros(length, dtype=values.dtype)
-    larger[:used] = values[:used]
-    return larger
+            self._met = enlarged(self._met, len(self._met), len(table) // 256 + 1)
+            self._offsets = enlarged(self._offsets, self.size + 1, len(table) // 4 + 1)
 
 
 @kernel
@@ -130,7 +118,7 @@ def _upsert(
     table: NDArray[np.int64],
     shift: np.uint64,
     null: NDArray[np.int64],
-    epoch: np.int64,
+    met: NDArray[np.uint64],
     arena_offsets: NDArray[np.int64],
     arena: NDArray[np.uint8],
     hashes: NDArray[np.uint64],
@@ -165,7 +153,7 @@ def _upsert(
             else:
                 while entries[2 * home + 1] != 0:
                     if entries[2 * home] == word:
-                        slot = (entries[2 * home + 1] & SLOT_MASK) - 1
+                        slot = entries[2 * home + 1] - 1
                         known = arena_offsets[slot]
                         if arena_offsets[slot + 1] - known == length and _equal(arena, known, data, start, length):
                             break
@@ -181,18 +169,11 @@ def _upsert(
                 entries[2 * home] = word
                 size += 1
                 arena_offsets[size] = used + length
-                entries[2 * home + 1] = epoch | size
-                slots[row] = size - 1
-                first_rows[first] = row
-                first += 1
+                entries[2 * home + 1] = meta = size
                 new_rows[new] = row
                 new += 1
-            else:
-                slot = meta & SLOT_MASK
-                slots[row] = slot - 1
-                if meta != epoch | slot:
-                    entries[2 * home + 1] = epoch | slot
-                    first_rows[first] = row
-                    first += 1
+            slots[row] = meta - 1
+            first_rows[first] = row
+            first += meet(met, meta - 1)
             row += 1
     counters[0], counters[1], counters[2], counters[3] = row, size, first, new

@@ -1,16 +1,16 @@
 """What both key indexes share: the answer to an upsert, and the layout of an entry.
 
-An entry is 16 bytes, so that a probe touches one cache line: a word (the key itself, or the hash of its
-bytes) and a meta word, `epoch << 32 | slot + 1`, 0 when the entry is free. The epoch is the number of the
-upsert that last met the key: that is how the distinct keys of a batch are found without another table. An
-entry's home is given by the *high* bits of its hash (the low ones chose the key group and are alike within a
-subtask), so a table grows by reading and writing forwards only. Tables are at most half full; probing is
-linear.
+An entry is 16 bytes, so that a probe touches one cache line: a word (the key itself, or the hash of its bytes) and
+slot + 1, which is 0 when the entry is free. An entry's home is given by the *high* bits of its hash (the low ones chose
+the key group and are alike within a subtask), so a table grows by reading and writing forwards only. Tables are at most
+half full; probing is linear. Which keys a batch has met already is a bitmap over slots, small enough for the cache and
+cleared through the rows that set its bits.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,10 +18,7 @@ from numpy.typing import NDArray
 from tidegate.actors.kernels.jit import kernel
 
 CAPACITY_MIN = 1024
-EPOCH_MAX = (1 << 31) - 1
 SLOTS_MAX = (1 << 31) - 2
-
-SLOT_MASK = np.int64(0xFFFFFFFF)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +63,29 @@ class Progress:
         return Upserted(self.slots, self.first_rows[:first], self.new_rows[:new])
 
 
+def bitmap_of(slots_max: int) -> NDArray[np.uint64]:
+    """A bitmap for slots below `slots_max`, all clear."""
+    return np.zeros(slots_max // 64 + 1, dtype=np.uint64)
+
+
+def enlarged(values: NDArray[Any], used: int, length: int) -> NDArray[Any]:
+    """A longer copy of an array: its first `used` entries, then zeros."""
+    larger = np.zeros(length, dtype=values.dtype)
+    larger[:used] = values[:used]
+    return larger
+
+
 @kernel
-def forget_epochs(table: NDArray[np.int64]) -> None:
-    """Set the epoch of every entry to 0, before epochs are used a second time."""
-    for position in range(1, table.shape[0], 2):
-        table[position] &= SLOT_MASK
+def meet(met: NDArray[np.uint64], slot: np.int64) -> np.int64:
+    """Set the bit of a slot. 1 if it was clear, else 0."""
+    bit = np.uint64(slot & 63)
+    bits = met[slot >> 6]
+    met[slot >> 6] = bits | (np.uint64(1) << bit)
+    return np.int64(1) - np.int64((bits >> bit) & np.uint64(1))
+
+
+@kernel
+def forget(met: NDArray[np.uint64], slots: NDArray[np.int32], first_rows: NDArray[np.int32]) -> None:
+    """Clear the bits of the slots that the first rows have."""
+    for row in first_rows:
+        met[slots[row] >> 6] = np.uint64(0)

@@ -13,12 +13,13 @@ from numpy.typing import NDArray
 from tidegate.actors.kernels.jit import kernel, prefetch
 from tidegate.actors.kernels.upserted import (
     CAPACITY_MIN,
-    EPOCH_MAX,
-    SLOT_MASK,
     SLOTS_MAX,
     Progress,
     Upserted,
-    forget_epochs,
+    bitmap_of,
+    enlarged,
+    forget,
+    meet,
 )
 
 _BLOCK_ROWS = 16
@@ -29,25 +30,24 @@ _MIX_2 = np.uint64(0x94D049BB133111EB)
 class WordIndex:
     """Open-addressing table of int64 words → slots 0, 1, 2, … in order of first appearance."""
 
-    __slots__ = ("_epoch", "_null", "_shift", "_table", "size")
+    __slots__ = ("_met", "_null", "_shift", "_table", "size")
 
     def __init__(self) -> None:
         self.size = 0
         self._table = np.zeros(2 * CAPACITY_MIN, dtype=np.int64)
         self._shift = np.uint64(64 - CAPACITY_MIN.bit_length() + 1)
         self._null = np.zeros(2, dtype=np.int64)
-        self._epoch = 0
+        self._met = bitmap_of(CAPACITY_MIN // 2)
 
     def upsert(self, words: NDArray[np.int64], valid: NDArray[np.uint8]) -> Upserted:
         """Slots of a batch of keys; keys that are not known yet get one. `valid` may be `NO_MASK`."""
-        self._next_epoch()
         progress = Progress(len(words), self.size)
         while True:
             _upsert(
                 self._table,
                 self._shift,
                 self._null,
-                np.int64(self._epoch) << np.int64(32),
+                self._met,
                 words,
                 valid,
                 progress.slots,
@@ -57,15 +57,10 @@ class WordIndex:
             )
             self.size = progress.size
             if progress.done:
-                return progress.result()
+                result = progress.result()
+                forget(self._met, result.slots, result.first_rows)
+                return result
             self._grow()
-
-    def _next_epoch(self) -> None:
-        if self._epoch == EPOCH_MAX:
-            forget_epochs(self._table)
-            forget_epochs(self._null)
-            self._epoch = 0
-        self._epoch += 1
 
     def _grow(self) -> None:
         assert self.size < SLOTS_MAX, f"{self.size} keys in one subtask: raise the parallelism"
@@ -73,6 +68,7 @@ class WordIndex:
         self._shift = np.uint64(self._shift - np.uint64(1))
         _rehash(self._table, table, self._shift)
         self._table = table
+        self._met = enlarged(self._met, len(self._met), len(table) // 256 + 1)
 
 
 @kernel
@@ -100,7 +96,7 @@ def _upsert(
     table: NDArray[np.int64],
     shift: np.uint64,
     null: NDArray[np.int64],
-    epoch: np.int64,
+    met: NDArray[np.uint64],
     words: NDArray[np.int64],
     valid: NDArray[np.uint8],
     slots: NDArray[np.int32],
@@ -139,18 +135,11 @@ def _upsert(
                     break
                 entries[2 * home] = word
                 size += 1
-                entries[2 * home + 1] = epoch | size
-                slots[row] = size - 1
-                first_rows[first] = row
-                first += 1
+                entries[2 * home + 1] = meta = size
                 new_rows[new] = row
                 new += 1
-            else:
-                slot = meta & SLOT_MASK
-                slots[row] = slot - 1
-                if meta != epoch | slot:
-                    entries[2 * home + 1] = epoch | slot
-                    first_rows[first] = row
-                    first += 1
+            slots[row] = meta - 1
+            first_rows[first] = row
+            first += meet(met, meta - 1)
             row += 1
     counters[0], counters[1], counters[2], counters[3] = row, size, first, new

@@ -101,9 +101,9 @@ class _Mean:
         accumulate.count(self._counts.values, slots, mask)
 
     def results(self, slots: NDArray[Any]) -> pa.Array:
-        counts = self._counts.values[slots]
+        counts = self._counts.values.take(slots)
         has_value = (counts > 0).astype(np.uint8)
-        means = self._sums.values[slots] / np.maximum(counts, 1)
+        means = self._sums.values.take(slots) / np.maximum(counts, 1)
         return array_of(means, None if has_value.all() else has_value, pa.float64())
 
 

@@ -9,12 +9,11 @@ columns, then the accumulators.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
 from tidegate.actors.errors import OperatorError
 from tidegate.actors.kernels.columns import key_column, key_form
@@ -85,24 +84,9 @@ class KeyedAggregate(Operator):
     def process(self, batch: pa.RecordBatch, emit: Emit) -> None:
         """Add a batch to the accumulators. OperatorError if its columns do not fit, or a sum overflows."""
         with blame(self.context, batch):
-            self._admit(batch.schema)
-            assert self._state is not None
-            keys = self._key_columns(batch)
-            upserted = self._index.upsert(keys)
-            slots_before = self._state.rows
-            if len(upserted.new_rows):
-                added = gather(keys, upserted.new_rows)
-                self._check_owner(added)
-                self._state.append(added)
-            assert self._state.rows == self._index.size, "a key without state"
-            for accumulator in self._accumulators:
-                accumulator.update(batch, upserted.slots, slots_before)
-        if self._emit_mode == "update":
-            rows = upserted.first_rows
-            all_distinct = len(rows) == batch.num_rows
-            shown = keys if all_distinct else gather(keys, rows)
-            slots = upserted.slots if all_distinct else upserted.slots[rows]
-            emit(self._output(shown, slots))
+            updates = self._advance(batch)
+        if updates is not None:
+            emit(updates)
 
     def snapshot(self) -> OperatorSnapshot:
         """Freeze the state; without any key so far there is none."""
@@ -113,7 +97,7 @@ class KeyedAggregate(Operator):
         if self._emit_mode == "final" and self._state is not None:
             for first_slot, keys in self._state.key_chunks(_FINAL_ROWS_MAX):
                 slots = np.arange(first_slot, first_slot + keys.num_rows)
-                emit(self._output(keys, slots))
+                emit(self._output(keys, [accumulator.results(slots) for accumulator in self._accumulators]))
 
     def _check_arguments(self) -> None:
         if not self._keys:
@@ -154,6 +138,30 @@ class KeyedAggregate(Operator):
                 f"before key_by, or pass schema= to the function that makes it"
             )
         self._seen_schema = schema
+
+    def _advance(self, batch: pa.RecordBatch) -> pa.RecordBatch | None:
+        self._admit(batch.schema)
+        assert self._state is not None
+        keys = self._key_columns(batch)
+        upserted = self._index.upsert(keys)
+        slots_before = self._state.rows
+        if len(upserted.new_rows):
+            added = gather(keys, upserted.new_rows)
+            self._check_owner(added)
+            self._state.append(added)
+        assert self._state.rows == self._index.size, "a key without state"
+        if self._emit_mode == "final":
+            for accumulator in self._accumulators:
+                accumulator.update(batch, upserted.slots, slots_before)
+            return None
+        rows = upserted.first_rows
+        all_distinct = len(rows) == batch.num_rows
+        slots = upserted.slots if all_distinct else upserted.slots.take(rows)
+        results = []
+        for accumulator in self._accumulators:
+            accumulator.update(batch, upserted.slots, slots_before)
+            results.append(accumulator.results(slots))  # at once: what was just written is still in the cache
+        return self._output(keys if all_distinct else gather(keys, rows), results)
 
     def _create(self, key_schema: pa.Schema, fields: Fields) -> None:
         specs = [s for name, a in self._aggregates.items() for s in value_specs(a, fields[name])]
@@ -209,8 +217,7 @@ class KeyedAggregate(Operator):
                 f"input must be partitioned by {list(self._keys)}"
             )
 
-    def _output(self, keys: pa.RecordBatch, slots: NDArray[Any]) -> pa.RecordBatch:
-        results = [accumulator.results(slots) for accumulator in self._accumulators]
+    def _output(self, keys: pa.RecordBatch, results: Sequence[pa.Array]) -> pa.RecordBatch:
         return pa.RecordBatch.from_arrays([*keys.columns, *results], names=[*self._keys, *self._aggregates])
 
 

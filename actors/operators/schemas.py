@@ -96,11 +96,13 @@ class PinnedSchema:
         unknown = [name for name in names if name not in self.schema.names]
         if missing or unknown:
             was = "schema= has" if self._given else "the first output batch had"
+            changes = [
+                f"{verb}: {', '.join(map(repr, columns))}"
+                for verb, columns in (("missing", missing), ("new", unknown))
+                if columns
+            ]
             raise SchemaMismatchError(
-                f"{was} columns {self.schema.names}; now "
-                + " and ".join(
-                    f"{column!r} is {verb}" for verb, column in (("missing", missing), ("new", unknown)) if column
-                )
+                f"{was} columns {self.schema.names}; in this batch {' and '.join(changes)}"
                 + ("" if self._given else f"; {_ADVICE}")
             )
 

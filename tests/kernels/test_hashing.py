@@ -36,9 +36,7 @@ def batches(draw: st.DrawFn) -> pa.RecordBatch:
     """Batches of 1 to 3 columns of any key type, with nulls, and sliced."""
     types = draw(st.lists(st.sampled_from(list(_VALUES)), min_size=1, max_size=3))
     rows = draw(st.integers(0, 12))
-    columns = [
-        pa.array(draw(st.lists(st.none() | _VALUES[t], min_size=rows, max_size=rows)), type=t) for t in types
-    ]
+    columns = [pa.array(draw(st.lists(st.none() | _VALUES[t], min_size=rows, max_size=rows)), type=t) for t in types]
     batch = pa.RecordBatch.from_arrays(columns, names=[f"c{i}" for i in range(len(types))])
     start = draw(st.integers(0, rows))
     return batch.slice(start, draw(st.integers(0, rows - start)))

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidegate.actors.kernels import bytes_index, word_index
 from tidegate.actors.kernels.bytes_index import BytesIndex
 from tidegate.actors.kernels.columns import NO_MASK, Strings, key_form
 from tidegate.actors.kernels.key_index import KeyIndex
@@ -36,10 +35,7 @@ def streams(draw: st.DrawFn) -> list[pa.RecordBatch]:
     batches = []
     for _ in range(draw(st.integers(1, 4))):
         rows = draw(st.integers(0, 15))
-        columns = [
-            pa.array(draw(st.lists(st.none() | _SMALL[t], min_size=rows, max_size=rows)), type=t)
-            for t in types
-        ]
+        columns = [pa.array(draw(st.lists(st.none() | _SMALL[t], min_size=rows, max_size=rows)), type=t) for t in types]
         batch = pa.RecordBatch.from_arrays(columns, names=[f"c{i}" for i in range(len(types))])
         batches.append(batch.slice(draw(st.integers(0, rows))))
     return batches
@@ -114,19 +110,12 @@ def test_column_bounds_are_part_of_the_key() -> None:
     assert KeyIndex(("a", "b")).upsert(batch).slots.tolist() == [0, 1, 0]
 
 
-@pytest.mark.parametrize("module", [word_index, bytes_index])
-def test_epochs_start_again(module: object, monkeypatch: pytest.MonkeyPatch) -> None:
-    """When the epochs are used up, distinct keys of a batch are still found, each once."""
-    monkeypatch.setattr(module, "EPOCH_MAX", 3)
-    words = np.array([7, 8, 7, 9], dtype=np.int64)
-    valid = np.array([1, 1, 1, 0], dtype=np.uint8)
-    by_word = WordIndex()
-    by_bytes = BytesIndex()
-    text = key_form(pa.array(["7", "8", "7", None]), "k")
-    assert isinstance(text, Strings)
-    for _ in range(9):
-        assert by_word.upsert(words, valid).first_rows.tolist() == [0, 1, 3]
-        assert by_bytes.upsert(text, np.zeros(4, dtype=np.uint64)).first_rows.tolist() == [0, 1, 3]
+def test_batches_do_not_see_each_other() -> None:
+    """A key that an earlier batch met is met for the first time again, null included, also after growing."""
+    index = KeyIndex(("k",))
+    for rows in (5, 5, 3000, 5):
+        batch = pa.record_batch({"k": pa.array([*range(rows), None, 0, None], pa.int64())})
+        assert index.upsert(batch).first_rows.tolist() == list(range(rows + 1))
 
 
 def test_no_mask_means_no_nulls() -> None:

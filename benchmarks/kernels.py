@@ -1,0 +1,171 @@
+"""Nanoseconds per row of the kernels and of the keyed path, beside polars on the same batches in the same run.
+
+    python benchmarks/kernels.py [--keys 1000000] [--seconds 45]
+
+One core, int64 keys drawn evenly from `--keys` distinct ones (all known beforehand), float64 values. Rounds take turns
+between all lines, so that what else the machine does hits all of them alike; the median and the best round are shown.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+os.environ.setdefault("POLARS_MAX_THREADS", "1")
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+from rich.console import Console
+from rich.table import Table
+
+from tidegate.actors.kernels import accumulate
+from tidegate.actors.kernels.columns import NO_MASK, fixed_values
+from tidegate.actors.kernels.hashing import hash_columns
+from tidegate.actors.kernels.key_index import KeyIndex
+from tidegate.actors.kernels.partition import partition, subtask_table
+from tidegate.actors.operators import aggregates
+from tidegate.actors.operators.base import OperatorContext
+from tidegate.actors.operators.keyed_aggregate import KeyedAggregate
+from tidegate.actors.operators.partitioners import HashPartitioner
+from tidegate.storage.ids import OperatorUid, SubtaskIndex
+
+BATCH_ROWS = (65_536, 262_144)
+ROUNDS_MAX = 60
+MAX_PARALLELISM = 128
+
+
+@dataclass
+class Line:
+    """One row of the table."""
+
+    name: str
+    run: Callable[[pa.RecordBatch], object]
+    ns_per_row: dict[int, list[float]] = field(default_factory=dict)
+
+    def round(self, batch: pa.RecordBatch) -> None:
+        started_ns = time.process_time_ns()
+        self.run(batch)
+        elapsed_ns = time.process_time_ns() - started_ns
+        self.ns_per_row.setdefault(batch.num_rows, []).append(elapsed_ns / batch.num_rows)
+
+
+def main() -> None:
+    """Measure and print."""
+    arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    arguments.add_argument("--keys", type=int, default=1_000_000)
+    arguments.add_argument("--seconds", type=float, default=40.0, help="time to measure for, at most")
+    options = arguments.parse_args()
+    console = Console()
+    rng = np.random.default_rng(1)
+    lines = _lines(options.keys)
+    for line in lines:
+        for rows in BATCH_ROWS:
+            line.run(_batch(rng, options.keys, rows))
+    deadline = time.monotonic() + options.seconds
+    for _ in range(ROUNDS_MAX):
+        for rows in BATCH_ROWS:
+            batch = _batch(rng, options.keys, rows)
+            for line in lines:
+                line.round(batch)
+        if time.monotonic() > deadline:
+            break
+    console.print(_table(lines, options.keys))
+    console.print(_freezing(options.keys))
+
+
+def _batch(rng: np.random.Generator, keys: int, rows: int) -> pa.RecordBatch:
+    return pa.record_batch({"key": rng.integers(0, keys, rows), "value": rng.random(rows)})
+
+
+def _all_keys(keys: int) -> Iterator[pa.RecordBatch]:
+    order = np.random.default_rng(0).permutation(keys)
+    for start in range(0, keys, BATCH_ROWS[0]):
+        part = order[start : start + BATCH_ROWS[0]]
+        yield pa.record_batch({"key": part, "value": np.zeros(len(part))})
+
+
+def _aggregate(keys: int, **what: aggregates.Aggregate) -> KeyedAggregate:
+    operator = KeyedAggregate(("key",), what)
+    operator.open(OperatorContext(OperatorUid("bench"), "bench", SubtaskIndex(0), 1, MAX_PARALLELISM), ())
+    for batch in _all_keys(keys):
+        operator.process(batch, lambda _: None)
+    return operator
+
+
+def _lines(keys: int) -> list[Line]:
+    index = KeyIndex(("key",))
+    for batch in _all_keys(keys):
+        index.upsert(batch)
+    table = subtask_table(MAX_PARALLELISM, 2)
+    split = HashPartitioner(("key",), MAX_PARALLELISM, 2).split
+    operator = _aggregate(keys, n=aggregates.count(), total=aggregates.sum("value"))
+    counts, sums = np.zeros(keys, dtype=np.int64), np.zeros(keys)
+    slots: dict[int, np.ndarray] = {}
+    hashes: dict[int, np.ndarray] = {}
+
+    def hashing(batch: pa.RecordBatch) -> None:
+        hashes[batch.num_rows] = hash_columns(batch, ("key",))
+
+    def upserting(batch: pa.RecordBatch) -> None:
+        slots[batch.num_rows] = index.upsert(batch).slots
+
+    def both(batch: pa.RecordBatch) -> None:
+        split(batch)
+        operator.process(batch, lambda _: None)
+
+    def yardstick(batch: pa.RecordBatch) -> None:
+        frame = pl.from_arrow(batch)
+        assert isinstance(frame, pl.DataFrame)
+        frame.group_by("key").agg(pl.len(), pl.col("value").sum())
+
+    return [
+        Line("hash", hashing),
+        Line("partition (row numbers)", lambda b: partition(hashes[b.num_rows], table, 2)),
+        Line("HashPartitioner.split, 2 subtasks", split),
+        Line("upsert", upserting),
+        Line("accumulate count", lambda b: accumulate.count(counts, slots[b.num_rows], NO_MASK)),
+        Line(
+            "accumulate sum",
+            lambda b: accumulate.sum_float64(sums, slots[b.num_rows], fixed_values(b.column(1)), NO_MASK),
+        ),
+        Line("KeyedAggregate.process (count, sum; update)", lambda b: operator.process(b, lambda _: None)),
+        Line("split + process", both),
+        Line("polars group_by of the batch, no state", yardstick),
+    ]
+
+
+def _table(lines: list[Line], keys: int) -> Table:
+    table = Table(title=f"ns per row, {keys:,} keys, median (best)")
+    table.add_column("")
+    for rows in BATCH_ROWS:
+        table.add_column(f"{rows:,} rows", justify="right")
+    for line in lines:
+        figures = [line.ns_per_row[rows] for rows in BATCH_ROWS]
+        table.add_row(line.name, *(f"{statistics.median(f):.1f} ({min(f):.1f})" for f in figures))
+    return table
+
+
+def _freezing(keys: int) -> Table:
+    operator = _aggregate(keys, n=aggregates.count(), total=aggregates.sum("value"))
+    frozen_ms, materialized_ms = [], []
+    for _ in range(5):
+        started = time.perf_counter()
+        (state,) = operator.snapshot().states
+        frozen = time.perf_counter()
+        state.materialize()
+        frozen_ms.append((frozen - started) * 1e3)
+        materialized_ms.append((time.perf_counter() - frozen) * 1e3)
+    table = Table(title=f"snapshot of {keys:,} keys, ms, median (best)")
+    table.add_column("freeze, synchronous", justify="right")
+    table.add_column("materialize, asynchronous", justify="right")
+    table.add_row(*(f"{statistics.median(f):.1f} ({min(f):.1f})" for f in (frozen_ms, materialized_ms)))
+    return table
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,83 @@
+"""Helpers: open operators as subtasks, route batches to them, and move their state to another parallelism."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+import pyarrow as pa
+
+from tidegate.actors.operators.base import Operator, OperatorContext
+from tidegate.actors.operators.partitioners import HashPartitioner
+from tidegate.storage.ids import OperatorUid, SubtaskIndex
+from tidegate.storage.metadata import StateKind
+from tidegate.storage.state import StateTable, key_group_range
+
+
+def context(subtask: int = 0, parallelism: int = 1, max_parallelism: int = 16) -> OperatorContext:
+    """Where an operator called `op` runs."""
+    return OperatorContext(OperatorUid("op-uid"), "op", SubtaskIndex(subtask), parallelism, max_parallelism)
+
+
+def opened(operator: Operator, restored: Sequence[StateTable] = ()) -> Operator:
+    """The operator, opened as the only subtask."""
+    operator.open(context(), restored)
+    return operator
+
+
+def run(operator: Operator, batches: Iterable[pa.RecordBatch], finish: bool = True) -> list[pa.RecordBatch]:
+    """What an opened operator emits for some batches, and at the end of its input."""
+    emitted: list[pa.RecordBatch] = []
+    for batch in batches:
+        if batch.num_rows:
+            operator.process(batch, emitted.append)
+    if finish:
+        operator.finish(emitted.append)
+    for batch in emitted:
+        batch.validate(full=True)
+        assert batch.num_rows > 0
+    return emitted
+
+
+class Subtasks:
+    """The parallel instances of one keyed operator, with a hash edge before them."""
+
+    def __init__(
+        self,
+        make: Callable[[], Operator],
+        keys: tuple[str, ...],
+        parallelism: int,
+        max_parallelism: int = 16,
+        restored: Sequence[StateTable] = (),
+    ) -> None:
+        self.emitted: list[pa.RecordBatch] = []
+        self._max_parallelism = max_parallelism
+        self._partitioner = HashPartitioner(keys, max_parallelism, parallelism)
+        self._operators = [make() for _ in range(parallelism)]
+        for subtask, operator in enumerate(self._operators):
+            owned = key_group_range(subtask, max_parallelism, parallelism)
+            tables = [cut(table, owned) for table in restored]
+            operator.open(context(subtask, parallelism, max_parallelism), tables)
+
+    def process(self, batches: Iterable[pa.RecordBatch]) -> None:
+        """Route batches to the instances."""
+        for batch in batches:
+            for target, part in self._partitioner.split(batch):
+                self._operators[target].process(part, self.emitted.append)
+
+    def finish(self) -> None:
+        """End of input for all."""
+        for operator in self._operators:
+            operator.finish(self.emitted.append)
+
+    def snapshot(self) -> list[StateTable]:
+        """The stored tables of all instances."""
+        snapshots = [operator.snapshot() for operator in self._operators]
+        return [state.materialize() for snapshot in snapshots if snapshot is not None for state in snapshot.states]
+
+
+def cut(table: StateTable, groups: range) -> StateTable:
+    """The rows of some key groups, as recovery cuts them."""
+    assert table.kind is StateKind.KEYED
+    start, stop = table.key_group_rows[groups.start], table.key_group_rows[groups.stop]
+    prefix = tuple(max(start, min(stop, row)) - start for row in table.key_group_rows)
+    return StateTable(table.state, table.kind, table.rows.slice(start, stop - start), prefix)

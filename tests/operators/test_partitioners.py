@@ -1,0 +1,129 @@
+"""Partitioners: every row goes where it must, once, in order, in batches that own their memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tidegate.actors.kernels.reference import hash_columns_reference
+from tidegate.actors.operators.partitioners import (
+    BroadcastPartitioner,
+    ForwardPartitioner,
+    HashPartitioner,
+    Partitioner,
+    RebalancePartitioner,
+    make_partitioner,
+)
+from tidegate.actors.operators.partitioning import Partitioning, PartitioningKind
+from tidegate.storage.codec import decode, encode
+from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.state import key_group_of_hash, subtask_of_key_group
+
+
+@st.composite
+def batches(draw: st.DrawFn) -> pa.RecordBatch:
+    """A batch with keys of two types, a row number and a nested column, perhaps sliced."""
+    rows = draw(st.integers(0, 30))
+    texts = draw(st.lists(st.none() | st.sampled_from(["a", "b", "ccc"]), min_size=rows, max_size=rows))
+    ints = draw(st.lists(st.none() | st.integers(0, 5), min_size=rows, max_size=rows))
+    batch = pa.record_batch(
+        {
+            "s": pa.array(texts, pa.string()),
+            "i": pa.array(ints, pa.int32()),
+            "row": pa.array(range(rows), pa.int64()),
+            "list": pa.array([[n] * (n % 3) for n in range(rows)], pa.list_(pa.int64())),
+        }
+    )
+    return batch.slice(draw(st.integers(0, rows)))
+
+
+@settings(max_examples=80)
+@given(batches(), st.sampled_from([("s",), ("i",), ("s", "i")]), st.integers(1, 5), st.sampled_from([5, 128]))
+def test_hash_sends_each_row_to_the_owner_of_its_key(
+    batch: pa.RecordBatch, keys: tuple[str, ...], parallelism: int, max_parallelism: int
+) -> None:
+    """Rows arrive at the subtask that owns their key group, in order, none twice and none lost."""
+    parts = HashPartitioner(keys, max_parallelism, parallelism).split(batch)
+    owners = [
+        subtask_of_key_group(key_group_of_hash(int(h), max_parallelism), max_parallelism, parallelism)
+        for h in hash_columns_reference(batch, keys)
+    ]
+    expected: dict[int, list[Any]] = {}
+    for owner, row in zip(owners, batch.to_pylist(), strict=True):
+        expected.setdefault(owner, []).append(row)
+    assert {target: part.to_pylist() for target, part in parts} == expected
+    assert len({target for target, _ in parts}) == len(parts)
+    for _, part in parts:
+        part.validate(full=True)
+        assert part.schema.equals(batch.schema)
+
+
+def test_rebalance_takes_turns() -> None:
+    """Whole batches go round, from the start that was asked for; empty ones take no turn."""
+    partitioner = RebalancePartitioner(3, start=2)
+    one = pa.record_batch({"k": [1]})
+    sent = [partitioner.split(batch) for batch in (one, one.slice(1), one, one, one)]
+    assert [[target for target, _ in split] for split in sent] == [[2], [], [0], [1], [2]]
+
+
+def test_broadcast_and_forward() -> None:
+    """Broadcast reaches every subtask, forward the one of the same index."""
+    batch = pa.record_batch({"k": [1, 2]})
+    assert BroadcastPartitioner(3).split(batch) == [(0, batch), (1, batch), (2, batch)]
+    assert ForwardPartitioner(4).split(batch) == [(4, batch)]
+
+
+@pytest.mark.parametrize("kind", list(PartitioningKind))
+def test_slices_are_compacted(kind: PartitioningKind) -> None:
+    """A small slice of a large batch leaves its parent behind, whoever splits it; nothing comes of an empty one."""
+    parent = pa.record_batch({"k": np.zeros(100_000, dtype=np.int64), "s": pa.array(["text"] * 100_000)})
+    spec = Partitioning(kind, ("k",) if kind is PartitioningKind.HASH else ())
+    partitioner = make_partitioner(spec, 1, 2, 128)
+    parts = partitioner.split(parent.slice(50_000, 100))
+    assert parts
+    for _, part in parts:
+        assert part.get_total_buffer_size() < 20_000
+        assert part.equals(parent.slice(50_000, 100))
+    assert partitioner.split(parent.slice(0, 0)) == []
+
+
+@pytest.mark.parametrize(
+    ("spec", "expected"),
+    [
+        (Partitioning(PartitioningKind.FORWARD), ForwardPartitioner),
+        (Partitioning(PartitioningKind.HASH, ("k",)), HashPartitioner),
+        (Partitioning(PartitioningKind.REBALANCE), RebalancePartitioner),
+        (Partitioning(PartitioningKind.BROADCAST), BroadcastPartitioner),
+    ],
+)
+def test_specs_travel_and_become_partitioners(spec: Partitioning, expected: type[Partitioner]) -> None:
+    """A spec survives the codec and makes the partitioner of its kind."""
+    assert decode(encode(spec)) == spec
+    assert isinstance(make_partitioner(spec, 0, 2, 128), expected)
+
+
+def test_rebalancing_starts_apart() -> None:
+    """Upstream subtasks do not all begin with the same downstream one."""
+    spec = Partitioning(PartitioningKind.REBALANCE)
+    batch = pa.record_batch({"k": [1]})
+    starts = [make_partitioner(spec, subtask, 3, 128).split(batch)[0][0] for subtask in range(4)]
+    assert starts == [0, 1, 2, 0]
+
+
+@pytest.mark.parametrize(
+    ("kind", "keys"),
+    [
+        (PartitioningKind.HASH, ()),
+        (PartitioningKind.FORWARD, ("k",)),
+        (PartitioningKind.HASH, ("k", "k")),
+    ],
+)
+def test_contradictions_are_refused(kind: PartitioningKind, keys: tuple[str, ...]) -> None:
+    """Hash needs keys, each once; the other kinds take none."""
+    with pytest.raises(ConfigurationError):
+        Partitioning(kind, keys)

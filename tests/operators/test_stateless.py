@@ -1,0 +1,186 @@
+"""Operators around functions: what they emit, what they refuse, and what their errors say."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import cloudpickle
+import polars as pl
+import pyarrow as pa
+import pytest
+from operator_harness import context, opened, run
+
+from tidegate.actors.errors import OperatorError
+from tidegate.actors.operators import stateless
+from tidegate.actors.operators.stateless import FilterRows, FlatMap, Map, MapBatches
+
+_BATCH = pa.record_batch({"x": [1, 2, 3], "s": ["a", None, "c"]})
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda batch: batch,
+        lambda batch: pa.Table.from_batches([batch.slice(0, 1), batch.slice(1)]),
+        lambda batch: pl.from_arrow(batch),
+    ],
+)
+def test_map_batches_takes_batches_tables_and_frames(fn: Any) -> None:
+    """The same rows in the same schema, whichever library the function likes."""
+    assert run(opened(MapBatches(fn)), [_BATCH]) == [_BATCH]
+
+
+@pytest.mark.parametrize("fn", [lambda _: None, lambda b: b.slice(0, 0), lambda b: pl.from_arrow(b).clear()])
+def test_map_batches_drops_empty_results(fn: Any) -> None:
+    """Nothing is emitted for None and for no rows."""
+    assert run(opened(MapBatches(fn)), [_BATCH]) == []
+
+
+def test_map_batches_casts_to_the_given_schema() -> None:
+    """With schema= results are cast and columns brought into order."""
+    schema = pa.schema({"s": pa.large_string(), "x": pa.int16()})
+    (out,) = run(opened(MapBatches(lambda b: b, schema)), [_BATCH])
+    assert out.schema.equals(schema)
+    assert out.to_pydict() == {"s": ["a", None, "c"], "x": [1, 2, 3]}
+
+
+def test_frames_keep_the_types_of_their_input() -> None:
+    """What polars would turn into its own types comes back as it went in; new text is plain string."""
+    batch = pa.record_batch(
+        {
+            "seconds": pa.array([1], pa.timestamp("s")),
+            "large": pa.array(["a"], pa.large_string()),
+            "dict": pa.array(["a"]).dictionary_encode(),
+            "list": pa.array([["a"]]),
+            "struct": pa.array([{"s": "a"}]),
+            "binary": pa.array([b"a"]),
+        }
+    )
+    (out,) = run(opened(MapBatches(lambda b: pl.from_arrow(b).with_columns(new=pl.lit("z")))), [batch])
+    assert out.schema.equals(batch.schema.append(pa.field("new", pa.string())))
+    assert out.to_pylist() == [batch.to_pylist()[0] | {"new": "z"}]
+
+
+def test_map_makes_a_row_of_each_row() -> None:
+    """The schema is that of the first output; a column that a row lacks is null."""
+    operator = opened(Map(lambda row: {"y": row["x"] * 2} if row["x"] == 1 else {"y": row["x"], "z": "z"}))
+    (out,) = run(operator, [_BATCH])
+    assert out.schema.equals(pa.schema({"y": pa.int64(), "z": pa.string()}))
+    assert out.to_pydict() == {"y": [2, 2, 3], "z": [None, "z", "z"]}
+
+
+def test_flat_map_makes_any_number_of_rows() -> None:
+    """No row, one or several; a generator will do; batches of output are bounded."""
+    operator = opened(FlatMap(lambda row: ({"n": i} for i in range(row["x"] - 1))))
+    (out,) = run(operator, [_BATCH])
+    assert out.to_pydict() == {"n": [0, 0, 1]}
+    assert run(opened(FlatMap(lambda _: [])), [_BATCH]) == []
+
+
+def test_flat_map_output_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row that explodes gives several batches, and none is larger than the limit."""
+    monkeypatch.setattr(stateless, "_OUTPUT_ROWS_MAX", 4)
+    emitted = run(opened(FlatMap(lambda row: [{"n": 1}] * 5 if row["x"] == 1 else [])), [_BATCH])
+    assert [batch.num_rows for batch in emitted] == [4, 1]
+
+
+def test_filter_rows() -> None:
+    """Rows for which the function is true stay, with the schema untouched; nothing is emitted when none does."""
+    assert run(opened(FilterRows(lambda row: row["s"] is not None)), [_BATCH]) == [_BATCH.take(pa.array([0, 2]))]
+    assert run(opened(FilterRows(lambda row: row["x"] > 5)), [_BATCH]) == []
+
+
+def test_null_columns_find_their_type_later() -> None:
+    """A column that was all null takes the type of its first values, and nulls of no type fit into any column."""
+    operator = opened(Map(lambda row: row))
+    batches = [pa.record_batch({"x": pa.array([value])}) for value in (None, "text", None)]
+    types = [batch.schema.field("x").type for batch in run(operator, batches)]
+    assert types == [pa.null(), pa.string(), pa.string()]
+    operator = opened(MapBatches(lambda batch: batch))
+    assert [batch.schema.field("x").type for batch in run(operator, batches)] == types
+
+
+@pytest.mark.parametrize("make", [lambda: Map(lambda row: row), lambda: MapBatches(lambda batch: batch)])
+@pytest.mark.parametrize(
+    ("later", "said"),
+    [
+        (pa.record_batch({"x": ["text"], "s": ["a"]}), r"column 'x' was int64 before and is string.*schema="),
+        (pa.record_batch({"x": [1]}), r"missing: 's'.*schema="),
+        (pa.record_batch({"x": [1], "s": ["a"], "new": [1]}), r"new: 'new'.*schema="),
+    ],
+)
+def test_a_schema_that_changes_is_an_error(make: Any, later: pa.RecordBatch, said: str) -> None:
+    """The error names the column, both types, and what to pass; only absent keys of a row are null."""
+    operator = opened(make())
+    run(operator, [_BATCH])
+    if isinstance(operator, Map) and later.schema.names == ["x"]:
+        assert run(operator, [later])[0].to_pylist() == [{"x": 1, "s": None}]
+    else:
+        with pytest.raises(OperatorError, match=said):
+            run(operator, [later])
+
+
+def test_given_schema_makes_rows_typed() -> None:
+    """With schema= types do not depend on the first batch, and unknown columns are refused."""
+    schema = pa.schema({"x": pa.float64(), "when": pa.date32()})
+    operator = opened(Map(lambda row: {"x": row["x"]}, schema))
+    (out,) = run(operator, [_BATCH])
+    assert out.schema.equals(schema)
+    with pytest.raises(OperatorError, match="new: 's'"):
+        run(opened(Map(lambda row: row, schema)), [_BATCH])
+
+
+def test_failing_function_is_blamed_with_its_row() -> None:
+    """The error names operator, subtask and row, and chains what the function raised."""
+    operator = Map(lambda row: {"y": 1 // (row["x"] - 2)})
+    operator.open(context(1, 3), ())
+    with pytest.raises(OperatorError) as caught:
+        run(operator, [_BATCH])
+    for part in ("'op'", "'op-uid'", "subtask 2 of 3", "ZeroDivisionError", "row 1 of the batch", "'x': 2"):
+        assert part in str(caught.value)
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+
+
+def test_failing_batch_function_is_blamed_with_the_first_row() -> None:
+    """As above for a function over batches; a long row is cut short."""
+    batch = pa.record_batch({"x": ["long" * 1000]})
+    with pytest.raises(OperatorError, match=r"KeyError: 'missing'.*first row of the batch") as caught:
+        run(opened(MapBatches(lambda b: {}["missing"])), [batch])
+    assert len(str(caught.value)) < 1000
+
+
+def test_errors_further_down_are_not_blamed_on_the_function() -> None:
+    """What the next operator raises passes through untouched."""
+
+    def failing(_: pa.RecordBatch) -> None:
+        raise ValueError("downstream")
+
+    for operator in (MapBatches(lambda b: b), Map(lambda r: r), FilterRows(lambda _: True)):
+        with pytest.raises(ValueError, match=r"^downstream$"):
+            opened(operator).process(_BATCH, failing)
+
+
+@pytest.mark.parametrize(
+    ("operator", "said"),
+    [
+        (MapBatches(lambda _: 5), "returned int; it must return a pyarrow RecordBatch"),  # type: ignore[arg-type, return-value]
+        (Map(lambda _: 5), "a row must be a dict, not int"),  # type: ignore[arg-type, return-value]
+        (Map(lambda row: {"y": row["x"] if row["x"] < 2 else "text"}), "'y' have no common type"),
+    ],
+)
+def test_wrong_results_are_named(operator: Any, said: str) -> None:
+    """A function that returns something else is told what it should return."""
+    with pytest.raises(OperatorError, match=said):
+        run(opened(operator), [_BATCH])
+
+
+def test_operators_travel() -> None:
+    """Factories are shipped by cloudpickle; the function goes along."""
+    factor = 3
+
+    def rows(row: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        yield {"y": row["x"] * factor}
+
+    operator = cloudpickle.loads(cloudpickle.dumps(FlatMap(rows)))
+    assert run(opened(operator), [_BATCH])[0].to_pydict() == {"y": [3, 6, 9]}
