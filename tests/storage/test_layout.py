@@ -1,0 +1,101 @@
+"""Paths are spelled in one place, and every name in them can be read back."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.files import TEMPORARY_PREFIX
+from tidegate.storage.ids import CheckpointId, JobId, SubtaskIndex, VertexId
+from tidegate.storage.layout import (
+    CheckpointLayout,
+    escape,
+    parse_checkpoint_name,
+    parse_pointer,
+    parse_state_file_name,
+    pointer,
+    unescape,
+)
+
+_LAYOUT = CheckpointLayout(JobId("demo-1a2b3c4d"))
+_any_text = st.text(st.characters()) | st.sampled_from(["", ".", "..", "a/b", ".tmp-x", "a-1", "ü", "\ud800", "%2E"])
+
+
+def test_spells_the_documented_paths() -> None:
+    """The layout of the architecture page."""
+    seven = CheckpointId(7)
+    found = (
+        _LAYOUT.checkpoint_dir(seven),
+        _LAYOUT.metadata(seven),
+        _LAYOUT.state_file(seven, VertexId("count"), SubtaskIndex(3)),
+        _LAYOUT.shared_dir(),
+        _LAYOUT.taskowned_dir(),
+        _LAYOUT.events_dir(),
+    )
+
+    job = "demo-1a2b3c4d"
+    below = ("chk-7", "chk-7/_metadata", "chk-7/count-3", "shared", "taskowned", "events")
+    assert found == tuple(f"{job}/{path}" for path in below)
+
+
+@given(text=_any_text)
+@settings(max_examples=200)
+def test_escaped_text_is_one_plain_name(text: str) -> None:
+    """Any text becomes one part of a path, never special or temporary, and comes back."""
+    name = escape(text)
+
+    assert unescape(name) == text
+    assert name.isascii()
+    assert "/" not in name
+    assert not name.startswith((".", TEMPORARY_PREFIX))
+
+
+@given(vertex=_any_text, subtask=st.integers(0, 10**6))
+@settings(max_examples=100)
+def test_state_files_tell_whose_they_are(vertex: str, subtask: int) -> None:
+    """Vertex and subtask can be read back from the name, so no two subtasks share a file."""
+    path = _LAYOUT.state_file(CheckpointId(1), VertexId(vertex), SubtaskIndex(subtask))
+
+    assert parse_state_file_name(path.rsplit("/", 1)[1]) == (vertex, subtask)
+
+
+@pytest.mark.parametrize("name", ["_metadata", "chk", "v-", "v-x", "v-²"])
+def test_other_names_are_no_state_files(name: str) -> None:
+    """What was not written as a state file is not taken for one."""
+    assert parse_state_file_name(name) is None
+
+
+@pytest.mark.parametrize("name", ["chk-", "chk-x", "chk-0", "chk-01", "chk--1", "chk-²", "17", "savepoint-1", ""])
+def test_other_names_are_no_checkpoints(name: str) -> None:
+    """Only `chk-` and a number from 1 on, spelled in the one way, is a checkpoint's folder."""
+    assert parse_checkpoint_name(name) is None
+
+
+@pytest.mark.parametrize("root", ["/ck", "/", "s3://bucket", "s3://bucket/a/b", "memory://", "memory://x", "rel/ck"])
+@pytest.mark.parametrize("suffix", ["", "/", "/_metadata", "/_metadata/"])
+def test_pointers_come_back(root: str, suffix: str) -> None:
+    """A pointer gives root, job and number, however its end is spelled."""
+    path = pointer(root, JobId("demo-1"), CheckpointId(17)) + suffix
+
+    assert parse_pointer(path) == (root, "demo-1", 17)
+
+
+def test_a_pointer_in_the_working_directory() -> None:
+    """A relative path without a root is one in the working directory."""
+    assert parse_pointer("demo-1/chk-3") == (".", "demo-1", 3)
+
+
+@pytest.mark.parametrize("path", ["", "/", "chk-1", "/chk-1", "/a/b", "s3://b/chk-1", "s3://chk-1", "/a/../chk-1"])
+def test_other_paths_are_refused(path: str) -> None:
+    """What is no pointer is told how one looks."""
+    with pytest.raises(ConfigurationError, match="<root>/<job>/chk-<number>"):
+        parse_pointer(path)
+
+
+@pytest.mark.parametrize("job_id", ["", ".", "..", "a/b"])
+def test_refuses_job_ids_that_are_no_folder(job_id: str) -> None:
+    """An id that would leave the root, or be no name, is refused."""
+    with pytest.raises(ConfigurationError, match="cannot be a job id"):
+        CheckpointLayout(JobId(job_id))
