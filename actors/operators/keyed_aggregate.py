@@ -229,6 +229,8 @@ def _one_zero(column: pa.Array) -> pa.Array:
     """Floats with one zero and one NaN, as they are hashed; other columns as they are."""
     if not pa.types.is_floating(column.type):
         return column
+    if pa.types.is_float16(column.type):  # Arrow does not calculate with it
+        return _one_zero(column.cast(pa.float32())).cast(pa.float16())
     nan = pa.scalar(float("nan"), column.type)
     positive = pc.add(column, pa.scalar(0.0, column.type))
     return pc.if_else(pc.is_nan(positive), nan, positive)

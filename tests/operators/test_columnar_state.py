@@ -101,7 +101,6 @@ def test_keys_come_in_bounded_batches() -> None:
 
 def test_table_of_another_state_is_refused() -> None:
     """Columns that do not match are named, both as found and as expected."""
+    rows = pa.record_batch({"k": [1], "n": pa.array([1], pa.int32()), "day": [dt.date(2020, 1, 1)]})
     with pytest.raises(CorruptionError, match=r"\(k: int64, n: int32, day: date32\[day\]\)"):
-        _state().append_stored(
-            pa.record_batch({"k": [1], "n": pa.array([1], pa.int32()), "day": [dt.date(2020, 1, 1)]})
-        )
+        _state().append_stored(rows)

@@ -202,10 +202,12 @@ def test_empty_state_restores_to_empty_state() -> None:
     assert run(operator, []) == []
 
 
-def test_nan_and_zero_keys() -> None:
-    """All NaN are one key, 0.0 and -0.0 are one key, and null is another."""
-    batch = pa.record_batch({"k": pa.array([math.nan, -0.0, None, 0.0, -math.nan, None])})
+@pytest.mark.parametrize("data_type", [pa.float16(), pa.float32(), pa.float64()])
+def test_nan_and_zero_keys(data_type: pa.DataType) -> None:
+    """All NaN are one key, 0.0 and -0.0 are one key and shown as 0.0, and null is another."""
+    batch = pa.record_batch({"k": pa.array([math.nan, -0.0, None, 0.0, -math.nan, None], data_type)})
     (out,) = run(opened(KeyedAggregate(("k",), {"n": tg.count()}, "final")), [batch])
+    assert out.schema.field("k").type == data_type
     assert repr(out.to_pydict()) == repr({"k": [math.nan, 0.0, None], "n": [2, 2, 2]})
 
 
