@@ -61,7 +61,7 @@ def test_fractions_are_exact_or_refused(text: str, expected: int | None) -> None
         "1 week",
         "1s2s",
         "1e3",
-        "١s",
+        "\u0661s",
         "1..5s",
         True,
         1.5,

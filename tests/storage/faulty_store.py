@@ -1,0 +1,28 @@
+"""A store in which chosen things happen: something runs just before a create, or its answer is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tidegate.storage.errors import StorageError
+from tidegate.storage.filesystem import FileSystemStore
+from tidegate.storage.store import Buffer
+
+
+class FaultyStore(FileSystemStore):
+    """Like the store of its url; the two faults happen once, at the next create."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self.before_create: Callable[[], None] | None = None
+        self.lose_next_answer = False
+
+    def create(self, path: str, data: Buffer) -> None:
+        """Create, as told."""
+        intruder, self.before_create = self.before_create, None
+        if intruder is not None:
+            intruder()
+        super().create(path, data)
+        if self.lose_next_answer:
+            self.lose_next_answer = False
+            raise StorageError("the connection broke before the answer came")
