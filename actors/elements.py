@@ -6,6 +6,7 @@ A control element never overtakes a batch on an aligned checkpoint, because both
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import pyarrow as pa
 
@@ -63,10 +64,14 @@ class EndOfPartition:
     """Nothing follows on this channel."""
 
 
-Control = Watermark | WatermarkStatus | Barrier | CancelBarrier | EndOfData | EndOfPartition
-Element = pa.RecordBatch | Control
+Control: TypeAlias = Watermark | WatermarkStatus | Barrier | CancelBarrier | EndOfData | EndOfPartition
+Element: TypeAlias = pa.RecordBatch | Control
 
 
 def element_size_bytes(element: Element) -> int:
-    """Bytes that an element counts against credit. Control elements are free: their number is bounded elsewhere."""
-    return element.nbytes if isinstance(element, pa.RecordBatch) else 0
+    """Bytes that an element counts against credit. Control elements are free: their number is bounded elsewhere.
+
+    Both ends of a channel must count the same, or credit drains away. `nbytes` does not: a copy that went through
+    pickle may lack a validity bitmap that the original has. The size in Arrow's IPC format is one of content alone.
+    """
+    return pa.ipc.get_record_batch_size(element) if isinstance(element, pa.RecordBatch) else 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import pyarrow as pa
 
@@ -38,11 +39,11 @@ class MemorySource:
         return self._schema
 
     def splits(self) -> Sequence[SourceSplit]:
-        """Contiguous parts; the payload is unused."""
+        """Contiguous parts; the payload is the first row. Ids differ also where parts are empty."""
         bounds = [self._rows * i // self._splits for i in range(self._splits + 1)]
         return [
-            SourceSplit(f"rows-{start}-{stop}", f"{start}".encode(), stop - start)
-            for start, stop in zip(bounds, bounds[1:], strict=False)
+            SourceSplit(f"{number}: rows {start} to {stop}", f"{start}".encode(), stop - start)
+            for number, (start, stop) in enumerate(pairwise(bounds))
         ]
 
     def reader(self) -> SourceReader:

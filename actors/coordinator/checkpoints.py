@@ -30,9 +30,7 @@ REQUESTS_MAX = 1_000
 class CheckpointKeeper:
     """Everything about checkpoints that the coordinator decides."""
 
-    def __init__(
-        self, state: CoordinatorState, instruct: Callable[[do.CoordinatorInstruction], None]
-    ) -> None:
+    def __init__(self, state: CoordinatorState, instruct: Callable[[do.CoordinatorInstruction], None]) -> None:
         self._state = state
         self._instruct = instruct
         self.storage_failure: str | None = None
@@ -141,11 +139,7 @@ class CheckpointKeeper:
     def declined(self, event: ev.CheckpointDeclined) -> str | None:
         """A task cannot take part."""
         pending = self._state.pending.get(event.checkpoint_id)
-        if (
-            pending is None
-            or event.attempt != pending.attempt
-            or pending.phase is not PendingPhase.COLLECTING
-        ):
+        if pending is None or event.attempt != pending.attempt or pending.phase is not PendingPhase.COLLECTING:
             return None
         return self._fail(pending, f"declined by {event.task}: {event.reason}")
 
@@ -181,9 +175,7 @@ class CheckpointKeeper:
         completed = CompletedCheckpoint(
             checkpoint_id, pending.triggered_at_ms, at_ms, metadata.size_bytes, metadata.final
         )
-        state.completed = tuple(
-            sorted((*state.completed, completed), key=lambda c: c.checkpoint_id)
-        )
+        state.completed = tuple(sorted((*state.completed, completed), key=lambda c: c.checkpoint_id))
         state.completed_checkpoints += 1
         state.consecutive_failures = 0
         state.last_completed_at_ms = at_ms
@@ -198,9 +190,7 @@ class CheckpointKeeper:
         if len(state.commits) == 1:
             self._commit_next()
         if pending.attempt == state.attempt:
-            self._instruct(
-                do.NotifyCompleted(state.attempt, checkpoint_id, metadata.final, self._spec.tasks)
-            )
+            self._instruct(do.NotifyCompleted(state.attempt, checkpoint_id, metadata.final, self._spec.tasks))
         for request in pending.requests:
             self._instruct(do.CompleteRequest(request, checkpoint_id, None))
         return completed
@@ -305,9 +295,7 @@ class CheckpointKeeper:
     def _void(self, pending: PendingCheckpoint) -> None:
         assert pending.metadata is not None and pending.phase is not PendingPhase.COLLECTING
         pending.phase = PendingPhase.VOIDING
-        self._instruct(
-            do.VoidCheckpoint(replace(pending.metadata, operators=(), subtasks=(), void=True, final=False))
-        )
+        self._instruct(do.VoidCheckpoint(replace(pending.metadata, operators=(), subtasks=(), void=True, final=False)))
 
     def _commit_next(self) -> None:
         commit = self._state.commits[0]
@@ -330,8 +318,7 @@ class CheckpointKeeper:
         for task in pending.awaited:
             subtask = pending.acknowledged[task]
             trimmed = (
-                self._uncommitted(c, self._state.committed_files.get((task, c.uid), 0))
-                for c in subtask.committables
+                self._uncommitted(c, self._state.committed_files.get((task, c.uid), 0)) for c in subtask.committables
             )
             subtasks.append(replace(subtask, committables=tuple(c for c in trimmed if c.files)))
         return CheckpointMetadata(
@@ -351,6 +338,4 @@ class CheckpointKeeper:
     def _uncommitted(committable: Committable, committed: int) -> Committable:
         """Drop files that an earlier completed checkpoint has covered: their task had not heard of it yet."""
         skip = min(max(0, committed - committable.first_index), len(committable.files))
-        return replace(
-            committable, first_index=committable.first_index + skip, files=committable.files[skip:]
-        )
+        return replace(committable, first_index=committable.first_index + skip, files=committable.files[skip:])

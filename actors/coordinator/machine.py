@@ -198,9 +198,7 @@ class CoordinatorMachine:
             newest = state.completed[-1]
             restore = RestorePoint(self._spec.root, self._spec.job_id, newest.checkpoint_id, newest.final)
         self._instructions.append(do.DeployAttempt(state.attempt, restore))
-        self._instructions.append(
-            do.SetTimer(f"deploy:{state.attempt}", at_ms + self._spec.deploy_timeout_ms)
-        )
+        self._instructions.append(do.SetTimer(f"deploy:{state.attempt}", at_ms + self._spec.deploy_timeout_ms))
 
     def _fail_attempt(self, reason: str, at_ms: int) -> None:
         state = self.state
@@ -261,7 +259,7 @@ class CoordinatorMachine:
         self._instructions.append(do.EndJob(state.status.value, state.ending_reason))
 
     def _on_after_end(self, event: ev.CoordinatorEvent) -> None:
-        """Nothing changes after the end; only what was acknowledged too late is cleaned up, and requests refused."""
+        """Nothing changes after the end, but for deletions that were under way; requests are refused."""
         if isinstance(event, ev.CheckpointRequested):
             error = f"the job is {self.state.status.value}"
             self._instructions.append(do.CompleteRequest(event.request, None, error))

@@ -1,0 +1,1 @@
+"""The logical graph of a program, and the job graph that runs."""

@@ -68,9 +68,7 @@ class JobGraph:
 
     def tasks(self) -> tuple[TaskId, ...]:
         """All subtasks, in topological order."""
-        return tuple(
-            TaskId(v.vertex, SubtaskIndex(i)) for v in self.vertices for i in range(v.parallelism)
-        )
+        return tuple(TaskId(v.vertex, SubtaskIndex(i)) for v in self.vertices for i in range(v.parallelism))
 
     def operator_infos(self) -> tuple[OperatorInfo, ...]:
         """Every operator, sources first in their chain, as checkpoint metadata names them."""
@@ -86,9 +84,7 @@ class JobGraph:
         if edge.partitioning.kind is PartitioningKind.FORWARD:
             assert up == down, "a forward edge joins equal parallelisms"
             return tuple(ChannelId(edge.index, SubtaskIndex(i), SubtaskIndex(i)) for i in range(up))
-        return tuple(
-            ChannelId(edge.index, SubtaskIndex(i), SubtaskIndex(j)) for i in range(up) for j in range(down)
-        )
+        return tuple(ChannelId(edge.index, SubtaskIndex(i), SubtaskIndex(j)) for i in range(up) for j in range(down))
 
     def receiver(self, channel: ChannelId) -> TaskId:
         """The task at the downstream end of a channel."""

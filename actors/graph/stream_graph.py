@@ -63,9 +63,9 @@ def translate(nodes: Sequence[StreamNode], max_parallelism: int = MAX_PARALLELIS
     chains: list[list[StreamNode]] = []
     chain_of: dict[int, int] = {}
     for node in nodes:
-        upstream = _chainable_input(node, readers)
-        if upstream is not None:
-            index = chain_of[id(upstream)]
+        chained_to = _chainable_input(node, readers)
+        if chained_to is not None:
+            index = chain_of[id(chained_to)]
             chains[index].append(node)
         else:
             index = len(chains)
@@ -79,9 +79,7 @@ def translate(nodes: Sequence[StreamNode], max_parallelism: int = MAX_PARALLELIS
             same = upstream.parallelism == head.parallelism
             if partitioning is None or (partitioning.kind is PartitioningKind.FORWARD and not same):
                 partitioning = FORWARD if same else REBALANCE
-            edges.append(
-                JobEdge(len(edges), vertices[chain_of[id(upstream)]].vertex, _vertex_id(head), partitioning)
-            )
+            edges.append(JobEdge(len(edges), vertices[chain_of[id(upstream)]].vertex, _vertex_id(head), partitioning))
     return JobGraph(vertices, tuple(edges), max_parallelism)
 
 
@@ -116,9 +114,7 @@ def _vertex(chain: Sequence[StreamNode]) -> JobVertex:
     head = chain[0]
     source = None if head.source is None else SourceSpec(head.uid, head.name, head.source)
     operators = tuple(
-        OperatorSpec(node.uid, node.name, node.factory, node.table)
-        for node in chain
-        if node.factory is not None
+        OperatorSpec(node.uid, node.name, node.factory, node.table) for node in chain if node.factory is not None
     )
     name = " -> ".join(node.name for node in chain)
     return JobVertex(_vertex_id(head), name, head.parallelism, operators, source)

@@ -50,6 +50,4 @@ class JobContext:
         splits: tuple[SplitPosition, ...] = ()
         if vertex.source is not None:
             splits = self.splits[vertex.source.uid][task.subtask :: vertex.parallelism]
-        return describe_task(
-            self.graph, task, attempt, splits, self.options.limits, self.options.source_rows_max
-        )
+        return describe_task(self.graph, task, attempt, splits, self.options.limits, self.options.source_rows_max)

@@ -95,6 +95,7 @@ class CoordinatorEffects:
         try:
             for name in store.list(job_dir):
                 if name.startswith("chk-") and name not in keep:
+                    store.delete(f"{job_dir}/{name}/_metadata")
                     store.delete_tree(f"{job_dir}/{name}")
             for checkpoint_id in retained:
                 self._sweep_checkpoint(checkpoint_id)

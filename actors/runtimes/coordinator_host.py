@@ -94,9 +94,7 @@ class CoordinatorHost:
     def _next_entry(self) -> None:
         if self._halted or not self._inbox:
             return
-        events = tuple(
-            self._inbox.popleft() for _ in range(min(len(self._inbox), EVENTS_AN_ENTRY_MAX))
-        )
+        events = tuple(self._inbox.popleft() for _ in range(min(len(self._inbox), EVENTS_AN_ENTRY_MAX)))
         instructions = [i for event in events for i in self.machine.handle(event)]
         entry = LogEntry(self._next_index, self.generation, self._port.now_ms(), self._incarnation, events)
         self._appending = True
@@ -107,11 +105,12 @@ class CoordinatorHost:
             if self._halted:
                 return
             if error is None:
-                self._appending = False
                 self._next_index = entry.index + 1
                 for instruction in instructions:
                     self._perform(instruction)
                 self._store_fold_if_due()
+                # Only now: what is reported while instructions are carried out waits for the next entry.
+                self._appending = False
                 self._next_entry()
             elif isinstance(error, FencedError):
                 self._stop(f"a newer coordinator is in charge: {error}")
@@ -164,9 +163,7 @@ class CoordinatorHost:
                     )
             case do.NotifyCompleted(attempt, checkpoint_id, final, tasks):
                 for task in tasks:
-                    port.tell(
-                        task, task_ev.CheckpointCompleted(port.now_ms(), attempt, checkpoint_id, final)
-                    )
+                    port.tell(task, task_ev.CheckpointCompleted(port.now_ms(), attempt, checkpoint_id, final))
             case do.NotifyAborted(attempt, checkpoint_id, tasks):
                 for task in tasks:
                     port.tell(task, task_ev.CheckpointAborted(port.now_ms(), attempt, checkpoint_id))

@@ -106,6 +106,4 @@ class Runtime(Protocol):
 
 def tables_of(context: JobContext) -> Sequence[str]:
     """Urls of all output tables of a job."""
-    return [
-        spec.table for vertex in context.graph.vertices for spec in vertex.operators if spec.table is not None
-    ]
+    return [spec.table for vertex in context.graph.vertices for spec in vertex.operators if spec.table is not None]

@@ -30,7 +30,7 @@ from tidegate.actors.runtimes.task_host import TaskHost
 from tidegate.actors.task import events as ev
 from tidegate.actors.task import instructions as task_do
 from tidegate.actors.task.machine import TaskMachine
-from tidegate.storage.errors import CheckpointError, StorageError
+from tidegate.storage.errors import CheckpointError, StorageError, TidegateError
 from tidegate.storage.event_log import EventLog
 from tidegate.storage.filesystem import open_store
 from tidegate.storage.ids import CheckpointId
@@ -39,6 +39,7 @@ log = logging.getLogger(__name__)
 
 IO_THREADS = 4
 TURNS_A_ROUND_MAX = 16
+STOP_WAIT_S = 30
 
 
 def now_ms() -> int:
@@ -65,11 +66,16 @@ class LocalRuntime:
 
     def stop(self) -> None:
         """Cancel what runs, and wait for it."""
-        for job in self._jobs:
-            if job.wait(0) is None:
-                job.cancel()
-                job.wait(30)
+        running = [job for job in self._jobs if not job.over]
         self._jobs.clear()
+        for job in running:
+            job.cancel()
+        for job in running:
+            try:
+                job.wait(STOP_WAIT_S)
+            except TidegateError as error:
+                # Whoever waits for that job is told; the others have to be stopped as well.
+                log.warning("a job broke down while it was being stopped: %s", error)
 
 
 class LocalJob:
@@ -104,6 +110,11 @@ class LocalJob:
         self._post(self._coordinator.start)
         self._tell_coordinator(lambda: co.JobSubmitted(now_ms(), self._spec))
         self._thread.start()
+
+    @property
+    def over(self) -> bool:
+        """Whether the job has ended, or broken down."""
+        return self._done.done()
 
     def progress(self) -> JobProgress:
         """The job now."""
@@ -185,9 +196,7 @@ class LocalJob:
             self._tasks.pop(task).close()
             reason = f"{type(error).__name__}: {error}"
             self._local.append(
-                lambda: self._coordinator.handle(
-                    co.TaskFailed(now_ms(), host.machine.attempt, task, reason)
-                )
+                lambda: self._coordinator.handle(co.TaskFailed(now_ms(), host.machine.attempt, task, reason))
             )
             return True
 
@@ -248,9 +257,7 @@ class _TaskPort:
 
     def send_frame(self, frame: task_do.SendFrame) -> None:
         receiver = self._job._context.graph.receiver(frame.channel)
-        event = ev.FrameArrived(
-            now_ms(), frame.attempt, frame.channel, frame.first_sequence, frame.elements
-        )
+        event = ev.FrameArrived(now_ms(), frame.attempt, frame.channel, frame.first_sequence, frame.elements)
         self._job._local.append(lambda: self._job._deliver(receiver, event))
 
     def grant_credit(self, grant: task_do.GrantCredit) -> None:
@@ -281,10 +288,11 @@ class _TaskPort:
     def set_flush_timer(self, due_at_ms: int) -> None:
         host = self.host
         assert host is not None
-        self._job._call_at(
-            due_at_ms,
-            lambda: self._job._guarded(self._task, host, lambda: host.handle(ev.FlushDue(now_ms()))) and None,
-        )
+
+        def flush() -> None:
+            self._job._guarded(self._task, host, lambda: host.handle(ev.FlushDue(now_ms())))
+
+        self._job._call_at(due_at_ms, flush)
 
 
 class _CoordinatorPort:
@@ -314,9 +322,7 @@ class _CoordinatorPort:
         self._job._pool.submit(work).add_done_callback(lambda f: self._job._post(lambda: finish(f)))
 
     def append(self, work: Callable[[], None], done: Callable[[BaseException | None], None]) -> None:
-        self._job._pool.submit(work).add_done_callback(
-            lambda future: self._job._post(lambda: done(future.exception()))
-        )
+        self._job._pool.submit(work).add_done_callback(lambda future: self._job._post(lambda: done(future.exception())))
 
     def set_timer(self, timer: str, due_at_ms: int) -> None:
         self._job._named[timer] = due_at_ms

@@ -1,4 +1,4 @@
-"""What a runtime offers to the hosts of machines. Three runtimes implement these; the hosts and machines are the same."""
+"""What a runtime offers to the hosts of machines: the runtimes differ in this alone."""
 
 from __future__ import annotations
 

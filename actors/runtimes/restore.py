@@ -40,9 +40,7 @@ def restore_task(store: Store, restore: RestorePoint, graph: JobGraph, task: Tas
     if vertex.source is not None:
         uids.insert(0, vertex.source.uid)
     known = {info.uid: info for info in metadata.operators}
-    finished = bool(uids) and all(
-        uid in known and all(s.finished for s in _subtasks(metadata, uid)) for uid in uids
-    )
+    finished = bool(uids) and all(uid in known and all(s.finished for s in _subtasks(metadata, uid)) for uid in uids)
     groups = key_group_range(task.subtask, graph.max_parallelism, vertex.parallelism)
     tables = []
     for uid in uids:

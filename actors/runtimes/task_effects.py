@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import threading
 from collections.abc import Callable
 
 from tidegate.actors.coordinator.spec import RestorePoint
@@ -15,9 +17,15 @@ from tidegate.storage.errors import StorageError
 from tidegate.storage.state_file import write_state
 from tidegate.storage.table_files import write_data_file
 
+log = logging.getLogger(__name__)
+
 
 class TaskEffects:
-    """Carries out the instructions of one task that touch files. Every method may run on any one thread at a time."""
+    """Carries out the instructions of one task that touch files.
+
+    Methods may run on any thread, reads of the source one at a time. `close` may come while a read is under way: the
+    reader is then closed by whoever reads, so that it is never used by two threads.
+    """
 
     def __init__(
         self,
@@ -31,6 +39,9 @@ class TaskEffects:
         self._open_store = open_store
         self._now_ms = now_ms
         self._reader: SourceReader | None = None
+        self._reader_lock = threading.Lock()
+        self._reading = False
+        self._closed = False
         self._tables = {spec.uid: spec.table for spec in descriptor.operators if spec.table is not None}
 
     def restore(self, restore: RestorePoint | None) -> ev.TaskRestored:
@@ -41,24 +52,31 @@ class TaskEffects:
         restored = restore_task(store, restore, self._context.graph, self._descriptor.task)
         return ev.TaskRestored(self._now_ms(), restored.tables, restored.finished)
 
-    def read_source(self, instruction: do.ReadSource) -> ev.SourceBatchRead:
-        """Read one batch."""
-        if self._reader is None:
-            assert self._descriptor.source is not None
-            self._reader = self._descriptor.source.source.reader()
-        result = self._reader.read(instruction.split, instruction.offset, instruction.rows_max)
-        return ev.SourceBatchRead(
-            self._now_ms(), instruction.read, result.batch, result.next_offset, result.at_end
-        )
+    def read_source(self, instruction: do.ReadSource) -> ev.SourceBatchRead | None:
+        """Read one batch; nothing once the task is closed."""
+        with self._reader_lock:
+            if self._closed:
+                return None
+            if self._reader is None:
+                assert self._descriptor.source is not None
+                self._reader = self._descriptor.source.source.reader()
+            reader = self._reader
+            self._reading = True
+        try:
+            result = reader.read(instruction.split, instruction.offset, instruction.rows_max)
+        finally:
+            with self._reader_lock:
+                self._reading = False
+                if self._closed:
+                    reader.close()
+        return ev.SourceBatchRead(self._now_ms(), instruction.read, result.batch, result.next_offset, result.at_end)
 
     def persist(self, instruction: do.PersistSnapshot) -> ev.SnapshotPersisted | ev.SnapshotFailed:
         """The asynchronous part of a snapshot: one checksummed file, or inlined when small."""
         task = self._descriptor.task
         try:
             tables = [
-                (snapshot.uid, state.materialize())
-                for snapshot in instruction.snapshots
-                for state in snapshot.states
+                (snapshot.uid, state.materialize()) for snapshot in instruction.snapshots for state in snapshot.states
             ]
             handle = write_state(
                 self._open_store(self._context.root),
@@ -81,11 +99,19 @@ class TaskEffects:
 
     def discard(self, instruction: do.DiscardState) -> None:
         """Delete state that no checkpoint will refer to. What cannot be deleted now is swept at the end of the job."""
-        if instruction.handle.path is not None:
-            self._open_store(self._context.root).delete(instruction.handle.path)
+        path = instruction.handle.path
+        if path is None:
+            return
+        try:
+            self._open_store(self._context.root).delete(path)
+        except StorageError as error:
+            log.warning("left %s behind for the sweep: %s", path, error)
 
     def close(self) -> None:
-        """Release the source's files."""
-        if self._reader is not None:
-            self._reader.close()
-            self._reader = None
+        """Release the source's files. May be called again."""
+        with self._reader_lock:
+            if self._closed:
+                return
+            self._closed = True
+            if self._reader is not None and not self._reading:
+                self._reader.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 from tidegate.actors.coordinator import events as co
@@ -11,6 +12,8 @@ from tidegate.actors.runtimes.task_effects import TaskEffects
 from tidegate.actors.task import events as ev
 from tidegate.actors.task import instructions as do
 from tidegate.actors.task.machine import TaskMachine, TaskStatus
+
+log = logging.getLogger(__name__)
 
 
 class TaskHost:
@@ -48,7 +51,11 @@ class TaskHost:
         return True
 
     def close(self) -> None:
-        """Release what the task holds."""
+        """Release what the task holds, also in the middle of its life. Never raises: the task is over anyway."""
+        try:
+            self.machine.close()
+        except Exception as error:
+            log.warning("an operator of %s could not be closed", self.machine.descriptor.task, exc_info=error)
         self._effects.close()
 
     def _perform(self, instructions: Sequence[do.TaskInstruction]) -> None:

@@ -1,0 +1,1 @@
+"""One subtask as a machine: channels, alignment, operators, snapshots."""

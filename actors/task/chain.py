@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -34,9 +35,7 @@ class OperatorChain:
         output: Emit,
     ) -> None:
         self._specs = tuple(specs)
-        self._contexts = [
-            OperatorContext(spec.uid, spec.name, subtask, parallelism, max_parallelism) for spec in specs
-        ]
+        self._contexts = [OperatorContext(spec.uid, spec.name, subtask, parallelism, max_parallelism) for spec in specs]
         links: list[_Link] = []
         emit = output
         for spec in reversed(specs):
@@ -44,6 +43,7 @@ class OperatorChain:
             links.append(link)
             emit = _entry(link)
         self._links = links[::-1]
+        self._closing = ExitStack()
         self.process = emit
         """Process one batch through the whole chain."""
         self._sinks = {
@@ -55,6 +55,7 @@ class OperatorChain:
     def open(self, tables: Mapping[OperatorUid, Sequence[StateTable]]) -> None:
         """Open every operator with its restored state, last one first, so that each may emit at once."""
         for link, context in zip(reversed(self._links), reversed(self._contexts), strict=True):
+            self._closing.callback(link.operator.close)
             link.operator.open(context, tuple(tables.get(context.uid, ())))
 
     def prepare_snapshot(self) -> None:
@@ -87,9 +88,8 @@ class OperatorChain:
             link.operator.finish(link.emit)
 
     def close(self) -> None:
-        """Close every operator, last one first."""
-        for link in reversed(self._links):
-            link.operator.close()
+        """Close every operator that was to be opened, once, first one first; all of them, also when one raises."""
+        self._closing.close()
 
 
 def _entry(link: _Link) -> Emit:

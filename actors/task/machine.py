@@ -72,16 +72,12 @@ class TaskMachine:
         self._outputs = OutputGate([c for edge in d.outputs for c in edge.channels], d.limits)
         self._partitioners: list[tuple[Partitioner, dict[int, ChannelId]]] = [
             (
-                make_partitioner(
-                    edge.partitioning, d.task.subtask, edge.downstream_parallelism, d.max_parallelism
-                ),
+                make_partitioner(edge.partitioning, d.task.subtask, edge.downstream_parallelism, d.max_parallelism),
                 {int(channel.downstream): channel for channel in edge.channels},
             )
             for edge in d.outputs
         ]
-        self._chain = OperatorChain(
-            d.operators, d.task.subtask, d.parallelism, d.max_parallelism, self._emit
-        )
+        self._chain = OperatorChain(d.operators, d.task.subtask, d.parallelism, d.max_parallelism, self._emit)
         self._aligner = BarrierAligner(frozenset(d.inputs) if d.inputs else frozenset({TRIGGER}))
         self._watermarks = WatermarkValve(d.inputs)
         self._snapshots = SnapshotTracker(
@@ -103,6 +99,16 @@ class TaskMachine:
     def attempt(self) -> AttemptNumber:
         """The execution attempt that this task belongs to."""
         return self._descriptor.attempt
+
+    @property
+    def output_queue_bytes(self) -> int:
+        """Bytes that wait for credit on all output channels."""
+        return self._outputs.queued_bytes
+
+    @property
+    def backpressured(self) -> bool:
+        """Whether the task takes no input because an output queue is full."""
+        return self._outputs.over_limit
 
     @property
     def runnable(self) -> bool:
@@ -127,6 +133,10 @@ class TaskMachine:
         self._read_ahead()
         instructions, self._instructions = self._instructions, []
         return instructions
+
+    def close(self) -> None:
+        """The task ends here, whatever its status: let the operators release what they hold. May be called again."""
+        self._chain.close()
 
     # --- events ---------------------------------------------------------------------------------------------------
 
@@ -215,6 +225,8 @@ class TaskMachine:
         if event.attempt != self.attempt:
             return
         snapshot = self._snapshots.complete(event.checkpoint_id)
+        for handle in self._snapshots.abort_before(event.checkpoint_id):
+            self._instructions.append(do.DiscardState(handle))
         if event.final and snapshot is not None:
             assert snapshot.finished, "a final checkpoint is taken after the operators have finished"
             self._final_complete = True
@@ -314,6 +326,7 @@ class TaskMachine:
         if not self._operators_finished:
             self._chain.prepare_snapshot()
         self._outputs.broadcast(barrier)
+        self._send(flush=False, at_ms=at_ms)
         self._stage(force=True)
         self._snapshots.begin(
             TaskSnapshot(
@@ -375,6 +388,4 @@ class TaskMachine:
 
     def _expect(self, status: TaskStatus, event: ev.TaskEvent) -> None:
         if self.status is not status:
-            raise ProtocolError(
-                f"{self._descriptor.task} is {self.status.value} and was told {type(event).__name__}"
-            )
+            raise ProtocolError(f"{self._descriptor.task} is {self.status.value} and was told {type(event).__name__}")

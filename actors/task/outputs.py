@@ -134,6 +134,11 @@ class OutputGate:
         return any(channel.over_limit for channel in self._channels.values())
 
     @property
+    def queued_bytes(self) -> int:
+        """Bytes that wait on all channels."""
+        return sum(channel.queued_bytes for channel in self._channels.values())
+
+    @property
     def empty(self) -> bool:
         """Whether nothing waits."""
         return not any(channel.queue for channel in self._channels.values())

@@ -130,7 +130,7 @@ class SnapshotTracker:
         return None if snapshot.acknowledged else snapshot.handle
 
     def complete(self, checkpoint_id: CheckpointId) -> TaskSnapshot | None:
-        """The checkpoint is complete: its files are committed, and older snapshots are over."""
+        """The checkpoint is complete: its files are committed. None when that was known."""
         snapshot = self._snapshots.pop(checkpoint_id, None)
         if snapshot is None:
             return None
@@ -138,9 +138,12 @@ class SnapshotTracker:
             raise ProtocolError(f"checkpoint {checkpoint_id} completed without this task's acknowledgement")
         for uid, end in snapshot.ends.items():
             self.files[uid].commit(end)
-        for older in [n for n in self._snapshots if n < checkpoint_id]:
-            del self._snapshots[older]
         return snapshot
+
+    def abort_before(self, checkpoint_id: CheckpointId) -> list[StateHandle]:
+        """A newer checkpoint is complete, so older ones are over, heard of or not. Returns what to discard."""
+        handles = [self.abort(older) for older in [n for n in self._snapshots if n < checkpoint_id]]
+        return [handle for handle in handles if handle is not None]
 
     def to_acknowledge(self) -> list[tuple[TaskSnapshot, tuple[Committable, ...]]]:
         """Snapshots that became fully durable, each with what it asks to be committed. Marks them acknowledged."""

@@ -67,9 +67,7 @@ class FrozenPositions:
 def positions_from_tables(tables: Sequence[StateTable]) -> tuple[SplitPosition, ...]:
     """Inverse of `FrozenPositions.materialize`, over the tables of several subtasks."""
     return tuple(
-        SplitPosition(
-            SourceSplit(row["split_id"], row["payload"], row["rows"]), row["next_offset"], row["at_end"]
-        )
+        SplitPosition(SourceSplit(row["split_id"], row["payload"], row["rows"]), row["next_offset"], row["at_end"])
         for table in tables
         if table.state == SOURCE_STATE
         for row in table.rows.to_pylist()
@@ -120,9 +118,7 @@ class SourceCursor:
         self._read_offset = event.next_offset
         if event.at_end:
             self._reading = self._first_open(self._reading + 1)
-            self._read_offset = (
-                self._positions[self._reading].next_offset if self._reading is not None else 0
-            )
+            self._read_offset = self._positions[self._reading].next_offset if self._reading is not None else 0
 
     def take(self) -> pa.RecordBatch | None:
         """The next batch; its rows count as processed from now on. None where a split was empty at its end."""

@@ -1,4 +1,7 @@
-"""Event time of a task: the minimum over its input channels, idle and ended ones left out (Flink's StatusWatermarkValve)."""
+"""Event time of a task: the minimum over its input channels, idle ones left out (Flink's StatusWatermarkValve).
+
+A channel that ends without the last watermark holds event time where it is: nothing may be emitted too early.
+"""
 
 from __future__ import annotations
 
