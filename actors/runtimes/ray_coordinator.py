@@ -1,0 +1,329 @@
+"""The coordinator's process on Ray: an actor that drives one job's coordinator host.
+
+Rules:
+
+- Calls only put a message into the mailbox, or read what the mailbox has published; none waits for longer than the
+  caller says.
+- Everything that happened is in the event log before it has consequences. So Ray may restart this actor on its own:
+  the new process replays the log, becomes the next generation, and goes on. The tasks of its predecessor have died
+  with it (see `ray_fleet`).
+- Log entries are written by a thread of their own: a sink commit that hangs does not stop the job's decisions.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+import uuid
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+
+from tidegate.actors.coordinator import events as co
+from tidegate.actors.coordinator import instructions as do
+from tidegate.actors.coordinator.events import CoordinatorEvent
+from tidegate.actors.coordinator.spec import JobSpec
+from tidegate.actors.coordinator.state import CoordinatorState
+from tidegate.actors.identity import TaskId
+from tidegate.actors.runtimes.context import JobContext
+from tidegate.actors.runtimes.coordinator_effects import CoordinatorEffects
+from tidegate.actors.runtimes.coordinator_host import CoordinatorHost, replay
+from tidegate.actors.runtimes.job import JobProgress, progress_of, tables_of
+from tidegate.actors.runtimes.ray_deployment import Deployment, TaskProcessInfo
+from tidegate.actors.runtimes.ray_fleet import Fleet, FleetOptions
+from tidegate.actors.runtimes.ray_mailbox import Mailbox, now_ms
+from tidegate.actors.runtimes.ray_metrics import JobMetrics
+from tidegate.actors.runtimes.ray_shared import open_shared
+from tidegate.actors.runtimes.ray_task import ProcessInfo, process_info
+from tidegate.actors.task import events as task_ev
+from tidegate.storage.errors import CorruptionError, StorageError
+from tidegate.storage.event_log import EventLog
+from tidegate.storage.ids import AttemptNumber, CheckpointId
+
+log = logging.getLogger(__name__)
+
+IO_THREADS = 4
+TICK_MS = 1_000
+REPLAY_ATTEMPTS_MAX = 10
+REPLAY_RETRY_S = 0.5
+TASKS_GONE_TIMEOUT_S = 15.0
+LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+
+@dataclass(frozen=True, slots=True)
+class JobView:
+    """A job as its coordinator's process sees it.
+
+    `started`: the log was replayed; `ended`: nothing changes any more; `broken`: why the coordinator cannot go on.
+    """
+
+    progress: JobProgress
+    started: bool
+    ended: bool
+    broken: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The answer to a request for a checkpoint."""
+
+    checkpoint_id: CheckpointId | None
+    error: str | None
+
+
+class CoordinatorProcess:
+    """The actor's class."""
+
+    def __init__(self, spec: JobSpec, shared_context: bytes, options: FleetOptions) -> None:
+        _log_to_stderr()
+        runtime_context = ray.get_runtime_context()
+        self._spec = spec
+        context_reference = open_shared(shared_context)
+        context: JobContext = ray.get(context_reference)
+        self._context = context
+        self._options = options
+        self._ended = threading.Event()
+        self._broken: str | None = None
+        self._final: JobProgress | None = None
+        self._rows_in: dict[TaskId, tuple[AttemptNumber, int]] = {}
+        self._answers: dict[str, Future[Answer]] = {}
+        self._host: CoordinatorHost | None = None
+        self._metrics: JobMetrics | None = None
+        self._mailbox = Mailbox("tidegate-coordinator", lambda: False, self._tick, TICK_MS, self._broke_down)
+        self._log_pool = ThreadPoolExecutor(1, thread_name_prefix="tidegate-log")
+        self._pool = ThreadPoolExecutor(IO_THREADS, thread_name_prefix="tidegate-io")
+        fleet = Fleet(
+            context.graph,
+            context_reference,
+            runtime_context.current_actor,
+            options,
+            self._mailbox.post,
+        )
+        self._deployment = Deployment(fleet, self._handle, self._mailbox)
+        self._effects = CoordinatorEffects(context, options.open_store, now_ms)
+        self._timers: dict[str, int] = {}
+        self._mailbox.post(self._start)
+        self._mailbox.start()
+
+    # --- calls of tasks -------------------------------------------------------------------------------------------
+
+    @ray.method(concurrency_group="control")
+    def report(self, event: CoordinatorEvent) -> None:
+        """A task says something."""
+        self._mailbox.post(lambda: self._handle(event))
+
+    @ray.method(concurrency_group="control", num_returns=0, enable_task_events=False)
+    def counted(self, attempt: AttemptNumber, task: TaskId, rows_in: int) -> None:
+        """So many rows have come into a task."""
+        self._rows_in[task] = (attempt, rows_in)
+        self._deployment.rows_came_in(attempt)
+
+    # --- calls of the driver --------------------------------------------------------------------------------------
+
+    @ray.method(concurrency_group="ask")
+    def view(self, wait_s: float) -> JobView:
+        """The job now, or as soon as it has ended within a time."""
+        ended = self._ended.wait(wait_s) if wait_s > 0 else self._ended.is_set()
+        return JobView(self._progress(), self._host is not None, ended, self._broken)
+
+    @ray.method(concurrency_group="ask")
+    def cancel(self) -> None:
+        """Ask for cancellation."""
+        self._mailbox.post(lambda: self._handle(co.CancelRequested(now_ms())))
+
+    @ray.method(concurrency_group="ask")
+    def request_checkpoint(self, request: str) -> None:
+        """Ask for a checkpoint; `answer` has the answer later."""
+        self._answers[request] = Future()
+        self._mailbox.post(lambda: self._handle(co.CheckpointRequested(now_ms(), request)))
+
+    @ray.method(concurrency_group="ask")
+    def answer(self, request: str, wait_s: float) -> Answer | None:
+        """The answer to a request for a checkpoint, None if it takes longer than `wait_s`."""
+        future = self._answers.get(request)
+        if future is None:
+            return Answer(None, "the coordinator that was asked for it was lost")
+        if self._ended.is_set() and not future.done():
+            return Answer(None, "the job has ended")
+        try:
+            answer = future.result(wait_s)
+        except TimeoutError:
+            return None
+        del self._answers[request]
+        return answer
+
+    @ray.method(concurrency_group="ask")
+    def processes(self) -> tuple[TaskProcessInfo, ...]:
+        """The process of each task, as far as they have started."""
+        return self._deployment.processes()
+
+    @ray.method(concurrency_group="ask")
+    def identify(self) -> ProcessInfo:
+        """Where this is."""
+        return process_info()
+
+    # --- on the mailbox -------------------------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        event_log = EventLog(self._options.open_store(self._context.root), self._context.job_id)
+        machine, next_index = self._replay(event_log)
+        port = _Port(self)
+        self._host = CoordinatorHost(machine, next_index, event_log, self._effects, port, uuid.uuid4().hex)
+        if next_index > 0:
+            log.warning(
+                "the coordinator of %s was lost; generation %d goes on from entry %d",
+                self._spec.job_name,
+                self._host.generation,
+                next_index,
+            )
+        self._host.start()
+        if machine.state.spec is None:
+            self._host.handle(co.JobSubmitted(now_ms(), self._spec))
+
+    def _replay(self, event_log: EventLog) -> Any:
+        """Replay the log, trying again while storage is away: without the log there is nothing else to do."""
+        for attempt in range(1, REPLAY_ATTEMPTS_MAX + 1):
+            try:
+                return replay(event_log)
+            except CorruptionError:
+                raise
+            except StorageError as error:
+                if attempt == REPLAY_ATTEMPTS_MAX:
+                    raise
+                log.warning("the event log cannot be read yet (attempt %d): %s", attempt, error)
+                threading.Event().wait(REPLAY_RETRY_S * attempt)
+        raise AssertionError("the last attempt raises")
+
+    def _handle(self, event: CoordinatorEvent) -> None:
+        if self._host is not None:
+            self._deployment.observe(event)
+            self._host.handle(event)
+
+    def _progress(self) -> JobProgress:
+        if self._final is not None:
+            return self._final
+        host = self._host
+        if host is None:
+            return progress_of(CoordinatorState(), {})
+        state = host.machine.state
+        rows_in: dict[str, int] = {}
+        for task, (attempt, rows) in list(self._rows_in.items()):
+            if attempt == state.attempt:
+                rows_in[task.vertex] = rows_in.get(task.vertex, 0) + rows
+        return progress_of(state, rows_in)
+
+    def _tick(self) -> None:
+        if self._host is None:
+            return
+        progress = self._progress()
+        if self._metrics is None:
+            self._metrics = JobMetrics(self._context.job_name, progress)
+        self._metrics.update(progress)
+
+    def _end(self) -> None:
+        """The job is over: wait until the last task has gone, sweep, and tell."""
+        assert self._host is not None
+        host, state = self._host, self._host.machine.state
+        final = self._progress()
+        gone = self._deployment.close()
+        host.halt()
+
+        def sweep() -> None:
+            wait(gone, timeout=TASKS_GONE_TIMEOUT_S)
+            tables = [] if state.commits else tables_of(self._context)
+            self._effects.sweep([c.checkpoint_id for c in state.completed], tables)
+
+        def swept(future: Future[None]) -> None:
+            if (error := future.exception()) is not None:
+                log.warning("the sweep of %s failed, files are left behind", self._spec.job_name, exc_info=error)
+            self._final = final
+            self._ended.set()
+
+        self._pool.submit(sweep).add_done_callback(swept)
+
+    def _stop(self, reason: str) -> None:
+        """This coordinator cannot go on; a job without one does not go on either."""
+        log.error("the coordinator of %s stops: %s", self._spec.job_name, reason)
+        if self._host is not None:
+            self._host.halt()
+        self._deployment.close()
+        self._broken = reason
+        self._ended.set()
+
+    def _broke_down(self, error: Exception) -> None:
+        self._stop(f"{type(error).__name__}: {error}")
+
+
+class _Port:
+    """The world as the coordinator's host sees it (a `CoordinatorPort`)."""
+
+    def __init__(self, process: CoordinatorProcess) -> None:
+        self._process = process
+
+    def now_ms(self) -> int:
+        return now_ms()
+
+    def deploy(self, instruction: do.DeployAttempt) -> None:
+        self._process._deployment.deploy(instruction)
+
+    def cancel_attempt(self, instruction: do.CancelAttempt) -> None:
+        self._process._deployment.cancel(instruction.attempt)
+
+    def tell(self, task: TaskId, event: task_ev.TaskEvent) -> None:
+        self._process._deployment.tell(task, event)
+
+    def run_io(self, work: Callable[[], CoordinatorEvent | None]) -> None:
+        process = self._process
+
+        def finish(future: Future[CoordinatorEvent | None]) -> None:
+            event = future.result()
+            if event is not None:
+                process._handle(event)
+
+        process._pool.submit(work).add_done_callback(lambda future: process._mailbox.post(lambda: finish(future)))
+
+    def append(self, work: Callable[[], None], done: Callable[[BaseException | None], None]) -> None:
+        process = self._process
+        process._log_pool.submit(work).add_done_callback(
+            lambda future: process._mailbox.post(lambda: done(future.exception()))
+        )
+
+    def set_timer(self, timer: str, due_at_ms: int) -> None:
+        process = self._process
+        process._timers[timer] = due_at_ms
+
+        def fire() -> None:
+            if process._timers.get(timer) == due_at_ms:
+                del process._timers[timer]
+                process._handle(co.TimerFired(now_ms(), timer))
+
+        process._mailbox.call_at(due_at_ms, fire)
+
+    def call_later(self, delay_ms: int, action: Callable[[], None]) -> None:
+        self._process._mailbox.call_at(now_ms() + delay_ms, action)
+
+    def complete_request(self, instruction: do.CompleteRequest) -> None:
+        future = self._process._answers.get(instruction.request)
+        if future is not None and not future.done():
+            future.set_result(Answer(instruction.checkpoint_id, instruction.error))
+
+    def end_job(self, instruction: do.EndJob) -> None:
+        log.info("job %s is %s: %s", self._process._spec.job_name, instruction.status, instruction.reason)
+        self._process._end()
+
+    def halt(self, reason: str) -> None:
+        self._process._stop(reason)
+
+
+@functools.cache
+def _log_to_stderr() -> None:
+    """Let tidegate's own lines from INFO on appear in the actor's log, which Ray shows to the driver."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter(LOG_FORMAT))
+    logger = logging.getLogger("tidegate")
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)

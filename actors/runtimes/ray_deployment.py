@@ -1,0 +1,166 @@
+"""Attempts on Ray: the orders that processes get, the ends they come to, and how long recovery takes.
+
+Rules:
+
+- An attempt is told to every process and watched through its pending `run` call: its result, or its loss with the
+  process, becomes a fact for the coordinator at once.
+- A process that does not let go of a cancelled attempt (it is stuck in a function of the user) is killed after a while.
+- What is said about an attempt that is not the current one any more is for the machine to ignore, by its number.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
+
+from ray.exceptions import RayError
+
+from tidegate.actors.coordinator import events as co
+from tidegate.actors.coordinator import instructions as do
+from tidegate.actors.coordinator.events import CoordinatorEvent
+from tidegate.actors.graph.job_graph import JobGraph
+from tidegate.actors.identity import TaskId
+from tidegate.actors.runtimes.ray_fleet import Fleet, Member, reason_of
+from tidegate.actors.runtimes.ray_mailbox import Mailbox, now_ms
+from tidegate.actors.runtimes.ray_task import Order, Outcome
+from tidegate.actors.task import events as ev
+from tidegate.storage.ids import AttemptNumber
+
+log = logging.getLogger(__name__)
+
+DROP_TIMEOUT_MS = 10_000
+STANDBY_DELAY_MS = 3_000
+
+
+@dataclass(frozen=True, slots=True)
+class TaskProcessInfo:
+    """Which process runs a task."""
+
+    task: TaskId
+    actor: str
+    pid: int
+    node_id: str
+
+
+class Deployment:
+    """The current attempt. Methods run on the coordinator's mailbox, except `processes` and `rows_came_in`."""
+
+    def __init__(self, fleet: Fleet, tell_coordinator: Callable[[CoordinatorEvent], None], mailbox: Mailbox) -> None:
+        self._fleet = fleet
+        self._tell_coordinator = tell_coordinator
+        self._mailbox = mailbox
+        self._attempt = AttemptNumber(-1)
+        self._members: dict[TaskId, Member] = {}
+        self._neighbours = _neighbours(fleet.graph)
+        self._failed_at_ms: int | None = None
+        self._deployed_at_ms = 0
+        self._awaits_rows = False
+
+    def deploy(self, instruction: do.DeployAttempt) -> None:
+        """Give every task of an attempt to a process."""
+        self._attempt = instruction.attempt
+        self._deployed_at_ms = now_ms()
+        self._awaits_rows = True
+        known = {id(member) for member in self._members.values()}
+        self._members = self._fleet.staff()
+        fresh = [m.name for m in self._members.values() if id(m) not in known]
+        for task, member in self._members.items():
+            peers = {peer: self._members[peer].handle for peer in self._neighbours[task]}
+            member.handle.deploy.remote(Order(task, instruction.attempt, instruction.restore, peers))
+            running = member.handle.run.remote(instruction.attempt).future()
+            running.add_done_callback(partial(self._ended, instruction.attempt, task, member))
+        log.info(
+            "attempt %d is deployed from %s%s; new to it: %s",
+            instruction.attempt,
+            "nothing" if instruction.restore is None else instruction.restore.pointer,
+            self._since_failure(self._deployed_at_ms),
+            ", ".join(fresh) or "nobody",
+        )
+        # Later, so that a standby does not take the processor from the tasks that start now.
+        self._mailbox.call_at(now_ms() + STANDBY_DELAY_MS, self._fleet.refill)
+
+    def cancel(self, attempt: AttemptNumber) -> None:
+        """Have every process that lives let go of an attempt; one that does not is killed."""
+        for member in self._members.values():
+            if not member.dead:
+                dropped = member.handle.drop.remote(attempt).future()
+                self._mailbox.call_at(
+                    now_ms() + DROP_TIMEOUT_MS, partial(self._kill_if_stuck, member, attempt, dropped)
+                )
+
+    def tell(self, task: TaskId, event: ev.TaskEvent) -> None:
+        """Say something to a task of the current attempt, if its process lives."""
+        member = self._members.get(task)
+        if member is not None and not member.dead:
+            member.handle.tell.remote(self._attempt, event)
+
+    def close(self) -> list[Future[None]]:
+        """End all processes; the futures are done when they have gone."""
+        return self._fleet.close()
+
+    def processes(self) -> tuple[TaskProcessInfo, ...]:
+        """The process of each task, of those that live and have started."""
+        return tuple(
+            TaskProcessInfo(task, member.name, member.info.pid, member.info.node_id)
+            for task, member in list(self._members.items())
+            if member.info is not None and not member.dead
+        )
+
+    def observe(self, event: CoordinatorEvent) -> None:
+        """Note when an attempt failed, to tell how long recovery takes."""
+        if isinstance(event, co.TaskFailed) and event.attempt == self._attempt and self._failed_at_ms is None:
+            self._failed_at_ms = event.at_ms
+            log.warning("task %s of attempt %d failed: %s", event.task, event.attempt, event.reason)
+        elif isinstance(event, co.TaskReady) and event.attempt == self._attempt:
+            log.info("task %s is ready%s", event.task, self._since_failure(event.at_ms))
+
+    def rows_came_in(self, attempt: AttemptNumber) -> None:
+        """The first rows of an attempt end its recovery."""
+        if self._awaits_rows and attempt == self._attempt:
+            self._awaits_rows = False
+            at_ms = now_ms()
+            log.info(
+                "attempt %d: first rows %d ms after its deployment%s",
+                attempt,
+                at_ms - self._deployed_at_ms,
+                self._since_failure(at_ms),
+            )
+            self._failed_at_ms = None
+
+    def _since_failure(self, at_ms: int) -> str:
+        return "" if self._failed_at_ms is None else f", {at_ms - self._failed_at_ms} ms after the failure"
+
+    def _ended(self, attempt: AttemptNumber, task: TaskId, member: Member, future: Future[Outcome]) -> None:
+        error = future.exception()
+        if error is None:
+            outcome = future.result()
+            if outcome.kind != "failed":
+                return
+            reason = outcome.reason or "no reason given"
+        else:
+            # Known before the coordinator decides: the next attempt must not go to a process that has died.
+            member.dead = member.dead or isinstance(error, RayError)
+            reason = reason_of(member, error)
+        event = co.TaskFailed(now_ms(), attempt, task, reason)
+        self._mailbox.post(lambda: self._tell_coordinator(event))
+
+    def _kill_if_stuck(self, member: Member, attempt: AttemptNumber, dropped: Future[None]) -> None:
+        if not dropped.done() and not member.dead:
+            log.warning(
+                "%s has not let go of attempt %d within %d ms: it is killed", member.name, attempt, DROP_TIMEOUT_MS
+            )
+            self._fleet.kill(member)
+
+
+def _neighbours(graph: JobGraph) -> dict[TaskId, set[TaskId]]:
+    """For each task those that it sends to or receives from."""
+    found: dict[TaskId, set[TaskId]] = {task: set() for task in graph.tasks()}
+    for edge in graph.edges:
+        for channel in graph.channels(edge):
+            sender, receiver = graph.sender(channel), graph.receiver(channel)
+            found[sender].add(receiver)
+            found[receiver].add(sender)
+    return found

@@ -1,0 +1,102 @@
+"""One thread that does everything a machine's host is asked to do, one thing after the other.
+
+Rules: calls of Ray only `post`, so no receive path ever blocks; what was posted first is done first; messages go
+before turns, so that a barrier or a cancellation does not wait behind a full queue; without anything to do the thread
+sleeps until the next message, timer or tick.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+
+log = logging.getLogger(__name__)
+
+TURNS_A_ROUND_MAX = 16
+MESSAGES_A_ROUND_MAX = 256
+
+Action = Callable[[], object]
+
+
+def now_ms() -> int:
+    """Wall-clock time in ms."""
+    return time.time_ns() // 1_000_000
+
+
+class Mailbox:
+    """`turn` processes one element and tells whether there was one; `tick` is called every `tick_ms`.
+
+    What an action raises goes to `broke_down`, on the same thread, which then goes on.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        turn: Callable[[], bool],
+        tick: Action,
+        tick_ms: int,
+        broke_down: Callable[[Exception], None],
+    ) -> None:
+        self._inbox: queue.SimpleQueue[Action] = queue.SimpleQueue()
+        self._timers: list[tuple[int, int, Action]] = []
+        self._timer_ids = itertools.count()
+        self._turn = turn
+        self._tick = tick
+        self._tick_ms = tick_ms
+        self._next_tick_ms = 0
+        self._broke_down = broke_down
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def post(self, action: Action) -> None:
+        """Have an action run on the thread. From any thread."""
+        self._inbox.put(action)
+
+    def call_at(self, due_at_ms: int, action: Action) -> None:
+        """Have an action run at a time. From the mailbox's own thread only."""
+        assert threading.current_thread() is self._thread
+        heapq.heappush(self._timers, (due_at_ms, next(self._timer_ids), action))
+
+    def _run(self) -> None:
+        while True:
+            try:
+                self._round()
+            except Exception as error:
+                log.exception("an action on %s failed", self._thread.name)
+                self._broke_down(error)
+
+    def _round(self) -> None:
+        busy = False
+        for _ in range(TURNS_A_ROUND_MAX):
+            if not self._inbox.empty() or not self._turn():
+                break
+            busy = True
+        at_ms = now_ms()
+        if at_ms >= self._next_tick_ms:
+            self._next_tick_ms = at_ms + self._tick_ms
+            self._tick()
+        while self._timers and self._timers[0][0] <= at_ms:
+            heapq.heappop(self._timers)[2]()
+            busy = True
+        self._take_messages(0.0 if busy else self._idle_s(at_ms))
+
+    def _idle_s(self, at_ms: int) -> float:
+        due_at_ms = self._next_tick_ms if not self._timers else min(self._next_tick_ms, self._timers[0][0])
+        return max(0, due_at_ms - at_ms) / 1000
+
+    def _take_messages(self, wait_s: float) -> None:
+        for _ in range(MESSAGES_A_ROUND_MAX):
+            try:
+                action = self._inbox.get(timeout=wait_s) if wait_s else self._inbox.get_nowait()
+            except queue.Empty:
+                return
+            wait_s = 0.0
+            action()

@@ -1,0 +1,304 @@
+"""The Ray runtime, as the driver sees it: one coordinator actor a job, and one actor a task.
+
+Rules:
+
+- Every question to the coordinator has a time limit. While Ray restarts its process, the job shows as "restarting".
+- A job takes as many slots as its widest vertex has subtasks, and keeps them until it is over.
+- A job that is over needs no process: its coordinator goes as soon as the driver has heard the end.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import uuid
+from dataclasses import replace
+from typing import Any
+
+import ray
+from ray.exceptions import ActorAlreadyExistsError, ActorDiedError, GetTimeoutError, RayActorError
+
+from tidegate.actors.coordinator.state import CoordinatorState
+from tidegate.actors.runtimes.context import OpenStore
+from tidegate.actors.runtimes.job import JobProgress, Submission, progress_of, tables_of
+from tidegate.actors.runtimes.ray_coordinator import Answer, CoordinatorProcess, JobView
+from tidegate.actors.runtimes.ray_deployment import TaskProcessInfo
+from tidegate.actors.runtimes.ray_fleet import FleetOptions, SlotPlacement
+from tidegate.actors.runtimes.ray_shared import SharedValue
+from tidegate.actors.runtimes.ray_task import Handle, ProcessInfo
+from tidegate.storage.errors import CheckpointError, ConfigurationError, JobFailedError
+from tidegate.storage.filesystem import open_store
+from tidegate.storage.ids import CheckpointId
+
+__all__ = ["RayJob", "RayRuntime", "SlotPlacement"]
+
+log = logging.getLogger(__name__)
+
+NAMESPACE = "tidegate"
+COORDINATOR_RESTARTS_MAX = 16
+CALL_TIMEOUT_S = 15.0
+WAIT_STEP_S = 2.0
+RETRY_STEP_S = 0.2
+LOST_TIMEOUT_S = 120.0
+STOP_TIMEOUT_S = 30.0
+
+# Ray's types do not know of concurrency groups.
+_remote: Any = ray.remote
+_CoordinatorActor: Any = _remote(
+    num_cpus=0,
+    max_restarts=COORDINATOR_RESTARTS_MAX,
+    max_task_retries=0,
+    concurrency_groups={"control": 1, "ask": 8},
+)(CoordinatorProcess)
+
+
+class RayRuntime:
+    """Runs jobs on the Ray cluster that this process is connected to.
+
+    `placement` gives the slots of a reservation; without one, actors go where Ray puts them and reserve nothing.
+    `standbys` is the number of spare processes of each job: more of them survive more failures at once without the
+    start of a process, at some 200 MB of memory each.
+    """
+
+    def __init__(
+        self,
+        placement: SlotPlacement | None = None,
+        namespace: str = NAMESPACE,
+        open_store: OpenStore = open_store,
+        standbys: int = 1,
+    ) -> None:
+        self._placement = placement
+        self._namespace = namespace
+        self._open_store = open_store
+        self._standbys = standbys
+        self._jobs: list[RayJob] = []
+
+    def check(self, submission: Submission) -> None:
+        """Refuse what cannot run here. Raises ConfigurationError."""
+        if not ray.is_initialized():
+            raise ConfigurationError(
+                "this process is not connected to Ray; make the environment with StreamEnvironment.raydp(...), or call "
+                "ray.init first"
+            )
+        context = submission.context
+        for url in (context.root, *tables_of(context)):
+            if url.startswith("memory:"):
+                raise ConfigurationError(
+                    f"{url!r} is the memory of one process, and a job on Ray runs in many: use a folder that all nodes "
+                    "share, or s3://"
+                )
+        self._first_slot(submission)
+
+    def submit(self, submission: Submission) -> RayJob:
+        """Start a job. Raises ConfigurationError as `check` does."""
+        self.check(submission)
+        slots = range(0)
+        if self._placement is not None:
+            first = self._first_slot(submission)
+            slots = range(first, first + _width(submission))
+        options = FleetOptions(
+            prefix=submission.spec.job_name,
+            namespace=self._namespace,
+            placement=self._placement,
+            first_slot=slots.start,
+            standbys=self._standbys,
+            open_store=self._open_store,
+        )
+        # One copy in the object store, for the coordinator, its successors, and all tasks.
+        context = SharedValue(submission.context)
+        try:
+            coordinator = self._start(submission, context, options)
+        except ActorAlreadyExistsError:
+            options = replace(options, prefix=submission.spec.job_id)
+            coordinator = self._start(submission, context, options)
+        job = RayJob(submission, coordinator, context, slots)
+        self._jobs.append(job)
+        return job
+
+    def stop(self) -> None:
+        """Cancel what runs, wait for it, and end all processes."""
+        for job in self._jobs:
+            job.stop(STOP_TIMEOUT_S)
+        self._jobs.clear()
+
+    def _start(self, submission: Submission, context: SharedValue, options: FleetOptions) -> Handle:
+        name = f"{options.prefix}/coordinator"
+        actor = _CoordinatorActor.options(name=name, namespace=self._namespace)
+        return actor.remote(submission.spec, context.pickled, options)
+
+    def _first_slot(self, submission: Submission) -> int:
+        """The first of a row of free slots for a job."""
+        placement = self._placement
+        if placement is None:
+            return 0
+        width = _width(submission)
+        if width > placement.slots:
+            vertex = max(submission.context.graph.vertices, key=lambda v: v.parallelism)
+            raise ConfigurationError(
+                f"vertex {vertex.name!r} has parallelism {width}, and there are {placement.slots} task slots: lower "
+                "the parallelism, or start the session with more executors or slots_per_executor"
+            )
+        busy = {slot: job for job in self._jobs if job.slots and not job.over for slot in job.slots}
+        for first in range(placement.slots - width + 1):
+            if all(slot not in busy for slot in range(first, first + width)):
+                return first
+        names = sorted({job.name for job in busy.values()})
+        raise ConfigurationError(
+            f"job {submission.spec.job_name!r} needs {width} neighbouring task slots, and {len(busy)} of "
+            f"{placement.slots} are taken by {', '.join(names)}: wait for it or cancel it, or start the session with "
+            "more slots"
+        )
+
+
+class RayJob:
+    """A job on Ray (a `RunningJob`). Thread-safe."""
+
+    def __init__(self, submission: Submission, coordinator: Handle, context: SharedValue, slots: range) -> None:
+        self.name = submission.spec.job_name
+        self.slots = slots
+        """Task slots that the job holds."""
+        self._coordinator = coordinator
+        self._context = context
+        self._lock = threading.Lock()
+        self._last = progress_of(CoordinatorState(), {})
+        self._seen = False
+        self._end: JobProgress | JobFailedError | None = None
+
+    @property
+    def over(self) -> bool:
+        """Whether the job has ended."""
+        return self._look(0.0) is not None
+
+    def progress(self) -> JobProgress:
+        """The job now. Raises JobFailedError when its coordinator is lost for good."""
+        end = self._look(0.0)
+        return self._last if end is None else _progress_or_raise(end)
+
+    def wait(self, timeout_s: float | None) -> JobProgress | None:
+        """Wait for a terminal status; None when the time is over first. JobFailedError as in `progress`."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            left_s = WAIT_STEP_S if deadline is None else max(0.0, deadline - time.monotonic())
+            end = self._look(min(left_s, WAIT_STEP_S))
+            if end is not None:
+                return _progress_or_raise(end)
+            if deadline is not None and time.monotonic() >= deadline:
+                return None
+
+    def cancel(self) -> None:
+        """Ask for cancellation; nothing happens where the job is over."""
+        if self._look(0.0) is None:
+            self._ask(self._coordinator.cancel, "be cancelled")
+
+    def trigger_checkpoint(self, timeout_s: float) -> CheckpointId:
+        """Take a checkpoint and wait for it. CheckpointError when it fails, TimeoutError when it takes too long."""
+        end = self._look(0.0)
+        if end is not None:
+            status = end.status if isinstance(end, JobProgress) else "failed"
+            raise CheckpointError(f"no checkpoint was taken: the job is {status}")
+        request = uuid.uuid4().hex
+        deadline = time.monotonic() + timeout_s
+        self._ask(self._coordinator.request_checkpoint, "take a checkpoint", request)
+        while (left_s := deadline - time.monotonic()) > 0:
+            step_s = min(left_s, WAIT_STEP_S)
+            answer: Answer | None = self._ask(self._coordinator.answer, "take a checkpoint", request, step_s)
+            if answer is None:
+                continue
+            if answer.checkpoint_id is None:
+                raise CheckpointError(f"no checkpoint was taken: {answer.error}")
+            return answer.checkpoint_id
+        raise TimeoutError(f"job {self.name!r} has not completed the checkpoint within {timeout_s:g} s")
+
+    def tasks(self) -> tuple[TaskProcessInfo, ...]:
+        """The process of each task: of those that are alive and have started. Empty when the job is over."""
+        if self._look(0.0) is not None:
+            return ()
+        found: tuple[TaskProcessInfo, ...] = self._ask(self._coordinator.processes, "name its tasks")
+        return found
+
+    def coordinator(self) -> ProcessInfo:
+        """The process of the coordinator. JobFailedError when it is lost for good."""
+        found: ProcessInfo = self._ask(self._coordinator.identify, "name its coordinator")
+        return found
+
+    def stop(self, timeout_s: float) -> None:
+        """Cancel the job if it runs, wait for that, and end its processes in any case."""
+        try:
+            self.cancel()
+            if self.wait(timeout_s) is None:
+                log.warning("job %r did not end within %g s: its processes are killed", self.name, timeout_s)
+        except (JobFailedError, RayActorError, GetTimeoutError) as error:
+            log.warning("job %r could not be cancelled: %s", self.name, error)
+        self._release()
+
+    # --- the coordinator's process --------------------------------------------------------------------------------
+
+    def _look(self, wait_s: float) -> JobProgress | JobFailedError | None:
+        """Ask for the state of the job, and remember it. Returns its end, if it has come to one."""
+        if self._end is not None:
+            return self._end
+        try:
+            view: JobView = ray.get(self._coordinator.view.remote(wait_s), timeout=wait_s + CALL_TIMEOUT_S)
+        except ActorDiedError as error:
+            return self._lost(error)
+        except (RayActorError, GetTimeoutError) as error:
+            log.info("the coordinator of %r does not answer: %s", self.name, error)
+            self._last = replace(self._last, status="restarting")
+            threading.Event().wait(min(wait_s, RETRY_STEP_S))
+            return None
+        if not view.started and not view.ended and self._seen:
+            self._last = replace(self._last, status="restarting")
+            return None
+        self._seen = self._seen or view.started
+        self._last = view.progress
+        if view.ended:
+            if view.broken is None:
+                return self._ended(view.progress)
+            return self._ended(
+                JobFailedError(f"the coordinator of job {self.name!r} had to stop: {view.broken}. {_ADVICE}")
+            )
+        return None
+
+    def _lost(self, error: ActorDiedError) -> JobProgress | JobFailedError | None:
+        return self._ended(JobFailedError(f"the coordinator of job {self.name!r} is lost for good: {error}. {_ADVICE}"))
+
+    def _ended(self, end: JobProgress | JobFailedError) -> JobProgress | JobFailedError:
+        with self._lock:
+            if self._end is None:
+                self._end = end
+                self._release()
+            return self._end
+
+    def _release(self) -> None:
+        ray.kill(self._coordinator, no_restart=True)
+        self._context.release()
+
+    def _ask(self, method: Any, what: str, *arguments: object) -> Any:
+        """Call the coordinator; while it is being restarted, try again for a bounded time."""
+        deadline = time.monotonic() + LOST_TIMEOUT_S
+        while True:
+            try:
+                return ray.get(method.remote(*arguments), timeout=CALL_TIMEOUT_S)
+            except ActorDiedError as error:
+                raise JobFailedError(f"job {self.name!r} cannot {what}: its coordinator is lost: {error}") from error
+            except (RayActorError, GetTimeoutError) as error:
+                if time.monotonic() > deadline:
+                    raise JobFailedError(
+                        f"job {self.name!r} cannot {what}: its coordinator has not answered for {LOST_TIMEOUT_S:g} s "
+                        f"({error}); look for dead nodes, and execute the job again with restore='latest'"
+                    ) from error
+            threading.Event().wait(RETRY_STEP_S)
+
+
+_ADVICE = 'Its checkpoints are kept; execute it again with restore="latest"'
+
+
+def _progress_or_raise(end: JobProgress | JobFailedError) -> JobProgress:
+    if isinstance(end, JobFailedError):
+        raise end
+    return end
+
+
+def _width(submission: Submission) -> int:
+    return max(vertex.parallelism for vertex in submission.context.graph.vertices)

@@ -1,0 +1,336 @@
+"""The process of a task on Ray: an actor that holds one task of one attempt, and can be given another one in place.
+
+Rules:
+
+- Calls only put a message into the mailbox and return. `frame` has a concurrency group of one thread to itself, so
+  frames of one sender keep their order; whatever else the coordinator and the peers say comes through `control`.
+- `live` and `run` are calls that stay pending: they fail the moment the process dies, faster than any heartbeat.
+  `live` stands for the process, `run` for one attempt of its task, whose end it returns.
+- A task that fails leaves the process whole: the next attempt starts in it without paying for a new one.
+- What was meant for another attempt is dropped.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal, TypeAlias
+
+import pyarrow as pa
+import ray
+
+from tidegate.actors.coordinator.events import CoordinatorEvent
+from tidegate.actors.coordinator.spec import RestorePoint
+from tidegate.actors.elements import Element
+from tidegate.actors.identity import ChannelId, TaskId
+from tidegate.actors.runtimes.context import JobContext, OpenStore
+from tidegate.actors.runtimes.ray_mailbox import Mailbox, now_ms
+from tidegate.actors.runtimes.ray_metrics import TaskMetrics
+from tidegate.actors.runtimes.task_effects import TaskEffects
+from tidegate.actors.runtimes.task_host import TaskHost
+from tidegate.actors.runtimes.warm_up import warm_up
+from tidegate.actors.task import events as ev
+from tidegate.actors.task import instructions as do
+from tidegate.actors.task.machine import TaskMachine
+from tidegate.storage.ids import AttemptNumber, SubtaskIndex
+
+log = logging.getLogger(__name__)
+
+IO_THREADS = 3
+TICK_MS = 200
+METRICS_MS = 1_000
+
+Handle: TypeAlias = Any
+"""A `ray.actor.ActorHandle`, whose methods have no types."""
+
+Head: TypeAlias = tuple[int, int, int, int, int]
+"""(attempt, edge, upstream, downstream, number): plain numbers cost Ray a tenth of what a dataclass does."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessInfo:
+    """Where an actor runs."""
+
+    pid: int
+    node_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What a process is to do: a task of an attempt, what it starts from, and its neighbours."""
+
+    task: TaskId
+    attempt: AttemptNumber
+    restore: RestorePoint | None
+    peers: dict[TaskId, Handle]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How an attempt of a task ended in its process."""
+
+    kind: Literal["finished", "failed", "replaced"]
+    reason: str | None = None
+
+
+class TaskProcess:
+    """The actor's class. `coordinator` takes reports."""
+
+    def __init__(self, context: JobContext, coordinator: Handle, open_store: OpenStore) -> None:
+        warm_up()
+        self._context = context
+        self._coordinator = coordinator
+        self._open_store = open_store
+        self._outcomes = _Outcomes()
+        self._running: _RunningTask | None = None
+        self._mailbox = Mailbox("tidegate-task", self._turn, self._tick, TICK_MS, self._failed)
+        self._mailbox.start()
+
+    # --- calls of Ray ---------------------------------------------------------------------------------------------
+
+    @ray.method(concurrency_group="data", num_returns=0, enable_task_events=False)
+    def frame(self, head: Head, elements: tuple[Element, ...]) -> None:
+        """Elements came in on a channel; the first one has the number in `head`."""
+        attempt, channel, first_sequence = _read_head(head)
+        self._post(ev.FrameArrived(now_ms(), attempt, channel, first_sequence, elements))
+
+    @ray.method(concurrency_group="control", num_returns=0, enable_task_events=False)
+    def credit(self, head: Head) -> None:
+        """The receiver of a channel has room for a total number of bytes."""
+        attempt, channel, total_bytes = _read_head(head)
+        self._post(ev.CreditGranted(now_ms(), attempt, channel, total_bytes))
+
+    @ray.method(concurrency_group="control", num_returns=0)
+    def tell(self, attempt: AttemptNumber, event: ev.TaskEvent) -> None:
+        """The coordinator says something to the task of an attempt."""
+        self._mailbox.post(partial(self._deliver, attempt, event))
+
+    @ray.method(concurrency_group="control", num_returns=0)
+    def deploy(self, order: Order) -> None:
+        """Begin an attempt, in place of whatever runs."""
+        self._mailbox.post(partial(self._deploy, order))
+
+    @ray.method(concurrency_group="control")
+    def drop(self, attempt: AttemptNumber) -> None:
+        """Stop an attempt. Returns once it has stopped: not before a batch that is being processed is done."""
+        dropped = threading.Event()
+        self._mailbox.post(partial(self._drop, attempt, dropped))
+        dropped.wait()
+
+    @ray.method(concurrency_group="control")
+    def identify(self) -> ProcessInfo:
+        """Where this is."""
+        return process_info()
+
+    @ray.method(concurrency_group="run")
+    def run(self, attempt: AttemptNumber) -> Outcome:
+        """Pending until the attempt has ended in this process."""
+        return self._outcomes.of(attempt).result()
+
+    @ray.method(concurrency_group="live")
+    def live(self) -> None:
+        """Pending for ever."""
+        threading.Event().wait()
+
+    # --- on the mailbox -------------------------------------------------------------------------------------------
+
+    def _post(self, event: ev.FrameArrived | ev.CreditGranted) -> None:
+        self._mailbox.post(partial(self._deliver, event.attempt, event))
+
+    def _deliver(self, attempt: AttemptNumber, event: ev.TaskEvent) -> None:
+        running = self._running
+        if running is not None and running.attempt == attempt:
+            self._guarded(running, lambda: running.host.handle(event))
+
+    def _turn(self) -> bool:
+        running = self._running
+        return running is not None and self._guarded(running, running.host.turn)
+
+    def _tick(self) -> None:
+        if self._running is not None:
+            self._running.count(now_ms())
+
+    def _guarded(self, running: _RunningTask, action: Callable[[], bool | None]) -> bool:
+        """Let the task act if it is still the one that runs; what it raises has failed it."""
+        if self._running is not running:
+            return False
+        try:
+            progressed = bool(action())
+        except Exception as error:
+            log.warning("task %s of attempt %d failed", running.task, running.attempt, exc_info=error)
+            self._end(running, Outcome("failed", f"{type(error).__name__}: {error}"))
+            return True
+        if running.host.finished:
+            self._end(running, Outcome("finished"))
+        elif running.first_rows_untold:
+            running.count(now_ms())
+        return progressed
+
+    def _deploy(self, order: Order) -> None:
+        if self._running is not None:
+            self._end(self._running, Outcome("replaced"))
+        self._outcomes.begin(order.attempt)
+        try:
+            running = _RunningTask(self, order)
+        except Exception as error:
+            log.warning("task %s of attempt %d cannot start", order.task, order.attempt, exc_info=error)
+            self._outcomes.settle(order.attempt, Outcome("failed", f"{type(error).__name__}: {error}"))
+            return
+        self._running = running
+        self._guarded(running, lambda: running.host.restore(order.restore))
+
+    def _drop(self, attempt: AttemptNumber, dropped: threading.Event) -> None:
+        if self._running is not None and self._running.attempt <= attempt:
+            self._end(self._running, Outcome("replaced"))
+        self._outcomes.begin(attempt + 1)
+        dropped.set()
+
+    def _end(self, running: _RunningTask, outcome: Outcome) -> None:
+        running.count(None)
+        self._running = None
+        running.retire()
+        self._outcomes.settle(running.attempt, outcome)
+
+    def _failed(self, error: Exception) -> None:
+        if self._running is not None:
+            self._end(self._running, Outcome("failed", f"{type(error).__name__}: {error}"))
+
+
+class _RunningTask:
+    """One task of one attempt in this process, and the world as it sees it (a `TaskPort`)."""
+
+    def __init__(self, process: TaskProcess, order: Order) -> None:
+        context = process._context
+        self.task = order.task
+        self.attempt = order.attempt
+        self._process = process
+        self._peers = order.peers
+        graph = context.graph
+        descriptor = context.describe(order.task, order.attempt)
+        # Bound once: looking a method up on a handle for each frame costs more than it should.
+        self._frame_calls = {
+            channel: order.peers[graph.receiver(channel)].frame.remote
+            for edge in descriptor.outputs
+            for channel in edge.channels
+        }
+        self._credit_calls = {
+            channel: order.peers[graph.sender(channel)].credit.remote for channel in descriptor.inputs
+        }
+        self._rows_out = 0
+        self._told_rows_in = 0
+        self._metrics_due_ms = 0
+        self._metrics = TaskMetrics(context.job_name, descriptor.name, order.task)
+        self._pool = ThreadPoolExecutor(IO_THREADS, thread_name_prefix="tidegate-io")
+        effects = TaskEffects(context, descriptor, process._open_store, now_ms)
+        self.host = TaskHost(TaskMachine(descriptor), effects, self)
+
+    def now_ms(self) -> int:
+        return now_ms()
+
+    def send_frame(self, frame: do.SendFrame) -> None:
+        self._rows_out += sum(e.num_rows for e in frame.elements if isinstance(e, pa.RecordBatch))
+        head = _head(frame.attempt, frame.channel, frame.first_sequence)
+        self._frame_calls[frame.channel](head, frame.elements)
+
+    def grant_credit(self, grant: do.GrantCredit) -> None:
+        self._credit_calls[grant.channel](_head(grant.attempt, grant.channel, grant.total_bytes))
+
+    def report(self, event: CoordinatorEvent) -> None:
+        """Tell the coordinator. A report that does not arrive fails the task: the job could wait for it for ever."""
+        reference = self._process._coordinator.report.remote(event)
+        reference.future().add_done_callback(lambda future: self._act(future.result, None))
+
+    def run_io(self, work: Callable[[], ev.TaskEvent | None]) -> None:
+        self._pool.submit(work).add_done_callback(lambda future: self._act(future.result, self.host.handle))
+
+    def set_flush_timer(self, due_at_ms: int) -> None:
+        process = self._process
+        process._mailbox.call_at(
+            due_at_ms, lambda: process._guarded(self, lambda: self.host.handle(ev.FlushDue(now_ms())))
+        )
+
+    @property
+    def first_rows_untold(self) -> bool:
+        """Whether rows have come in and the coordinator does not know of any."""
+        return self._told_rows_in == 0 and self.host.rows_in > 0
+
+    def count(self, at_ms: int | None) -> None:
+        """Tell the coordinator about rows if there are new ones, and Ray's metrics once a second (or finally: None)."""
+        rows_in = self.host.rows_in
+        if rows_in != self._told_rows_in:
+            self._told_rows_in = rows_in
+            self._process._coordinator.counted.remote(self.attempt, self.task, rows_in)
+        if at_ms is None or at_ms >= self._metrics_due_ms:
+            self._metrics_due_ms = (at_ms or 0) + METRICS_MS
+            machine = self.host.machine
+            self._metrics.update(rows_in, self._rows_out, machine.output_queue_bytes, machine.backpressured)
+
+    def retire(self) -> None:
+        """Let go of files once the I/O that is under way has come back; what it brings is dropped."""
+
+        def close() -> None:
+            self._pool.shutdown(wait=True, cancel_futures=True)
+            self.host.close()
+
+        threading.Thread(target=close, name="tidegate-retire", daemon=True).start()
+
+    def _act(self, result: Callable[[], ev.TaskEvent | None], handle: Callable[[ev.TaskEvent], None] | None) -> None:
+        """Take in the result of something that ran beside the mailbox."""
+
+        def act() -> None:
+            event = result()
+            if event is not None and handle is not None:
+                handle(event)
+
+        self._process._mailbox.post(lambda: self._process._guarded(self, act))
+
+
+class _Outcomes:
+    """Ends of attempts, for `run` to wait for; it may ask before or after the attempt has begun or ended."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._futures: dict[int, Future[Outcome]] = {}
+        self._current = -1
+
+    def of(self, attempt: int) -> Future[Outcome]:
+        with self._lock:
+            future = self._futures.setdefault(attempt, Future())
+            if attempt < self._current and not future.done():
+                future.set_result(Outcome("replaced"))
+            return future
+
+    def settle(self, attempt: int, outcome: Outcome) -> None:
+        future = self.of(attempt)
+        with self._lock:
+            if not future.done():
+                future.set_result(outcome)
+
+    def begin(self, attempt: int) -> None:
+        """Every earlier attempt is over."""
+        with self._lock:
+            self._current = max(self._current, attempt)
+            for earlier in [a for a in self._futures if a < self._current]:
+                future = self._futures.pop(earlier)
+                if not future.done():
+                    future.set_result(Outcome("replaced"))
+
+
+def process_info() -> ProcessInfo:
+    """Where this process is."""
+    return ProcessInfo(os.getpid(), ray.get_runtime_context().get_node_id())
+
+
+def _head(attempt: AttemptNumber, channel: ChannelId, number: int) -> Head:
+    return (attempt, channel.edge, channel.upstream, channel.downstream, number)
+
+
+def _read_head(head: Head) -> tuple[AttemptNumber, ChannelId, int]:
+    attempt, edge, upstream, downstream, number = head
+    channel = ChannelId(edge, SubtaskIndex(upstream), SubtaskIndex(downstream))
+    return AttemptNumber(attempt), channel, number
