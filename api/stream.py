@@ -34,9 +34,11 @@ class Stream:
     operators whose state must survive a changed program) and `parallelism` (default: the environment's).
     """
 
-    def __init__(self, env: StreamEnvironment, inputs: tuple[StreamInput, ...]) -> None:
+    def __init__(self, env: StreamEnvironment, inputs: tuple[StreamInput, ...], keyed_by: tuple[str, ...] = ()) -> None:
         self._env = env
         self._inputs = inputs
+        self._keyed_by = keyed_by
+        """Columns whose values decide in which subtask a row is; empty where that is not known."""
 
     @property
     def schema(self) -> pa.Schema | None:
@@ -155,14 +157,15 @@ class Stream:
     ) -> OutputTable:
         """Write to a table, exactly once: rows are visible when the checkpoint that covers them is complete.
 
-        mode="append" keeps every row; mode="upsert" keeps the newest row of each key in `keys` (use it for running
-        aggregates; the stream must be keyed by those columns, or by some of them). A new job refuses a table that has
+        mode="append" keeps every row; mode="upsert" keeps the newest row of each key in `keys`; use it for running
+        aggregates. Rows of a key keep their order as long as one subtask makes them. A new job refuses a table that has
         rows unless `if_exists` says "append" or "overwrite"; a job restored from a checkpoint goes on where it was.
         """
         info = self._table_info(mode, tuple(keys), name)
         table = OutputTable(url, info, if_exists, self._env.open_store)
         self._env.add_table(table)
-        self._then(lambda: TableSink(mode, tuple(keys)), self.schema, name, uid, parallelism, table=table.url)
+        rows = self if mode == "append" else self._together(tuple(keys), parallelism)
+        rows._then(lambda: TableSink(mode, tuple(keys)), self.schema, name, uid, parallelism, table=table.url)
         return table
 
     def collect(self, *, name: str = "collect", uid: str | None = None) -> CollectedRows:
@@ -179,6 +182,15 @@ class Stream:
                 "map_batches before it"
             )
         return TableInfo.of(self.schema, mode, keys)
+
+    def _together(self, keys: tuple[str, ...], parallelism: int | None) -> Stream:
+        """This stream, so partitioned that rows of the same `keys` meet in one subtask of the next operator."""
+        upstream, partitioning = self._inputs[0]
+        parallelism = parallelism if parallelism is not None else self._env.parallelism
+        stay = len(self._inputs) == 1 and partitioning is None and upstream.parallelism == parallelism
+        if stay and self._keyed_by and set(self._keyed_by) <= set(keys):
+            return self
+        return self._partitioned(Partitioning(PartitioningKind.HASH, keys))
 
     def _partitioned(self, partitioning: Partitioning) -> Stream:
         return Stream(self._env, tuple((node, partitioning) for node, _ in self._inputs))
@@ -230,7 +242,8 @@ class KeyedStream:
         operator = KeyedAggregate(keys, aggregates, emit)
         output = None if schema is None else operator.output_schema(schema)
         partitioned = self._stream._partitioned(Partitioning(PartitioningKind.HASH, keys))
-        return partitioned._then(lambda: KeyedAggregate(keys, aggregates, emit), output, name, uid, parallelism)
+        result = partitioned._then(lambda: KeyedAggregate(keys, aggregates, emit), output, name, uid, parallelism)
+        return Stream(result._env, result._inputs, keyed_by=keys)
 
 
 def _schema_after(operator: Operator, schema: pa.Schema | None) -> pa.Schema | None:

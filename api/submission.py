@@ -18,9 +18,9 @@ from tidegate.actors.sources import Source
 from tidegate.actors.task.source import SplitPosition
 from tidegate.config import CheckpointConfig
 from tidegate.recovery import RestartStrategy, latest
-from tidegate.storage.errors import ConfigurationError, NotFoundError
+from tidegate.storage.errors import ConfigurationError, CorruptionError, NotFoundError
 from tidegate.storage.ids import JobId, OperatorUid, SubtaskIndex
-from tidegate.storage.layout import CheckpointLayout, escape, parse_pointer
+from tidegate.storage.layout import CheckpointLayout, escape, parse_checkpoint_name, parse_pointer
 from tidegate.storage.metadata import CheckpointMetadata
 from tidegate.storage.metadata_file import read_metadata
 from tidegate.storage.table_log import TableLog
@@ -79,9 +79,12 @@ def prepare(request: JobRequest, open_store: OpenStore) -> Submission:
         check_restorable(metadata, request.graph)
     lineage = list(_lineage(restore, metadata, open_store))
     graph = _with_staged_sources(request, metadata, lineage)
-    bound = {rows.placeholder: rows.bind(_collect_url(request, rows, lineage, open_store)) for rows in request.collected}
+    bound = {
+        rows.placeholder: rows.bind(_collect_url(request, rows, lineage, open_store)) for rows in request.collected
+    }
     graph = _with_bound_tables(graph, bound)
-    _claim_tables([*request.tables, *bound.values()], request.job_id, metadata)
+    covering = [] if restore is None or metadata is None else _checkpoints_up_to(restore, metadata, open_store)
+    _claim_tables([*request.tables, *bound.values()], request.job_id, covering)
     splits = {
         v.source.uid: tuple(SplitPosition(split) for split in v.source.source.splits())
         for v in graph.vertices
@@ -125,9 +128,7 @@ def _spec(request: JobRequest, graph: JobGraph, restore: RestorePoint | None) ->
     )
 
 
-def _restore_point(
-    request: JobRequest, open_store: OpenStore
-) -> tuple[RestorePoint | None, CheckpointMetadata | None]:
+def _restore_point(request: JobRequest, open_store: OpenStore) -> tuple[RestorePoint | None, CheckpointMetadata | None]:
     if request.restore is None:
         return None, None
     pointer = request.restore
@@ -226,25 +227,53 @@ def _with_bound_tables(graph: JobGraph, bound: Mapping[str, OutputTable]) -> Job
     return replace(graph, vertices=vertices)
 
 
-def _claim_tables(tables: Sequence[OutputTable], job_id: JobId, metadata: CheckpointMetadata | None) -> None:
+def _checkpoints_up_to(
+    restore: RestorePoint, metadata: CheckpointMetadata, open_store: OpenStore
+) -> list[CheckpointMetadata]:
+    """The restored checkpoint, after the completed ones before it that are still there.
+
+    They are there as long as their sink files may not be visible yet. CorruptionError for one that cannot be read.
+    """
+    store = open_store(restore.root)
+    found = []
+    names = store.list(CheckpointLayout(restore.job_id).job_dir())
+    numbers = sorted(number for number in map(parse_checkpoint_name, names) if number is not None)
+    for number in (number for number in numbers if number < restore.checkpoint_id):
+        try:
+            older = read_metadata(store, restore.job_id, number)
+        except NotFoundError:
+            continue  # It was never completed.
+        except CorruptionError as error:
+            raise CorruptionError(
+                f"{error}. It comes before {restore.pointer}, and rows that it covers may not be in the output tables "
+                f"yet; delete its folder if you can do without them, then restore again"
+            ) from error
+        if not older.void:
+            found.append(older)
+    return [*found, metadata]
+
+
+def _claim_tables(tables: Sequence[OutputTable], job_id: JobId, covering: Sequence[CheckpointMetadata]) -> None:
     """Make the job the owner of its tables, and show what its checkpoint covers and the old job did not get to show."""
     for table in tables:
         table.log.create(table.info)
-        if metadata is not None:
-            _commit_left_over(table, metadata)
-        origin = None if metadata is None else (metadata.job_id, metadata.checkpoint_id)
+        _commit_left_over(table, covering)
+        origin = (covering[-1].job_id, covering[-1].checkpoint_id) if covering else None
         table.log.claim(job_id, origin, table.if_exists)
 
 
-def _commit_left_over(table: OutputTable, metadata: CheckpointMetadata) -> None:
-    """A job that died between completing a checkpoint and committing it has left that to whoever restores it."""
-    files = tuple(
-        file
-        for subtask in metadata.subtasks
-        for committable in subtask.committables
-        if committable.table == table.url
-        for file in committable.files
-    )
-    claims = [e.job_id for e in table.log.entries() if e.visible_through is not None]
-    if files and claims and claims[-1] == metadata.job_id:
-        table.log.commit(metadata.job_id, metadata.checkpoint_id, files)
+def _commit_left_over(table: OutputTable, covering: Sequence[CheckpointMetadata]) -> None:
+    """A job that died between completing checkpoints and committing them has left that to whoever restores it."""
+    log = table.log
+    entries = log.entries()
+    claims = [entry.job_id for entry in entries if entry.visible_through is not None]
+    for metadata in covering:
+        files = tuple(
+            file
+            for subtask in metadata.subtasks
+            for committable in subtask.committables
+            if committable.table == table.url
+            for file in committable.files
+        )
+        if files and claims and claims[-1] == metadata.job_id:
+            log.commit(metadata.job_id, metadata.checkpoint_id, files)
