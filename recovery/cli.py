@@ -29,16 +29,12 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-checkpoints_app = typer.Typer(
-    help="Completed checkpoints: which there are, what they hold, whether they are whole."
-)
+checkpoints_app = typer.Typer(help="Completed checkpoints: which there are, what they hold, whether they are whole.")
 app.add_typer(checkpoints_app, name="checkpoints", no_args_is_help=True)
 
 JobOption = Annotated[str | None, typer.Option("--job", help="Name or id of one job.")]
 CheckpointArgument = Annotated[str, typer.Argument(metavar="PATH", help="<root>/<job>/chk-<number>")]
-RootArgument = Annotated[
-    str, typer.Argument(metavar="PATH", help="Checkpoint root: a folder or s3://bucket/prefix")
-]
+RootArgument = Annotated[str, typer.Argument(metavar="PATH", help="Checkpoint root: a folder or s3://bucket/prefix")]
 
 
 @checkpoints_app.command("list")
@@ -69,9 +65,7 @@ def show_command(path: CheckpointArgument) -> None:
     )
     if metadata.restored_from:
         console.print(f"The job was restored from {metadata.restored_from}", markup=False)
-    operators = Table(
-        "operator uid", "name", "vertex", "parallelism", "max", title="Operators", title_justify="left"
-    )
+    operators = Table("operator uid", "name", "vertex", "parallelism", "max", title="Operators", title_justify="left")
     for operator in metadata.operators:
         cells = (operator.uid, operator.name, operator.vertex, operator.parallelism, operator.max_parallelism)
         operators.add_row(*(escape(str(cell)) for cell in cells))
@@ -141,9 +135,7 @@ def _row(summary: CheckpointSummary) -> Iterator[str]:
 
 
 def _states(metadata: CheckpointMetadata) -> Table:
-    table = Table(
-        "vertex", "subtask", "operator uid", "state", "kind", "rows", "bytes", "where", title="State"
-    )
+    table = Table("vertex", "subtask", "operator uid", "state", "kind", "rows", "bytes", "where", title="State")
     table.title_justify = "left"
     for subtask in metadata.subtasks:
         for section in subtask.handle.sections if subtask.handle else ():
@@ -163,11 +155,7 @@ def _states(metadata: CheckpointMetadata) -> Table:
 
 
 def _time(at_ms: int) -> str:
-    return (
-        datetime.fromtimestamp(at_ms / 1000, UTC)
-        .isoformat(sep=" ", timespec="milliseconds")
-        .removesuffix("+00:00")
-    )
+    return datetime.fromtimestamp(at_ms / 1000, UTC).isoformat(sep=" ", timespec="milliseconds").removesuffix("+00:00")
 
 
 def _console() -> Console:

@@ -173,9 +173,7 @@ class EventLog:
 
     def _snapshot_indices(self) -> list[int]:
         names = self._store.list(self._folder)
-        found = (
-            _parse_index(n.removeprefix(_SNAPSHOT_PREFIX)) for n in names if n.startswith(_SNAPSHOT_PREFIX)
-        )
+        found = (_parse_index(n.removeprefix(_SNAPSHOT_PREFIX)) for n in names if n.startswith(_SNAPSHOT_PREFIX))
         return sorted(index for index in found if index is not None)
 
     def _entry_path(self, index: int) -> str:

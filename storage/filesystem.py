@@ -96,10 +96,7 @@ class FileSystemStore:
 
     def _key(self, path: str) -> str:
         parts = path.split("/")
-        if (
-            any(part in ("", ".", "..") or part.startswith(TEMPORARY_PREFIX) for part in parts)
-            or "\0" in path
-        ):
+        if any(part in ("", ".", "..") or part.startswith(TEMPORARY_PREFIX) for part in parts) or "\0" in path:
             raise StorageError(
                 f"{path!r} is no path inside {self._url}: it must be relative, without empty, '.', '..' "
                 f"or '{TEMPORARY_PREFIX}…' parts"
@@ -186,9 +183,7 @@ def _open_files(url: str, options: dict[str, object]) -> tuple[str, str, Files]:
         more = dict(options)
         timeout_ms = more.pop("timeout_ms", TIMEOUT_MS_DEFAULT)
         if not isinstance(timeout_ms, int) or timeout_ms <= 0:
-            raise ConfigurationError(
-                f"timeout_ms={timeout_ms!r} for {url}: give a positive number of milliseconds"
-            )
+            raise ConfigurationError(f"timeout_ms={timeout_ms!r} for {url}: give a positive number of milliseconds")
         return f"s3://{rest}", rest, S3Files(more, timeout_ms)
     raise ConfigurationError(
         f"tidegate cannot store at {url!r}: {scheme!r} is not one of '/folder', 'file://', 's3://', 'memory://'"

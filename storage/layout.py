@@ -28,9 +28,7 @@ class CheckpointLayout:
 
     def __post_init__(self) -> None:
         if self.job_id in ("", ".", "..") or "/" in self.job_id:
-            raise ConfigurationError(
-                f"{self.job_id!r} cannot be a job id: it must be usable as a folder name"
-            )
+            raise ConfigurationError(f"{self.job_id!r} cannot be a job id: it must be usable as a folder name")
 
     def job_dir(self) -> str:
         """Folder of everything of the job."""

@@ -44,7 +44,6 @@ def read_metadata(store: Store, job_id: JobId, checkpoint_id: CheckpointId) -> C
     metadata = decode_metadata(store.read(path), where)
     if (metadata.job_id, metadata.checkpoint_id) != (job_id, checkpoint_id):
         raise CorruptionError(
-            f"{where} is the metadata of checkpoint {metadata.checkpoint_id} of {metadata.job_id}: "
-            "it was copied here"
+            f"{where} is the metadata of checkpoint {metadata.checkpoint_id} of {metadata.job_id}: it was copied here"
         )
     return metadata

@@ -38,8 +38,7 @@ PART_BYTES = 16 * 1024 * 1024
 CREATE_TRIES_MAX = 5
 _NOT_APPLIED_STATUS = (409, 503)
 _FORBIDDEN_REGION = (
-    "give the S3 region by the environment variable AWS_DEFAULT_REGION, "
-    "not by client_kwargs={'region_name': …}"
+    "give the S3 region by the environment variable AWS_DEFAULT_REGION, not by client_kwargs={'region_name': …}"
 )
 
 

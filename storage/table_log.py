@@ -58,9 +58,7 @@ class TableInfo:
     def of(schema: pa.Schema, mode: TableMode, keys: tuple[str, ...] = ()) -> TableInfo:
         """Info of a table with these columns. TableError for keys that do not fit mode or schema."""
         if (mode == "upsert") != bool(keys):
-            raise TableError(
-                f"a table in {mode} mode with keys {keys!r}: give keys for upsert, and only then"
-            )
+            raise TableError(f"a table in {mode} mode with keys {keys!r}: give keys for upsert, and only then")
         if len(set(schema.names)) < len(schema.names):
             raise TableError(f"a table's column names must differ: {schema.names}")
         missing = [key for key in keys if key not in schema.names]
@@ -257,9 +255,7 @@ class TableLog:
 
     def _info(self) -> TableInfo:
         if not self._entries:
-            raise TableError(
-                f"there is no table at {self._store.url}; check the url, or run a job that writes it"
-            )
+            raise TableError(f"there is no table at {self._store.url}; check the url, or run a job that writes it")
         info = self._entries[0].info
         assert info is not None
         return info
@@ -339,9 +335,7 @@ class TableLog:
         return False
 
     def _lost_races(self, what: str) -> StorageError:
-        return StorageError(
-            f"could not {what} at {self._store.url}: lost {RACES_MAX} races against other writers"
-        )
+        return StorageError(f"could not {what} at {self._store.url}: lost {RACES_MAX} races against other writers")
 
 
 def _entry_path(seq: int) -> str:

@@ -13,9 +13,7 @@ from tidegate.storage.errors import ConfigurationError
 
 _DURATION_UNITS_MS = {"ms": 1, "s": 1_000, "min": 60_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _SIZE_UNITS_BYTES = {"b": 1} | {
-    unit: 1024**power
-    for power, prefix in enumerate("kmgt", start=1)
-    for unit in (prefix, f"{prefix}b", f"{prefix}ib")
+    unit: 1024**power for power, prefix in enumerate("kmgt", start=1) for unit in (prefix, f"{prefix}b", f"{prefix}ib")
 }
 _AMOUNT = re.compile(r"\s*([0-9]{1,18}(?:\.[0-9]{1,18})?)\s*([A-Za-z]*)\s*")
 
@@ -57,7 +55,5 @@ def _parse(value: object, setting: str, units: dict[str, int], advice: str) -> i
     numerator, denominator = Decimal(match[1]).as_integer_ratio()
     amount, rest = divmod(numerator * factor, denominator)
     if rest:
-        raise ConfigurationError(
-            f"{setting}: {value!r} is not a whole number of {next(iter(units))}; {advice}"
-        )
+        raise ConfigurationError(f"{setting}: {value!r} is not a whole number of {next(iter(units))}; {advice}")
     return amount
