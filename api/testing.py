@@ -49,8 +49,11 @@ Build = Callable[[StreamEnvironment], Any]
 STORAGE = "sim://checkpoints"
 STEPS_MAX = 400_000
 TIME_MS_MAX = 3_600_000
+INLINE_BYTES = 1_000
+"""Small, so that most state goes to files of its own."""
+
 SMALL_BUFFERS = BufferLimits(
-    credit_bytes=2_000, queue_bytes_max=2_000, frame_bytes_min=200, frame_bytes_max=1_000, linger_ms=20
+    credit_bytes=1_000, queue_bytes_max=1_000, frame_bytes_min=100, frame_bytes_max=500, linger_ms=20
 )
 
 
@@ -103,9 +106,11 @@ def simulate(
     collected. Raises what `build` raises, and ConfigurationError if the pipeline does not finish without faults.
     """
     if checkpoints is None:
-        checkpoints = CheckpointConfig(interval="500ms", timeout="20s", tolerable_failed=2, storage=STORAGE)
+        checkpoints = CheckpointConfig(
+            interval="100ms", timeout="10s", tolerable_failed=2, storage=STORAGE, inline_bytes=INLINE_BYTES
+        )
     if options is None:
-        options = DataPlaneOptions(limits=SMALL_BUFFERS, source_rows_max=16, inline_bytes_max=200)
+        options = DataPlaneOptions(limits=SMALL_BUFFERS, source_rows_max=8)
     setting = _Setting(build, parallelism, checkpoints, options)
     reference = _run(setting, seed, Faults(), Protocol())
     if reference.violation is not None or reference.status != "finished":

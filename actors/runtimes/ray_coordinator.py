@@ -162,6 +162,11 @@ class CoordinatorProcess:
         return self._deployment.processes()
 
     @ray.method(concurrency_group="ask")
+    def standbys(self) -> int:
+        """Spare processes that have started and wait."""
+        return self._deployment.standbys()
+
+    @ray.method(concurrency_group="ask")
     def identify(self) -> ProcessInfo:
         """Where this is."""
         return process_info()

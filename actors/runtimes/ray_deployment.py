@@ -46,7 +46,8 @@ class TaskProcessInfo:
 
 
 class Deployment:
-    """The current attempt. Methods run on the coordinator's mailbox, except `processes` and `rows_came_in`."""
+    """The current attempt. Methods run on the coordinator's mailbox, except `processes`,
+    `standbys` and `rows_came_in`."""
 
     def __init__(self, fleet: Fleet, tell_coordinator: Callable[[CoordinatorEvent], None], mailbox: Mailbox) -> None:
         self._fleet = fleet
@@ -108,6 +109,10 @@ class Deployment:
             for task, member in list(self._members.items())
             if member.info is not None and not member.dead
         )
+
+    def standbys(self) -> int:
+        """Spare processes that have started and wait."""
+        return self._fleet.ready_standbys
 
     def observe(self, event: CoordinatorEvent) -> None:
         """Note when an attempt failed, to tell how long recovery takes."""

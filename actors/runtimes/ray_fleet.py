@@ -103,6 +103,11 @@ class Fleet:
     _standby_failures: int = 0
     _closed: bool = False
 
+    @property
+    def ready_standbys(self) -> int:
+        """Spare processes that have started. From any thread."""
+        return sum(member.info is not None and not member.dead for member in list(self._standbys))
+
     def staff(self) -> dict[TaskId, Member]:
         """A living process for every task of the job."""
         labels = vertex_labels(self.graph)

@@ -217,6 +217,10 @@ class RayJob:
         found: tuple[TaskProcessInfo, ...] = self._ask(self._coordinator.processes, "name its tasks")
         return found
 
+    def standbys(self) -> int:
+        """How many spare processes have started and wait. 0 when the job is over."""
+        return 0 if self._look(0.0) is not None else int(self._ask(self._coordinator.standbys, "count its standbys"))
+
     def coordinator(self) -> ProcessInfo:
         """The process of the coordinator. JobFailedError when it is lost for good."""
         found: ProcessInfo = self._ask(self._coordinator.identify, "name its coordinator")

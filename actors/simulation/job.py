@@ -7,7 +7,7 @@ instead of killed goes on as a zombie next to its successor.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from tidegate.actors.coordinator import events as co
 from tidegate.actors.coordinator import instructions as do
@@ -31,6 +31,8 @@ from tidegate.storage.store import Store
 
 DETECTION_MS_MAX = 500
 RECOVERY_MS = 300
+TURN_MS_MAX = (5, 20, 200)
+"""Some tasks are slower than others: that is what makes back-pressure."""
 MakeMachine = Callable[..., TaskMachine]
 MakeEffects = Callable[..., TaskEffects]
 
@@ -66,6 +68,8 @@ class SimulatedJob:
         self._submitted = False
         self._turns: set[int] = set()
         self._backlog: list[CoordinatorEvent] = []
+        self._graves: list[CoordinatorHost] = []
+        self._slowness: dict[TaskId, int] = {}
 
     @property
     def deployed(self) -> int:
@@ -117,24 +121,31 @@ class SimulatedJob:
 
     def report(self, event: CoordinatorEvent) -> None:
         """A message reaches the coordinator, if there is one."""
-        world = self.world
+        self.maybe_lose_coordinator()
         if self.coordinator is None:
             self._backlog.append(event)
-            return
-        crashes = (
-            self.coordinator_crashes < world.faults.coordinator_crashes_max
-            and world.chance(world.faults.coordinator_crash)
-        )
-        if not crashes:
+        else:
             self.coordinator.handle(event)
+
+    def maybe_lose_coordinator(self) -> None:
+        """The coordinator may die now, or be cut off and live on as a zombie; a successor takes over."""
+        world = self.world
+        if self.coordinator is None or self.coordinator_crashes >= world.faults.coordinator_crashes_max:
+            return
+        if not world.chance(world.faults.coordinator_crash):
             return
         self.coordinator_crashes += 1
         zombie = world.random.random() < 0.5
         world.note(f"coordinator {'is cut off' if zombie else 'dies'}")
         if not zombie:
             self.coordinator.halt()
+            self._graves.append(self.coordinator)
         self.coordinator = None
         world.after(RECOVERY_MS, self._start_coordinator)
+
+    def lost_with(self, host: CoordinatorHost) -> bool:
+        """Whether I/O that was started goes down with its coordinator: half of what a dead one has on its way."""
+        return host in self._graves and self.world.random.random() < 0.5
 
     # --- tasks ----------------------------------------------------------------------------------------------------
 
@@ -143,13 +154,17 @@ class SimulatedJob:
         if instruction.attempt <= self._deployed:
             return
         self._deployed = instruction.attempt
+        restore = instruction.restore
+        if self.oracle is not None:
+            self.oracle.deployed(instruction.attempt, None if restore is None else restore.checkpoint_id)
         self.drop_tasks()
         self.world.note(f"deploy attempt {instruction.attempt} from {instruction.restore}")
         for task in self.context.graph.tasks():
             descriptor = self.context.describe(task, instruction.attempt)
             port = _TaskPort(self, task)
             effects = self._make_effects(self.context, descriptor, self.open_store, port.now_ms)
-            host = TaskHost(self._make_machine(descriptor), effects, port)
+            host = _WatchedHost(self._make_machine(descriptor), effects, port)
+            host.oracle = self.oracle
             port.host = host
             self.tasks[task] = host
             host.restore(instruction.restore)
@@ -196,7 +211,8 @@ class SimulatedJob:
                 return
             self.guarded(task, host, host.turn)
 
-        self.world.after(self.world.random.randint(0, 3), turn)
+        turn_ms_max = self._slowness.setdefault(task, self.world.random.choice(TURN_MS_MAX))
+        self.world.after(self.world.random.randint(0, turn_ms_max), turn)
 
     def _lose(self, task: TaskId, host: TaskHost, reason: str) -> None:
         self.world.note(f"{task} is lost: {reason}")
@@ -219,6 +235,19 @@ class SimulatedJob:
             self.oracle.check_end([c.checkpoint_id for c in state.completed])
         self.world.note(f"job ends: {state.status.value} {state.ending_reason or ''}")
         self.ended = state
+
+
+class _WatchedHost(TaskHost):
+    """Shows the oracle where a snapshot cuts the channels of its task."""
+
+    oracle: Oracle | None = None
+
+    def _perform(self, instructions: Sequence[task_do.TaskInstruction]) -> None:
+        if self.oracle is not None:
+            for instruction in instructions:
+                if isinstance(instruction, task_do.PersistSnapshot):
+                    self.oracle.snapshot_taken(self.machine.descriptor.task, instruction)
+        super()._perform(instructions)
 
 
 class _TaskPort:
@@ -281,6 +310,8 @@ class _TaskPort:
         assert host is not None
 
         def act() -> None:
+            if job.tasks.get(self._task) is not host and world.random.random() < 0.5:
+                return
             try:
                 event = work()
             except StorageError as error:
@@ -337,6 +368,8 @@ class _CoordinatorPort:
         assert host is not None
 
         def act() -> None:
+            if self._job.lost_with(host):
+                return
             event = work()
             if event is not None:
                 world.after(world.io_ms(), lambda: host.handle(event))
@@ -344,9 +377,14 @@ class _CoordinatorPort:
         world.after(world.io_ms(), act)
 
     def append(self, work: Callable[[], None], done: Callable[[BaseException | None], None]) -> None:
-        world = self._job.world
+        world, host = self._job.world, self.host
+        assert host is not None
 
         def act() -> None:
+            if self._job.coordinator is host:
+                self._job.maybe_lose_coordinator()
+            if self._job.lost_with(host):
+                return
             error: Exception | None = None
             try:
                 work()

@@ -48,6 +48,7 @@ class Oracle:
         self._completed: dict[int, CheckpointMetadata] = {}
         self._committed: dict[tuple[str, str, int], TableEntry] = {}
         self._generation = 0
+        self._attempt = 0
         disk.created.append(self._file_created)
         disk.deleted.append(self._file_deleted)
 
@@ -84,6 +85,13 @@ class Oracle:
         cuts = self._cuts.setdefault(snapshot.checkpoint_id, {})
         cuts[task] = (dict(snapshot.input_positions), dict(snapshot.output_positions))
 
+    def deployed(self, attempt: int, restored: int | None) -> None:
+        """An attempt starts from a checkpoint: it has to be the newest completed one."""
+        newest = max(self._completed, default=None)
+        if restored != newest:
+            raise InvariantViolated(7, f"attempt {attempt} is restored from {restored}, and {newest} is complete")
+        self._attempt = attempt
+
     # --- files ----------------------------------------------------------------------------------------------------
 
     def _file_created(self, name: str, data: bytes) -> None:
@@ -105,6 +113,10 @@ class Oracle:
         number = metadata.checkpoint_id
         if number in self._completed:
             raise InvariantViolated(4, f"checkpoint {number} was completed twice")
+        if metadata.attempt < self._attempt:
+            raise InvariantViolated(
+                7, f"checkpoint {number} of attempt {metadata.attempt} completed after attempt {self._attempt} began"
+            )
         self._completed[number] = metadata
         acknowledged = {TaskId(s.vertex, s.subtask) for s in metadata.subtasks}
         if acknowledged != self._tasks:
@@ -132,6 +144,9 @@ class Oracle:
 
     def _check_cut(self, number: int) -> None:
         cuts = self._cuts.get(number, {})
+        unseen = self._tasks - set(cuts)
+        if unseen:
+            raise InvariantViolated(4, f"checkpoint {number} completed without a snapshot of {min(unseen)}")
         sent: Cut = {}
         for _, outputs in cuts.values():
             sent.update(outputs)

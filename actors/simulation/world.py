@@ -26,11 +26,13 @@ class World:
         self._queue: list[tuple[int, float, int, Callable[[], None]]] = []
         self._numbers = itertools.count()
         self._fifo: dict[Hashable, int] = {}
+        self._delay_ms = faults.delay_ms
+        self._duration_ms = faults.duration_ms
 
     @property
     def faulty(self) -> bool:
         """Whether faults still happen."""
-        return self.now_ms - START_MS < self.faults.duration_ms
+        return self.now_ms - START_MS < self._duration_ms
 
     def chance(self, probability: float) -> bool:
         """Whether a fault of this probability happens now."""
@@ -38,7 +40,7 @@ class World:
 
     def delay_ms(self) -> int:
         """How long a message takes now."""
-        low_ms, high_ms = self.faults.delay_ms if self.faulty else (0, 5)
+        low_ms, high_ms = self._delay_ms if self.faulty else (0, 5)
         return self.random.randint(low_ms, high_ms)
 
     def io_ms(self) -> int:
