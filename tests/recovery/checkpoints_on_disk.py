@@ -1,0 +1,72 @@
+"""Makes small but complete checkpoints in a store, as a job would."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+
+import pyarrow as pa
+
+from tidegate.storage.ids import AttemptNumber, CheckpointId, JobId, OperatorUid, SubtaskIndex, VertexId
+from tidegate.storage.layout import CheckpointLayout
+from tidegate.storage.metadata import CheckpointMetadata, OperatorInfo, StateKind, SubtaskState
+from tidegate.storage.metadata_file import create_metadata
+from tidegate.storage.state import StateTable, key_group_range
+from tidegate.storage.state_file import write_state
+from tidegate.storage.store import Store
+
+MAX_PARALLELISM = 8
+UID = OperatorUid("counts")
+_VERTEX = VertexId("counts")
+
+
+def keyed_table(groups: range, rows_per_group: int) -> StateTable:
+    """State of one subtask that owns these key groups: each row says which group it belongs to."""
+    sizes = [rows_per_group if group in groups else 0 for group in range(MAX_PARALLELISM)]
+    owned = [group for group in groups for _ in range(rows_per_group)]
+    return StateTable("n", StateKind.KEYED, pa.record_batch({"group": pa.array(owned, pa.int64())}), _sums(sizes))
+
+
+def complete(
+    store: Store,
+    job: str,
+    number: int,
+    *,
+    at_ms: int = 0,
+    parallelism: int = 2,
+    inline_bytes_max: int = 0,
+    void: bool = False,
+) -> CheckpointMetadata:
+    """Write the state of `parallelism` subtasks and of one stateless one, and complete the checkpoint."""
+    job_id = JobId(job)
+    layout = CheckpointLayout(job_id)
+    subtasks = [SubtaskState(VertexId("source"), SubtaskIndex(0), None)]
+    for index in map(SubtaskIndex, range(parallelism)):
+        tables = [(UID, keyed_table(key_group_range(index, MAX_PARALLELISM, parallelism), 2))]
+        path = layout.state_file(CheckpointId(number), _VERTEX, index)
+        handle = write_state(store, path, tables, inline_bytes_max=inline_bytes_max)
+        subtasks.append(SubtaskState(_VERTEX, index, handle))
+    metadata = CheckpointMetadata(
+        version=1,
+        job_id=job_id,
+        job_name=job.rpartition("-")[0],
+        checkpoint_id=CheckpointId(number),
+        attempt=AttemptNumber(0),
+        triggered_at_ms=at_ms,
+        operators=(OperatorInfo(UID, "count", _VERTEX, parallelism, MAX_PARALLELISM),),
+        subtasks=tuple(subtasks),
+        void=void,
+    )
+    create_metadata(store, metadata)
+    return metadata
+
+
+def flip_bit(store: Store, path: str, position: int) -> None:
+    """Damage one bit of a file."""
+    content = bytearray(store.read(path))
+    content[position] ^= 1 << position % 8
+    store.write(path, [content])
+
+
+def _sums(sizes: Sequence[int]) -> tuple[int, ...]:
+    return tuple(accumulate(sizes, initial=0))
