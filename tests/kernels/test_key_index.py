@@ -105,9 +105,12 @@ def test_key_longer_than_the_arena() -> None:
 
 
 def test_column_bounds_are_part_of_the_key() -> None:
-    """("ab", "c") and ("a", "bc") have the same bytes in a row, and are different keys."""
+    """Columns whose bytes, one behind the other, are the same in two rows make different keys."""
     batch = pa.record_batch({"a": ["ab", "a", "ab"], "b": ["c", "bc", "c"]})
     assert KeyIndex(("a", "b")).upsert(batch).slots.tolist() == [0, 1, 0]
+    looks_like_a_border = b"\x01" + bytes(8)
+    batch = pa.record_batch({"a": [b"", looks_like_a_border], "b": [looks_like_a_border, b""]})
+    assert KeyIndex(("a", "b")).upsert(batch).slots.tolist() == [0, 1]
 
 
 def test_batches_do_not_see_each_other() -> None:
