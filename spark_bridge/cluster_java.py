@@ -51,9 +51,7 @@ def check_cluster_java() -> None:
     nodes = {node["NodeID"]: node["NodeManagerHostname"] for node in ray.nodes() if node["Alive"]}
     probe = ray.remote(num_cpus=0, max_retries=0)(_node_java)
     asked = {
-        node_id: probe.options(
-            scheduling_strategy=NodeAffinitySchedulingStrategy(node_id=node_id, soft=False)
-        ).remote()
+        node_id: probe.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node_id=node_id, soft=False)).remote()
         for node_id in nodes
     }
     try:
@@ -77,8 +75,6 @@ def _node_java() -> NodeJava:
     path = shutil.which("java")
     if path is None:
         return NodeJava(None, None, "")
-    done = subprocess.run(
-        [path, "-version"], capture_output=True, text=True, timeout=_JAVA_TIMEOUT_S, check=False
-    )
+    done = subprocess.run([path, "-version"], capture_output=True, text=True, timeout=_JAVA_TIMEOUT_S, check=False)
     major = parse_java_major(done.stderr + done.stdout)
     return NodeJava(path, major, os.environ.get("JDK_JAVA_OPTIONS", ""))

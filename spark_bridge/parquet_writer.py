@@ -54,9 +54,7 @@ def write_files(
         yield encoder.staged(path, size_bytes)
 
 
-def _row_groups(
-    batches: Iterable[pa.RecordBatch], schema: pa.Schema, limits: FileLimits
-) -> Iterator[pa.Table]:
+def _row_groups(batches: Iterable[pa.RecordBatch], schema: pa.Schema, limits: FileLimits) -> Iterator[pa.Table]:
     pending: list[pa.RecordBatch] = []
     rows = size_bytes = 0
     for batch in batches:
@@ -93,10 +91,7 @@ class _FileEncoder:
                 writer.write_table(group, row_group_size=group.num_rows)
                 self._rows += group.num_rows
                 yield from self._drain(sink)
-                if (
-                    self._rows >= self._limits.file_rows_max
-                    or self._size_bytes >= self._limits.file_bytes_max
-                ):
+                if self._rows >= self._limits.file_rows_max or self._size_bytes >= self._limits.file_bytes_max:
                     break
         yield from self._drain(sink)
 

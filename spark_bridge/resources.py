@@ -59,9 +59,7 @@ class SessionResources:
         for name, count in counts.items():
             if count < 1:
                 raise ConfigurationError(f"{name} must be at least 1, not {count}")
-        return cls(
-            executors, executor_cores, parse_executor_memory_bytes(executor_memory), slots_per_executor
-        )
+        return cls(executors, executor_cores, parse_executor_memory_bytes(executor_memory), slots_per_executor)
 
     @property
     def slots(self) -> int:

@@ -59,6 +59,7 @@ class RayDPSession:
         self._app_name = app_name
         self._resources = resources
         self._owns_ray = False
+        self._started_cluster = False
         self._spark: SparkSession | None = None
         self._placement_group: PlacementGroup | None = None
         self._stopped = False
@@ -148,7 +149,9 @@ class RayDPSession:
         try:
             self._stop_spark()
             group, self._placement_group = self._placement_group, None
-            if group is not None and ray.is_initialized():
+            # A Ray of our own takes its reservations with it; asking a dead one to release them takes its
+            # time.
+            if group is not None and ray.is_initialized() and not self._started_cluster:
                 self._attempt("releasing the placement group", lambda: ray.util.remove_placement_group(group))
             if self._owns_ray:
                 self._attempt("shutting Ray down", ray.shutdown)
@@ -184,6 +187,7 @@ class RayDPSession:
         else:
             settings = {"address": address}
         self._owns_ray = True
+        self._started_cluster = address is None
         ray.init(**{**settings, "namespace": NAMESPACE, **options})
         if address is not None:
             check_cluster_java()
@@ -233,7 +237,7 @@ class RayDPSession:
             "spark.sql.session.timeZone": "UTC",
             "spark.sql.execution.arrow.pyspark.enabled": "true",
         }
-        if len([node for node in ray.nodes() if node["Alive"]]) == 1 and self._owns_ray:
+        if self._started_cluster:
             # Everything is on this machine: nothing of Spark's driver needs to be reachable from outside.
             defaults |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
         return defaults

@@ -58,8 +58,7 @@ def readable_schema(df: DataFrame) -> StructType:
                 StructType.fromJson({"type": "struct", "fields": [field]})
             except PySparkValueError as error:
                 raise ConfigurationError(
-                    f"column {field['name']!r} is of type {field['type']}, which Python cannot hold; cast it "
-                    "or drop it"
+                    f"column {field['name']!r} is of type {field['type']}, which Python cannot hold; cast it or drop it"
                 ) from error
         raise
 
@@ -77,9 +76,7 @@ def for_spark(schema: pa.Schema) -> pa.Schema:
 
     Raises ConfigurationError naming the column for a type that Spark has nothing for.
     """
-    return pa.schema(
-        [pa.field(field.name, _spark_form(field.name, field.type), field.nullable) for field in schema]
-    )
+    return pa.schema([pa.field(field.name, _spark_form(field.name, field.type), field.nullable) for field in schema])
 
 
 def _refuse_unsupported(column: str, data_type: DataType) -> None:
@@ -101,8 +98,7 @@ def _refuse_unsupported(column: str, data_type: DataType) -> None:
             to_arrow_type(data_type)
         except PySparkTypeError as error:
             raise ConfigurationError(
-                f"column {column!r} is of type {data_type.simpleString()}, which Arrow cannot hold; cast it "
-                "or drop it"
+                f"column {column!r} is of type {data_type.simpleString()}, which Arrow cannot hold; cast it or drop it"
             ) from error
 
 
@@ -128,15 +124,12 @@ def _spark_form(column: str, arrow: pa.DataType) -> pa.DataType:
             pa.field("value", _spark_form(f"{column}.value", arrow.item_type), arrow.item_field.nullable),
         )
     if types.is_struct(arrow):
-        return pa.struct(
-            [pa.field(f.name, _spark_form(f"{column}.{f.name}", f.type), f.nullable) for f in arrow]
-        )
+        return pa.struct([pa.field(f.name, _spark_form(f"{column}.{f.name}", f.type), f.nullable) for f in arrow])
     if types.is_decimal(arrow) and arrow.precision <= 38:
         return pa.decimal128(arrow.precision, arrow.scale)
     plain = (types.is_boolean, types.is_signed_integer, types.is_floating, types.is_string, types.is_binary)
     if any(is_type(arrow) for is_type in plain) or types.is_date32(arrow):
         return arrow
     raise ConfigurationError(
-        f"column {column!r} is of type {arrow}, which Spark has no type for; read the table with Arrow "
-        "instead"
+        f"column {column!r} is of type {arrow}, which Spark has no type for; read the table with Arrow instead"
     )

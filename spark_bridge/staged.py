@@ -54,8 +54,7 @@ def write_manifest(store: Store, schema: pa.Schema, files: tuple[StagedFile, ...
 def already_staged(url: str) -> AlreadyExistsError:
     """The error for a folder that holds staged data already."""
     return AlreadyExistsError(
-        f"{url} holds a staged DataFrame already. Open it with ParquetSource.open(url), or stage to a new "
-        "folder."
+        f"{url} holds a staged DataFrame already. Open it with ParquetSource.open(url), or stage to a new folder."
     )
 
 

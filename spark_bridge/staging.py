@@ -13,11 +13,13 @@ read again is therefore written down first. Rules kept here:
 from __future__ import annotations
 
 import logging
+import re
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 
 import pyarrow as pa
+from fsspec.utils import get_protocol
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark import TaskContext
 from pyspark.errors import PySparkException
@@ -40,6 +42,8 @@ BatchFunction = Callable[[Iterable[pa.RecordBatch]], Iterable[pa.RecordBatch]]
 _FILE_SCHEMA = pa.schema(
     [("path", pa.string()), ("rows", pa.int64()), ("size_bytes", pa.int64()), ("checksum", pa.string())]
 )
+# "pkg.SomeError: reason", as Python and Java end a stack trace.
+_NAMES_CAUSE = re.compile(r"(Caused by: )?[\w.$]*(Error|Exception): ")
 _FILE_SPARK_SCHEMA = "path string, rows long, size_bytes long, checksum string"
 
 
@@ -63,6 +67,11 @@ def stage_dataframe(
     """
     if df.isStreaming:
         raise ConfigurationError("a streaming DataFrame has no end and cannot be staged; give a bounded one")
+    if get_protocol(url) == "memory":
+        raise ConfigurationError(
+            f"cannot stage to {url}: Spark's executors are other processes and do not see this one's memory. "
+            "Give a folder or a bucket."
+        )
     if rows_per_group < 1 or files_max_rows < 1:
         raise ConfigurationError(
             f"rows_per_group ({rows_per_group}) and files_max_rows ({files_max_rows}) must be at least 1"
@@ -99,10 +108,17 @@ def _write_from_executors(
         )
     except (PySparkException, Py4JError) as error:
         raise SparkBridgeError(
-            f"staging a DataFrame to {store.url} failed in Spark: {error}. Nothing was staged; mend the "
-            "cause and stage it again."
+            f"staging a DataFrame to {store.url} failed in Spark: {_reason_of(error)}. Nothing was staged; "
+            "mend the cause and stage it again."
         ) from error
     return tuple(sorted((StagedFile(*row) for row in rows), key=lambda file: file.path))
+
+
+def _reason_of(error: Exception) -> str:
+    """The line that names the cause; a Spark error comes with the stacks of Python and the JVM around it."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    named = [line for line in lines if _NAMES_CAUSE.match(line)]
+    return (named or lines or [type(error).__name__])[-1].rstrip(".")
 
 
 def _partition_writer(store: Store, folder: str, schema: pa.Schema, limits: FileLimits) -> BatchFunction:

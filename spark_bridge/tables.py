@@ -13,12 +13,14 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.types as types
+from fsspec.utils import get_protocol
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from tidegate.spark_bridge.bounded import run_spark_action
 from tidegate.spark_bridge.parquet_source import local_root
 from tidegate.spark_bridge.spark_types import for_spark, spark_schema_of
+from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.filesystem import open_store
 from tidegate.storage.metadata import DataFile
 from tidegate.storage.store import Store
@@ -33,9 +35,14 @@ def table_to_dataframe(spark: SparkSession, url: str, *, timeout_s: float = 120.
     """The rows of the table at `url` that are committed now; later commits do not show in this DataFrame.
 
     Columns are those of the table, all nullable, as `spark_schema_of` types them. The DataFrame is lazy.
-    `timeout_s` bounds what Spark does to list the files. Raises the errors of `TableLog.snapshot` when there
-    is no table, ConfigurationError for a column type that Spark lacks, SparkTimeoutError.
+    `timeout_s` bounds what Spark does to list the files. Raises TableError when there is no table,
+    ConfigurationError for a column type that Spark lacks and for a table in memory, SparkTimeoutError.
     """
+    if get_protocol(url) == "memory":
+        raise ConfigurationError(
+            f"Spark's executors cannot read {url}: they are other processes and do not see this one's "
+            "memory. Read it with Arrow, or write the table to a folder or a bucket."
+        )
     store = open_store(url)
     snapshot = TableLog(store).snapshot()
     upsert = snapshot.info.mode == "upsert"
@@ -62,11 +69,7 @@ def _stored_schema(table_schema: pa.Schema, upsert: bool) -> pa.Schema:
 
     Without metadata, nullable, with the version in upsert mode.
     """
-    fields = [
-        pa.field(field.name, field.type, nullable=True)
-        for field in table_schema
-        if field.name != VERSION_COLUMN
-    ]
+    fields = [pa.field(field.name, field.type, nullable=True) for field in table_schema if field.name != VERSION_COLUMN]
     return pa.schema([*fields, pa.field(VERSION_COLUMN, pa.int64())] if upsert else fields)
 
 
@@ -78,14 +81,10 @@ def _spark_can_read(root: Path, schema: pa.Schema) -> bool:
     if not _GLOB_CHARACTERS.isdisjoint(str(root)):
         return False
     flat = [field.type for field in schema]
-    return all(not types.is_nested(t) and not types.is_duration(t) for t in flat) and for_spark(
-        schema
-    ).equals(schema)
+    return all(not types.is_nested(t) and not types.is_duration(t) for t in flat) and for_spark(schema).equals(schema)
 
 
-def _read_through_store(
-    spark: SparkSession, store: Store, files: tuple[DataFile, ...], schema: pa.Schema
-) -> DataFrame:
+def _read_through_store(spark: SparkSession, store: Store, files: tuple[DataFile, ...], schema: pa.Schema) -> DataFrame:
     partitions = -(-len(files) // _FILES_PER_PARTITION)
     seed = spark.range(0, partitions, 1, partitions)
     return seed.mapInArrow(_files_reader(store, files, for_spark(schema)), spark_schema_of(schema))

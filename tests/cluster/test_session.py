@@ -59,9 +59,7 @@ def test_every_slot_runs_an_actor_beside_the_executor_of_its_bundle(raydp_sessio
 def test_a_second_session_in_the_process_is_refused(raydp_session: RayDPSession) -> None:
     """Spark allows one a process; the error names the one that runs, and that one goes on."""
     with pytest.raises(ConfigurationError, match="'tidegate-tests' is running in this process"):
-        RayDPSession.start(
-            "another", executors=1, executor_cores=1, executor_memory="512m", slots_per_executor=1
-        )
+        RayDPSession.start("another", executors=1, executor_cores=1, executor_memory="512m", slots_per_executor=1)
     assert raydp_session.spark.range(3).count() == 3
 
 

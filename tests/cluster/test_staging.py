@@ -110,9 +110,7 @@ def test_every_spark_type_keeps_its_values_and_nulls(raydp_session: RayDPSession
     assert not source.schema.field("id").nullable
 
 
-def test_partitions_become_files_and_the_source_opens_again(
-    raydp_session: RayDPSession, tmp_path: Path
-) -> None:
+def test_partitions_become_files_and_the_source_opens_again(raydp_session: RayDPSession, tmp_path: Path) -> None:
     """Row order within partitions, group and file limits hold;
 
     The url alone is enough to open it elsewhere.
@@ -150,9 +148,7 @@ def test_only_files_of_successful_attempts_count(raydp_session: RayDPSession, tm
     assert stored_files(tmp_path) == {file.path for file in source.files}
 
 
-def test_a_failing_dataframe_is_an_error_and_leaves_nothing(
-    raydp_session: RayDPSession, tmp_path: Path
-) -> None:
+def test_a_failing_dataframe_is_an_error_and_leaves_nothing(raydp_session: RayDPSession, tmp_path: Path) -> None:
     """The error says what failed, and the folder can be used again."""
 
     def fail(batches: Batches) -> Batches:
@@ -160,15 +156,13 @@ def test_a_failing_dataframe_is_an_error_and_leaves_nothing(
         raise RuntimeError("no luck today")
 
     df = raydp_session.spark.range(0, 20_000, 1, 1)
-    with pytest.raises(SparkBridgeError, match="no luck today"):
+    with pytest.raises(SparkBridgeError, match="failed in Spark: RuntimeError: no luck today. Nothing was staged"):
         stage_dataframe(df.mapInArrow(fail, df.schema), str(tmp_path), files_max_rows=5000)
     assert stored_files(tmp_path) == set()
     assert stage_dataframe(df, str(tmp_path)).rows == 20_000
 
 
-def test_staging_that_hangs_ends_in_time_and_frees_the_executors(
-    raydp_session: RayDPSession, tmp_path: Path
-) -> None:
+def test_staging_that_hangs_ends_in_time_and_frees_the_executors(raydp_session: RayDPSession, tmp_path: Path) -> None:
     """After the timeout the jobs are cancelled, so that the cores they held run other work."""
 
     def hang(batches: Batches) -> Batches:
@@ -208,6 +202,12 @@ def test_columns_that_cannot_be_held_are_refused_by_name(
     with pytest.raises(ConfigurationError, match=message):
         stage_dataframe(raydp_session.spark.sql(query), str(tmp_path))
     assert open_store(str(tmp_path)).list("") == []
+
+
+def test_staging_to_memory_is_refused(raydp_session: RayDPSession) -> None:
+    """Executors write into memory of their own, so nothing would be staged."""
+    with pytest.raises(ConfigurationError, match="do not see"):
+        stage_dataframe(raydp_session.spark.range(10), "memory://staged")
 
 
 def test_a_streaming_dataframe_is_refused(raydp_session: RayDPSession, tmp_path: Path) -> None:

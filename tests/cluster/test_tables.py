@@ -12,7 +12,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import types as T
 
 from tidegate.spark_bridge import RayDPSession, table_to_dataframe
-from tidegate.storage.errors import TableError
+from tidegate.storage.errors import ConfigurationError, TableError
 from tidegate.storage.filesystem import open_store
 from tidegate.storage.ids import CheckpointId, JobId
 from tidegate.storage.metadata import DataFile
@@ -84,9 +84,7 @@ def collected(session: RayDPSession, url: str) -> list[dict[str, object]]:
     return sorted(rows, key=repr)
 
 
-def test_an_append_table_shows_what_is_committed_and_no_more(
-    raydp_session: RayDPSession, tmp_path: Path
-) -> None:
+def test_an_append_table_shows_what_is_committed_and_no_more(raydp_session: RayDPSession, tmp_path: Path) -> None:
     """Rows of committed files appear with their types; a written file without a commit does not."""
     table = Table(str(tmp_path), SCHEMA)
     table.commit(table.write([row("a", 1), row(None, 2)]))
@@ -122,9 +120,7 @@ def test_an_upsert_table_shows_the_latest_row_of_each_key(
 
 
 @pytest.mark.parametrize("keys", [(), ("k",)])
-def test_an_empty_table_has_its_schema(
-    raydp_session: RayDPSession, tmp_path: Path, keys: tuple[str, ...]
-) -> None:
+def test_an_empty_table_has_its_schema(raydp_session: RayDPSession, tmp_path: Path, keys: tuple[str, ...]) -> None:
     """No rows, the columns of the table, no hidden one."""
     Table(str(tmp_path), SCHEMA, keys)
     df = table_to_dataframe(raydp_session.spark, str(tmp_path))
@@ -163,9 +159,7 @@ def test_a_value_that_does_not_fit_is_an_error(raydp_session: RayDPSession, tmp_
         table_to_dataframe(raydp_session.spark, str(tmp_path)).collect()
 
 
-def test_a_damaged_file_is_found_when_read_through_the_store(
-    raydp_session: RayDPSession, tmp_path: Path
-) -> None:
+def test_a_damaged_file_is_found_when_read_through_the_store(raydp_session: RayDPSession, tmp_path: Path) -> None:
     """Executors verify checksums."""
     table = Table(str(tmp_path), pa.schema([("n", pa.uint64())]))
     file = table.write([{"n": 1}])
@@ -176,6 +170,13 @@ def test_a_damaged_file_is_found_when_read_through_the_store(
     path.write_bytes(bytes(data))
     with pytest.raises(PySparkException, match="checksum does not match"):
         table_to_dataframe(raydp_session.spark, str(tmp_path)).collect()
+
+
+def test_a_table_in_memory_is_refused(raydp_session: RayDPSession) -> None:
+    """Executors do not see the memory of this process; that is said rather than shown as no rows."""
+    Table("memory://table-for-spark", SCHEMA)
+    with pytest.raises(ConfigurationError, match="do not see"):
+        table_to_dataframe(raydp_session.spark, "memory://table-for-spark")
 
 
 def test_no_table_is_an_error(raydp_session: RayDPSession, tmp_path: Path) -> None:
