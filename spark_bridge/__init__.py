@@ -11,6 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from tidegate.spark_bridge.dataframe_source import DataFrameSource
     from tidegate.spark_bridge.errors import SparkBridgeError, SparkTimeoutError
     from tidegate.spark_bridge.java import ensure_java
     from tidegate.spark_bridge.parquet_source import ParquetReader, ParquetSource
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from tidegate.spark_bridge.tables import table_to_dataframe
 
 _HOME_OF = {
+    "DataFrameSource": "dataframe_source",
     "ParquetReader": "parquet_source",
     "ParquetSource": "parquet_source",
     "RayDPSession": "session",
@@ -35,6 +37,7 @@ _HOME_OF = {
 }
 
 __all__ = [
+    "DataFrameSource",
     "ParquetReader",
     "ParquetSource",
     "RayDPSession",

@@ -188,17 +188,6 @@ def _reliably(store: Any, action: Any) -> Any:
         disk.reliable = reliable
 
 
-class ActsBeforeLogging(CoordinatorHost):
-    """Breaks: an event is logged before anything that follows from it is done (invariants 4 to 8)."""
-
-    def _append(self, entry: Any, instructions: Any, attempt: int) -> None:
-        if attempt == 1:
-            for instruction in instructions:
-                self._perform(instruction)
-            instructions = ()
-        super()._append(entry, instructions, attempt)
-
-
 BROKEN = {
     "an element passes a blocked channel": Protocol(task_machine=PassesBlockedChannel),
     "a snapshot is taken at the first barrier": Protocol(task_machine=SnapshotsOnFirstBarrier),
@@ -211,5 +200,4 @@ BROKEN = {
     "sinks commit on acknowledgement": Protocol(coordinator=CommitsOnAcknowledgement),
     "complete without the last task": Protocol(coordinator=CompletesWithoutLast),
     "state of the newest checkpoint is deleted": Protocol(coordinator=DeletesNewest),
-    "instructions before the log": Protocol(coordinator=ActsBeforeLogging),
 }
