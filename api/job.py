@@ -6,7 +6,7 @@ from dataclasses import asdict
 from datetime import timedelta
 from typing import Any
 
-from tidegate.actors.runtimes.job import JobProgress, RunningJob
+from tidegate.actors.runtimes.job import JobProgress, RunningJob, TaskProcessInfo
 from tidegate.recovery import CheckpointSummary, list_checkpoints
 from tidegate.storage.errors import JobFailedError
 from tidegate.storage.event_log import EventLog
@@ -62,6 +62,10 @@ class Job:
     def checkpoints(self) -> list[CheckpointSummary]:
         """Completed, retained checkpoints of this job, oldest first."""
         return [c for c in list_checkpoints(self.root, self.name) if c.job_id == self.job_id]
+
+    def processes(self) -> tuple[TaskProcessInfo, ...]:
+        """Which process runs each task: actor name, pid, node. Empty where all tasks run in the driver's process."""
+        return self._running.tasks()
 
     def metrics(self) -> dict[str, Any]:
         """The progress as a dict."""

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from tidegate.actors.coordinator.spec import JobSpec
 from tidegate.actors.coordinator.state import CoordinatorState, JobStatus
+from tidegate.actors.identity import TaskId
 from tidegate.actors.runtimes.context import JobContext
 from tidegate.storage.ids import CheckpointId
 
@@ -68,6 +69,16 @@ def progress_of(state: CoordinatorState, rows_in: dict[str, int]) -> JobProgress
     )
 
 
+@dataclass(frozen=True, slots=True)
+class TaskProcessInfo:
+    """Which process runs a task."""
+
+    task: TaskId
+    actor: str
+    pid: int
+    node_id: str
+
+
 class RunningJob(Protocol):
     """A job that was submitted."""
 
@@ -81,6 +92,10 @@ class RunningJob(Protocol):
 
     def cancel(self) -> None:
         """Ask for cancellation."""
+        ...
+
+    def tasks(self) -> tuple[TaskProcessInfo, ...]:
+        """Which process runs each task; empty where all run in the driver's."""
         ...
 
     def trigger_checkpoint(self, timeout_s: float) -> CheckpointId:

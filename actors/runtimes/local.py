@@ -24,7 +24,7 @@ from tidegate.actors.identity import TaskId
 from tidegate.actors.runtimes.context import OpenStore
 from tidegate.actors.runtimes.coordinator_effects import CoordinatorEffects
 from tidegate.actors.runtimes.coordinator_host import CoordinatorHost, replay
-from tidegate.actors.runtimes.job import JobProgress, RunningJob, Submission, progress_of, tables_of
+from tidegate.actors.runtimes.job import JobProgress, RunningJob, Submission, TaskProcessInfo, progress_of, tables_of
 from tidegate.actors.runtimes.task_effects import TaskEffects
 from tidegate.actors.runtimes.task_host import TaskHost
 from tidegate.actors.task import events as ev
@@ -133,6 +133,10 @@ class LocalJob:
     def cancel(self) -> None:
         """Ask for cancellation."""
         self._tell_coordinator(lambda: co.CancelRequested(now_ms()))
+
+    def tasks(self) -> tuple[TaskProcessInfo, ...]:
+        """All tasks run in this process."""
+        return ()
 
     def trigger_checkpoint(self, timeout_s: float) -> CheckpointId:
         """Take a checkpoint and wait for it."""

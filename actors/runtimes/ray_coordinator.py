@@ -12,7 +12,6 @@ Rules:
 
 from __future__ import annotations
 
-import functools
 import logging
 import threading
 import uuid
@@ -32,8 +31,9 @@ from tidegate.actors.identity import TaskId
 from tidegate.actors.runtimes.context import JobContext
 from tidegate.actors.runtimes.coordinator_effects import CoordinatorEffects
 from tidegate.actors.runtimes.coordinator_host import CoordinatorHost, replay
-from tidegate.actors.runtimes.job import JobProgress, progress_of, tables_of
-from tidegate.actors.runtimes.ray_deployment import Deployment, TaskProcessInfo
+from tidegate.actors.runtimes.job import JobProgress, TaskProcessInfo, progress_of, tables_of
+from tidegate.actors.runtimes.ray_calls import log_to_stderr
+from tidegate.actors.runtimes.ray_deployment import Deployment
 from tidegate.actors.runtimes.ray_fleet import Fleet, FleetOptions
 from tidegate.actors.runtimes.ray_mailbox import Mailbox, now_ms
 from tidegate.actors.runtimes.ray_metrics import JobMetrics
@@ -51,7 +51,6 @@ TICK_MS = 1_000
 REPLAY_ATTEMPTS_MAX = 10
 REPLAY_RETRY_S = 0.5
 TASKS_GONE_TIMEOUT_S = 15.0
-LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +78,7 @@ class CoordinatorProcess:
     """The actor's class."""
 
     def __init__(self, spec: JobSpec, shared_context: bytes, options: FleetOptions) -> None:
-        _log_to_stderr()
+        log_to_stderr(logging.INFO)
         runtime_context = ray.get_runtime_context()
         self._spec = spec
         context_reference = open_shared(shared_context)
@@ -322,13 +321,3 @@ class _Port:
 
     def halt(self, reason: str) -> None:
         self._process._stop(reason)
-
-
-@functools.cache
-def _log_to_stderr() -> None:
-    """Let tidegate's own lines from INFO on appear in the actor's log, which Ray shows to the driver."""
-    handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter(LOG_FORMAT))
-    logger = logging.getLogger("tidegate")
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)

@@ -13,9 +13,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
+import ray
 from ray.exceptions import RayError
 
 from tidegate.actors.coordinator import events as co
@@ -23,6 +24,8 @@ from tidegate.actors.coordinator import instructions as do
 from tidegate.actors.coordinator.events import CoordinatorEvent
 from tidegate.actors.graph.job_graph import JobGraph
 from tidegate.actors.identity import TaskId
+from tidegate.actors.runtimes.job import TaskProcessInfo
+from tidegate.actors.runtimes.ray_calls import watch_call
 from tidegate.actors.runtimes.ray_fleet import Fleet, Member, reason_of
 from tidegate.actors.runtimes.ray_mailbox import Mailbox, now_ms
 from tidegate.actors.runtimes.ray_task import Order, Outcome
@@ -33,16 +36,6 @@ log = logging.getLogger(__name__)
 
 DROP_TIMEOUT_MS = 10_000
 STANDBY_DELAY_MS = 3_000
-
-
-@dataclass(frozen=True, slots=True)
-class TaskProcessInfo:
-    """Which process runs a task."""
-
-    task: TaskId
-    actor: str
-    pid: int
-    node_id: str
 
 
 class Deployment:
@@ -70,7 +63,8 @@ class Deployment:
         fresh = [m.name for m in self._members.values() if id(m) not in known]
         for task, member in self._members.items():
             peers = {peer: self._members[peer].handle for peer in self._neighbours[task]}
-            member.handle.deploy.remote(Order(task, instruction.attempt, instruction.restore, peers))
+            order = Order(task, instruction.attempt, instruction.restore, peers)
+            self._watch(task, member.handle.deploy.remote(order))
             running = member.handle.run.remote(instruction.attempt).future()
             running.add_done_callback(partial(self._ended, instruction.attempt, task, member))
         log.info(
@@ -96,7 +90,7 @@ class Deployment:
         """Say something to a task of the current attempt, if its process lives."""
         member = self._members.get(task)
         if member is not None and not member.dead:
-            member.handle.tell.remote(self._attempt, event)
+            self._watch(task, member.handle.tell.remote(self._attempt, event))
 
     def close(self) -> list[Future[None]]:
         """End all processes; the futures are done when they have gone."""
@@ -151,6 +145,16 @@ class Deployment:
             reason = reason_of(member, error)
         event = co.TaskFailed(now_ms(), attempt, task, reason)
         self._mailbox.post(lambda: self._tell_coordinator(event))
+
+    def _watch(self, task: TaskId, reference: ray.ObjectRef[Any]) -> None:
+        """A message to a task that does not arrive fails the attempt that it was for."""
+        attempt = self._attempt
+
+        def lost(error: BaseException) -> None:
+            reason = f"a message to it did not arrive: {error}"
+            self._tell_coordinator(co.TaskFailed(now_ms(), attempt, task, reason))
+
+        watch_call(reference, self._mailbox, lost)
 
     def _kill_if_stuck(self, member: Member, attempt: AttemptNumber, dropped: Future[None]) -> None:
         if not dropped.done() and not member.dead:

@@ -21,9 +21,8 @@ from ray.exceptions import ActorAlreadyExistsError, ActorDiedError, GetTimeoutEr
 
 from tidegate.actors.coordinator.state import CoordinatorState
 from tidegate.actors.runtimes.context import OpenStore
-from tidegate.actors.runtimes.job import JobProgress, Submission, progress_of, tables_of
+from tidegate.actors.runtimes.job import JobProgress, Submission, TaskProcessInfo, progress_of, tables_of
 from tidegate.actors.runtimes.ray_coordinator import Answer, CoordinatorProcess, JobView
-from tidegate.actors.runtimes.ray_deployment import TaskProcessInfo
 from tidegate.actors.runtimes.ray_fleet import FleetOptions, SlotPlacement
 from tidegate.actors.runtimes.ray_shared import SharedValue
 from tidegate.actors.runtimes.ray_task import Handle, ProcessInfo

@@ -29,6 +29,7 @@ from tidegate.actors.coordinator.spec import RestorePoint
 from tidegate.actors.elements import Element
 from tidegate.actors.identity import ChannelId, TaskId
 from tidegate.actors.runtimes.context import JobContext, OpenStore
+from tidegate.actors.runtimes.ray_calls import log_to_stderr, watch_call
 from tidegate.actors.runtimes.ray_mailbox import Mailbox, now_ms
 from tidegate.actors.runtimes.ray_metrics import TaskMetrics
 from tidegate.actors.runtimes.task_effects import TaskEffects
@@ -82,6 +83,7 @@ class TaskProcess:
     """The actor's class. `coordinator` takes reports."""
 
     def __init__(self, context: JobContext, coordinator: Handle, open_store: OpenStore) -> None:
+        log_to_stderr(logging.WARNING)
         warm_up()
         self._context = context
         self._coordinator = coordinator
@@ -99,18 +101,18 @@ class TaskProcess:
         attempt, channel, first_sequence = _read_head(head)
         self._post(ev.FrameArrived(now_ms(), attempt, channel, first_sequence, elements))
 
-    @ray.method(concurrency_group="control", num_returns=0, enable_task_events=False)
+    @ray.method(concurrency_group="control", enable_task_events=False)
     def credit(self, head: Head) -> None:
         """The receiver of a channel has room for a total number of bytes."""
         attempt, channel, total_bytes = _read_head(head)
         self._post(ev.CreditGranted(now_ms(), attempt, channel, total_bytes))
 
-    @ray.method(concurrency_group="control", num_returns=0)
+    @ray.method(concurrency_group="control")
     def tell(self, attempt: AttemptNumber, event: ev.TaskEvent) -> None:
         """The coordinator says something to the task of an attempt."""
         self._mailbox.post(partial(self._deliver, attempt, event))
 
-    @ray.method(concurrency_group="control", num_returns=0)
+    @ray.method(concurrency_group="control")
     def deploy(self, order: Order) -> None:
         """Begin an attempt, in place of whatever runs."""
         self._mailbox.post(partial(self._deploy, order))
@@ -213,10 +215,10 @@ class _RunningTask:
         graph = context.graph
         descriptor = context.describe(order.task, order.attempt)
         # Bound once: looking a method up on a handle for each frame costs more than it should.
-        self._frame_calls = {
-            channel: order.peers[graph.receiver(channel)].frame.remote
-            for edge in descriptor.outputs
-            for channel in edge.channels
+        receivers = {c: order.peers[graph.receiver(c)] for edge in descriptor.outputs for c in edge.channels}
+        self._frame_calls = {channel: peer.frame.remote for channel, peer in receivers.items()}
+        self._watched_frame_calls = {
+            channel: peer.frame.options(num_returns=1).remote for channel, peer in receivers.items()
         }
         self._credit_calls = {
             channel: order.peers[graph.sender(channel)].credit.remote for channel in descriptor.inputs
@@ -233,20 +235,31 @@ class _RunningTask:
         return now_ms()
 
     def send_frame(self, frame: do.SendFrame) -> None:
-        self._rows_out += sum(e.num_rows for e in frame.elements if isinstance(e, pa.RecordBatch))
         head = _head(frame.attempt, frame.channel, frame.first_sequence)
-        self._frame_calls[frame.channel](head, frame.elements)
+        batches = [e for e in frame.elements if isinstance(e, pa.RecordBatch)]
+        self._rows_out += sum(batch.num_rows for batch in batches)
+        if len(batches) == len(frame.elements):
+            self._frame_calls[frame.channel](head, frame.elements)
+        else:
+            # Nothing may follow a barrier, or the end, that would show that it is missing.
+            self._watch(self._watched_frame_calls[frame.channel](head, frame.elements))
 
     def grant_credit(self, grant: do.GrantCredit) -> None:
-        self._credit_calls[grant.channel](_head(grant.attempt, grant.channel, grant.total_bytes))
+        self._watch(self._credit_calls[grant.channel](_head(grant.attempt, grant.channel, grant.total_bytes)))
 
     def report(self, event: CoordinatorEvent) -> None:
-        """Tell the coordinator. A report that does not arrive fails the task: the job could wait for it for ever."""
-        reference = self._process._coordinator.report.remote(event)
-        reference.future().add_done_callback(lambda future: self._act(future.result, None))
+        self._watch(self._process._coordinator.report.remote(event))
 
     def run_io(self, work: Callable[[], ev.TaskEvent | None]) -> None:
-        self._pool.submit(work).add_done_callback(lambda future: self._act(future.result, self.host.handle))
+        def finish(future: Future[ev.TaskEvent | None]) -> None:
+            event = future.result()
+            if event is not None:
+                self.host.handle(event)
+
+        process = self._process
+        self._pool.submit(work).add_done_callback(
+            lambda future: process._mailbox.post(lambda: process._guarded(self, lambda: finish(future)))
+        )
 
     def set_flush_timer(self, due_at_ms: int) -> None:
         process = self._process
@@ -279,15 +292,14 @@ class _RunningTask:
 
         threading.Thread(target=close, name="tidegate-retire", daemon=True).start()
 
-    def _act(self, result: Callable[[], ev.TaskEvent | None], handle: Callable[[ev.TaskEvent], None] | None) -> None:
-        """Take in the result of something that ran beside the mailbox."""
+    def _watch(self, reference: ray.ObjectRef[Any]) -> None:
+        """A call that does not arrive fails the task: somebody could wait for it for ever."""
 
-        def act() -> None:
-            event = result()
-            if event is not None and handle is not None:
-                handle(event)
+        def lost(error: BaseException) -> None:
+            raise ConnectionError(f"a message did not arrive: {error}") from error
 
-        self._process._mailbox.post(lambda: self._process._guarded(self, act))
+        process = self._process
+        watch_call(reference, process._mailbox, lambda error: process._guarded(self, lambda: lost(error)))
 
 
 class _Outcomes:

@@ -1,0 +1,44 @@
+"""What every process of a job on Ray shares: calls that must not get lost unnoticed, and a log that people see.
+
+Ray does not repeat a call that did not arrive (`max_task_retries=0`: a repeated one could arrive twice and out of order),
+and says so only to somebody who asks for its result. Data frames need no result: the number of the next frame tells.
+For every other call the caller asks. A receiver that has died is noticed at once by the coordinator, so a lost call is
+acted upon only after a while, when the attempt that it belonged to should be gone: what is left then is a connection
+that broke while both ends live.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+import ray
+
+from tidegate.actors.runtimes.ray_mailbox import Mailbox, now_ms
+
+LOST_CALL_GRACE_MS = 5_000
+LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+
+def watch_call(reference: ray.ObjectRef[Any], mailbox: Mailbox, lost: Callable[[BaseException], object]) -> None:
+    """Have `lost` run on the mailbox, after a while, if the call fails."""
+
+    def done(future: Future[Any]) -> None:
+        error = future.exception()
+        if error is not None:
+            mailbox.post(lambda: mailbox.call_at(now_ms() + LOST_CALL_GRACE_MS, lambda: lost(error)))
+
+    reference.future().add_done_callback(done)
+
+
+@functools.cache
+def log_to_stderr(level: int) -> None:
+    """Let tidegate's own lines appear in the actor's log, which Ray shows to the driver."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter(LOG_FORMAT))
+    logger = logging.getLogger("tidegate")
+    logger.addHandler(handler)
+    logger.setLevel(level)
