@@ -1,0 +1,253 @@
+"""Task machines driven by hand, and a fake link that joins two of them, as h11 tests its two sides."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import pyarrow as pa
+
+from tidegate.actors.elements import Element
+from tidegate.actors.graph.job_graph import JobGraph
+from tidegate.actors.graph.stream_graph import StreamNode, translate
+from tidegate.actors.identity import ChannelId, TaskId
+from tidegate.actors.memory_source import MemorySource
+from tidegate.actors.operators.base import Emit, Operator, OperatorContext
+from tidegate.actors.operators.partitioning import Partitioning, PartitioningKind
+from tidegate.actors.operators.table_sink import TableSink
+from tidegate.actors.task import events as ev
+from tidegate.actors.task import instructions as do
+from tidegate.actors.task.descriptor import TaskDescriptor, describe_task
+from tidegate.actors.task.machine import TaskMachine
+from tidegate.actors.task.outputs import BufferLimits
+from tidegate.actors.task.source import SplitPosition
+from tidegate.storage.ids import AttemptNumber, OperatorUid, SubtaskIndex, VertexId
+from tidegate.storage.metadata import DataFile, StateHandle, StateKind
+from tidegate.storage.state import OperatorSnapshot, StateTable
+
+ATTEMPT = AttemptNumber(3)
+SOURCE, WORK = VertexId("source"), VertexId("work")
+BY_X = Partitioning(PartitioningKind.HASH, ("x",))
+SCHEMA = pa.schema([("x", pa.int64())])
+InstructionT = TypeVar("InstructionT")
+
+
+@dataclass(frozen=True)
+class FrozenSum:
+    total: int
+
+    def materialize(self) -> StateTable:
+        return StateTable("sum", StateKind.UNION, pa.record_batch({"total": [self.total]}))
+
+
+class Summing(Operator):
+    """Passes batches on and sums `x`. Before a barrier it may emit its sum, at the end it emits it negated."""
+
+    def __init__(self, log: list[str] | None = None, emit_before_barrier: bool = False) -> None:
+        self.log = log if log is not None else []
+        self.total = 0
+        self._emit_before_barrier = emit_before_barrier
+
+    def open(self, context: OperatorContext, restored: Sequence[StateTable]) -> None:
+        super().open(context, restored)
+        self.log.append("open")
+        self.total = sum(table.rows.column("total")[0].as_py() for table in restored)
+
+    def process(self, batch: pa.RecordBatch, emit: Emit) -> None:
+        self.log.append(f"process {batch.column('x').to_pylist()}")
+        self.total += sum(batch.column("x").to_pylist())
+        emit(batch)
+
+    def prepare_snapshot(self, emit: Emit) -> None:
+        self.log.append("prepare")
+        if self._emit_before_barrier:
+            emit(pa.record_batch({"x": [self.total]}))
+
+    def snapshot(self) -> OperatorSnapshot | None:
+        self.log.append("snapshot")
+        return OperatorSnapshot(self.context.uid, (FrozenSum(self.total),))
+
+    def finish(self, emit: Emit) -> None:
+        self.log.append("finish")
+        emit(pa.record_batch({"x": [-self.total]}))
+
+    def close(self) -> None:
+        self.log.append("close")
+
+
+def node(
+    name: str,
+    *inputs: tuple[StreamNode, Partitioning | None],
+    parallelism: int = 1,
+    rows: Sequence[int] = (),
+    factory: Callable[[], Operator] | None = None,
+    table: str | None = None,
+) -> StreamNode:
+    """A node of a logical graph; a source over `rows` when it has no inputs."""
+    source = None if inputs else MemorySource.of(pa.table({"x": pa.array(rows, pa.int64())}), parallelism)
+    return StreamNode(OperatorUid(name), name, parallelism, SCHEMA, source, factory, table, inputs)
+
+
+def work_graph(
+    factory: Callable[[], Operator] = Summing,
+    *,
+    sources: int = 1,
+    rows: Sequence[int] = (),
+    downstream: bool = False,
+    sink: bool = False,
+) -> JobGraph:
+    """`sources` subtasks of `source` -> one of `work` (-> sink in its chain) (-> one of `down`)."""
+    source = node("source", parallelism=sources, rows=rows)
+    nodes = [source, node("work", (source, BY_X), factory=factory)]
+    if sink:
+        nodes.append(node("sink", (nodes[-1], None), factory=TableSink, table="memory://table"))
+    if downstream:
+        nodes.append(node("down", (nodes[-1], BY_X), factory=Summing))
+    return translate(nodes)
+
+
+def describe(
+    graph: JobGraph, vertex: VertexId, subtask: int = 0, limits: BufferLimits | None = None, rows_max: int = 2
+) -> TaskDescriptor:
+    """Descriptor of one task, as a runtime would make it."""
+    task = TaskId(vertex, SubtaskIndex(subtask))
+    source = graph.vertex(vertex).source
+    splits = () if source is None else tuple(SplitPosition(s) for s in source.source.splits())
+    mine = splits[subtask :: graph.vertex(vertex).parallelism]
+    return describe_task(graph, task, ATTEMPT, mine, limits or BufferLimits(), rows_max)
+
+
+class Subject:
+    """One machine; every method tells it a fact and returns what it asks for."""
+
+    def __init__(self, descriptor: TaskDescriptor) -> None:
+        self.machine = TaskMachine(descriptor)
+        self.descriptor = descriptor
+        self.at_ms = 1_000
+        self.reads: list[do.ReadSource] = []
+        self._sequence: dict[ChannelId, int] = {}
+
+    def tell(self, event: ev.TaskEvent) -> list[do.TaskInstruction]:
+        instructions = self.machine.handle(event)
+        self.reads += only(instructions, do.ReadSource)
+        return instructions
+
+    def start(self, *tables: tuple[str, StateTable], finished: bool = False) -> list[do.TaskInstruction]:
+        """Restored and, a source, started."""
+        by_uid = tuple((OperatorUid(uid), (table,)) for uid, table in tables)
+        found = self.tell(ev.TaskRestored(self.at_ms, by_uid, finished))
+        return found + self.tell(ev.SourcesStarted(self.at_ms))
+
+    def arrive(self, upstream: int, *elements: Element, attempt: AttemptNumber = ATTEMPT) -> list[do.TaskInstruction]:
+        """The next elements of an input channel."""
+        channel = self.descriptor.inputs[upstream]
+        first = self._sequence.get(channel, 0)
+        if attempt == ATTEMPT:
+            self._sequence[channel] = first + len(elements)
+        return self.tell(ev.FrameArrived(self.at_ms, attempt, channel, first, elements))
+
+    def turns(self, turns_max: int = 1_000) -> list[do.TaskInstruction]:
+        """Process while there is something to process."""
+        found: list[do.TaskInstruction] = []
+        for _ in range(turns_max):
+            if not self.machine.runnable:
+                break
+            found += self.tell(ev.TurnGranted(self.at_ms))
+        return found
+
+    def feed(self, upstream: int, *elements: Element) -> list[do.TaskInstruction]:
+        """Arrive and process."""
+        return self.arrive(upstream, *elements) + self.turns()
+
+    def read_all(self) -> list[do.TaskInstruction]:
+        """Answer every read, and process what was read."""
+        assert self.descriptor.source is not None
+        reader = self.descriptor.source.source.reader()
+        found = self.turns()
+        while self.reads:
+            read = self.reads.pop(0)
+            result = reader.read(read.split, read.offset, read.rows_max)
+            found += self.tell(
+                ev.SourceBatchRead(self.at_ms, read.read, result.batch, result.next_offset, result.at_end)
+            )
+            found += self.turns()
+        return found
+
+    def trigger(self, checkpoint_id: int, attempt: AttemptNumber = ATTEMPT) -> list[do.TaskInstruction]:
+        return self.tell(ev.CheckpointTriggered(self.at_ms, attempt, _id(checkpoint_id), self.at_ms))
+
+    def abort(self, checkpoint_id: int, attempt: AttemptNumber = ATTEMPT) -> list[do.TaskInstruction]:
+        return self.tell(ev.CheckpointAborted(self.at_ms, attempt, _id(checkpoint_id))) + self.turns()
+
+    def persisted(self, checkpoint_id: int, path: str | None = "state") -> list[do.TaskInstruction]:
+        return self.tell(ev.SnapshotPersisted(self.at_ms, _id(checkpoint_id), handle_of(path)))
+
+    def staged(self, index: int) -> list[do.TaskInstruction]:
+        return self.tell(ev.FileStaged(self.at_ms, OperatorUid("sink"), index, file_of(index)))
+
+    def completed(self, checkpoint_id: int, final: bool = False) -> list[do.TaskInstruction]:
+        return self.tell(ev.CheckpointCompleted(self.at_ms, ATTEMPT, _id(checkpoint_id), final))
+
+
+class Link:
+    """Two machines joined: frames go down, credit goes up, in order; both take turns until nothing moves."""
+
+    def __init__(self, up: Subject, down: Subject) -> None:
+        self.up, self.down = up, down
+        self.delivered: list[Element] = []
+        self.queued_bytes_max = 0
+
+    def carry(self, instructions: Sequence[do.TaskInstruction]) -> list[do.TaskInstruction]:
+        """Carry out what the link can carry, with all that follows; returns the rest."""
+        rest: list[do.TaskInstruction] = []
+        todo = list(instructions)
+        while True:
+            while todo:
+                instruction = todo.pop(0)
+                if isinstance(instruction, do.SendFrame) and instruction.channel in self.down.descriptor.inputs:
+                    self.delivered += instruction.elements
+                    todo += self.down.arrive(
+                        self.down.descriptor.inputs.index(instruction.channel), *instruction.elements
+                    )
+                elif isinstance(instruction, do.GrantCredit):
+                    todo += self.up.tell(
+                        ev.CreditGranted(0, instruction.attempt, instruction.channel, instruction.total_bytes)
+                    )
+                elif isinstance(instruction, do.ArmFlushTimer):
+                    todo += self.up.tell(ev.FlushDue(instruction.due_at_ms))
+                else:
+                    rest.append(instruction)
+            self.queued_bytes_max = max(self.queued_bytes_max, self.up.machine.output_queue_bytes)
+            todo += self.down.turns(1) or self.up.turns(1)
+            if not todo and not self.up.machine.runnable and not self.down.machine.runnable:
+                return rest
+
+
+def only(instructions: Sequence[do.TaskInstruction], kind: type[InstructionT]) -> list[InstructionT]:
+    """The instructions of one kind."""
+    return [i for i in instructions if isinstance(i, kind)]
+
+
+def kinds(instructions: Sequence[do.TaskInstruction]) -> list[str]:
+    """Names of the instructions, in order."""
+    return [type(i).__name__ for i in instructions]
+
+
+def sent(instructions: Sequence[do.TaskInstruction]) -> list[Element]:
+    """All elements of all frames, in order."""
+    return [element for frame in only(instructions, do.SendFrame) for element in frame.elements]
+
+
+def handle_of(path: str | None) -> StateHandle | None:
+    """A handle, or None for a stateless task."""
+    return None if path is None else StateHandle(path, None, 10, "sum", ())
+
+
+def file_of(index: int) -> DataFile:
+    """The data file of a sink with this number."""
+    return DataFile(f"data/{index}", 1, 1, "sum")
+
+
+def _id(checkpoint_id: int) -> ev.CheckpointId:
+    return ev.CheckpointId(checkpoint_id)

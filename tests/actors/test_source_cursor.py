@@ -1,0 +1,131 @@
+"""The position of a source subtask: what counts as processed, what is read ahead, and its way through a checkpoint."""
+
+from __future__ import annotations
+
+import pytest
+from batches import batch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tidegate.actors.sources import SourceSplit
+from tidegate.actors.task.events import SourceBatchRead
+from tidegate.actors.task.instructions import ReadSource
+from tidegate.actors.task.source import SourceCursor, SplitPosition, positions_from_tables
+from tidegate.storage.errors import ProtocolError
+from tidegate.storage.metadata import StateKind
+
+FIRST, SECOND = SourceSplit("a", b"\x00\xff", 4), SourceSplit("b", b"", -1)
+
+
+def cursor(*positions: SplitPosition, read_ahead: int = 2) -> SourceCursor:
+    """A cursor that reads two rows at a time."""
+    return SourceCursor(positions, rows_max=2, read_ahead=read_ahead)
+
+
+def answer(read: ReadSource, rows: int, at_end: bool = False) -> SourceBatchRead:
+    """The answer to a read: so many rows from its offset on."""
+    data = batch(*range(read.offset, read.offset + rows)) if rows else None
+    return SourceBatchRead(0, read.read, data, read.offset + rows, at_end)
+
+
+def read_of(source: SourceCursor) -> ReadSource:
+    """The read that the cursor asks for; there must be one."""
+    read = source.next_read()
+    assert read is not None
+    return read
+
+
+def test_splits_are_read_one_after_the_other_to_their_end() -> None:
+    """Each read starts where the last one ended; the end of a split leads to the next, the last end to `at_end`."""
+    source = cursor(SplitPosition(FIRST), SplitPosition(SECOND))
+    asked = []
+    for rows, at_end in [(2, False), (2, True), (1, True)]:
+        read = read_of(source)
+        asked.append((read.split.split_id, read.offset, read.rows_max))
+        source.batch_read(answer(read, rows, at_end))
+        source.take()
+
+    assert asked == [("a", 0, 2), ("a", 2, 2), ("b", 0, 2)]
+    assert source.next_read() is None
+    assert source.at_end
+
+
+def test_only_processed_rows_count() -> None:
+    """Rows that were read ahead are not in the position, so that a restore reads them again."""
+    source = cursor(SplitPosition(FIRST))
+    source.batch_read(answer(read_of(source), 2))
+    source.batch_read(answer(read_of(source), 2, at_end=True))
+    assert not source.at_end
+
+    assert source.freeze().positions == (SplitPosition(FIRST, 0, False),)
+    source.take()
+    assert source.freeze().positions == (SplitPosition(FIRST, 2, False),)
+    source.take()
+    assert source.freeze().positions == (SplitPosition(FIRST, 4, True),)
+
+
+def test_read_ahead_is_bounded_and_one_read_is_under_way() -> None:
+    """At most one read waits for its answer, and at most `read_ahead` batches wait to be processed."""
+    source = cursor(SplitPosition(SECOND), read_ahead=2)
+    read = read_of(source)
+    assert source.next_read() is None
+    source.batch_read(answer(read, 2))
+    source.batch_read(answer(read_of(source), 2))
+
+    assert source.next_read() is None
+    source.take()
+    assert source.next_read() is not None
+
+
+def test_an_answer_that_comes_twice_is_dropped_and_one_to_no_question_refused() -> None:
+    """Answers carry the number of their question."""
+    source = cursor(SplitPosition(SECOND))
+    first = answer(read_of(source), 2)
+    source.batch_read(first)
+    source.batch_read(first)
+    second = read_of(source)
+    source.batch_read(first)
+
+    taken = source.take()
+    assert taken is not None
+    assert (taken.num_rows, second.offset, source.has_batch) == (2, 2, False)
+    with pytest.raises(ProtocolError, match="never asked for"):
+        source.batch_read(SourceBatchRead(0, 7, None, 0, True))
+
+
+def test_an_empty_end_moves_on_without_a_batch() -> None:
+    """A split whose end is found without a row gives no batch, and is at its end."""
+    source = cursor(SplitPosition(SECOND, 5))
+    source.batch_read(answer(read_of(source), 0, at_end=True))
+
+    assert source.take() is None
+    assert source.freeze().positions == (SplitPosition(SECOND, 5, True),)
+    assert source.at_end
+
+
+def test_finished_splits_are_not_read_again() -> None:
+    """A restored cursor goes on in the first open split, from its offset; without any it is at its end at once."""
+    source = cursor(SplitPosition(FIRST, 4, True), SplitPosition(SECOND, 3, False))
+    read = read_of(source)
+    assert (read.split, read.offset) == (SECOND, 3)
+
+    assert cursor(SplitPosition(FIRST, 4, True)).at_end
+    assert cursor().at_end
+
+
+positions = st.builds(
+    SplitPosition,
+    st.builds(SourceSplit, st.text(max_size=5), st.binary(max_size=5), st.integers(-1, 2**62)),
+    st.integers(0, 2**62),
+    st.booleans(),
+)
+
+
+@given(st.lists(st.lists(positions, max_size=4), min_size=1, max_size=3))
+@settings(max_examples=60)
+def test_positions_come_back_from_their_tables(subtasks: list[list[SplitPosition]]) -> None:
+    """Positions of several subtasks survive as list state, in order."""
+    tables = [SourceCursor(p, rows_max=1).freeze().materialize() for p in subtasks]
+
+    assert {table.kind for table in tables} == {StateKind.LIST}
+    assert positions_from_tables(tables) == tuple(p for subtask in subtasks for p in subtask)

@@ -1,0 +1,133 @@
+"""From the logical graph to the job graph: what is chained, how edges partition, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+from link import BY_X, node
+
+from tidegate.actors.graph.job_graph import JobGraph
+from tidegate.actors.graph.stream_graph import StreamNode, translate
+from tidegate.actors.identity import ChannelId
+from tidegate.actors.operators.base import Operator
+from tidegate.actors.operators.partitioning import Partitioning, PartitioningKind
+from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.ids import SubtaskIndex
+
+REBALANCE, BROADCAST, FORWARD = (
+    Partitioning(kind) for kind in (PartitioningKind.REBALANCE, PartitioningKind.BROADCAST, PartitioningKind.FORWARD)
+)
+
+
+def step(name: str, *inputs: StreamNode | tuple[StreamNode, Partitioning | None], parallelism: int = 1) -> StreamNode:
+    """An operator; an input alone has no partitioning of its own."""
+    pairs = [i if isinstance(i, tuple) else (i, None) for i in inputs]
+    return node(name, *pairs, parallelism=parallelism, factory=Operator)
+
+
+def vertices(graph: JobGraph) -> list[str]:
+    """Names of the vertices."""
+    return [v.name for v in graph.vertices]
+
+
+def edges(graph: JobGraph) -> list[tuple[str, str, PartitioningKind]]:
+    """Edges as (upstream, downstream, partitioning)."""
+    return [(e.upstream, e.downstream, e.partitioning.kind) for e in graph.edges]
+
+
+def test_operators_in_a_row_are_one_vertex() -> None:
+    """Equal parallelism, no repartitioning, one reader: batches pass by a call, and no edge is left."""
+    source = node("source", parallelism=2)
+    first = step("first", source, parallelism=2)
+    graph = translate([source, first, step("second", first, parallelism=2)])
+
+    assert vertices(graph) == ["source -> first -> second"]
+    assert edges(graph) == []
+    (vertex,) = graph.vertices
+    assert (vertex.vertex, vertex.parallelism) == ("source", 2)
+    assert [o.uid for o in vertex.operators] == ["first", "second"]
+    assert [i.uid for i in graph.operator_infos()] == ["source", "first", "second"]
+
+
+@pytest.mark.parametrize(
+    ("partitioning", "kind"),
+    [(BY_X, PartitioningKind.HASH), (REBALANCE, PartitioningKind.REBALANCE), (BROADCAST, PartitioningKind.BROADCAST)],
+)
+def test_repartitioning_begins_a_new_vertex(partitioning: Partitioning, kind: PartitioningKind) -> None:
+    """Also from one subtask to one subtask: the program may run at another parallelism tomorrow."""
+    source = node("source")
+    work = step("work", (source, partitioning))
+    graph = translate([source, work, step("after", work)])
+
+    assert vertices(graph) == ["source", "work -> after"]
+    assert edges(graph) == [("source", "work", kind)]
+
+
+def test_a_stream_with_two_readers_is_chained_to_neither() -> None:
+    """Fan-out crosses channels: both readers get every batch, each at its own pace."""
+    source = node("source", parallelism=2)
+    left, right = step("left", source, parallelism=2), step("right", source, parallelism=2)
+    graph = translate([source, left, right])
+
+    assert vertices(graph) == ["source", "left", "right"]
+    assert edges(graph) == [
+        ("source", "left", PartitioningKind.FORWARD),
+        ("source", "right", PartitioningKind.FORWARD),
+    ]
+
+
+def test_a_union_is_not_chained() -> None:
+    """An operator with several inputs has a channel to each; a stream united with itself counts twice."""
+    a, b = node("a"), node("b")
+    graph = translate([a, b, step("both", a, b)])
+    twice = translate([a, step("twice", a, a)])
+
+    assert edges(graph) == [("a", "both", PartitioningKind.FORWARD), ("b", "both", PartitioningKind.FORWARD)]
+    assert [e.index for e in twice.edges] == [0, 1]
+    assert vertices(twice) == ["a", "twice"]
+
+
+@pytest.mark.parametrize("given", [None, FORWARD])
+def test_another_parallelism_deals_batches_out_anew(given: Partitioning | None) -> None:
+    """Forward needs equal parallelism; where it differs, batches are rebalanced."""
+    source = node("source", parallelism=2)
+    graph = translate([source, step("work", (source, given), parallelism=3)])
+
+    assert edges(graph) == [("source", "work", PartitioningKind.REBALANCE)]
+
+
+def test_channels_of_an_edge() -> None:
+    """A forward edge joins equal subtasks, any other edge all with all; both ends of a channel can be looked up."""
+    source = node("source", parallelism=2)
+    left, right = step("left", source, parallelism=2), step("right", (source, BY_X), parallelism=3)
+    graph = translate([source, left, right])
+    forward, hashed = graph.edges
+
+    def ends(channels: tuple[ChannelId, ...]) -> list[tuple[int, int]]:
+        return [(c.upstream, c.downstream) for c in channels]
+
+    assert ends(graph.channels(forward)) == [(0, 0), (1, 1)]
+    assert ends(graph.channels(hashed)) == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2)]
+    channel = ChannelId(1, SubtaskIndex(1), SubtaskIndex(2))
+    assert (str(graph.sender(channel)), str(graph.receiver(channel))) == ("source[1]", "right[2]")
+    assert len(graph.tasks()) == 7
+
+
+def test_two_operators_of_one_uid_are_refused() -> None:
+    """State is matched by uid, so a uid names one operator; the error names both."""
+    source = node("source")
+    with pytest.raises(ConfigurationError, match="'same' and 'same' both have uid 'same'"):
+        translate([source, step("same", source), step("same", source)])
+
+
+@pytest.mark.parametrize("parallelism", [0, -1, 129])
+def test_a_parallelism_out_of_range_is_refused(parallelism: int) -> None:
+    """At least one subtask, and no more than there are key groups."""
+    source = node("source")
+    with pytest.raises(ConfigurationError, match=rf"'work': parallelism {parallelism} is not between 1 and 128"):
+        translate([source, step("work", source, parallelism=parallelism)])
+
+
+def test_a_job_without_a_source_is_refused() -> None:
+    """An empty program has nothing to run."""
+    with pytest.raises(ConfigurationError, match="has no source"):
+        translate([])
