@@ -22,6 +22,7 @@ def raydp_session() -> Iterator[RayDPSession]:
         executor_memory="768m",
         slots_per_executor=2,
         include_dashboard=False,
+        start_timeout_s=240.0,
     )
     with session:
         yield session

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from decimal import Decimal
 from pathlib import Path
 
@@ -93,6 +93,25 @@ def stored_files(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob("*.parquet")}
 
 
+def failure_after_a_file(folder: str, reason: str) -> Callable[[], None]:
+    """A function for a Spark task: waits until a file of its partition lies in the folder, then fails.
+
+    Nested, because executors cannot import this module: Spark sends nested functions by value.
+    """
+
+    def fail() -> None:
+        task = TaskContext.get()
+        assert task is not None
+        written = f"data-*/part-{task.partitionId():06d}-*.parquet"
+        deadline = time.monotonic() + 60
+        while not list(Path(folder).glob(written)):
+            assert time.monotonic() < deadline, "no file of the partition appeared"
+            time.sleep(0.01)
+        raise RuntimeError(reason)
+
+    return fail
+
+
 def test_every_spark_type_keeps_its_values_and_nulls(raydp_session: RayDPSession, tmp_path: Path) -> None:
     """Values of each type come back as they are, timestamps in UTC, nulls as nulls."""
     nulls = (2, *([None] * (len(TYPED.fields) - 1)))
@@ -139,12 +158,13 @@ def test_only_files_of_successful_attempts_count(raydp_session: RayDPSession, tm
         assert task is not None
         yield from batches
         if task.partitionId() == 1 and task.attemptNumber() == 0:
-            # Spark sends batches of 10,000 rows: the files of 5,000 are written by now.
-            raise RuntimeError("lost on purpose")
+            fail_late()
 
-    df = raydp_session.spark.range(0, 40_000, 1, 2)
-    source = stage_dataframe(df.mapInArrow(fail_once, df.schema), str(tmp_path), files_max_rows=5000)
-    assert [row["id"] for row in rows_of(source)] == list(range(40_000))
+    folder = str(tmp_path)
+    fail_late = failure_after_a_file(folder, "lost on purpose")
+    df = raydp_session.spark.range(0, 400_000, 1, 2)
+    source = stage_dataframe(df.mapInArrow(fail_once, df.schema), folder, files_max_rows=5000)
+    assert [row["id"] for row in rows_of(source)] == list(range(400_000))
     assert stored_files(tmp_path) == {file.path for file in source.files}
 
 
@@ -153,13 +173,15 @@ def test_a_failing_dataframe_is_an_error_and_leaves_nothing(raydp_session: RayDP
 
     def fail(batches: Batches) -> Batches:
         yield from batches
-        raise RuntimeError("no luck today")
+        fail_late()
 
-    df = raydp_session.spark.range(0, 20_000, 1, 1)
-    with pytest.raises(SparkBridgeError, match="failed in Spark: RuntimeError: no luck today. Nothing was staged"):
-        stage_dataframe(df.mapInArrow(fail, df.schema), str(tmp_path), files_max_rows=5000)
+    folder = str(tmp_path)
+    fail_late = failure_after_a_file(folder, "no luck today")
+    df = raydp_session.spark.range(0, 200_000, 1, 1)
+    with pytest.raises(SparkBridgeError, match=r"failed in Spark: RuntimeError: no luck today\. Nothing was"):
+        stage_dataframe(df.mapInArrow(fail, df.schema), folder, files_max_rows=5000)
     assert stored_files(tmp_path) == set()
-    assert stage_dataframe(df, str(tmp_path)).rows == 20_000
+    assert stage_dataframe(df, folder).rows == 200_000
 
 
 def test_staging_that_hangs_ends_in_time_and_frees_the_executors(raydp_session: RayDPSession, tmp_path: Path) -> None:
