@@ -1,9 +1,9 @@
 """What every process of a job on Ray shares: calls that must not get lost unnoticed, and a log that people see.
 
-Ray does not repeat a call that did not arrive (`max_task_retries=0`: a repeated one could arrive twice and out of order),
-and says so only to somebody who asks for its result. Data frames need no result: the number of the next frame tells.
-For every other call the caller asks. A receiver that has died is noticed at once by the coordinator, so a lost call is
-acted upon only after a while, when the attempt that it belonged to should be gone: what is left then is a connection
+Ray does not repeat a call that did not arrive (`max_task_retries=0`: a repeated one could arrive twice, and late), and
+says so only to somebody who asks for its result. Data frames need no result: the number of the next frame tells. For
+every other call the caller asks. A receiver that has died is noticed at once by the coordinator, so a lost call has
+consequences only after a while, when the attempt that it belonged to should be gone: what is left then is a connection
 that broke while both ends live.
 """
 

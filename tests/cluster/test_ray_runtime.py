@@ -1,0 +1,190 @@
+"""Whole jobs on Ray, beside Spark executors: results, failures of every kind of process, and what people see."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+import ray
+from ray_jobs import gated, keyed_job, until
+
+from tidegate.actors.coordinator.state import CoordinatorState
+from tidegate.actors.runtimes.job import JobProgress, progress_of
+from tidegate.actors.runtimes.ray_runtime import RayJob, RayRuntime, SlotPlacement
+from tidegate.recovery.restart import RestartStrategy
+from tidegate.spark_bridge import RayDPSession
+from tidegate.storage.errors import CheckpointError, ConfigurationError, JobFailedError
+
+WAIT_S = 90.0
+EMPTY = progress_of(CoordinatorState(), {})
+AT_ONCE = RestartStrategy.fixed_delay(attempts=3, delay=0)
+
+
+@pytest.fixture(scope="module")
+def placement(raydp_session: RayDPSession) -> SlotPlacement:
+    """The slots of the session."""
+    bundles = tuple(raydp_session.bundle_of_slot(slot) for slot in range(raydp_session.slots))
+    return SlotPlacement(raydp_session.placement_group, bundles)
+
+
+@pytest.fixture
+def runtime(placement: SlotPlacement) -> Iterator[RayRuntime]:
+    """A runtime without spare processes, emptied after each test."""
+    runtime = RayRuntime(placement, standbys=0)
+    yield runtime
+    runtime.stop()
+
+
+def running_with_a_checkpoint(progress: JobProgress) -> bool:
+    """Whether the present attempt has processed rows, and there is something to restore."""
+    return progress.status == "running" and progress.completed_checkpoints > 0 and "totals" in progress.rows_in
+
+
+def end_of(job: RayJob) -> JobProgress:
+    """How the job ended."""
+    progress = job.wait(WAIT_S)
+    assert progress is not None, f"the job is still at {job.progress()}"
+    return progress
+
+
+def test_a_keyed_job_gives_the_reference_and_shows_itself(runtime: RayRuntime, tmp_path: Path) -> None:
+    """Actors have names for people, rows rise, a requested checkpoint is taken, and the table is exact."""
+    gate = tmp_path / "gate"
+    keyed = keyed_job(tmp_path, gated(gate), name="flow", interval_ms=None)
+    job = runtime.submit(keyed.submission)
+    first = until("rows", job.progress, lambda p: p.rows_in.get("totals", 0) > 0)
+    until("more rows", job.progress, lambda p: p.rows_in["totals"] > first.rows_in["totals"])
+    names = {actor["name"] for actor in ray.util.list_named_actors(all_namespaces=True)}
+    tasks = {
+        "flow/rows -> check (1/2)#0",
+        "flow/rows -> check (2/2)#0",
+        "flow/totals -> table (1/2)#0",
+        "flow/totals -> table (2/2)#0",
+    }
+    assert tasks | {"flow/coordinator"} <= names
+    assert {process.actor for process in job.tasks()} == tasks
+    assert job.trigger_checkpoint(WAIT_S) == 1
+    gate.touch()
+    end = end_of(job)
+    assert (end.status, end.restarts, end.failed_checkpoints) == ("finished", 0, 0)
+    assert end.rows_in == {"rows": 80_000, "totals": 80_000}
+    assert keyed.table().equals(keyed.expected)
+    assert job.tasks() == ()
+    with pytest.raises(CheckpointError, match="the job is finished"):
+        job.trigger_checkpoint(WAIT_S)
+
+
+def test_a_task_that_is_killed_is_replaced_by_a_standby(placement: SlotPlacement, tmp_path: Path) -> None:
+    """After `kill -9` the task goes on in the spare process, the others in their own, and no row is lost or doubled."""
+    gate = tmp_path / "gate"
+    keyed = keyed_job(tmp_path, gated(gate), name="killed", restart=AT_ONCE)
+    runtime = RayRuntime(placement, standbys=1)
+    try:
+        job = runtime.submit(keyed.submission)
+        until("a standby", job.progress, lambda _: job.standbys() == 1)
+        until("a checkpoint", job.progress, running_with_a_checkpoint)
+        before = {process.task: process for process in job.tasks()}
+        victim = before[keyed.submission.spec.tasks[-1]]
+        os.kill(victim.pid, signal.SIGKILL)
+        until("a restart", job.progress, lambda p: p.restarts == 1 and running_with_a_checkpoint(p))
+        after = {process.task: process for process in job.tasks()}
+        assert after[victim.task].actor == "killed/standby#0"
+        assert [task for task in before if before[task] != after[task]] == [victim.task]
+        gate.touch()
+        end = end_of(job)
+        assert (end.status, end.restarts) == ("finished", 1)
+        assert end.last_failure is not None
+        assert f"{victim.task}: the process ({victim.actor}, pid {victim.pid}) died" in end.last_failure
+        assert keyed.table().equals(keyed.expected)
+    finally:
+        runtime.stop()
+
+
+def test_a_lost_coordinator_comes_back_from_its_log(runtime: RayRuntime, tmp_path: Path) -> None:
+    """After `kill -9` of the coordinator a new generation restores the newest checkpoint, and the table is exact."""
+    gate = tmp_path / "gate"
+    keyed = keyed_job(tmp_path, gated(gate), name="headless", restart=RestartStrategy.none())
+    job = runtime.submit(keyed.submission)
+    before = until("a checkpoint", job.progress, running_with_a_checkpoint)
+    coordinator, tasks = job.coordinator().pid, {process.pid for process in job.tasks()}
+    os.kill(coordinator, signal.SIGKILL)
+    after = until("a restart", job.progress, lambda p: p.restarts == 1 and running_with_a_checkpoint(p))
+    assert after.completed_checkpoints >= before.completed_checkpoints
+    assert job.coordinator().pid != coordinator
+    assert not tasks & {process.pid for process in job.tasks()}
+    gate.touch()
+    assert end_of(job).status == "finished"
+    assert keyed.table().equals(keyed.expected)
+
+
+def test_a_failed_function_is_tried_again_and_then_fails_the_job_by_name(runtime: RayRuntime, tmp_path: Path) -> None:
+    """A failure of user code costs no process. When attempts are used up, the reason names operator and error."""
+    gate, fuse = tmp_path / "never", tmp_path / "fuse"
+    pause = gated(gate)
+
+    def fail_once(batch: pa.RecordBatch) -> pa.RecordBatch:
+        if fuse.exists():
+            fuse.unlink(missing_ok=True)
+            raise ValueError("no such carrier")
+        return pause(batch)
+
+    once = RestartStrategy.fixed_delay(attempts=1, delay=0)
+    job = runtime.submit(keyed_job(tmp_path, fail_once, name="retried", restart=once, parallelism=1).submission)
+    until("a checkpoint", job.progress, running_with_a_checkpoint)
+    before = job.tasks()
+    fuse.touch()
+    until("a restart", job.progress, lambda p: p.restarts == 1 and running_with_a_checkpoint(p))
+    assert job.tasks() == before
+    fuse.touch()
+    end = end_of(job)
+    assert end.status == "failed"
+    assert end.reason is not None
+    assert "operator 'check'" in end.reason
+    assert "ValueError: no such carrier" in end.reason
+
+
+def test_a_cancelled_job_leaves_no_process_and_frees_its_slots(runtime: RayRuntime, tmp_path: Path) -> None:
+    """While a job runs, its slots are not given away; once it is cancelled its actors go and another job may start."""
+    first = keyed_job(tmp_path / "first", gated(tmp_path / "never"), name="cancelled", parallelism=1)
+    second = keyed_job(tmp_path / "second", gated(tmp_path / "never"), name="second", parallelism=4)
+    job = runtime.submit(first.submission)
+    with pytest.raises(ConfigurationError, match=r"'second' needs 4 neighbouring task slots.* taken by cancelled"):
+        runtime.check(second.submission)
+    until("rows", job.progress, lambda p: p.rows_in.get("totals", 0) > 0)
+    job.cancel()
+    assert end_of(job).status == "cancelled"
+    runtime.check(second.submission)
+    until("the actors to go", job.progress, lambda _: not _named("cancelled/"))
+
+
+def test_a_coordinator_that_is_lost_for_good_fails_the_job(runtime: RayRuntime, tmp_path: Path) -> None:
+    """Whoever asks about such a job is told so, and its tasks do not go on without it."""
+    job = runtime.submit(keyed_job(tmp_path, gated(tmp_path / "never"), name="lost", parallelism=1).submission)
+    until("rows", job.progress, lambda p: p.rows_in.get("totals", 0) > 0)
+    ray.kill(ray.get_actor("lost/coordinator", namespace="tidegate"), no_restart=True)
+    with pytest.raises(JobFailedError, match="coordinator of job 'lost' is lost for good"):
+        job.wait(WAIT_S)
+    with pytest.raises(JobFailedError, match="is lost for good"):
+        job.progress()
+    until("the actors to go", lambda: EMPTY, lambda _: not _named("lost/"))
+
+
+def test_what_cannot_run_here_is_refused_at_once(runtime: RayRuntime, tmp_path: Path) -> None:
+    """More subtasks than slots, and storage that other processes do not see, are errors that say so."""
+    wide = keyed_job(tmp_path / "wide", gated(tmp_path / "never"), name="wide", parallelism=5).submission
+    with pytest.raises(ConfigurationError, match="parallelism 5, and there are 4 task slots"):
+        runtime.submit(wide)
+    local = keyed_job(tmp_path / "local", gated(tmp_path / "never"), name="local").submission
+    in_memory = replace(local, context=replace(local.context, root="memory://checkpoints"))
+    with pytest.raises(ConfigurationError, match="memory of one process"):
+        runtime.submit(in_memory)
+
+
+def _named(prefix: str) -> list[str]:
+    actors = ray.util.list_named_actors(all_namespaces=True)
+    return [actor["name"] for actor in actors if actor["name"].startswith(prefix)]
