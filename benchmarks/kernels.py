@@ -1,9 +1,10 @@
-"""Nanoseconds per row of the kernels and of the keyed path, beside polars on the same batches in the same run.
+"""CPU nanoseconds per row of the kernels and of the keyed path, beside polars on the same batches in the same run.
 
-    python benchmarks/kernels.py [--keys 1000000] [--seconds 45]
+    python benchmarks/kernels.py [--keys 1000000] [--seconds 40]
 
-One core, int64 keys drawn evenly from `--keys` distinct ones (all known beforehand), float64 values. Rounds take turns
-between all lines, so that what else the machine does hits all of them alike; the median and the best round are shown.
+One thread, int64 keys drawn evenly from `--keys` distinct ones (all known beforehand), float64 values. CPU time, because
+other work on the machine would count in wall time; caches are shared all the same. All lines take turns within a round,
+so that a busy neighbour hits them alike; the median and the best round are shown.
 """
 
 from __future__ import annotations
