@@ -2,7 +2,7 @@
 
     python benchmarks/kernels.py [--keys 1000000] [--seconds 40]
 
-One thread, int64 keys drawn evenly from `--keys` distinct ones (all known beforehand), float64 values. CPU time, because
+One thread, int64 keys drawn evenly from `--keys` distinct ones (all known before), float64 values. CPU time, because
 other work on the machine would count in wall time; caches are shared all the same. All lines take turns within a round,
 so that a busy neighbour hits them alike; the median and the best round are shown.
 """
