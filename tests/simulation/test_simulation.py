@@ -1,0 +1,103 @@
+"""The protocol under seeded faults, and the proof that the oracle would see it break."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+import pyarrow as pa
+import pytest
+import tidegate as tg
+from broken import BROKEN
+from pipelines import HARSH, PIPELINES, ROWS, keyed
+from tidegate.testing import Faults, simulate
+
+SEEDS_A_PIPELINE = 12
+SEEDS_UNTIL_CAUGHT_MAX = 12
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    """Simulated faults are no news."""
+    logger = logging.getLogger("tidegate")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    yield
+    logger.setLevel(level)
+
+
+@pytest.mark.parametrize("name", PIPELINES)
+@pytest.mark.parametrize("seed", range(SEEDS_A_PIPELINE))
+def test_no_seed_violates_an_invariant(name: str, seed: int) -> None:
+    """Crashes, delays, duplicates, losses and failing storage change neither the rows nor the protocol."""
+    report = simulate(PIPELINES[name], seed=seed, faults=HARSH)
+    assert report.ok, f"{report}\n" + "\n".join(report.trace[-60:])
+
+
+def test_faults_happen() -> None:
+    """The runs that prove so much do contain crashes, restarts and checkpoints."""
+    reports = [simulate(keyed, seed=seed, faults=HARSH) for seed in range(3)]
+    assert sum(report.crashes for report in reports) > 0
+    assert sum(report.coordinator_crashes for report in reports) > 0
+    assert all(report.checkpoints >= 2 for report in reports)
+    assert all(report.restarts > 0 for report in reports)
+
+
+def test_one_seed_gives_one_run() -> None:
+    """A seed replays: the same events at the same virtual times."""
+    first, second = (simulate(keyed, seed=41, faults=HARSH) for _ in range(2))
+    assert first.trace == second.trace
+    assert first.trace != simulate(keyed, seed=42, faults=HARSH).trace
+
+
+@pytest.mark.parametrize("rule", BROKEN)
+def test_the_oracle_sees_a_broken_rule(rule: str) -> None:
+    """Each rule of the protocol, broken on purpose, shows as a violation within a few seeds."""
+    for seed in range(SEEDS_UNTIL_CAUGHT_MAX):
+        report = simulate(keyed, seed=seed, faults=HARSH, protocol=BROKEN[rule])
+        if not report.ok:
+            assert report.violation is not None
+            assert f"seed {seed}: VIOLATED" in str(report)
+            return
+    pytest.fail(f"nobody noticed in {SEEDS_UNTIL_CAUGHT_MAX} seeds that {rule}")
+
+
+def test_output_that_depends_on_crashes_is_reported() -> None:
+    """A function that remembers what it has seen is not exactly-once, and the difference is shown."""
+    calls = [0]
+
+    def numbered(row: dict[str, object]) -> dict[str, object]:
+        calls[0] += 1
+        return {"k": calls[0]}
+
+    def build(env: tg.StreamEnvironment) -> None:
+        env.from_batches(ROWS.slice(0, 20)).map(numbered, schema=pa.schema([("k", pa.int64())])).collect()
+
+    report = simulate(build, seed=0, faults=Faults())
+    assert not report.ok
+    assert report.violation is not None and "invariant 6" in report.violation
+
+
+def test_a_probability_above_one_is_refused() -> None:
+    """Faults are checked when they are made."""
+    with pytest.raises(tg.ConfigurationError, match="between 0 and 1"):
+        Faults(crash=1.5)
+
+
+def test_a_range_of_delays_is_read() -> None:
+    """`from..to`, with the unit on both ends or on the last."""
+    assert Faults(delay="0..2s").delay_ms == (0, 2_000)
+    assert Faults(delay="5ms..1s").delay_ms == (5, 1_000)
+    with pytest.raises(tg.ConfigurationError, match="from..to"):
+        Faults(delay="3s..1s")
+
+
+def test_building_does_not_execute() -> None:
+    """`simulate` runs the pipeline; a `build` that does so itself is told."""
+
+    def build(env: tg.StreamEnvironment) -> None:
+        env.from_batches(ROWS).collect()
+        env.execute("mine", checkpoints=tg.CheckpointConfig(storage="sim://x"))
+
+    with pytest.raises(tg.ConfigurationError, match="does not execute"):
+        simulate(build, seed=0)
