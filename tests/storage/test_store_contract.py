@@ -117,7 +117,7 @@ def test_an_interrupted_write_leaves_the_old_file(store: FileSystemStore) -> Non
     store.write("d/f", [b"old"])
 
     def failing() -> Iterator[bytes]:
-        for _ in range(3):
+        for _ in range(5):
             yield bytes(9_000_000)
         raise ZeroDivisionError
 

@@ -268,6 +268,7 @@ def test_an_owner_falls_back_to_its_own_checkpoint(memory_store: FileSystemStore
         _commit(log, _A, number, f"a{number}")
     for _ in range(2):
         log.claim(_A, (_A, _checkpoint(1)))
+    assert len(log.entries()) == 6
     _commit(log, _A, 3, "a3")
     assert _shown(memory_store) == ["a1"]
     _commit(log, _A, 5, "a5")
