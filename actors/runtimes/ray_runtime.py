@@ -41,6 +41,7 @@ WAIT_STEP_S = 2.0
 RETRY_STEP_S = 0.2
 LOST_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 30.0
+ERROR_CHARACTERS_MAX = 500
 
 # Ray's types do not know of concurrency groups.
 _remote: Any = ray.remote
@@ -264,7 +265,9 @@ class RayJob:
         return None
 
     def _lost(self, error: ActorDiedError) -> JobProgress | JobFailedError | None:
-        return self._ended(JobFailedError(f"the coordinator of job {self.name!r} is lost for good: {error}. {_ADVICE}"))
+        return self._ended(
+            JobFailedError(f"the coordinator of job {self.name!r} is lost for good: {_one_line(error)}. {_ADVICE}")
+        )
 
     def _ended(self, end: JobProgress | JobFailedError) -> JobProgress | JobFailedError:
         with self._lock:
@@ -284,7 +287,9 @@ class RayJob:
             try:
                 return ray.get(method.remote(*arguments), timeout=CALL_TIMEOUT_S)
             except ActorDiedError as error:
-                raise JobFailedError(f"job {self.name!r} cannot {what}: its coordinator is lost: {error}") from error
+                raise JobFailedError(
+                    f"job {self.name!r} cannot {what}: its coordinator is lost: {_one_line(error)}"
+                ) from error
             except (RayActorError, GetTimeoutError) as error:
                 if time.monotonic() > deadline:
                     raise JobFailedError(
@@ -301,6 +306,10 @@ def _progress_or_raise(end: JobProgress | JobFailedError) -> JobProgress:
     if isinstance(end, JobFailedError):
         raise end
     return end
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:ERROR_CHARACTERS_MAX]
 
 
 def _width(submission: Submission) -> int:
