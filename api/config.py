@@ -52,9 +52,7 @@ def _interval(value: str | timedelta | int | None, info: ValidationInfo) -> int 
 def _timeout(value: str | timedelta | int, info: ValidationInfo) -> int:
     timeout_ms = _duration(value, info)
     if timeout_ms < INTERVAL_MS_MIN:
-        raise ConfigurationError(
-            f"{_label(info)}: {timeout_ms} ms is too short; give {INTERVAL_MS_MIN} ms or more"
-        )
+        raise ConfigurationError(f"{_label(info)}: {timeout_ms} ms is too short; give {INTERVAL_MS_MIN} ms or more")
     return timeout_ms
 
 
@@ -91,9 +89,7 @@ def _storage(value: object, info: ValidationInfo) -> str | None:
 def _mode(value: object, info: ValidationInfo) -> str:
     mode = value.lower().replace("-", "_") if isinstance(value, str) else value
     if mode != "exactly_once":
-        raise ConfigurationError(
-            f"{_label(info)}: {value!r} is not available; the one mode is 'exactly_once'"
-        )
+        raise ConfigurationError(f"{_label(info)}: {value!r} is not available; the one mode is 'exactly_once'")
     return "exactly_once"
 
 
@@ -112,23 +108,17 @@ class CheckpointConfig(BaseModel):
     )
     """Milliseconds between two triggers. None, or below 10 ms (kept as None): no periodic checkpoints."""
 
-    storage: Annotated[str | None, BeforeValidator(_storage)] = Field(
-        default=None, alias="state.checkpoints.dir"
-    )
+    storage: Annotated[str | None, BeforeValidator(_storage)] = Field(default=None, alias="state.checkpoints.dir")
     """Folder or URL (`s3://bucket/ckpt`) under which each job has its folder."""
 
     mode: Annotated[Literal["exactly_once"], BeforeValidator(_mode)] = Field(
         default="exactly_once", alias="execution.checkpointing.mode"
     )
 
-    timeout: Annotated[int, BeforeValidator(_timeout)] = Field(
-        default=600_000, alias="execution.checkpointing.timeout"
-    )
+    timeout: Annotated[int, BeforeValidator(_timeout)] = Field(default=600_000, alias="execution.checkpointing.timeout")
     """Milliseconds after which a checkpoint that is not complete is given up; at least 10."""
 
-    min_pause: Annotated[int, BeforeValidator(_duration)] = Field(
-        default=0, alias="execution.checkpointing.min-pause"
-    )
+    min_pause: Annotated[int, BeforeValidator(_duration)] = Field(default=0, alias="execution.checkpointing.min-pause")
     """Milliseconds between the end of a checkpoint and the next trigger; may exceed the interval."""
 
     tolerable_failed: Annotated[int, BeforeValidator(_tolerable)] = Field(
@@ -136,9 +126,7 @@ class CheckpointConfig(BaseModel):
     )
     """Checkpoints that may fail in a row before the job does."""
 
-    retained: Annotated[int, BeforeValidator(_retained)] = Field(
-        default=1, alias="state.checkpoints.num-retained"
-    )
+    retained: Annotated[int, BeforeValidator(_retained)] = Field(default=1, alias="state.checkpoints.num-retained")
     """Completed checkpoints to keep; at least 1."""
 
     inline_bytes: Annotated[int, BeforeValidator(_size)] = Field(
@@ -219,13 +207,9 @@ def _unknown_key(key: str, known: Iterable[str]) -> ConfigurationError:
     def likeness(name: str) -> float:
         # People remember the last part of a key best, so it alone counts as much as the whole.
         parts = key.rpartition(".")[2].replace("_", "-"), name.rpartition(".")[2].replace("_", "-")
-        return max(
-            difflib.SequenceMatcher(None, key, name).ratio(), difflib.SequenceMatcher(None, *parts).ratio()
-        )
+        return max(difflib.SequenceMatcher(None, key, name).ratio(), difflib.SequenceMatcher(None, *parts).ratio())
 
-    return ConfigurationError(
-        f"unknown setting {key!r}; the nearest known one is {max(known, key=likeness)!r}"
-    )
+    return ConfigurationError(f"unknown setting {key!r}; the nearest known one is {max(known, key=likeness)!r}")
 
 
 class _StrictLoader(yaml.SafeLoader):
@@ -236,8 +220,6 @@ class _StrictLoader(yaml.SafeLoader):
         for key, _ in node.value:
             name = str(key.value)
             if name in seen:
-                raise ConfigurationError(
-                    f"line {key.start_mark.line + 1}: {name} is given twice; give it once"
-                )
+                raise ConfigurationError(f"line {key.start_mark.line + 1}: {name} is given twice; give it once")
             seen.add(name)
         return super().construct_mapping(node, deep)

@@ -117,7 +117,7 @@ def simulate(
         raise ConfigurationError(
             f"the pipeline does not finish without faults (seed {seed}): {reference.violation or reference.status}"
         )
-    run = _run(setting, seed, faults if faults is not None else Faults(), protocol if protocol is not None else Protocol())
+    run = _run(setting, seed, faults or Faults(), protocol or Protocol())
     violation = run.violation
     if violation is None and run.status != "finished":
         violation = f"invariant 7: the job {run.status} although every fault was survivable: {run.reason}"
@@ -180,9 +180,7 @@ def _run(setting: _Setting, seed: int, faults: Faults, protocol: Protocol) -> _R
     def open_store(url: str) -> Store:
         return SimulatedStore(disk, url)
 
-    env = StreamEnvironment(
-        _PlanOnly(), setting.parallelism, options=setting.options, open_store=open_store
-    )
+    env = StreamEnvironment(_PlanOnly(), setting.parallelism, options=setting.options, open_store=open_store)
     setting.build(env)
     disk.reliable = True
     submission = env.plan(

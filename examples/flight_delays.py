@@ -21,12 +21,13 @@ import time
 import zipfile
 from pathlib import Path
 
-import tidegate as tg
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
+
+import tidegate as tg
 
 KEYS = ("carrier", "origin")
 RELATIVE_TOLERANCE = 1e-12
@@ -125,7 +126,12 @@ def main() -> int:
     console.print("starting Ray, and Spark on it ...")
     options = tg.DataPlaneOptions(source_rows_max=32_768)
     with tg.StreamEnvironment.raydp(
-        executors=2, executor_cores=1, executor_memory="1g", slots_per_executor=2, options=options
+        executors=2,
+        executor_cores=1,
+        executor_memory="1g",
+        slots_per_executor=2,
+        options=options,
+        ray_options={"log_to_driver": False},
     ) as env:
         df = flights(env.spark, folder, arguments.repeat).cache()
         rows_total = df.count()
@@ -164,7 +170,7 @@ def main() -> int:
             for difference in differences[:10]:
                 console.print(f"  {difference}")
             return 1
-        console.print(f"[bold green]equal to Spark's batch aggregation of the same rows, in all {streamed.count()} rows")
+        console.print(f"[bold green]equal to Spark's batch aggregation of the same rows: all {streamed.count()} rows")
     return 0
 
 

@@ -13,7 +13,8 @@ class Faults:
     """Probabilities and ranges. Faults happen in the first `duration` of a run only; then the job must finish.
 
     crash: that a task's process dies, per element it processes (at most `crashes_max` times in a run).
-    coordinator_crash: that the coordinator dies or is cut off, per message to it and per entry of its log (at most `coordinator_crashes_max`).
+    coordinator_crash: that the coordinator dies or is cut off, per message to it and per entry of its log
+    (at most `coordinator_crashes_max` times).
     storage: that a storage operation fails; one half of these have done what they were asked nevertheless.
     delay: how long a message takes, as "from..to". slow: that an I/O operation takes up to `slow_by`.
     duplicate, drop: that a message on a channel, or a notification, comes twice or not at all.

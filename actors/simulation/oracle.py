@@ -198,4 +198,3 @@ class Oracle:
         for name in self._disk.files:
             if name.startswith(self._root) and "/chk-" in name and name not in keep:
                 raise InvariantViolated(5, f"{name} is left behind and nobody refers to it")
-

@@ -52,9 +52,7 @@ def test_units() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("interval", "expected_ms"), [(None, None), (0, None), ("9ms", None), ("10ms", 10), (11, 11)]
-)
+@pytest.mark.parametrize(("interval", "expected_ms"), [(None, None), (0, None), ("9ms", None), ("10ms", 10), (11, 11)])
 def test_short_interval_switches_periodic_checkpoints_off(interval: object, expected_ms: int | None) -> None:
     """Below 10 ms is off, as None is; 10 ms is on."""
     assert CheckpointConfig(interval=interval).interval == expected_ms
@@ -170,9 +168,7 @@ def test_nested_and_flat_keys_are_the_same(flat: dict[str, int]) -> None:
         place[last] = value
     loaded = load_config(nested)
     assert loaded == load_config(flat)
-    assert {
-        key: value for key, value in loaded.checkpoints.model_dump(by_alias=True).items() if key in flat
-    } == flat
+    assert {key: value for key, value in loaded.checkpoints.model_dump(by_alias=True).items() if key in flat} == flat
 
 
 def test_default_file_holds_the_defaults() -> None:

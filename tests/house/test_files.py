@@ -12,18 +12,14 @@ LINES_MAX = 400
 
 # Places of one machine, and where its packages come from: both are that machine's own affair.
 MACHINE_PATH = re.compile(r"(?<![\w.])/(work|root|Users|home/(?!ray\b)\w+|opt/(pypi|wheels)|var/folders)\b/?")
-REGISTRY = re.compile(
-    r"pypi\.(org|python)|pythonhosted\.|--(extra-)?index-url|--find-links|repo\.maven", re.IGNORECASE
-)
+REGISTRY = re.compile(r"pypi\.(org|python)|pythonhosted\.|--(extra-)?index-url|--find-links|repo\.maven", re.IGNORECASE)
 
 
 def offences(pattern: re.Pattern[str], paths: list[Path]) -> list[str]:
     """`file:line: text` of each line that matches."""
     found = []
     for path in paths:
-        for number, line in enumerate(
-            path.read_text(encoding="utf-8", errors="replace").splitlines(), start=1
-        ):
+        for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), start=1):
             if pattern.search(line):
                 found.append(f"{path.relative_to(ROOT)}:{number}: {line.strip()}")
     return found

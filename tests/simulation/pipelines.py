@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pyarrow as pa
+
 import tidegate as tg
 from tidegate.testing import Faults
 

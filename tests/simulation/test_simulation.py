@@ -7,9 +7,10 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 import pytest
-import tidegate as tg
 from broken import BROKEN
 from pipelines import HARSH, PIPELINES, ROWS, keyed
+
+import tidegate as tg
 from tidegate.testing import Faults, simulate
 
 SEEDS_A_PIPELINE = 12
@@ -75,7 +76,7 @@ def test_output_that_depends_on_crashes_is_reported() -> None:
 
     report = simulate(build, seed=0, faults=Faults())
     assert not report.ok
-    assert report.violation is not None and "invariant 6" in report.violation
+    assert "invariant 6" in str(report.violation)
 
 
 def test_a_probability_above_one_is_refused() -> None:
@@ -88,7 +89,7 @@ def test_a_range_of_delays_is_read() -> None:
     """`from..to`, with the unit on both ends or on the last."""
     assert Faults(delay="0..2s").delay_ms == (0, 2_000)
     assert Faults(delay="5ms..1s").delay_ms == (5, 1_000)
-    with pytest.raises(tg.ConfigurationError, match="from..to"):
+    with pytest.raises(tg.ConfigurationError, match=r"from\.\.to"):
         Faults(delay="3s..1s")
 
 

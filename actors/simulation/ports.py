@@ -1,0 +1,225 @@
+"""What the simulated world offers to hosts: messages that come late, twice or not at all, and I/O that fails."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from tidegate.actors.coordinator import events as co
+from tidegate.actors.coordinator import instructions as do
+from tidegate.actors.coordinator.events import CoordinatorEvent
+from tidegate.actors.identity import TaskId
+from tidegate.actors.runtimes.coordinator_effects import CoordinatorEffects
+from tidegate.actors.runtimes.coordinator_host import CoordinatorHost
+from tidegate.actors.runtimes.task_host import TaskHost
+from tidegate.actors.simulation.oracle import InvariantViolated, Oracle
+from tidegate.actors.simulation.world import World
+from tidegate.actors.task import events as ev
+from tidegate.actors.task import instructions as task_do
+from tidegate.storage.errors import StorageError
+
+if TYPE_CHECKING:
+    from tidegate.actors.simulation.job import SimulatedJob
+
+RECOVERY_MS = 300
+"""How long it takes until a successor of a lost coordinator starts."""
+
+
+class WatchedHost(TaskHost):
+    """Shows the oracle where a snapshot cuts the channels of its task."""
+
+    oracle: Oracle | None = None
+
+    def _perform(self, instructions: Sequence[task_do.TaskInstruction]) -> None:
+        if self.oracle is not None:
+            for instruction in instructions:
+                if isinstance(instruction, task_do.PersistSnapshot):
+                    self.oracle.snapshot_taken(self.machine.descriptor.task, instruction)
+        super()._perform(instructions)
+
+
+class SimulatedTaskPort:
+    """The world as one simulated task sees it."""
+
+    def __init__(self, job: SimulatedJob, task: TaskId) -> None:
+        self._job = job
+        self._task = task
+        self.host: TaskHost | None = None
+
+    def now_ms(self) -> int:
+        return self._job.world.now_ms
+
+    def send_frame(self, frame: task_do.SendFrame) -> None:
+        job, world = self._job, self._job.world
+        if job.oracle is not None:
+            job.oracle.sent(frame)
+        receiver = job.context.graph.receiver(frame.channel)
+        if world.chance(world.faults.drop):
+            world.note(f"{self._task} -> {receiver} {frame.channel} frame {frame.first_sequence} is lost")
+            return
+        kinds = ",".join(type(e).__name__ for e in frame.elements)
+        world.note(f"{self._task} -> {receiver} {frame.channel} {frame.first_sequence}: {kinds}")
+
+        def arrive() -> None:
+            event = ev.FrameArrived(world.now_ms, frame.attempt, frame.channel, frame.first_sequence, frame.elements)
+            job.deliver(receiver, event)
+
+        world.after_in_order((frame.attempt, frame.channel), world.delay_ms(), arrive)
+        if world.chance(world.faults.duplicate):
+            world.after(world.delay_ms() * 2, _again(world, arrive))
+
+    def grant_credit(self, grant: task_do.GrantCredit) -> None:
+        job, world = self._job, self._job.world
+        if world.chance(world.faults.drop):
+            return
+        sender = job.context.graph.sender(grant.channel)
+        world.after(
+            world.delay_ms(),
+            lambda: job.deliver(
+                sender, ev.CreditGranted(world.now_ms, grant.attempt, grant.channel, grant.total_bytes)
+            ),
+        )
+
+    def report(self, event: CoordinatorEvent) -> None:
+        job, world = self._job, self._job.world
+        if isinstance(event, co.CheckpointAcknowledged):
+            if world.chance(world.faults.drop):
+                world.note(f"{self._task} acknowledges {event.checkpoint_id}, which is lost")
+                return
+            if world.chance(world.faults.duplicate):
+                world.after(world.delay_ms() * 2, lambda: job.report(event))
+        world.note(f"{self._task} reports {type(event).__name__}")
+        world.after_in_order(("report", self._task), world.delay_ms(), lambda: job.report(event))
+
+    def run_io(self, work: Callable[[], ev.TaskEvent | None]) -> None:
+        job, world, host = self._job, self._job.world, self.host
+        assert host is not None
+
+        def act() -> None:
+            if job.tasks.get(self._task) is not host and world.random.random() < 0.5:
+                return
+            try:
+                event = work()
+            except StorageError as error:
+                reason = str(error)
+                world.after(0, lambda: job.guarded(self._task, host, lambda: _raise(StorageError(reason))))
+                return
+            if event is not None:
+                world.after(world.io_ms(), lambda: job.guarded(self._task, host, lambda: host.handle(event)))
+
+        world.after(world.io_ms(), act)
+
+    def set_flush_timer(self, due_at_ms: int) -> None:
+        job, world, host = self._job, self._job.world, self.host
+        assert host is not None
+        world.after(
+            due_at_ms - world.now_ms,
+            lambda: job.guarded(self._task, host, lambda: host.handle(ev.FlushDue(world.now_ms))),
+        )
+
+
+class SimulatedCoordinatorPort:
+    """The world as one simulated coordinator incarnation sees it."""
+
+    def __init__(self, job: SimulatedJob) -> None:
+        self._job = job
+        self._timers: dict[str, int] = {}
+        self.host: CoordinatorHost | None = None
+        self.effects: CoordinatorEffects | None = None
+
+    def now_ms(self) -> int:
+        return self._job.world.now_ms
+
+    def deploy(self, instruction: do.DeployAttempt) -> None:
+        self._job.deploy(instruction)
+
+    def cancel_attempt(self, instruction: do.CancelAttempt) -> None:
+        if instruction.attempt >= self._job.deployed:
+            self._job.world.note(f"attempt {instruction.attempt} is cancelled")
+            self._job.drop_tasks()
+
+    def tell(self, task: TaskId, event: ev.TaskEvent) -> None:
+        job, world = self._job, self._job.world
+        if not isinstance(event, ev.SourcesStarted) and world.chance(world.faults.drop):
+            world.note(f"coordinator tells {task} {type(event).__name__}, which is lost")
+            return
+        world.note(f"coordinator tells {task} {type(event).__name__}")
+        deliver = lambda: job.deliver(task, event)  # noqa: E731
+        world.after_in_order(("tell", task), world.delay_ms(), deliver)
+        if world.chance(world.faults.duplicate):
+            world.after(world.delay_ms() * 2, deliver)
+
+    def run_io(self, work: Callable[[], CoordinatorEvent | None]) -> None:
+        world, host = self._job.world, self.host
+        assert host is not None
+
+        def act() -> None:
+            if self._job.lost_with(host):
+                return
+            event = work()
+            if event is not None:
+                world.after(world.io_ms(), lambda: host.handle(event))
+
+        world.after(world.io_ms(), act)
+
+    def append(self, work: Callable[[], None], done: Callable[[BaseException | None], None]) -> None:
+        world, host = self._job.world, self.host
+        assert host is not None
+
+        def act() -> None:
+            if self._job.coordinator is host:
+                self._job.maybe_lose_coordinator()
+            if self._job.lost_with(host):
+                return
+            error: Exception | None = None
+            try:
+                work()
+            except InvariantViolated:
+                raise
+            except Exception as caught:  # noqa: BLE001 (handed to `done`, as a future would)
+                error = caught
+            world.after(world.random.randint(0, 5), lambda: done(error))
+
+        world.after(world.io_ms(), act)
+
+    def set_timer(self, timer: str, due_at_ms: int) -> None:
+        world, host = self._job.world, self.host
+        assert host is not None
+        self._timers[timer] = due_at_ms
+
+        def fire() -> None:
+            if self._timers.get(timer) == due_at_ms:
+                del self._timers[timer]
+                host.handle(co.TimerFired(world.now_ms, timer))
+
+        world.after(max(0, due_at_ms - world.now_ms), fire)
+
+    def call_later(self, delay_ms: int, action: Callable[[], None]) -> None:
+        self._job.world.after(delay_ms, action)
+
+    def complete_request(self, instruction: do.CompleteRequest) -> None:
+        self._job.world.note(f"request {instruction.request}: {instruction.error or instruction.checkpoint_id}")
+
+    def end_job(self, instruction: do.EndJob) -> None:
+        self._job.end(self)
+
+    def halt(self, reason: str) -> None:
+        job = self._job
+        job.world.note(f"coordinator halts: {reason}")
+        if job.coordinator is self.host:
+            job.coordinator = None
+            job.world.after(RECOVERY_MS, job.start_coordinator)
+
+
+def _again(world: World, arrive: Callable[[], None]) -> Callable[[], None]:
+    """A second delivery of a message, noted in the trace."""
+
+    def again() -> None:
+        world.note("a frame arrives for the second time")
+        arrive()
+
+    return again
+
+
+def _raise(error: Exception) -> None:
+    raise error
