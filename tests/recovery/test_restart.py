@@ -19,7 +19,7 @@ def test_none_gives_up_at_once() -> None:
 
 
 @given(attempts=st.integers(0, 6), failures=st.integers(1, 12), delay_ms=st.integers(0, 10_000))
-@settings(max_examples=60)
+@settings(max_examples=30)
 def test_fixed_delay_restarts_so_many_times(attempts: int, failures: int, delay_ms: int) -> None:
     """Each of the first `attempts` failures is followed by a restart after the delay, and no other."""
     strategy = RestartStrategy.fixed_delay(attempts, delay_ms)

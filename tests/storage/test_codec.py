@@ -33,7 +33,7 @@ def _all_wire_types() -> list[type]:
 
 
 @given(value=plain_values())
-@settings(max_examples=200)
+@settings(max_examples=60)
 def test_plain_values_come_back(value: object) -> None:
     """Any nesting of msgpack's types, tuples and frozensets decodes to an equal value."""
     assert decode(encode(value)) == value
@@ -41,7 +41,7 @@ def test_plain_values_come_back(value: object) -> None:
 
 @pytest.mark.parametrize("cls", _all_wire_types(), ids=lambda cls: cls.__name__)
 @given(data=st.data())
-@settings(max_examples=8)
+@settings(max_examples=5)
 def test_every_wire_type_comes_back(cls: type, data: st.DataObject) -> None:
     """Each registered type decodes to an equal instance of itself, alone and nested."""
     value = data.draw(instances(cls))
@@ -52,7 +52,7 @@ def test_every_wire_type_comes_back(cls: type, data: st.DataObject) -> None:
 
 
 @given(batch=record_batches())
-@settings(max_examples=100)
+@settings(max_examples=60)
 def test_batches_come_back(batch: pa.RecordBatch) -> None:
     """A batch of any schema, also one that is a slice, decodes to equal rows and schema."""
     found = decode(encode(batch))
@@ -107,7 +107,7 @@ def test_unknown_bytes_are_an_error_that_names_them(data: bytes, named: str) -> 
 
 
 @given(data=st.data())
-@settings(max_examples=150)
+@settings(max_examples=60)
 def test_damaged_bytes_raise_nothing_but_codec_errors(data: st.DataObject) -> None:
     """Cutting or changing bytes gives a CodecError or some value, no error that callers do not expect."""
     handle = StateHandle("p", None, 3, "c", (SectionRef("u", "s", StateKind.KEYED, 0, 3, 1, "c", (0, 1)),))

@@ -153,7 +153,7 @@ def test_without_a_snapshot_nothing_is_truncated(memory_store: FileSystemStore) 
 
 
 @given(entries=st.integers(1, 8), data=st.data())
-@settings(max_examples=60)
+@settings(max_examples=30)
 def test_what_is_left_folds_to_the_same(entries: int, data: st.DataObject) -> None:
     """After any snapshots and truncations, snapshot and entries give the whole history, and appending goes on."""
     store = open_store("memory://event-log-fold")

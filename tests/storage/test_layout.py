@@ -41,7 +41,7 @@ def test_spells_the_documented_paths() -> None:
 
 
 @given(text=_any_text)
-@settings(max_examples=200)
+@settings(max_examples=80)
 def test_escaped_text_is_one_plain_name(text: str) -> None:
     """Any text becomes one part of a path, never special or temporary, and comes back."""
     name = escape(text)
@@ -53,7 +53,7 @@ def test_escaped_text_is_one_plain_name(text: str) -> None:
 
 
 @given(vertex=_any_text, subtask=st.integers(0, 10**6))
-@settings(max_examples=100)
+@settings(max_examples=50)
 def test_state_files_tell_whose_they_are(vertex: str, subtask: int) -> None:
     """Vertex and subtask can be read back from the name, so no two subtasks share a file."""
     path = _LAYOUT.state_file(CheckpointId(1), VertexId(vertex), SubtaskIndex(subtask))

@@ -36,7 +36,7 @@ def _write(tables: _Tables, *, inline: bool = False, store: FileSystemStore = _M
 
 
 @given(tables=operator_tables(), inline=st.booleans())
-@settings(max_examples=60)
+@settings(max_examples=25)
 def test_tables_come_back(tables: _Tables, inline: bool) -> None:
     """Every operator reads its own tables, in order, from a file as from inlined bytes; what is stored verifies."""
     handle = _write(tables, inline=inline)
@@ -51,7 +51,7 @@ def test_tables_come_back(tables: _Tables, inline: bool) -> None:
 
 
 @given(table=state_tables().filter(lambda t: t.kind is StateKind.KEYED), data=st.data())
-@settings(max_examples=60)
+@settings(max_examples=25)
 def test_any_cut_gives_every_row_once(table: StateTable, data: st.DataObject) -> None:
     """Ranges that partition the key groups return, in order, just the rows of each group, with rebased counts."""
     groups = len(table.key_group_rows) - 1
@@ -152,7 +152,7 @@ def test_every_flipped_bit_is_found() -> None:
 
 
 @given(tables=operator_tables(), inline=st.booleans(), data=st.data())
-@settings(max_examples=60)
+@settings(max_examples=25)
 def test_any_damage_is_found(tables: _Tables, inline: bool, data: st.DataObject) -> None:
     """A flipped bit, a lost end and added bytes at any place of any state are CorruptionError."""
     handle = _write(tables, inline=inline)

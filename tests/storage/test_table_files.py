@@ -49,7 +49,7 @@ def _commit(store: FileSystemStore, log: TableLog, number: int, batch: pa.Record
 
 
 @given(batch=record_batches(columns_min=1).filter(lambda b: b.num_columns > 0))
-@settings(max_examples=50)
+@settings(max_examples=25)
 def test_data_files_come_back(batch: pa.RecordBatch) -> None:
     """Rows of any schema are read as they were written, and the file is described truly."""
     store = open_store("memory://table-files")
@@ -88,7 +88,7 @@ _key_rows = st.lists(
 
 
 @given(commits=st.lists(_key_rows, max_size=5), keys=st.sampled_from([("k",), ("f",), ("k", "f")]))
-@settings(max_examples=60)
+@settings(max_examples=25)
 def test_upsert_tables_show_the_newest_row_of_a_key(
     commits: list[list[tuple[str | None, float | None, int]]], keys: tuple[str, ...]
 ) -> None:

@@ -410,4 +410,4 @@ class TableLogMachine(RuleBasedStateMachine):
 
 
 TestTableLogMachine = TableLogMachine.TestCase
-TestTableLogMachine.settings = settings(max_examples=60, stateful_step_count=20)
+TestTableLogMachine.settings = settings(max_examples=50, stateful_step_count=20)

@@ -17,7 +17,7 @@ _amounts = st.integers(0, 10**9)
 
 
 @given(amount=_amounts, unit=st.sampled_from(sorted(_DURATIONS)), space=st.sampled_from(["", " "]))
-@settings(max_examples=60)
+@settings(max_examples=30)
 def test_durations_are_amount_times_unit(amount: int, unit: str, space: str) -> None:
     """Any whole amount of any unit, with or without a space, in either case."""
     expected = amount * _DURATIONS[unit]
@@ -27,7 +27,7 @@ def test_durations_are_amount_times_unit(amount: int, unit: str, space: str) -> 
 
 
 @given(amount=_amounts, unit=st.sampled_from(sorted(_SIZES)))
-@settings(max_examples=60)
+@settings(max_examples=30)
 def test_sizes_are_amount_times_unit(amount: int, unit: str) -> None:
     """Any whole amount of any unit; a kilobyte has 1,024 bytes."""
     assert parse_size_bytes(f"{amount}{unit}") == amount * _SIZES[unit]
@@ -85,7 +85,7 @@ def test_other_sizes_are_refused_by_name(value: object) -> None:
 
 
 @given(text=st.text(max_size=12))
-@settings(max_examples=200)
+@settings(max_examples=80)
 def test_no_text_raises_anything_else(text: str) -> None:
     """Whatever is written, it is read or refused as a wrong setting."""
     for parse in (parse_duration_ms, parse_size_bytes):

@@ -69,7 +69,7 @@ def record_batches(draw: st.DrawFn, rows: int | None = None, columns_min: int = 
 
 
 @st.composite
-def state_tables(draw: st.DrawFn, max_parallelism: int = 16) -> StateTable:
+def state_tables(draw: st.DrawFn, max_parallelism: int = 8) -> StateTable:
     """Tables of any kind; keyed ones with random, often empty key groups."""
     kind = draw(st.sampled_from(StateKind))
     name = draw(st.text(min_size=1, max_size=5))
