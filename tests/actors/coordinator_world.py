@@ -1,0 +1,315 @@
+"""A small legal environment for the coordinator machine: tasks, storage and time, driven by a list of choices.
+
+It does what the coordinator asks for, or fails to, in any order that the protocol allows, loses messages, lets tasks
+die and coordinators be replaced; and it checks from outside what must hold whatever happens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from coordinators import SINK, SOURCE, SPEC, TASKS, files, part
+
+from tidegate.actors.coordinator import events as ev
+from tidegate.actors.coordinator import instructions as do
+from tidegate.actors.coordinator.machine import CoordinatorMachine
+from tidegate.actors.coordinator.spec import CheckpointSettings
+from tidegate.actors.coordinator.state import JobStatus
+from tidegate.actors.identity import TaskId
+from tidegate.recovery.restart import RestartStrategy
+from tidegate.storage.ids import AttemptNumber, CheckpointId, Generation
+from tidegate.storage.metadata import CheckpointMetadata
+
+JOB = replace(
+    SPEC,
+    checkpoints=CheckpointSettings(interval_ms=100, timeout_ms=1_000, tolerable_failures=3, retained=2),
+    restart=RestartStrategy.fixed_delay(1_000, 50),
+    storage_attempts_max=100,
+)
+
+Step = tuple[str, Callable[[], None]]
+
+
+@dataclass
+class Tasks:
+    """The tasks of one attempt."""
+
+    attempt: AttemptNumber
+    ready: set[TaskId] = field(default_factory=set)
+    ended: set[TaskId] = field(default_factory=set)
+    finished: set[TaskId] = field(default_factory=set)
+    triggered: list[CheckpointId] = field(default_factory=list)
+    acknowledged: set[tuple[CheckpointId, TaskId]] = field(default_factory=set)
+    staged: int = 0
+    """Files that the sink has written."""
+    known: int = 0
+    """Files that the sink knows to be committed."""
+    asked: dict[CheckpointId, int] = field(default_factory=dict)
+    """For each checkpoint that the sink acknowledged, the end of its files."""
+    final: bool = False
+
+
+class CoordinatorWorld:
+    """One job. `log` is what the machine was told, `answers` what it asked for, event by event."""
+
+    def __init__(self) -> None:
+        self.machine = CoordinatorMachine()
+        self.log: list[ev.CoordinatorEvent] = []
+        self.answers: list[list[do.CoordinatorInstruction]] = []
+        self.at_ms = 0
+        self.tasks: Tasks | None = None
+        self.ends: list[do.EndJob] = []
+        self._past: dict[AttemptNumber, Tasks] = {}
+        self._timers: dict[str, int] = {}
+        self._asked: list[do.CoordinatorInstruction] = []
+        self._notices: list[do.CoordinatorInstruction] = []
+        self._storage: dict[CheckpointId, CheckpointMetadata] = {}
+        self._commits: dict[CheckpointId, tuple[str, ...]] = {}
+        self._generation = 0
+        self._requests = 0
+        self._take_over()
+        self._tell(ev.JobSubmitted(self.at_ms, JOB))
+
+    # --- for tests ------------------------------------------------------------------------------------------------
+
+    def step(self, choice: int) -> None:
+        """Let one thing happen."""
+        kind, choice = choice % 32, choice // 32
+        steps = self._bad() if kind < 4 else self._rare() if kind == 4 else self._good()
+        if 5 <= kind < 12 and self.tasks is not None:
+            self._stage(self.tasks)
+        if steps:
+            steps[choice % len(steps)][1]()
+
+    def settle(self, steps_max: int = 1_000) -> None:
+        """Only good things from now on: the job must come to its end."""
+        for _ in range(steps_max):
+            if self.machine.state.status.terminal and not self._asked:
+                return
+            steps = self._ends() + self._good()
+            assert steps, f"the job hangs in {self.machine.state.status}"
+            steps[0][1]()
+        raise AssertionError(f"the job does not end, it is {self.machine.state.status}")
+
+    def check_committed(self) -> None:
+        """Invariant 6: of each attempt the files that a completed checkpoint covers are committed, each once."""
+        committed = [path for paths in self._commits.values() for path in paths]
+        assert len(committed) == len(set(committed)), "a file is committed once"
+        expected = {
+            self._file(attempt, index)
+            for attempt, tasks in self._past.items()
+            for checkpoint_id, end in tasks.asked.items()
+            if checkpoint_id in self._completed()
+            for index in range(end)
+        }
+        assert set(committed) == expected
+
+    # --- what can happen ------------------------------------------------------------------------------------------
+
+    def _good(self) -> list[Step]:
+        steps: list[Step] = [(f"do {type(i).__name__}", self._doing(i)) for i in self._asked]
+        steps += [(f"notice {type(i).__name__}", self._noticing(i)) for i in self._notices]
+        tasks = self.tasks
+        if tasks is not None:
+            for task in TASKS:
+                steps += self._task_steps(tasks, task)
+        if self._timers:
+            steps.append(("timer", self._fire_next))
+        return steps
+
+    def _task_steps(self, tasks: Tasks, task: TaskId) -> list[Step]:
+        if task not in tasks.ready:
+            return [("ready", lambda: self._report_ready(tasks, task))]
+        steps: list[Step] = []
+        if self.machine.state.status is not JobStatus.DEPLOYING:
+            steps += [
+                ("ack", lambda n=n: self._acknowledge(tasks, task, n))  # type: ignore[misc]
+                for n in tasks.triggered
+                if (n, task) not in tasks.acknowledged
+            ]
+        if tasks.final and task not in tasks.finished:
+            steps.append(("finished", lambda: self._finish(tasks, task)))
+        return steps
+
+    def _ends(self) -> list[Step]:
+        tasks = self.tasks
+        if tasks is None or self.machine.state.status is not JobStatus.RUNNING:
+            return []
+        open_tasks = [t for t in TASKS if t not in tasks.ended and (t == SOURCE or SOURCE in tasks.ended)]
+        return [("end of data", lambda t=t: self._end_of_data(tasks, t)) for t in open_tasks]  # type: ignore[misc]
+
+    def _rare(self) -> list[Step]:
+        return [("take over", self._take_over), *self._ends()]
+
+    def _bad(self) -> list[Step]:
+        steps: list[Step] = [("request", self._request)]
+        steps += [(f"fail {type(i).__name__}", self._failing(i, lost)) for i in self._asked for lost in (False, True)]
+        steps += [(f"lose {type(i).__name__}", lambda i=i: self._notices.remove(i)) for i in self._notices]  # type: ignore[misc]
+        if self.log and isinstance(self.log[-1], ev.CheckpointAcknowledged):
+            steps.append(("repeat", lambda: self._tell(self.log[-1])))
+        tasks = self.tasks
+        if tasks is not None and not tasks.final:
+            steps.append(("task fails", lambda: self._tell(ev.TaskFailed(self.at_ms, tasks.attempt, SINK, "boom"))))
+            steps += [
+                ("decline", lambda n=n: self._tell(self._declined(tasks, n)))  # type: ignore[misc]
+                for n in tasks.triggered[-1:]
+            ]
+        return steps
+
+    # --- the machine ----------------------------------------------------------------------------------------------
+
+    def _tell(self, event: ev.CoordinatorEvent) -> None:
+        instructions = self.machine.handle(event)
+        self.log.append(event)
+        self.answers.append(instructions)
+        for instruction in instructions:
+            self._take_in(instruction)
+
+    def _take_in(self, instruction: do.CoordinatorInstruction) -> None:
+        match instruction:
+            case do.SetTimer(timer, due_at_ms):
+                self._timers[timer] = due_at_ms
+            case do.DeployAttempt(attempt, restore):
+                newest = max(self._completed(), default=None)
+                assert (None if restore is None else restore.checkpoint_id) == newest, (
+                    "an attempt starts from the newest completed checkpoint (invariant 7)"
+                )
+                self.tasks = self._past[attempt] = Tasks(attempt)
+            case do.CancelAttempt():
+                self.tasks = None
+            case do.CommitSinks(checkpoint_id, committables):
+                paths = tuple(file.path for c in committables for file in c.files)
+                assert checkpoint_id in self._completed(), "only what a completed checkpoint covers is committed"
+                assert self._commits.setdefault(checkpoint_id, paths) == paths, "a repeated commit is the same"
+                assert checkpoint_id == max(self._commits), "commits are made in order"
+                self._asked.append(instruction)
+            case do.DiscardCheckpoint(checkpoint_id, voided):
+                if not voided and checkpoint_id in self._completed():
+                    assert sum(n > checkpoint_id for n in self._completed()) >= JOB.checkpoints.retained, (
+                        "what is retained is never deleted (invariant 5)"
+                    )
+                self._asked.append(instruction)
+            case do.WriteMetadata() | do.VoidCheckpoint():
+                self._asked.append(instruction)
+            case do.TriggerCheckpoint() | do.NotifyCompleted() | do.StartSources():
+                self._notices.append(instruction)
+            case do.EndJob():
+                self.ends.append(instruction)
+                self.tasks = None
+            case _:
+                pass
+
+    def _take_over(self) -> None:
+        # What the old coordinator had asked for may have been done or not; its answers are lost.
+        for instruction in self._asked:
+            if isinstance(instruction, do.WriteMetadata) and self._generation % 2:
+                self._storage.setdefault(instruction.metadata.checkpoint_id, instruction.metadata)
+        self._asked.clear()
+        self._notices.clear()
+        self._timers.clear()
+        self._generation += 1
+        self._tell(ev.CoordinatorStarted(self.at_ms, Generation(self._generation)))
+
+    def _fire_next(self) -> None:
+        timer = min(self._timers, key=lambda name: (self._timers[name], name))
+        self.at_ms = max(self.at_ms, self._timers.pop(timer))
+        self._tell(ev.TimerFired(self.at_ms, timer))
+
+    def _request(self) -> None:
+        self._requests += 1
+        self._tell(ev.CheckpointRequested(self.at_ms, f"request {self._requests}"))
+
+    # --- storage --------------------------------------------------------------------------------------------------
+
+    def _completed(self) -> set[CheckpointId]:
+        return {n for n, metadata in self._storage.items() if not metadata.void}
+
+    def _doing(self, instruction: do.CoordinatorInstruction) -> Callable[[], None]:
+        def act() -> None:
+            self._asked.remove(instruction)
+            match instruction:
+                case do.WriteMetadata(metadata) | do.VoidCheckpoint(metadata):
+                    n = metadata.checkpoint_id
+                    found = self._storage.setdefault(n, metadata)
+                    answer = ev.CheckpointVoided if found.void else ev.MetadataWritten
+                    self._tell(answer(self.at_ms, n))
+                case do.CommitSinks(n):
+                    self._tell(ev.SinksCommitted(self.at_ms, n))
+                case do.DiscardCheckpoint(n):
+                    self._tell(ev.CheckpointDiscarded(self.at_ms, n))
+
+        return act
+
+    def _failing(self, instruction: do.CoordinatorInstruction, lost: bool) -> Callable[[], None]:
+        """The action fails; with `lost` it has its effect and only the answer is a failure."""
+
+        def act() -> None:
+            self._asked.remove(instruction)
+            match instruction:
+                case do.WriteMetadata(metadata) | do.VoidCheckpoint(metadata):
+                    if lost:
+                        self._storage.setdefault(metadata.checkpoint_id, metadata)
+                    self._tell(ev.MetadataWriteFailed(self.at_ms, metadata.checkpoint_id, "no answer"))
+                case do.CommitSinks(n):
+                    self._tell(ev.SinkCommitFailed(self.at_ms, n, "no answer"))
+                case do.DiscardCheckpoint(n):
+                    self._tell(ev.CheckpointDiscardFailed(self.at_ms, n, "no answer"))
+
+        return act
+
+    # --- tasks ----------------------------------------------------------------------------------------------------
+
+    def _noticing(self, instruction: do.CoordinatorInstruction) -> Callable[[], None]:
+        def act() -> None:
+            self._notices.remove(instruction)
+            tasks = self.tasks
+            match instruction:
+                case do.TriggerCheckpoint(attempt, n) if tasks is not None and tasks.attempt == attempt:
+                    assert n not in self._storage, "ids are never used twice"
+                    tasks.triggered.append(n)
+                case do.NotifyCompleted(attempt, n, final) if tasks is not None and tasks.attempt == attempt:
+                    tasks.known = max(tasks.known, tasks.asked[n])
+                    tasks.final = final
+
+        return act
+
+    def _report_ready(self, tasks: Tasks, task: TaskId) -> None:
+        tasks.ready.add(task)
+        self._tell(ev.TaskReady(self.at_ms, tasks.attempt, task))
+
+    def _stage(self, tasks: Tasks) -> None:
+        if SINK in tasks.ready and SINK not in tasks.ended:
+            tasks.staged += 1
+
+    def _acknowledge(self, tasks: Tasks, task: TaskId, n: CheckpointId) -> None:
+        tasks.acknowledged.add((n, task))
+        committables = ()
+        if task == SINK:
+            tasks.asked[n] = tasks.staged
+            names = [self._file(tasks.attempt, index) for index in range(tasks.known, tasks.staged)]
+            committables = (files(tasks.known, *names),) if names else ()
+        state = part(n, task, *committables, finished=task in tasks.ended)
+        self._tell(ev.CheckpointAcknowledged(self.at_ms, tasks.attempt, task, n, state))
+
+    def _declined(self, tasks: Tasks, n: CheckpointId) -> ev.CheckpointDeclined:
+        return ev.CheckpointDeclined(self.at_ms, tasks.attempt, SINK, n, "cannot")
+
+    def _end_of_data(self, tasks: Tasks, task: TaskId) -> None:
+        tasks.ended.add(task)
+        self._tell(ev.TaskReachedEndOfData(self.at_ms, tasks.attempt, task))
+
+    def _finish(self, tasks: Tasks, task: TaskId) -> None:
+        tasks.finished.add(task)
+        self._tell(ev.TaskFinished(self.at_ms, tasks.attempt, task))
+
+    @staticmethod
+    def _file(attempt: AttemptNumber, index: int) -> str:
+        return f"{attempt}/{index}"
+
+
+def replayed(
+    events: Sequence[ev.CoordinatorEvent], machine: CoordinatorMachine
+) -> list[list[do.CoordinatorInstruction]]:
+    """What a machine asks for when it is told these events."""
+    return [machine.handle(event) for event in events]
