@@ -1,0 +1,316 @@
+"""The coordinator's host: what is logged comes before what is done, and the log is all that is needed to go on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import count
+
+import pytest
+from coordinators import SINK, SOURCE, SPEC, TASKS, part
+from link import node
+
+from tidegate.actors.coordinator import events as ev
+from tidegate.actors.coordinator import instructions as do
+from tidegate.actors.coordinator.machine import CoordinatorMachine
+from tidegate.actors.coordinator.state import JobStatus
+from tidegate.actors.graph.stream_graph import translate
+from tidegate.actors.identity import TaskId
+from tidegate.actors.runtimes import coordinator_host
+from tidegate.actors.runtimes.context import JobContext
+from tidegate.actors.runtimes.coordinator_effects import CoordinatorEffects
+from tidegate.actors.runtimes.coordinator_host import CoordinatorHost, replay
+from tidegate.actors.task import events as task_ev
+from tidegate.storage.errors import FencedError, StorageError
+from tidegate.storage.event_log import EventLog
+from tidegate.storage.filesystem import open_store
+from tidegate.storage.ids import AttemptNumber, CheckpointId
+from tidegate.storage.metadata_file import read_metadata
+
+_numbers = count()
+
+
+@dataclass
+class Port:
+    """Holds everything back until the test lets it happen."""
+
+    deployed: list[do.DeployAttempt] = field(default_factory=list)
+    cancelled: list[do.CancelAttempt] = field(default_factory=list)
+    told: list[tuple[TaskId, task_ev.TaskEvent]] = field(default_factory=list)
+    io: list[Callable[[], ev.CoordinatorEvent | None]] = field(default_factory=list)
+    appends: list[tuple[Callable[[], None], Callable[[BaseException | None], None]]] = field(default_factory=list)
+    timers: dict[str, int] = field(default_factory=dict)
+    later: list[tuple[int, Callable[[], None]]] = field(default_factory=list)
+    answers: list[do.CompleteRequest] = field(default_factory=list)
+    ends: list[do.EndJob] = field(default_factory=list)
+    halted: list[str] = field(default_factory=list)
+    on_deploy: Callable[[], None] | None = None
+
+    def now_ms(self) -> int:
+        return 7
+
+    def deploy(self, instruction: do.DeployAttempt) -> None:
+        self.deployed.append(instruction)
+        if self.on_deploy is not None:
+            self.on_deploy()
+
+    def cancel_attempt(self, instruction: do.CancelAttempt) -> None:
+        self.cancelled.append(instruction)
+
+    def tell(self, task: TaskId, event: task_ev.TaskEvent) -> None:
+        self.told.append((task, event))
+
+    def run_io(self, work: Callable[[], ev.CoordinatorEvent | None]) -> None:
+        self.io.append(work)
+
+    def append(self, work: Callable[[], None], done: Callable[[BaseException | None], None]) -> None:
+        self.appends.append((work, done))
+
+    def set_timer(self, timer: str, due_at_ms: int) -> None:
+        self.timers[timer] = due_at_ms
+
+    def call_later(self, delay_ms: int, action: Callable[[], None]) -> None:
+        self.later.append((delay_ms, action))
+
+    def complete_request(self, instruction: do.CompleteRequest) -> None:
+        self.answers.append(instruction)
+
+    def end_job(self, instruction: do.EndJob) -> None:
+        self.ends.append(instruction)
+
+    def halt(self, reason: str) -> None:
+        self.halted.append(reason)
+
+    # --- what the test lets happen ---
+
+    def append_next(self, error: Exception | None = None, happens: bool = True) -> None:
+        """The oldest append is over; with an error it may have happened all the same."""
+        work, done = self.appends.pop(0)
+        try:
+            if happens:
+                work()
+            done(error)
+        except FencedError as fenced:
+            done(fenced)
+
+    def settle(self) -> None:
+        """Every append succeeds."""
+        while self.appends:
+            self.append_next()
+
+
+class Run:
+    """A job on a log in memory; `host` is its present coordinator."""
+
+    def __init__(self) -> None:
+        self.root = f"memory://coordinator-host-{next(_numbers)}"
+        source = node("source")
+        self.context = JobContext(SPEC.job_id, SPEC.job_name, self.root, translate([source]), {})
+        self.log = EventLog(open_store(self.root), SPEC.job_id)
+        self.take_over()
+
+    def take_over(self) -> tuple[CoordinatorHost, Port]:
+        """A new coordinator, which has replayed the log and logged that it exists."""
+        self.port = Port()
+        machine, next_index = replay(self.log)
+        effects = CoordinatorEffects(self.context, open_store, self.port.now_ms)
+        self.host = CoordinatorHost(machine, next_index, self.log, effects, self.port, f"incarnation {next(_numbers)}")
+        self.host.start()
+        return self.host, self.port
+
+    def submit(self) -> None:
+        """The job is submitted, and that is logged."""
+        self.host.handle(ev.JobSubmitted(0, SPEC))
+        self.port.settle()
+
+    def events(self) -> list[list[str]]:
+        """Names of the events of each entry."""
+        return [[type(e).__name__ for e in entry.events] for entry in self.log.entries(self.log.indices()[0])]
+
+
+def test_nothing_is_done_before_it_is_logged() -> None:
+    """An instruction is carried out when the entry that it follows from is durable, not before."""
+    run = Run()
+    run.port.append_next()
+    run.host.handle(ev.JobSubmitted(0, SPEC))
+    assert run.port.deployed == []
+    assert run.port.timers == {}
+
+    run.port.append_next()
+
+    assert run.events() == [["CoordinatorStarted"], ["JobSubmitted"]]
+    assert run.port.deployed == [do.DeployAttempt(AttemptNumber(0), None)]
+    assert run.port.timers == {"deploy:0": SPEC.deploy_timeout_ms}
+
+
+def test_events_that_come_together_share_an_entry() -> None:
+    """Group commit: while one entry is being written, what comes in waits, and becomes the next entry."""
+    run = Run()
+    run.host.handle(ev.JobSubmitted(0, SPEC))
+    for task in TASKS:
+        run.host.handle(ev.TaskReady(0, AttemptNumber(0), task))
+    assert len(run.port.appends) == 1
+
+    run.port.settle()
+
+    assert run.events() == [["CoordinatorStarted"], ["JobSubmitted", "TaskReady", "TaskReady"]]
+    assert [task for task, event in run.port.told if isinstance(event, task_ev.SourcesStarted)] == [SOURCE]
+
+
+def test_what_is_reported_while_instructions_are_carried_out_waits_for_its_own_entry() -> None:
+    """A port that answers at once cannot make the host write two entries at one time."""
+    run = Run()
+
+    def fail_at_once() -> None:
+        run.port.on_deploy = None
+        run.host.handle(ev.TaskFailed(0, AttemptNumber(0), SOURCE, "no room"))
+        run.host.handle(ev.TaskFailed(0, AttemptNumber(0), SINK, "no room"))
+
+    run.port.on_deploy = fail_at_once
+    run.host.handle(ev.JobSubmitted(0, SPEC))
+    run.port.append_next()
+    run.port.append_next()
+
+    assert len(run.port.appends) == 1
+    run.port.settle()
+    assert run.events()[-1] == ["TaskFailed", "TaskFailed"]
+    assert run.port.halted == []
+
+
+@pytest.mark.parametrize("happens", [True, False])
+def test_an_append_without_an_answer_is_repeated(happens: bool) -> None:
+    """Whether the entry was written or not, repeating it decides; its instructions are carried out once."""
+    run = Run()
+    run.port.append_next()
+    run.host.handle(ev.JobSubmitted(0, SPEC))
+
+    run.port.append_next(StorageError("no answer"), happens=happens)
+    assert run.port.deployed == []
+    ((delay_ms, again),) = run.port.later
+    assert delay_ms == coordinator_host.APPEND_RETRY_MS
+    again()
+    run.port.settle()
+
+    assert len(run.port.deployed) == 1
+    assert run.events() == [["CoordinatorStarted"], ["JobSubmitted"]]
+
+
+def test_a_log_that_cannot_be_written_stops_the_coordinator() -> None:
+    """Attempts are bounded; afterwards nothing is done and nothing is listened to."""
+    run = Run()
+    for _ in range(coordinator_host.APPEND_ATTEMPTS_MAX):
+        run.port.append_next(StorageError("no answer"), happens=False)
+        while run.port.later:
+            run.port.later.pop(0)[1]()
+
+    assert run.port.appends == []
+    assert run.port.halted == ["entry 0 of the event log cannot be written: no answer"]
+    run.host.handle(ev.JobSubmitted(0, SPEC))
+    assert run.port.appends == []
+
+
+def test_a_coordinator_that_was_replaced_halts_and_does_nothing_more() -> None:
+    """Invariant 8: the old one loses the next entry to the new one; what should have followed from it is not done."""
+    run = Run()
+    run.submit()
+    old, old_port = run.host, run.port
+    new, new_port = run.take_over()
+    new_port.settle()
+    deployed = len(old_port.deployed)
+
+    old.handle(ev.TaskFailed(0, AttemptNumber(0), SINK, "boom"))
+    old_port.append_next()
+
+    assert len(old_port.halted) == 1
+    assert "a newer coordinator is in charge" in old_port.halted[0]
+    assert (len(old_port.deployed), old_port.cancelled) == (deployed, [])
+    assert new.generation == old.generation + 1
+    assert new_port.deployed == [do.DeployAttempt(AttemptNumber(1), None)]
+
+
+def test_of_two_coordinators_that_start_together_one_wins() -> None:
+    """Both believe to be the next generation; the first entry decides."""
+    run = Run()
+    run.submit()
+    _, first_port = run.take_over()
+    _, second_port = run.take_over()
+    second_port.append_next()
+    first_port.append_next()
+
+    assert len(first_port.halted) == 1
+    assert second_port.halted == []
+    assert second_port.deployed
+    assert not first_port.deployed
+
+
+def test_instructions_reach_the_tasks() -> None:
+    """Triggers go to sources, completions and aborts to all, as events with number and attempt."""
+    run = Run()
+    run.submit()
+    for task in TASKS:
+        run.host.handle(ev.TaskReady(0, AttemptNumber(0), task))
+    run.port.settle()
+    run.port.told.clear()
+    run.host.handle(ev.CheckpointRequested(0, "mine"))
+    run.port.settle()
+    assert run.port.told == [
+        (SOURCE, task_ev.CheckpointTriggered(7, AttemptNumber(0), CheckpointId(1), triggered_at_ms=0))
+    ]
+    run.port.told.clear()
+
+    for task in TASKS:
+        state = part(1, task)
+        run.host.handle(ev.CheckpointAcknowledged(0, AttemptNumber(0), task, CheckpointId(1), state))
+    run.port.settle()
+    (write,) = run.port.io
+    written = write()
+    assert isinstance(written, ev.MetadataWritten)
+    assert not read_metadata(open_store(run.root), SPEC.job_id, CheckpointId(1)).void
+    assert isinstance(write(), ev.MetadataWritten), "the same metadata again is no conflict"
+    run.host.handle(written)
+    run.port.settle()
+
+    completed = task_ev.CheckpointCompleted(7, AttemptNumber(0), CheckpointId(1), final=False)
+    assert run.port.told == [(task, completed) for task in TASKS]
+    assert run.port.answers == [do.CompleteRequest("mine", CheckpointId(1), None)]
+
+
+def test_the_fold_is_stored_and_the_log_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every so many entries the state is stored; replay starts there and gives the same machine."""
+    monkeypatch.setattr(coordinator_host, "ENTRIES_A_SNAPSHOT", 5)
+    run = Run()
+    run.submit()
+    for n in range(20):
+        run.host.handle(ev.CheckpointRequested(n, f"request {n}"))
+        run.port.settle()
+
+    snapshot = run.log.latest_snapshot()
+    assert snapshot is not None
+    assert snapshot[0] == 20
+    assert run.log.indices()[0] > 0, "what was folded twice over is deleted"
+    machine, next_index = replay(run.log)
+    assert next_index == 22
+    assert machine.state == run.host.machine.state
+
+
+def test_an_unstored_fold_does_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Storing it is an economy: when it fails, replay is longer, and the coordinator goes on."""
+    monkeypatch.setattr(coordinator_host, "ENTRIES_A_SNAPSHOT", 2)
+    run = Run()
+    run.port.append_next()
+    run.host.handle(ev.JobSubmitted(0, SPEC))
+    run.port.append_next()
+    run.port.append_next(StorageError("no answer"), happens=False)
+    run.host.handle(ev.CancelRequested(0))
+    run.port.settle()
+
+    machine, next_index = replay(run.log)
+    assert (next_index, machine.state.status) == (3, JobStatus.CANCELLED)
+
+
+def test_an_empty_log_replays_to_a_new_machine() -> None:
+    """The first generation starts from nothing."""
+    log = EventLog(open_store("memory://nothing-here"), SPEC.job_id)
+    machine, next_index = replay(log)
+
+    assert (next_index, machine.state) == (0, CoordinatorMachine().state)

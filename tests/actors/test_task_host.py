@@ -1,0 +1,281 @@
+"""The task's host and its I/O: what a machine asks for is done, and what goes wrong is told or cleaned up."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import count
+
+import pyarrow as pa
+import pytest
+from batches import batch
+from link import SCHEMA, SOURCE, WORK, FrozenSum, Summing, describe, handle_of, work_graph
+
+from tidegate.actors.coordinator import events as co
+from tidegate.actors.elements import Watermark
+from tidegate.actors.graph.job_graph import JobGraph
+from tidegate.actors.runtimes.context import DataPlaneOptions, JobContext
+from tidegate.actors.runtimes.task_effects import TaskEffects
+from tidegate.actors.runtimes.task_host import TaskHost
+from tidegate.actors.sources import ReadResult, SourceSplit
+from tidegate.actors.task import events as ev
+from tidegate.actors.task import instructions as do
+from tidegate.actors.task.machine import TaskMachine
+from tidegate.storage.errors import StorageError
+from tidegate.storage.filesystem import FileSystemStore, open_store
+from tidegate.storage.ids import CheckpointId, JobId, OperatorUid, VertexId
+from tidegate.storage.state import OperatorSnapshot
+from tidegate.storage.state_file import read_state
+from tidegate.storage.table_files import read_data_file
+
+_roots = count()
+JOB = JobId("job-12345678")
+
+
+class BrokenStore(FileSystemStore):
+    """A store that can be read and does nothing else."""
+
+    def write(self, path: str, chunks: object) -> int:
+        raise StorageError("disk full")
+
+    def delete(self, path: str) -> None:
+        raise StorageError("read-only")
+
+
+@dataclass
+class Port:
+    """Collects what a task does to the world."""
+
+    frames: list[do.SendFrame] = field(default_factory=list)
+    credit: list[do.GrantCredit] = field(default_factory=list)
+    reports: list[co.CoordinatorEvent] = field(default_factory=list)
+    io: list[Callable[[], ev.TaskEvent | None]] = field(default_factory=list)
+    timers: list[int] = field(default_factory=list)
+
+    def now_ms(self) -> int:
+        return 7
+
+    def send_frame(self, frame: do.SendFrame) -> None:
+        self.frames.append(frame)
+
+    def grant_credit(self, grant: do.GrantCredit) -> None:
+        self.credit.append(grant)
+
+    def report(self, event: co.CoordinatorEvent) -> None:
+        self.reports.append(event)
+
+    def run_io(self, work: Callable[[], ev.TaskEvent | None]) -> None:
+        self.io.append(work)
+
+    def set_flush_timer(self, due_at_ms: int) -> None:
+        self.timers.append(due_at_ms)
+
+
+def effects_of(
+    graph: JobGraph, vertex: VertexId, inline_bytes_max: int = 0, broken: bool = False
+) -> tuple[TaskEffects, FileSystemStore]:
+    """The I/O of one task on a root of its own, and the store at that root."""
+    root = f"memory://task-host-{next(_roots)}"
+    context = JobContext(JOB, "job", root, graph, {}, DataPlaneOptions(inline_bytes_max=inline_bytes_max))
+    opened = BrokenStore if broken else open_store
+    return TaskEffects(context, describe(graph, vertex), opened, lambda: 7), open_store(root)
+
+
+def host_of(graph: JobGraph, vertex: VertexId) -> tuple[TaskHost, Port]:
+    """A host with a machine that was not told anything."""
+    port = Port()
+    return TaskHost(TaskMachine(describe(graph, vertex)), effects_of(graph, vertex)[0], port), port
+
+
+def drain(host: TaskHost, port: Port) -> None:
+    """Do all I/O that was asked for, and give the machine turns, until nothing is left."""
+    while port.io or host.machine.runnable:
+        while host.turn():
+            pass
+        if port.io:
+            event = port.io.pop(0)()
+            if event is not None:
+                host.handle(event)
+
+
+def test_a_task_is_restored_reads_and_reports() -> None:
+    """From restore to the end of its data, everything that the coordinator and the next task must know is told."""
+    host, port = host_of(work_graph(rows=range(5)), SOURCE)
+    host.restore(None)
+    drain(host, port)
+    assert [type(r).__name__ for r in port.reports] == ["TaskReady"]
+
+    host.handle(ev.SourcesStarted(0))
+    drain(host, port)
+
+    assert [type(r).__name__ for r in port.reports] == ["TaskReady", "TaskReachedEndOfData"]
+    assert host.rows_in == 5
+    assert sum(e.num_rows for f in port.frames for e in f.elements if isinstance(e, pa.RecordBatch)) == 5
+    assert not host.finished
+
+
+def test_a_snapshot_is_written_where_the_acknowledgement_says() -> None:
+    """The handle that the coordinator gets leads to the state that was frozen."""
+    effects, store = effects_of(work_graph(), WORK)
+    persisted = effects.persist(
+        do.PersistSnapshot(CheckpointId(3), (OperatorSnapshot(OperatorUid("work"), (FrozenSum(42),)),), (), ())
+    )
+
+    assert isinstance(persisted, ev.SnapshotPersisted)
+    assert persisted.handle is not None
+    assert persisted.handle.path == "job-12345678/chk-3/work-0"
+    (table,) = read_state(store, persisted.handle, OperatorUid("work"))
+    assert table.rows.column("total").to_pylist() == [42]
+
+
+def test_rows_that_come_in_are_counted() -> None:
+    """Rows of frames count when they arrive; control elements do not."""
+    host, port = host_of(work_graph(), WORK)
+    host.restore(None)
+    drain(host, port)
+    channel = host.machine.descriptor.inputs[0]
+    host.handle(ev.FrameArrived(0, host.machine.attempt, channel, 0, (batch(40, 1), Watermark(1), batch(2))))
+
+    assert host.rows_in == 3
+
+
+def test_small_state_is_inlined_and_no_state_has_no_handle() -> None:
+    """Below the limit no file is written; a stateless task stores nothing (T8)."""
+    effects, store = effects_of(work_graph(), WORK, inline_bytes_max=100_000)
+    small = effects.persist(
+        do.PersistSnapshot(CheckpointId(1), (OperatorSnapshot(OperatorUid("work"), (FrozenSum(1),)),), (), ())
+    )
+    nothing = effects.persist(do.PersistSnapshot(CheckpointId(1), (), (), ()))
+
+    assert isinstance(small, ev.SnapshotPersisted)
+    assert small.handle is not None
+    assert (small.handle.path, store.list("")) == (None, [])
+    assert nothing == ev.SnapshotPersisted(7, CheckpointId(1), None)
+
+
+def test_a_write_that_fails_is_told_and_a_deletion_that_fails_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """Storage trouble with a snapshot declines one checkpoint; trouble with rubbish must not fail the task."""
+    effects, _ = effects_of(work_graph(), WORK, broken=True)
+    frozen = (OperatorSnapshot(OperatorUid("work"), (FrozenSum(1),)),)
+
+    assert effects.persist(do.PersistSnapshot(CheckpointId(1), frozen, (), ())) == ev.SnapshotFailed(
+        7, CheckpointId(1), "disk full"
+    )
+    handle = handle_of("job-12345678/chk-1/work-0")
+    assert handle is not None
+    with caplog.at_level(logging.WARNING):
+        effects.discard(do.DiscardState(handle))
+    assert "job-12345678/chk-1/work-0" in caplog.text
+
+
+def test_a_sink_file_gets_a_name_of_its_own() -> None:
+    """Job, attempt, operator, subtask and number make the name, so that no two attempts write one file."""
+    graph = work_graph(sink=True)
+    effects, _ = effects_of(graph, WORK)
+    event = effects.stage(do.StageFile(OperatorUid("sink"), 4, (batch(1, 2),)))
+
+    assert (event.uid, event.index, event.file.rows) == ("sink", 4, 2)
+    assert event.file.path == "data/job-12345678/000003/sink-0-000004.parquet"
+    assert read_data_file(open_store("memory://table"), event.file).column("x").to_pylist() == [1, 2]
+
+
+class Reader:
+    """Calls `during` in the middle of every read."""
+
+    def __init__(self, log: list[str], during: Callable[[], None]) -> None:
+        self.log = log
+        self.during = during
+
+    def read(self, split: SourceSplit, offset: int, rows_max: int) -> ReadResult:
+        self.log.append("read")
+        self.during()
+        self.log.append("read ends")
+        return ReadResult(batch(1), offset + 1, False)
+
+    def close(self) -> None:
+        self.log.append("close")
+
+
+class ReaderSource:
+    """A source with one split and a `Reader`."""
+
+    schema = SCHEMA
+
+    def __init__(self, log: list[str]) -> None:
+        self.log = log
+        self.during: Callable[[], None] = lambda: None
+
+    def splits(self) -> Sequence[SourceSplit]:
+        return [SourceSplit("one", b"")]
+
+    def reader(self) -> Reader:
+        self.log.append("open")
+        return Reader(self.log, lambda: self.during())
+
+
+def reading() -> tuple[TaskEffects, ReaderSource, list[str], do.ReadSource]:
+    """A task that reads, with a log of what its reader was asked."""
+    log: list[str] = []
+    source = ReaderSource(log)
+    graph = work_graph()
+    vertex = graph.vertex(SOURCE)
+    assert vertex.source is not None
+    changed = replace(vertex, source=replace(vertex.source, source=source))
+    graph = replace(graph, vertices=(changed, *graph.vertices[1:]))
+    effects, _ = effects_of(graph, SOURCE)
+    return effects, source, log, do.ReadSource(0, source.splits()[0], 0, 10)
+
+
+def test_a_reader_is_made_once_and_closed_once() -> None:
+    """One reader serves all reads of a task."""
+    effects, _, log, read = reading()
+    effects.read_source(read)
+    effects.read_source(read)
+    effects.close()
+    effects.close()
+
+    assert log == ["open", "read", "read ends", "read", "read ends", "close"]
+
+
+def test_a_reader_is_not_closed_under_a_read() -> None:
+    """A task that is closed while it reads closes the reader after the read; later reads do nothing."""
+    effects, source, log, read = reading()
+    source.during = effects.close
+
+    effects.read_source(read)
+
+    assert log == ["open", "read", "read ends", "close"]
+    assert effects.read_source(read) is None
+    assert log[-1] == "close"
+
+
+def test_closing_a_host_closes_operators_and_reader_and_never_raises(caplog: pytest.LogCaptureFixture) -> None:
+    """The task is over anyway: an operator that cannot be closed is logged."""
+
+    class Unclosable(Summing):
+        def close(self) -> None:
+            raise ValueError("still busy")
+
+    host, port = host_of(work_graph(Unclosable), WORK)
+    host.restore(None)
+    drain(host, port)
+
+    with caplog.at_level(logging.WARNING):
+        host.close()
+
+    assert "an operator of work[0] could not be closed" in caplog.text
+
+
+def test_an_operator_is_closed_when_its_task_is() -> None:
+    """Also in the middle of its life, and once."""
+    log: list[str] = []
+    host, port = host_of(work_graph(partial(Summing, log)), WORK)
+    host.restore(None)
+    drain(host, port)
+
+    host.close()
+    host.close()
+
+    assert log == ["open", "close"]
