@@ -17,12 +17,16 @@ from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 
+# Deaths that a benchmark brings about on purpose are no news. Ray reads this when it is imported.
+os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", "A worker died or was killed")
+
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import ray
-import tidegate as tg
 from rich.console import Console
+
+import tidegate as tg
 
 ENDED = ("finished", "failed", "cancelled")
 VALUES = 1_000
@@ -89,7 +93,14 @@ def _mixed(numbers: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 @contextmanager
 def local_ray(cpus: int = 2) -> Iterator[Path]:
     """Ray on this machine, without Spark and dashboard; gives the folder that its logs are in."""
-    context = ray.init(address="local", num_cpus=cpus, include_dashboard=False, log_to_driver=False)
+    # Ray's types do not tell which kind of context comes back.
+    context: Any = ray.init(
+        address="local",
+        num_cpus=cpus,
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level=logging.ERROR,
+    )
     try:
         yield Path(context.address_info["session_dir"]) / "logs"
     finally:
@@ -136,4 +147,5 @@ def describe_machine(console: Console) -> None:
         f"{time.strftime('%Y-%m-%d %H:%M')}, {os.cpu_count()} cores, {memory:.0f} GiB, load {load}; "
         f"Python {platform.python_version()}, {packages}",
         highlight=False,
+        soft_wrap=True,
     )

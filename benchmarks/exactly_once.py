@@ -8,9 +8,9 @@ Each run is one keyed job with three tables: all rows after a stateless step (ap
 end each table must hold the rows of the reference, exactly: as a multiset, compared bit by bit.
 
 A moment is a number of rows that the current attempt has read, drawn so that all moments come before the end of the
-input. Zero is drawn on purpose now and then: that is while the attempt still starts. Each kill is followed until the job
-has begun a new attempt, so a kill that is counted has hit a running job. Seeds decide moments and victims; what the
-machine does meanwhile differs from run to run.
+input. Zero is drawn on purpose now and then: that is while the attempt still starts. Each kill is followed until the
+job has begun a new attempt, so a kill that is counted has hit a running job. The seed decides moments and victims; what
+the machine does meanwhile differs from run to run.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ from pathlib import Path
 
 import polars as pl
 import pyarrow as pa
-import tidegate as tg
 from common import ENDED, GeneratedSource, describe_machine, kill, local_ray
 from rich.console import Console
+
+import tidegate as tg
 from tidegate.actors.runtimes.ray_runtime import RayJob, RayRuntime
 
 SOURCE = "rows"
@@ -68,9 +69,10 @@ def build(env: tg.StreamEnvironment, source: GeneratedSource, folder: Path) -> T
     """The pipeline of every run."""
     rows = env.from_source(source, name=SOURCE, uid=SOURCE)
     stateless = rows.with_columns(NEW_COLUMN.alias("derived"), uid="derived").filter(pl.col("key") % 3 != 0, uid="some")
-    aggregates = {"n": tg.count(), "total": tg.sum("value"), "worst": tg.max("value")}
-    running = rows.key_by("key").aggregate(emit="update", name="running", uid="running", **aggregates)
-    final = rows.key_by("key").aggregate(emit="final", name="final", uid="final", **aggregates)
+    n, total, worst = tg.count(), tg.sum("value"), tg.max("value")
+    by_key = rows.key_by("key")
+    running = by_key.aggregate(emit="update", name="running", uid="running", n=n, total=total, worst=worst)
+    final = by_key.aggregate(emit="final", name="final", uid="final", n=n, total=total, worst=worst)
     return Tables(
         stateless.to_table(str(folder / "rows"), uid="rows-table"),
         running.to_table(str(folder / "running"), mode="upsert", keys=("key",), uid="running-table"),
@@ -203,7 +205,7 @@ def main() -> int:
     parser.add_argument("--runs", type=int, default=20)
     parser.add_argument("--kills", type=int, default=3, help="moments at which tasks are killed, a run (default 3)")
     parser.add_argument("--seed", type=int, default=1, help="decides moments and victims (default 1)")
-    parser.add_argument("--rows", type=int, default=1_200_000, help="rows of each run (default 1,200,000)")
+    parser.add_argument("--rows", type=int, default=400_000, help="rows of each run (default 400,000)")
     parser.add_argument("--keys", type=int, default=1_009, help="distinct keys (default 1,009)")
     parser.add_argument("--batch-rows", type=int, default=500, help="rows of a batch of the source (default 500)")
     parser.add_argument("--standbys", type=int, default=2, help="spare processes of each job (default 2)")

@@ -1,0 +1,217 @@
+"""How long after `kill -9` of a task's process the job processes rows again, with a spare process and without.
+
+    python benchmarks/recovery_time.py [--kills 10] [--interval 500ms]
+
+A keyed job on Ray reads an endless, generated source as fast as the machine allows and takes a checkpoint every
+`--interval`. Again and again, right after a new checkpoint and as soon as the spare process is up, the process of a
+randomly chosen task is killed (SIGKILL); the restart delay is 0 ms. The clock starts before the signal. It stops when
+the driver, which asks every 5 ms, is told that the new attempt has taken in a row. The coordinator's own log tells the
+parts of that time:
+
+    detect    from the signal until the coordinator knew of the loss
+    deploy    until all tasks had been given to processes anew
+    restore   until the last task had its state back from the checkpoint
+    first row until the first rows had come into a task of the new attempt
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import re
+import shutil
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from common import GeneratedSource, describe_machine, kill, local_ray
+from rich.console import Console
+from rich.table import Table
+
+import tidegate as tg
+from tidegate.actors.runtimes.ray_runtime import RayJob, RayRuntime
+
+SOURCE, TOTALS = "rows", "totals"
+PARALLELISM = 2
+ENDLESS_ROWS = 10**13
+POLL_S = 0.005
+WAIT_TIMEOUT_S = 120.0
+PARTS = ("detect", "deploy", "restore", "first row")
+
+_STAMP = r"(?P<stamp>\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}) .*?"
+_FIRST_ROWS = (
+    _STAMP + r"attempt (?P<attempt>\d+): first rows (?P<since_deploy>\d+) ms after its deployment, "
+    r"(?P<since_failure>\d+) ms after the failure"
+)
+_READY = re.compile(r"task .* is ready, (?P<since_failure>\d+) ms after the failure")
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """One kill. All times in ms since the signal, except `parts`, which follow one another."""
+
+    victim: str
+    first_row_ms: int
+    """As the driver saw it."""
+    keyed_rows_ms: int
+    """Until rows had come over a channel into the keyed vertex, as the driver saw it."""
+    parts: tuple[int, ...] | None
+    """As the coordinator's log says; None where it does not."""
+
+
+class Measurement:
+    """One job that is killed and followed."""
+
+    def __init__(self, job: RayJob, logs: Path, standbys: int, rng: random.Random) -> None:
+        self._job = job
+        self._logs = logs
+        self._standbys = standbys
+        self._rng = rng
+        self._seen_checkpoints = 0
+
+    def kill_once(self) -> Recovery:
+        """Wait for a new checkpoint (and the spare process), kill, follow. Raises TimeoutError after two minutes."""
+        before = self._until("a new checkpoint", self._is_steady)
+        if self._standbys:
+            self._until("the spare process", lambda _: self._job.standbys() == self._standbys)
+            # The checkpoint is to be as young as without waiting for a process.
+            self._seen_checkpoints = self._job.progress().completed_checkpoints
+            before = self._until("a new checkpoint", self._is_steady)
+        attempt = before.attempt + 1
+        victim = self._rng.choice(self._job.tasks())
+        killed_at_ms = kill(victim.pid)
+        after = self._until("the first row", lambda p: p.attempt >= attempt and any(p.rows_in.values()))
+        first_row_ms = _now_ms() - killed_at_ms
+        after = self._until("keyed rows", lambda p: p.attempt >= attempt and p.rows_in.get(TOTALS, 0) > 0)
+        keyed_rows_ms = _now_ms() - killed_at_ms
+        self._seen_checkpoints = after.completed_checkpoints
+        return Recovery(victim.actor, first_row_ms, keyed_rows_ms, self._parts(attempt, killed_at_ms))
+
+    def _is_steady(self, progress: tg.JobProgress) -> bool:
+        return (
+            progress.status == "running"
+            and progress.completed_checkpoints > self._seen_checkpoints
+            and progress.rows_in.get(TOTALS, 0) > 0
+        )
+
+    def _until(self, what: str, condition: Callable[[tg.JobProgress], bool]) -> tg.JobProgress:
+        deadline = time.monotonic() + WAIT_TIMEOUT_S
+        while True:
+            progress = self._job.progress()
+            if condition(progress):
+                return progress
+            if progress.status == "failed" or time.monotonic() > deadline:
+                raise TimeoutError(f"waited in vain for {what}: {progress}")
+            time.sleep(POLL_S)
+
+    def _parts(self, attempt: int, killed_at_ms: int) -> tuple[int, ...] | None:
+        """What the coordinator's log says about the recovery that ended with this attempt."""
+        pid = self._job.coordinator().pid
+        lines = [line for path in self._logs.glob(f"worker-*-{pid}.err") for line in path.read_text().splitlines()]
+        ready_ms = 0
+        for line in lines:
+            if (ready := _READY.search(line)) is not None:
+                ready_ms = max(ready_ms, int(ready["since_failure"]))
+            elif (first := re.search(_FIRST_ROWS, line)) is not None:
+                if int(first["attempt"]) == attempt:
+                    at_ms = int(datetime.strptime(first["stamp"], "%Y-%m-%d %H:%M:%S,%f").timestamp() * 1000)
+                    end_ms = int(first["since_failure"])
+                    deployed_ms = end_ms - int(first["since_deploy"])
+                    detect_ms = at_ms - end_ms - killed_at_ms
+                    return (detect_ms, deployed_ms, ready_ms - deployed_ms, end_ms - ready_ms)
+                ready_ms = 0
+        return None
+
+
+def measure(standbys: int, arguments: argparse.Namespace, logs: Path, console: Console) -> list[Recovery]:
+    """Kill one job so many times; prints each recovery."""
+    folder = (arguments.folder / f"standbys-{standbys}").resolve()
+    shutil.rmtree(folder, ignore_errors=True)
+    runtime = RayRuntime(standbys=standbys)
+    options = tg.DataPlaneOptions(source_rows_max=arguments.batch_rows)
+    env = tg.StreamEnvironment(runtime, PARALLELISM, options=options)
+    rows = env.from_source(GeneratedSource(ENDLESS_ROWS, arguments.keys, PARALLELISM), name=SOURCE, uid=SOURCE)
+    totals = rows.key_by("key").aggregate(
+        emit="final", name=TOTALS, uid=TOTALS, n=tg.count(), total=tg.sum("value"), worst=tg.max("value")
+    )
+    totals.to_table(str(folder / "table"), uid="table")
+    submission = env.plan(
+        f"recovery-{standbys}",
+        checkpoints=tg.CheckpointConfig(interval=arguments.interval, storage=str(folder / "checkpoints")),
+        restart=tg.RestartStrategy.fixed_delay(attempts=1_000, delay=0),
+    )
+    recoveries = []
+    try:
+        measurement = Measurement(runtime.submit(submission), logs, standbys, random.Random(arguments.seed))
+        for number in range(1, arguments.kills + 1):
+            recovery = measurement.kill_once()
+            recoveries.append(recovery)
+            console.print(
+                f"standbys={standbys}, kill {number:2}: {recovery.first_row_ms:5} ms to the first row, "
+                f"{recovery.keyed_rows_ms:5} ms to keyed rows; {_in_words(recovery.parts)}; killed {recovery.victim}",
+                highlight=False,
+                soft_wrap=True,
+            )
+    finally:
+        runtime.stop()
+        shutil.rmtree(folder, ignore_errors=True)
+    return recoveries
+
+
+def show(results: dict[int, list[Recovery]], console: Console) -> None:
+    """Median, least and most of each figure, a column for each number of standbys."""
+    table = Table(title="ms after kill -9: median (least to most)")
+    table.add_column("")
+    for standbys, recoveries in results.items():
+        table.add_column(f"standbys={standbys}, {len(recoveries)} kills", justify="right")
+    columns = list(results.values())
+    known = [[recovery.parts for recovery in column if recovery.parts is not None] for column in columns]
+    for index, part in enumerate(PARTS):
+        table.add_row(f"  {part}", *(_spread([parts[index] for parts in column]) for column in known))
+    table.add_section()
+    table.add_row("[bold]first row, as the driver saw it", *(_spread([r.first_row_ms for r in c]) for c in columns))
+    table.add_row(
+        "rows over a channel, as the driver saw it", *(_spread([r.keyed_rows_ms for r in c]) for c in columns)
+    )
+    console.print(table)
+
+
+def _spread(values: list[int]) -> str:
+    return f"{statistics.median(values):.0f} ({min(values)} to {max(values)})" if values else "not told"
+
+
+def _in_words(parts: tuple[int, ...] | None) -> str:
+    if parts is None:
+        return "the coordinator's log does not tell the parts"
+    return ", ".join(f"{name} {part_ms}" for name, part_ms in zip(PARTS, parts, strict=True))
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def main() -> int:
+    """Measure with the default of one spare process, then without any."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=10, help="kills of each job (default 10)")
+    parser.add_argument("--standbys", type=int, nargs="+", default=[1, 0], help="one job for each (default 1 0)")
+    parser.add_argument("--interval", default="500ms", help="time between checkpoints (default 500ms)")
+    parser.add_argument("--keys", type=int, default=100_000, help="distinct keys in the state (default 100,000)")
+    parser.add_argument("--batch-rows", type=int, default=65_536, help="rows of a batch (default 65,536)")
+    parser.add_argument("--seed", type=int, default=1, help="decides the victims (default 1)")
+    parser.add_argument("--folder", type=Path, default=Path(".bench/recovery"), help="where files go")
+    arguments = parser.parse_args()
+    console = Console()
+    describe_machine(console)
+    with local_ray() as logs:
+        results = {standbys: measure(standbys, arguments, logs, console) for standbys in arguments.standbys}
+    show(results, console)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
