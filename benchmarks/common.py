@@ -7,6 +7,7 @@ processes that a job of ours names are ever killed.
 
 from __future__ import annotations
 
+import logging
 import os
 import platform
 import signal
@@ -16,6 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 # Deaths that a benchmark brings about on purpose are no news. Ray reads this when it is imported.
 os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", "A worker died or was killed")

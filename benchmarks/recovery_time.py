@@ -174,9 +174,7 @@ def show(results: dict[int, list[Recovery]], console: Console) -> None:
         table.add_row(f"  {part}", *(_spread([parts[index] for parts in column]) for column in known))
     table.add_section()
     table.add_row("[bold]first row, as the driver saw it", *(_spread([r.first_row_ms for r in c]) for c in columns))
-    table.add_row(
-        "rows over a channel, as the driver saw it", *(_spread([r.keyed_rows_ms for r in c]) for c in columns)
-    )
+    table.add_row("rows over a channel, likewise", *(_spread([r.keyed_rows_ms for r in c]) for c in columns))
     console.print(table)
 
 
