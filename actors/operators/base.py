@@ -6,7 +6,7 @@ clock, no threads, no randomness, so that the same machine gives the same result
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -53,8 +53,12 @@ class Operator:
         """The synchronous part of a snapshot: freeze the state. None from a stateless operator."""
         return None
 
-    def finish(self, emit: Emit) -> None:
-        """End of input: emit what is left. Nothing is processed afterwards."""
+    def finish(self, emit: Emit) -> Iterator[None]:
+        """End of input: emit what is left. Nothing is processed afterwards.
+
+        What may be much is emitted in steps: yield after each batch, and the task waits for room before the next one.
+        """
+        return iter(())
 
     def close(self) -> None:
         """Release resources. Called once, also after a failure."""

@@ -92,12 +92,13 @@ class KeyedAggregate(Operator):
         """Freeze the state; without any key so far there is none."""
         return OperatorSnapshot(self.context.uid, () if self._state is None else (self._state.freeze(),))
 
-    def finish(self, emit: Emit) -> None:
+    def finish(self, emit: Emit) -> Iterator[None]:
         """In mode `final`, emit all keys in batches of at most 65,536 rows."""
         if self._emit_mode == "final" and self._state is not None:
             for first_slot, keys in self._state.key_chunks(_FINAL_ROWS_MAX):
                 slots = np.arange(first_slot, first_slot + keys.num_rows)
                 emit(self._output(keys, [accumulator.results(slots) for accumulator in self._accumulators]))
+                yield
 
     def _check_arguments(self) -> None:
         if not self._keys:

@@ -11,7 +11,8 @@ from tidegate.actors.runtimes.ports import TaskPort
 from tidegate.actors.runtimes.task_effects import TaskEffects
 from tidegate.actors.task import events as ev
 from tidegate.actors.task import instructions as do
-from tidegate.actors.task.machine import TaskMachine, TaskStatus
+from tidegate.actors.task.machine import TaskMachine
+from tidegate.actors.task.status import TaskStatus
 
 log = logging.getLogger(__name__)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
@@ -82,10 +82,10 @@ class OperatorChain:
         """Uids of the table sinks."""
         return tuple(self._sinks)
 
-    def finish(self) -> None:
-        """End of input: every operator emits what it has left, first one first."""
+    def finish(self) -> Iterator[None]:
+        """End of input: every operator emits what it has left, first one first; in steps, one a batch."""
         for link in self._links:
-            link.operator.finish(link.emit)
+            yield from link.operator.finish(link.emit)
 
     def close(self) -> None:
         """Close every operator that was to be opened, once, first one first; all of them, also when one raises."""

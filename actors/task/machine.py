@@ -1,18 +1,12 @@
 """The task machine: one subtask as a function of what happened to it.
 
 `handle(event)` returns instructions; the runtime carries them out and reports results as further events. There is no
-I/O, clock, thread or randomness in here. Life of a task:
-
-    CREATED --TaskRestored--> READY --SourcesStarted--> RUNNING --end of all input--> END_OF_DATA --final
-    checkpoint complete (and EndOfPartition on all inputs)--> FINISHED
-
-A task without a source is RUNNING as soon as it is restored. In END_OF_DATA the operators have finished, but the task
-still takes part in checkpoints, because what its sinks hold is committed by one.
+I/O, clock, thread or randomness in here. The life of a task is in `status.py`.
 """
 
 from __future__ import annotations
 
-import enum
+from collections.abc import Iterator
 from functools import singledispatchmethod
 
 import pyarrow as pa
@@ -38,6 +32,7 @@ from tidegate.actors.task.inputs import InputGate
 from tidegate.actors.task.outputs import OutputGate
 from tidegate.actors.task.snapshots import SnapshotTracker, TaskSnapshot
 from tidegate.actors.task.source import SourceCursor, positions_from_tables
+from tidegate.actors.task.status import TaskStatus
 from tidegate.actors.task.watermarks import WatermarkValve
 from tidegate.storage.errors import ProtocolError
 from tidegate.storage.ids import AttemptNumber, CheckpointId, SubtaskIndex
@@ -48,16 +43,6 @@ STAGED_FILES_IN_FLIGHT_MAX = 4
 
 TRIGGER = ChannelId(-1, SubtaskIndex(0), SubtaskIndex(0))
 """The channel by which the coordinator's triggers reach a source: a trigger is its barrier."""
-
-
-class TaskStatus(enum.Enum):
-    """Where a task is in its life."""
-
-    CREATED = "created"
-    READY = "ready"
-    RUNNING = "running"
-    END_OF_DATA = "end_of_data"
-    FINISHED = "finished"
 
 
 class TaskMachine:
@@ -85,6 +70,9 @@ class TaskMachine:
         )
         self._source: SourceCursor | None = None
         self._operators_finished = False
+        self._finishing: Iterator[None] = iter(())
+        self._drain = True
+        self._held_triggers: list[ev.CheckpointTriggered] = []
         self._final_complete = False
         self._data_ended: set[ChannelId] = set()
         self._partition_ended: set[ChannelId] = set()
@@ -113,10 +101,12 @@ class TaskMachine:
     @property
     def runnable(self) -> bool:
         """Whether a `TurnGranted` would process something: input is there and room for its output."""
-        if self.status not in (TaskStatus.RUNNING, TaskStatus.END_OF_DATA):
+        if self.status not in (TaskStatus.RUNNING, TaskStatus.FINISHING, TaskStatus.END_OF_DATA):
             return False
         if self._outputs.over_limit or self._snapshots.files_in_flight >= STAGED_FILES_IN_FLIGHT_MAX:
             return False
+        if self.status is TaskStatus.FINISHING:
+            return True
         if self._source is not None:
             return self.status is TaskStatus.RUNNING and (self._source.has_batch or self._source.at_end)
         return self._inputs.next_channel(self._aligner.blocks) is not None
@@ -182,6 +172,9 @@ class TaskMachine:
     def _on_turn(self, event: ev.TurnGranted) -> None:
         if not self.runnable:
             return
+        if self.status is TaskStatus.FINISHING:
+            self._finish_step()
+            return
         if self._source is not None:
             self._process_source(self._source)
             return
@@ -207,6 +200,10 @@ class TaskMachine:
         if self._source is None or self.status in (TaskStatus.CREATED, TaskStatus.READY, TaskStatus.FINISHED):
             reason = f"task {self._descriptor.task} is {self.status.value}, or no source"
             self._instructions.append(do.Decline(self.attempt, event.checkpoint_id, reason))
+            return
+        if self.status is TaskStatus.FINISHING:
+            # A barrier goes before or after all that finishing emits, never between: half of it cannot be restored.
+            self._held_triggers.append(event)
             return
         barrier = Barrier(event.checkpoint_id, event.triggered_at_ms)
         self._follow(self._aligner.barrier(TRIGGER, barrier, event.at_ms), event.at_ms)
@@ -296,12 +293,23 @@ class TaskMachine:
                 self._outputs[channels[target]].put(part)
 
     def _end_data(self, drain: bool) -> None:
+        self._drain = drain
         if drain and not self._operators_finished:
-            self._chain.finish()
+            self._finishing = self._chain.finish()
+        self.status = TaskStatus.FINISHING
+
+    def _finish_step(self) -> None:
+        """Let the operators emit one more batch of what they have left; after the last one the data has ended."""
+        for _ in self._finishing:
+            self._stage(force=False)
+            return
         self._operators_finished = True
         self.status = TaskStatus.END_OF_DATA
-        self._outputs.broadcast(EndOfData(drain))
+        self._outputs.broadcast(EndOfData(self._drain))
         self._instructions.append(do.ReportEndOfData(self.attempt))
+        held, self._held_triggers = self._held_triggers, []
+        for trigger in held:
+            self._on_trigger(trigger)
 
     def _finish_task_if_over(self) -> None:
         if not self._final_complete or self.status is not TaskStatus.END_OF_DATA:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -68,9 +68,10 @@ class Summing(Operator):
         self.log.append("snapshot")
         return OperatorSnapshot(self.context.uid, (FrozenSum(self.total),))
 
-    def finish(self, emit: Emit) -> None:
+    def finish(self, emit: Emit) -> Iterator[None]:
         self.log.append("finish")
         emit(pa.record_batch({"x": [-self.total]}))
+        yield
 
     def close(self) -> None:
         self.log.append("close")

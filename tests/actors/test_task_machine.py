@@ -36,9 +36,10 @@ from tidegate.actors.elements import (
 )
 from tidegate.actors.task import events as ev
 from tidegate.actors.task import instructions as do
-from tidegate.actors.task.machine import STAGED_FILES_IN_FLIGHT_MAX, TaskStatus
+from tidegate.actors.task.machine import STAGED_FILES_IN_FLIGHT_MAX
 from tidegate.actors.task.outputs import BufferLimits
 from tidegate.actors.task.source import SplitPosition, positions_from_tables
+from tidegate.actors.task.status import TaskStatus
 from tidegate.storage.errors import ProtocolError
 from tidegate.storage.ids import AttemptNumber, CheckpointId, OperatorUid
 from tidegate.storage.state import StateTable

@@ -31,7 +31,7 @@ def run(operator: Operator, batches: Iterable[pa.RecordBatch], finish: bool = Tr
         if batch.num_rows:
             operator.process(batch, emitted.append)
     if finish:
-        operator.finish(emitted.append)
+        list(operator.finish(emitted.append))
     for batch in emitted:
         batch.validate(full=True)
         assert batch.num_rows > 0
@@ -67,7 +67,7 @@ class Subtasks:
     def finish(self) -> None:
         """End of input for all."""
         for operator in self._operators:
-            operator.finish(self.emitted.append)
+            list(operator.finish(self.emitted.append))
 
     def snapshot(self) -> list[StateTable]:
         """The stored tables of all instances."""

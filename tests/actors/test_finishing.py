@@ -1,0 +1,93 @@
+"""The end of a bounded input, emitted in steps: what operators have left waits for room, and no barrier splits it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pyarrow as pa
+from link import BY_X, Subject, Summing, describe, node, only, sent
+
+from tidegate.actors.elements import Barrier, EndOfData, element_size_bytes
+from tidegate.actors.graph.stream_graph import translate
+from tidegate.actors.operators.base import Emit, Operator
+from tidegate.actors.task import events as ev
+from tidegate.actors.task import instructions as do
+from tidegate.actors.task.outputs import BufferLimits
+from tidegate.actors.task.status import TaskStatus
+from tidegate.storage.ids import VertexId
+
+STEPS = 5
+STEP = pa.record_batch({"x": [0] * 10})
+STEP_BYTES = element_size_bytes(STEP)
+LIMITS = BufferLimits(
+    credit_bytes=STEP_BYTES, queue_bytes_max=STEP_BYTES, frame_bytes_min=1, frame_bytes_max=STEP_BYTES, linger_ms=0
+)
+
+
+class LeavesMuch(Operator):
+    """Keeps all rows to itself and emits batches of `STEP_BYTES` in the end."""
+
+    def process(self, batch: pa.RecordBatch, emit: Emit) -> None:
+        """Nothing comes out before the end."""
+
+    def finish(self, emit: Emit) -> Iterator[None]:
+        for step in range(STEPS):
+            emit(pa.record_batch({"x": [step] * 10}))
+            yield
+
+
+def at_its_end() -> tuple[Subject, list[do.TaskInstruction]]:
+    """A source task with nothing to read, which has begun to emit what its operator has left."""
+    source = node("source")
+    leaves = node("leaves", (source, None), factory=LeavesMuch)
+    down = node("down", (leaves, BY_X), factory=Summing)
+    subject = Subject(describe(translate([source, leaves, down]), VertexId("source"), limits=LIMITS))
+    return subject, subject.start() + subject.read_all()
+
+
+def grant(subject: Subject, steps: int) -> list[do.TaskInstruction]:
+    """Room for this many batches in all, and turns for as long as there is room."""
+    (channel,) = subject.descriptor.outputs[0].channels
+    attempt = subject.machine.attempt
+    found = subject.tell(ev.CreditGranted(subject.at_ms, attempt, channel, (steps + 1) * STEP_BYTES))
+    return found + subject.turns()
+
+
+def test_what_is_left_waits_for_room() -> None:
+    """The output queue never holds more than its limit and one batch, however much the operators have left."""
+    subject, found = at_its_end()
+    batches = [e for e in sent(found) if isinstance(e, pa.RecordBatch)]
+
+    assert 0 < len(batches) < STEPS
+    assert subject.machine.status is TaskStatus.FINISHING
+    assert not subject.machine.runnable
+    for steps in range(1, STEPS + 1):
+        assert subject.machine.output_queue_bytes <= 2 * STEP_BYTES
+        found += grant(subject, steps)
+
+    assert [e.num_rows for e in sent(found) if isinstance(e, pa.RecordBatch)] == [10] * STEPS
+    assert sent(found)[-1] == EndOfData(drain=True)
+    assert subject.machine.status is TaskStatus.END_OF_DATA
+
+
+def test_a_checkpoint_comes_after_all_that_is_left() -> None:
+    """A trigger in the middle of finishing is held: half of what is emitted then could not be restored."""
+    subject, found = at_its_end()
+    held = subject.trigger(1)
+    assert only(held, do.PersistSnapshot) == []
+    assert only(held, do.Decline) == []
+
+    found = [i for steps in range(1, STEPS + 2) for i in grant(subject, steps)]
+
+    assert [type(e) for e in sent(found)[-2:]] == [EndOfData, Barrier]
+    assert [p.checkpoint_id for p in only(found, do.PersistSnapshot)] == [1]
+
+
+def test_an_aborted_checkpoint_is_not_taken_after_finishing() -> None:
+    """The abort that comes while the trigger is held counts."""
+    subject, _ = at_its_end()
+    subject.trigger(1)
+    subject.abort(1)
+    found = [i for steps in range(1, STEPS + 2) for i in grant(subject, steps)]
+
+    assert only(found, do.PersistSnapshot) == []
