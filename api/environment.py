@@ -203,11 +203,13 @@ class StreamEnvironment:
         """
         config = checkpoints if checkpoints is not None else self._checkpoints
         store = self.open_store(config.storage if config.storage is not None else default_storage())
+        graph = translate(self._nodes)
+        self._runtime.check(graph, (store.url, *(table.url for table in self._tables)))
         check_conditional_create(store)
         request = JobRequest(
             name=name,
             job_id=make_job_id(name, suffix if suffix is not None else uuid.uuid4().hex[:8]),
-            graph=translate(self._nodes),
+            graph=graph,
             root=store.url,
             tables=tuple(self._tables),
             collected=tuple(self._collected),

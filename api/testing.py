@@ -18,12 +18,13 @@ rows are batched: write running aggregates (`emit="update"`) to an upsert table.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
 
+from tidegate.actors.graph.job_graph import JobGraph
 from tidegate.actors.runtimes.context import DataPlaneOptions
 from tidegate.actors.runtimes.coordinator_host import CoordinatorHost
 from tidegate.actors.runtimes.job import RunningJob, Submission
@@ -162,7 +163,7 @@ class _Run:
 class _PlanOnly:
     """Stands for the runtime while a pipeline is planned: a simulation runs submissions itself."""
 
-    def check(self, submission: Submission) -> None:
+    def check(self, graph: JobGraph, urls: Sequence[str]) -> None:
         """Nothing to refuse."""
 
     def submit(self, submission: Submission) -> RunningJob:

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from tidegate.actors.coordinator.spec import JobSpec
 from tidegate.actors.coordinator.state import CoordinatorState, JobStatus
+from tidegate.actors.graph.job_graph import JobGraph
 from tidegate.actors.identity import TaskId
 from tidegate.actors.runtimes.context import JobContext
 from tidegate.storage.ids import CheckpointId
@@ -106,8 +107,11 @@ class RunningJob(Protocol):
 class Runtime(Protocol):
     """Runs jobs."""
 
-    def check(self, submission: Submission) -> None:
-        """Refuse, with a ConfigurationError, what cannot run here."""
+    def check(self, graph: JobGraph, urls: Sequence[str]) -> None:
+        """Refuse, with a ConfigurationError, what cannot run here; before a table is claimed or a source staged.
+
+        `urls` are those of the checkpoints and the tables.
+        """
         ...
 
     def submit(self, submission: Submission) -> RunningJob:

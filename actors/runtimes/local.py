@@ -14,12 +14,13 @@ import threading
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from tidegate.actors.coordinator import events as co
 from tidegate.actors.coordinator import instructions as do
 from tidegate.actors.coordinator.events import CoordinatorEvent
+from tidegate.actors.graph.job_graph import JobGraph
 from tidegate.actors.identity import TaskId
 from tidegate.actors.runtimes.context import OpenStore
 from tidegate.actors.runtimes.coordinator_effects import CoordinatorEffects
@@ -54,7 +55,7 @@ class LocalRuntime:
         self._open_store = open_store
         self._jobs: list[LocalJob] = []
 
-    def check(self, submission: Submission) -> None:
+    def check(self, graph: JobGraph, urls: Sequence[str]) -> None:
         """Everything runs here."""
 
     def submit(self, submission: Submission) -> RunningJob:

@@ -13,6 +13,7 @@ import logging
 import threading
 import time
 import uuid
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,6 +21,7 @@ import ray
 from ray.exceptions import ActorAlreadyExistsError, ActorDiedError, GetTimeoutError, RayActorError
 
 from tidegate.actors.coordinator.state import CoordinatorState
+from tidegate.actors.graph.job_graph import JobGraph
 from tidegate.actors.runtimes.context import OpenStore
 from tidegate.actors.runtimes.job import JobProgress, Submission, TaskProcessInfo, progress_of, tables_of
 from tidegate.actors.runtimes.ray_coordinator import Answer, CoordinatorProcess, JobView
@@ -74,29 +76,29 @@ class RayRuntime:
         self._standbys = standbys
         self._jobs: list[RayJob] = []
 
-    def check(self, submission: Submission) -> None:
+    def check(self, graph: JobGraph, urls: Sequence[str]) -> None:
         """Refuse what cannot run here. Raises ConfigurationError."""
         if not ray.is_initialized():
             raise ConfigurationError(
                 "this process is not connected to Ray; make the environment with StreamEnvironment.raydp(...), or call "
                 "ray.init first"
             )
-        context = submission.context
-        for url in (context.root, *tables_of(context)):
+        for url in urls:
             if url.startswith("memory:"):
                 raise ConfigurationError(
                     f"{url!r} is the memory of one process, and a job on Ray runs in many: use a folder that all nodes "
                     "share, or s3://"
                 )
-        self._first_slot(submission)
+        self._first_slot(graph)
 
     def submit(self, submission: Submission) -> RayJob:
         """Start a job. Raises ConfigurationError as `check` does."""
-        self.check(submission)
+        graph = submission.context.graph
+        self.check(graph, (submission.context.root, *tables_of(submission.context)))
         slots = range(0)
         if self._placement is not None:
-            first = self._first_slot(submission)
-            slots = range(first, first + _width(submission))
+            first = self._first_slot(graph)
+            slots = range(first, first + _width(graph))
         options = FleetOptions(
             prefix=submission.spec.job_name,
             namespace=self._namespace,
@@ -127,14 +129,14 @@ class RayRuntime:
         actor = _CoordinatorActor.options(name=name, namespace=self._namespace)
         return actor.remote(submission.spec, context.pickled, options)
 
-    def _first_slot(self, submission: Submission) -> int:
+    def _first_slot(self, graph: JobGraph) -> int:
         """The first of a row of free slots for a job."""
         placement = self._placement
         if placement is None:
             return 0
-        width = _width(submission)
+        width = _width(graph)
         if width > placement.slots:
-            vertex = max(submission.context.graph.vertices, key=lambda v: v.parallelism)
+            vertex = max(graph.vertices, key=lambda v: v.parallelism)
             raise ConfigurationError(
                 f"vertex {vertex.name!r} has parallelism {width}, and there are {placement.slots} task slots: lower "
                 "the parallelism, or start the session with more executors or slots_per_executor"
@@ -145,7 +147,7 @@ class RayRuntime:
                 return first
         names = sorted({job.name for job in busy.values()})
         raise ConfigurationError(
-            f"job {submission.spec.job_name!r} needs {width} neighbouring task slots, and {len(busy)} of "
+            f"the job needs {width} neighbouring task slots, and {len(busy)} of "
             f"{placement.slots} are taken by {', '.join(names)}: wait for it or cancel it, or start the session with "
             "more slots"
         )
@@ -312,5 +314,5 @@ def _one_line(error: BaseException) -> str:
     return " ".join(str(error).split())[:ERROR_CHARACTERS_MAX]
 
 
-def _width(submission: Submission) -> int:
-    return max(vertex.parallelism for vertex in submission.context.graph.vertices)
+def _width(graph: JobGraph) -> int:
+    return max(vertex.parallelism for vertex in graph.vertices)
