@@ -1,0 +1,215 @@
+"""A job that goes on where another one stopped: every row counts once, whatever happened in between."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import polars as pl
+import pyarrow as pa
+import pytest
+from local_jobs import NO_RESTART, WAIT_S, GatedSource, WatchedStore, config, local, opening, rows
+
+import tidegate as tg
+from tidegate.actors.runtimes.local import LocalRuntime
+from tidegate.storage.errors import StorageError
+
+ROWS, STOP, SPLITS = 60, 25, 2
+
+
+def pipeline(env: tg.StreamEnvironment, source: GatedSource, folder: Path) -> tuple[tg.OutputTable, ...]:
+    """All rows as they are, running sums in an upsert table, and final sums."""
+    stream = env.from_source(source, uid="source")
+    keyed = stream.key_by("k")
+    return (
+        stream.to_table(str(folder / "all"), uid="all"),
+        keyed.aggregate(n=tg.count(), total=tg.sum("x"), name="running", uid="running").to_table(
+            str(folder / "running"), mode="upsert", keys=["k"], uid="running-out"
+        ),
+        keyed.aggregate(n=tg.count(), total=tg.sum("x"), emit="final", name="final", uid="final").to_table(
+            str(folder / "final"), uid="final-out"
+        ),
+    )
+
+
+def check(tables: tuple[tg.OutputTable, ...], source: GatedSource) -> None:
+    """The tables hold what a batch computation over the whole input gives."""
+    frame = pl.from_arrow(source.table())
+    assert isinstance(frame, pl.DataFrame)
+    sums = frame.group_by("k").agg(pl.len().cast(pl.Int64).alias("n"), pl.col("x").sum().alias("total"))
+    everything, running, final = (rows(table.to_arrow()) for table in tables)
+    assert everything == rows(frame)
+    assert running == rows(sums)
+    assert final == rows(sums)
+
+
+def interrupted(
+    folder: Path, parallelism: int = 2, checkpoints: int = 1, rows_max: int = 7, **settings: object
+) -> tuple[tg.Job, list[str]]:
+    """A job that is cancelled in the middle of its input, some rows after its newest checkpoint; their paths."""
+    gates = [STOP + i for i in range(checkpoints)] + [STOP + checkpoints + 5]
+    with opening(GatedSource(ROWS, gates, SPLITS)) as source, local(parallelism, rows_max) as env:
+        pipeline(env, source, folder)
+        job = env.execute("resumed", checkpoints=config(folder / "checkpoints", **settings), restart=NO_RESTART)
+        paths = []
+        for gate in gates[:-1]:
+            source.await_gate(gate)
+            paths.append(job.trigger_checkpoint("60s"))
+            source.open_gate(gate)
+        source.await_gate(gates[-1])
+        job.cancel()
+        assert job.wait("60s") == "cancelled"
+    return job, paths
+
+
+def resume(folder: Path, restore: str | None, parallelism: int = 2, name: str = "resumed") -> tg.Job:
+    """The same program again, to its end; its tables are right then."""
+    source = GatedSource(ROWS, (), SPLITS)
+    with local(parallelism) as env:
+        tables = pipeline(env, source, folder)
+        job = env.execute(name, checkpoints=config(folder / "checkpoints"), restart=NO_RESTART, restore=restore)
+        assert job.wait("60s") == "finished"
+    check(tables, source)
+    return job
+
+
+@pytest.mark.parametrize("parallelism", [1, 2, 3])
+def test_a_cancelled_job_goes_on_from_its_newest_checkpoint(tmp_path: Path, parallelism: int) -> None:
+    """restore="latest", also at another parallelism: invariant 9."""
+    old, (path,) = interrupted(tmp_path)
+
+    new = resume(tmp_path, "latest", parallelism)
+
+    assert new.job_id != old.job_id
+    assert new.checkpoints()[-1].path.startswith(f"{tmp_path}/checkpoints/{new.job_id}")
+    submitted = next(e for e in new.events() if type(e).__name__ == "JobSubmitted")
+    assert submitted.spec.restore.pointer == path
+
+
+def test_a_job_goes_on_from_the_checkpoint_that_is_named(tmp_path: Path) -> None:
+    """By path, under another name, and from an older checkpoint: what came after it is hidden and made again."""
+    _, (first, _) = interrupted(tmp_path, checkpoints=2, retained=2)
+
+    resume(tmp_path, first, name="another name")
+
+
+def test_a_restored_job_can_be_restored(tmp_path: Path) -> None:
+    """Twice interrupted, then finished."""
+    interrupted(tmp_path)
+    source = GatedSource(ROWS, [STOP + 20], SPLITS)
+    with opening(source), local(3) as env:
+        pipeline(env, source, tmp_path)
+        job = env.execute("resumed", checkpoints=config(tmp_path / "checkpoints"), restart=NO_RESTART, restore="latest")
+        source.await_gate(STOP + 20)
+        job.trigger_checkpoint("60s")
+        job.cancel()
+        job.wait("60s")
+
+    resume(tmp_path, "latest")
+
+
+def test_a_finished_job_has_nothing_left_to_do(tmp_path: Path) -> None:
+    """Restored from its final checkpoint a job is finished at once, and its tables stay as they are."""
+    first = resume(tmp_path, None)
+    second = resume(tmp_path, "latest")
+
+    assert second.progress().attempt == 0
+    assert [type(e).__name__ for e in second.events()] == ["CoordinatorStarted", "JobSubmitted"]
+    assert first.checkpoints()
+
+
+def test_latest_of_a_job_that_never_ran_starts_afresh(tmp_path: Path) -> None:
+    """So that a script can always say restore="latest"."""
+    resume(tmp_path, "latest")
+
+
+def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """With two retained the job goes on from the one before, says so, and its tables are right all the same."""
+    _, (first, second) = interrupted(tmp_path, checkpoints=2, retained=2, inline_bytes=0)
+    victim = next(p for p in sorted(Path(second).iterdir()) if p.name.startswith("final"))
+    data = bytearray(victim.read_bytes())
+    data[len(data) // 2] ^= 1
+    victim.write_bytes(bytes(data))
+
+    job = resume(tmp_path, "latest")
+
+    submitted = next(e for e in job.events() if type(e).__name__ == "JobSubmitted")
+    assert submitted.spec.restore.pointer == first
+    assert "is damaged and passed over" in caplog.text
+
+
+def test_state_without_an_operator_is_refused(tmp_path: Path) -> None:
+    """A renamed operator would silently start empty: the error says which uid is missing and which there are."""
+    interrupted(tmp_path)
+    with local() as env:
+        stream = env.from_source(GatedSource(ROWS, (), SPLITS), uid="source")
+        stream.key_by("k").aggregate(n=tg.count(), uid="renamed").collect()
+        with pytest.raises(tg.ConfigurationError, match=r"has state of operator 'final'.*renamed.*give the operator"):
+            env.execute("resumed", checkpoints=config(tmp_path / "checkpoints"), restore="latest")
+
+
+def test_collected_rows_of_before_are_kept(tmp_path: Path) -> None:
+    """to_arrow gives the rows of the whole input, those collected by the interrupted job included."""
+    with opening(GatedSource(ROWS, [STOP])) as source, local(1) as env:
+        env.from_source(source, uid="source").collect(uid="rows")
+        job = env.execute("collected", checkpoints=config(tmp_path), restart=NO_RESTART)
+        source.await_gate(STOP)
+        job.trigger_checkpoint("60s")
+        job.cancel()
+        job.wait("60s")
+    with local(2) as env:
+        collected = env.from_source(GatedSource(ROWS, ()), uid="source").collect(uid="rows")
+        env.execute("collected", checkpoints=config(tmp_path), restart=NO_RESTART, restore="latest").wait("60s")
+
+    assert sorted(collected.to_arrow()["x"].to_pylist()) == list(range(ROWS))
+
+
+def test_a_program_may_grow(tmp_path: Path) -> None:
+    """An operator that the checkpoint does not know starts empty; the others go on."""
+    interrupted(tmp_path)
+    source = GatedSource(ROWS, (), SPLITS)
+    with local() as env:
+        tables = pipeline(env, source, tmp_path)
+        late = env.from_batches(pa.table({"x": [1, 2, 3]}), uid="late").collect(uid="late-rows")
+        job = env.execute("resumed", checkpoints=config(tmp_path / "checkpoints"), restart=NO_RESTART, restore="latest")
+        assert job.wait("60s") == "finished"
+
+    check(tables, source)
+    assert sorted(late.to_arrow()["x"].to_pylist()) == [1, 2, 3]
+
+
+def test_every_checkpoint_that_was_not_shown_is_shown_by_the_restore(tmp_path: Path) -> None:
+    """Checkpoints complete while the table's storage is away; the job fails, and the restored one shows them all."""
+    away = threading.Event()
+    held: list[int] = []
+
+    def hold() -> None:
+        held.append(len(held))
+        assert away.wait(WAIT_S)
+        raise StorageError("the table's storage is away")
+
+    gates = [20, 30, 40]
+    with opening(GatedSource(ROWS, gates)) as source:
+        runtime = LocalRuntime(lambda url: WatchedStore(url, before=hold, after=hold))
+        env = tg.StreamEnvironment(runtime, 1, options=tg.DataPlaneOptions(source_rows_max=10))
+        env.from_source(source, uid="source").to_table(str(tmp_path / "out"), uid="out")
+        submission = env.plan("unshown", checkpoints=config(tmp_path / "checkpoints"), restart=NO_RESTART)
+        running = runtime.submit(replace(submission, spec=replace(submission.spec, storage_attempts_max=1)))
+        for gate in gates:
+            source.await_gate(gate)
+            running.trigger_checkpoint(WAIT_S)
+            source.open_gate(gate)
+        away.set()
+        progress = running.wait(WAIT_S)
+    assert progress is not None
+    assert (progress.status, progress.completed_checkpoints >= 3, len(held)) == ("failed", True, 1)
+    assert "a job restored from it commits them" in (progress.reason or "")
+
+    with local(1) as again:
+        table = again.from_source(GatedSource(ROWS, ()), uid="source").to_table(str(tmp_path / "out"), uid="out")
+        job = again.execute(
+            "unshown", checkpoints=config(tmp_path / "checkpoints"), restart=NO_RESTART, restore="latest"
+        )
+        assert job.wait("60s") == "finished"
+    assert sorted(table.to_arrow()["x"].to_pylist()) == list(range(ROWS))
