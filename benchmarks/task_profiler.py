@@ -131,15 +131,15 @@ def _table(watched: _Watched) -> Table:
     table = Table(title=f"{watched.process.actor}, pid {watched.process.pid}, {total} samples")
     for column in ("% of samples", "by category", "% of samples", "by function, own time", "% of a core", "by thread"):
         table.add_column(column, justify="right" if column.startswith("%") else "left", overflow="fold")
-    columns = [
+    columns: list[list[tuple[float, str]]] = [
         [(100 * count / total, name) for name, count in categories.most_common()],
         [(100 * count / total, name) for name, count in self_samples.most_common(FUNCTIONS_SHOWN)],
         _busiest_threads(watched),
     ]
-    for row in range(max(len(column) for column in columns)):
+    for row in range(max(len(figures) for figures in columns)):
         cells: list[str] = []
-        for column in columns:
-            cells += [f"{column[row][0]:.0f}", column[row][1]] if row < len(column) else ["", ""]
+        for figures in columns:
+            cells += [f"{figures[row][0]:.0f}", figures[row][1]] if row < len(figures) else ["", ""]
         table.add_row(*cells)
     return table
 
