@@ -1,6 +1,7 @@
 """Where the time of task processes goes: py-spy's samples of what runs in Python, and CPU time by thread.
 
-Rules: processes are watched from outside and run on as they are; a watch is bounded in time. py-spy sees Python
+Rules: processes are watched from outside, which stops each for a moment at every sample, so a watched run is slower and
+its rate does not count; a watch is bounded in time. py-spy sees Python
 threads only, and a native function as the Python line that calls it; Ray's own threads appear in the CPU times, by the
 name that the operating system knows.
 """
@@ -13,17 +14,16 @@ import subprocess
 import sysconfig
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
 
 from tidegate.actors.runtimes.job import TaskProcessInfo
 
-WATCH_S = 5
-SAMPLES_A_SECOND = 100
+WATCH_S = 3
+SAMPLES_A_SECOND = 50
 FUNCTIONS_SHOWN = 12
 THREADS_SHOWN = 8
 FINISH_TIMEOUT_S = 30.0
@@ -35,6 +35,13 @@ CATEGORIES = (
     ("machine, host, mailbox", ("/actors/",)),
 )
 """Looked for from the innermost frame outwards; the first frame that belongs to one decides."""
+WAITING = (
+    "Condition.wait (python3.11/threading.py)",
+    "Worker.main_loop (_private/worker.py)",
+    "_worker (futures/thread.py)",
+    "Mailbox._take_messages (runtimes/ray_mailbox.py)",
+)
+"""py-spy takes a thread that has just been woken for a busy one; these functions do nothing but wait."""
 
 _CLOCK_TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
 
@@ -45,8 +52,10 @@ class _Watched:
     py_spy: subprocess.Popen[bytes]
     output: Path
     thread_names: dict[int, str]
-    cpu_s: dict[int, tuple[str, float]]
-    """CPU seconds by thread, with its name: when the watch began, later what was used since."""
+    cpu_before: dict[int, tuple[str, float]]
+    """Name and CPU seconds of each thread when the watch began."""
+    cpu_after: dict[int, tuple[str, float]] = field(default_factory=dict)
+    """The same, `seconds` later."""
     started_at: float = field(default_factory=time.monotonic)
     seconds: float = 0.0
 
@@ -66,15 +75,17 @@ class TaskProfiler:
             watched.py_spy.wait(FINISH_TIMEOUT_S)
 
     def poll(self) -> None:
-        """Take the CPU times of watches that are over. Call it now and then, while the processes live."""
+        """Read CPU times while the watch lasts. Call it now and then: a process that has ended has none."""
         for watched in self._watched:
-            if not watched.seconds and time.monotonic() - watched.started_at >= WATCH_S:
-                _close_cpu_times(watched)
+            seconds = time.monotonic() - watched.started_at
+            if seconds <= WATCH_S and (now := _cpu_times(watched.process.pid)):
+                watched.cpu_after, watched.seconds = now, seconds
 
     def show(self, console: Console) -> None:
-        """One table a process."""
+        """A paragraph for each process."""
         for watched in self._watched:
-            console.print(_table(watched))
+            for line in _lines(watched):
+                console.print(line, highlight=False, soft_wrap=True)
 
 
 def _watch(py_spy: Path, process: TaskProcessInfo, folder: Path) -> _Watched:
@@ -108,49 +119,43 @@ def _cpu_times(pid: int) -> dict[int, tuple[str, float]]:
     return times
 
 
-def _close_cpu_times(watched: _Watched) -> None:
-    now = _cpu_times(watched.process.pid)
-    begun = watched.cpu_s
-    watched.seconds = time.monotonic() - watched.started_at
-    watched.cpu_s = {
-        thread: (watched.thread_names.get(thread, name), used - begun.get(thread, ("", 0.0))[1])
-        for thread, (name, used) in now.items()
-    }
-
-
-def _table(watched: _Watched) -> Table:
-    self_samples: Counter[str] = Counter()
+def _lines(watched: _Watched) -> Iterator[str]:
+    functions: Counter[str] = Counter()
     categories: Counter[str] = Counter()
-    lines = watched.output.read_text().splitlines() if watched.output.exists() else []
-    for line in lines:
+    waiting = 0
+    raw = watched.output.read_text().splitlines() if watched.output.exists() else []
+    for line in raw:
         stack, _, count = line.rpartition(" ")
         frames = stack.split(";")
-        self_samples[_short(frames[-1])] += int(count)
-        categories[_category(frames)] += int(count)
-    total = max(1, self_samples.total())
-    table = Table(title=f"{watched.process.actor}, pid {watched.process.pid}, {total} samples")
-    for column in ("% of samples", "by category", "% of samples", "by function, own time", "% of a core", "by thread"):
-        table.add_column(column, justify="right" if column.startswith("%") else "left", overflow="fold")
-    columns: list[list[tuple[float, str]]] = [
-        [(100 * count / total, name) for name, count in categories.most_common()],
-        [(100 * count / total, name) for name, count in self_samples.most_common(FUNCTIONS_SHOWN)],
-        _busiest_threads(watched),
-    ]
-    for row in range(max(len(figures) for figures in columns)):
-        cells: list[str] = []
-        for figures in columns:
-            cells += [f"{figures[row][0]:.0f}", figures[row][1]] if row < len(figures) else ["", ""]
-        table.add_row(*cells)
-    return table
+        function, samples = _short(frames[-1]), int(count)
+        if not stack or function in WAITING:
+            waiting += samples
+        else:
+            functions[function] += samples
+            categories[_category(frames)] += samples
+    total = functions.total()
+    yield f"[bold]{watched.process.actor}[/bold], pid {watched.process.pid}: {total} samples, {waiting} more in waiting"
+    yield f"  by category: {_shares(categories.most_common(), total)}"
+    for name, samples in functions.most_common(FUNCTIONS_SHOWN):
+        yield f"  {100 * samples / total:5.1f} % {name}"
+    yield f"  CPU, % of a core, by thread: {_busiest_threads(watched)}"
 
 
-def _busiest_threads(watched: _Watched) -> list[tuple[float, str]]:
+def _shares(counts: Sequence[tuple[str, int]], total: int) -> str:
+    return ", ".join(f"{name} {100 * count / total:.0f} %" for name, count in counts)
+
+
+def _busiest_threads(watched: _Watched) -> str:
     if not watched.seconds:
-        return [(0.0, "not measured: the job was over first")]
-    by_name: Counter[str] = Counter()
-    for name, used_s in watched.cpu_s.values():
-        by_name[name] += used_s  # type: ignore[assignment]  # Counters hold floats as well.
-    return [(100 * used_s / watched.seconds, name) for name, used_s in by_name.most_common(THREADS_SHOWN)]
+        return "not measured, the job was over first"
+    by_name: dict[str, float] = {}
+    for thread, (name, after_s) in watched.cpu_after.items():
+        known_as = watched.thread_names.get(thread, name)
+        used_s = after_s - watched.cpu_before.get(thread, ("", 0.0))[1]
+        by_name[known_as] = by_name.get(known_as, 0.0) + used_s
+    busiest = sorted(by_name.items(), key=lambda item: -item[1])[:THREADS_SHOWN]
+    all_s = sum(by_name.values())
+    return ", ".join(f"{name} {100 * used_s / watched.seconds:.0f}" for name, used_s in (("all", all_s), *busiest))
 
 
 def _category(frames: Sequence[str]) -> str:
