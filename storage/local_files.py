@@ -11,10 +11,13 @@ from __future__ import annotations
 import os
 import shutil
 import uuid
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from types import TracebackType
 
 from tidegate.storage.files import TEMPORARY_PREFIX
 from tidegate.storage.store import Buffer
+
+_ExcInfo = tuple[type[BaseException], BaseException, TracebackType]
 
 
 class LocalFiles:
@@ -69,10 +72,7 @@ class LocalFiles:
             return
 
     def delete_tree(self, key: str) -> None:
-        try:
-            shutil.rmtree(key)
-        except (FileNotFoundError, NotADirectoryError):
-            return
+        shutil.rmtree(key, onerror=_unless_gone)
 
     def delete_temporary(self, key: str) -> int:
         count = 0
@@ -137,6 +137,12 @@ def _sync_folder(folder: str) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _unless_gone(function: Callable[..., object], path: str, failure: _ExcInfo) -> None:
+    """Go on with the rest of a tree where somebody else, who deletes it as well, was faster."""
+    if not isinstance(failure[1], FileNotFoundError | NotADirectoryError):
+        raise failure[1]
 
 
 def _unlink_if_there(path: str) -> None:

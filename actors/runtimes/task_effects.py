@@ -15,6 +15,7 @@ from tidegate.actors.task import instructions as do
 from tidegate.actors.task.descriptor import TaskDescriptor
 from tidegate.storage.errors import StorageError
 from tidegate.storage.state_file import write_state
+from tidegate.storage.store import Store
 from tidegate.storage.table_files import write_data_file
 
 log = logging.getLogger(__name__)
@@ -71,8 +72,11 @@ class TaskEffects:
                     reader.close()
         return ev.SourceBatchRead(self._now_ms(), instruction.read, result.batch, result.next_offset, result.at_end)
 
-    def persist(self, instruction: do.PersistSnapshot) -> ev.SnapshotPersisted | ev.SnapshotFailed:
-        """The asynchronous part of a snapshot: one checksummed file, or inlined when small."""
+    def persist(self, instruction: do.PersistSnapshot) -> ev.SnapshotPersisted | ev.SnapshotFailed | None:
+        """The asynchronous part of a snapshot: one checksummed file, or inlined when small.
+
+        What is written when the task was closed meanwhile is deleted at once: the sweep may have been here already.
+        """
         task = self._descriptor.task
         try:
             tables = [
@@ -86,26 +90,27 @@ class TaskEffects:
             )
         except StorageError as error:
             return ev.SnapshotFailed(self._now_ms(), instruction.checkpoint_id, str(error))
+        if self._closed and handle is not None:
+            self.discard(do.DiscardState(handle))
+            return None
         return ev.SnapshotPersisted(self._now_ms(), instruction.checkpoint_id, handle)
 
-    def stage(self, instruction: do.StageFile) -> ev.FileStaged:
+    def stage(self, instruction: do.StageFile) -> ev.FileStaged | None:
         """Write one data file of a sink; nobody sees it before it is committed."""
         d = self._descriptor
         name = f"{instruction.uid}-{d.task.subtask}-{instruction.index:06d}".replace("/", "_")
         path = f"data/{self._context.job_id}/{d.attempt:06d}/{name}.parquet"
         store = self._open_store(self._tables[instruction.uid])
         file = write_data_file(store, path, instruction.batches)
+        if self._closed:
+            self._delete(store, path)
+            return None
         return ev.FileStaged(self._now_ms(), instruction.uid, instruction.index, file)
 
     def discard(self, instruction: do.DiscardState) -> None:
         """Delete state that no checkpoint will refer to. What cannot be deleted now is swept at the end of the job."""
-        path = instruction.handle.path
-        if path is None:
-            return
-        try:
-            self._open_store(self._context.root).delete(path)
-        except StorageError as error:
-            log.warning("left %s behind for the sweep: %s", path, error)
+        if instruction.handle.path is not None:
+            self._delete(self._open_store(self._context.root), instruction.handle.path)
 
     def close(self) -> None:
         """Release the source's files. May be called again."""
@@ -115,3 +120,10 @@ class TaskEffects:
             self._closed = True
             if self._reader is not None and not self._reading:
                 self._reader.close()
+
+    @staticmethod
+    def _delete(store: Store, path: str) -> None:
+        try:
+            store.delete(path)
+        except StorageError as error:
+            log.warning("left %s behind for the sweep: %s", path, error)

@@ -109,6 +109,9 @@ def test_batches_leave_on_credit_and_the_last_one_may_overdraw() -> None:
     assert frame_sizes(channel, flush=True) == [1]
     channel.grant(4 * ONE_ROW_BYTES)
     assert frame_sizes(channel, flush=True) == [], "a grant that comes twice counts once"
+    channel.grant(5 * ONE_ROW_BYTES)
+    channel.grant(4 * ONE_ROW_BYTES)
+    assert frame_sizes(channel, flush=True) == [1], "a grant that comes late takes nothing back"
 
 
 def test_control_elements_need_no_credit_but_wait_for_the_batch_before_them() -> None:

@@ -175,10 +175,24 @@ def test_a_sink_file_gets_a_name_of_its_own() -> None:
     graph = work_graph(sink=True)
     effects, _ = effects_of(graph, WORK)
     event = effects.stage(do.StageFile(OperatorUid("sink"), 4, (batch(1, 2),)))
+    assert event is not None
 
     assert (event.uid, event.index, event.file.rows) == ("sink", 4, 2)
     assert event.file.path == "data/job-12345678/000003/sink-0-000004.parquet"
     assert read_data_file(open_store("memory://table"), event.file).column("x").to_pylist() == [1, 2]
+
+
+def test_what_a_closed_task_still_writes_is_deleted() -> None:
+    """A write that ends after its task was stopped leaves no file: whoever sweeps may have been there before."""
+    effects, store = effects_of(work_graph(sink=True), WORK)
+    effects.close()
+    frozen = (OperatorSnapshot(OperatorUid("work"), (FrozenSum(1),)),)
+
+    assert effects.persist(do.PersistSnapshot(CheckpointId(1), frozen, (), ())) is None
+    assert effects.stage(do.StageFile(OperatorUid("sink"), 7, (batch(1),))) is None
+
+    assert store.list("job-12345678/chk-1") == []
+    assert "sink-0-000007.parquet" not in open_store("memory://table").list("data/job-12345678/000003")
 
 
 class Reader:
