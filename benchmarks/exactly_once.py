@@ -21,6 +21,7 @@ import shutil
 import sys
 import time
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -48,7 +49,7 @@ class Outcome:
     """What came of one run."""
 
     kills: list[str] = field(default_factory=list)
-    """Names of the processes that were killed, in order."""
+    """Which processes were killed, in order, the coordinator's included."""
     moments: int = 0
     coordinator_kills: int = 0
     end: tg.JobProgress | None = None
@@ -131,16 +132,20 @@ class Chaos:
 
     def _kill(self, coordinator: bool) -> bool:
         if coordinator:
+            kill(self.job.coordinator().pid)
             self.outcome.kills.append("coordinator")
             self.outcome.coordinator_kills += 1
-            kill(self.job.coordinator().pid)
             return True
         victims = list(self.job.tasks())
         self.rng.shuffle(victims)
+        killed = 0
         for victim in victims[: 2 if self.rng.random() < TWO_VICTIMS_SHARE else 1]:
-            self.outcome.kills.append(str(victim.task))
-            kill(victim.pid)
-        return bool(victims)
+            # One may have died with the job, which ended just now.
+            with suppress(ProcessLookupError):
+                kill(victim.pid)
+                self.outcome.kills.append(str(victim.task))
+                killed += 1
+        return killed > 0
 
     def _await_rows(self, rows: int) -> tg.JobProgress:
         """Wait until the attempt that runs has read so many rows; every task has a process then."""
@@ -231,9 +236,10 @@ def main() -> int:
 def _show(console: Console, number: int, runs: int, outcome: Outcome) -> None:
     end = outcome.end
     restarts, checkpoints = (-1, -1) if end is None else (end.restarts, end.completed_checkpoints)
+    tasks = len(outcome.kills) - outcome.coordinator_kills
     equal = "[green]equal[/green]" if not outcome.differences else "[bold red]NOT EQUAL[/bold red]"
     console.print(
-        f"run {number:2}/{runs}: {equal}, {len(outcome.kills)} processes killed at {outcome.moments} moments"
+        f"run {number:2}/{runs}: {equal}, {tasks} tasks killed at {outcome.moments} moments"
         f"{' and the coordinator' if outcome.coordinator_kills else ''}, {restarts} restarts, {checkpoints} "
         f"checkpoints, {outcome.seconds:.1f} s; killed: {', '.join(outcome.kills)}",
         highlight=False,
@@ -248,8 +254,10 @@ def _verdict(console: Console, outcomes: list[Outcome], kills: int) -> int:
     short = sum(outcome.moments < kills for outcome in outcomes)
     console.print(
         f"{len(outcomes)} runs, {sum(len(o.kills) for o in outcomes)} processes killed, "
-        f"{sum(o.coordinator_kills for o in outcomes)} coordinators among them: "
-        f"{len(outcomes) - wrong} runs equal to the reference, {wrong} not"
+        f"{sum(o.coordinator_kills for o in outcomes)} of them coordinators: "
+        f"{len(outcomes) - wrong} runs equal to the reference, {wrong} not",
+        highlight=False,
+        soft_wrap=True,
     )
     if short:
         console.print(f"[red]{short} runs were over before {kills} kills had hit them; give more --rows")
