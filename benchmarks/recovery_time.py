@@ -55,6 +55,7 @@ class Recovery:
     """One kill. All times in ms since the signal, except `parts`, which follow one another."""
 
     victim: str
+    """Task and process."""
     first_row_ms: int
     """As the driver saw it."""
     keyed_rows_ms: int
@@ -89,7 +90,9 @@ class Measurement:
         after = self._until("keyed rows", lambda p: p.attempt >= attempt and p.rows_in.get(TOTALS, 0) > 0)
         keyed_rows_ms = _now_ms() - killed_at_ms
         self._seen_checkpoints = after.completed_checkpoints
-        return Recovery(victim.actor, first_row_ms, keyed_rows_ms, self._parts(attempt, killed_at_ms))
+        return Recovery(
+            f"{victim.task} in {victim.actor}", first_row_ms, keyed_rows_ms, self._parts(attempt, killed_at_ms)
+        )
 
     def _is_steady(self, progress: tg.JobProgress) -> bool:
         return (
