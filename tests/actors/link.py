@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 import pyarrow as pa
 
-from tidegate.actors.elements import Element
+from tidegate.actors.elements import Barrier, CancelBarrier, Element
 from tidegate.actors.graph.job_graph import JobGraph
 from tidegate.actors.graph.stream_graph import StreamNode, translate
 from tidegate.actors.identity import ChannelId, TaskId
@@ -22,7 +23,7 @@ from tidegate.actors.task.descriptor import TaskDescriptor, describe_task
 from tidegate.actors.task.machine import TaskMachine
 from tidegate.actors.task.outputs import BufferLimits
 from tidegate.actors.task.source import SplitPosition
-from tidegate.storage.ids import AttemptNumber, OperatorUid, SubtaskIndex, VertexId
+from tidegate.storage.ids import AttemptNumber, CheckpointId, OperatorUid, SubtaskIndex, VertexId
 from tidegate.storage.metadata import DataFile, StateHandle, StateKind
 from tidegate.storage.state import OperatorSnapshot, StateTable
 
@@ -250,5 +251,24 @@ def file_of(index: int) -> DataFile:
     return DataFile(f"data/{index}", 1, 1, "sum")
 
 
-def _id(checkpoint_id: int) -> ev.CheckpointId:
-    return ev.CheckpointId(checkpoint_id)
+def _id(checkpoint_id: int) -> CheckpointId:
+    return CheckpointId(checkpoint_id)
+
+
+def barrier(checkpoint_id: int, at_ms: int = 1_000) -> Barrier:
+    """A barrier of this checkpoint."""
+    return Barrier(CheckpointId(checkpoint_id), at_ms)
+
+
+def cancel(checkpoint_id: int) -> CancelBarrier:
+    """A cancel barrier of this checkpoint."""
+    return CancelBarrier(CheckpointId(checkpoint_id))
+
+
+def worker(sources: int = 2, log: list[str] | None = None, **options: bool) -> Subject:
+    """A started task between `sources` channels and one output."""
+    emit = options.pop("emit_before_barrier", False)
+    graph = work_graph(partial(Summing, log, emit), sources=sources, downstream=True, **options)
+    subject = Subject(describe(graph, WORK))
+    subject.start()
+    return subject

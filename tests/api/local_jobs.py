@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -58,28 +59,38 @@ def rows(table: pa.Table | pl.DataFrame) -> list[tuple[object, ...]]:
     return sorted(rounded.rows(), key=repr)
 
 
+def await_events(job: tg.Job, name: str, count: int) -> None:
+    """Read the job's log until this event has happened so often."""
+    deadline_s = time.monotonic() + WAIT_S
+    while sum(type(event).__name__ == name for event in job.events()) < count:
+        assert time.monotonic() < deadline_s, f"{name} has not happened {count} times"
+
+
 class GatedSource:
     """Rows 0, 1, 2, … in column `x`, with `k = x % 5`; reading stops before each of the gates until it is opened.
 
-    All splits stop at the same gates. Lives in this process alone.
+    There is a split for each of the lengths, and all that are long enough stop at a gate. Lives in this process alone.
     """
 
     schema = pa.schema([("k", pa.int64()), ("x", pa.int64())])
 
-    def __init__(self, rows: int, gates: Sequence[int], splits: int = 1) -> None:
-        self.rows = rows
-        self.parts = splits
+    def __init__(self, *lengths: int, gates: Sequence[int] = ()) -> None:
+        self.lengths = lengths
+        self.open_readers = 0
         self._gates = {row: (threading.Semaphore(0), threading.Event()) for row in gates}
 
     def splits(self) -> list[tg.SourceSplit]:
-        return [tg.SourceSplit(f"split {n}", str(n).encode(), self.rows) for n in range(self.parts)]
+        """One of each length."""
+        return [tg.SourceSplit(f"split {n}", str(n).encode(), length) for n, length in enumerate(self.lengths)]
 
     def reader(self) -> GatedReader:
+        """A reader of a subtask."""
+        self.open_readers += 1
         return GatedReader(self)
 
     def await_gate(self, row: int) -> None:
         """Wait until every split has read all rows before a gate."""
-        for _ in range(self.parts):
+        for _ in (length for length in self.lengths if length > row):
             assert self._gates[row][0].acquire(timeout=WAIT_S), f"gate {row} was not reached"
 
     def open_gate(self, row: int) -> None:
@@ -92,23 +103,20 @@ class GatedSource:
             self.open_gate(row)
 
     def pass_gate(self, row: int) -> None:
-        """Called by readers."""
+        """Called by readers before they read this row: where there is a gate, wait for it to be opened."""
+        if row not in self._gates or self._gates[row][1].is_set():
+            return
         reached, opened = self._gates[row]
-        if not opened.is_set():
-            reached.release()
-            assert opened.wait(WAIT_S), f"gate {row} was never opened"
+        reached.release()
+        assert opened.wait(WAIT_S), f"gate {row} was never opened"
 
-    def next_gate(self, row: int) -> int:
-        """The first gate at or after a row, or the end."""
-        return min((g for g in self._gates if g > row), default=self.rows)
-
-    def has_gate(self, row: int) -> bool:
-        """Whether there is a gate before this row."""
-        return row in self._gates
+    def next_gate(self, row: int, otherwise: int) -> int:
+        """The first gate after a row."""
+        return min((gate for gate in self._gates if gate > row), default=otherwise)
 
     def table(self) -> pa.Table:
         """All rows of all splits."""
-        xs = list(range(self.rows)) * self.parts
+        xs = [x for length in self.lengths for x in range(length)]
         return pa.table({"k": [x % 5 for x in xs], "x": xs}, self.schema)
 
 
@@ -120,32 +128,45 @@ class GatedReader:
 
     def read(self, split: tg.SourceSplit, offset: int, rows_max: int) -> tg.ReadResult:
         """Rows of a split; waits at a gate."""
-        if self._source.has_gate(offset):
+        if offset < split.rows:
             self._source.pass_gate(offset)
-        stop = min(offset + rows_max, self._source.next_gate(offset), split.rows)
+        stop = min(offset + rows_max, self._source.next_gate(offset, split.rows), split.rows)
         xs = list(range(offset, stop))
         batch = pa.record_batch({"k": [x % 5 for x in xs], "x": xs}, schema=self._source.schema)
         return tg.ReadResult(batch if xs else None, stop, stop >= split.rows)
 
     def close(self) -> None:
-        """Nothing to release."""
+        """Counted."""
+        self._source.open_readers -= 1
 
 
 class WatchedStore(FileSystemStore):
-    """A store that tells before and after it creates an entry of a table's log beyond its creation and claim."""
+    """A store that tells, with the path, before and after it creates a file that matters to a test.
 
-    def __init__(self, url: str, before: Callable[[], None], after: Callable[[], None]) -> None:
+    Those are the `_metadata` of a checkpoint, and commits: entries of a table's log after its creation and claim.
+    """
+
+    def __init__(self, url: str, before: Callable[[str], None], after: Callable[[str], None]) -> None:
         super().__init__(url)
         self._before, self._after = before, after
 
     def create(self, path: str, data: Buffer) -> None:
         """Conditional create."""
-        commit = path.startswith("_tidegate/log/") and int(path.rsplit("/", 1)[1]) > 1
-        if commit:
-            self._before()
+        matters = path.endswith("/_metadata") or is_commit(path)
+        if matters:
+            self._before(path)
         super().create(path, data)
-        if commit:
-            self._after()
+        if matters:
+            self._after(path)
+
+
+def is_commit(path: str) -> bool:
+    """Whether a file that is created is a commit to a table."""
+    return path.startswith("_tidegate/log/") and int(path.rsplit("/", 1)[1]) > 1
+
+
+def nothing(path: str) -> None:
+    """Where nobody wants to know."""
 
 
 @contextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime as dt
-import threading
 from collections.abc import Iterable
 from pathlib import Path
 from random import Random
@@ -11,11 +10,14 @@ from random import Random
 import polars as pl
 import pyarrow as pa
 import pytest
-from local_jobs import NO_RESTART, WAIT_S, GatedSource, WatchedStore, config, finish, local, numbers, opening, rows
+from local_jobs import (
+    finish,
+    local,
+    numbers,
+    rows,
+)
 
 import tidegate as tg
-from tidegate import recovery
-from tidegate.actors.runtimes.local import LocalRuntime
 
 AGGREGATES = {"n": tg.count(), "values": tg.count("x"), "total": tg.sum("x"), "low": tg.min("x"), "high": tg.max("y")}
 REFERENCE = (
@@ -199,222 +201,3 @@ def test_little_credit_is_enough(tmp_path: Path) -> None:
         finish(env, tmp_path)
 
     assert rows(out.to_arrow()) == rows(reference(table, ("k",)))
-
-
-# --- tables -------------------------------------------------------------------------------------------------------
-
-
-def write_once(tmp_path: Path, run: int, **options: object) -> tg.OutputTable:
-    """A job that writes one row to the one table."""
-    data = pa.table({"x": [run]})
-    with local(parallelism=1) as env:
-        table = env.from_batches(data).to_table(str(tmp_path / "table"), **options)  # type: ignore[arg-type]
-        finish(env, tmp_path / "checkpoints")
-    return table
-
-
-def test_a_table_with_rows_is_refused_extended_or_replaced(tmp_path: Path) -> None:
-    """`if_exists` decides for a job that is not restored; an error leaves the table as it is."""
-    table = write_once(tmp_path, 1)
-    with pytest.raises(tg.TableError, match=r'shows 1 rows already; give if_exists="append"'):
-        write_once(tmp_path, 2)
-    assert rows(table.to_arrow()) == [(1,)]
-
-    assert rows(write_once(tmp_path, 3, if_exists="append").to_arrow()) == [(1,), (3,)]
-    assert rows(write_once(tmp_path, 4, if_exists="overwrite").to_arrow()) == [(4,)]
-
-
-def test_another_table_with_other_columns_is_refused(tmp_path: Path) -> None:
-    """A job that writes other columns than the table has does not start."""
-    write_once(tmp_path, 1)
-    with local(parallelism=1) as env:
-        env.from_batches(pa.table({"x": ["text"]})).to_table(str(tmp_path / "table"), if_exists="append")
-        with pytest.raises(tg.TableError, match="column 'x' is int64 in the table, string in the job"):
-            env.execute("other", checkpoints=config(tmp_path / "checkpoints"))
-
-
-def test_a_running_table_shows_committed_rows_only(tmp_path: Path) -> None:
-    """Rows are visible with the checkpoint that covers them, not before, and they stay visible."""
-    committed = threading.Semaphore(0)
-    runtime = LocalRuntime(lambda url: WatchedStore(url, before=lambda: None, after=committed.release))
-    with opening(GatedSource(30, gates=[10, 20])) as source, tg.StreamEnvironment(runtime, 2) as env:
-        table = env.from_source(source, parallelism=1).to_table(str(tmp_path / "table"))
-        job = env.execute("gated", checkpoints=config(tmp_path / "checkpoints"), restart=NO_RESTART)
-        source.await_gate(10)
-        assert table.to_arrow().num_rows == 0
-
-        job.trigger_checkpoint("60s")
-        assert committed.acquire(timeout=WAIT_S)
-        first = sorted(table.to_arrow()["x"].to_pylist())
-        assert first == list(range(10))
-        source.open_gate(10)
-        source.await_gate(20)
-        assert sorted(table.to_arrow()["x"].to_pylist()) == first, "no checkpoint, no rows"
-
-        source.open_gate(20)
-        assert job.wait("60s") == "finished"
-        assert sorted(table.to_arrow()["x"].to_pylist()) == list(range(30))
-        assert table.rows_committed() == 30
-
-
-# --- failures -----------------------------------------------------------------------------------------------------
-
-
-def test_an_exception_fails_the_job_and_names_operator_and_row(tmp_path: Path) -> None:
-    """Without restarts the error of the user's function reaches whoever waits, with what is needed to find it."""
-
-    def divide(row: dict[str, int]) -> dict[str, float]:
-        return {"q": 10 / row["x"]}
-
-    with local(parallelism=1) as env:
-        env.from_batches(pa.table({"x": [5, 0]})).map(
-            divide, schema=pa.schema([("q", pa.float64())]), name="divide"
-        ).collect()
-        job = env.execute("division", checkpoints=config(tmp_path), restart=NO_RESTART)
-        with pytest.raises(tg.JobFailedError) as caught:
-            job.wait("60s")
-
-    assert job.status() == "failed"
-    message = str(caught.value)
-    for part in ("'division' failed", "operator 'divide'", "ZeroDivisionError", "{'x': 0}", 'restore="latest"'):
-        assert part in message
-
-
-def test_a_failure_that_passes_is_restarted_and_leaves_no_trace(tmp_path: Path) -> None:
-    """fixed_delay: the second attempt goes through, and every row is there once."""
-    flag = tmp_path / "failed"
-
-    def fails_once(row: dict[str, int]) -> dict[str, int]:
-        if row["x"] == 150 and not flag.exists():
-            flag.touch()
-            raise ValueError("once")
-        return row
-
-    data = pa.table({"x": list(range(300))})
-    with local() as env:
-        out = env.from_batches(data).map(fails_once, schema=data.schema).to_table(str(tmp_path / "out"))
-        job = env.execute(
-            "retried",
-            checkpoints=config(tmp_path / "checkpoints", interval="10ms"),
-            restart=tg.RestartStrategy.fixed_delay(2, "10ms"),
-        )
-        assert job.wait("60s") == "finished"
-
-    assert job.progress().restarts == 1
-    assert "ValueError: once" in (job.progress().last_failure or "")
-    assert sorted(out.to_arrow()["x"].to_pylist()) == list(range(300))
-
-
-def test_restarts_are_used_up(tmp_path: Path) -> None:
-    """A function that always fails is tried as often as allowed, and then the job fails with its error."""
-    with local(parallelism=1) as env:
-        env.from_batches(pa.table({"x": [1]})).filter(lambda row: row["nothing"]).collect()
-        job = env.execute("hopeless", checkpoints=config(tmp_path), restart=tg.RestartStrategy.fixed_delay(2, "1ms"))
-        with pytest.raises(tg.JobFailedError, match="KeyError"):
-            job.wait("60s")
-
-    assert job.progress().restarts == 2
-
-
-# --- the handle ---------------------------------------------------------------------------------------------------
-
-
-def test_a_checkpoint_on_request_can_be_verified(tmp_path: Path) -> None:
-    """trigger_checkpoint returns the path of a complete checkpoint of this job."""
-    with opening(GatedSource(20, gates=[10])) as source, local() as env:
-        env.from_source(source, parallelism=1).key_by("k").aggregate(n=tg.count()).collect()
-        job = env.execute("asked", checkpoints=config(tmp_path), restart=NO_RESTART)
-        source.await_gate(10)
-        path = job.trigger_checkpoint("60s")
-
-        report = recovery.verify(path)
-        assert (report.ok, report.problems) == (True, ())
-        assert [c.path for c in job.checkpoints()] == [path]
-        assert job.metrics()["last_checkpoint"] == 1
-
-
-def test_the_events_tell_the_story(tmp_path: Path) -> None:
-    """From submission to the end, in order, readable while the job runs and after it."""
-    with opening(GatedSource(20, gates=[10])) as source, local(parallelism=1) as env:
-        env.from_source(source).collect()
-        job = env.execute("story", checkpoints=config(tmp_path), restart=NO_RESTART)
-        source.await_gate(10)
-        job.trigger_checkpoint("60s")
-        names = [type(event).__name__ for event in job.events()]
-        assert names[:3] == ["CoordinatorStarted", "JobSubmitted", "TaskReady"]
-        assert "CheckpointRequested" in names
-        source.open_all()
-        job.wait("60s")
-
-    names = [type(event).__name__ for event in job.events()]
-    for earlier, later in [
-        ("CheckpointAcknowledged", "MetadataWritten"),
-        ("MetadataWritten", "TaskReachedEndOfData"),
-        ("TaskReachedEndOfData", "TaskFinished"),
-    ]:
-        assert names.index(earlier) < names.index(later)
-    assert names.count("MetadataWritten") == 2
-
-
-def test_a_cancelled_job_stops_and_keeps_what_is_committed(tmp_path: Path) -> None:
-    """Status and wait() say cancelled; rows and checkpoint stay; further requests are refused."""
-    with opening(GatedSource(20, gates=[10])) as source, local() as env:
-        table = env.from_source(source, parallelism=1).to_table(str(tmp_path / "out"))
-        job = env.execute("cancelled", checkpoints=config(tmp_path / "checkpoints"), restart=NO_RESTART)
-        source.await_gate(10)
-        path = job.trigger_checkpoint("60s")
-        with pytest.raises(TimeoutError, match="still running"):
-            job.wait("1ms")
-        job.cancel()
-
-        assert job.wait("60s") == job.status() == "cancelled"
-        committed = table.to_arrow()["x"].to_pylist()
-        assert sorted(committed) == list(range(len(committed)))
-        assert [c.path for c in job.checkpoints()] == [path]
-        with pytest.raises(tg.CheckpointError):
-            job.trigger_checkpoint("60s")
-
-
-def test_closing_the_environment_cancels_what_runs(tmp_path: Path) -> None:
-    """No job outlives its environment, and one that has failed does not get in the way."""
-    with opening(GatedSource(20, gates=[10])) as source:
-        with local(parallelism=1) as env:
-            env.from_batches(pa.table({"x": [1]})).filter(lambda row: row["nothing"]).collect()
-            failed = env.execute("failed", checkpoints=config(tmp_path), restart=NO_RESTART)
-            with pytest.raises(tg.JobFailedError):
-                failed.wait("60s")
-            env.from_source(source).collect()
-            running = env.execute("running", checkpoints=config(tmp_path), restart=NO_RESTART)
-            source.await_gate(10)
-
-        assert (failed.status(), running.status()) == ("failed", "cancelled")
-
-
-def test_one_environment_runs_several_jobs(tmp_path: Path) -> None:
-    """After execute the environment is empty: the next job has its own streams."""
-    with local() as env:
-        first = env.from_batches(pa.table({"x": [1]})).collect()
-        finish(env, tmp_path)
-        second = env.from_batches(pa.table({"x": [2]})).collect()
-        finish(env, tmp_path)
-
-    assert (rows(first.to_arrow()), rows(second.to_arrow())) == ([(1,)], [(2,)])
-
-
-def test_old_checkpoints_and_rubbish_are_deleted(tmp_path: Path) -> None:
-    """After the job: the newest checkpoint and the event log, no other folder, and no file without a reference."""
-    table = numbers(3_000)
-    with local() as env:
-        out = (
-            env.from_batches(table)
-            .key_by("k", "x")
-            .aggregate(n=tg.count())
-            .to_table(str(tmp_path / "out"), mode="upsert", keys=["k", "x"])
-        )
-        job = finish(env, tmp_path / "checkpoints", settings={"interval": "10ms", "inline_bytes": 0})
-
-    (newest,) = job.checkpoints()
-    folders = sorted(p.name for p in (tmp_path / "checkpoints" / job.job_id).iterdir())
-    assert folders == sorted([newest.path.rsplit("/", 1)[1], "events"])
-    referenced = {tmp_path / "out" / path for path in out.log.referenced_paths()}
-    assert set((tmp_path / "out" / "data").rglob("*.parquet")) == referenced

@@ -9,13 +9,26 @@ from pathlib import Path
 import polars as pl
 import pyarrow as pa
 import pytest
-from local_jobs import NO_RESTART, WAIT_S, GatedSource, WatchedStore, config, local, opening, rows
+from local_jobs import (
+    NO_RESTART,
+    WAIT_S,
+    GatedSource,
+    WatchedStore,
+    await_events,
+    config,
+    is_commit,
+    local,
+    nothing,
+    opening,
+    rows,
+)
 
 import tidegate as tg
+from tidegate import recovery
 from tidegate.actors.runtimes.local import LocalRuntime
 from tidegate.storage.errors import StorageError
 
-ROWS, STOP, SPLITS = 60, 25, 2
+ROWS, STOP = 60, 25
 
 
 def pipeline(env: tg.StreamEnvironment, source: GatedSource, folder: Path) -> tuple[tg.OutputTable, ...]:
@@ -49,7 +62,7 @@ def interrupted(
 ) -> tuple[tg.Job, list[str]]:
     """A job that is cancelled in the middle of its input, some rows after its newest checkpoint; their paths."""
     gates = [STOP + i for i in range(checkpoints)] + [STOP + checkpoints + 5]
-    with opening(GatedSource(ROWS, gates, SPLITS)) as source, local(parallelism, rows_max) as env:
+    with opening(GatedSource(ROWS, ROWS, gates=gates)) as source, local(parallelism, rows_max) as env:
         pipeline(env, source, folder)
         job = env.execute("resumed", checkpoints=config(folder / "checkpoints", **settings), restart=NO_RESTART)
         paths = []
@@ -65,7 +78,7 @@ def interrupted(
 
 def resume(folder: Path, restore: str | None, parallelism: int = 2, name: str = "resumed") -> tg.Job:
     """The same program again, to its end; its tables are right then."""
-    source = GatedSource(ROWS, (), SPLITS)
+    source = GatedSource(ROWS, ROWS)
     with local(parallelism) as env:
         tables = pipeline(env, source, folder)
         job = env.execute(name, checkpoints=config(folder / "checkpoints"), restart=NO_RESTART, restore=restore)
@@ -97,7 +110,7 @@ def test_a_job_goes_on_from_the_checkpoint_that_is_named(tmp_path: Path) -> None
 def test_a_restored_job_can_be_restored(tmp_path: Path) -> None:
     """Twice interrupted, then finished."""
     interrupted(tmp_path)
-    source = GatedSource(ROWS, [STOP + 20], SPLITS)
+    source = GatedSource(ROWS, ROWS, gates=[STOP + 20])
     with opening(source), local(3) as env:
         pipeline(env, source, tmp_path)
         job = env.execute("resumed", checkpoints=config(tmp_path / "checkpoints"), restart=NO_RESTART, restore="latest")
@@ -143,15 +156,46 @@ def test_state_without_an_operator_is_refused(tmp_path: Path) -> None:
     """A renamed operator would silently start empty: the error says which uid is missing and which there are."""
     interrupted(tmp_path)
     with local() as env:
-        stream = env.from_source(GatedSource(ROWS, (), SPLITS), uid="source")
+        stream = env.from_source(GatedSource(ROWS, ROWS), uid="source")
         stream.key_by("k").aggregate(n=tg.count(), uid="renamed").collect()
         with pytest.raises(tg.ConfigurationError, match=r"has state of operator 'final'.*renamed.*give the operator"):
             env.execute("resumed", checkpoints=config(tmp_path / "checkpoints"), restore="latest")
 
 
+@pytest.mark.parametrize("parallelism", [1, 2, 3])
+def test_what_had_finished_before_the_checkpoint_does_not_run_again(tmp_path: Path, parallelism: int) -> None:
+    """A source, and a subtask of another, are at their end when the checkpoint is taken: their rows do not return."""
+    small = pa.table({"k": [100, 101], "x": [1, 2]}, GatedSource.schema)
+
+    def program(env: tg.StreamEnvironment, source: GatedSource) -> tg.OutputTable:
+        ended = env.from_batches(small, uid="ended").filter(lambda row: True, uid="pass")
+        sums = ended.union(env.from_source(source, uid="source")).key_by("k")
+        return sums.aggregate(n=tg.count(), emit="final", uid="sums").to_table(str(tmp_path / "out"), uid="out")
+
+    with opening(GatedSource(ROWS, 10, gates=[STOP])) as source, local(2) as env:
+        program(env, source)
+        job = env.execute("ended", checkpoints=config(tmp_path / "checkpoints"), restart=NO_RESTART)
+        source.await_gate(STOP)
+        await_events(job, "TaskReachedEndOfData", 3)
+        metadata = recovery.inspect(job.trigger_checkpoint("60s"))
+        job.cancel()
+        job.wait("60s")
+    finished = {(s.vertex, s.subtask): s.finished for s in metadata.subtasks}
+    assert (finished["ended", 0], finished["ended", 1]) == (True, True)
+    assert (finished["source", 0], finished["source", 1]) == (False, True)
+
+    source = GatedSource(ROWS, 10)
+    with local(parallelism) as env:
+        table = program(env, source)
+        checkpoints = config(tmp_path / "checkpoints")
+        env.execute("ended", checkpoints=checkpoints, restart=NO_RESTART, restore="latest").wait("60s")
+    counts = pl.Series([*source.table()["k"].to_pylist(), 100, 101]).value_counts()
+    assert rows(table.to_arrow()) == sorted(counts.rows(), key=repr)
+
+
 def test_collected_rows_of_before_are_kept(tmp_path: Path) -> None:
     """to_arrow gives the rows of the whole input, those collected by the interrupted job included."""
-    with opening(GatedSource(ROWS, [STOP])) as source, local(1) as env:
+    with opening(GatedSource(ROWS, gates=[STOP])) as source, local(1) as env:
         env.from_source(source, uid="source").collect(uid="rows")
         job = env.execute("collected", checkpoints=config(tmp_path), restart=NO_RESTART)
         source.await_gate(STOP)
@@ -159,7 +203,7 @@ def test_collected_rows_of_before_are_kept(tmp_path: Path) -> None:
         job.cancel()
         job.wait("60s")
     with local(2) as env:
-        collected = env.from_source(GatedSource(ROWS, ()), uid="source").collect(uid="rows")
+        collected = env.from_source(GatedSource(ROWS), uid="source").collect(uid="rows")
         env.execute("collected", checkpoints=config(tmp_path), restart=NO_RESTART, restore="latest").wait("60s")
 
     assert sorted(collected.to_arrow()["x"].to_pylist()) == list(range(ROWS))
@@ -168,7 +212,7 @@ def test_collected_rows_of_before_are_kept(tmp_path: Path) -> None:
 def test_a_program_may_grow(tmp_path: Path) -> None:
     """An operator that the checkpoint does not know starts empty; the others go on."""
     interrupted(tmp_path)
-    source = GatedSource(ROWS, (), SPLITS)
+    source = GatedSource(ROWS, ROWS)
     with local() as env:
         tables = pipeline(env, source, tmp_path)
         late = env.from_batches(pa.table({"x": [1, 2, 3]}), uid="late").collect(uid="late-rows")
@@ -182,16 +226,17 @@ def test_a_program_may_grow(tmp_path: Path) -> None:
 def test_every_checkpoint_that_was_not_shown_is_shown_by_the_restore(tmp_path: Path) -> None:
     """Checkpoints complete while the table's storage is away; the job fails, and the restored one shows them all."""
     away = threading.Event()
-    held: list[int] = []
+    held: list[str] = []
 
-    def hold() -> None:
-        held.append(len(held))
-        assert away.wait(WAIT_S)
-        raise StorageError("the table's storage is away")
+    def hold(path: str) -> None:
+        if is_commit(path):
+            held.append(path)
+            assert away.wait(WAIT_S)
+            raise StorageError("the table's storage is away")
 
     gates = [20, 30, 40]
-    with opening(GatedSource(ROWS, gates)) as source:
-        runtime = LocalRuntime(lambda url: WatchedStore(url, before=hold, after=hold))
+    with opening(GatedSource(ROWS, gates=gates)) as source:
+        runtime = LocalRuntime(lambda url: WatchedStore(url, before=hold, after=nothing))
         env = tg.StreamEnvironment(runtime, 1, options=tg.DataPlaneOptions(source_rows_max=10))
         env.from_source(source, uid="source").to_table(str(tmp_path / "out"), uid="out")
         submission = env.plan("unshown", checkpoints=config(tmp_path / "checkpoints"), restart=NO_RESTART)
@@ -207,7 +252,7 @@ def test_every_checkpoint_that_was_not_shown_is_shown_by_the_restore(tmp_path: P
     assert "a job restored from it commits them" in (progress.reason or "")
 
     with local(1) as again:
-        table = again.from_source(GatedSource(ROWS, ()), uid="source").to_table(str(tmp_path / "out"), uid="out")
+        table = again.from_source(GatedSource(ROWS), uid="source").to_table(str(tmp_path / "out"), uid="out")
         job = again.execute(
             "unshown", checkpoints=config(tmp_path / "checkpoints"), restart=NO_RESTART, restore="latest"
         )
