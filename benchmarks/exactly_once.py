@@ -189,19 +189,29 @@ def one_run(number: int, arguments: argparse.Namespace, folder: Path, source: Ge
         rows_a_moment = source.rows // (arguments.kills + coordinator + 1)
         chaos = Chaos(job, rng, rows_a_moment, started + arguments.timeout_s, outcome)
         chaos.run(arguments.kills, coordinator)
-    except TimeoutError as error:
-        outcome.differences.append(str(error))
+    except (TimeoutError, tg.TidegateError) as error:
+        outcome.differences.append(f"{type(error).__name__}: {error}")
     finally:
         runtime.stop()
     outcome.seconds = time.monotonic() - started
-    if outcome.end is not None and outcome.end.status != "finished":
-        outcome.differences.append(f"the job {outcome.end.status}: {outcome.end.reason}")
-    if not outcome.differences:
-        stateless, totals = reference(source)
-        outcome.differences += differences("rows", tables.rows.to_arrow(), stateless)
-        outcome.differences += differences("running", tables.running.to_arrow(), totals)
-        outcome.differences += differences("final", tables.final.to_arrow(), totals)
+    if outcome.end is not None:
+        outcome.differences += compare(outcome.end, tables, source)
     return outcome
+
+
+def compare(end: tg.JobProgress, tables: Tables, source: GeneratedSource) -> list[str]:
+    """What is wrong with a job that has ended."""
+    if end.status != "finished":
+        return [f"the job {end.status}: {end.reason}"]
+    stateless, totals = reference(source)
+    try:
+        return [
+            *differences("rows", tables.rows.to_arrow(), stateless),
+            *differences("running", tables.running.to_arrow(), totals),
+            *differences("final", tables.final.to_arrow(), totals),
+        ]
+    except tg.TidegateError as error:
+        return [f"{type(error).__name__}: {error}"]
 
 
 def main() -> int:
