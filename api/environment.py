@@ -34,6 +34,10 @@ if TYPE_CHECKING:
     from tidegate.spark_bridge import RayDPSession
 
 
+MEMORY_SPLITS = 16
+"""Parts of a stream over data in memory; not the parallelism, which may change when a job is restored."""
+
+
 class StreamEnvironment:
     """Makes streams and runs them. Use it as a context manager; make one with `local` or `raydp`."""
 
@@ -136,8 +140,11 @@ class StreamEnvironment:
         uid: str | None = None,
         parallelism: int | None = None,
     ) -> Stream:
-        """A stream over Arrow data in memory. The data travels with the job: keep it small."""
-        source = MemorySource.of(data, splits if splits is not None else (parallelism or self.parallelism))
+        """A stream over Arrow data in memory. The data travels with the job: keep it small.
+
+        It is read in `splits` parts, dealt out to the subtasks. A restored job needs the same data and splits.
+        """
+        source = MemorySource.of(data, splits if splits is not None else MEMORY_SPLITS)
         return self.from_source(source, name=name, uid=uid, parallelism=parallelism)
 
     def from_dataframe(
@@ -185,7 +192,7 @@ class StreamEnvironment:
         submission = self.plan(name, checkpoints=checkpoints, restart=restart, restore=restore)
         running = self._runtime.submit(submission)
         self._reset()
-        return Job(running, submission.spec.job_id, name, submission.spec.root)
+        return Job(running, submission.spec.job_id, name, submission.spec.root, self.open_store)
 
     def plan(
         self,
@@ -205,7 +212,8 @@ class StreamEnvironment:
         store = self.open_store(config.storage if config.storage is not None else default_storage())
         graph = translate(self._nodes)
         self._runtime.check(graph, (store.url, *(table.url for table in self._tables)))
-        check_conditional_create(store)
+        for url in dict.fromkeys((store.url, *(table.url for table in self._tables))):
+            check_conditional_create(self.open_store(url))
         request = JobRequest(
             name=name,
             job_id=make_job_id(name, suffix if suffix is not None else uuid.uuid4().hex[:8]),

@@ -6,6 +6,7 @@ from dataclasses import asdict
 from datetime import timedelta
 from typing import Any
 
+from tidegate.actors.runtimes.context import OpenStore
 from tidegate.actors.runtimes.job import JobProgress, RunningJob, TaskProcessInfo
 from tidegate.recovery import CheckpointSummary, list_checkpoints
 from tidegate.storage.errors import JobFailedError
@@ -18,8 +19,11 @@ from tidegate.storage.units import parse_duration_ms
 class Job:
     """Handle of a job. It goes on running when the handle is dropped, until its environment is closed."""
 
-    def __init__(self, running: RunningJob, job_id: JobId, name: str, root: str) -> None:
+    def __init__(
+        self, running: RunningJob, job_id: JobId, name: str, root: str, open_store: OpenStore = open_store
+    ) -> None:
         self._running = running
+        self._open_store = open_store
         self.job_id = job_id
         self.name = name
         self.root = root
@@ -61,7 +65,9 @@ class Job:
 
     def checkpoints(self) -> list[CheckpointSummary]:
         """Completed, retained checkpoints of this job, oldest first."""
-        return [c for c in list_checkpoints(self.root, self.name) if c.job_id == self.job_id]
+        return [
+            c for c in list_checkpoints(self.root, self.name, open_store=self._open_store) if c.job_id == self.job_id
+        ]
 
     def processes(self) -> tuple[TaskProcessInfo, ...]:
         """Which process runs each task: actor name, pid, node. Empty where all tasks run in the driver's process."""
@@ -73,7 +79,7 @@ class Job:
 
     def events(self) -> list[Any]:
         """Every event that the coordinator has decided by, oldest first, as far as the log reaches back."""
-        log = EventLog(open_store(self.root), self.job_id)
+        log = EventLog(self._open_store(self.root), self.job_id)
         indices = log.indices()
         return [event for entry in log.entries(indices[0] if indices else 0) for event in entry.events]
 

@@ -6,16 +6,19 @@ import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Protocol, runtime_checkable
 
 from tidegate.actors.coordinator.spec import CheckpointSettings, JobSpec, RestorePoint
 from tidegate.actors.graph.job_graph import JobGraph, JobVertex, OperatorSpec
 from tidegate.actors.identity import TaskId
+from tidegate.actors.operators.table_sink import TableSink
 from tidegate.actors.runtimes.context import DataPlaneOptions, JobContext, OpenStore
 from tidegate.actors.runtimes.job import Submission
-from tidegate.actors.runtimes.restore import check_restorable
+from tidegate.actors.runtimes.restore import check_restorable, check_restored_sources
 from tidegate.actors.sources import Source
 from tidegate.actors.task.source import SplitPosition
+from tidegate.claims import check_tables, claim_tables
 from tidegate.config import CheckpointConfig
 from tidegate.recovery import RestartStrategy, latest
 from tidegate.storage.errors import ConfigurationError, CorruptionError, NotFoundError
@@ -75,16 +78,19 @@ def prepare(request: JobRequest, open_store: OpenStore) -> Submission:
     Raises ConfigurationError, TableError and StorageError; nothing has started then.
     """
     restore, metadata = _restore_point(request, open_store)
-    if metadata is not None:
+    if metadata is not None and restore is not None:
         check_restorable(metadata, request.graph)
+        check_restored_sources(open_store(restore.root), metadata, request.graph)
     lineage = list(_lineage(restore, metadata, open_store))
-    graph = _with_staged_sources(request, metadata, lineage)
     bound = {
         rows.placeholder: rows.bind(_collect_url(request, rows, lineage, open_store)) for rows in request.collected
     }
-    graph = _with_bound_tables(graph, bound)
+    tables = [*request.tables, *bound.values()]
     covering = [] if restore is None or metadata is None else _checkpoints_up_to(restore, metadata, open_store)
-    _claim_tables([*request.tables, *bound.values()], request.job_id, covering)
+    check_tables(tables, request.job_id, covering)
+    graph = _with_staged_sources(request, metadata, lineage)
+    first_versions = claim_tables(tables, request.job_id, covering, open_store)
+    graph = _with_tables(graph, bound, {table.url: table for table in tables}, first_versions)
     splits = {
         v.source.uid: tuple(SplitPosition(split) for split in v.source.source.splits())
         for v in graph.vertices
@@ -133,7 +139,7 @@ def _restore_point(request: JobRequest, open_store: OpenStore) -> tuple[RestoreP
         return None, None
     pointer = request.restore
     if pointer == "latest":
-        newest = latest(request.root, request.name)
+        newest = latest(request.root, request.name, open_store=open_store)
         if newest is None:
             log.info("job %r has no checkpoint under %s yet: it starts afresh", request.name, request.root)
             return None, None
@@ -218,12 +224,23 @@ def _taskowned(root: str, job_id: JobId, kind: str, uid: OperatorUid) -> str:
     return f"{root.rstrip('/')}/{CheckpointLayout(job_id).taskowned_dir()}/{kind}-{escape(uid)}"
 
 
-def _with_bound_tables(graph: JobGraph, bound: Mapping[str, OutputTable]) -> JobGraph:
-    def with_url(spec: OperatorSpec) -> OperatorSpec:
-        table = bound.get(spec.table or "")
-        return spec if table is None else replace(spec, table=table.url)
+def _with_tables(
+    graph: JobGraph,
+    bound: Mapping[str, OutputTable],
+    tables: Mapping[str, OutputTable],
+    first_versions: Mapping[str, int],
+) -> JobGraph:
+    """The graph with the urls of collected streams, and with sinks that win over what is in their tables already."""
 
-    vertices = tuple(replace(v, operators=tuple(with_url(spec) for spec in v.operators)) for v in graph.vertices)
+    def with_table(spec: OperatorSpec) -> OperatorSpec:
+        if spec.table is None:
+            return spec
+        table = bound[spec.table] if spec.table in bound else tables[spec.table]
+        info = table.info
+        factory = partial(TableSink, info.mode, info.keys, first_version=first_versions[table.url])
+        return replace(spec, table=table.url, factory=factory)
+
+    vertices = tuple(replace(v, operators=tuple(with_table(spec) for spec in v.operators)) for v in graph.vertices)
     return replace(graph, vertices=vertices)
 
 
@@ -251,29 +268,3 @@ def _checkpoints_up_to(
         if not older.void:
             found.append(older)
     return [*found, metadata]
-
-
-def _claim_tables(tables: Sequence[OutputTable], job_id: JobId, covering: Sequence[CheckpointMetadata]) -> None:
-    """Make the job the owner of its tables, and show what its checkpoint covers and the old job did not get to show."""
-    for table in tables:
-        table.log.create(table.info)
-        _commit_left_over(table, covering)
-        origin = (covering[-1].job_id, covering[-1].checkpoint_id) if covering else None
-        table.log.claim(job_id, origin, table.if_exists)
-
-
-def _commit_left_over(table: OutputTable, covering: Sequence[CheckpointMetadata]) -> None:
-    """A job that died between completing checkpoints and committing them has left that to whoever restores it."""
-    log = table.log
-    entries = log.entries()
-    claims = [entry.job_id for entry in entries if entry.visible_through is not None]
-    for metadata in covering:
-        files = tuple(
-            file
-            for subtask in metadata.subtasks
-            for committable in subtask.committables
-            if committable.table == table.url
-            for file in committable.files
-        )
-        if files and claims and claims[-1] == metadata.job_id:
-            log.commit(metadata.job_id, metadata.checkpoint_id, files)

@@ -8,7 +8,7 @@ checkpoint refers to.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from tidegate.storage.errors import CodecError, CorruptionError, NotFoundError
@@ -22,6 +22,9 @@ from tidegate.storage.state_file import read_state, verify_state
 from tidegate.storage.store import Store
 
 _logger = logging.getLogger(__name__)
+
+OpenStore = Callable[[str], Store]
+"""Opens the store at a url; for stores that need credentials of their own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +44,8 @@ class CheckpointSummary:
     subtasks: int
     verified: bool | None = None
     reason: str | None = None
+    restored_from: str | None = None
+    """Path of the checkpoint that the job itself was restored from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +59,9 @@ class VerificationReport:
     bytes: int
 
 
-def list_checkpoints(url: str, job: str | None = None) -> list[CheckpointSummary]:
+def list_checkpoints(
+    url: str, job: str | None = None, *, open_store: OpenStore = open_store
+) -> list[CheckpointSummary]:
     """All completed checkpoints under a checkpoint root, of every job or of the one with this name or id.
 
     Oldest first. State files are not read. Raises StorageError.
@@ -74,14 +81,18 @@ def list_checkpoints(url: str, job: str | None = None) -> list[CheckpointSummary
     return [summary for _, summary in ordered]
 
 
-def latest(url: str, job: str | None = None) -> CheckpointSummary | None:
+def latest(url: str, job: str | None = None, *, open_store: OpenStore = open_store) -> CheckpointSummary | None:
     """The newest checkpoint of which every byte verifies, or None if there is none.
 
-    Damaged checkpoints are passed over, with a warning in the log. Raises StorageError for faults of the
+    A job that another one was restored from comes after it, whatever it may still have completed: its tables belong to
+    its successor. Damaged checkpoints are passed over, with a warning in the log. Raises StorageError for faults of the
     storage.
     """
-    for summary in reversed(list_checkpoints(url, job)):
-        report = verify(summary.path)
+    summaries = list_checkpoints(url, job, open_store=open_store)
+    succeeded = {parse_pointer(s.restored_from)[1] for s in summaries if s.restored_from is not None}
+    summaries.sort(key=lambda summary: summary.job_id not in succeeded)
+    for summary in reversed(summaries):
+        report = verify(summary.path, open_store=open_store)
         if report.ok:
             return replace(summary, verified=True)
         _logger.warning(
@@ -102,7 +113,7 @@ def inspect(path: str) -> CheckpointMetadata:
     return read_metadata(open_store(root), job_id, checkpoint_id)
 
 
-def verify(path: str) -> VerificationReport:
+def verify(path: str, *, open_store: OpenStore = open_store) -> VerificationReport:
     """Read every file of the checkpoint at `<root>/<job>/chk-N` and compare it with its checksum.
 
     Damage and missing files are problems in the report, not exceptions; those are ConfigurationError for a
@@ -177,4 +188,5 @@ def _summarise(store: Store, job_id: JobId, checkpoint_id: CheckpointId) -> Chec
         triggered_at_ms=metadata.triggered_at_ms,
         size_bytes=metadata.size_bytes,
         subtasks=len(metadata.subtasks),
+        restored_from=metadata.restored_from,
     )

@@ -150,6 +150,20 @@ class TableLog:
                 self._try_append(TableEntry(0, TableEntryKind.CREATED, info=info))
             self._check_same(info)
 
+    def check_claim(
+        self,
+        info: TableInfo,
+        job_id: JobId,
+        restored_from: tuple[JobId, CheckpointId] | None = None,
+        if_exists: IfExists = "error",
+    ) -> None:
+        """Raise what `create` and `claim` would raise now, and change nothing."""
+        with self._lock:
+            self._refresh()
+            if self._entries:
+                self._check_same(info)
+                self._claim_through(job_id, restored_from, if_exists)
+
     def claim(
         self,
         job_id: JobId,

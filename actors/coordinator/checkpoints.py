@@ -25,6 +25,8 @@ from tidegate.storage.ids import CheckpointId
 from tidegate.storage.metadata import METADATA_VERSION, CheckpointMetadata, Committable
 
 REQUESTS_MAX = 1_000
+COMMITS_WAITING_MAX = 4
+"""Completed checkpoints whose sink files are not visible yet, before the next one has to wait."""
 
 
 class CheckpointKeeper:
@@ -88,9 +90,9 @@ class CheckpointKeeper:
         return None
 
     def trigger_if_due(self, at_ms: int) -> None:
-        """Start a checkpoint if one is wanted and none is pending (one at a time)."""
+        """Start a checkpoint if one is wanted, none is pending (one at a time), and sinks keep up with committing."""
         state = self._state
-        if state.pending:
+        if state.pending or len(state.commits) >= COMMITS_WAITING_MAX:
             return
         all_ended = len(state.ended) == len(self._spec.tasks)
         if not (all_ended or state.requests):
@@ -236,7 +238,7 @@ class CheckpointKeeper:
             return
         commit = state.commits[0]
         commit.failures += 1
-        if commit.failures >= self._spec.storage_attempts_max:
+        if event.fenced or commit.failures >= self._spec.storage_attempts_max:
             self.storage_failure = (
                 f"the sink files of checkpoint {event.checkpoint_id} could not be committed in "
                 f"{commit.failures} attempts ({event.error}); a job restored from it commits them"

@@ -146,11 +146,15 @@ class SinksCommitted:
 @wire
 @dataclass(frozen=True, slots=True)
 class SinkCommitFailed:
-    """It is not known whether the sink files of a completed checkpoint are visible."""
+    """It is not known whether the sink files of a completed checkpoint are visible.
+
+    `fenced`: they are not, because another job has claimed the table.
+    """
 
     at_ms: int
     checkpoint_id: CheckpointId
     error: str
+    fenced: bool = False
 
 
 @wire

@@ -47,6 +47,9 @@ class _FrozenVersion:
 class TableSink(Operator):
     """Buffers batches until they are taken. Emits nothing.
 
+    `first_version` must exceed every version that another job has written to the table: a job that adds to a table
+    wins over the rows that it found there.
+
     Raises ConfigurationError for an unknown mode, for `upsert` without keys, and for `append` with keys.
     """
 
@@ -55,6 +58,7 @@ class TableSink(Operator):
         mode: Literal["append", "upsert"] = "append",
         keys: tuple[str, ...] = (),
         file_bytes_max: int = FILE_BYTES_MAX,
+        first_version: int = 0,
     ) -> None:
         if mode not in ("append", "upsert"):
             raise ConfigurationError(f'a table is written in mode "append" or "upsert", not {mode!r}')
@@ -70,7 +74,8 @@ class TableSink(Operator):
         self._pinned = PinnedSchema()
         self._pending: list[pa.RecordBatch] = []
         self._pending_bytes = 0
-        self._version = 0
+        self._first_version = first_version
+        self._version = first_version
 
     @property
     def pending_bytes(self) -> int:
@@ -81,7 +86,7 @@ class TableSink(Operator):
         """Go on from the greatest version that any former subtask had used."""
         super().open(context, restored)
         versions = [version for table in restored for version in table.rows.column("version").to_pylist()]
-        self._version = max(versions, default=0)
+        self._version = max([self._first_version, *versions])
 
     def process(self, batch: pa.RecordBatch, emit: Emit) -> None:
         """Buffer a batch. OperatorError if its schema is not that of the batches before, or lacks a key."""

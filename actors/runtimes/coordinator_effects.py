@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Iterable
 
 from tidegate.actors.coordinator import events as ev
@@ -25,6 +26,8 @@ class CoordinatorEffects:
         self._context = context
         self._open_store = open_store
         self._now_ms = now_ms
+        self._lock = threading.Lock()
+        self._table_logs: dict[str, TableLog] = {}
 
     def write_metadata(
         self, metadata: CheckpointMetadata
@@ -51,12 +54,19 @@ class CoordinatorEffects:
             files.setdefault(committable.table, []).extend(committable.files)
         try:
             for table, table_files in files.items():
-                TableLog(self._open_store(table)).commit(
-                    self._context.job_id, instruction.checkpoint_id, tuple(table_files)
-                )
-        except (StorageError, FencedError) as error:
+                self._table_log(table).commit(self._context.job_id, instruction.checkpoint_id, tuple(table_files))
+        except FencedError as error:
+            return ev.SinkCommitFailed(self._now_ms(), instruction.checkpoint_id, str(error), fenced=True)
+        except StorageError as error:
             return ev.SinkCommitFailed(self._now_ms(), instruction.checkpoint_id, str(error))
         return ev.SinksCommitted(self._now_ms(), instruction.checkpoint_id)
+
+    def _table_log(self, url: str) -> TableLog:
+        """The log of a table; kept, because it remembers what it has read, and a log grows with every commit."""
+        with self._lock:
+            if url not in self._table_logs:
+                self._table_logs[url] = TableLog(self._open_store(url))
+            return self._table_logs[url]
 
     def discard_checkpoint(
         self, instruction: do.DiscardCheckpoint

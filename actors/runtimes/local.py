@@ -93,6 +93,8 @@ class LocalJob:
         self._named: dict[str, int] = {}
         self._tasks: dict[TaskId, TaskHost] = {}
         self._pool = ThreadPoolExecutor(IO_THREADS, thread_name_prefix="tidegate-io")
+        # Of its own: a source that blocks must not keep the coordinator from its log.
+        self._coordinator_pool = ThreadPoolExecutor(2, thread_name_prefix="tidegate-coordinator")
         self._requests: dict[str, Future[CheckpointId]] = {}
         self._done: Future[JobProgress] = Future()
         self._thread = threading.Thread(target=self._run, name=f"tidegate-{self._spec.job_name}", daemon=True)
@@ -160,7 +162,9 @@ class LocalJob:
             self._done.set_exception(error)
         finally:
             self._drop_tasks()
-            self._pool.shutdown(wait=True)
+            # A source that blocks for ever must not keep the job from ending; its thread ends with its read.
+            self._pool.shutdown(wait=False, cancel_futures=True)
+            self._coordinator_pool.shutdown(wait=True)
             for request in self._requests.values():
                 if not request.done():
                     request.set_exception(CheckpointError("the job has ended"))
@@ -324,10 +328,13 @@ class _CoordinatorPort:
             if event is not None:
                 self._job._coordinator.handle(event)
 
-        self._job._pool.submit(work).add_done_callback(lambda f: self._job._post(lambda: finish(f)))
+        self._job._coordinator_pool.submit(work).add_done_callback(lambda f: self._job._post(lambda: finish(f)))
 
     def append(self, work: Callable[[], None], done: Callable[[BaseException | None], None]) -> None:
-        self._job._pool.submit(work).add_done_callback(lambda future: self._job._post(lambda: done(future.exception())))
+        def finish(future: Future[None]) -> None:
+            self._job._post(lambda: done(future.exception()))
+
+        self._job._coordinator_pool.submit(work).add_done_callback(finish)
 
     def set_timer(self, timer: str, due_at_ms: int) -> None:
         self._job._named[timer] = due_at_ms

@@ -157,7 +157,12 @@ class Deployment:
         watch_call(reference, self._mailbox, lost)
 
     def _kill_if_stuck(self, member: Member, attempt: AttemptNumber, dropped: Future[None]) -> None:
-        if not dropped.done() and not member.dead:
+        if dropped.done() or member.dead:
+            return
+        if member.info is None:
+            # It is still starting: its constructor comes before everything else, and may take long on a busy node.
+            self._mailbox.call_at(now_ms() + DROP_TIMEOUT_MS, partial(self._kill_if_stuck, member, attempt, dropped))
+        else:
             log.warning(
                 "%s has not let go of attempt %d within %d ms: it is killed", member.name, attempt, DROP_TIMEOUT_MS
             )

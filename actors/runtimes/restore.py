@@ -15,6 +15,7 @@ import pyarrow as pa
 from tidegate.actors.coordinator.spec import RestorePoint
 from tidegate.actors.graph.job_graph import JobGraph
 from tidegate.actors.identity import TaskId
+from tidegate.actors.task.source import positions_from_tables
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.ids import OperatorUid
 from tidegate.storage.metadata import CheckpointMetadata, StateKind, SubtaskState
@@ -82,6 +83,33 @@ def check_restorable(metadata: CheckpointMetadata, graph: JobGraph) -> None:
             raise ConfigurationError(
                 f"operator {old.uid!r} has max_parallelism {old.max_parallelism} in checkpoint "
                 f"{metadata.checkpoint_id} and {new.max_parallelism} in the job; it cannot change"
+            )
+
+
+def check_restored_sources(store: Store, metadata: CheckpointMetadata, graph: JobGraph) -> None:
+    """Refuse a source whose splits are not those that the checkpoint knows: it would skip rows, or read others.
+
+    A source that is staged is read again from what was staged, so it is not compared.
+    """
+    known = {info.uid for info in metadata.operators}
+    for vertex in graph.vertices:
+        spec = vertex.source
+        if spec is None or spec.uid not in known or hasattr(spec.source, "reopen"):
+            continue
+        tables = [
+            table
+            for subtask in _subtasks(metadata, spec.uid)
+            if subtask.handle is not None
+            for table in read_state(store, subtask.handle, spec.uid)
+        ]
+        before = {p.split.split_id: p.split for p in positions_from_tables(tables)}
+        now = {split.split_id: split for split in spec.source.splits()}
+        changed = sorted(n for n in before.keys() | now.keys() if before.get(n) != now.get(n))
+        if changed:
+            raise ConfigurationError(
+                f"source {spec.uid!r} is not what it was at checkpoint {metadata.checkpoint_id} of {metadata.job_id}: "
+                f"split {changed[0]!r} and {len(changed) - 1} more were added, removed or changed; give it the same "
+                "input and the same number of splits, or start without restore"
             )
 
 
