@@ -238,10 +238,10 @@ class _RunningTask:
         head = _head(frame.attempt, frame.channel, frame.first_sequence)
         batches = [e for e in frame.elements if isinstance(e, pa.RecordBatch)]
         self._rows_out += sum(batch.num_rows for batch in batches)
-        if len(batches) == len(frame.elements):
+        if len(batches) == len(frame.elements) and not frame.exhausts_credit:
             self._frame_calls[frame.channel](head, frame.elements)
         else:
-            # Nothing may follow a barrier, or the end, that would show that it is missing.
+            # Nothing may follow a barrier, the end, or the last of the credit, that would show that it is missing.
             self._watch(self._watched_frame_calls[frame.channel](head, frame.elements))
 
     def grant_credit(self, grant: do.GrantCredit) -> None:

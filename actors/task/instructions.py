@@ -18,12 +18,17 @@ from tidegate.storage.state import OperatorSnapshot
 @wire
 @dataclass(frozen=True, slots=True)
 class SendFrame:
-    """Deliver consecutive elements to the downstream task of a channel. Fire and forget."""
+    """Deliver consecutive elements to the downstream task of a channel.
+
+    Fire and forget, because the number of the next frame shows that one is missing; except where `exhausts_credit`
+    says that no frame of data can follow before the receiver has answered this one.
+    """
 
     attempt: AttemptNumber
     channel: ChannelId
     first_sequence: int
     elements: tuple[Element, ...]
+    exhausts_credit: bool = False
 
 
 @wire

@@ -382,7 +382,8 @@ class TaskMachine:
 
     def _send(self, flush: bool, at_ms: int) -> None:
         for channel, first_sequence, elements in self._outputs.take_frames(flush):
-            self._instructions.append(do.SendFrame(self.attempt, channel, first_sequence, elements))
+            exhausted = self._outputs[channel].exhausted
+            self._instructions.append(do.SendFrame(self.attempt, channel, first_sequence, elements, exhausted))
         if not self._flush_armed and self._outputs.lingering:
             self._flush_armed = True
             self._instructions.append(do.ArmFlushTimer(at_ms + self._descriptor.limits.linger_ms))

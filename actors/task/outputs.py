@@ -70,6 +70,11 @@ class OutputChannel:
         return self.queued_bytes >= self._limits.queue_bytes_max
 
     @property
+    def exhausted(self) -> bool:
+        """Whether nothing more may be sent before the receiver answers with credit."""
+        return self._sent_bytes >= self._credit_bytes
+
+    @property
     def sendable(self) -> bool:
         """Whether the first queued element may leave now."""
         return bool(self.queue) and (

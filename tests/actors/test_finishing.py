@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pyarrow as pa
 from link import BY_X, Subject, Summing, describe, node, only, sent
@@ -91,3 +92,19 @@ def test_an_aborted_checkpoint_is_not_taken_after_finishing() -> None:
     found = [i for steps in range(1, STEPS + 2) for i in grant(subject, steps)]
 
     assert only(found, do.PersistSnapshot) == []
+
+
+def test_the_frame_that_uses_up_the_credit_says_so() -> None:
+    """Its loss would not be seen by a gap: nothing can follow it, so the runtime has to wait for its delivery."""
+    subject, found = at_its_end()
+    frames = only(found, do.SendFrame)
+    assert [frame.exhausts_credit for frame in frames if isinstance(frame.elements[0], pa.RecordBatch)][-1:] == [True]
+
+    wide = replace(LIMITS, credit_bytes=100 * STEP_BYTES)
+    source = node("source")
+    leaves = node("leaves", (source, None), factory=LeavesMuch)
+    down = node("down", (leaves, BY_X), factory=Summing)
+    roomy = Subject(describe(translate([source, leaves, down]), VertexId("source"), limits=wide))
+    sent_frames = only(roomy.start() + roomy.read_all(), do.SendFrame)
+    assert sent_frames
+    assert not any(frame.exhausts_credit for frame in sent_frames)
