@@ -96,7 +96,7 @@ def test_an_aborted_checkpoint_is_not_taken_after_finishing() -> None:
 
 def test_the_frame_that_uses_up_the_credit_says_so() -> None:
     """Its loss would not be seen by a gap: nothing can follow it, so the runtime has to wait for its delivery."""
-    subject, found = at_its_end()
+    _, found = at_its_end()
     frames = only(found, do.SendFrame)
     assert [frame.exhausts_credit for frame in frames if isinstance(frame.elements[0], pa.RecordBatch)][-1:] == [True]
 
