@@ -8,7 +8,7 @@ checkpoint refers to.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from tidegate.storage.errors import CodecError, CorruptionError, NotFoundError
@@ -89,8 +89,8 @@ def latest(url: str, job: str | None = None, *, open_store: OpenStore = open_sto
     storage.
     """
     summaries = list_checkpoints(url, job, open_store=open_store)
-    succeeded = {parse_pointer(s.restored_from)[1] for s in summaries if s.restored_from is not None}
-    summaries.sort(key=lambda summary: summary.job_id not in succeeded)
+    later = _jobs_after(summaries)
+    summaries.sort(key=lambda summary: -later.get(summary.job_id, 0))
     for summary in reversed(summaries):
         report = verify(summary.path, open_store=open_store)
         if report.ok:
@@ -101,6 +101,19 @@ def latest(url: str, job: str | None = None, *, open_store: OpenStore = open_sto
             "; ".join(report.problems),
         )
     return None
+
+
+def _jobs_after(summaries: Sequence[CheckpointSummary]) -> dict[JobId, int]:
+    """How many jobs follow on a job in its longest line of restores; jobs without a successor are left out."""
+    origin = {s.job_id: parse_pointer(s.restored_from)[1] for s in summaries if s.restored_from is not None}
+    after: dict[JobId, int] = {}
+    for last in origin:
+        job_id, distance = last, 0
+        # A line is no longer than there are jobs.
+        while job_id in origin and distance < len(origin):
+            job_id, distance = origin[job_id], distance + 1
+            after[job_id] = max(after.get(job_id, 0), distance)
+    return after
 
 
 def inspect(path: str) -> CheckpointMetadata:

@@ -115,20 +115,25 @@ def test_refused_programs(tmp_path: Path, build: Callable[[tg.StreamEnvironment]
             env.execute("job", checkpoints=config(tmp_path))
 
 
-def test_storage_without_conditional_create_is_refused(tmp_path: Path) -> None:
-    """Fencing rests on it, so a store that overwrites is found out before the job starts."""
+@pytest.mark.parametrize("place", ["checkpoints", "table"])
+def test_storage_without_conditional_create_is_refused(tmp_path: Path, place: str) -> None:
+    """Fencing rests on it, for jobs and for tables, so a store that overwrites is found out before the job starts."""
     from tidegate.actors.runtimes.local import LocalRuntime
     from tidegate.storage.filesystem import FileSystemStore
     from tidegate.storage.store import Buffer
 
     class Overwriting(FileSystemStore):
         def create(self, path: str, data: Buffer) -> None:
-            self.write(path, [data])
+            if self.url.endswith(place):
+                self.write(path, [data])
+            else:
+                super().create(path, data)
 
     env = tg.StreamEnvironment(LocalRuntime(Overwriting), 1, open_store=Overwriting)
-    collected(env)
-    with env, pytest.raises(tg.ConfigurationError, match="no conditional create"):
-        env.execute("job", checkpoints=config(tmp_path))
+    env.from_batches(DATA).to_table(str(tmp_path / "table"))
+    with env, pytest.raises(tg.ConfigurationError, match=f"{tmp_path / place} has no conditional create"):
+        env.execute("job", checkpoints=config(tmp_path / "checkpoints"))
+    assert not (tmp_path / "table" / "_tidegate").exists(), "nothing was claimed"
 
 
 def test_operators_without_a_uid_get_one_that_stays() -> None:

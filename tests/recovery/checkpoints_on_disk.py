@@ -36,6 +36,7 @@ def complete(
     parallelism: int = 2,
     inline_bytes_max: int = 0,
     void: bool = False,
+    restored_from: str | None = None,
 ) -> CheckpointMetadata:
     """Write the state of `parallelism` subtasks and of one stateless one, and complete the checkpoint."""
     job_id = JobId(job)
@@ -56,6 +57,7 @@ def complete(
         operators=(OperatorInfo(UID, "count", _VERTEX, parallelism, MAX_PARALLELISM),),
         subtasks=tuple(subtasks),
         void=void,
+        restored_from=restored_from,
     )
     create_metadata(store, metadata)
     return metadata

@@ -109,6 +109,33 @@ def test_the_latest_of_one_job_is_not_anothers(store: FileSystemStore) -> None:
     assert found.job_id == "a-1"
 
 
+def test_a_successor_comes_before_the_job_that_it_was_restored_from(store: FileSystemStore) -> None:
+    """Whatever the older job completes later; of a line of jobs the last comes first, then the one before it."""
+    complete(store, "demo-a", 1, at_ms=100)
+    complete(store, "demo-b", 1, at_ms=200, restored_from=f"{store.url}/demo-a/chk-1")
+    complete(store, "demo-c", 1, at_ms=300, restored_from=f"{store.url}/demo-b/chk-1")
+    complete(store, "demo-b", 2, at_ms=400)
+    complete(store, "demo-a", 2, at_ms=500)
+
+    for job, number in (("demo-c", 1), ("demo-b", 2), ("demo-b", 1), ("demo-a", 2)):
+        found = recovery.latest(store.url, job="demo")
+        assert found is not None
+        assert (found.job_id, found.checkpoint_id) == (job, number)
+        store.delete(f"{job}/chk-{number}/counts-0")
+
+
+def test_a_fresh_job_is_newer_than_a_line_of_older_ones(store: FileSystemStore) -> None:
+    """It was restored from none of them; its time decides."""
+    complete(store, "demo-a", 1, at_ms=100)
+    complete(store, "demo-b", 1, at_ms=200, restored_from=f"{store.url}/demo-a/chk-1")
+    complete(store, "demo-z", 1, at_ms=300)
+
+    found = recovery.latest(store.url, job="demo")
+
+    assert found is not None
+    assert found.job_id == "demo-z"
+
+
 def test_a_whole_checkpoint_verifies(store: FileSystemStore) -> None:
     """All files are read, and counted with their bytes."""
     metadata = complete(store, _JOB, 7)
