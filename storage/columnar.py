@@ -162,6 +162,27 @@ class KeyColumns:
 
 
 @dataclass(frozen=True, slots=True)
+class KeyGroupOrder:
+    """Slots sorted by key group: the sorted keys, the slot of each, and prefix sums of the groups."""
+
+    keys: pa.RecordBatch
+    slots: pa.Array
+    starts: tuple[int, ...]
+
+
+class LastOrder:
+    """The order of the newest snapshot. Slots are only ever added, so it holds until a key is added.
+
+    Several threads may use it: one that finds an order of another number of keys makes its own.
+    """
+
+    __slots__ = ("newest",)
+
+    def __init__(self) -> None:
+        self.newest: KeyGroupOrder | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class FrozenColumnarState:
     """A `FrozenState`: references to keys, copies of values."""
 
@@ -172,29 +193,39 @@ class FrozenColumnarState:
     values: tuple[pa.Array, ...]
     max_parallelism: int
     hash_keys: HashKeys
+    last_order: LastOrder
 
     def materialize(self) -> StateTable:
         """Rows sorted by key group, in slot order within a group.
 
         O(rows); NumPy and Arrow release the GIL in it.
         """
+        order = self._order()
+        rows = pa.RecordBatch.from_arrays(
+            [*order.keys.columns, *(column.take(order.slots) for column in self.values)],
+            names=[*self.key_schema.names, *self.value_names],
+        )
+        return StateTable(self.state, StateKind.KEYED, rows, order.starts)
+
+    def _order(self) -> KeyGroupOrder:
+        known = self.last_order.newest
+        if known is not None and known.keys.num_rows == sum(keys.num_rows for keys in self.keys):
+            return known
         keys = pa.concat_batches(self.keys) if self.keys else pa.RecordBatch.from_pylist([], self.key_schema)
         groups = (self.hash_keys(keys) % np.uint64(self.max_parallelism)).astype(np.uint16)
         starts = np.zeros(self.max_parallelism + 1, dtype=np.int64)
         np.cumsum(np.bincount(groups, minlength=self.max_parallelism), out=starts[1:])
         # NumPy's stable sort of 16-bit integers is a radix sort.
-        order = pa.array(np.argsort(groups, kind="stable"))
-        rows = pa.RecordBatch.from_arrays(
-            [column.take(order) for column in (*keys.columns, *self.values)],
-            names=[*self.key_schema.names, *self.value_names],
-        )
-        return StateTable(self.state, StateKind.KEYED, rows, tuple(starts.tolist()))
+        slots = pa.array(np.argsort(groups, kind="stable"))
+        order = KeyGroupOrder(keys.take(slots), slots, tuple(starts.tolist()))
+        self.last_order.newest = order
+        return order
 
 
 class ColumnarState:
     """The slots of one keyed state of one subtask."""
 
-    __slots__ = ("_columns", "_hash_keys", "_keys", "_max_parallelism", "_specs", "name")
+    __slots__ = ("_columns", "_hash_keys", "_keys", "_last_order", "_max_parallelism", "_specs", "name")
 
     def __init__(
         self,
@@ -213,6 +244,7 @@ class ColumnarState:
         self._columns = {spec.name: ValueColumn(spec) for spec in values}
         self._max_parallelism = max_parallelism
         self._hash_keys = hash_keys
+        self._last_order = LastOrder()
 
     @property
     def rows(self) -> int:
@@ -276,6 +308,7 @@ class ColumnarState:
             values=tuple(self._columns[spec.name].copy() for spec in self._specs),
             max_parallelism=self._max_parallelism,
             hash_keys=self._hash_keys,
+            last_order=self._last_order,
         )
 
 

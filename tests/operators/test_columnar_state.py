@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import random
 from collections import Counter
 
 import numpy as np
@@ -65,6 +66,25 @@ def test_frozen_values_do_not_change() -> None:
     rows = sorted(frozen.materialize().rows.to_pylist(), key=lambda row: row["k"])
     week = dt.date(1970, 1, 8)
     assert rows == [{"k": 1, "n": 10, "day": week}, {"k": 2, "n": 20, "day": week}]
+
+
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=8), st.randoms())
+@settings(max_examples=40)
+def test_snapshots_share_an_order_only_while_no_key_is_added(added: list[int], chance: random.Random) -> None:
+    """Values and keys of every snapshot belong together, in whatever order the snapshots are written."""
+    state = _state()
+    frozen = []
+    keys = 0
+    for step, count in enumerate(added):
+        if count:
+            state.append(pa.record_batch({"k": range(keys, keys + count)}))
+            keys += count
+        state.column("n").values[:keys] = [key * 100 + step for key in range(keys)]
+        frozen.append((step, keys, state.freeze()))
+    chance.shuffle(frozen)
+    for step, known, snapshot in frozen:
+        rows = snapshot.materialize().rows.to_pylist()
+        assert sorted((row["k"], row["n"]) for row in rows) == [(key, key * 100 + step) for key in range(known)]
 
 
 def test_new_slots_hold_the_identity() -> None:
