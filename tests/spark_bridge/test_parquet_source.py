@@ -79,9 +79,7 @@ def stage(url: str, parts: Iterable[pa.Table], limits: FileLimits, batch_rows: i
     files = [
         file
         for number, part in enumerate(parts)
-        for file in write_files(
-            store, f"data/part-{number}", part.to_batches(max_chunksize=batch_rows), SCHEMA, limits
-        )
+        for file in write_files(store, f"data/part-{number}", part.to_batches(max_chunksize=batch_rows), SCHEMA, limits)
     ]
     write_manifest(store, SCHEMA, tuple(files))
     return ParquetSource.open(url)
