@@ -146,7 +146,7 @@ class CheckpointKeeper:
         return self._fail(pending, f"declined by {event.task}: {event.reason}")
 
     def drop_collecting(self, reason: str) -> None:
-        """The attempt is over: checkpoints that are still collecting end with it; that is no failure of theirs."""
+        """The attempt is over: checkpoints that are still collecting end with it, which no tolerance counts."""
         for pending in list(self._state.pending.values()):
             if pending.phase is PendingPhase.COLLECTING:
                 self._remove(pending, reason)

@@ -24,7 +24,7 @@ from tidegate.actors.coordinator.state import CoordinatorState, JobStatus, Pendi
 from tidegate.storage.errors import ProtocolError
 from tidegate.storage.ids import AttemptNumber
 
-FAILURES_REMEMBERED_MAX = 1_000
+FAILURES_REMEMBERED_MAX = 100_000
 
 
 class CoordinatorMachine:

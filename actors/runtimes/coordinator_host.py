@@ -73,6 +73,8 @@ class CoordinatorHost:
         self._port = port
         self._inbox: deque[ev.CoordinatorEvent] = deque()
         self._appending = False
+        self._in_charge = False
+        """Whether an entry of this incarnation is in the log: then nobody older can fence it."""
         self._halted = False
 
     def start(self) -> None:
@@ -106,12 +108,17 @@ class CoordinatorHost:
                 return
             if error is None:
                 self._next_index = entry.index + 1
+                self._in_charge = True
                 for instruction in instructions:
                     self._perform(instruction)
                 self._store_fold_if_due()
                 # Only now: what is reported while instructions are carried out waits for the next entry.
                 self._appending = False
                 self._next_entry()
+            elif isinstance(error, FencedError) and not self._in_charge:
+                # What the predecessor had on its way landed after the replay: it did not take over, it was late.
+                self._halted = True
+                self._port.replay_again(str(error))
             elif isinstance(error, FencedError):
                 self._stop(f"a newer coordinator is in charge: {error}")
             elif isinstance(error, StorageError) and attempt < APPEND_ATTEMPTS_MAX:

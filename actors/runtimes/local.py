@@ -361,5 +361,9 @@ class _CoordinatorPort:
     def end_job(self, instruction: do.EndJob) -> None:
         self._job.end(instruction)
 
+    def replay_again(self, reason: str) -> None:
+        # A job's id is new with each submission, so nobody else can have written to its log.
+        self.halt(reason)
+
     def halt(self, reason: str) -> None:
         self._job._done.set_exception(StorageError(f"the coordinator stopped: {reason}"))

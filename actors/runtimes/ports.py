@@ -83,6 +83,10 @@ class CoordinatorPort(Protocol):
         """The job is over."""
         ...
 
+    def replay_again(self, reason: str) -> None:
+        """The log has grown while this coordinator took over: replay it once more, a bounded number of times."""
+        ...
+
     def halt(self, reason: str) -> None:
         """This coordinator must not go on: it was fenced, or its log cannot be written."""
         ...

@@ -48,6 +48,7 @@ log = logging.getLogger(__name__)
 
 IO_THREADS = 4
 TICK_MS = 1_000
+TAKEOVERS_MAX = 5
 REPLAY_ATTEMPTS_MAX = 10
 REPLAY_RETRY_S = 0.5
 TASKS_GONE_TIMEOUT_S = 15.0
@@ -105,6 +106,7 @@ class CoordinatorProcess:
         self._deployment = Deployment(fleet, self._handle, self._mailbox)
         self._effects = CoordinatorEffects(context, options.open_store, now_ms)
         self._timers: dict[str, int] = {}
+        self._takeovers = 0
         self._mailbox.post(self._start)
         self._mailbox.start()
 
@@ -187,6 +189,15 @@ class CoordinatorProcess:
         self._host.start()
         if machine.state.spec is None:
             self._host.handle(co.JobSubmitted(now_ms(), self._spec))
+
+    def _take_over_again(self, reason: str) -> None:
+        """What a lost predecessor had on its way has reached the log after the replay."""
+        self._takeovers += 1
+        if self._takeovers >= TAKEOVERS_MAX:
+            self._stop(f"{TAKEOVERS_MAX} attempts to take over the log were overtaken: {reason}")
+        else:
+            log.warning("the log has grown during the takeover, it is replayed again: %s", reason)
+            self._start()
 
     def _replay(self, event_log: EventLog) -> Any:
         """Replay the log, trying again while storage is away: without the log there is nothing else to do."""
@@ -318,6 +329,9 @@ class _Port:
     def end_job(self, instruction: do.EndJob) -> None:
         log.info("job %s is %s: %s", self._process._spec.job_name, instruction.status, instruction.reason)
         self._process._end()
+
+    def replay_again(self, reason: str) -> None:
+        self._process._take_over_again(reason)
 
     def halt(self, reason: str) -> None:
         self._process._stop(reason)

@@ -203,12 +203,19 @@ class SimulatedCoordinatorPort:
     def end_job(self, instruction: do.EndJob) -> None:
         self._job.end(self)
 
+    def replay_again(self, reason: str) -> None:
+        job = self._job
+        job.world.note(f"coordinator replays again: {reason}")
+        if job.coordinator is self.host:
+            job.coordinator = None
+            job.world.after(RECOVERY_MS, job.start_coordinator)
+
     def halt(self, reason: str) -> None:
+        """For good: should it be the coordinator in charge, the job hangs, and the simulation says so."""
         job = self._job
         job.world.note(f"coordinator halts: {reason}")
         if job.coordinator is self.host:
             job.coordinator = None
-            job.world.after(RECOVERY_MS, job.start_coordinator)
 
 
 def _again(world: World, arrive: Callable[[], None]) -> Callable[[], None]:

@@ -44,6 +44,7 @@ class Port:
     answers: list[do.CompleteRequest] = field(default_factory=list)
     ends: list[do.EndJob] = field(default_factory=list)
     halted: list[str] = field(default_factory=list)
+    replayed_again: list[str] = field(default_factory=list)
     on_deploy: Callable[[], None] | None = None
 
     def now_ms(self) -> int:
@@ -77,6 +78,9 @@ class Port:
 
     def end_job(self, instruction: do.EndJob) -> None:
         self.ends.append(instruction)
+
+    def replay_again(self, reason: str) -> None:
+        self.replayed_again.append(reason)
 
     def halt(self, reason: str) -> None:
         self.halted.append(reason)
@@ -229,7 +233,7 @@ def test_a_coordinator_that_was_replaced_halts_and_does_nothing_more() -> None:
 
 
 def test_of_two_coordinators_that_start_together_one_wins() -> None:
-    """Both believe to be the next generation; the first entry decides."""
+    """Both believe to be the next generation; the first entry decides, and the other one has to replay again."""
     run = Run()
     run.submit()
     _, first_port = run.take_over()
@@ -237,8 +241,8 @@ def test_of_two_coordinators_that_start_together_one_wins() -> None:
     second_port.append_next()
     first_port.append_next()
 
-    assert len(first_port.halted) == 1
-    assert second_port.halted == []
+    assert len(first_port.replayed_again) == 1
+    assert first_port.halted == second_port.halted == second_port.replayed_again == []
     assert second_port.deployed
     assert not first_port.deployed
 
