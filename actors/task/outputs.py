@@ -28,8 +28,8 @@ from tidegate.storage.errors import ProtocolError
 class BufferLimits:
     """Limits of the data plane, a channel. Sizes in bytes, times in ms."""
 
-    credit_bytes: int = 16 * 1024 * 1024
-    queue_bytes_max: int = 16 * 1024 * 1024
+    credit_bytes: int = 8 * 1024 * 1024
+    queue_bytes_max: int = 8 * 1024 * 1024
     frame_bytes_min: int = 64 * 1024
     frame_bytes_max: int = 8 * 1024 * 1024
     frame_elements_max: int = 1_024
