@@ -77,11 +77,6 @@ class OperatorChain:
                 staged.append((uid, tuple(pending)))
         return staged
 
-    @property
-    def sinks(self) -> tuple[OperatorUid, ...]:
-        """Uids of the table sinks."""
-        return tuple(self._sinks)
-
     def finish(self) -> Iterator[None]:
         """End of input: every operator emits what it has left, first one first; in steps, one a batch."""
         for link in self._links:
