@@ -5,6 +5,7 @@ A control element never overtakes a batch on an aligned checkpoint, because both
 
 from __future__ import annotations
 
+import enum
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -12,6 +13,7 @@ import pyarrow as pa
 
 from tidegate.storage.codec import wire
 from tidegate.storage.ids import CheckpointId
+from tidegate.storage.metadata import SnapshotKind
 
 MAX_WATERMARK_MS = 2**63 - 1
 """The watermark that ends event time: no element with a timestamp follows."""
@@ -34,12 +36,46 @@ class WatermarkStatus:
 
 
 @wire
+class Alignment(enum.Enum):
+    """What a barrier does to the elements around it (Flink's `AlignmentType`).
+
+    AT_LEAST_ONCE blocks nothing; ALIGNED blocks each channel from its barrier on; UNALIGNED overtakes what is queued,
+    which is stored with the checkpoint; FORCED_ALIGNED is unaligned on an edge that cannot do it.
+    """
+
+    AT_LEAST_ONCE = "at_least_once"
+    ALIGNED = "aligned"
+    UNALIGNED = "unaligned"
+    FORCED_ALIGNED = "forced_aligned"
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class BarrierOptions:
+    """How a checkpoint is taken; travels with its barrier.
+
+    `aligned_timeout_ms`: an ALIGNED barrier that has not got through so long after it was triggered becomes UNALIGNED;
+    None: never. Savepoints are always aligned.
+    """
+
+    alignment: Alignment = Alignment.ALIGNED
+    aligned_timeout_ms: int | None = None
+    kind: SnapshotKind = SnapshotKind.CHECKPOINT
+
+    @property
+    def timeoutable(self) -> bool:
+        """Whether the barrier may become unaligned on its way."""
+        return self.alignment is Alignment.ALIGNED and self.aligned_timeout_ms is not None
+
+
+@wire
 @dataclass(frozen=True, slots=True)
 class Barrier:
     """Separates what belongs to checkpoint `checkpoint_id` (before) from what does not (after)."""
 
     checkpoint_id: CheckpointId
     triggered_at_ms: int
+    options: BarrierOptions = BarrierOptions()
 
 
 @wire

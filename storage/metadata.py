@@ -16,6 +16,26 @@ METADATA_VERSION = 1
 
 
 @wire
+class SnapshotKind(enum.Enum):
+    """Why a snapshot is taken. SUSPEND and TERMINATE are the savepoints of `stop`, without and with drain."""
+
+    CHECKPOINT = "checkpoint"
+    SAVEPOINT = "savepoint"
+    SUSPEND = "suspend"
+    TERMINATE = "terminate"
+
+    @property
+    def is_savepoint(self) -> bool:
+        """Whether the snapshot is the user's."""
+        return self is not SnapshotKind.CHECKPOINT
+
+    @property
+    def stops(self) -> bool:
+        """Whether the job ends after it."""
+        return self in (SnapshotKind.SUSPEND, SnapshotKind.TERMINATE)
+
+
+@wire
 class StateKind(enum.Enum):
     """How a state is split when the parallelism changes."""
 
@@ -86,6 +106,8 @@ class SubtaskState:
     """One subtask's part of a checkpoint. `handle` is None for a stateless subtask.
 
     `finished`: its operators had finished before the cut, so they must not run again after a restore.
+    `in_flight`: elements that an unaligned barrier has overtaken in the queues of the subtask: one section of kind LIST
+    for each channel and direction (`in_flight_section` names them). None where there were none.
     """
 
     vertex: VertexId
@@ -93,6 +115,7 @@ class SubtaskState:
     handle: StateHandle | None
     committables: tuple[Committable, ...] = ()
     finished: bool = False
+    in_flight: StateHandle | None = None
 
 
 @wire
@@ -125,8 +148,11 @@ class CheckpointMetadata:
     """Whether every task had reached the end of its data."""
     restored_from: str | None = None
     """Pointer (`<job>/chk-N`) of the checkpoint that the job itself was started from."""
+    kind: SnapshotKind = SnapshotKind.CHECKPOINT
+    hooks: tuple[tuple[str, bytes], ...] = ()
+    """What each master hook wanted to be kept with the checkpoint, by its identifier."""
 
     @property
     def size_bytes(self) -> int:
-        """State bytes of all subtasks, inlined ones included."""
-        return sum(s.handle.size_bytes for s in self.subtasks if s.handle is not None)
+        """State bytes of all subtasks, inlined and in-flight ones included."""
+        return sum(h.size_bytes for s in self.subtasks for h in (s.handle, s.in_flight) if h is not None)

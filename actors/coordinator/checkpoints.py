@@ -143,7 +143,7 @@ class CheckpointKeeper:
         pending = self._state.pending.get(event.checkpoint_id)
         if pending is None or event.attempt != pending.attempt or pending.phase is not PendingPhase.COLLECTING:
             return None
-        return self._fail(pending, f"declined by {event.task}: {event.reason}")
+        return self._fail(pending, f"declined by {event.task}: {event.message}")
 
     def drop_collecting(self, reason: str) -> None:
         """The attempt is over: checkpoints that are still collecting end with it, which no tolerance counts."""
@@ -192,7 +192,7 @@ class CheckpointKeeper:
         if len(state.commits) == 1:
             self._commit_next()
         if pending.attempt == state.attempt:
-            self._instruct(do.NotifyCompleted(state.attempt, checkpoint_id, metadata.final, self._spec.tasks))
+            self._instruct(do.NotifyCompleted(state.attempt, checkpoint_id, self._spec.tasks))
         for request in pending.requests:
             self._instruct(do.CompleteRequest(request, checkpoint_id, None))
         return completed

@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tidegate.actors.coordinator.spec import JobSpec
+from tidegate.actors.failures import CheckpointFailureReason
 from tidegate.actors.identity import TaskId
+from tidegate.actors.task.metrics import SnapshotMetrics
 from tidegate.storage.codec import wire
 from tidegate.storage.ids import AttemptNumber, CheckpointId, Generation
-from tidegate.storage.metadata import SubtaskState
+from tidegate.storage.metadata import SnapshotKind, SubtaskState
 
 
 @wire
@@ -73,25 +75,28 @@ class TaskFinished:
 @wire
 @dataclass(frozen=True, slots=True)
 class CheckpointRequested:
-    """A user asks for a checkpoint."""
+    """A user asks for a checkpoint, a savepoint, or (kinds SUSPEND and TERMINATE) for an end after a savepoint.
+
+    `target`: the url under which the savepoint's own folder is made; None for a checkpoint.
+    """
 
     at_ms: int
     request: str
+    kind: SnapshotKind = SnapshotKind.CHECKPOINT
+    target: str | None = None
 
 
 @wire
 @dataclass(frozen=True, slots=True)
 class CheckpointAcknowledged:
-    """A task's part of a checkpoint is durable. Durations in ms."""
+    """A task's part of a checkpoint is durable."""
 
     at_ms: int
     attempt: AttemptNumber
     task: TaskId
     checkpoint_id: CheckpointId
     state: SubtaskState
-    start_delay_ms: int = 0
-    alignment_ms: int = 0
-    async_ms: int = 0
+    metrics: SnapshotMetrics = SnapshotMetrics()
 
 
 @wire
@@ -103,7 +108,48 @@ class CheckpointDeclined:
     attempt: AttemptNumber
     task: TaskId
     checkpoint_id: CheckpointId
-    reason: str
+    reason: CheckpointFailureReason
+    message: str
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class HooksTriggered:
+    """Every master hook has answered for this checkpoint, with what it wants to be kept."""
+
+    at_ms: int
+    checkpoint_id: CheckpointId
+    states: tuple[tuple[str, bytes], ...]
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class HookFailed:
+    """A master hook raised."""
+
+    at_ms: int
+    checkpoint_id: CheckpointId
+    error: str
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class SavepointWritten:
+    """The savepoint's own folder is whole; `path` is where a job can be restored from."""
+
+    at_ms: int
+    checkpoint_id: CheckpointId
+    path: str
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class SavepointWriteFailed:
+    """The savepoint's own folder could not be written; nothing usable is left of it."""
+
+    at_ms: int
+    checkpoint_id: CheckpointId
+    error: str
 
 
 @wire
@@ -203,6 +249,10 @@ CoordinatorEvent = (
     | CheckpointRequested
     | CheckpointAcknowledged
     | CheckpointDeclined
+    | HooksTriggered
+    | HookFailed
+    | SavepointWritten
+    | SavepointWriteFailed
     | MetadataWritten
     | CheckpointVoided
     | MetadataWriteFailed

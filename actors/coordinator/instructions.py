@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tidegate.actors.coordinator.spec import RestorePoint
+from tidegate.actors.elements import BarrierOptions
 from tidegate.actors.identity import TaskId
 from tidegate.storage.codec import wire
-from tidegate.storage.ids import AttemptNumber, CheckpointId
+from tidegate.storage.ids import AttemptNumber, CheckpointId, JobId
 from tidegate.storage.metadata import CheckpointMetadata, Committable, StateHandle
 
 
@@ -46,6 +47,38 @@ class TriggerCheckpoint:
     checkpoint_id: CheckpointId
     triggered_at_ms: int
     tasks: tuple[TaskId, ...]
+    options: BarrierOptions = BarrierOptions()
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class TriggerHooks:
+    """Call every master hook of the job for this checkpoint, before a task hears of it. Answered."""
+
+    checkpoint_id: CheckpointId
+    triggered_at_ms: int
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class WriteSavepoint:
+    """Copy everything that a fully acknowledged savepoint refers to into a folder of its own under `target`.
+
+    The folder's `_metadata` comes last. Answered by `SavepointWritten` or `SavepointWriteFailed`.
+    """
+
+    target: str
+    metadata: CheckpointMetadata
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class DiscardSavepoint:
+    """Delete a savepoint's folder that was written for nothing: its checkpoint was given up after all."""
+
+    target: str
+    job_id: JobId
+    checkpoint_id: CheckpointId
 
 
 @wire
@@ -55,7 +88,6 @@ class NotifyCompleted:
 
     attempt: AttemptNumber
     checkpoint_id: CheckpointId
-    final: bool
     tasks: tuple[TaskId, ...]
 
 
@@ -127,11 +159,12 @@ class SetTimer:
 @wire
 @dataclass(frozen=True, slots=True)
 class CompleteRequest:
-    """Answer a user's request: `checkpoint_id`, or the reason why there is none."""
+    """Answer a user's request: `checkpoint_id` (and `path`, for a savepoint), or the reason why there is none."""
 
     request: str
     checkpoint_id: CheckpointId | None
     error: str | None
+    path: str | None = None
 
 
 @wire
@@ -147,7 +180,10 @@ CoordinatorInstruction = (
     DeployAttempt
     | StartSources
     | CancelAttempt
+    | TriggerHooks
     | TriggerCheckpoint
+    | WriteSavepoint
+    | DiscardSavepoint
     | NotifyCompleted
     | NotifyAborted
     | WriteMetadata

@@ -2,25 +2,61 @@
 
 from __future__ import annotations
 
+import enum
 from dataclasses import dataclass
 
 from tidegate.actors.identity import TaskId
 from tidegate.recovery.restart import RestartStrategy
 from tidegate.storage.codec import wire
-from tidegate.storage.ids import CheckpointId, JobId
+from tidegate.storage.ids import CheckpointId, JobId, VertexId
 from tidegate.storage.metadata import OperatorInfo
+
+
+@wire
+class Retention(enum.Enum):
+    """What becomes of a job's checkpoints when it ends, other than by finishing, where they always stay one last time.
+
+    A job that failed keeps them with RETAIN_ON_FAILURE and RETAIN_ON_CANCELLATION, a cancelled one with
+    RETAIN_ON_CANCELLATION only (Flink's `CheckpointRetentionPolicy`).
+    """
+
+    NEVER_RETAIN = "never_retain"
+    RETAIN_ON_FAILURE = "retain_on_failure"
+    RETAIN_ON_CANCELLATION = "retain_on_cancellation"
 
 
 @wire
 @dataclass(frozen=True, slots=True)
 class CheckpointSettings:
-    """How the coordinator takes checkpoints. Times in ms; `interval_ms` None: only on request and at the end."""
+    """How the coordinator takes checkpoints. Times in ms; `interval_ms` None: only on request and at the end.
+
+    `unaligned` with `aligned_timeout_ms` None or 0 is unaligned from the start, else after so long an alignment.
+    """
 
     interval_ms: int | None
     timeout_ms: int = 600_000
     min_pause_ms: int = 0
     tolerable_failures: int = 0
     retained: int = 1
+    exactly_once: bool = True
+    unaligned: bool = False
+    aligned_timeout_ms: int | None = None
+    max_concurrent: int = 1
+    retention: Retention = Retention.RETAIN_ON_CANCELLATION
+    history_max: int = 10
+    """Checkpoints that the statistics keep in detail."""
+    ignore_in_flight_of: CheckpointId | None = None
+    """In-flight data of this checkpoint is left out when it is restored."""
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class JobEdgeInfo:
+    """An edge as the coordinator sees it: `pointwise` joins subtask i to subtask i, else every one to every one."""
+
+    upstream: VertexId
+    downstream: VertexId
+    pointwise: bool
 
 
 @wire
@@ -53,6 +89,9 @@ class JobSpec:
     checkpoints: CheckpointSettings
     restart: RestartStrategy
     restore: RestorePoint | None = None
+    edges: tuple[JobEdgeInfo, ...] = ()
+    hooks: tuple[str, ...] = ()
+    """Identifiers of the job's master hooks."""
     seed: int = 0
     """Decides the random initial delay of the periodic trigger: machines have no randomness of their own."""
     deploy_timeout_ms: int = 120_000

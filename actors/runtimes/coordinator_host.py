@@ -162,15 +162,15 @@ class CoordinatorHost:
             case do.StartSources(tasks=tasks):
                 for task in tasks:
                     port.tell(task, task_ev.SourcesStarted(port.now_ms()))
-            case do.TriggerCheckpoint(attempt, checkpoint_id, triggered_at_ms, tasks):
+            case do.TriggerCheckpoint(attempt, checkpoint_id, triggered_at_ms, tasks, options):
                 for task in tasks:
                     port.tell(
                         task,
-                        task_ev.CheckpointTriggered(port.now_ms(), attempt, checkpoint_id, triggered_at_ms),
+                        task_ev.CheckpointTriggered(port.now_ms(), attempt, checkpoint_id, triggered_at_ms, options),
                     )
-            case do.NotifyCompleted(attempt, checkpoint_id, final, tasks):
+            case do.NotifyCompleted(attempt, checkpoint_id, tasks):
                 for task in tasks:
-                    port.tell(task, task_ev.CheckpointCompleted(port.now_ms(), attempt, checkpoint_id, final))
+                    port.tell(task, task_ev.CheckpointCompleted(port.now_ms(), attempt, checkpoint_id))
             case do.NotifyAborted(attempt, checkpoint_id, tasks):
                 for task in tasks:
                     port.tell(task, task_ev.CheckpointAborted(port.now_ms(), attempt, checkpoint_id))

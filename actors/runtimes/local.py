@@ -294,14 +294,14 @@ class _TaskPort:
 
         self._job._guarded(self._task, host, finish)
 
-    def set_flush_timer(self, due_at_ms: int) -> None:
+    def set_timer(self, instruction: task_do.SetTaskTimer) -> None:
         host = self.host
         assert host is not None
 
-        def flush() -> None:
-            self._job._guarded(self._task, host, lambda: host.handle(ev.FlushDue(now_ms())))
+        def due() -> None:
+            self._job._guarded(self._task, host, lambda: host.handle(ev.TimerDue(now_ms(), instruction.timer)))
 
-        self._job._call_at(due_at_ms, flush)
+        self._job._call_at(instruction.due_at_ms, due)
 
 
 class _CoordinatorPort:

@@ -9,7 +9,7 @@ from tidegate.actors.coordinator.events import CoordinatorEvent
 from tidegate.actors.coordinator.instructions import CancelAttempt, CompleteRequest, DeployAttempt, EndJob
 from tidegate.actors.identity import TaskId
 from tidegate.actors.task.events import TaskEvent
-from tidegate.actors.task.instructions import GrantCredit, SendFrame
+from tidegate.actors.task.instructions import GrantCredit, SendFrame, SetTaskTimer
 
 
 class TaskPort(Protocol):
@@ -35,8 +35,8 @@ class TaskPort(Protocol):
         """Run beside the mailbox; the event that it returns goes to the task. An exception fails the task."""
         ...
 
-    def set_flush_timer(self, due_at_ms: int) -> None:
-        """Send the task a `FlushDue` then."""
+    def set_timer(self, instruction: SetTaskTimer) -> None:
+        """Send the task a `TimerDue` then."""
         ...
 
 

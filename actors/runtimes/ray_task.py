@@ -261,10 +261,11 @@ class _RunningTask:
             lambda future: process._mailbox.post(lambda: process._guarded(self, lambda: finish(future)))
         )
 
-    def set_flush_timer(self, due_at_ms: int) -> None:
+    def set_timer(self, instruction: do.SetTaskTimer) -> None:
         process = self._process
         process._mailbox.call_at(
-            due_at_ms, lambda: process._guarded(self, lambda: self.host.handle(ev.FlushDue(now_ms())))
+            instruction.due_at_ms,
+            lambda: process._guarded(self, lambda: self.host.handle(ev.TimerDue(now_ms(), instruction.timer))),
         )
 
     @property

@@ -75,8 +75,8 @@ class TaskHost:
                     port.run_io(lambda i=instruction: self._effects.stage(i))  # type: ignore[misc]
                 case do.DiscardState():
                     port.run_io(lambda i=instruction: self._effects.discard(i))  # type: ignore[misc]
-                case do.ArmFlushTimer():
-                    port.set_flush_timer(instruction.due_at_ms)
+                case do.SetTaskTimer():
+                    port.set_timer(instruction)
                 case do.ReportReady():
                     port.report(co.TaskReady(port.now_ms(), instruction.attempt, task))
                 case do.ReportEndOfData():
@@ -91,9 +91,7 @@ class TaskHost:
                             task,
                             instruction.checkpoint_id,
                             instruction.state,
-                            instruction.start_delay_ms,
-                            instruction.alignment_ms,
-                            instruction.async_ms,
+                            instruction.metrics,
                         )
                     )
                 case do.Decline():
@@ -104,5 +102,6 @@ class TaskHost:
                             task,
                             instruction.checkpoint_id,
                             instruction.reason,
+                            instruction.message,
                         )
                     )

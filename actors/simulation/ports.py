@@ -109,12 +109,12 @@ class SimulatedTaskPort:
 
         world.after(world.io_ms(), act)
 
-    def set_flush_timer(self, due_at_ms: int) -> None:
+    def set_timer(self, instruction: task_do.SetTaskTimer) -> None:
         job, world, host = self._job, self._job.world, self.host
         assert host is not None
         world.after(
-            due_at_ms - world.now_ms,
-            lambda: job.guarded(self._task, host, lambda: host.handle(ev.FlushDue(world.now_ms))),
+            max(0, instruction.due_at_ms - world.now_ms),
+            lambda: job.guarded(self._task, host, lambda: host.handle(ev.TimerDue(world.now_ms, instruction.timer))),
         )
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import enum
 from dataclasses import dataclass
 
 import pyarrow as pa
 
-from tidegate.actors.elements import Element
+from tidegate.actors.elements import BarrierOptions, Element
 from tidegate.actors.identity import ChannelId
 from tidegate.storage.codec import wire
 from tidegate.storage.ids import AttemptNumber, CheckpointId, OperatorUid
@@ -20,11 +21,14 @@ class TaskRestored:
     """The state of every operator was read (`tables` is empty on a fresh start); the task may open.
 
     `finished` tells that the checkpoint holds this task's operators as finished: they must not run again.
+    `in_flight` holds, for input channels, the batches that an unaligned barrier had overtaken, oldest first: they are
+    processed before anything that comes in.
     """
 
     at_ms: int
     tables: tuple[tuple[OperatorUid, tuple[StateTable, ...]], ...]
     finished: bool = False
+    in_flight: tuple[tuple[ChannelId, tuple[pa.RecordBatch, ...]], ...] = ()
 
 
 @wire
@@ -72,24 +76,29 @@ class TurnGranted:
 @wire
 @dataclass(frozen=True, slots=True)
 class SourceBatchRead:
-    """The answer to a `ReadSource`. `batch` is None when the split had nothing left."""
+    """The answer to a `ReadSource`. `batch` is None when the split had nothing left.
+
+    `induces`: the reader of an externally induced source wants this checkpoint to be taken right after the batch.
+    """
 
     at_ms: int
     read: int
     batch: pa.RecordBatch | None
     next_offset: int
     at_end: bool
+    induces: CheckpointId | None = None
 
 
 @wire
 @dataclass(frozen=True, slots=True)
 class CheckpointTriggered:
-    """The coordinator asks this source to start a checkpoint."""
+    """The coordinator asks this task to start a checkpoint: a source, or a task whose upstream tasks have all finished."""
 
     at_ms: int
     attempt: AttemptNumber
     checkpoint_id: CheckpointId
     triggered_at_ms: int
+    options: BarrierOptions = BarrierOptions()
 
 
 @wire
@@ -105,18 +114,27 @@ class CheckpointAborted:
 @wire
 @dataclass(frozen=True, slots=True)
 class CheckpointCompleted:
-    """This checkpoint is complete. `final`: every task had reached the end of its data before it."""
+    """This checkpoint is complete. A task that had finished before it may end now."""
 
     at_ms: int
     attempt: AttemptNumber
     checkpoint_id: CheckpointId
-    final: bool
 
 
 @wire
 @dataclass(frozen=True, slots=True)
 class SnapshotPersisted:
     """The asynchronous part of a snapshot is durable. `handle` is None for a stateless task."""
+
+    at_ms: int
+    checkpoint_id: CheckpointId
+    handle: StateHandle | None
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class ChannelStatePersisted:
+    """The in-flight elements of a snapshot are durable. `handle` is None where there were none."""
 
     at_ms: int
     checkpoint_id: CheckpointId
@@ -145,11 +163,21 @@ class FileStaged:
 
 
 @wire
+class TaskTimer(enum.Enum):
+    """What a task waits for: queued output lingers, alignment takes too long, user timers are due."""
+
+    FLUSH = "flush"
+    ALIGNMENT = "alignment"
+    PROCESSING_TIME = "processing_time"
+
+
+@wire
 @dataclass(frozen=True, slots=True)
-class FlushDue:
-    """The linger time of queued output is over."""
+class TimerDue:
+    """A timer that the task has set is due. A timer that is due when nothing is waiting for it does no harm."""
 
     at_ms: int
+    timer: TaskTimer
 
 
 TaskEvent = (
@@ -163,7 +191,8 @@ TaskEvent = (
     | CheckpointAborted
     | CheckpointCompleted
     | SnapshotPersisted
+    | ChannelStatePersisted
     | SnapshotFailed
     | FileStaged
-    | FlushDue
+    | TimerDue
 )

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import enum
 from dataclasses import dataclass
 
 import pyarrow as pa
 
 from tidegate.actors.elements import Element
 from tidegate.actors.identity import ChannelId
+from tidegate.actors.failures import CheckpointFailureReason
 from tidegate.actors.sources import SourceSplit
+from tidegate.actors.task.events import TaskTimer
+from tidegate.actors.task.metrics import SnapshotMetrics
 from tidegate.storage.codec import wire
 from tidegate.storage.ids import AttemptNumber, CheckpointId, OperatorUid
 from tidegate.storage.metadata import StateHandle, SubtaskState
@@ -57,14 +61,43 @@ class PersistSnapshot:
     """Write frozen state, beside processing. Answered by `SnapshotPersisted` or `SnapshotFailed`.
 
     Holds references into the task's memory, so it never leaves the process. The positions say where the cut goes
-    through each channel: elements with a smaller number are before it. They are for those who check, from outside,
-    that the cuts of all tasks fit together.
+    through each channel, for those who check from outside that the cuts of all tasks fit together: how many batches
+    of this attempt were taken from each input and put on each output before it.
     """
 
     checkpoint_id: CheckpointId
     snapshots: tuple[OperatorSnapshot, ...]
     input_positions: tuple[tuple[ChannelId, int], ...]
     output_positions: tuple[tuple[ChannelId, int], ...]
+
+
+class Direction(enum.Enum):
+    """Which end of a channel holds an in-flight element."""
+
+    INPUT = "input"
+    OUTPUT = "output"
+
+
+@dataclass(frozen=True, slots=True)
+class InFlight:
+    """Batches of one channel that belong to a checkpoint, oldest first. The first `recovered` ones came from a restore."""
+
+    channel: ChannelId
+    direction: Direction
+    batches: tuple[pa.RecordBatch, ...]
+    recovered: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PersistChannelState:
+    """Write the in-flight elements of an unaligned snapshot, beside processing, in a file of their own.
+
+    Comes once for each snapshot that may have some, when the barrier of every channel has arrived. `channels` holds no
+    empty ones. Answered by `ChannelStatePersisted` or `SnapshotFailed`.
+    """
+
+    checkpoint_id: CheckpointId
+    channels: tuple[InFlight, ...]
 
 
 @wire
@@ -87,9 +120,10 @@ class StageFile:
 
 @wire
 @dataclass(frozen=True, slots=True)
-class ArmFlushTimer:
-    """Send a `FlushDue` at this time. At most one timer is armed."""
+class SetTaskTimer:
+    """Send a `TimerDue` at this time. Several timers of one kind may be set; none replaces another."""
 
+    timer: TaskTimer
     due_at_ms: int
 
 
@@ -120,14 +154,12 @@ class ReportFinished:
 @wire
 @dataclass(frozen=True, slots=True)
 class Acknowledge:
-    """Tell the coordinator that this task's part of a checkpoint is durable. Durations in ms."""
+    """Tell the coordinator that this task's part of a checkpoint is durable."""
 
     attempt: AttemptNumber
     checkpoint_id: CheckpointId
     state: SubtaskState
-    start_delay_ms: int
-    alignment_ms: int
-    async_ms: int
+    metrics: SnapshotMetrics
 
 
 @wire
@@ -137,7 +169,8 @@ class Decline:
 
     attempt: AttemptNumber
     checkpoint_id: CheckpointId
-    reason: str
+    reason: CheckpointFailureReason
+    message: str
 
 
 TaskInstruction = (
@@ -145,9 +178,10 @@ TaskInstruction = (
     | GrantCredit
     | ReadSource
     | PersistSnapshot
+    | PersistChannelState
     | DiscardState
     | StageFile
-    | ArmFlushTimer
+    | SetTaskTimer
     | ReportReady
     | ReportEndOfData
     | ReportFinished

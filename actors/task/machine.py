@@ -21,6 +21,7 @@ from tidegate.actors.elements import (
     Watermark,
     WatermarkStatus,
 )
+from tidegate.actors.failures import CheckpointFailureReason
 from tidegate.actors.identity import ChannelId
 from tidegate.actors.operators.partitioners import Partitioner, make_partitioner
 from tidegate.actors.task import events as ev
@@ -29,6 +30,7 @@ from tidegate.actors.task.aligner import BarrierAligner, Outcome
 from tidegate.actors.task.chain import OperatorChain
 from tidegate.actors.task.descriptor import TaskDescriptor
 from tidegate.actors.task.inputs import InputGate
+from tidegate.actors.task.metrics import SnapshotMetrics
 from tidegate.actors.task.outputs import OutputGate
 from tidegate.actors.task.snapshots import SnapshotTracker, TaskSnapshot
 from tidegate.actors.task.source import SourceCursor, positions_from_tables
@@ -119,7 +121,7 @@ class TaskMachine:
         assert not self._instructions
         self._on(event)
         self._acknowledge_durable_snapshots(event.at_ms)
-        self._send(flush=isinstance(event, ev.FlushDue), at_ms=event.at_ms)
+        self._send(flush=isinstance(event, ev.TimerDue), at_ms=event.at_ms)
         self._read_ahead()
         instructions, self._instructions = self._instructions, []
         return instructions
@@ -165,7 +167,7 @@ class TaskMachine:
             self._outputs[event.channel].grant(event.total_bytes)
 
     @_on.register
-    def _on_flush(self, event: ev.FlushDue) -> None:
+    def _on_timer(self, event: ev.TimerDue) -> None:
         self._flush_armed = False
 
     @_on.register
@@ -199,7 +201,9 @@ class TaskMachine:
             return
         if self._source is None or self.status in (TaskStatus.CREATED, TaskStatus.READY, TaskStatus.FINISHED):
             reason = f"task {self._descriptor.task} is {self.status.value}, or no source"
-            self._instructions.append(do.Decline(self.attempt, event.checkpoint_id, reason))
+            self._instructions.append(
+                do.Decline(self.attempt, event.checkpoint_id, CheckpointFailureReason.TASK_NOT_READY, reason)
+            )
             return
         if self.status is TaskStatus.FINISHING:
             # A barrier goes before or after all that finishing emits, never between: half of it cannot be restored.
@@ -224,8 +228,7 @@ class TaskMachine:
         snapshot = self._snapshots.complete(event.checkpoint_id)
         for handle in self._snapshots.abort_before(event.checkpoint_id):
             self._instructions.append(do.DiscardState(handle))
-        if event.final and snapshot is not None:
-            assert snapshot.finished, "a final checkpoint is taken after the operators have finished"
+        if snapshot is not None and snapshot.finished:
             self._final_complete = True
             self._finish_task_if_over()
 
@@ -238,7 +241,9 @@ class TaskMachine:
     @_on.register
     def _on_persist_failed(self, event: ev.SnapshotFailed) -> None:
         if self._snapshots.failed(event.checkpoint_id):
-            self._instructions.append(do.Decline(self.attempt, event.checkpoint_id, event.error))
+            self._instructions.append(
+                do.Decline(self.attempt, event.checkpoint_id, CheckpointFailureReason.ASYNC_PART_FAILED, event.error)
+            )
 
     @_on.register
     def _on_staged(self, event: ev.FileStaged) -> None:
@@ -367,9 +372,11 @@ class TaskMachine:
                     self.attempt,
                     CheckpointId(snapshot.checkpoint_id),
                     SubtaskState(task.vertex, task.subtask, snapshot.handle, committables, snapshot.finished),
-                    snapshot.start_delay_ms,
-                    snapshot.alignment_ms,
-                    max(0, at_ms - snapshot.started_at_ms),
+                    SnapshotMetrics(
+                        start_delay_ms=snapshot.start_delay_ms,
+                        alignment_ms=snapshot.alignment_ms,
+                        async_ms=max(0, at_ms - snapshot.started_at_ms),
+                    ),
                 )
             )
 
@@ -386,7 +393,7 @@ class TaskMachine:
             self._instructions.append(do.SendFrame(self.attempt, channel, first_sequence, elements, exhausted))
         if not self._flush_armed and self._outputs.lingering:
             self._flush_armed = True
-            self._instructions.append(do.ArmFlushTimer(at_ms + self._descriptor.limits.linger_ms))
+            self._instructions.append(do.SetTaskTimer(ev.TaskTimer.FLUSH, at_ms + self._descriptor.limits.linger_ms))
 
     def _read_ahead(self) -> None:
         if self._source is None or self.status is not TaskStatus.RUNNING or self._outputs.over_limit:

@@ -216,8 +216,8 @@ class Link:
                     todo += self.up.tell(
                         ev.CreditGranted(0, instruction.attempt, instruction.channel, instruction.total_bytes)
                     )
-                elif isinstance(instruction, do.ArmFlushTimer):
-                    todo += self.up.tell(ev.FlushDue(instruction.due_at_ms))
+                elif isinstance(instruction, do.SetTaskTimer):
+                    todo += self.up.tell(ev.TimerDue(instruction.due_at_ms, instruction.timer))
                 else:
                     rest.append(instruction)
             self.queued_bytes_max = max(self.queued_bytes_max, self.up.machine.output_queue_bytes)

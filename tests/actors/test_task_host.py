@@ -69,8 +69,8 @@ class Port:
     def run_io(self, work: Callable[[], ev.TaskEvent | None]) -> None:
         self.io.append(work)
 
-    def set_flush_timer(self, due_at_ms: int) -> None:
-        self.timers.append(due_at_ms)
+    def set_timer(self, instruction: do.SetTaskTimer) -> None:
+        self.timers.append(instruction.due_at_ms)
 
 
 def effects_of(

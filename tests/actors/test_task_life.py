@@ -247,13 +247,13 @@ def test_little_output_waits_for_the_linger_time_with_one_timer() -> None:
     """A small batch arms one timer; when it is due the batch leaves, and the next one arms it again."""
     subject = worker(sources=1)
     first = subject.feed(0, batch(1))
-    assert only(first, do.ArmFlushTimer) == [do.ArmFlushTimer(subject.at_ms + BufferLimits().linger_ms)]
+    assert only(first, do.SetTaskTimer) == [do.SetTaskTimer(ev.TaskTimer.FLUSH, subject.at_ms + BufferLimits().linger_ms)]
     assert kinds(subject.feed(0, batch(2))) == []
 
-    flushed = subject.tell(ev.FlushDue(subject.at_ms))
+    flushed = subject.tell(ev.TimerDue(subject.at_ms, ev.TaskTimer.FLUSH))
 
     assert [values(e) for e in sent(flushed)] == [[1], [2]]
-    assert kinds(subject.feed(0, batch(3))) == ["ArmFlushTimer"]
+    assert kinds(subject.feed(0, batch(3))) == ["SetTaskTimer"]
 
 
 # --- two machines -------------------------------------------------------------------------------------------------
