@@ -46,12 +46,16 @@ class JobVertex:
 
 @dataclass(frozen=True, slots=True)
 class JobEdge:
-    """Batches go from `upstream` to `downstream`, repartitioned. Edges are numbered in the order of the graph."""
+    """Batches go from `upstream` to `downstream`, repartitioned. Edges are numbered in the order of the graph.
+
+    `input` is the input of the downstream's first operator that they come by; several edges may share one (a union).
+    """
 
     index: int
     upstream: VertexId
     downstream: VertexId
     partitioning: Partitioning
+    input: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +89,15 @@ class JobGraph:
             assert up == down, "a forward edge joins equal parallelisms"
             return tuple(ChannelId(edge.index, SubtaskIndex(i), SubtaskIndex(i)) for i in range(up))
         return tuple(ChannelId(edge.index, SubtaskIndex(i), SubtaskIndex(j)) for i in range(up) for j in range(down))
+
+    def supports_unaligned(self, edge: JobEdge) -> bool:
+        """Whether a barrier may overtake what is in flight on an edge (Flink's rule).
+
+        Not on a forward or broadcast edge: its in-flight batches could not be routed again at another parallelism; nor
+        on the other edges into the same vertex, whose barriers would come long before those that wait in line.
+        """
+        fixed = (PartitioningKind.FORWARD, PartitioningKind.BROADCAST)
+        return not any(e.downstream == edge.downstream and e.partitioning.kind in fixed for e in self.edges)
 
     def receiver(self, channel: ChannelId) -> TaskId:
         """The task at the downstream end of a channel."""

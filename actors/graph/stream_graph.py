@@ -33,7 +33,8 @@ REBALANCE = Partitioning(PartitioningKind.REBALANCE)
 class StreamNode:
     """One operator or source of the logical graph. `schema` is None where it is known only when the job runs.
 
-    An input without a partitioning is forward where the parallelisms are equal, else rebalanced.
+    An input without a partitioning is forward where the parallelisms are equal, else rebalanced. `ordinals` says for each
+    of `inputs` by which input of the operator it comes, from 0 on; empty: the operator has one input, by which all come.
     """
 
     uid: OperatorUid
@@ -44,10 +45,13 @@ class StreamNode:
     factory: OperatorFactory | None = None
     table: str | None = None
     inputs: tuple[tuple[StreamNode, Partitioning | None], ...] = ()
+    ordinals: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if (self.source is None) == (self.factory is None):
             raise AssertionError("a node is a source or an operator")
+        if self.ordinals and len(self.ordinals) != len(self.inputs):
+            raise AssertionError("each input has an ordinal, or none has")
 
 
 def translate(nodes: Sequence[StreamNode], max_parallelism: int = MAX_PARALLELISM) -> JobGraph:
@@ -75,11 +79,13 @@ def translate(nodes: Sequence[StreamNode], max_parallelism: int = MAX_PARALLELIS
     edges: list[JobEdge] = []
     for chain in chains:
         head = chain[0]
-        for upstream, partitioning in head.inputs:
+        ordinals = head.ordinals or (0,) * len(head.inputs)
+        for (upstream, partitioning), ordinal in zip(head.inputs, ordinals, strict=True):
             same = upstream.parallelism == head.parallelism
             if partitioning is None or (partitioning.kind is PartitioningKind.FORWARD and not same):
                 partitioning = FORWARD if same else REBALANCE
-            edges.append(JobEdge(len(edges), vertices[chain_of[id(upstream)]].vertex, _vertex_id(head), partitioning))
+            from_vertex = vertices[chain_of[id(upstream)]].vertex
+            edges.append(JobEdge(len(edges), from_vertex, _vertex_id(head), partitioning, ordinal))
     return JobGraph(vertices, tuple(edges), max_parallelism)
 
 

@@ -1,13 +1,14 @@
 """What an operator is: the contract between the task machine and the code that transforms batches.
 
 An operator runs inside one task, on one thread. It is a function of its input and its state: no I/O, no
-clock, no threads, no randomness, so that the same machine gives the same result on every runtime.
+clock, no threads, no randomness, so that the same machine gives the same result on every runtime. Time comes in:
+event time as watermarks, processing time with the events of the task.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pyarrow as pa
 
@@ -18,21 +19,40 @@ Emit = Callable[[pa.RecordBatch], None]
 """Hands a batch to the next operator of the chain or to the task's outputs."""
 
 
+MIN_WATERMARK_MS = -(2**63)
+"""Event time before the first watermark."""
+
+
+@dataclass(slots=True)
+class ProcessingTime:
+    """The processing time of a task, in milliseconds since 1970: that of the event which it handles now."""
+
+    now_ms: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class OperatorContext:
-    """Where an operator runs."""
+    """Where an operator runs, and what time it is there."""
 
     uid: OperatorUid
     name: str
     subtask: SubtaskIndex
     parallelism: int
     max_parallelism: int
+    time: ProcessingTime = field(default_factory=ProcessingTime, compare=False)
 
 
 class Operator:
-    """One operator of a chain. The defaults are those of a stateless operator."""
+    """One operator of a chain. The defaults are those of a stateless operator with one input."""
 
     context: OperatorContext
+
+    generates_watermarks: bool = False
+    """Whether the operator makes the watermarks of what follows it: then those from before it end there, but for the
+    last one (`MAX_WATERMARK_MS`), which is the end of event time for everybody."""
+
+    watermark_ms: int | None = None
+    """The own watermark of an operator that generates them; the task looks after each batch. None: none yet."""
 
     def open(self, context: OperatorContext, restored: Sequence[StateTable]) -> None:
         """Called once, before anything else.
@@ -45,6 +65,23 @@ class Operator:
     def process(self, batch: pa.RecordBatch, emit: Emit) -> None:
         """Process one non-empty batch; may emit any number of batches."""
         raise NotImplementedError
+
+    def process_input(self, index: int, batch: pa.RecordBatch, emit: Emit) -> None:
+        """Process one non-empty batch that came by input `index`; the operator with one input does not ask."""
+        self.process(batch, emit)
+
+    def end_input(self, index: int, emit: Emit) -> None:
+        """Nothing more comes by input `index`. Called once for each input, before `finish`."""
+
+    def advance_watermark(self, watermark_ms: int, emit: Emit) -> None:
+        """Event time has got to `watermark_ms`: emit what waited for that. Goes to the next operator afterwards."""
+
+    def next_processing_time_ms(self) -> int | None:
+        """When `on_processing_time` is to be called next. None: no need."""
+        return None
+
+    def on_processing_time(self, now_ms: int, emit: Emit) -> None:
+        """Processing time has got to `now_ms`: emit what waited for that."""
 
     def prepare_snapshot(self, emit: Emit) -> None:
         """Called before the barrier is sent on: the last chance to emit what belongs before it."""

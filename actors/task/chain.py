@@ -1,30 +1,43 @@
-"""The operators of one task, in a row: each one's output is the next one's input, by plain calls."""
+"""The operators of one task, in a row: each one's output is the next one's input, by plain calls.
+
+Rules: only the first operator has several inputs. A watermark passes the operators in order: each emits what waited for
+it, and what that makes of the next ones comes before the watermark does. An operator that generates watermarks ends
+those from before it, except the last one. Processing time is what the task says it is; once finishing has begun no
+processing-time timer fires any more (as in Flink: they are dropped at the end of the input).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 
 import pyarrow as pa
 
+from tidegate.actors.elements import MAX_WATERMARK_MS
 from tidegate.actors.graph.job_graph import OperatorSpec
-from tidegate.actors.operators.base import Emit, Operator, OperatorContext
+from tidegate.actors.operators.base import MIN_WATERMARK_MS, Emit, Operator, OperatorContext, ProcessingTime
 from tidegate.actors.operators.table_sink import TableSink
 from tidegate.storage.ids import OperatorUid, SubtaskIndex
 from tidegate.storage.state import OperatorSnapshot, StateTable
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Link:
-    """An operator and the function that takes its output."""
+    """An operator, the function that takes its output, and the newest own watermark that was passed on."""
 
     operator: Operator
     emit: Emit
+    generated_ms: int = MIN_WATERMARK_MS
+
+
+def _nobody(watermark_ms: int) -> None:
+    """Takes the watermarks of a chain behind which nobody asks for them."""
 
 
 class OperatorChain:
-    """Opened operators; `output` takes what the last one emits."""
+    """Opened operators; `output` takes what the last one emits, `output_watermark` the watermarks after that."""
 
     def __init__(
         self,
@@ -33,22 +46,21 @@ class OperatorChain:
         parallelism: int,
         max_parallelism: int,
         output: Emit,
+        output_watermark: Callable[[int], None] = _nobody,
     ) -> None:
-        self._specs = tuple(specs)
-        self._contexts = [OperatorContext(spec.uid, spec.name, subtask, parallelism, max_parallelism) for spec in specs]
-        links: list[_Link] = []
-        emit = output
-        for spec in reversed(specs):
-            link = _Link(spec.factory(), emit)
-            links.append(link)
-            emit = _entry(link)
-        self._links = links[::-1]
+        self._time = ProcessingTime()
+        self._contexts = [
+            OperatorContext(spec.uid, spec.name, subtask, parallelism, max_parallelism, self._time) for spec in specs
+        ]
+        self._output = output
+        self._output_watermark = output_watermark
+        self._links = [_Link(spec.factory(), partial(self._feed, position + 1)) for position, spec in enumerate(specs)]
+        self._inputs_ended: set[int] = set()
+        self._finishing = False
         self._closing = ExitStack()
-        self.process = emit
-        """Process one batch through the whole chain."""
         self._sinks = {
             spec.uid: link.operator
-            for spec, link in zip(self._specs, self._links, strict=True)
+            for spec, link in zip(specs, self._links, strict=True)
             if isinstance(link.operator, TableSink)
         }
 
@@ -57,6 +69,39 @@ class OperatorChain:
         for link, context in zip(reversed(self._links), reversed(self._contexts), strict=True):
             self._closing.callback(link.operator.close)
             link.operator.open(context, tuple(tables.get(context.uid, ())))
+
+    def set_time(self, at_ms: int) -> None:
+        """The processing time (milliseconds since 1970) that operators are told from now on."""
+        self._time.now_ms = at_ms
+
+    def process(self, batch: pa.RecordBatch, input_index: int = 0) -> None:
+        """Process one batch, that came by one of the inputs, through the whole chain."""
+        self._feed(0, batch, input_index)
+
+    def advance_watermark(self, watermark_ms: int) -> None:
+        """Event time at the inputs has got to `watermark_ms`."""
+        self._advance(0, watermark_ms)
+
+    def end_input(self, input_index: int = 0) -> None:
+        """Nothing more comes by one of the inputs. Call it again and nothing happens."""
+        if self._links and input_index not in self._inputs_ended:
+            self._inputs_ended.add(input_index)
+            self._links[0].operator.end_input(input_index, self._links[0].emit)
+
+    @property
+    def next_processing_time_ms(self) -> int | None:
+        """When `fire_processing_time` is to be called next. None: no operator waits for a processing time."""
+        if self._finishing:
+            return None
+        times = (link.operator.next_processing_time_ms() for link in self._links)
+        return min((time for time in times if time is not None), default=None)
+
+    def fire_processing_time(self, now_ms: int) -> None:
+        """Processing time has got to `now_ms`: every operator emits what waited for that, first one first."""
+        self.set_time(now_ms)
+        if not self._finishing:
+            for link in self._links:
+                link.operator.on_processing_time(now_ms, link.emit)
 
     def prepare_snapshot(self) -> None:
         """Let every operator emit what belongs before the barrier, first one first."""
@@ -78,18 +123,42 @@ class OperatorChain:
         return staged
 
     def finish(self) -> Iterator[None]:
-        """End of input: every operator emits what it has left, first one first; in steps, one a batch."""
-        for link in self._links:
-            yield from link.operator.finish(link.emit)
+        """End of all inputs: every operator emits what it has left, first one first; in steps, one a batch."""
+        self._finishing = True
+        return self._finish()
 
     def close(self) -> None:
         """Close every operator that was to be opened, once, first one first; all of them, also when one raises."""
         self._closing.close()
 
+    def _feed(self, position: int, batch: pa.RecordBatch, input_index: int = 0) -> None:
+        """Process a batch from one of the operators on."""
+        if not batch.num_rows:
+            return
+        if position == len(self._links):
+            self._output(batch)
+            return
+        link = self._links[position]
+        link.operator.process_input(input_index, batch, link.emit)
+        if link.operator.generates_watermarks:
+            own_ms = link.operator.watermark_ms
+            if own_ms is not None and own_ms > link.generated_ms:
+                link.generated_ms = own_ms
+                self._advance(position + 1, own_ms)
 
-def _entry(link: _Link) -> Emit:
-    def process(batch: pa.RecordBatch) -> None:
-        if batch.num_rows:
-            link.operator.process(batch, link.emit)
+    def _advance(self, start: int, watermark_ms: int) -> None:
+        """Pass a watermark on from one of the operators on."""
+        for link in self._links[start:]:
+            if link.operator.generates_watermarks:
+                if watermark_ms < MAX_WATERMARK_MS:
+                    return
+                link.generated_ms = watermark_ms
+            link.operator.advance_watermark(watermark_ms, link.emit)
+        self._output_watermark(watermark_ms)
 
-    return process
+    def _finish(self) -> Iterator[None]:
+        for position, link in enumerate(self._links):
+            # The head may have been told, by input; the others have one input, which has ended now.
+            if position or not self._inputs_ended:
+                link.operator.end_input(0, link.emit)
+            yield from link.operator.finish(link.emit)
