@@ -1,0 +1,10 @@
+"""Prints the page `docs/barriers.md`."""
+
+from __future__ import annotations
+
+import sys
+
+from tidegate.actors.task.barriers.diagram import render
+
+if __name__ == "__main__":
+    sys.stdout.write(render())
