@@ -9,9 +9,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol, runtime_checkable
 
-from tidegate.actors.coordinator.spec import CheckpointSettings, JobSpec, RestorePoint
+from tidegate.actors.coordinator.spec import CheckpointSettings, JobEdgeInfo, JobSpec, RestorePoint
 from tidegate.actors.graph.job_graph import JobGraph, JobVertex, OperatorSpec
 from tidegate.actors.identity import TaskId
+from tidegate.actors.operators.partitioning import PartitioningKind
 from tidegate.actors.operators.table_sink import TableSink
 from tidegate.actors.runtimes.context import DataPlaneOptions, JobContext, OpenStore
 from tidegate.actors.runtimes.job import Submission
@@ -130,6 +131,9 @@ def _spec(request: JobRequest, graph: JobGraph, restore: RestorePoint | None) ->
         ),
         restart=request.restart,
         restore=restore,
+        edges=tuple(
+            JobEdgeInfo(e.upstream, e.downstream, e.partitioning.kind is PartitioningKind.FORWARD) for e in graph.edges
+        ),
         seed=request.seed,
     )
 

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from tidegate.actors.coordinator import events as ev
 from tidegate.actors.coordinator import instructions as do
+from tidegate.actors.coordinator.plan import CheckpointPlan, make_plan
 from tidegate.actors.coordinator.spec import JobSpec
 from tidegate.actors.coordinator.state import (
     AcknowledgeResult,
@@ -21,8 +22,9 @@ from tidegate.actors.coordinator.state import (
     PendingPhase,
     SinkCommit,
 )
+from tidegate.actors.identity import TaskId
 from tidegate.storage.ids import CheckpointId
-from tidegate.storage.metadata import METADATA_VERSION, CheckpointMetadata, Committable
+from tidegate.storage.metadata import METADATA_VERSION, CheckpointMetadata, Committable, SubtaskState
 
 REQUESTS_MAX = 1_000
 COMMITS_WAITING_MAX = 4
@@ -77,8 +79,8 @@ class CheckpointKeeper:
         elif name == "timeout":
             pending = state.pending.get(CheckpointId(number))
             if pending is not None and pending.phase is PendingPhase.COLLECTING:
-                missing = [str(t) for t in pending.awaited if t not in pending.acknowledged]
-                return self._fail(pending, f"expired; {len(missing)} tasks missing, {missing[0]} among them")
+                first = next(iter(pending.waiting))
+                return self._fail(pending, f"expired; {len(pending.waiting)} tasks missing, {first} among them")
         elif name == "void":
             pending = state.pending.get(CheckpointId(number))
             if pending is not None:
@@ -103,15 +105,16 @@ class CheckpointKeeper:
                 state.due = False
                 self._instruct(do.SetTimer(f"periodic:{state.attempt}", at_ms + wait_ms))
                 return
-        assert len(state.ready) == len(self._spec.tasks), "C3: every task of the plan is running"
+        plan = make_plan(self._spec, state.ready, state.finished)
+        assert isinstance(plan, CheckpointPlan), "every task is ready in a job that runs"
         checkpoint_id = state.next_checkpoint_id
         state.next_checkpoint_id = CheckpointId(checkpoint_id + 1)
         state.due = False
         state.pending[checkpoint_id] = PendingCheckpoint(
-            checkpoint_id, state.attempt, at_ms, self._spec.tasks, requests=state.requests
+            checkpoint_id, state.attempt, at_ms, dict.fromkeys(plan.wait), plan.finished, requests=state.requests
         )
         state.requests = ()
-        self._instruct(do.TriggerCheckpoint(state.attempt, checkpoint_id, at_ms, self._spec.sources))
+        self._instruct(do.TriggerCheckpoint(state.attempt, checkpoint_id, at_ms, plan.trigger))
         self._instruct(do.SetTimer(f"timeout:{checkpoint_id}", at_ms + self._spec.checkpoints.timeout_ms))
 
     # --- collect --------------------------------------------------------------------------------------------------
@@ -144,6 +147,12 @@ class CheckpointKeeper:
         if pending is None or event.attempt != pending.attempt or pending.phase is not PendingPhase.COLLECTING:
             return None
         return self._fail(pending, f"declined by {event.task}: {event.message}")
+
+    def task_finished(self, task: TaskId) -> None:
+        """A checkpoint that was triggered before it was known that the task leaves waits for it in vain."""
+        for pending in list(self._state.pending.values()):
+            if pending.attempt == self._state.attempt and task in pending.waiting:
+                self._remove(pending, f"{task} finished while the checkpoint was being triggered")
 
     def drop_collecting(self, reason: str) -> None:
         """The attempt is over: checkpoints that are still collecting end with it, which no tolerance counts."""
@@ -192,7 +201,7 @@ class CheckpointKeeper:
         if len(state.commits) == 1:
             self._commit_next()
         if pending.attempt == state.attempt:
-            self._instruct(do.NotifyCompleted(state.attempt, checkpoint_id, self._spec.tasks))
+            self._instruct(do.NotifyCompleted(state.attempt, checkpoint_id, self._unfinished()))
         for request in pending.requests:
             self._instruct(do.CompleteRequest(request, checkpoint_id, None))
         return completed
@@ -286,9 +295,13 @@ class CheckpointKeeper:
         state.failed_checkpoints += 1
         self._discard(pending.checkpoint_id, voided)
         if pending.attempt == state.attempt and state.status is JobStatus.RUNNING:
-            self._instruct(do.NotifyAborted(state.attempt, pending.checkpoint_id, self._spec.tasks))
+            self._instruct(do.NotifyAborted(state.attempt, pending.checkpoint_id, self._unfinished()))
         for request in pending.requests:
             self._instruct(do.CompleteRequest(request, None, reason))
+
+    def _unfinished(self) -> tuple[TaskId, ...]:
+        finished = self._state.finished
+        return tuple(t for t in self._spec.tasks if t not in finished) if finished else self._spec.tasks
 
     def _discard(self, checkpoint_id: CheckpointId, voided: bool) -> None:
         self._state.discards[checkpoint_id] = voided
@@ -317,8 +330,12 @@ class CheckpointKeeper:
     def _metadata(self, pending: PendingCheckpoint) -> CheckpointMetadata:
         spec = self._spec
         subtasks = []
-        for task in pending.awaited:
-            subtask = pending.acknowledged[task]
+        for task in spec.tasks:
+            subtask = pending.acknowledged.get(task)
+            if subtask is None:
+                # It had finished: its state is over, and its sink files are covered by an earlier checkpoint.
+                subtasks.append(SubtaskState(task.vertex, task.subtask, None, finished=True))
+                continue
             trimmed = (
                 self._uncommitted(c, self._state.committed_files.get((task, c.uid), 0)) for c in subtask.committables
             )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from tidegate.actors.coordinator.spec import JobSpec
 from tidegate.actors.failures import CheckpointFailureReason
 from tidegate.actors.identity import TaskId
-from tidegate.actors.task.metrics import SnapshotMetrics
+from tidegate.actors.task.metrics import NO_METRICS, SnapshotMetrics
 from tidegate.storage.codec import wire
 from tidegate.storage.ids import AttemptNumber, CheckpointId, Generation
 from tidegate.storage.metadata import SnapshotKind, SubtaskState
@@ -96,7 +96,7 @@ class CheckpointAcknowledged:
     task: TaskId
     checkpoint_id: CheckpointId
     state: SubtaskState
-    metrics: SnapshotMetrics = SnapshotMetrics()
+    metrics: SnapshotMetrics = NO_METRICS
 
 
 @wire

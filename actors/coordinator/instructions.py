@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tidegate.actors.coordinator.spec import RestorePoint
-from tidegate.actors.elements import BarrierOptions
+from tidegate.actors.elements import ALIGNED_BARRIER, BarrierOptions
 from tidegate.actors.identity import TaskId
 from tidegate.storage.codec import wire
 from tidegate.storage.ids import AttemptNumber, CheckpointId, JobId
@@ -47,7 +47,7 @@ class TriggerCheckpoint:
     checkpoint_id: CheckpointId
     triggered_at_ms: int
     tasks: tuple[TaskId, ...]
-    options: BarrierOptions = BarrierOptions()
+    options: BarrierOptions = ALIGNED_BARRIER
 
 
 @wire

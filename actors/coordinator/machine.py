@@ -78,7 +78,7 @@ class CoordinatorMachine:
         self._checkpoints.drop_collecting("the coordinator was lost")
         self._checkpoints.take_over()
         if self.state.status is JobStatus.ENDING:
-            self.state.finished = frozenset(self._spec.tasks)
+            self.state.finished = dict.fromkeys(self._spec.tasks)
         else:
             self.state.status = JobStatus.RESTARTING
             self.state.restart_due = True
@@ -87,7 +87,7 @@ class CoordinatorMachine:
     def _on_ready(self, event: ev.TaskReady) -> None:
         if event.attempt != self.state.attempt or self.state.status is not JobStatus.DEPLOYING:
             return
-        self.state.ready |= {event.task}
+        self.state.ready[event.task] = None
         if len(self.state.ready) == len(self._spec.tasks):
             self.state.status = JobStatus.RUNNING
             self._instructions.append(do.StartSources(self.state.attempt, self._spec.sources))
@@ -101,12 +101,17 @@ class CoordinatorMachine:
     @_on.register
     def _on_end_of_data(self, event: ev.TaskReachedEndOfData) -> None:
         if event.attempt == self.state.attempt:
-            self.state.ended |= {event.task}
+            self.state.ended[event.task] = None
 
     @_on.register
     def _on_finished(self, event: ev.TaskFinished) -> None:
         if event.attempt == self.state.attempt:
-            self.state.finished |= {event.task}
+            self.state.ended[event.task] = None
+            self.state.finished[event.task] = None
+            self._checkpoints.task_finished(event.task)
+            if self.state.status is JobStatus.RUNNING and len(self.state.finished) == len(self._spec.tasks):
+                # Each was covered by a checkpoint when it left, so nothing is missing.
+                self._end(JobStatus.FINISHED, None, event.at_ms)
 
     @_on.register
     def _on_cancel(self, event: ev.CancelRequested) -> None:
@@ -125,7 +130,7 @@ class CoordinatorMachine:
                 limit_ms = self._spec.deploy_timeout_ms
                 self._fail_attempt(f"{missing} was not ready within {limit_ms} ms", event.at_ms)
         elif name == "ending":
-            self.state.finished = frozenset(self._spec.tasks)
+            self.state.finished = dict.fromkeys(self._spec.tasks)
         elif (failure := self._checkpoints.timer(name, argument, event.at_ms)) is not None:
             self._fail_attempt(failure, event.at_ms)
 
@@ -189,7 +194,7 @@ class CoordinatorMachine:
         state = self.state
         state.status = JobStatus.DEPLOYING
         state.attempt = AttemptNumber(state.attempt + 1)
-        state.ready = state.ended = state.finished = frozenset()
+        state.ready, state.ended, state.finished = {}, {}, {}
         state.committed_files = {}
         state.restart_due = state.due = False
         state.consecutive_failures = 0
@@ -203,7 +208,7 @@ class CoordinatorMachine:
     def _fail_attempt(self, reason: str, at_ms: int) -> None:
         state = self.state
         if state.status is JobStatus.ENDING:
-            state.finished = frozenset(self._spec.tasks)
+            state.finished = dict.fromkeys(self._spec.tasks)
             return
         if state.status is JobStatus.RESTARTING:
             return
@@ -229,7 +234,7 @@ class CoordinatorMachine:
             self._instructions.append(do.SetTimer("ending", at_ms + self._spec.deploy_timeout_ms))
         else:
             self._instructions.append(do.CancelAttempt(state.attempt))
-            state.finished = frozenset(self._spec.tasks)
+            state.finished = dict.fromkeys(self._spec.tasks)
 
     def _proceed(self, at_ms: int) -> None:
         """Take the steps that were waiting for something, if it has happened."""

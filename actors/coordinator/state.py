@@ -11,6 +11,9 @@ from tidegate.storage.codec import wire
 from tidegate.storage.ids import AttemptNumber, CheckpointId, Generation, OperatorUid
 from tidegate.storage.metadata import CheckpointMetadata, Committable, SubtaskState
 
+TaskSet = dict[TaskId, None]
+"""Tasks in the order in which they came: a set that the codec knows and that grows in place."""
+
 
 @wire
 class JobStatus(enum.Enum):
@@ -58,8 +61,10 @@ class PendingCheckpoint:
     checkpoint_id: CheckpointId
     attempt: AttemptNumber
     triggered_at_ms: int
-    awaited: tuple[TaskId, ...]
-    """Every task of the plan."""
+    waiting: TaskSet
+    """Tasks of the plan that have not acknowledged yet."""
+    finished: tuple[TaskId, ...] = ()
+    """Tasks that had finished when it was triggered: covered, with nothing to acknowledge."""
     acknowledged: dict[TaskId, SubtaskState] = field(default_factory=dict)
     phase: PendingPhase = PendingPhase.COLLECTING
     metadata: CheckpointMetadata | None = None
@@ -68,19 +73,18 @@ class PendingCheckpoint:
 
     def acknowledge(self, task: TaskId, state: SubtaskState) -> AcknowledgeResult:
         """Take in one task's part."""
-        if task not in self.awaited:
-            return AcknowledgeResult.UNKNOWN
         if task in self.acknowledged:
             return AcknowledgeResult.DUPLICATE
-        if self.phase is not PendingPhase.COLLECTING:
-            return AcknowledgeResult.DISCARDED
+        if task not in self.waiting:
+            return AcknowledgeResult.UNKNOWN
+        del self.waiting[task]
         self.acknowledged[task] = state
         return AcknowledgeResult.SUCCESS
 
     @property
     def fully_acknowledged(self) -> bool:
         """Whether every task of the plan has acknowledged (invariant 4)."""
-        return len(self.acknowledged) == len(self.awaited)
+        return not self.waiting
 
 
 @wire
@@ -114,10 +118,10 @@ class CoordinatorState:
     status: JobStatus = JobStatus.CREATED
     generation: Generation = Generation(0)
     attempt: AttemptNumber = AttemptNumber(-1)
-    ready: frozenset[TaskId] = frozenset()
-    ended: frozenset[TaskId] = frozenset()
+    ready: TaskSet = field(default_factory=dict)
+    ended: TaskSet = field(default_factory=dict)
     """Tasks whose operators have finished."""
-    finished: frozenset[TaskId] = frozenset()
+    finished: TaskSet = field(default_factory=dict)
     """Tasks that are over."""
     next_checkpoint_id: CheckpointId = CheckpointId(1)
     pending: dict[CheckpointId, PendingCheckpoint] = field(default_factory=dict)

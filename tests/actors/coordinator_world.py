@@ -16,6 +16,7 @@ from tidegate.actors.coordinator import instructions as do
 from tidegate.actors.coordinator.machine import CoordinatorMachine
 from tidegate.actors.coordinator.spec import CheckpointSettings
 from tidegate.actors.coordinator.state import JobStatus
+from tidegate.actors.failures import CheckpointFailureReason
 from tidegate.actors.identity import TaskId
 from tidegate.recovery.restart import RestartStrategy
 from tidegate.storage.ids import AttemptNumber, CheckpointId, Generation
@@ -47,7 +48,10 @@ class Tasks:
     """Files that the sink knows to be committed."""
     asked: dict[CheckpointId, int] = field(default_factory=dict)
     """For each checkpoint that the sink acknowledged, the end of its files."""
-    final: bool = False
+    covered: dict[CheckpointId, set[TaskId]] = field(default_factory=dict)
+    """For each checkpoint, the tasks that acknowledged it after their operators had finished."""
+    free: set[TaskId] = field(default_factory=set)
+    """Tasks that know that a completed checkpoint covers their finish: they may leave."""
 
 
 class CoordinatorWorld:
@@ -126,9 +130,9 @@ class CoordinatorWorld:
             steps += [
                 ("ack", lambda n=n: self._acknowledge(tasks, task, n))  # type: ignore[misc]
                 for n in tasks.triggered
-                if (n, task) not in tasks.acknowledged
+                if (n, task) not in tasks.acknowledged and task not in tasks.finished
             ]
-        if tasks.final and task not in tasks.finished:
+        if task in tasks.free - tasks.finished and (task == SOURCE or SOURCE in tasks.finished):
             steps.append(("finished", lambda: self._finish(tasks, task)))
         return steps
 
@@ -149,7 +153,7 @@ class CoordinatorWorld:
         if self.log and isinstance(self.log[-1], ev.CheckpointAcknowledged):
             steps.append(("repeat", lambda: self._tell(self.log[-1])))
         tasks = self.tasks
-        if tasks is not None and not tasks.final:
+        if tasks is not None and SINK not in tasks.finished:
             steps.append(("task fails", lambda: self._tell(ev.TaskFailed(self.at_ms, tasks.attempt, SINK, "boom"))))
             steps += [
                 ("decline", lambda n=n: self._tell(self._declined(tasks, n)))  # type: ignore[misc]
@@ -268,9 +272,9 @@ class CoordinatorWorld:
                 case do.TriggerCheckpoint(attempt, n) if tasks is not None and tasks.attempt == attempt:
                     assert n not in self._storage, "ids are never used twice"
                     tasks.triggered.append(n)
-                case do.NotifyCompleted(attempt, n, final) if tasks is not None and tasks.attempt == attempt:
+                case do.NotifyCompleted(attempt, n) if tasks is not None and tasks.attempt == attempt:
                     tasks.known = max(tasks.known, tasks.asked[n])
-                    tasks.final = final
+                    tasks.free |= tasks.covered.get(n, set())
 
         return act
 
@@ -284,6 +288,8 @@ class CoordinatorWorld:
 
     def _acknowledge(self, tasks: Tasks, task: TaskId, n: CheckpointId) -> None:
         tasks.acknowledged.add((n, task))
+        if task in tasks.ended:
+            tasks.covered.setdefault(n, set()).add(task)
         committables = ()
         if task == SINK:
             tasks.asked[n] = tasks.staged
@@ -293,7 +299,7 @@ class CoordinatorWorld:
         self._tell(ev.CheckpointAcknowledged(self.at_ms, tasks.attempt, task, n, state))
 
     def _declined(self, tasks: Tasks, n: CheckpointId) -> ev.CheckpointDeclined:
-        return ev.CheckpointDeclined(self.at_ms, tasks.attempt, SINK, n, "cannot")
+        return ev.CheckpointDeclined(self.at_ms, tasks.attempt, SINK, n, CheckpointFailureReason.DECLINED, "cannot")
 
     def _end_of_data(self, tasks: Tasks, task: TaskId) -> None:
         tasks.ended.add(task)

@@ -9,8 +9,9 @@ from typing import TypeVar
 from tidegate.actors.coordinator import events as ev
 from tidegate.actors.coordinator import instructions as do
 from tidegate.actors.coordinator.machine import CoordinatorMachine
-from tidegate.actors.coordinator.spec import CheckpointSettings, JobSpec, RestorePoint
+from tidegate.actors.coordinator.spec import CheckpointSettings, JobEdgeInfo, JobSpec, RestorePoint
 from tidegate.actors.coordinator.state import CoordinatorState, JobStatus
+from tidegate.actors.failures import CheckpointFailureReason
 from tidegate.actors.identity import TaskId
 from tidegate.recovery.restart import RestartStrategy
 from tidegate.storage.ids import (
@@ -48,6 +49,7 @@ SPEC = JobSpec(
     operators=OPERATORS,
     checkpoints=CheckpointSettings(interval_ms=1_000, timeout_ms=10_000),
     restart=RestartStrategy.fixed_delay(2, 500),
+    edges=(JobEdgeInfo(SOURCE.vertex, SINK.vertex, pointwise=False),),
     storage_attempts_max=3,
     storage_retry_ms=100,
 )
@@ -133,7 +135,14 @@ class Coordinator:
 
     def decline(self, checkpoint_id: int, reason: str = "cannot") -> list[do.CoordinatorInstruction]:
         return self.tell(
-            ev.CheckpointDeclined(self.at_ms, self.state.attempt, SINK, CheckpointId(checkpoint_id), reason)
+            ev.CheckpointDeclined(
+                self.at_ms,
+                self.state.attempt,
+                SINK,
+                CheckpointId(checkpoint_id),
+                CheckpointFailureReason.DECLINED,
+                reason,
+            )
         )
 
     def written(self, checkpoint_id: int) -> list[do.CoordinatorInstruction]:

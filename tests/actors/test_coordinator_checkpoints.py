@@ -255,9 +255,7 @@ def test_completion_is_told_after_the_metadata_is_there() -> None:
 
     found = coordinator.written(checkpoint_id)
 
-    assert only(found, do.NotifyCompleted) == [
-        do.NotifyCompleted(coordinator.state.attempt, CheckpointId(1), False, TASKS)
-    ]
+    assert only(found, do.NotifyCompleted) == [do.NotifyCompleted(coordinator.state.attempt, CheckpointId(1), TASKS)]
     assert coordinator.written(checkpoint_id) == [], "told twice is told once"
 
 

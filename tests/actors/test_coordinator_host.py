@@ -274,7 +274,7 @@ def test_instructions_reach_the_tasks() -> None:
     run.host.handle(written)
     run.port.settle()
 
-    completed = task_ev.CheckpointCompleted(7, AttemptNumber(0), CheckpointId(1), final=False)
+    completed = task_ev.CheckpointCompleted(7, AttemptNumber(0), CheckpointId(1))
     assert run.port.told == [(task, completed) for task in TASKS]
     assert run.port.answers == [do.CompleteRequest("mine", CheckpointId(1), None)]
 

@@ -277,7 +277,7 @@ def test_the_final_checkpoint_ends_the_job() -> None:
     assert metadata.final
 
     found = coordinator.written(1)
-    assert only(found, do.NotifyCompleted)[0].final
+    assert only(found, do.NotifyCompleted)[0].tasks == TASKS
     assert coordinator.all_finished() == [], "the files are not visible yet"
     assert only(coordinator.committed(1), do.EndJob) == [do.EndJob("finished", None)]
 

@@ -14,7 +14,7 @@ from tidegate.actors.coordinator.events import CoordinatorEvent
 from tidegate.actors.coordinator.instructions import CoordinatorInstruction
 from tidegate.actors.coordinator.machine import CoordinatorMachine
 from tidegate.actors.task.events import TaskEvent
-from tidegate.actors.task.instructions import PersistSnapshot, TaskInstruction
+from tidegate.actors.task.instructions import PersistChannelState, PersistSnapshot, TaskInstruction
 from tidegate.storage.codec import decode, encode, wire_types
 
 histories = st.builds(
@@ -71,11 +71,11 @@ def test_folding_the_log_gives_the_same_state_and_the_same_decisions(choices: li
         (CoordinatorEvent, set()),
         (CoordinatorInstruction, set()),
         (TaskEvent, set()),
-        (TaskInstruction, {PersistSnapshot}),
+        (TaskInstruction, {PersistSnapshot, PersistChannelState}),
     ],
 )
 def test_every_message_can_travel(messages: object, stay: set[type]) -> None:
-    """Events and instructions are wire types, but for the one that holds a task's memory."""
+    """Events and instructions are wire types, but for those that hold a task's memory."""
     known = set(wire_types().values())
 
     assert {cls for cls in get_args(messages) if cls not in known} == stay
