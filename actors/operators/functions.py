@@ -1,0 +1,125 @@
+"""What users write to process a stream row by row with state and timers, and what such a function can ask for.
+
+Rules: a function object is copied for each subtask and attempt, so it may keep what `open` makes; whatever must survive
+a failure belongs into state. Rows come and go as dicts. All calls come from one thread, one after the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeAlias
+
+from tidegate.actors.operators.base import MIN_WATERMARK_MS, OperatorContext
+from tidegate.actors.operators.keyed_state import KeyedStates, KeyScope, S
+from tidegate.actors.operators.keys import Key
+from tidegate.actors.operators.timers import TimeDomain, Timers, TimerService
+from tidegate.storage.errors import ConfigurationError
+
+Rows: TypeAlias = Iterable[Mapping[str, Any]] | None
+
+
+class ProcessContext:
+    """What a function can ask for. It says what holds for the row or timer that is being processed."""
+
+    def __init__(
+        self, context: OperatorContext, states: KeyedStates, scope: KeyScope, timers: Timers, keyed: bool
+    ) -> None:
+        self._operator = context
+        self._states = states
+        self._scope = scope
+        self._keyed = keyed
+        self._row_of_key: Callable[[Key], dict[str, Any]] | None = None
+        self._opening = True
+        self.timestamp: int | None = None
+        """Event time in milliseconds: that of the row (None if the stream has none), or the moment of the timer."""
+        self.time_domain: TimeDomain | None = None
+        """What the timer waited for; None outside of `on_timer`."""
+        self.current_watermark = MIN_WATERMARK_MS
+        """The newest watermark, in milliseconds; `MIN_WATERMARK_MS` before the first one, also after a restore."""
+        self.timer_service = TimerService(timers, scope, lambda: context.time.now_ms, lambda: self.current_watermark)
+        """Registers and deletes timers of the current key."""
+
+    @property
+    def subtask(self) -> int:
+        """Index of this subtask."""
+        return self._operator.subtask
+
+    @property
+    def parallelism(self) -> int:
+        """Number of subtasks."""
+        return self._operator.parallelism
+
+    @property
+    def current_processing_time(self) -> int:
+        """Processing time in milliseconds: when the task took up what is being processed."""
+        return self._operator.time.now_ms
+
+    @property
+    def current_key(self) -> dict[str, Any]:
+        """The key columns of the current key. ConfigurationError where there is no key."""
+        key = self._scope.current("the current key")
+        assert self._row_of_key is not None, "a key without a type"
+        return self._row_of_key(key)
+
+    def state(self, declared: S) -> S:
+        """Bind a state, in `open`: `self.count = self.context.state(tg.ValueState("count", pa.int64()))`.
+
+        Raises ConfigurationError outside of `open`, on a stream without keys, and for a name that is taken.
+        """
+        if not self._keyed:
+            raise ConfigurationError(f"state {declared.name!r} needs a keyed stream: call key_by(...) before process")
+        if not self._opening:
+            raise ConfigurationError(f"state {declared.name!r} is bound too late: call context.state(...) in open")
+        return self._states.bind(declared)
+
+    def opened(self) -> None:
+        """No state is bound from now on."""
+        self._opening = False
+
+    def knows_keys(self, row_of_key: Callable[[Key], dict[str, Any]]) -> None:
+        """How a key is shown, now that the types of its columns are known."""
+        self._row_of_key = row_of_key
+
+
+class BaseProcessFunction:
+    """What functions with one and with two inputs share. Every method may be left as it is."""
+
+    context: ProcessContext
+    """The same that the methods are given."""
+
+    def open(self, context: ProcessContext) -> None:
+        """Called once, before anything else: bind states here."""
+
+    def on_timer(self, timestamp: int, context: ProcessContext) -> Rows:
+        """A timer of the current key has come, registered for `timestamp` (ms); `context.time_domain` says which.
+
+        Returns (or yields) rows, as `process` does.
+        """
+        return None
+
+    def finish(self, context: ProcessContext) -> Rows:
+        """The input has ended and all event-time timers have fired: the last rows. There is no current key."""
+        return None
+
+    def close(self) -> None:
+        """Release resources. Called once, also after a failure, and even if `open` was not reached."""
+
+
+class ProcessFunction(BaseProcessFunction):
+    """Processes a stream row by row, with state and timers of the row's key where the stream is keyed."""
+
+    def process(self, row: dict[str, Any], context: ProcessContext) -> Rows:
+        """Process one row; returns an iterable of new rows (or yields them), or None for nothing."""
+        raise NotImplementedError(f"{type(self).__name__} needs a method process(self, row, context)")
+
+
+class CoProcessFunction(BaseProcessFunction):
+    """Processes two connected streams row by row; where they are keyed, rows of one key share its state."""
+
+    def process1(self, row: dict[str, Any], context: ProcessContext) -> Rows:
+        """Process one row of the first stream, as `ProcessFunction.process`."""
+        raise NotImplementedError(f"{type(self).__name__} needs a method process1(self, row, context)")
+
+    def process2(self, row: dict[str, Any], context: ProcessContext) -> Rows:
+        """Process one row of the second stream."""
+        raise NotImplementedError(f"{type(self).__name__} needs a method process2(self, row, context)")

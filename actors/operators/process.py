@@ -1,0 +1,280 @@
+"""Runs a function of the user row by row, with the state and the timers of each row's key.
+
+Rules: rows of a batch are processed in order, and what they emit leaves in batches of bounded size before the call
+returns, so nothing is held back over a barrier. Keys must come to the subtask that owns their key group (checked for
+each batch). The types of the key columns are those of the first batch or of the restored state, and stay. At the end of
+the input all event-time timers have fired (the last watermark did that); those of processing time are dropped.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import pyarrow as pa
+
+from tidegate.actors.errors import OperatorError
+from tidegate.actors.kernels.partition import compact, subtask_table
+from tidegate.actors.operators.base import Emit, Operator, OperatorContext
+from tidegate.actors.operators.blame import blame, blame_row, failure
+from tidegate.actors.operators.functions import BaseProcessFunction, CoProcessFunction, ProcessContext, ProcessFunction
+from tidegate.actors.operators.keyed_state import TIMERS_STATE, KeyedStates, KeyScope
+from tidegate.actors.operators.keys import Key, KeyCodec, check_owner, key_columns, key_schema
+from tidegate.actors.operators.schemas import PinnedSchema
+from tidegate.actors.operators.timers import TimeDomain, Timers
+from tidegate.actors.operators.watermarks import event_times_ms
+from tidegate.storage.errors import ConfigurationError, TidegateError
+from tidegate.storage.state import FrozenState, OperatorSnapshot, StateTable
+
+_OUTPUT_ROWS_MAX = 65_536
+_CHAINED_TIMERS_MAX = 1000
+
+Handler = Callable[[dict[str, Any], ProcessContext], Iterable[Mapping[str, Any]] | None]
+
+
+class ProcessOperator(Operator):
+    """Calls a function. `keys` and `timestamps` have an entry for each of its inputs.
+
+    `keys` names the key columns (none: the stream is not keyed; the first input's names are those of the state),
+    `timestamps` the column of event time, or None; `schema` is that of the output (None: the first rows fix it).
+    Raises ConfigurationError for a function of the wrong kind, or that cannot be copied.
+    """
+
+    def __init__(
+        self,
+        function: ProcessFunction | CoProcessFunction,
+        keys: Sequence[tuple[str, ...]] = ((),),
+        timestamps: Sequence[str | None] = (None,),
+        schema: pa.Schema | None = None,
+    ) -> None:
+        inputs = 2 if isinstance(function, CoProcessFunction) else 1
+        if not isinstance(function, BaseProcessFunction) or len(keys) != inputs or len(timestamps) != inputs:
+            wanted = "CoProcessFunction" if len(keys) == 2 else "ProcessFunction"
+            raise ConfigurationError(f"process needs an object of a class derived from tg.{wanted}, not {function!r}")
+        self._function = _own_copy(function)
+        self._keys = tuple(keys)
+        self._timestamps = tuple(timestamps)
+        self._pinned = PinnedSchema(schema)
+        self._scope = KeyScope()
+        self._states = KeyedStates(self._keys[0], self._scope)
+        self._timers = Timers()
+        self._codec: KeyCodec | None = None
+        self._seen: dict[int, pa.Schema] = {}
+        self._rows: list[Mapping[str, Any]] = []
+
+    def open(self, context: OperatorContext, restored: Sequence[StateTable]) -> None:
+        """Open the function, then take the state back from tables of any number of former subtasks.
+
+        OperatorError if the function raises; ConfigurationError for a state that it does not bind; CorruptionError if
+        a table is of other types, or has a key twice or one of other subtasks.
+        """
+        super().open(context, restored)
+        self._owners = subtask_table(context.max_parallelism, context.parallelism)
+        self._ask = ProcessContext(context, self._states, self._scope, self._timers, keyed=bool(self._keys[0]))
+        function = self._function
+        function.context = self._ask
+        self._handlers: tuple[Handler, ...] = (
+            (function.process1, function.process2) if isinstance(function, CoProcessFunction) else (function.process,)
+        )
+        with self._blame_call("open"):
+            function.open(self._ask)
+        self._ask.opened()
+        for table in restored:
+            self._restore(table)
+
+    def process(self, batch: pa.RecordBatch, emit: Emit) -> None:
+        """Process a batch of the first input."""
+        self.process_input(0, batch, emit)
+
+    def process_input(self, index: int, batch: pa.RecordBatch, emit: Emit) -> None:
+        """Process a batch row by row. OperatorError if the function raises or the keys do not fit."""
+        with blame(self.context, batch):
+            keys = self._keys_of(index, batch)
+            times = self._times_of(index, batch)
+        handler = self._handlers[index]
+        for number, row in enumerate(batch.to_pylist()):
+            self._scope.key = keys[number]
+            self._ask.timestamp = times[number]
+            with blame_row(self.context, row, number):
+                self._collect(handler(row, self._ask))
+            self._emit_rows(emit, _OUTPUT_ROWS_MAX)
+        self._end_call(emit)
+
+    def advance_watermark(self, watermark_ms: int, emit: Emit) -> None:
+        """Fire the event-time timers up to the watermark, earliest first."""
+        self._ask.current_watermark = watermark_ms
+        self._fire(TimeDomain.EVENT_TIME, watermark_ms, emit)
+
+    def next_processing_time_ms(self) -> int | None:
+        """The moment of the first processing-time timer."""
+        return self._timers.queues[TimeDomain.PROCESSING_TIME].first_ms()
+
+    def on_processing_time(self, now_ms: int, emit: Emit) -> None:
+        """Fire the processing-time timers up to now, earliest first."""
+        self._fire(TimeDomain.PROCESSING_TIME, now_ms, emit)
+
+    def snapshot(self) -> OperatorSnapshot | None:
+        """Freeze states and timers; None on a stream without keys."""
+        if not self._keys[0]:
+            return None
+        frozen: tuple[FrozenState, ...] = ()
+        if self._codec is not None:
+            frozen = self._states.freeze(self._codec, self.context.max_parallelism)
+            timers = self._timers.freeze(self._codec, self.context.max_parallelism)
+            frozen += () if timers is None else (timers,)
+        return OperatorSnapshot(self.context.uid, frozen)
+
+    def finish(self, emit: Emit) -> Iterator[None]:
+        """Drop the processing-time timers and emit what the function has left, in steps of a batch."""
+        self._timers.queues[TimeDomain.PROCESSING_TIME].clear()
+        with self._blame_call("finish"):
+            rows = iter(self._function.finish(self._ask) or ())
+        more = True
+        while more:
+            with self._blame_call("finish"):
+                while more and len(self._rows) < _OUTPUT_ROWS_MAX:
+                    row = next(rows, None)
+                    more = row is not None
+                    self._collect(() if row is None else (row,))
+            if self._rows:
+                self._emit_rows(emit, 1)
+                yield
+
+    def close(self) -> None:
+        """Close the function."""
+        self._function.close()
+
+    def _restore(self, table: StateTable) -> None:
+        names = list(self._keys[0])
+        rows = compact(table.rows)
+        if not names or rows.schema.names[: len(names)] != names:
+            raise ConfigurationError(
+                f"operator {self.context.name!r} (uid {self.context.uid!r}) is keyed by {names}, but state "
+                f"{table.state!r} of the checkpoint has columns {rows.schema.names}; key by the same columns as before, "
+                "or change the uid"
+            )
+        keys = rows.select(names)
+        codec = self._key_codec(keys.schema)
+        check_owner(self.context, keys, self._owners)
+        stored = StateTable(table.state, table.kind, rows, table.key_group_rows)
+        if table.state == TIMERS_STATE:
+            self._timers.load(codec, stored)
+        else:
+            self._states.load(codec, stored)
+
+    def _key_codec(self, schema: pa.Schema) -> KeyCodec:
+        """The codec of all keys; the first schema of key columns ever fixes it."""
+        if self._codec is None:
+            self._codec = KeyCodec(schema)
+            self._ask.knows_keys(self._codec.as_row)
+        elif not schema.equals(self._codec.schema):
+            raise OperatorError(
+                f"operator {self.context.name!r} (uid {self.context.uid!r}) has keys of types "
+                f"{_types(self._codec.schema)} and was given keys of {_types(schema)}: cast the key columns to the same "
+                "types with with_columns before key_by"
+            )
+        return self._codec
+
+    def _keys_of(self, index: int, batch: pa.RecordBatch) -> Sequence[Key | None]:
+        names = self._keys[index]
+        if not names:
+            return [None] * batch.num_rows
+        if index not in self._seen or not self._seen[index].equals(batch.schema):
+            self._key_codec(_renamed(key_schema(batch.schema, names), self._keys[0]))
+            self._seen[index] = batch.schema
+        assert self._codec is not None
+        columns = key_columns(batch, names)
+        check_owner(self.context, columns, self._owners)
+        return self._codec.encode(columns)
+
+    def _times_of(self, index: int, batch: pa.RecordBatch) -> Sequence[int | None]:
+        column = self._timestamps[index]
+        if column is None or batch.schema.get_field_index(column) < 0:
+            return [None] * batch.num_rows
+        times: list[int | None] = event_times_ms(batch, column).to_pylist()
+        return times
+
+    def _fire(self, domain: TimeDomain, time_ms: int, emit: Emit) -> None:
+        queue = self._timers.queues[domain]
+        fires_left = _CHAINED_TIMERS_MAX * (len(queue) + 1)
+        self._ask.time_domain = domain
+        while (timer := queue.pop_due(time_ms)) is not None:
+            timestamp_ms, key = timer
+            self._scope.key = key
+            self._ask.timestamp = timestamp_ms
+            with self._blame_timer(timestamp_ms):
+                if fires_left == 0:
+                    raise RuntimeError(
+                        f"each timer registered another one that was due at once, {_CHAINED_TIMERS_MAX} in a row; at "
+                        "the end of the input every event-time timer is due: register none while "
+                        "context.current_watermark is tg.MAX_WATERMARK_MS"
+                    )
+                self._collect(self._function.on_timer(timestamp_ms, self._ask))
+            fires_left -= 1
+            self._emit_rows(emit, _OUTPUT_ROWS_MAX)
+        self._ask.time_domain = None
+        self._end_call(emit)
+
+    def _collect(self, rows: Iterable[Mapping[str, Any]] | None) -> None:
+        if isinstance(rows, Mapping):
+            raise TypeError("the function returned one dict; return an iterable of rows, or yield each row")
+        for row in rows or ():
+            if not isinstance(row, Mapping):
+                raise TypeError(f"a row must be a dict, not {type(row).__name__}: {row!r}")
+            self._rows.append(row)
+
+    def _emit_rows(self, emit: Emit, rows_min: int) -> None:
+        """Emit what was collected if it is that much."""
+        if len(self._rows) < rows_min:
+            return
+        rows, self._rows = self._rows, []
+        with self._blame_call("the output"):
+            batches = [
+                self._pinned.from_rows(rows[start : start + _OUTPUT_ROWS_MAX])
+                for start in range(0, len(rows), _OUTPUT_ROWS_MAX)
+            ]
+        for batch in batches:
+            emit(batch)
+
+    def _end_call(self, emit: Emit) -> None:
+        self._scope.key = None
+        self._ask.timestamp = None
+        self._emit_rows(emit, 1)
+
+    @contextmanager
+    def _blame_call(self, method: str) -> Iterator[None]:
+        try:
+            yield
+        except TidegateError:
+            raise
+        except Exception as error:
+            raise failure(self.context, error, "in", {"method": method}) from error
+
+    @contextmanager
+    def _blame_timer(self, timestamp_ms: int) -> Iterator[None]:
+        try:
+            yield
+        except OperatorError:
+            raise
+        except Exception as error:
+            raise failure(self.context, error, f"timer at {timestamp_ms} of key", self._ask.current_key) from error
+
+
+def _own_copy(function: ProcessFunction | CoProcessFunction) -> ProcessFunction | CoProcessFunction:
+    try:
+        return copy.deepcopy(function)
+    except Exception as error:
+        raise ConfigurationError(
+            f"{type(function).__name__} cannot be copied ({error}), and each subtask needs a copy of its own; make what "
+            "cannot be copied in open"
+        ) from error
+
+
+def _renamed(schema: pa.Schema, names: Sequence[str]) -> pa.Schema:
+    return pa.schema([pa.field(name, field.type) for name, field in zip(names, schema, strict=True)])
+
+
+def _types(schema: pa.Schema) -> str:
+    return ", ".join(str(field.type) for field in schema)
