@@ -41,12 +41,14 @@ def blame_row(context: OperatorContext, row: Mapping[str, object], number: int) 
         raise failure(context, error, f"row {number} of the batch", row) from error
 
 
-def failure(context: OperatorContext, error: Exception, place: str, row: Mapping[str, object]) -> OperatorError:
-    """The error to raise for `error`, found at `row`."""
-    shown = repr(dict(row))
+def failure(
+    context: OperatorContext, error: Exception, place: str, row: Mapping[str, object] | None = None
+) -> OperatorError:
+    """The error to raise for `error`, found at `place` and, where there is one, `row`."""
+    shown = "" if row is None else f": {dict(row)!r}"
     if len(shown) > _ROW_CHARACTERS_MAX:
         shown = shown[:_ROW_CHARACTERS_MAX] + "…"
     return OperatorError(
         f"operator {context.name!r} (uid {context.uid!r}) failed on subtask {context.subtask + 1} of "
-        f"{context.parallelism}: {type(error).__name__}: {error}; {place}: {shown}"
+        f"{context.parallelism}: {type(error).__name__}: {error}; {place}{shown}"
     )

@@ -22,14 +22,17 @@ class ProcessContext:
     """What a function can ask for. It says what holds for the row or timer that is being processed."""
 
     def __init__(
-        self, context: OperatorContext, states: KeyedStates, scope: KeyScope, timers: Timers, keyed: bool
+        self,
+        context: OperatorContext,
+        states: KeyedStates | None,
+        scope: KeyScope,
+        timers: Timers,
+        row_of_key: Callable[[Key], dict[str, Any]],
     ) -> None:
         self._operator = context
         self._states = states
         self._scope = scope
-        self._keyed = keyed
-        self._row_of_key: Callable[[Key], dict[str, Any]] | None = None
-        self._opening = True
+        self._row_of_key = row_of_key
         self.timestamp: int | None = None
         """Event time in milliseconds: that of the row (None if the stream has none), or the moment of the timer."""
         self.time_domain: TimeDomain | None = None
@@ -57,28 +60,16 @@ class ProcessContext:
     @property
     def current_key(self) -> dict[str, Any]:
         """The key columns of the current key. ConfigurationError where there is no key."""
-        key = self._scope.current("the current key")
-        assert self._row_of_key is not None, "a key without a type"
-        return self._row_of_key(key)
+        return self._row_of_key(self._scope.current("the current key"))
 
     def state(self, declared: S) -> S:
         """Bind a state, in `open`: `self.count = self.context.state(tg.ValueState("count", pa.int64()))`.
 
         Raises ConfigurationError outside of `open`, on a stream without keys, and for a name that is taken.
         """
-        if not self._keyed:
+        if self._states is None:
             raise ConfigurationError(f"state {declared.name!r} needs a keyed stream: call key_by(...) before process")
-        if not self._opening:
-            raise ConfigurationError(f"state {declared.name!r} is bound too late: call context.state(...) in open")
         return self._states.bind(declared)
-
-    def opened(self) -> None:
-        """No state is bound from now on."""
-        self._opening = False
-
-    def knows_keys(self, row_of_key: Callable[[Key], dict[str, Any]]) -> None:
-        """How a key is shown, now that the types of its columns are known."""
-        self._row_of_key = row_of_key
 
 
 class BaseProcessFunction:

@@ -115,7 +115,7 @@ class ValueState(KeyedState):
 
     def __init__(self, name: str, dtype: pa.DataType) -> None:
         super().__init__(name)
-        self._typed = Typed(name, dtype)
+        self._typed = _Typed(name, dtype)
 
     @property
     def column_type(self) -> pa.DataType:
@@ -139,7 +139,7 @@ class ListState(KeyedState):
 
     def __init__(self, name: str, dtype: pa.DataType) -> None:
         super().__init__(name)
-        self._typed = Typed(name, dtype)
+        self._typed = _Typed(name, dtype)
 
     @property
     def column_type(self) -> pa.DataType:
@@ -180,8 +180,8 @@ class MapState(KeyedState):
         super().__init__(name)
         if pa.types.is_nested(key_dtype):
             raise ConfigurationError(f"state {name!r}: keys of a map must be of a plain type, not {key_dtype}")
-        self._key_typed = Typed(name, key_dtype)
-        self._typed = Typed(name, value_dtype)
+        self._key_typed = _Typed(name, key_dtype)
+        self._typed = _Typed(name, value_dtype)
 
     @property
     def column_type(self) -> pa.DataType:
@@ -267,7 +267,7 @@ class FrozenKeyedState:
         return keyed_table(self.state, self.codec, list(self.entries), column, self.max_parallelism)
 
 
-class Typed:
+class _Typed:
     """Python values of one Arrow type: what goes in comes out of a checkpoint as the same value."""
 
     __slots__ = ("_exact", "_name", "_nested", "dtype")
@@ -282,7 +282,7 @@ class Typed:
 
     def taken(self, value: Any) -> Any:
         """The value as a checkpoint would give it back. TypeError if it is None or not of the type."""
-        if type(value) is self._exact and (self._exact is not int or -_INT64_END <= value < _INT64_END):
+        if type(value) is self._exact and not (isinstance(value, int) and not -_INT64_END <= value < _INT64_END):
             return self.one_nan(value)
         try:
             taken = pa.scalar(value, type=self.dtype).as_py()
@@ -308,9 +308,16 @@ class KeyedStates:
         self._key_names = key_names
         self._scope = scope
         self._states: dict[str, KeyedState] = {}
+        self._complete = False
+
+    def complete(self) -> None:
+        """No state is bound from now on."""
+        self._complete = True
 
     def bind(self, declared: S) -> S:
-        """Bind a declared state. ConfigurationError for a name that is taken."""
+        """Bind a declared state. ConfigurationError if it is too late, or for a name that is taken."""
+        if self._complete:
+            raise ConfigurationError(f"state {declared.name!r} is bound too late: call context.state(...) in open")
         if declared.name in self._states or declared.name == TIMERS_STATE:
             raise ConfigurationError(f"two states are named {declared.name!r} ({TIMERS_STATE!r} is tidegate's own)")
         if declared.name in self._key_names:

@@ -9,6 +9,7 @@ the input all event-time timers have fired (the last watermark did that); those 
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -72,7 +73,8 @@ class ProcessOperator(Operator):
         """
         super().open(context, restored)
         self._owners = subtask_table(context.max_parallelism, context.parallelism)
-        self._ask = ProcessContext(context, self._states, self._scope, self._timers, keyed=bool(self._keys[0]))
+        states = self._states if self._keys[0] else None
+        self._ask = ProcessContext(context, states, self._scope, self._timers, self._row_of_key)
         function = self._function
         function.context = self._ask
         self._handlers: tuple[Handler, ...] = (
@@ -80,7 +82,7 @@ class ProcessOperator(Operator):
         )
         with self._blame_call("open"):
             function.open(self._ask)
-        self._ask.opened()
+        self._states.complete()
         for table in restored:
             self._restore(table)
 
@@ -131,16 +133,13 @@ class ProcessOperator(Operator):
         self._timers.queues[TimeDomain.PROCESSING_TIME].clear()
         with self._blame_call("finish"):
             rows = iter(self._function.finish(self._ask) or ())
-        more = True
-        while more:
+        while True:
             with self._blame_call("finish"):
-                while more and len(self._rows) < _OUTPUT_ROWS_MAX:
-                    row = next(rows, None)
-                    more = row is not None
-                    self._collect(() if row is None else (row,))
-            if self._rows:
-                self._emit_rows(emit, 1)
-                yield
+                self._collect(itertools.islice(rows, _OUTPUT_ROWS_MAX))
+            if not self._rows:
+                return
+            self._emit_rows(emit, 1)
+            yield
 
     def close(self) -> None:
         """Close the function."""
@@ -152,8 +151,8 @@ class ProcessOperator(Operator):
         if not names or rows.schema.names[: len(names)] != names:
             raise ConfigurationError(
                 f"operator {self.context.name!r} (uid {self.context.uid!r}) is keyed by {names}, but state "
-                f"{table.state!r} of the checkpoint has columns {rows.schema.names}; key by the same columns as before, "
-                "or change the uid"
+                f"{table.state!r} of the checkpoint has columns {rows.schema.names}; key by the same columns as "
+                "before, or change the uid"
             )
         keys = rows.select(names)
         codec = self._key_codec(keys.schema)
@@ -168,14 +167,17 @@ class ProcessOperator(Operator):
         """The codec of all keys; the first schema of key columns ever fixes it."""
         if self._codec is None:
             self._codec = KeyCodec(schema)
-            self._ask.knows_keys(self._codec.as_row)
         elif not schema.equals(self._codec.schema):
             raise OperatorError(
                 f"operator {self.context.name!r} (uid {self.context.uid!r}) has keys of types "
-                f"{_types(self._codec.schema)} and was given keys of {_types(schema)}: cast the key columns to the same "
-                "types with with_columns before key_by"
+                f"{_types(self._codec.schema)} and was given keys of {_types(schema)}: cast the key columns to the "
+                "same types with with_columns before key_by"
             )
         return self._codec
+
+    def _row_of_key(self, key: Key) -> dict[str, Any]:
+        assert self._codec is not None, "a key without a type"
+        return self._codec.as_row(key)
 
     def _keys_of(self, index: int, batch: pa.RecordBatch) -> Sequence[Key | None]:
         names = self._keys[index]
@@ -230,11 +232,13 @@ class ProcessOperator(Operator):
         if len(self._rows) < rows_min:
             return
         rows, self._rows = self._rows, []
-        with self._blame_call("the output"):
+        try:
             batches = [
                 self._pinned.from_rows(rows[start : start + _OUTPUT_ROWS_MAX])
                 for start in range(0, len(rows), _OUTPUT_ROWS_MAX)
             ]
+        except Exception as error:
+            raise failure(self.context, error, "first of the rows that the function returned", rows[0]) from error
         for batch in batches:
             emit(batch)
 
@@ -250,7 +254,7 @@ class ProcessOperator(Operator):
         except TidegateError:
             raise
         except Exception as error:
-            raise failure(self.context, error, "in", {"method": method}) from error
+            raise failure(self.context, error, f"in {method}") from error
 
     @contextmanager
     def _blame_timer(self, timestamp_ms: int) -> Iterator[None]:
@@ -267,8 +271,8 @@ def _own_copy(function: ProcessFunction | CoProcessFunction) -> ProcessFunction 
         return copy.deepcopy(function)
     except Exception as error:
         raise ConfigurationError(
-            f"{type(function).__name__} cannot be copied ({error}), and each subtask needs a copy of its own; make what "
-            "cannot be copied in open"
+            f"{type(function).__name__} cannot be copied ({error}), and each subtask needs a copy of its own; make "
+            "in open what cannot be copied"
         ) from error
 
 
