@@ -68,10 +68,6 @@ class BarrierOptions:
         return self.alignment is Alignment.ALIGNED and self.aligned_timeout_ms is not None
 
 
-ALIGNED_BARRIER = BarrierOptions()
-"""How a checkpoint is taken where nothing else is said."""
-
-
 @wire
 @dataclass(frozen=True, slots=True)
 class Barrier:
@@ -79,7 +75,7 @@ class Barrier:
 
     checkpoint_id: CheckpointId
     triggered_at_ms: int
-    options: BarrierOptions = ALIGNED_BARRIER
+    options: BarrierOptions = BarrierOptions()
 
 
 @wire

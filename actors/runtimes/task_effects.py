@@ -70,7 +70,7 @@ class TaskEffects:
                 self._reading = False
                 if self._closed:
                     reader.close()
-        return ev.SourceBatchRead(self._now_ms(), instruction.read, result.batch, result.next_offset, result.at_end, result.induces)
+        return ev.SourceBatchRead(self._now_ms(), instruction.read, result.batch, result.next_offset, result.at_end)
 
     def persist(self, instruction: do.PersistSnapshot) -> ev.SnapshotPersisted | ev.SnapshotFailed | None:
         """The asynchronous part of a snapshot: one checksummed file, or inlined when small.
