@@ -82,6 +82,11 @@ class JobGraph:
             for spec in ((v.source,) if v.source is not None else ()) + v.operators
         )
 
+    def edge_name(self, edge: JobEdge) -> str:
+        """Name of an edge in checkpoints: the same as long as its two vertices and those before it between them are."""
+        between = [e.index for e in self.edges if (e.upstream, e.downstream) == (edge.upstream, edge.downstream)]
+        return f"{edge.upstream}->{edge.downstream}#{between.index(edge.index)}"
+
     def channels(self, edge: JobEdge) -> tuple[ChannelId, ...]:
         """All channels of an edge: subtask to subtask where it is forward, else all to all."""
         up, down = self.vertex(edge.upstream).parallelism, self.vertex(edge.downstream).parallelism

@@ -33,8 +33,8 @@ REBALANCE = Partitioning(PartitioningKind.REBALANCE)
 class StreamNode:
     """One operator or source of the logical graph. `schema` is None where it is known only when the job runs.
 
-    An input without a partitioning is forward where the parallelisms are equal, else rebalanced. `ordinals` says for each
-    of `inputs` by which input of the operator it comes, from 0 on; empty: the operator has one input, by which all come.
+    An input without a partitioning is forward where the parallelisms are equal, else rebalanced. `ordinals` says for
+    each of `inputs` by which input of the operator it comes, from 0 on; empty: the operator has one, by which all come.
     """
 
     uid: OperatorUid

@@ -13,10 +13,8 @@ from typing import Literal
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from tidegate.actors.errors import OperatorError
-from tidegate.actors.kernels.columns import key_column, key_form
 from tidegate.actors.kernels.hashing import hash_columns
 from tidegate.actors.kernels.key_index import KeyIndex
 from tidegate.actors.kernels.partition import compact, gather, subtask_table
@@ -24,6 +22,7 @@ from tidegate.actors.operators.accumulators import Accumulator, make_accumulator
 from tidegate.actors.operators.aggregates import Aggregate, AggregateKind
 from tidegate.actors.operators.base import Emit, Operator, OperatorContext
 from tidegate.actors.operators.blame import blame
+from tidegate.actors.operators.keys import check_owner, key_columns, key_schema
 from tidegate.storage.columnar import ColumnarState
 from tidegate.storage.errors import ConfigurationError, CorruptionError
 from tidegate.storage.state import OperatorSnapshot, StateTable
@@ -69,7 +68,7 @@ class KeyedAggregate(Operator):
         Raises ConfigurationError for a column that is missing or of a type that does not fit.
         """
         results = [pa.field(name, aggregate.output_type(input_schema)) for name, aggregate in self._aggregates.items()]
-        return pa.schema([*self._key_schema(input_schema), *results])
+        return pa.schema([*key_schema(input_schema, self._keys), *results])
 
     def open(self, context: OperatorContext, restored: Sequence[StateTable]) -> None:
         """Take the state back from tables of any number of former subtasks.
@@ -113,29 +112,19 @@ class KeyedAggregate(Operator):
         if doubles:
             raise ConfigurationError(f"keys and aggregates must have different names; used twice: {doubles}")
 
-    def _key_schema(self, input_schema: pa.Schema) -> pa.Schema:
-        columns = self._key_columns(pa.RecordBatch.from_pylist([], input_schema))
-        for name in self._keys:
-            key_form(columns.column(name), name)
-        return columns.schema
-
-    def _key_columns(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        columns = [_one_zero(key_column(batch, name)) for name in self._keys]
-        return pa.RecordBatch.from_arrays(columns, names=list(self._keys))
-
     def _admit(self, schema: pa.Schema) -> None:
         """Check a batch's columns against the state; the first batch ever makes it."""
         if self._seen_schema is not None and schema.equals(self._seen_schema):
             return
-        key_schema = self._key_schema(schema)
+        found = key_schema(schema, self._keys)
         fields = {name: a.state_fields(name, schema) for name, a in self._aggregates.items()}
         if self._state is None:
-            self._create(key_schema, fields)
-        elif not key_schema.equals(self._state.key_schema) or fields != self._fields:
+            self._create(found, fields)
+        elif not found.equals(self._state.key_schema) or fields != self._fields:
             raise OperatorError(
                 f"operator {self.context.name!r} (uid {self.context.uid!r}) keeps "
                 f"{_shown(self._state.key_schema, self._fields)}, but the batch needs "
-                f"{_shown(key_schema, fields)}: a column has changed its type; cast it with with_columns "
+                f"{_shown(found, fields)}: a column has changed its type; cast it with with_columns "
                 f"before key_by, or pass schema= to the function that makes it"
             )
         self._seen_schema = schema
@@ -143,12 +132,12 @@ class KeyedAggregate(Operator):
     def _advance(self, batch: pa.RecordBatch) -> pa.RecordBatch | None:
         self._admit(batch.schema)
         assert self._state is not None
-        keys = self._key_columns(batch)
+        keys = key_columns(batch, self._keys)
         upserted = self._index.upsert(keys)
         slots_before = self._state.rows
         if len(upserted.new_rows):
             added = gather(keys, upserted.new_rows)
-            self._check_owner(added)
+            check_owner(self.context, added, self._owners)
             self._state.append(added)
         assert self._state.rows == self._index.size, "a key without state"
         if self._emit_mode == "final":
@@ -164,11 +153,11 @@ class KeyedAggregate(Operator):
             results.append(accumulator.results(slots))  # at once: what was just written is still in the cache
         return self._output(keys if all_distinct else gather(keys, rows), results)
 
-    def _create(self, key_schema: pa.Schema, fields: Fields) -> None:
+    def _create(self, schema: pa.Schema, fields: Fields) -> None:
         specs = [s for name, a in self._aggregates.items() for s in value_specs(a, fields[name])]
         keys = self._keys
         self._state = ColumnarState(
-            STATE_NAME, key_schema, specs, self.context.max_parallelism, lambda rows: hash_columns(rows, keys)
+            STATE_NAME, schema, specs, self.context.max_parallelism, lambda rows: hash_columns(rows, keys)
         )
         self._fields = fields
         self._accumulators = [make_accumulator(a, fields[name], self._state) for name, a in self._aggregates.items()]
@@ -182,7 +171,7 @@ class KeyedAggregate(Operator):
         if rows.num_rows == 0:
             return
         keys = rows.select(list(self._keys))
-        self._check_owner(keys)
+        check_owner(self.context, keys, self._owners)
         if len(self._index.upsert(keys).new_rows) < rows.num_rows:
             raise CorruptionError(
                 f"state {table.state!r} of operator {self.context.uid!r} holds a key twice: the key groups "
@@ -206,18 +195,6 @@ class KeyedAggregate(Operator):
         }
         return pa.schema([pa.field(name, schema.field(name).type) for name in self._keys]), fields
 
-    def _check_owner(self, keys: pa.RecordBatch) -> None:
-        groups = hash_columns(keys, self._keys) % np.uint64(self.context.max_parallelism)
-        owners = self._owners[groups]
-        if np.any(owners != self.context.subtask):
-            row = int(np.argmax(owners != self.context.subtask))
-            raise OperatorError(
-                f"operator {self.context.name!r} (uid {self.context.uid!r}) on subtask "
-                f"{self.context.subtask + 1} of {self.context.parallelism} got the key "
-                f"{keys.slice(row, 1).to_pylist()[0]}, which belongs to subtask {int(owners[row]) + 1}: its "
-                f"input must be partitioned by {list(self._keys)}"
-            )
-
     def _output(self, keys: pa.RecordBatch, results: Sequence[pa.Array]) -> pa.RecordBatch:
         return pa.RecordBatch.from_arrays([*keys.columns, *results], names=[*self._keys, *self._aggregates])
 
@@ -226,17 +203,6 @@ def _state_names(name: str, aggregate: Aggregate) -> list[str]:
     return [f"{name}.sum", f"{name}.count"] if aggregate.kind is AggregateKind.MEAN else [name]
 
 
-def _one_zero(column: pa.Array) -> pa.Array:
-    """Floats with one zero and one NaN, as they are hashed; other columns as they are."""
-    if not pa.types.is_floating(column.type):
-        return column
-    if pa.types.is_float16(column.type):  # Arrow does not calculate with it
-        return _one_zero(column.cast(pa.float32())).cast(pa.float16())
-    nan = pa.scalar(float("nan"), column.type)
-    positive = pc.add(column, pa.scalar(0.0, column.type))
-    return pc.if_else(pc.is_nan(positive), nan, positive)
-
-
-def _shown(key_schema: pa.Schema, fields: Fields) -> str:
-    columns: Iterator[pa.Field] = iter([*key_schema, *(f for group in fields.values() for f in group)])
+def _shown(schema: pa.Schema, fields: Fields) -> str:
+    columns: Iterator[pa.Field] = iter([*schema, *(f for group in fields.values() for f in group)])
     return "(" + ", ".join(f"{field.name}: {field.type}" for field in columns) + ")"

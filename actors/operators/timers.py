@@ -1,0 +1,173 @@
+"""Timers of one operator: moments of event time and of processing time at which a key wants to be called.
+
+Rules (Flink's): a timer is registered once for each key, moment and time domain, however often it is asked for. What
+is due fires in order of the moment, then of the key, so that every run fires alike. A timer that is registered while
+others fire, and is due, fires among them. Timers are keyed state: one table, with a row a timer.
+"""
+
+from __future__ import annotations
+
+import enum
+import heapq
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from tidegate.actors.elements import MAX_WATERMARK_MS
+from tidegate.actors.operators.base import MIN_WATERMARK_MS
+from tidegate.actors.operators.keyed_state import TIMERS_STATE, KeyScope
+from tidegate.actors.operators.keys import Key, KeyCodec, keyed_table, sort_key
+from tidegate.storage.errors import ConfigurationError, CorruptionError
+from tidegate.storage.state import StateTable
+
+_DOMAIN, _TIMESTAMP = "timer.domain", "timer.timestamp_ms"
+_COLUMNS = pa.schema([(_DOMAIN, pa.string()), (_TIMESTAMP, pa.int64())])
+_STALE_MAX = 1024
+
+
+class TimeDomain(enum.Enum):
+    """What a timer waits for: a watermark, or the clock."""
+
+    EVENT_TIME = "event_time"
+    PROCESSING_TIME = "processing_time"
+
+
+@dataclass(frozen=True, slots=True)
+class FrozenTimers:
+    """A `FrozenState`: the timers as they were."""
+
+    codec: KeyCodec
+    timers: dict[TimeDomain, tuple[tuple[int, Key], ...]]
+    max_parallelism: int
+
+    def materialize(self) -> StateTable:
+        """A row a timer, sorted by key group. O(timers)."""
+        rows = [(domain.value, *timer) for domain, timers in self.timers.items() for timer in timers]
+        columns = [pa.array([row[position] for row in rows], _COLUMNS.field(position).type) for position in (0, 1)]
+        values = pa.RecordBatch.from_arrays(columns, schema=_COLUMNS)
+        return keyed_table(TIMERS_STATE, self.codec, [row[2] for row in rows], values, self.max_parallelism)
+
+
+class TimerQueue:
+    """The timers of one time domain."""
+
+    def __init__(self) -> None:
+        self._timers: dict[tuple[int, Key], None] = {}
+        self._heap: list[tuple[int, tuple[Any, ...], Key]] = []
+        """Every timer, and some that were deleted since: those are passed over."""
+
+    def __len__(self) -> int:
+        return len(self._timers)
+
+    def add(self, timestamp_ms: int, key: Key) -> None:
+        """Register; again is the same as once."""
+        if (timestamp_ms, key) not in self._timers:
+            self._timers[timestamp_ms, key] = None
+            heapq.heappush(self._heap, (timestamp_ms, sort_key(key), key))
+
+    def discard(self, timestamp_ms: int, key: Key) -> None:
+        """Delete, if it is registered."""
+        self._timers.pop((timestamp_ms, key), None)
+        if len(self._heap) > 2 * len(self._timers) + _STALE_MAX:
+            self._heap = [(ms, sort_key(of), of) for ms, of in self._timers]
+            heapq.heapify(self._heap)
+
+    def clear(self) -> None:
+        """Delete all."""
+        self._timers.clear()
+        self._heap.clear()
+
+    def first_ms(self) -> int | None:
+        """The moment of the timer that fires next."""
+        while self._heap and (self._heap[0][0], self._heap[0][2]) not in self._timers:
+            heapq.heappop(self._heap)
+        return self._heap[0][0] if self._heap else None
+
+    def pop_due(self, time_ms: int) -> tuple[int, Key] | None:
+        """Remove the timer that fires next, if its moment has come; its moment and key."""
+        first_ms = self.first_ms()
+        if first_ms is None or first_ms > time_ms:
+            return None
+        timestamp_ms, _, key = heapq.heappop(self._heap)
+        del self._timers[timestamp_ms, key]
+        return timestamp_ms, key
+
+    def freeze(self) -> tuple[tuple[int, Key], ...]:
+        """All timers as they are now, in the order of registration."""
+        return tuple(self._timers)
+
+
+class Timers:
+    """The timers of one operator, in both time domains."""
+
+    def __init__(self) -> None:
+        self.queues = {domain: TimerQueue() for domain in TimeDomain}
+
+    def load(self, codec: KeyCodec, table: StateTable) -> None:
+        """Take a stored table back. CorruptionError if it holds no timers of these keys, or one twice."""
+        expected = pa.schema([*codec.schema, *_COLUMNS])
+        if not table.rows.schema.equals(expected):
+            raise CorruptionError(f"stored timers have columns {table.rows.schema.names}, not {expected.names}")
+        keys = codec.encode(table.rows.select(codec.schema.names))
+        domains, moments = (table.rows.column(name).to_pylist() for name in _COLUMNS.names)
+        for key, domain, timestamp_ms in zip(keys, domains, moments, strict=True):
+            queue = self.queues[TimeDomain(domain)]
+            before = len(queue)
+            queue.add(timestamp_ms, key)
+            if len(queue) == before:
+                raise CorruptionError(f"the timer at {timestamp_ms} of the key {codec.as_row(key)} is stored twice")
+
+    def freeze(self, codec: KeyCodec, max_parallelism: int) -> FrozenTimers | None:
+        """The timers as they are now. None where there are none. Costs one copy of references."""
+        if not any(map(len, self.queues.values())):
+            return None
+        timers = {domain: queue.freeze() for domain, queue in self.queues.items()}
+        return FrozenTimers(codec, timers, max_parallelism)
+
+
+class TimerService:
+    """Registers timers of the current key. Moments are milliseconds since 1970."""
+
+    def __init__(self, timers: Timers, scope: KeyScope, now_ms: Callable[[], int], watermark_ms: Callable[[], int]):
+        self._queues = timers.queues
+        self._scope = scope
+        self._now_ms = now_ms
+        self._watermark_ms = watermark_ms
+
+    def current_processing_time(self) -> int:
+        """Processing time of the row or timer that is being processed: when the task took it up."""
+        return self._now_ms()
+
+    def current_watermark(self) -> int:
+        """The newest watermark; `MIN_WATERMARK_MS` before the first one, also after a restore."""
+        return self._watermark_ms()
+
+    def register_event_time_timer(self, timestamp_ms: int) -> None:
+        """Call `on_timer` for this key when the watermark gets to the moment; if it is past it, with the next one."""
+        self._register(TimeDomain.EVENT_TIME, timestamp_ms)
+
+    def register_processing_time_timer(self, timestamp_ms: int) -> None:
+        """Call `on_timer` for this key when the clock has got to the moment; dropped if the input ends before."""
+        self._register(TimeDomain.PROCESSING_TIME, timestamp_ms)
+
+    def delete_event_time_timer(self, timestamp_ms: int) -> None:
+        """Delete a timer of this key, if it is registered."""
+        self._queues[TimeDomain.EVENT_TIME].discard(timestamp_ms, self._scope.current("a timer"))
+
+    def delete_processing_time_timer(self, timestamp_ms: int) -> None:
+        """Delete a timer of this key, if it is registered."""
+        self._queues[TimeDomain.PROCESSING_TIME].discard(timestamp_ms, self._scope.current("a timer"))
+
+    def _register(self, domain: TimeDomain, timestamp_ms: int) -> None:
+        try:
+            moment_ms = operator.index(timestamp_ms)
+        except TypeError:
+            raise ConfigurationError(
+                f"a timer is registered for a moment in whole milliseconds since 1970, not {timestamp_ms!r}"
+            ) from None
+        # Beyond what int64 holds is never, or always: the end of time, or its beginning.
+        moment_ms = max(MIN_WATERMARK_MS, min(MAX_WATERMARK_MS, moment_ms))
+        self._queues[domain].add(moment_ms, self._scope.current("a timer"))
