@@ -13,7 +13,8 @@ from tidegate.actors.operators.aggregates import Aggregate, count, max, mean, mi
 from tidegate.actors.runtimes.context import DataPlaneOptions
 from tidegate.actors.runtimes.job import JobProgress
 from tidegate.actors.sources import ReadResult, Source, SourceReader, SourceSplit
-from tidegate.config import CheckpointConfig, load_config
+from tidegate.config import CheckpointConfig
+from tidegate.config_file import load_config
 from tidegate.environment import StreamEnvironment
 from tidegate.job import Job
 from tidegate.recovery.restart import RestartStrategy

@@ -18,7 +18,8 @@ from tidegate.actors.runtimes.context import DataPlaneOptions, OpenStore
 from tidegate.actors.runtimes.job import Runtime, Submission
 from tidegate.actors.runtimes.local import LocalRuntime
 from tidegate.actors.sources import Source
-from tidegate.config import CheckpointConfig, load_config
+from tidegate.config import CheckpointConfig
+from tidegate.config_file import load_config
 from tidegate.job import Job
 from tidegate.recovery import RestartStrategy
 from tidegate.storage.errors import ConfigurationError
@@ -211,8 +212,11 @@ class StreamEnvironment:
         config = checkpoints if checkpoints is not None else self._checkpoints
         store = self.open_store(config.storage if config.storage is not None else default_storage())
         graph = translate(self._nodes)
-        self._runtime.check(graph, (store.url, *(table.url for table in self._tables)))
-        for url in dict.fromkeys((store.url, *(table.url for table in self._tables))):
+        urls = [store.url, *(table.url for table in self._tables)]
+        if config.savepoints is not None:
+            urls.append(self.open_store(config.savepoints).url)
+        self._runtime.check(graph, urls)
+        for url in dict.fromkeys(urls):
             check_conditional_create(self.open_store(url))
         request = JobRequest(
             name=name,

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol, runtime_checkable
 
-from tidegate.actors.coordinator.spec import CheckpointSettings, JobEdgeInfo, JobSpec, RestorePoint
+from tidegate.actors.coordinator.spec import CheckpointSettings, JobEdgeInfo, JobSpec, RestorePoint, Retention
 from tidegate.actors.graph.job_graph import JobGraph, JobVertex, OperatorSpec
 from tidegate.actors.identity import TaskId
 from tidegate.actors.operators.partitioning import PartitioningKind
@@ -23,7 +23,7 @@ from tidegate.claims import check_tables, claim_tables
 from tidegate.config import CheckpointConfig
 from tidegate.recovery import RestartStrategy, latest
 from tidegate.storage.errors import ConfigurationError, CorruptionError, NotFoundError
-from tidegate.storage.ids import JobId, OperatorUid, SubtaskIndex
+from tidegate.storage.ids import CheckpointId, JobId, OperatorUid, SubtaskIndex
 from tidegate.storage.layout import CheckpointLayout, escape, parse_checkpoint_name, parse_pointer
 from tidegate.storage.metadata import CheckpointMetadata
 from tidegate.storage.metadata_file import read_metadata
@@ -33,6 +33,13 @@ from tidegate.tables import CollectedRows, OutputTable
 log = logging.getLogger(__name__)
 
 LINEAGE_MAX = 1_000
+
+# Flink's words for users on the left, those of its coordinator on the right.
+_RETENTION = {
+    "retain_on_cancellation": Retention.RETAIN_ON_CANCELLATION,
+    "delete_on_cancellation": Retention.RETAIN_ON_FAILURE,
+    "no_externalized_checkpoints": Retention.NEVER_RETAIN,
+}
 
 
 @runtime_checkable
@@ -128,6 +135,15 @@ def _spec(request: JobRequest, graph: JobGraph, restore: RestorePoint | None) ->
             min_pause_ms=config.min_pause,
             tolerable_failures=config.tolerable_failed,
             retained=config.retained,
+            exactly_once=config.mode == "exactly_once",
+            unaligned=config.unaligned,
+            aligned_timeout_ms=config.aligned_timeout if config.unaligned else None,
+            max_concurrent=config.max_concurrent,
+            retention=_RETENTION[config.retention],
+            history_max=config.history,
+            ignore_in_flight_of=None
+            if config.ignore_in_flight_of is None
+            else CheckpointId(config.ignore_in_flight_of),
         ),
         restart=request.restart,
         restore=restore,

@@ -1,0 +1,49 @@
+"""What the tests of the configuration share: every setting with its keys, and a value that is not its default."""
+
+from __future__ import annotations
+
+KEYS: dict[str, tuple[str, ...]] = {
+    "interval": ("execution.checkpointing.interval",),
+    "storage": ("state.checkpoints.dir", "execution.checkpointing.dir"),
+    "savepoints": ("state.savepoints.dir", "execution.checkpointing.savepoint-dir"),
+    "mode": ("execution.checkpointing.mode",),
+    "timeout": ("execution.checkpointing.timeout",),
+    "min_pause": ("execution.checkpointing.min-pause",),
+    "max_concurrent": ("execution.checkpointing.max-concurrent-checkpoints",),
+    "unaligned": ("execution.checkpointing.unaligned", "execution.checkpointing.unaligned.enabled"),
+    "aligned_timeout": ("execution.checkpointing.aligned-checkpoint-timeout",),
+    "tolerable_failed": ("execution.checkpointing.tolerable-failed-checkpoints",),
+    "retained": ("state.checkpoints.num-retained", "execution.checkpointing.num-retained"),
+    "retention": ("execution.checkpointing.externalized-checkpoint-retention",),
+    "inline_bytes": ("state.storage.fs.memory-threshold", "execution.checkpointing.data-inline-threshold"),
+    "ignore_in_flight_of": ("execution.checkpointing.recover-without-channel-state.checkpoint-id",),
+    "history": ("web.checkpoints.history",),
+    "backend": ("state.backend.type",),
+    "incremental": ("state.backend.incremental", "execution.checkpointing.incremental"),
+    "checkpoint_storage": ("state.checkpoint-storage", "execution.checkpointing.storage"),
+}
+
+GIVEN: dict[str, tuple[object, object]] = {
+    "interval": ("1s", 1_000),
+    "storage": ("s3://bucket/ckpt", "s3://bucket/ckpt"),
+    "savepoints": ("s3://bucket/savepoints", "s3://bucket/savepoints"),
+    "mode": ("AT_LEAST_ONCE", "at_least_once"),
+    "timeout": ("2min", 120_000),
+    "min_pause": ("250ms", 250),
+    "max_concurrent": (3, 3),
+    "unaligned": (True, True),
+    "aligned_timeout": ("5s", 5_000),
+    "tolerable_failed": (4, 4),
+    "retained": (7, 7),
+    "retention": ("DELETE_ON_CANCELLATION", "delete_on_cancellation"),
+    "inline_bytes": ("64kb", 65_536),
+    "ignore_in_flight_of": (12, 12),
+    "history": (50, 50),
+    "backend": ("hashmap", "columnar"),
+    "incremental": (False, False),
+    "checkpoint_storage": ("filesystem", "filesystem"),
+}
+"""Name to a value as people write it, and the value that is kept."""
+
+NEEDS: dict[str, dict[str, object]] = {"aligned_timeout": {"unaligned": True}}
+"""Settings that mean something only beside others."""

@@ -1,0 +1,133 @@
+"""Files of settings: flat or nested keys, and an error that names the file for everything that is wrong in one."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tidegate.config import CheckpointConfig
+from tidegate.config_file import load_config
+from tidegate.storage.errors import ConfigurationError
+
+CONFIGS = Path(__file__).resolve().parents[2] / "configs"
+
+
+@pytest.mark.parametrize(
+    ("key", "nearest"),
+    [
+        ("execution.checkpointing.intervall", "execution.checkpointing.interval"),
+        ("execution.checkpointing.min_pause", "execution.checkpointing.min-pause"),
+        ("execution.checkpoint.timeout", "execution.checkpointing.timeout"),
+        ("execution.checkpointing.alignment-timeout", "execution.checkpointing.aligned-checkpoint-timeout"),
+        ("interval", "execution.checkpointing.interval"),
+        ("state.checkpoint.dir", "state.checkpoints.dir"),
+        ("state.backend", "state.backend.type"),
+        ("unaligned", "execution.checkpointing.unaligned"),
+    ],
+)
+def test_unknown_key_names_the_nearest(key: str, nearest: str) -> None:
+    """A misspelt or shortened key is refused together with the one that was probably meant."""
+    with pytest.raises(ConfigurationError) as refused:
+        load_config({key: 1})
+    assert f"unknown setting {key!r}; the nearest known one is {nearest!r}" == str(refused.value)
+
+
+VALUES = st.fixed_dictionaries(
+    {},
+    optional={
+        "execution.checkpointing.interval": st.integers(10, 10**9),
+        "execution.checkpointing.timeout": st.integers(10, 10**9),
+        "execution.checkpointing.max-concurrent-checkpoints": st.integers(1, 100),
+        "execution.checkpointing.externalized-checkpoint-retention": st.sampled_from(
+            ["retain_on_cancellation", "delete_on_cancellation", "no_externalized_checkpoints"]
+        ),
+        "state.checkpoints.num-retained": st.integers(1, 100),
+        "state.storage.fs.memory-threshold": st.integers(0, 2**40),
+        "web.checkpoints.history": st.integers(0, 100),
+    },
+)
+
+
+@given(VALUES)
+def test_nested_and_flat_keys_are_the_same(flat: dict[str, object]) -> None:
+    """`a.b: 1` and `a: {b: 1}` say the same, at any depth, and every value arrives."""
+    nested: dict[str, object] = {}
+    for key, value in flat.items():
+        *folders, last = key.split(".")
+        place = nested
+        for folder in folders:
+            place = place.setdefault(folder, {})  # type: ignore[assignment]
+        place[last] = value
+    loaded = load_config(nested)
+    assert load_config(flat) == loaded
+    assert flat == {key: value for key, value in loaded.checkpoints.model_dump(by_alias=True).items() if key in flat}
+
+
+def test_default_file_holds_the_defaults(tmp_path: Path) -> None:
+    """configs/default.yaml spells out what holds without it, except for an interval, and leaves out no setting."""
+    path = CONFIGS / "default.yaml"
+    assert CheckpointConfig(interval="10s") == load_config(path).checkpoints
+    # Settings whose default is no value to write down stand in comments.
+    uncommented = tmp_path / "all.yaml"
+    uncommented.write_text(re.sub(r"^( *)# ([a-z-]+: \S+)$", r"\1\2", path.read_text(), flags=re.MULTILINE))
+    assert set(CheckpointConfig.model_fields) == load_config(uncommented).checkpoints.model_fields_set
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.name)
+def test_shipped_files_can_be_loaded(path: Path) -> None:
+    """What is shipped is right, and takes checkpoints."""
+    assert load_config(path).checkpoints.interval is not None
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("- a\n- b\n", "holds a list"),
+        ("a: [", "not YAML"),
+        ("state.checkpoints.num-retained: 1\nstate.checkpoints.num-retained: 2\n", "line 2: .* twice"),
+        ("state:\n  checkpoints.dir: a\n  checkpoints:\n    dir: b\n", "state.checkpoints.dir is given twice"),
+        (
+            "state.checkpoints.dir: a\nexecution.checkpointing.dir: a\n",
+            "state.checkpoints.dir and execution.checkpointing.dir are one setting",
+        ),
+        ("execution.checkpointing.interval: off\n", "interval .*False"),
+        ("execution.checkpointing: 5\n", "unknown setting 'execution.checkpointing'"),
+        ("executing:\n", "unknown setting 'executing'"),
+        (
+            "execution.checkpointing:\n  mode: AT_LEAST_ONCE\n  unaligned.enabled: true\n",
+            "unaligned .* is True but mode .* is 'at_least_once': only exactly-once",
+        ),
+    ],
+)
+def test_wrong_file_is_refused(tmp_path: Path, text: str, complaint: str) -> None:
+    """The error names the file and what is wrong in it."""
+    path = tmp_path / "job.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigurationError, match=f"job.yaml: {complaint}"):
+        load_config(path)
+
+
+def test_missing_file_is_refused(tmp_path: Path) -> None:
+    """A file that is not there is an error, not a set of defaults."""
+    with pytest.raises(ConfigurationError, match=r"none\.yaml: No such file"):
+        load_config(tmp_path / "none.yaml")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "# nothing\n",
+        "state:\n  checkpoints:\n    # dir: x\n",
+        "execution.checkpointing:\n  unaligned:\n    # a: 1\n",
+    ],
+)
+def test_empty_file_and_empty_sections_are_defaults(tmp_path: Path, text: str) -> None:
+    """A file whose lines are all comments says nothing, which is allowed."""
+    path = tmp_path / "job.yaml"
+    path.write_text(text)
+    assert CheckpointConfig() == load_config(path).checkpoints
