@@ -68,6 +68,10 @@ class BarrierOptions:
         return self.alignment is Alignment.ALIGNED and self.aligned_timeout_ms is not None
 
 
+ALIGNED_BARRIER = BarrierOptions()
+"""How a checkpoint is taken where nothing else is said."""
+
+
 @wire
 @dataclass(frozen=True, slots=True)
 class Barrier:
@@ -75,7 +79,7 @@ class Barrier:
 
     checkpoint_id: CheckpointId
     triggered_at_ms: int
-    options: BarrierOptions = BarrierOptions()
+    options: BarrierOptions = ALIGNED_BARRIER
 
 
 @wire

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 import pyarrow as pa
 
 from tidegate.storage.codec import wire
+from tidegate.storage.ids import CheckpointId
 
 
 @wire
@@ -28,11 +29,15 @@ class SourceSplit:
 
 @dataclass(frozen=True, slots=True)
 class ReadResult:
-    """Rows `[offset, next_offset)` of a split. `batch` is None when nothing was left; `at_end` after the last row."""
+    """Rows `[offset, next_offset)` of a split. `batch` is None when nothing was left; `at_end` after the last row.
+
+    `induces`: an externally induced source wants this checkpoint to begin right after these rows.
+    """
 
     batch: pa.RecordBatch | None
     next_offset: int
     at_end: bool
+    induces: CheckpointId | None = None
 
 
 class SourceReader(Protocol):
@@ -62,3 +67,14 @@ class Source(Protocol):
     def reader(self) -> SourceReader:
         """A reader for one subtask."""
         ...
+
+
+@runtime_checkable
+class ExternallyInducedSource(Protocol):
+    """A source that decides itself where in its rows a checkpoint begins (Flink's ExternallyInducedSource).
+
+    The coordinator's trigger starts nothing at such a source; a master hook tells the outside world of the checkpoint,
+    and the reader answers with `ReadResult.induces`. Savepoints are triggered as everywhere.
+    """
+
+    externally_induced: Literal[True]

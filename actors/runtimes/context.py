@@ -25,6 +25,8 @@ class DataPlaneOptions:
     limits: BufferLimits = field(default_factory=BufferLimits)
     source_rows_max: int = 262_144
     inline_bytes_max: int = 20 * 1024
+    exactly_once: bool = True
+    """False: barriers block nothing, and rows may be processed twice after a failure."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,4 +52,12 @@ class JobContext:
         splits: tuple[SplitPosition, ...] = ()
         if vertex.source is not None:
             splits = self.splits[vertex.source.uid][task.subtask :: vertex.parallelism]
-        return describe_task(self.graph, task, attempt, splits, self.options.limits, self.options.source_rows_max)
+        return describe_task(
+            self.graph,
+            task,
+            attempt,
+            splits,
+            self.options.limits,
+            self.options.source_rows_max,
+            self.options.exactly_once,
+        )

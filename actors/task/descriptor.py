@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from tidegate.actors.graph.job_graph import JobGraph, OperatorSpec, SourceSpec
 from tidegate.actors.identity import ChannelId, TaskId
 from tidegate.actors.operators.partitioning import Partitioning
+from tidegate.actors.sources import ExternallyInducedSource
 from tidegate.actors.task.outputs import BufferLimits
 from tidegate.actors.task.source import SplitPosition
 from tidegate.storage.ids import AttemptNumber
@@ -19,6 +20,8 @@ class OutputEdge:
     partitioning: Partitioning
     downstream_parallelism: int
     channels: tuple[ChannelId, ...]
+    unaligned: bool = True
+    """Whether barriers may overtake on this edge."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +40,14 @@ class TaskDescriptor:
     outputs: tuple[OutputEdge, ...]
     limits: BufferLimits
     source_rows_max: int
+    input_indices: tuple[int, ...] = ()
+    """For each of `inputs` the input of the first operator that it leads to."""
+    exactly_once: bool = True
+
+    @property
+    def externally_induced(self) -> bool:
+        """Whether the reader of the source says where checkpoints begin."""
+        return self.source is not None and isinstance(self.source.source, ExternallyInducedSource)
 
 
 def describe_task(
@@ -46,11 +57,12 @@ def describe_task(
     splits: tuple[SplitPosition, ...],
     limits: BufferLimits,
     source_rows_max: int,
+    exactly_once: bool = True,
 ) -> TaskDescriptor:
     """The descriptor of one task. `splits` are those that a source task starts with when it restores nothing."""
     vertex = graph.vertex(task.vertex)
     inputs = tuple(
-        channel
+        (channel, edge.input)
         for edge in graph.edges
         if edge.downstream == task.vertex
         for channel in graph.channels(edge)
@@ -61,6 +73,7 @@ def describe_task(
             edge.partitioning,
             graph.vertex(edge.downstream).parallelism,
             tuple(channel for channel in graph.channels(edge) if channel.upstream == task.subtask),
+            graph.supports_unaligned(edge),
         )
         for edge in graph.edges
         if edge.upstream == task.vertex
@@ -74,8 +87,10 @@ def describe_task(
         operators=vertex.operators,
         source=vertex.source,
         splits=splits,
-        inputs=inputs,
+        inputs=tuple(channel for channel, _ in inputs),
         outputs=outputs,
         limits=limits,
         source_rows_max=source_rows_max,
+        input_indices=tuple(index for _, index in inputs),
+        exactly_once=exactly_once,
     )

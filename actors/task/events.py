@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from tidegate.actors.elements import BarrierOptions, Element
+from tidegate.actors.elements import ALIGNED_BARRIER, BarrierOptions, Element
 from tidegate.actors.identity import ChannelId
 from tidegate.storage.codec import wire
 from tidegate.storage.ids import AttemptNumber, CheckpointId, OperatorUid
@@ -92,13 +92,13 @@ class SourceBatchRead:
 @wire
 @dataclass(frozen=True, slots=True)
 class CheckpointTriggered:
-    """The coordinator asks this task to start a checkpoint: a source, or a task whose upstream tasks have all finished."""
+    """The coordinator asks this task, a source or one whose upstream tasks have all finished, to start a checkpoint."""
 
     at_ms: int
     attempt: AttemptNumber
     checkpoint_id: CheckpointId
     triggered_at_ms: int
-    options: BarrierOptions = BarrierOptions()
+    options: BarrierOptions = ALIGNED_BARRIER
 
 
 @wire
@@ -124,11 +124,12 @@ class CheckpointCompleted:
 @wire
 @dataclass(frozen=True, slots=True)
 class SnapshotPersisted:
-    """The asynchronous part of a snapshot is durable. `handle` is None for a stateless task."""
+    """The state of a snapshot is durable. `handle` is None for a stateless task; `sync_ms`: its synchronous part."""
 
     at_ms: int
     checkpoint_id: CheckpointId
     handle: StateHandle | None
+    sync_ms: int = 0
 
 
 @wire
@@ -144,11 +145,12 @@ class ChannelStatePersisted:
 @wire
 @dataclass(frozen=True, slots=True)
 class SnapshotFailed:
-    """The asynchronous part of a snapshot failed."""
+    """The state of a snapshot, or what was in flight (`channels`), could not be written."""
 
     at_ms: int
     checkpoint_id: CheckpointId
     error: str
+    channels: bool = False
 
 
 @wire

@@ -3,6 +3,7 @@
 Rules that it keeps:
 
 - Elements are taken in exactly the order of their numbers; what came before is dropped, a gap raises (invariant 1).
+- What was in flight when a checkpoint was taken (`recover`) comes before everything that arrives.
 - A queue never holds more than the credit that was granted plus one element (invariant 10): a sender may overdraw by
   one element, so that an element larger than the whole credit can pass.
 - Receiving never blocks. A blocked channel only stops being offered by `next_channel`.
@@ -11,48 +12,90 @@ Rules that it keeps:
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from tidegate.actors.elements import Element, element_size_bytes
+import pyarrow as pa
+
+from tidegate.actors.elements import Barrier, Element, EndOfPartition, element_size_bytes
 from tidegate.actors.identity import ChannelId
 from tidegate.storage.errors import ProtocolError
+from tidegate.storage.ids import CheckpointId
 
 
 class InputChannel:
     """What has arrived on one channel and waits to be processed."""
 
-    __slots__ = ("_credit_bytes", "_granted_bytes", "_taken_bytes", "arrived", "channel", "queue", "taken")
+    __slots__ = (
+        "_credit_bytes",
+        "_granted_bytes",
+        "_taken_bytes",
+        "arrived",
+        "batches_taken",
+        "channel",
+        "queue",
+        "recovered",
+        "taken",
+    )
 
     def __init__(self, channel: ChannelId, credit_bytes: int) -> None:
         self.channel = channel
+        self.recovered: deque[pa.RecordBatch] = deque()
+        """Batches of an earlier attempt that a checkpoint has stored as in flight."""
         self.queue: deque[Element] = deque()
         self.arrived = 0
         """Number of the element that must arrive next."""
         self.taken = 0
         """Number of the element that is taken next."""
+        self.batches_taken = 0
+        """Batches of this attempt that were taken."""
         self._credit_bytes = credit_bytes
         self._granted_bytes = credit_bytes
         self._taken_bytes = 0
 
-    def accept(self, first_sequence: int, elements: Sequence[Element]) -> None:
-        """Queue the elements that are new. Raises ProtocolError on a gap, and then changes nothing."""
+    @property
+    def waiting(self) -> bool:
+        """Whether an element waits."""
+        return bool(self.recovered or self.queue)
+
+    def recover(self, batches: Iterable[pa.RecordBatch]) -> None:
+        """Put batches that were in flight before everything else."""
+        assert not self.arrived, "in-flight elements are restored before anything arrives"
+        self.recovered.extend(batches)
+
+    def accept(self, first_sequence: int, elements: Sequence[Element]) -> Sequence[Element]:
+        """Queue the elements that are new and return them. Raises ProtocolError on a gap, and then changes nothing."""
         if first_sequence > self.arrived:
             raise ProtocolError(
                 f"{self.channel}: element {first_sequence} arrived where {self.arrived} was due: "
                 f"{first_sequence - self.arrived} elements were lost on the way"
             )
-        known = self.arrived - first_sequence
-        if known < len(elements):
-            self.queue.extend(elements[known:])
-            self.arrived = first_sequence + len(elements)
+        new = elements[self.arrived - first_sequence :]
+        self.queue.extend(new)
+        self.arrived += len(new)
+        return new
 
     def take(self) -> Element:
         """The next element, in order."""
+        if self.recovered:
+            return self.recovered.popleft()
         element = self.queue.popleft()
         self.taken += 1
+        self.batches_taken += isinstance(element, pa.RecordBatch)
         self._taken_bytes += element_size_bytes(element)
         assert self.taken + len(self.queue) == self.arrived, "numbers of a queue are contiguous"
         return element
+
+    def before(self, checkpoint_id: CheckpointId) -> tuple[list[pa.RecordBatch], bool]:
+        """Batches that wait before a checkpoint's barrier, and whether that barrier, or the end, has arrived."""
+        batches: list[pa.RecordBatch] = list(self.recovered)
+        for element in self.queue:
+            if isinstance(element, pa.RecordBatch):
+                batches.append(element)
+            elif isinstance(element, EndOfPartition) or (
+                isinstance(element, Barrier) and element.checkpoint_id == checkpoint_id
+            ):
+                return batches, True
+        return batches, False
 
     def credit_to_grant(self) -> int | None:
         """The new cumulative credit, when at least half of the window has been freed since the last grant."""
@@ -76,11 +119,14 @@ class InputGate:
             raise ProtocolError(f"{channel} is not an input of this task")
         return found
 
+    def __iter__(self) -> Iterator[InputChannel]:
+        return iter(self._channels.values())
+
     def next_channel(self, blocked: Callable[[ChannelId], bool]) -> InputChannel | None:
         """The next channel, round-robin, that has an element and is not blocked."""
         for _ in range(len(self._order)):
             candidate = self._channels[self._order[0]]
-            if candidate.queue and not blocked(candidate.channel):
+            if candidate.waiting and not blocked(candidate.channel):
                 return candidate
             self._order.rotate(-1)
         return None
@@ -93,7 +139,6 @@ class InputGate:
         """For each channel the number of the next element to be taken."""
         return tuple((channel, state.taken) for channel, state in self._channels.items())
 
-    @property
-    def queued_elements(self) -> int:
-        """Elements that wait on all channels."""
-        return sum(len(state.queue) for state in self._channels.values())
+    def batch_positions(self) -> tuple[tuple[ChannelId, int], ...]:
+        """For each channel the number of batches of this attempt that were taken."""
+        return tuple((channel, state.batches_taken) for channel, state in self._channels.items())

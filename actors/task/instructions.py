@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from tidegate.actors.elements import Element
-from tidegate.actors.identity import ChannelId
 from tidegate.actors.failures import CheckpointFailureReason
+from tidegate.actors.identity import ChannelId
 from tidegate.actors.sources import SourceSplit
 from tidegate.actors.task.events import TaskTimer
 from tidegate.actors.task.metrics import SnapshotMetrics
@@ -80,7 +80,7 @@ class Direction(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class InFlight:
-    """Batches of one channel that belong to a checkpoint, oldest first. The first `recovered` ones came from a restore."""
+    """Batches of one channel that belong to a checkpoint, oldest first; the first `recovered` came from a restore."""
 
     channel: ChannelId
     direction: Direction

@@ -1,7 +1,7 @@
 """The task machine: one subtask as a function of what happened to it.
 
 `handle(event)` returns instructions; the runtime carries them out and reports results as further events. There is no
-I/O, clock, thread or randomness in here. The life of a task is in `status.py`.
+I/O, clock, thread or randomness in here. The life of a task is in `status.py`, its checkpoints in `checkpointing.py`.
 """
 
 from __future__ import annotations
@@ -23,28 +23,25 @@ from tidegate.actors.elements import (
 )
 from tidegate.actors.failures import CheckpointFailureReason
 from tidegate.actors.identity import ChannelId
-from tidegate.actors.operators.partitioners import Partitioner, make_partitioner
 from tidegate.actors.task import events as ev
 from tidegate.actors.task import instructions as do
-from tidegate.actors.task.aligner import BarrierAligner, Outcome
+from tidegate.actors.task.barriers import make_handler
 from tidegate.actors.task.chain import OperatorChain
+from tidegate.actors.task.checkpointing import SnapshotParts, SubtaskCheckpoints
 from tidegate.actors.task.descriptor import TaskDescriptor
+from tidegate.actors.task.emitter import Emitter
+from tidegate.actors.task.endings import InputEndings
+from tidegate.actors.task.induced import InducedCheckpoints
 from tidegate.actors.task.inputs import InputGate
-from tidegate.actors.task.metrics import SnapshotMetrics
-from tidegate.actors.task.outputs import OutputGate
-from tidegate.actors.task.snapshots import SnapshotTracker, TaskSnapshot
 from tidegate.actors.task.source import SourceCursor, positions_from_tables
 from tidegate.actors.task.status import TaskStatus
 from tidegate.actors.task.watermarks import WatermarkValve
 from tidegate.storage.errors import ProtocolError
-from tidegate.storage.ids import AttemptNumber, CheckpointId, SubtaskIndex
-from tidegate.storage.metadata import SubtaskState
+from tidegate.storage.ids import AttemptNumber
+from tidegate.storage.metadata import SnapshotKind
 from tidegate.storage.state import OperatorSnapshot
 
 STAGED_FILES_IN_FLIGHT_MAX = 4
-
-TRIGGER = ChannelId(-1, SubtaskIndex(0), SubtaskIndex(0))
-"""The channel by which the coordinator's triggers reach a source: a trigger is its barrier."""
 
 
 class TaskMachine:
@@ -56,29 +53,42 @@ class TaskMachine:
         self.status = TaskStatus.CREATED
         self._instructions: list[do.TaskInstruction] = []
         self._inputs = InputGate(d.inputs, d.limits.credit_bytes)
-        self._outputs = OutputGate([c for edge in d.outputs for c in edge.channels], d.limits)
-        self._partitioners: list[tuple[Partitioner, dict[int, ChannelId]]] = [
-            (
-                make_partitioner(edge.partitioning, d.task.subtask, edge.downstream_parallelism, d.max_parallelism),
-                {int(channel.downstream): channel for channel in edge.channels},
-            )
-            for edge in d.outputs
-        ]
-        self._chain = OperatorChain(d.operators, d.task.subtask, d.parallelism, d.max_parallelism, self._emit)
-        self._aligner = BarrierAligner(frozenset(d.inputs) if d.inputs else frozenset({TRIGGER}))
+        self._emitter = Emitter(d, self._instructions.append)
+        self._outputs = self._emitter.gate
+        self._chain = OperatorChain(
+            d.operators,
+            d.task.subtask,
+            d.parallelism,
+            d.max_parallelism,
+            self._emitter.emit,
+            self._emitter.emit_watermark,
+        )
         self._watermarks = WatermarkValve(d.inputs)
-        self._snapshots = SnapshotTracker(
-            d.task.subtask, {spec.uid: spec.table for spec in d.operators if spec.table is not None}
+        self._checkpoints = SubtaskCheckpoints(
+            d,
+            make_handler(frozenset(d.inputs), d.exactly_once),
+            self._inputs,
+            self._outputs,
+            SnapshotParts(
+                prepare=self._chain.prepare_snapshot,
+                send=lambda: self._emitter.send(self._at_ms),
+                stage=lambda: self._stage(force=True),
+                freeze=self._freeze,
+                finished=lambda: self._operators_finished,
+            ),
+            self._instructions.append,
         )
         self._source: SourceCursor | None = None
         self._operators_finished = False
         self._finishing: Iterator[None] = iter(())
         self._drain = True
-        self._held_triggers: list[ev.CheckpointTriggered] = []
         self._final_complete = False
-        self._data_ended: set[ChannelId] = set()
-        self._partition_ended: set[ChannelId] = set()
-        self._flush_armed = False
+        self._input_index = dict(zip(d.inputs, d.input_indices, strict=True))
+        self._endings = InputEndings(self._input_index)
+        self._induced = InducedCheckpoints()
+        self._processing_timer_ms: int | None = None
+        self._processing_timer_due = False
+        self._at_ms = 0
 
     @property
     def descriptor(self) -> TaskDescriptor:
@@ -105,13 +115,13 @@ class TaskMachine:
         """Whether a `TurnGranted` would process something: input is there and room for its output."""
         if self.status not in (TaskStatus.RUNNING, TaskStatus.FINISHING, TaskStatus.END_OF_DATA):
             return False
-        if self._outputs.over_limit or self._snapshots.files_in_flight >= STAGED_FILES_IN_FLIGHT_MAX:
+        if self._outputs.over_limit or self._checkpoints.tracker.files_in_flight >= STAGED_FILES_IN_FLIGHT_MAX:
             return False
-        if self.status is TaskStatus.FINISHING:
+        if self.status is TaskStatus.FINISHING or self._processing_timer_due:
             return True
         if self._source is not None:
             return self.status is TaskStatus.RUNNING and (self._source.has_batch or self._source.at_end)
-        return self._inputs.next_channel(self._aligner.blocks) is not None
+        return self._inputs.next_channel(self._checkpoints.blocks) is not None
 
     def handle(self, event: ev.TaskEvent) -> list[do.TaskInstruction]:
         """Take in one fact; returns what has to be done about it, in order.
@@ -119,11 +129,16 @@ class TaskMachine:
         Raises ProtocolError for what cannot happen, and whatever an operator raises; either way the task has failed.
         """
         assert not self._instructions
+        self._at_ms = event.at_ms
+        self._chain.set_time(event.at_ms)
         self._on(event)
-        self._acknowledge_durable_snapshots(event.at_ms)
-        self._send(flush=isinstance(event, ev.TimerDue), at_ms=event.at_ms)
+        flush = isinstance(event, ev.TimerDue) and event.timer is ev.TaskTimer.FLUSH
+        self._emitter.send(event.at_ms, flush)
+        self._checkpoints.settle(event.at_ms)
+        self._set_processing_timer()
         self._read_ahead()
-        instructions, self._instructions = self._instructions, []
+        instructions = list(self._instructions)
+        self._instructions.clear()
         return instructions
 
     def close(self) -> None:
@@ -138,16 +153,22 @@ class TaskMachine:
 
     @_on.register
     def _on_restored(self, event: ev.TaskRestored) -> None:
-        self._expect(TaskStatus.CREATED, event)
+        if self.status is not TaskStatus.CREATED:
+            raise ProtocolError(f"{self._descriptor.task} is {self.status.value} and was told that it is restored")
         tables = dict(event.tables)
         source = self._descriptor.source
         if source is not None:
-            positions = self._descriptor.splits
+            positions = () if event.finished else self._descriptor.splits
             if source.uid in tables:
                 positions = positions_from_tables(tables[source.uid])
             self._source = SourceCursor(positions, self._descriptor.source_rows_max)
         self._operators_finished = event.finished
-        self._chain.open(tables)
+        if not event.finished:
+            self._chain.open(tables)
+        for channel, batches in event.in_flight:
+            if event.finished:
+                raise ProtocolError(f"{self._descriptor.task} has finished and was restored with input of {channel}")
+            self._inputs[channel].recover(batches)
         self.status = TaskStatus.READY if source is not None else TaskStatus.RUNNING
         self._instructions.append(do.ReportReady(self.attempt))
 
@@ -159,7 +180,8 @@ class TaskMachine:
     @_on.register
     def _on_frame(self, event: ev.FrameArrived) -> None:
         if event.attempt == self.attempt:
-            self._inputs[event.channel].accept(event.first_sequence, event.elements)
+            new = self._inputs[event.channel].accept(event.first_sequence, event.elements)
+            self._checkpoints.arrived(event.channel, new, event.at_ms)
 
     @_on.register
     def _on_credit(self, event: ev.CreditGranted) -> None:
@@ -168,7 +190,14 @@ class TaskMachine:
 
     @_on.register
     def _on_timer(self, event: ev.TimerDue) -> None:
-        self._flush_armed = False
+        match event.timer:
+            case ev.TaskTimer.FLUSH:
+                self._emitter.flush_due()
+            case ev.TaskTimer.ALIGNMENT:
+                self._checkpoints.timer(event.at_ms)
+            case ev.TaskTimer.PROCESSING_TIME:
+                self._processing_timer_ms = None
+                self._processing_timer_due = self.status is TaskStatus.RUNNING and not self._operators_finished
 
     @_on.register
     def _on_turn(self, event: ev.TurnGranted) -> None:
@@ -177,10 +206,15 @@ class TaskMachine:
         if self.status is TaskStatus.FINISHING:
             self._finish_step()
             return
+        if self._processing_timer_due:
+            self._processing_timer_due = False
+            self._chain.fire_processing_time(event.at_ms)
+            self._stage(force=False)
+            return
         if self._source is not None:
             self._process_source(self._source)
             return
-        channel = self._inputs.next_channel(self._aligner.blocks)
+        channel = self._inputs.next_channel(self._checkpoints.blocks)
         assert channel is not None
         element = channel.take()
         self._inputs.served()
@@ -199,127 +233,134 @@ class TaskMachine:
     def _on_trigger(self, event: ev.CheckpointTriggered) -> None:
         if event.attempt != self.attempt:
             return
-        if self._source is None or self.status in (TaskStatus.CREATED, TaskStatus.READY, TaskStatus.FINISHED):
-            reason = f"task {self._descriptor.task} is {self.status.value}, or no source"
-            self._instructions.append(
-                do.Decline(self.attempt, event.checkpoint_id, CheckpointFailureReason.TASK_NOT_READY, reason)
+        if self.status in (TaskStatus.CREATED, TaskStatus.READY, TaskStatus.FINISHED):
+            over = self.status is TaskStatus.FINISHED
+            reason = CheckpointFailureReason.TASK_CLOSING if over else CheckpointFailureReason.TASK_NOT_READY
+            self._checkpoints.decline(
+                event.checkpoint_id, reason, f"task {self._descriptor.task} is {self.status.value}"
             )
             return
-        if self.status is TaskStatus.FINISHING:
-            # A barrier goes before or after all that finishing emits, never between: half of it cannot be restored.
-            self._held_triggers.append(event)
+        reading = self._source is not None and self.status is TaskStatus.RUNNING
+        barrier = Barrier(event.checkpoint_id, event.triggered_at_ms, event.options)
+        if reading and self._descriptor.externally_induced and not event.options.kind.is_savepoint:
+            self._induced.triggered(barrier)
             return
-        barrier = Barrier(event.checkpoint_id, event.triggered_at_ms)
-        self._follow(self._aligner.barrier(TRIGGER, barrier, event.at_ms), event.at_ms)
+        if reading and event.options.kind.stops:
+            # The data ends first, so that the savepoint's barrier comes after everything (FLIP-147, revised steps).
+            self._end_data(drain=event.options.kind is SnapshotKind.TERMINATE)
+        self._checkpoints.trigger(barrier, event.at_ms)
 
     @_on.register
     def _on_abort(self, event: ev.CheckpointAborted) -> None:
-        if event.attempt != self.attempt:
-            return
-        self._follow(self._aligner.abort(event.checkpoint_id), event.at_ms)
-        handle = self._snapshots.abort(event.checkpoint_id)
-        if handle is not None:
-            self._instructions.append(do.DiscardState(handle))
+        if event.attempt == self.attempt:
+            self._induced.aborted(event.checkpoint_id)
+            self._checkpoints.abort(event.checkpoint_id, event.at_ms)
 
     @_on.register
     def _on_complete(self, event: ev.CheckpointCompleted) -> None:
         if event.attempt != self.attempt:
             return
-        snapshot = self._snapshots.complete(event.checkpoint_id)
-        for handle in self._snapshots.abort_before(event.checkpoint_id):
-            self._instructions.append(do.DiscardState(handle))
-        if snapshot is not None and snapshot.finished:
+        snapshot = self._checkpoints.completed(event.checkpoint_id)
+        if snapshot is not None and (snapshot.finished or event.checkpoint_id == self._checkpoints.stopping):
             self._final_complete = True
             self._finish_task_if_over()
 
     @_on.register
     def _on_persisted(self, event: ev.SnapshotPersisted) -> None:
-        handle = self._snapshots.persisted(event.checkpoint_id, event.handle)
-        if handle is not None:
-            self._instructions.append(do.DiscardState(handle))
+        self._checkpoints.persisted(event)
+
+    @_on.register
+    def _on_channels_persisted(self, event: ev.ChannelStatePersisted) -> None:
+        self._checkpoints.persisted(event)
 
     @_on.register
     def _on_persist_failed(self, event: ev.SnapshotFailed) -> None:
-        if self._snapshots.failed(event.checkpoint_id):
-            self._instructions.append(
-                do.Decline(self.attempt, event.checkpoint_id, CheckpointFailureReason.ASYNC_PART_FAILED, event.error)
-            )
+        self._checkpoints.failed(event)
 
     @_on.register
     def _on_staged(self, event: ev.FileStaged) -> None:
-        self._snapshots.files[event.uid].durable(event.index, event.file)
+        self._checkpoints.tracker.files[event.uid].durable(event.index, event.file)
 
     # --- processing -----------------------------------------------------------------------------------------------
 
     def _process_source(self, source: SourceCursor) -> None:
         if source.has_batch:
-            batch = source.take()
+            batch, induces = source.take()
             if batch is not None:
-                self._process_batch(batch)
+                self._process_batch(batch, 0)
+            if induces is not None:
+                self._checkpoints.trigger(self._induced.induced(induces, self._at_ms), self._at_ms)
         elif source.at_end:
-            self._outputs.broadcast(Watermark(MAX_WATERMARK_MS))
             self._end_data(drain=True)
 
     def _process(self, channel: ChannelId, element: Element, at_ms: int) -> None:
-        assert not self._aligner.blocks(channel), "nothing of a blocked channel is processed (invariant 2)"
+        assert not self._checkpoints.blocks(channel), "nothing of a blocked channel is processed (invariant 2)"
         if isinstance(element, pa.RecordBatch):
-            self._process_batch(element)
+            self._process_batch(element, self._input_index[channel])
         elif isinstance(element, Barrier):
-            self._follow(self._aligner.barrier(channel, element, at_ms), at_ms)
+            self._checkpoints.barrier(channel, element, at_ms)
         elif isinstance(element, CancelBarrier):
-            self._follow(self._aligner.cancel_barrier(channel, element.checkpoint_id), at_ms)
+            self._checkpoints.cancel_barrier(channel, element.checkpoint_id, at_ms)
         elif isinstance(element, Watermark):
-            for out in self._watermarks.watermark(channel, element):
-                self._outputs.broadcast(out)
+            self._advance(self._watermarks.watermark(channel, element))
         elif isinstance(element, WatermarkStatus):
-            for out in self._watermarks.status(channel, element):
-                self._outputs.broadcast(out)
+            self._advance(self._watermarks.status(channel, element))
         elif isinstance(element, EndOfData):
-            self._data_ended.add(channel)
-            if len(self._data_ended) == len(self._descriptor.inputs):
-                self._end_data(element.drain)
+            self._end_input(self._endings.end_data(channel, element.drain))
         else:
             assert isinstance(element, EndOfPartition)
-            self._partition_ended.add(channel)
-            self._follow(self._aligner.channel_ended(channel), at_ms)
+            self._endings.end_partition(channel)
+            self._checkpoints.channel_ended(channel, at_ms)
             self._finish_task_if_over()
 
-    def _process_batch(self, batch: pa.RecordBatch) -> None:
+    def _process_batch(self, batch: pa.RecordBatch, input_index: int) -> None:
         if self._operators_finished:
             raise ProtocolError(f"{self._descriptor.task} has finished its operators and got {batch.num_rows} rows")
-        self._chain.process(batch)
+        self._chain.process(batch, input_index)
         self._stage(force=False)
 
-    def _emit(self, batch: pa.RecordBatch) -> None:
-        if not batch.num_rows:
-            return
-        for partitioner, channels in self._partitioners:
-            for target, part in partitioner.split(batch):
-                self._outputs[channels[target]].put(part)
+    def _advance(self, elements: list[Watermark | WatermarkStatus]) -> None:
+        """Event time has come forward, or there is none for now."""
+        for element in elements:
+            if isinstance(element, Watermark) and not self._operators_finished:
+                self._chain.advance_watermark(element.timestamp_ms)
+                self._stage(force=False)
+            else:
+                self._outputs.broadcast(element)
+
+    def _end_input(self, index: int | None) -> None:
+        """Data has ended on a channel; `index`: on all channels of that input."""
+        if index is not None and self._endings.drain and not self._operators_finished:
+            self._chain.end_input(index)
+            self._stage(force=False)
+        if self._endings.data_over:
+            self._end_data(self._endings.drain)
 
     def _end_data(self, drain: bool) -> None:
         self._drain = drain
+        if drain and self._source is not None:
+            self._advance([Watermark(MAX_WATERMARK_MS)])
         if drain and not self._operators_finished:
             self._finishing = self._chain.finish()
         self.status = TaskStatus.FINISHING
+        self._checkpoints.hold()
+        for barrier in self._induced.take_rest():
+            self._checkpoints.trigger(barrier, self._at_ms)
 
     def _finish_step(self) -> None:
         """Let the operators emit one more batch of what they have left; after the last one the data has ended."""
         for _ in self._finishing:
             self._stage(force=False)
             return
-        self._operators_finished = True
+        self._operators_finished = self._operators_finished or self._drain
         self.status = TaskStatus.END_OF_DATA
         self._outputs.broadcast(EndOfData(self._drain))
         self._instructions.append(do.ReportEndOfData(self.attempt))
-        held, self._held_triggers = self._held_triggers, []
-        for trigger in held:
-            self._on_trigger(trigger)
+        self._checkpoints.release(self._at_ms)
 
     def _finish_task_if_over(self) -> None:
-        if not self._final_complete or self.status is not TaskStatus.END_OF_DATA:
-            return
-        if len(self._partition_ended) < len(self._descriptor.inputs):
+        over = self._final_complete and self._endings.partitions_over
+        if not over or self.status is not TaskStatus.END_OF_DATA:
             return
         self._chain.close()
         self._outputs.broadcast(EndOfPartition())
@@ -328,35 +369,6 @@ class TaskMachine:
 
     # --- snapshots ------------------------------------------------------------------------------------------------
 
-    def _follow(self, outcome: Outcome, at_ms: int) -> None:
-        for checkpoint_id in outcome.cancelled:
-            self._outputs.broadcast(CancelBarrier(checkpoint_id))
-        if outcome.snapshot is not None:
-            self._take_snapshot(outcome.snapshot, at_ms)
-
-    def _take_snapshot(self, barrier: Barrier, at_ms: int) -> None:
-        """T1: prepare, barrier out, synchronous part; the asynchronous part is the runtime's."""
-        if not self._operators_finished:
-            self._chain.prepare_snapshot()
-        self._outputs.broadcast(barrier)
-        self._send(flush=False, at_ms=at_ms)
-        self._stage(force=True)
-        self._snapshots.begin(
-            TaskSnapshot(
-                checkpoint_id=barrier.checkpoint_id,
-                finished=self._operators_finished,
-                start_delay_ms=max(0, at_ms - barrier.triggered_at_ms - self._aligner.alignment_ms(at_ms)),
-                alignment_ms=self._aligner.alignment_ms(at_ms),
-                started_at_ms=at_ms,
-                ends=self._snapshots.ends(),
-            )
-        )
-        self._instructions.append(
-            do.PersistSnapshot(
-                barrier.checkpoint_id, self._freeze(), self._inputs.positions(), self._outputs.positions()
-            )
-        )
-
     def _freeze(self) -> tuple[OperatorSnapshot, ...]:
         snapshots = [] if self._operators_finished else self._chain.snapshot()
         if self._source is not None:
@@ -364,36 +376,20 @@ class TaskMachine:
             snapshots.insert(0, OperatorSnapshot(self._descriptor.source.uid, (self._source.freeze(),)))
         return tuple(snapshots)
 
-    def _acknowledge_durable_snapshots(self, at_ms: int) -> None:
-        task = self._descriptor.task
-        for snapshot, committables in self._snapshots.to_acknowledge():
-            self._instructions.append(
-                do.Acknowledge(
-                    self.attempt,
-                    CheckpointId(snapshot.checkpoint_id),
-                    SubtaskState(task.vertex, task.subtask, snapshot.handle, committables, snapshot.finished),
-                    SnapshotMetrics(
-                        start_delay_ms=snapshot.start_delay_ms,
-                        alignment_ms=snapshot.alignment_ms,
-                        async_ms=max(0, at_ms - snapshot.started_at_ms),
-                    ),
-                )
-            )
-
     def _stage(self, force: bool) -> None:
         for uid, batches in self._chain.take_pending(force):
-            index = self._snapshots.files[uid].start()
+            index = self._checkpoints.tracker.files[uid].start()
             self._instructions.append(do.StageFile(uid, index, batches))
 
     # --- output and reading ---------------------------------------------------------------------------------------
 
-    def _send(self, flush: bool, at_ms: int) -> None:
-        for channel, first_sequence, elements in self._outputs.take_frames(flush):
-            exhausted = self._outputs[channel].exhausted
-            self._instructions.append(do.SendFrame(self.attempt, channel, first_sequence, elements, exhausted))
-        if not self._flush_armed and self._outputs.lingering:
-            self._flush_armed = True
-            self._instructions.append(do.SetTaskTimer(ev.TaskTimer.FLUSH, at_ms + self._descriptor.limits.linger_ms))
+    def _set_processing_timer(self) -> None:
+        if self.status is not TaskStatus.RUNNING or self._operators_finished:
+            return
+        due_at_ms = self._chain.next_processing_time_ms
+        if due_at_ms is not None and (self._processing_timer_ms is None or due_at_ms < self._processing_timer_ms):
+            self._processing_timer_ms = due_at_ms
+            self._instructions.append(do.SetTaskTimer(ev.TaskTimer.PROCESSING_TIME, due_at_ms))
 
     def _read_ahead(self) -> None:
         if self._source is None or self.status is not TaskStatus.RUNNING or self._outputs.over_limit:
@@ -401,7 +397,3 @@ class TaskMachine:
         read = self._source.next_read()
         if read is not None:
             self._instructions.append(read)
-
-    def _expect(self, status: TaskStatus, event: ev.TaskEvent) -> None:
-        if self.status is not status:
-            raise ProtocolError(f"{self._descriptor.task} is {self.status.value} and was told {type(event).__name__}")

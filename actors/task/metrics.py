@@ -23,3 +23,7 @@ class SnapshotMetrics:
     state_bytes: int = 0
     in_flight_bytes: int = 0
     unaligned: bool = False
+
+
+NO_METRICS = SnapshotMetrics()
+"""Where a task has told nothing."""

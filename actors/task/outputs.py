@@ -2,7 +2,8 @@
 
 Rules that it keeps:
 
-- An element gets its number when it is queued, and leaves in that order.
+- Elements leave in the order in which they were queued, and get their numbers then. Only a barrier may overtake what
+  is queued; what it has overtaken belongs to its checkpoint.
 - Batches leave only while the receiver has granted credit; the last one may overdraw it. Control elements are free,
   and still never overtake a batch.
 - A frame is sent when enough bytes are queued, when a control element is queued (a barrier must not linger), or when
@@ -19,9 +20,10 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from tidegate.actors.elements import Control, Element, element_size_bytes
+from tidegate.actors.elements import Barrier, Control, Element, element_size_bytes
 from tidegate.actors.identity import ChannelId
 from tidegate.storage.errors import ProtocolError
+from tidegate.storage.ids import CheckpointId
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,8 @@ class OutputChannel:
         "_limits",
         "_sent_bytes",
         "_urgent",
+        "barriers",
+        "batches_put",
         "channel",
         "next_sequence",
         "queue",
@@ -56,7 +60,11 @@ class OutputChannel:
         self.queue: deque[Element] = deque()
         self.queued_bytes = 0
         self.next_sequence = 0
-        """Number that the next queued element gets."""
+        """Number of the element that is sent next."""
+        self.batches_put = 0
+        """Batches that were queued since the attempt began."""
+        self.barriers: set[CheckpointId] = set()
+        """Checkpoints whose barriers are queued."""
         self._limits = limits
         self._credit_bytes = limits.credit_bytes
         self._sent_bytes = 0
@@ -82,12 +90,30 @@ class OutputChannel:
         )
 
     def put(self, element: Element) -> None:
-        """Queue an element and give it its number."""
+        """Queue an element."""
         self.queue.append(element)
-        self.queued_bytes += element_size_bytes(element)
-        self.next_sequence += 1
-        if not isinstance(element, pa.RecordBatch):
-            self._urgent += 1
+        if isinstance(element, pa.RecordBatch):
+            self.batches_put += 1
+            self.queued_bytes += element_size_bytes(element)
+            return
+        self._urgent += 1
+        if isinstance(element, Barrier):
+            self.barriers.add(element.checkpoint_id)
+
+    def overtake(self, barrier: Barrier) -> list[pa.RecordBatch]:
+        """Queue a barrier before everything that waits, or move it there; returns the batches it has overtaken."""
+        overtaken: list[pa.RecordBatch] = []
+        for index, element in enumerate(self.queue):
+            if isinstance(element, Barrier) and element.checkpoint_id == barrier.checkpoint_id:
+                del self.queue[index]
+                self._urgent -= 1
+                break
+            if isinstance(element, pa.RecordBatch):
+                overtaken.append(element)
+        self.queue.appendleft(barrier)
+        self.barriers.add(barrier.checkpoint_id)
+        self._urgent += 1
+        return overtaken
 
     def grant(self, total_bytes: int) -> None:
         """Credit came in; a stale grant changes nothing."""
@@ -103,7 +129,7 @@ class OutputChannel:
             return None
         if flush and not self._urgent and self.queued_bytes * 2 < self._frame_bytes:
             self._frame_bytes = max(self._frame_bytes // 2, self._limits.frame_bytes_min)
-        first_sequence = self.next_sequence - len(self.queue)
+        first_sequence = self.next_sequence
         elements: list[Element] = []
         frame_bytes = 0
         while self.sendable and len(elements) < self._limits.frame_elements_max:
@@ -113,9 +139,12 @@ class OutputChannel:
             element = self.queue.popleft()
             if not isinstance(element, pa.RecordBatch):
                 self._urgent -= 1
+                if isinstance(element, Barrier):
+                    self.barriers.discard(element.checkpoint_id)
             frame_bytes += size_bytes
             self._sent_bytes += size_bytes
             elements.append(element)
+        self.next_sequence += len(elements)
         self.queued_bytes -= frame_bytes
         assert self.queued_bytes >= 0
         return first_sequence, tuple(elements)
@@ -166,6 +195,6 @@ class OutputGate:
                 frames.append((channel.channel, *frame))
         return frames
 
-    def positions(self) -> tuple[tuple[ChannelId, int], ...]:
-        """For each channel the number that the next element gets."""
-        return tuple((channel, state.next_sequence) for channel, state in self._channels.items())
+    def batch_positions(self) -> tuple[tuple[ChannelId, int], ...]:
+        """For each channel the number of batches that were queued since the attempt began."""
+        return tuple((channel, state.batches_put) for channel, state in self._channels.items())

@@ -4,19 +4,21 @@ Rules that it keeps:
 
 - One winner between completion and cancellation: a snapshot that was cancelled is never acknowledged, and what its
   asynchronous part still produces is discarded (T7).
-- A snapshot is acknowledged only when its state file *and* every sink file staged before its barrier are durable.
+- A snapshot is acknowledged only when its state file, what was in flight, *and* every sink file staged before its
+  barrier are durable.
 - A sink file stays pending until a checkpoint that covers it is known to be complete, so that the files of an aborted
   checkpoint are committed by the next one.
 """
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from tidegate.storage.errors import ProtocolError
 from tidegate.storage.ids import CheckpointId, OperatorUid, SubtaskIndex
-from tidegate.storage.metadata import Committable, DataFile, StateHandle
+from tidegate.storage.metadata import Committable, DataFile, SnapshotKind, StateHandle
 
 
 class StagedFiles:
@@ -58,19 +60,32 @@ class StagedFiles:
         self._committed = max(self._committed, end)
 
 
+class SnapshotPart(enum.Enum):
+    """What is written of a snapshot, each part on its own."""
+
+    STATE = "state"
+    CHANNELS = "channels"
+
+
 @dataclass(slots=True)
 class TaskSnapshot:
     """One snapshot from its barrier until its checkpoint is complete or aborted."""
 
     checkpoint_id: CheckpointId
+    kind: SnapshotKind
     finished: bool
+    unaligned: bool
     start_delay_ms: int
     alignment_ms: int
     started_at_ms: int
     ends: Mapping[OperatorUid, int]
     """For each sink the number of files that were started before the barrier."""
-    persisted: bool = False
-    handle: StateHandle | None = None
+    missing: set[SnapshotPart] = field(default_factory=lambda: {SnapshotPart.STATE})
+    """Parts that are not durable yet, asked for or not."""
+    writing: set[SnapshotPart] = field(default_factory=lambda: {SnapshotPart.STATE})
+    """Parts whose answer has not come."""
+    handles: dict[SnapshotPart, StateHandle] = field(default_factory=dict)
+    sync_ms: int = 0
     acknowledged: bool = False
     cancelled: bool = False
 
@@ -87,6 +102,11 @@ class SnapshotTracker:
     def __post_init__(self) -> None:
         self.files = {uid: StagedFiles() for uid in self.tables}
 
+    def __contains__(self, checkpoint_id: CheckpointId) -> bool:
+        """Whether a snapshot was taken that is neither over nor cancelled."""
+        snapshot = self._snapshots.get(checkpoint_id)
+        return snapshot is not None and not snapshot.cancelled
+
     @property
     def files_in_flight(self) -> int:
         """Sink files being written."""
@@ -101,33 +121,50 @@ class SnapshotTracker:
         assert snapshot.checkpoint_id not in self._snapshots, "a task takes each snapshot once"
         self._snapshots[snapshot.checkpoint_id] = snapshot
 
-    def persisted(self, checkpoint_id: CheckpointId, handle: StateHandle | None) -> StateHandle | None:
-        """The state is durable. Returns the handle to discard if the snapshot was cancelled meanwhile."""
+    def await_channels(self, checkpoint_id: CheckpointId) -> None:
+        """What is in flight has to be durable too; it is not all there yet."""
+        self._snapshots[checkpoint_id].missing.add(SnapshotPart.CHANNELS)
+
+    def write_channels(self, checkpoint_id: CheckpointId, empty: bool) -> None:
+        """What is in flight is all there: it is being written, or there was none."""
+        snapshot = self._snapshots[checkpoint_id]
+        assert SnapshotPart.CHANNELS in snapshot.missing and not snapshot.cancelled
+        if empty:
+            snapshot.missing.remove(SnapshotPart.CHANNELS)
+        else:
+            snapshot.writing.add(SnapshotPart.CHANNELS)
+
+    def persisted(
+        self, checkpoint_id: CheckpointId, part: SnapshotPart, handle: StateHandle | None, sync_ms: int = 0
+    ) -> StateHandle | None:
+        """A part is durable. Returns the handle to discard if the snapshot was cancelled meanwhile."""
         snapshot = self._snapshots.get(checkpoint_id)
-        if snapshot is None or snapshot.persisted:
+        if snapshot is None or part not in snapshot.writing:
             return None
+        snapshot.writing.remove(part)
         if snapshot.cancelled:
-            del self._snapshots[checkpoint_id]
+            self._forget_if_over(snapshot)
             return handle
-        snapshot.persisted = True
-        snapshot.handle = handle
+        snapshot.missing.remove(part)
+        snapshot.sync_ms = max(snapshot.sync_ms, sync_ms)
+        if handle is not None:
+            snapshot.handles[part] = handle
         return None
 
-    def failed(self, checkpoint_id: CheckpointId) -> bool:
-        """The asynchronous part failed. Whether the checkpoint has to be declined."""
-        snapshot = self._snapshots.pop(checkpoint_id, None)
-        return snapshot is not None and not snapshot.cancelled
-
-    def abort(self, checkpoint_id: CheckpointId) -> StateHandle | None:
-        """The checkpoint was given up. Returns the handle to discard if the state was durable already."""
+    def failed(self, checkpoint_id: CheckpointId, part: SnapshotPart) -> tuple[bool, list[StateHandle]]:
+        """A part could not be written. Whether the checkpoint has to be declined, and what to discard."""
         snapshot = self._snapshots.get(checkpoint_id)
-        if snapshot is None:
-            return None
-        snapshot.cancelled = True
-        if not snapshot.persisted:
-            return None
-        del self._snapshots[checkpoint_id]
-        return None if snapshot.acknowledged else snapshot.handle
+        if snapshot is None or part not in snapshot.writing:
+            return False, []
+        snapshot.writing.remove(part)
+        declines = not snapshot.cancelled
+        handles = self._cancel(snapshot)
+        return declines, handles
+
+    def abort(self, checkpoint_id: CheckpointId) -> list[StateHandle]:
+        """The checkpoint was given up. Returns what is durable already and nobody else will discard."""
+        snapshot = self._snapshots.get(checkpoint_id)
+        return [] if snapshot is None else self._cancel(snapshot)
 
     def complete(self, checkpoint_id: CheckpointId) -> TaskSnapshot | None:
         """The checkpoint is complete: its files are committed. None when that was known."""
@@ -142,14 +179,14 @@ class SnapshotTracker:
 
     def abort_before(self, checkpoint_id: CheckpointId) -> list[StateHandle]:
         """A newer checkpoint is complete, so older ones are over, heard of or not. Returns what to discard."""
-        handles = [self.abort(older) for older in [n for n in self._snapshots if n < checkpoint_id]]
-        return [handle for handle in handles if handle is not None]
+        older = [n for n in self._snapshots if n < checkpoint_id]
+        return [handle for number in older for handle in self.abort(number)]
 
     def to_acknowledge(self) -> list[tuple[TaskSnapshot, tuple[Committable, ...]]]:
         """Snapshots that became fully durable, each with what it asks to be committed. Marks them acknowledged."""
         ready = []
         for snapshot in self._snapshots.values():
-            if snapshot.acknowledged or snapshot.cancelled or not snapshot.persisted:
+            if snapshot.acknowledged or snapshot.cancelled or snapshot.missing:
                 continue
             covered = {uid: self.files[uid].covered(end) for uid, end in snapshot.ends.items()}
             if any(found is None for found in covered.values()):
@@ -162,3 +199,13 @@ class SnapshotTracker:
             )
             ready.append((snapshot, committables))
         return ready
+
+    def _cancel(self, snapshot: TaskSnapshot) -> list[StateHandle]:
+        handles = [] if snapshot.acknowledged or snapshot.cancelled else list(snapshot.handles.values())
+        snapshot.cancelled = True
+        self._forget_if_over(snapshot)
+        return handles
+
+    def _forget_if_over(self, snapshot: TaskSnapshot) -> None:
+        if not snapshot.writing:
+            del self._snapshots[snapshot.checkpoint_id]

@@ -16,6 +16,7 @@ from tidegate.actors.sources import SourceSplit
 from tidegate.actors.task.events import SourceBatchRead
 from tidegate.actors.task.instructions import ReadSource
 from tidegate.storage.errors import ProtocolError
+from tidegate.storage.ids import CheckpointId
 from tidegate.storage.metadata import StateKind
 from tidegate.storage.state import StateTable
 
@@ -120,13 +121,16 @@ class SourceCursor:
             self._reading = self._first_open(self._reading + 1)
             self._read_offset = self._positions[self._reading].next_offset if self._reading is not None else 0
 
-    def take(self) -> pa.RecordBatch | None:
-        """The next batch; its rows count as processed from now on. None where a split was empty at its end."""
+    def take(self) -> tuple[pa.RecordBatch | None, CheckpointId | None]:
+        """The next batch, whose rows count as processed from now on, and the checkpoint that it induces.
+
+        None where a split was empty at its end, and where no checkpoint was induced.
+        """
         index, event = self._ready.popleft()
         position = self._positions[index]
         assert not position.at_end and event.next_offset >= position.next_offset
         self._positions[index] = SplitPosition(position.split, event.next_offset, event.at_end)
-        return event.batch if event.batch is not None and event.batch.num_rows else None
+        return event.batch if event.batch is not None and event.batch.num_rows else None, event.induces
 
     def freeze(self) -> FrozenPositions:
         """Positions of all splits of this subtask."""

@@ -1,0 +1,311 @@
+"""The checkpoints of one subtask: barriers in, barriers out, snapshots, what is in flight (Flink's
+SubtaskCheckpointCoordinator).
+
+Rules that it keeps:
+
+- T1, the order of a snapshot: prepare, barrier out, in-flight elements, synchronous part; the asynchronous part and
+  the report follow.
+- While the operators are finishing nothing is taken: half of what they have left cannot be restored. What comes
+  meanwhile is held back and told afterwards, in order.
+- Unaligned barriers become aligned on an edge that cannot do it, and unaligned again behind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from tidegate.actors.elements import Alignment, Barrier, BarrierOptions, CancelBarrier, Element
+from tidegate.actors.failures import CheckpointFailureReason
+from tidegate.actors.identity import ChannelId
+from tidegate.actors.task import events as ev
+from tidegate.actors.task import instructions as do
+from tidegate.actors.task.barriers import BarrierHandler, Outcome
+from tidegate.actors.task.descriptor import TaskDescriptor
+from tidegate.actors.task.in_flight import ChannelRecorder
+from tidegate.actors.task.inputs import InputGate
+from tidegate.actors.task.metrics import SnapshotMetrics
+from tidegate.actors.task.outputs import OutputGate
+from tidegate.actors.task.snapshots import SnapshotPart, SnapshotTracker, TaskSnapshot
+from tidegate.storage.ids import CheckpointId
+from tidegate.storage.metadata import StateHandle, SubtaskState
+from tidegate.storage.state import OperatorSnapshot
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotParts:
+    """What the task does for a snapshot, in this order."""
+
+    prepare: Callable[[], None]
+    """Let the operators emit what belongs before the barrier, unless they have finished."""
+    send: Callable[[], None]
+    """Let the barrier leave."""
+    stage: Callable[[], None]
+    """Have written what the sinks hold."""
+    freeze: Callable[[], tuple[OperatorSnapshot, ...]]
+    """The synchronous part."""
+    finished: Callable[[], bool]
+    """Whether the operators have finished."""
+
+
+class SubtaskCheckpoints:
+    """Takes part in the job's checkpoints."""
+
+    def __init__(
+        self,
+        descriptor: TaskDescriptor,
+        handler: BarrierHandler,
+        inputs: InputGate,
+        outputs: OutputGate,
+        parts: SnapshotParts,
+        instruct: Callable[[do.TaskInstruction], None],
+    ) -> None:
+        self._descriptor = descriptor
+        self._handler = handler
+        self._inputs = inputs
+        self._outputs = outputs
+        self._parts = parts
+        self._instruct = instruct
+        self._recorders: dict[CheckpointId, ChannelRecorder] = {}
+        self._deadlines_ms: dict[CheckpointId, int] = {}
+        self._barriers: dict[CheckpointId, Barrier] = {}
+        self._held: list[Callable[[int], None]] | None = None
+        self.stopping: CheckpointId | None = None
+        """The savepoint after which the task ends, once its snapshot was taken."""
+        self.tracker = SnapshotTracker(
+            descriptor.task.subtask, {spec.uid: spec.table for spec in descriptor.operators if spec.table is not None}
+        )
+
+    # --- what comes in --------------------------------------------------------------------------------------------
+
+    def blocks(self, channel: ChannelId) -> bool:
+        """Whether elements of this channel must wait."""
+        return self._handler.blocks(channel)
+
+    def arrived(self, channel: ChannelId, elements: Sequence[Element], at_ms: int) -> None:
+        """New elements have been queued on an input channel."""
+        for recorder in self._recorders.values():
+            recorder.arrived(channel, elements)
+        for element in elements:
+            if isinstance(element, Barrier):
+                self._tell(lambda at_ms, b=element: self._announced(channel, b, at_ms), at_ms)  # type: ignore[misc]
+
+    def barrier(self, channel: ChannelId, barrier: Barrier, at_ms: int) -> None:
+        """A barrier is the next element of a channel."""
+        self._follow(self._handler.barrier(channel, barrier, at_ms), at_ms)
+
+    def cancel_barrier(self, channel: ChannelId, checkpoint_id: CheckpointId, at_ms: int) -> None:
+        """A cancel barrier is the next element of a channel."""
+        self._follow(self._handler.cancel_barrier(channel, checkpoint_id, at_ms), at_ms)
+
+    def channel_ended(self, channel: ChannelId, at_ms: int) -> None:
+        """A channel has delivered its last element."""
+        self._follow(self._handler.channel_ended(channel, at_ms), at_ms)
+
+    def trigger(self, barrier: Barrier, at_ms: int) -> None:
+        """The coordinator wants this task to start a checkpoint."""
+        self._tell(lambda at_ms: self._follow(self._handler.trigger(barrier, at_ms), at_ms), at_ms)
+
+    def timer(self, at_ms: int) -> None:
+        """An alignment may have taken too long, here or in an output queue."""
+        self._tell(lambda at_ms: self._follow(self._handler.timer(at_ms), at_ms), at_ms)
+        for checkpoint_id, recorder in self._recorders.items():
+            if at_ms >= self._deadlines_ms.get(checkpoint_id, at_ms + 1):
+                self._overtake_late(self._barriers[checkpoint_id], recorder)
+
+    def abort(self, checkpoint_id: CheckpointId, at_ms: int) -> None:
+        """The coordinator has given a checkpoint up."""
+        self._follow(self._handler.abort(checkpoint_id), at_ms)
+        self._give_up(checkpoint_id)
+
+    def completed(self, checkpoint_id: CheckpointId) -> TaskSnapshot | None:
+        """A checkpoint is complete; this task's part of it, or None when that was known."""
+        snapshot = self.tracker.complete(checkpoint_id)
+        self._discard(self.tracker.abort_before(checkpoint_id))
+        for older in [n for n in self._recorders if n <= checkpoint_id]:
+            self._forget(older)
+        return snapshot
+
+    def persisted(self, event: ev.SnapshotPersisted | ev.ChannelStatePersisted) -> None:
+        """A part of a snapshot is durable."""
+        channels = isinstance(event, ev.ChannelStatePersisted)
+        part = SnapshotPart.CHANNELS if channels else SnapshotPart.STATE
+        sync_ms = event.sync_ms if isinstance(event, ev.SnapshotPersisted) else 0
+        handle = self.tracker.persisted(event.checkpoint_id, part, event.handle, sync_ms)
+        self._discard([] if handle is None else [handle])
+
+    def failed(self, event: ev.SnapshotFailed) -> None:
+        """A part of a snapshot could not be written."""
+        part = SnapshotPart.CHANNELS if event.channels else SnapshotPart.STATE
+        declines, handles = self.tracker.failed(event.checkpoint_id, part)
+        self._discard(handles)
+        self._forget(event.checkpoint_id)
+        if declines:
+            self.decline(event.checkpoint_id, CheckpointFailureReason.ASYNC_PART_FAILED, event.error)
+
+    def decline(self, checkpoint_id: CheckpointId, reason: CheckpointFailureReason, message: str) -> None:
+        """Tell the coordinator that this task cannot take part."""
+        self._instruct(do.Decline(self._descriptor.attempt, checkpoint_id, reason, message))
+
+    def hold(self) -> None:
+        """Take no snapshot from now on."""
+        assert self._held is None
+        self._held = []
+
+    def release(self, at_ms: int) -> None:
+        """Take in what was held back."""
+        held, self._held = self._held or [], None
+        for tell in held:
+            tell(at_ms)
+
+    def settle(self, at_ms: int) -> None:
+        """After everything has been sent that may be: have in-flight elements written, acknowledge what is durable."""
+        for checkpoint_id, recorder in list(self._recorders.items()):
+            for channel in recorder.open_outputs:
+                if checkpoint_id not in self._outputs[channel].barriers:
+                    recorder.output_left(channel)
+            if recorder.complete:
+                self._forget(checkpoint_id)
+                channels = recorder.channels()
+                self.tracker.write_channels(checkpoint_id, empty=not channels)
+                if channels:
+                    self._instruct(do.PersistChannelState(checkpoint_id, channels))
+        self._acknowledge_durable(at_ms)
+
+    # --- steps ----------------------------------------------------------------------------------------------------
+
+    def _tell(self, tell: Callable[[int], None], at_ms: int) -> None:
+        if self._held is None:
+            tell(at_ms)
+        else:
+            self._held.append(tell)
+
+    def _announced(self, channel: ChannelId, barrier: Barrier, at_ms: int) -> None:
+        self._follow(self._handler.announced(channel, barrier, at_ms), at_ms)
+
+    def _follow(self, outcome: Outcome, at_ms: int) -> None:
+        for checkpoint_id, reason in outcome.cancelled:
+            self._outputs.broadcast(CancelBarrier(checkpoint_id))
+            self._give_up(checkpoint_id)
+            if reason is not None:
+                self.decline(checkpoint_id, reason, reason.value)
+        if outcome.timer_at_ms is not None:
+            self._instruct(do.SetTaskTimer(ev.TaskTimer.ALIGNMENT, outcome.timer_at_ms))
+        if outcome.snapshot is not None:
+            self._take(outcome.snapshot, at_ms)
+
+    def _take(self, barrier: Barrier, at_ms: int) -> None:
+        checkpoint_id, options = barrier.checkpoint_id, barrier.options
+        if not self._parts.finished():
+            self._parts.prepare()
+        recorder = ChannelRecorder(checkpoint_id)
+        overtakes = options.alignment is Alignment.UNALIGNED
+        if overtakes:
+            self._record_inputs(recorder)
+        output_positions = self._outputs.batch_positions()
+        may_overtake = self._send_barrier(barrier, recorder)
+        self._parts.send()
+        self._parts.stage()
+        alignment_ms = self._handler.alignment_ms(at_ms)
+        self.tracker.begin(
+            TaskSnapshot(
+                checkpoint_id=checkpoint_id,
+                kind=options.kind,
+                finished=self._parts.finished(),
+                unaligned=overtakes,
+                start_delay_ms=max(0, at_ms - barrier.triggered_at_ms - alignment_ms),
+                alignment_ms=alignment_ms,
+                started_at_ms=at_ms,
+                ends=self.tracker.ends(),
+            )
+        )
+        if options.kind.stops:
+            self.stopping = checkpoint_id
+        self._instruct(
+            do.PersistSnapshot(checkpoint_id, self._parts.freeze(), self._inputs.batch_positions(), output_positions)
+        )
+        if overtakes or may_overtake:
+            self.tracker.await_channels(checkpoint_id)
+            self._recorders[checkpoint_id] = recorder
+            self._barriers[checkpoint_id] = barrier
+
+    def _record_inputs(self, recorder: ChannelRecorder) -> None:
+        for channel in self._inputs:
+            if not self._handler.passed(channel.channel, recorder.checkpoint_id):
+                batches, there = channel.before(recorder.checkpoint_id)
+                recorder.input_waits(channel.channel, batches, len(channel.recovered), there)
+
+    def _send_barrier(self, barrier: Barrier, recorder: ChannelRecorder) -> bool:
+        """Queue the barrier on every output. Whether it has overtaken something, or may yet."""
+        may_overtake = False
+        for edge in self._descriptor.outputs:
+            out = replace(barrier, options=outgoing_options(barrier.options, edge.unaligned))
+            for channel in edge.channels:
+                if out.options.alignment is Alignment.UNALIGNED:
+                    recorder.output_overtaken(channel, self._outputs[channel].overtake(out))
+                    may_overtake = True
+                    continue
+                self._outputs[channel].put(out)
+                if out.options.timeoutable:
+                    recorder.output_waits(channel)
+                    may_overtake = True
+                    timeout_ms = out.options.aligned_timeout_ms
+                    assert timeout_ms is not None
+                    self._deadlines_ms[barrier.checkpoint_id] = barrier.triggered_at_ms + timeout_ms
+        if barrier.checkpoint_id in self._deadlines_ms:
+            due_at_ms = self._deadlines_ms[barrier.checkpoint_id]
+            self._instruct(do.SetTaskTimer(ev.TaskTimer.ALIGNMENT, due_at_ms))
+        return may_overtake
+
+    def _overtake_late(self, barrier: Barrier, recorder: ChannelRecorder) -> None:
+        """The barrier is stuck in output queues for too long: it overtakes what is before it there."""
+        late = replace(barrier, options=replace(barrier.options, alignment=Alignment.UNALIGNED))
+        for channel in recorder.open_outputs:
+            if barrier.checkpoint_id in self._outputs[channel].barriers:
+                recorder.output_overtaken(channel, self._outputs[channel].overtake(late))
+
+    def _acknowledge_durable(self, at_ms: int) -> None:
+        task = self._descriptor.task
+        for snapshot, committables in self.tracker.to_acknowledge():
+            state = snapshot.handles.get(SnapshotPart.STATE)
+            in_flight = snapshot.handles.get(SnapshotPart.CHANNELS)
+            self._instruct(
+                do.Acknowledge(
+                    self._descriptor.attempt,
+                    snapshot.checkpoint_id,
+                    SubtaskState(task.vertex, task.subtask, state, committables, snapshot.finished, in_flight),
+                    SnapshotMetrics(
+                        start_delay_ms=snapshot.start_delay_ms,
+                        alignment_ms=snapshot.alignment_ms,
+                        sync_ms=snapshot.sync_ms,
+                        async_ms=max(0, at_ms - snapshot.started_at_ms),
+                        state_bytes=0 if state is None else state.size_bytes,
+                        in_flight_bytes=0 if in_flight is None else in_flight.size_bytes,
+                        unaligned=snapshot.unaligned,
+                    ),
+                )
+            )
+
+    def _give_up(self, checkpoint_id: CheckpointId) -> None:
+        self._forget(checkpoint_id)
+        self._discard(self.tracker.abort(checkpoint_id))
+
+    def _forget(self, checkpoint_id: CheckpointId) -> None:
+        self._recorders.pop(checkpoint_id, None)
+        self._barriers.pop(checkpoint_id, None)
+        self._deadlines_ms.pop(checkpoint_id, None)
+
+    def _discard(self, handles: Sequence[StateHandle]) -> None:
+        for handle in handles:
+            self._instruct(do.DiscardState(handle))
+
+
+def outgoing_options(options: BarrierOptions, unaligned: bool) -> BarrierOptions:
+    """The options of a barrier that goes on over an edge that can, or cannot, be overtaken."""
+    if not unaligned:
+        if options.alignment is Alignment.UNALIGNED or options.timeoutable:
+            return replace(options, alignment=Alignment.FORCED_ALIGNED)
+    elif options.alignment is Alignment.FORCED_ALIGNED:
+        alignment = Alignment.ALIGNED if options.aligned_timeout_ms else Alignment.UNALIGNED
+        return replace(options, alignment=alignment)
+    return options

@@ -1,0 +1,57 @@
+"""What leaves a task: rows are partitioned over the channels of every edge, queued, and sent in frames."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pyarrow as pa
+
+from tidegate.actors.elements import Watermark
+from tidegate.actors.identity import ChannelId
+from tidegate.actors.operators.partitioners import Partitioner, make_partitioner
+from tidegate.actors.task import instructions as do
+from tidegate.actors.task.descriptor import TaskDescriptor
+from tidegate.actors.task.events import TaskTimer
+from tidegate.actors.task.outputs import OutputGate
+
+
+class Emitter:
+    """The output side of a task, as its operators see it."""
+
+    def __init__(self, descriptor: TaskDescriptor, instruct: Callable[[do.TaskInstruction], None]) -> None:
+        d = self._descriptor = descriptor
+        self._instruct = instruct
+        self._flush_armed = False
+        self._partitioners: list[tuple[Partitioner, dict[int, ChannelId]]] = [
+            (
+                make_partitioner(edge.partitioning, d.task.subtask, edge.downstream_parallelism, d.max_parallelism),
+                {int(channel.downstream): channel for channel in edge.channels},
+            )
+            for edge in d.outputs
+        ]
+        self.gate = OutputGate([c for edge in d.outputs for c in edge.channels], d.limits)
+
+    def emit(self, batch: pa.RecordBatch) -> None:
+        """Queue a batch, repartitioned."""
+        if not batch.num_rows:
+            return
+        for partitioner, channels in self._partitioners:
+            for target, part in partitioner.split(batch):
+                self.gate[channels[target]].put(part)
+
+    def emit_watermark(self, watermark_ms: int) -> None:
+        """Queue a watermark on every channel."""
+        self.gate.broadcast(Watermark(watermark_ms))
+
+    def flush_due(self) -> None:
+        """The linger time of queued output is over."""
+        self._flush_armed = False
+
+    def send(self, at_ms: int, flush: bool = False) -> None:
+        """Send the frames that may and should leave now; what lingers gets a timer."""
+        for channel, first_sequence, elements in self.gate.take_frames(flush):
+            exhausted = self.gate[channel].exhausted
+            self._instruct(do.SendFrame(self._descriptor.attempt, channel, first_sequence, elements, exhausted))
+        if not self._flush_armed and self.gate.lingering:
+            self._flush_armed = True
+            self._instruct(do.SetTaskTimer(TaskTimer.FLUSH, at_ms + self._descriptor.limits.linger_ms))
