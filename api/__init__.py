@@ -17,6 +17,19 @@ from tidegate.config import CheckpointConfig
 from tidegate.config_file import load_config
 from tidegate.environment import StreamEnvironment
 from tidegate.job import Job
+from tidegate.process import (
+    MAX_WATERMARK_MS,
+    MIN_WATERMARK_MS,
+    ConnectedStreams,
+    CoProcessFunction,
+    ListState,
+    MapState,
+    ProcessContext,
+    ProcessFunction,
+    TimeDomain,
+    TimerService,
+    ValueState,
+)
 from tidegate.recovery.restart import RestartStrategy
 from tidegate.storage.errors import (
     CheckpointError,
@@ -31,19 +44,27 @@ from tidegate.stream import KeyedStream, Stream
 from tidegate.tables import CollectedRows, OutputTable
 
 __all__ = [
+    "MAX_WATERMARK_MS",
+    "MIN_WATERMARK_MS",
     "Aggregate",
     "CheckpointConfig",
     "CheckpointError",
+    "CoProcessFunction",
     "CollectedRows",
     "ConfigurationError",
+    "ConnectedStreams",
     "CorruptionError",
     "DataPlaneOptions",
     "Job",
     "JobFailedError",
     "JobProgress",
     "KeyedStream",
+    "ListState",
+    "MapState",
     "OperatorError",
     "OutputTable",
+    "ProcessContext",
+    "ProcessFunction",
     "ReadResult",
     "RestartStrategy",
     "Source",
@@ -54,6 +75,9 @@ __all__ = [
     "StreamEnvironment",
     "TableError",
     "TidegateError",
+    "TimeDomain",
+    "TimerService",
+    "ValueState",
     "count",
     "load_config",
     "max",

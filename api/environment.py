@@ -7,6 +7,7 @@ import os
 import tempfile
 import uuid
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -137,28 +138,41 @@ class StreamEnvironment:
         data: pa.Table | pa.RecordBatch | Sequence[pa.RecordBatch],
         *,
         splits: int | None = None,
+        timestamp: str | None = None,
+        max_out_of_orderness: str | timedelta | int = 0,
         name: str = "from_batches",
         uid: str | None = None,
         parallelism: int | None = None,
     ) -> Stream:
         """A stream over Arrow data in memory. The data travels with the job: keep it small.
 
-        It is read in `splits` parts, dealt out to the subtasks. A restored job needs the same data and splits.
+        It is read in `splits` parts, dealt out to the subtasks. A restored job needs the same data and splits. With
+        `timestamp`, event time is that of this column, as with `Stream.assign_timestamps`.
         """
         source = MemorySource.of(data, splits if splits is not None else MEMORY_SPLITS)
-        return self.from_source(source, name=name, uid=uid, parallelism=parallelism)
+        stream = self.from_source(source, name=name, uid=uid, parallelism=parallelism)
+        return _timed(stream, timestamp, max_out_of_orderness, uid)
 
     def from_dataframe(
-        self, df: DataFrame, *, name: str = "from_dataframe", uid: str | None = None, parallelism: int | None = None
+        self,
+        df: DataFrame,
+        *,
+        timestamp: str | None = None,
+        max_out_of_orderness: str | timedelta | int = 0,
+        name: str = "from_dataframe",
+        uid: str | None = None,
+        parallelism: int | None = None,
     ) -> Stream:
         """A stream over a bounded Spark DataFrame.
 
         Spark writes the rows down once, distributed, when the job is executed; the job reads that copy, so that what
-        is replayed after a failure is exactly what was read before it.
+        is replayed after a failure is exactly what was read before it. With `timestamp`, event time is that of this
+        column, as with `Stream.assign_timestamps`.
         """
         from tidegate.spark_bridge import DataFrameSource
 
-        return self.from_source(DataFrameSource(df), name=name, uid=uid, parallelism=parallelism)
+        stream = self.from_source(DataFrameSource(df), name=name, uid=uid, parallelism=parallelism)
+        return _timed(stream, timestamp, max_out_of_orderness, uid)
 
     def from_source(
         self, source: Source, *, name: str = "source", uid: str | None = None, parallelism: int | None = None
@@ -274,6 +288,14 @@ class StreamEnvironment:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _timed(
+    stream: Stream, timestamp: str | None, max_out_of_orderness: str | timedelta | int, uid: str | None
+) -> Stream:
+    if timestamp is None:
+        return stream
+    return stream.assign_timestamps(timestamp, max_out_of_orderness, uid=None if uid is None else f"{uid}-timestamps")
 
 
 def default_storage() -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
 import polars as pl
@@ -14,11 +15,15 @@ from tidegate.actors.operators.base import Operator, OperatorContext, OperatorFa
 from tidegate.actors.operators.expressions import FilterExpr, Select, WithColumns
 from tidegate.actors.operators.keyed_aggregate import KeyedAggregate
 from tidegate.actors.operators.partitioning import Partitioning, PartitioningKind
+from tidegate.actors.operators.process import ProcessOperator
 from tidegate.actors.operators.stateless import BatchResult, FilterRows, FlatMap, Map, MapBatches, Row
 from tidegate.actors.operators.table_sink import TableSink
+from tidegate.actors.operators.watermarks import WatermarkGenerator, check_timestamp_column
+from tidegate.process import ConnectedStreams, ProcessFunction
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.ids import OperatorUid, SubtaskIndex
 from tidegate.storage.table_log import IfExists, TableInfo, TableMode
+from tidegate.storage.units import parse_duration_ms
 from tidegate.tables import CollectedRows, OutputTable
 
 if TYPE_CHECKING:
@@ -34,9 +39,17 @@ class Stream:
     operators whose state must survive a changed program) and `parallelism` (default: the environment's).
     """
 
-    def __init__(self, env: StreamEnvironment, inputs: tuple[StreamInput, ...], keyed_by: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        env: StreamEnvironment,
+        inputs: tuple[StreamInput, ...],
+        keyed_by: tuple[str, ...] = (),
+        timestamp: str | None = None,
+    ) -> None:
         self._env = env
         self._inputs = inputs
+        self.timestamp = timestamp
+        """Column of event time, as far as the rows have it; None where none was named."""
         self._keyed_by = keyed_by
         """Columns whose values decide in which subtask a row is; empty where that is not known."""
 
@@ -44,6 +57,11 @@ class Stream:
     def schema(self) -> pa.Schema | None:
         """Columns, if they are known already."""
         return self._inputs[0][0].schema
+
+    @property
+    def environment(self) -> StreamEnvironment:
+        """The environment that the stream was made in."""
+        return self._env
 
     def map_batches(
         self,
@@ -122,7 +140,51 @@ class Stream:
                 raise ConfigurationError(
                     f"union: the streams have different columns: {_columns(self.schema)} and {_columns(other.schema)}"
                 )
-        return Stream(self._env, tuple(i for stream in (self, *others) for i in stream._inputs))
+        timestamp = self.timestamp if all(other.timestamp == self.timestamp for other in others) else None
+        return Stream(self._env, tuple(i for stream in (self, *others) for i in stream._inputs), (), timestamp)
+
+    def connect(self, other: Stream | KeyedStream) -> ConnectedStreams:
+        """This stream and another one, for one operator to process: `a.connect(b).key_by("k", "k2").process(...)`."""
+        return ConnectedStreams(self, other)
+
+    def assign_timestamps(
+        self,
+        column: str,
+        max_out_of_orderness: str | timedelta | int = 0,
+        *,
+        name: str = "assign_timestamps",
+        uid: str | None = None,
+        parallelism: int | None = None,
+    ) -> Stream:
+        """Take event time from a column: a timestamp, a date, or int64 milliseconds since 1970.
+
+        After each batch a watermark says that no row with a timestamp more than `max_out_of_orderness` (a duration)
+        before the greatest so far is expected any more. It takes the place of earlier event time.
+        """
+        if self.schema is not None:
+            check_timestamp_column(self.schema, column)
+        delay_ms = parse_duration_ms(max_out_of_orderness, setting="max_out_of_orderness")
+        # In the subtasks that make the rows: a watermark is best where the order is still that of the source.
+        parallelism = parallelism if parallelism is not None else self._inputs[0][0].parallelism
+        timed = self._then(lambda: WatermarkGenerator(column, delay_ms), self.schema, name, uid, parallelism)
+        return Stream(self._env, timed._inputs, (), column)
+
+    def process(
+        self,
+        function: ProcessFunction,
+        *,
+        schema: pa.Schema | None = None,
+        name: str = "process",
+        uid: str | None = None,
+        parallelism: int | None = None,
+    ) -> Stream:
+        """Call a `tg.ProcessFunction` with each row. Without key_by there is neither state nor timers.
+
+        `schema` is that of the rows that it returns; give it where a table, an aggregation or a key follows.
+        """
+        timestamps = (self.timestamp,)
+        ProcessOperator(function, ((),), timestamps, schema)
+        return self._then(lambda: ProcessOperator(function, ((),), timestamps, schema), schema, name, uid, parallelism)
 
     def rebalance(self) -> Stream:
         """Deal batches out evenly over the subtasks of the next operator."""
@@ -193,7 +255,19 @@ class Stream:
         return self._partitioned(Partitioning(PartitioningKind.HASH, keys))
 
     def _partitioned(self, partitioning: Partitioning) -> Stream:
-        return Stream(self._env, tuple((node, partitioning) for node, _ in self._inputs))
+        return Stream(self._env, tuple((node, partitioning) for node, _ in self._inputs), (), self.timestamp)
+
+    def joined_by(
+        self,
+        other: Stream,
+        factory: OperatorFactory,
+        schema: pa.Schema | None,
+        name: str,
+        uid: str | None,
+        parallelism: int | None,
+    ) -> Stream:
+        """What an operator with two inputs, this stream and another one, makes of them."""
+        return self._then(factory, schema, name, uid, parallelism, second=other)
 
     def _then(
         self,
@@ -203,7 +277,9 @@ class Stream:
         uid: str | None,
         parallelism: int | None,
         table: str | None = None,
+        second: Stream | None = None,
     ) -> Stream:
+        inputs = (self._inputs, () if second is None else second._inputs)
         node = StreamNode(
             uid=self._env.new_uid(name, uid),
             name=name,
@@ -211,18 +287,49 @@ class Stream:
             schema=schema,
             factory=factory,
             table=table,
-            inputs=self._inputs,
+            inputs=inputs[0] + inputs[1],
+            ordinals=(0,) * len(inputs[0]) + (1,) * len(inputs[1]),
         )
         self._env.add_node(node)
-        return Stream(self._env, ((node, None),))
+        kept = schema is None or self.timestamp in schema.names
+        return Stream(self._env, ((node, None),), (), self.timestamp if kept else None)
 
 
 class KeyedStream:
     """A stream partitioned by key."""
 
     def __init__(self, stream: Stream, keys: tuple[str, ...]) -> None:
-        self._stream = stream
-        self._keys = keys
+        self.stream = stream
+        """The rows, not partitioned yet."""
+        self.keys = keys
+        """The key columns."""
+
+    def partitioned(self) -> Stream:
+        """The rows, partitioned by key on their way into the next operator."""
+        return self.stream._partitioned(Partitioning(PartitioningKind.HASH, self.keys))
+
+    def connect(self, other: KeyedStream) -> ConnectedStreams:
+        """This stream and another keyed one, for one operator to process: rows of one key meet, and share its state."""
+        return ConnectedStreams(self, other)
+
+    def process(
+        self,
+        function: ProcessFunction,
+        *,
+        schema: pa.Schema | None = None,
+        name: str = "process",
+        uid: str | None = None,
+        parallelism: int | None = None,
+    ) -> Stream:
+        """Call a `tg.ProcessFunction` with each row, with state and timers of the row's key.
+
+        `schema` is that of the rows that it returns; give it where a table, an aggregation or a key follows.
+        """
+        keys, timestamps = (self.keys,), (self.stream.timestamp,)
+        ProcessOperator(function, keys, timestamps, schema)
+        return self.partitioned()._then(
+            lambda: ProcessOperator(function, keys, timestamps, schema), schema, name, uid, parallelism
+        )
 
     def aggregate(
         self,
@@ -238,12 +345,13 @@ class KeyedStream:
         emit="update": after each batch one row for every key in it, with the values so far. emit="final": one row a
         key when a bounded input has ended. The columns are the keys, then the aggregates.
         """
-        keys, schema = self._keys, self._stream.schema
+        keys, schema = self.keys, self.stream.schema
         operator = KeyedAggregate(keys, aggregates, emit)
         output = None if schema is None else operator.output_schema(schema)
-        partitioned = self._stream._partitioned(Partitioning(PartitioningKind.HASH, keys))
-        result = partitioned._then(lambda: KeyedAggregate(keys, aggregates, emit), output, name, uid, parallelism)
-        return Stream(result._env, result._inputs, keyed_by=keys)
+        result = self.partitioned()._then(
+            lambda: KeyedAggregate(keys, aggregates, emit), output, name, uid, parallelism
+        )
+        return Stream(result._env, result._inputs, keyed_by=keys, timestamp=result.timestamp)
 
 
 def _schema_after(operator: Operator, schema: pa.Schema | None) -> pa.Schema | None:
