@@ -16,7 +16,7 @@ from tidegate.actors.operators.partitioning import PartitioningKind
 from tidegate.actors.operators.table_sink import TableSink
 from tidegate.actors.runtimes.context import DataPlaneOptions, JobContext, OpenStore
 from tidegate.actors.runtimes.job import Submission
-from tidegate.actors.runtimes.restore import check_restorable, check_restored_sources
+from tidegate.actors.runtimes.restore_checks import check_restorable, check_restored_sources
 from tidegate.actors.sources import Source
 from tidegate.actors.task.source import SplitPosition
 from tidegate.claims import check_tables, claim_tables
@@ -26,7 +26,7 @@ from tidegate.storage.errors import ConfigurationError, CorruptionError, NotFoun
 from tidegate.storage.ids import CheckpointId, JobId, OperatorUid, SubtaskIndex
 from tidegate.storage.layout import CheckpointLayout, escape, parse_checkpoint_name, parse_pointer
 from tidegate.storage.metadata import CheckpointMetadata
-from tidegate.storage.metadata_file import read_metadata
+from tidegate.storage.metadata_file import read_metadata, read_pointed
 from tidegate.storage.table_log import TableLog
 from tidegate.tables import CollectedRows, OutputTable
 
@@ -87,9 +87,9 @@ def prepare(request: JobRequest, open_store: OpenStore) -> Submission:
     """
     restore, metadata = _restore_point(request, open_store)
     if metadata is not None and restore is not None:
-        check_restorable(metadata, request.graph)
+        check_restorable(metadata, request.graph, ignore_in_flight=restore.ignore_in_flight)
         check_restored_sources(open_store(restore.root), metadata, request.graph)
-    lineage = list(_lineage(restore, metadata, open_store))
+    lineage = list(_lineage(request.root, restore, metadata, open_store))
     bound = {
         rows.placeholder: rows.bind(_collect_url(request, rows, lineage, open_store)) for rows in request.collected
     }
@@ -110,7 +110,11 @@ def prepare(request: JobRequest, open_store: OpenStore) -> Submission:
         request.root,
         graph,
         splits,
-        replace(request.options, inline_bytes_max=request.checkpoints.inline_bytes),
+        replace(
+            request.options,
+            inline_bytes_max=request.checkpoints.inline_bytes,
+            exactly_once=request.checkpoints.mode == "exactly_once",
+        ),
     )
     return Submission(_spec(request, graph, restore), context)
 
@@ -164,37 +168,41 @@ def _restore_point(request: JobRequest, open_store: OpenStore) -> tuple[RestoreP
             log.info("job %r has no checkpoint under %s yet: it starts afresh", request.name, request.root)
             return None, None
         pointer = newest.path
-    root, job_id, checkpoint_id = parse_pointer(pointer)
+    at = parse_pointer(pointer)
     try:
-        metadata = read_metadata(open_store(root), job_id, checkpoint_id)
+        metadata = read_pointed(open_store(at.root), at)
     except NotFoundError as error:
+        folder = at.root.rpartition("/")[0] if at.savepoint else at.root
         raise ConfigurationError(
-            f"restore={pointer!r}: there is no completed checkpoint; `tidegate checkpoints list {root}` shows those "
-            "that there are"
+            f"restore={pointer!r}: there is no completed checkpoint or savepoint; `tidegate checkpoints list {folder}` "
+            "shows those that there are"
         ) from error
     if metadata.void:
         raise ConfigurationError(f"restore={pointer!r}: this checkpoint was given up; choose another one")
-    return RestorePoint(root, job_id, checkpoint_id, metadata.final), metadata
+    ignore = request.checkpoints.ignore_in_flight_of == at.checkpoint_id
+    return RestorePoint(at.root, at.job_id, at.checkpoint_id, metadata.final, at.savepoint, ignore), metadata
 
 
 def _lineage(
-    restore: RestorePoint | None, metadata: CheckpointMetadata | None, open_store: OpenStore
+    own_root: str, restore: RestorePoint | None, metadata: CheckpointMetadata | None, open_store: OpenStore
 ) -> Iterator[tuple[str, JobId]]:
     """The jobs that this one goes on from, as (root, job id): the restored one, the one it was restored from, ..."""
     if restore is None or metadata is None:
         return
-    root, job_id = restore.root, restore.job_id
-    yield root, job_id
+    root = metadata.origin_root or restore.root
+    yield root, restore.job_id
     for _ in range(LINEAGE_MAX):
         if metadata.restored_from is None:
             return
-        root, job_id, checkpoint_id = parse_pointer(metadata.restored_from)
-        yield root, job_id
+        at = parse_pointer(metadata.restored_from)
         try:
-            metadata = read_metadata(open_store(root), job_id, checkpoint_id)
+            metadata = read_pointed(open_store(at.root), at)
         except NotFoundError:
-            # That checkpoint was subsumed or deleted; what lies further back cannot be known any more.
+            # It was subsumed, deleted or moved; what lies further back cannot be known any more. Where the job of a
+            # savepoint had its checkpoints stood in the savepoint; most jobs of a line share a root.
+            yield own_root if at.savepoint else at.root, at.job_id
             return
+        yield metadata.origin_root or at.root, at.job_id
     raise ConfigurationError(f"more than {LINEAGE_MAX} jobs lie behind {restore.pointer}; start from a new input")
 
 
@@ -269,9 +277,10 @@ def _checkpoints_up_to(
 ) -> list[CheckpointMetadata]:
     """The restored checkpoint, after the completed ones before it that are still there.
 
-    They are there as long as their sink files may not be visible yet. CorruptionError for one that cannot be read.
+    They are there as long as their sink files may not be visible yet, also those before a savepoint, which lie where
+    its job had them. CorruptionError for one that cannot be read.
     """
-    store = open_store(restore.root)
+    store = open_store(metadata.origin_root or restore.root)
     found = []
     names = store.list(CheckpointLayout(restore.job_id).job_dir())
     numbers = sorted(number for number in map(parse_checkpoint_name, names) if number is not None)

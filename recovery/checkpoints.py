@@ -12,11 +12,17 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from tidegate.storage.errors import CodecError, CorruptionError, NotFoundError
-from tidegate.storage.filesystem import open_store
+from tidegate.storage.filesystem import join_url, open_store
 from tidegate.storage.ids import CheckpointId, JobId, OperatorUid
-from tidegate.storage.layout import CheckpointLayout, parse_checkpoint_name, parse_pointer, pointer
+from tidegate.storage.layout import (
+    CheckpointLayout,
+    CheckpointPointer,
+    parse_checkpoint_name,
+    parse_pointer,
+    parse_savepoint_name,
+)
 from tidegate.storage.metadata import CheckpointMetadata
-from tidegate.storage.metadata_file import read_metadata
+from tidegate.storage.metadata_file import read_pointed
 from tidegate.storage.state import StateTable
 from tidegate.storage.state_file import read_state, verify_state
 from tidegate.storage.store import Store
@@ -29,7 +35,9 @@ OpenStore = Callable[[str], Store]
 
 @dataclass(frozen=True, slots=True)
 class CheckpointSummary:
-    """One completed checkpoint. `size_bytes` counts state; -1 (and `triggered_at_ms` as well) if unreadable.
+    """One completed checkpoint or savepoint.
+
+    `size_bytes` counts state, in-flight elements included; -1 (and `triggered_at_ms` as well) if unreadable.
 
     `verified` is None when only the metadata was read, True when every file was, False when something is
     damaged; `reason` then says what.
@@ -46,6 +54,8 @@ class CheckpointSummary:
     reason: str | None = None
     restored_from: str | None = None
     """Path of the checkpoint that the job itself was restored from."""
+    savepoint: bool = False
+    """Whether it is a savepoint: self-contained, and never deleted by a job."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,27 +72,32 @@ class VerificationReport:
 def list_checkpoints(
     url: str, job: str | None = None, *, open_store: OpenStore = open_store
 ) -> list[CheckpointSummary]:
-    """All completed checkpoints under a checkpoint root, of every job or of the one with this name or id.
+    """All completed checkpoints and savepoints directly under a root, of every job or of the one with this name or id.
 
-    Oldest first. State files are not read. Raises StorageError.
+    Oldest first, a savepoint before the checkpoint that it is a copy of. State files are not read. Raises StorageError.
     """
     store = open_store(url)
     ordered: list[tuple[int, CheckpointSummary]] = []
-    for job_id in _job_ids(store):
+    names = store.list("")
+    for at in _savepoints(store, names):
+        summary = _summarise(open_store(at.root), at)
+        if summary is not None and job in (None, summary.job_id, summary.job_name):
+            ordered.append((summary.triggered_at_ms, summary))
+    for job_id in map(JobId, names):
         # A checkpoint whose time can't be read takes its place by its number, after the one before it.
         at_ms = 0
         for checkpoint_id in _checkpoint_ids(store, job_id):
-            summary = _summarise(store, job_id, checkpoint_id)
+            summary = _summarise(store, CheckpointPointer(store.url, job_id, checkpoint_id))
             if summary is None or job not in (None, summary.job_id, summary.job_name):
                 continue
             at_ms = max(at_ms, summary.triggered_at_ms)
             ordered.append((at_ms, summary))
-    ordered.sort(key=lambda item: (item[0], item[1].job_id, item[1].checkpoint_id))
+    ordered.sort(key=lambda item: (item[0], item[1].job_id, item[1].checkpoint_id, not item[1].savepoint))
     return [summary for _, summary in ordered]
 
 
 def latest(url: str, job: str | None = None, *, open_store: OpenStore = open_store) -> CheckpointSummary | None:
-    """The newest checkpoint of which every byte verifies, or None if there is none.
+    """The newest checkpoint or savepoint of which every byte verifies, or None if there is none.
 
     A job that another one was restored from comes after it, whatever it may still have completed: its tables belong to
     its successor. Damaged checkpoints are passed over, with a warning in the log. Raises StorageError for faults of the
@@ -105,7 +120,7 @@ def latest(url: str, job: str | None = None, *, open_store: OpenStore = open_sto
 
 def _jobs_after(summaries: Sequence[CheckpointSummary]) -> dict[JobId, int]:
     """How many jobs follow on a job in its longest line of restores; jobs without a successor are left out."""
-    origin = {s.job_id: parse_pointer(s.restored_from)[1] for s in summaries if s.restored_from is not None}
+    origin = {s.job_id: parse_pointer(s.restored_from).job_id for s in summaries if s.restored_from is not None}
     after: dict[JobId, int] = {}
     for last in origin:
         job_id, distance = last, 0
@@ -117,43 +132,43 @@ def _jobs_after(summaries: Sequence[CheckpointSummary]) -> dict[JobId, int]:
 
 
 def inspect(path: str) -> CheckpointMetadata:
-    """Metadata of the checkpoint at `<root>/<job>/chk-N`.
+    """Metadata of the checkpoint at `<root>/<job>/chk-N` or the savepoint at `<folder>/savepoint-<job>-N`.
 
     Raises ConfigurationError for a path that names no checkpoint, NotFoundError if it was never completed,
     CorruptionError for damage.
     """
-    root, job_id, checkpoint_id = parse_pointer(path)
-    return read_metadata(open_store(root), job_id, checkpoint_id)
+    at = parse_pointer(path)
+    return read_pointed(open_store(at.root), at)
 
 
 def verify(path: str, *, open_store: OpenStore = open_store) -> VerificationReport:
-    """Read every file of the checkpoint at `<root>/<job>/chk-N` and compare it with its checksum.
+    """Read every file of a checkpoint or savepoint, given as `inspect` takes it, and compare it with its checksum.
 
     Damage and missing files are problems in the report, not exceptions; those are ConfigurationError for a
     path that names no checkpoint, and StorageError for a storage that does not answer.
     """
-    root, job_id, checkpoint_id = parse_pointer(path)
-    store = open_store(root)
-    metadata_path = CheckpointLayout(job_id).metadata(checkpoint_id)
+    at = parse_pointer(path)
+    store = open_store(at.root)
     try:
-        metadata = read_metadata(store, job_id, checkpoint_id)
-        size_bytes = len(store.read(metadata_path))
+        metadata = read_pointed(store, at)
+        size_bytes = len(store.read(at.metadata))
     except (CorruptionError, CodecError, NotFoundError) as error:
         return VerificationReport(path, False, (str(error),), 0, 0)
     problems: list[str] = []
     if metadata.void:
-        problems.append(f"checkpoint {checkpoint_id} was given up and never completed")
+        problems.append(f"checkpoint {at.checkpoint_id} was given up and never completed")
     files = 1
     for subtask in metadata.subtasks:
-        if subtask.handle is None:
-            continue
-        try:
-            verify_state(store, subtask.handle)
-        except (CorruptionError, CodecError, NotFoundError) as error:
-            problems.append(f"{subtask.vertex} subtask {subtask.subtask}: {error}")
-        if subtask.handle.path is not None:
-            files += 1
-            size_bytes += subtask.handle.size_bytes
+        for handle in (subtask.handle, subtask.in_flight):
+            if handle is None:
+                continue
+            try:
+                verify_state(store, handle)
+            except (CorruptionError, CodecError, NotFoundError) as error:
+                problems.append(f"{subtask.vertex} subtask {subtask.subtask}: {error}")
+            if handle.path is not None:
+                files += 1
+                size_bytes += handle.size_bytes
     return VerificationReport(path, not problems, tuple(problems), files, size_bytes)
 
 
@@ -172,8 +187,11 @@ def load_operator_state(
     return tables
 
 
-def _job_ids(store: Store) -> Iterator[JobId]:
-    return (JobId(name) for name in store.list(""))
+def _savepoints(store: Store, names: Sequence[str]) -> Iterator[CheckpointPointer]:
+    for name in names:
+        found = parse_savepoint_name(name)
+        if found is not None:
+            yield CheckpointPointer(join_url(store.url, name), *found, savepoint=True)
 
 
 def _checkpoint_ids(store: Store, job_id: JobId) -> list[CheckpointId]:
@@ -181,25 +199,28 @@ def _checkpoint_ids(store: Store, job_id: JobId) -> list[CheckpointId]:
     return sorted(found for found in map(parse_checkpoint_name, names) if found is not None)
 
 
-def _summarise(store: Store, job_id: JobId, checkpoint_id: CheckpointId) -> CheckpointSummary | None:
-    path = pointer(store.url, job_id, checkpoint_id)
+def _summarise(store: Store, at: CheckpointPointer) -> CheckpointSummary | None:
+    path, job_id = str(at), at.job_id
     try:
-        metadata = read_metadata(store, job_id, checkpoint_id)
+        metadata = read_pointed(store, at)
     except NotFoundError:
         return None
     except (CorruptionError, CodecError) as error:
         # The name is the part of the id before the random digits, see JobId.
         name = job_id.rpartition("-")[0] or job_id
-        return CheckpointSummary(path, job_id, name, checkpoint_id, -1, -1, 0, False, str(error))
+        return CheckpointSummary(
+            path, job_id, name, at.checkpoint_id, -1, -1, 0, False, str(error), savepoint=at.savepoint
+        )
     if metadata.void:
         return None
     return CheckpointSummary(
         path=path,
         job_id=job_id,
         job_name=metadata.job_name,
-        checkpoint_id=checkpoint_id,
+        checkpoint_id=at.checkpoint_id,
         triggered_at_ms=metadata.triggered_at_ms,
         size_bytes=metadata.size_bytes,
         subtasks=len(metadata.subtasks),
         restored_from=metadata.restored_from,
+        savepoint=at.savepoint,
     )

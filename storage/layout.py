@@ -15,6 +15,8 @@ from tidegate.storage.ids import CheckpointId, JobId, SubtaskIndex, VertexId
 
 METADATA_NAME = "_metadata"
 _CHECKPOINT_PREFIX = "chk-"
+_SAVEPOINT_PREFIX = "savepoint-"
+_CHANNELS_SUFFIX = "-channels"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,10 @@ class CheckpointLayout:
         """Exclusive state of one subtask."""
         return f"{self.checkpoint_dir(checkpoint_id)}/{escape(vertex)}-{subtask}"
 
+    def channels_file(self, checkpoint_id: CheckpointId, vertex: VertexId, subtask: SubtaskIndex) -> str:
+        """In-flight elements of the channels of one subtask. Ends in no digit, so it is never a `state_file`."""
+        return f"{self.state_file(checkpoint_id, vertex, subtask)}{_CHANNELS_SUFFIX}"
+
     def shared_dir(self) -> str:
         """Folder of files that several checkpoints use."""
         return f"{self.job_id}/shared"
@@ -67,9 +73,7 @@ def checkpoint_name(checkpoint_id: CheckpointId) -> str:
 def parse_checkpoint_name(name: str) -> CheckpointId | None:
     """Inverse of `checkpoint_name`; None for any other name."""
     digits = name.removeprefix(_CHECKPOINT_PREFIX)
-    if digits == name or not (digits.isascii() and digits.isdigit()) or digits.startswith("0"):
-        return None
-    return CheckpointId(int(digits))
+    return None if digits == name else _parse_checkpoint_id(digits)
 
 
 def parse_state_file_name(name: str) -> tuple[VertexId, SubtaskIndex] | None:
@@ -80,17 +84,69 @@ def parse_state_file_name(name: str) -> tuple[VertexId, SubtaskIndex] | None:
     return VertexId(unescape(vertex)), SubtaskIndex(int(digits))
 
 
-def parse_pointer(path: str) -> tuple[str, JobId, CheckpointId]:
-    """Root url, job and checkpoint of `<root>/<job>/chk-17`, with or without a trailing `/` or `/_metadata`.
+def parse_channels_file_name(name: str) -> tuple[VertexId, SubtaskIndex] | None:
+    """Vertex and subtask of the last part of a `channels_file` path; None for any other name."""
+    state_file_name = name.removesuffix(_CHANNELS_SUFFIX)
+    return None if state_file_name == name else parse_state_file_name(state_file_name)
 
-    Raises ConfigurationError for anything else.
+
+def savepoint_name(job_id: JobId, checkpoint_id: CheckpointId) -> str:
+    """Folder name of a savepoint: `savepoint-<job>-17`. ConfigurationError for an id that is no folder name."""
+    return f"{_SAVEPOINT_PREFIX}{CheckpointLayout(job_id).job_dir()}-{checkpoint_id}"
+
+
+def parse_savepoint_name(name: str) -> tuple[JobId, CheckpointId] | None:
+    """Inverse of `savepoint_name`; None for any other name."""
+    rest = name.removeprefix(_SAVEPOINT_PREFIX)
+    job, separator, digits = rest.rpartition("-")
+    checkpoint_id = _parse_checkpoint_id(digits)
+    if rest == name or not separator or job in ("", ".", "..") or checkpoint_id is None:
+        return None
+    return JobId(job), checkpoint_id
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointPointer:
+    """Where a checkpoint or a savepoint is: the paths in its metadata are relative to `root`.
+
+    A checkpoint lies under the root that all checkpoints of its job share; a savepoint is a root of its own, so that
+    its folder can be moved.
     """
-    advice = "a checkpoint is given as <root>/<job>/chk-<number>, e.g. s3://bucket/checkpoints/my-job-1a2b3c4d/chk-17"
+
+    root: str
+    job_id: JobId
+    checkpoint_id: CheckpointId
+    savepoint: bool = False
+
+    @property
+    def metadata(self) -> str:
+        """Path of `_metadata` below `root`."""
+        return METADATA_NAME if self.savepoint else CheckpointLayout(self.job_id).metadata(self.checkpoint_id)
+
+    def __str__(self) -> str:
+        """What `parse_pointer` takes."""
+        if self.savepoint:
+            return self.root
+        return join_url(self.root, CheckpointLayout(self.job_id).checkpoint_dir(self.checkpoint_id))
+
+
+def parse_pointer(path: str) -> CheckpointPointer:
+    """Root url, job and checkpoint of `<root>/<job>/chk-17` or `<folder>/savepoint-<job>-17`.
+
+    With or without a trailing `/` or `/_metadata`. Raises ConfigurationError for anything else.
+    """
+    advice = (
+        "a checkpoint is given as <root>/<job>/chk-<number>, e.g. s3://bucket/checkpoints/my-job-1a2b3c4d/chk-17, "
+        "a savepoint as <folder>/savepoint-<job>-<number>"
+    )
     trimmed = path.rstrip("/").removesuffix(f"/{METADATA_NAME}").rstrip("/")
     scheme, separator, rest = trimmed.partition("://")
     if not separator:
         scheme, rest = "", trimmed
     folder, _, name = rest.rpartition("/")
+    savepoint = parse_savepoint_name(name)
+    if savepoint is not None:
+        return CheckpointPointer(trimmed, *savepoint, savepoint=True)
     checkpoint_id = parse_checkpoint_name(name)
     if checkpoint_id is None:
         raise ConfigurationError(f"{path!r} names no checkpoint: {name!r} is not chk-<number>; {advice}")
@@ -101,12 +157,7 @@ def parse_pointer(path: str) -> tuple[str, JobId, CheckpointId]:
         raise ConfigurationError(f"{path!r} names no job before {name!r}; {advice}")
     if not separator and not root:
         root = "/" if slash else "."
-    return f"{scheme}{separator}{root}", JobId(job), checkpoint_id
-
-
-def pointer(root_url: str, job_id: JobId, checkpoint_id: CheckpointId) -> str:
-    """Inverse of `parse_pointer`."""
-    return join_url(root_url, CheckpointLayout(job_id).checkpoint_dir(checkpoint_id))
+    return CheckpointPointer(f"{scheme}{separator}{root}", JobId(job), checkpoint_id)
 
 
 def escape(text: str) -> str:
@@ -118,3 +169,9 @@ def escape(text: str) -> str:
 def unescape(name: str) -> str:
     """Inverse of `escape`."""
     return unquote(name, errors="surrogatepass")
+
+
+def _parse_checkpoint_id(digits: str) -> CheckpointId | None:
+    if not (digits.isascii() and digits.isdigit()) or digits.startswith("0"):
+        return None
+    return CheckpointId(int(digits))

@@ -151,6 +151,8 @@ class CheckpointMetadata:
     kind: SnapshotKind = SnapshotKind.CHECKPOINT
     hooks: tuple[tuple[str, bytes], ...] = ()
     """What each master hook wanted to be kept with the checkpoint, by its identifier."""
+    origin_root: str | None = None
+    """Of a savepoint: the checkpoint root of the job that took it, where staged inputs and collected rows stay."""
 
     @property
     def size_bytes(self) -> int:

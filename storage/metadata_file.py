@@ -11,7 +11,7 @@ from tidegate.storage.envelope import seal, unseal
 from tidegate.storage.errors import CodecError, CorruptionError
 from tidegate.storage.filesystem import join_url
 from tidegate.storage.ids import CheckpointId, JobId
-from tidegate.storage.layout import CheckpointLayout
+from tidegate.storage.layout import METADATA_NAME, CheckpointLayout, CheckpointPointer
 from tidegate.storage.metadata import METADATA_VERSION, CheckpointMetadata
 from tidegate.storage.store import Buffer, Store
 
@@ -37,9 +37,14 @@ def create_metadata(store: Store, metadata: CheckpointMetadata) -> None:
     store.create(path, encode_metadata(metadata))
 
 
-def read_metadata(store: Store, job_id: JobId, checkpoint_id: CheckpointId) -> CheckpointMetadata:
-    """Read and check `_metadata`. NotFoundError if there is none, CorruptionError for damage."""
-    path = CheckpointLayout(job_id).metadata(checkpoint_id)
+def read_metadata(
+    store: Store, job_id: JobId, checkpoint_id: CheckpointId, *, savepoint: bool = False
+) -> CheckpointMetadata:
+    """Read and check `_metadata`, of a `savepoint` from the root of its store.
+
+    NotFoundError if there is none, CorruptionError for damage.
+    """
+    path = METADATA_NAME if savepoint else CheckpointLayout(job_id).metadata(checkpoint_id)
     where = join_url(store.url, path)
     metadata = decode_metadata(store.read(path), where)
     if (metadata.job_id, metadata.checkpoint_id) != (job_id, checkpoint_id):
@@ -47,3 +52,8 @@ def read_metadata(store: Store, job_id: JobId, checkpoint_id: CheckpointId) -> C
             f"{where} is the metadata of checkpoint {metadata.checkpoint_id} of {metadata.job_id}: it was copied here"
         )
     return metadata
+
+
+def read_pointed(store: Store, at: CheckpointPointer) -> CheckpointMetadata:
+    """`read_metadata` of what a pointer names; `store` is opened at its root."""
+    return read_metadata(store, at.job_id, at.checkpoint_id, savepoint=at.savepoint)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import struct
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, pairwise
 
 import pyarrow as pa
@@ -69,9 +69,14 @@ def write_state(
 
 
 def read_state(
-    store: Store, handle: StateHandle, uid: OperatorUid, key_groups: range | None = None
+    store: Store,
+    handle: StateHandle,
+    uid: OperatorUid,
+    key_groups: range | None = None,
+    *,
+    wanted: Callable[[SectionRef], bool] = lambda _: True,
 ) -> list[StateTable]:
-    """The tables of one operator, sections read by range and verified.
+    """The tables of one operator that are `wanted`, in the order of the sections, read by range and verified.
 
     With `key_groups`, keyed tables hold only the rows of these groups (`key_group_rows` keeps its full length
     and counts from the first row returned), and a keyed table without any such row is neither read nor
@@ -80,7 +85,7 @@ def read_state(
     """
     tables = []
     for section in handle.sections:
-        if section.uid != uid:
+        if section.uid != uid or not wanted(section):
             continue
         if key_groups is None or section.kind is not StateKind.KEYED:
             tables.append(_read_section(store, handle, section))
@@ -97,6 +102,23 @@ def verify_state(store: Store, handle: StateHandle) -> None:
     Raises CorruptionError for any difference, NotFoundError if the file is gone.
     """
     where = _where(store, handle)
+    for _ in verified_chunks(store, handle):
+        pass
+    if handle.path is None:
+        footer = _footer_of(memoryview(handle.inline or b""), where)
+    else:
+        footer = read_footer(store, handle.path, handle.size_bytes)
+    if footer != handle.sections:
+        raise CorruptionError(f"{where} holds other states than the checkpoint's metadata says")
+
+
+def verified_chunks(store: Store, handle: StateHandle) -> Iterator[Buffer]:
+    """All bytes of a handle, a bounded number at a time, verified at the end.
+
+    A file that is written from them therefore never appears unless it is whole: `Store.write` fails with what is raised
+    here. Raises CorruptionError, NotFoundError.
+    """
+    where = _where(store, handle)
     covered_bytes = handle.size_bytes - _DIGEST.size
     digest = xxhash.xxh3_64()
     position = 0
@@ -108,6 +130,7 @@ def verify_state(store: Store, handle: StateHandle) -> None:
         digest.update(data[: max(0, covered_bytes - position)])
         position += len(data)
         tail = (tail + bytes(data[-_DIGEST.size :]))[-_DIGEST.size :]
+        yield data
         if len(data) < wanted:
             break
     if position != handle.size_bytes:
@@ -115,12 +138,6 @@ def verify_state(store: Store, handle: StateHandle) -> None:
     found = format_checksum(digest.intdigest())
     if found != handle.checksum or tail != _DIGEST.pack(digest.intdigest()):
         raise CorruptionError(f"{where} is damaged: its checksum is {found}, not {handle.checksum}")
-    if handle.path is None:
-        footer = _footer_of(memoryview(handle.inline or b""), where)
-    else:
-        footer = read_footer(store, handle.path, handle.size_bytes)
-    if footer != handle.sections:
-        raise CorruptionError(f"{where} holds other states than the checkpoint's metadata says")
 
 
 def read_footer(store: Store, path: str, size_bytes: int | None = None) -> tuple[SectionRef, ...]:

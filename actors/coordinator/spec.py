@@ -9,6 +9,7 @@ from tidegate.actors.identity import TaskId
 from tidegate.recovery.restart import RestartStrategy
 from tidegate.storage.codec import wire
 from tidegate.storage.ids import CheckpointId, JobId, VertexId
+from tidegate.storage.layout import CheckpointPointer
 from tidegate.storage.metadata import OperatorInfo
 
 
@@ -62,17 +63,22 @@ class JobEdgeInfo:
 @wire
 @dataclass(frozen=True, slots=True)
 class RestorePoint:
-    """The checkpoint a job starts from. `pointer` is for people; the job's root is the storage of that checkpoint."""
+    """The checkpoint or savepoint a job starts from; the files of it lie under `root` (see `CheckpointPointer`).
+
+    `ignore_in_flight`: its in-flight elements are left out, and so lost.
+    """
 
     root: str
     job_id: JobId
     checkpoint_id: CheckpointId
     final: bool
+    savepoint: bool = False
+    ignore_in_flight: bool = False
 
     @property
     def pointer(self) -> str:
-        """`<root>/<job>/chk-N`."""
-        return f"{self.root}/{self.job_id}/chk-{self.checkpoint_id}"
+        """`<root>/<job>/chk-N` or `<folder>/savepoint-<job>-N`, for people and for metadata."""
+        return str(CheckpointPointer(self.root, self.job_id, self.checkpoint_id, self.savepoint))
 
 
 @wire

@@ -121,7 +121,7 @@ class CoordinatorEffects:
             metadata = read_metadata(store, self._context.job_id, checkpoint_id)
         except NotFoundError:
             return
-        referenced = {s.handle.path for s in metadata.subtasks if s.handle is not None}
+        referenced = {h.path for s in metadata.subtasks for h in (s.handle, s.in_flight) if h is not None}
         referenced.add(self._context.layout.metadata(checkpoint_id))
         for name in store.list(folder):
             if f"{folder}/{name}" not in referenced:

@@ -14,6 +14,7 @@ from tidegate.actors.task import events as ev
 from tidegate.actors.task import instructions as do
 from tidegate.actors.task.descriptor import TaskDescriptor
 from tidegate.storage.errors import StorageError
+from tidegate.storage.in_flight import ChannelEnd, InFlightRows, write_in_flight
 from tidegate.storage.state_file import write_state
 from tidegate.storage.store import Store
 from tidegate.storage.table_files import write_data_file
@@ -46,12 +47,12 @@ class TaskEffects:
         self._tables = {spec.uid: spec.table for spec in descriptor.operators if spec.table is not None}
 
     def restore(self, restore: RestorePoint | None) -> ev.TaskRestored:
-        """Read what the operators of this task had in a checkpoint."""
+        """Read what the operators of this task had in a checkpoint, and what was in flight towards it."""
         if restore is None:
             return ev.TaskRestored(self._now_ms(), ())
         store = self._open_store(restore.root)
         restored = restore_task(store, restore, self._context.graph, self._descriptor.task)
-        return ev.TaskRestored(self._now_ms(), restored.tables, restored.finished)
+        return ev.TaskRestored(self._now_ms(), restored.tables, restored.finished, restored.in_flight)
 
     def read_source(self, instruction: do.ReadSource) -> ev.SourceBatchRead | None:
         """Read one batch; nothing once the task is closed."""
@@ -70,7 +71,9 @@ class TaskEffects:
                 self._reading = False
                 if self._closed:
                     reader.close()
-        return ev.SourceBatchRead(self._now_ms(), instruction.read, result.batch, result.next_offset, result.at_end)
+        return ev.SourceBatchRead(
+            self._now_ms(), instruction.read, result.batch, result.next_offset, result.at_end, result.induces
+        )
 
     def persist(self, instruction: do.PersistSnapshot) -> ev.SnapshotPersisted | ev.SnapshotFailed | None:
         """The asynchronous part of a snapshot: one checksummed file, or inlined when small.
@@ -94,6 +97,40 @@ class TaskEffects:
             self.discard(do.DiscardState(handle))
             return None
         return ev.SnapshotPersisted(self._now_ms(), instruction.checkpoint_id, handle)
+
+    def persist_channel_state(
+        self, instruction: do.PersistChannelState
+    ) -> ev.ChannelStatePersisted | ev.SnapshotFailed | None:
+        """Write the in-flight elements of a snapshot: a file of their own, or inlined when small.
+
+        What is written when the task was closed meanwhile is deleted at once, as by `persist`.
+        """
+        task, graph = self._descriptor.task, self._context.graph
+        rows = [
+            InFlightRows(
+                ChannelEnd(
+                    graph.edge_name(graph.edges[held.channel.edge]),
+                    held.direction.value,
+                    held.channel.upstream,
+                    held.channel.downstream,
+                ),
+                held.batches,
+            )
+            for held in instruction.channels
+        ]
+        try:
+            handle = write_in_flight(
+                self._open_store(self._context.root),
+                self._context.layout.channels_file(instruction.checkpoint_id, task.vertex, task.subtask),
+                rows,
+                inline_bytes_max=self._context.options.inline_bytes_max,
+            )
+        except StorageError as error:
+            return ev.SnapshotFailed(self._now_ms(), instruction.checkpoint_id, str(error))
+        if self._closed and handle is not None:
+            self.discard(do.DiscardState(handle))
+            return None
+        return ev.ChannelStatePersisted(self._now_ms(), instruction.checkpoint_id, handle)
 
     def stage(self, instruction: do.StageFile) -> ev.FileStaged | None:
         """Write one data file of a sink; nobody sees it before it is committed."""

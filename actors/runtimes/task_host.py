@@ -71,6 +71,8 @@ class TaskHost:
                     port.run_io(lambda i=instruction: self._effects.read_source(i))  # type: ignore[misc]
                 case do.PersistSnapshot():
                     port.run_io(lambda i=instruction: self._effects.persist(i))  # type: ignore[misc]
+                case do.PersistChannelState():
+                    port.run_io(lambda i=instruction: self._effects.persist_channel_state(i))  # type: ignore[misc]
                 case do.StageFile():
                     port.run_io(lambda i=instruction: self._effects.stage(i))  # type: ignore[misc]
                 case do.DiscardState():

@@ -11,11 +11,14 @@ from tidegate.storage.files import TEMPORARY_PREFIX
 from tidegate.storage.ids import CheckpointId, JobId, SubtaskIndex, VertexId
 from tidegate.storage.layout import (
     CheckpointLayout,
+    CheckpointPointer,
     escape,
+    parse_channels_file_name,
     parse_checkpoint_name,
     parse_pointer,
+    parse_savepoint_name,
     parse_state_file_name,
-    pointer,
+    savepoint_name,
     unescape,
 )
 
@@ -30,13 +33,14 @@ def test_spells_the_documented_paths() -> None:
         _LAYOUT.checkpoint_dir(seven),
         _LAYOUT.metadata(seven),
         _LAYOUT.state_file(seven, VertexId("count"), SubtaskIndex(3)),
+        _LAYOUT.channels_file(seven, VertexId("count"), SubtaskIndex(3)),
         _LAYOUT.shared_dir(),
         _LAYOUT.taskowned_dir(),
         _LAYOUT.events_dir(),
     )
 
     job = "demo-1a2b3c4d"
-    below = ("chk-7", "chk-7/_metadata", "chk-7/count-3", "shared", "taskowned", "events")
+    below = ("chk-7", "chk-7/_metadata", "chk-7/count-3", "chk-7/count-3-channels", "shared", "taskowned", "events")
     assert found == tuple(f"{job}/{path}" for path in below)
 
 
@@ -58,7 +62,19 @@ def test_state_files_tell_whose_they_are(vertex: str, subtask: int) -> None:
     """Vertex and subtask can be read back from the name, so no two subtasks share a file."""
     path = _LAYOUT.state_file(CheckpointId(1), VertexId(vertex), SubtaskIndex(subtask))
 
-    assert parse_state_file_name(path.rsplit("/", 1)[1]) == (vertex, subtask)
+    name = path.rsplit("/", 1)[1]
+    assert parse_state_file_name(name) == (vertex, subtask)
+    assert parse_channels_file_name(name) is None
+
+
+@given(vertex=_any_text | st.just("v-1-channels"), subtask=st.integers(0, 10**6))
+@settings(max_examples=50)
+def test_files_of_channels_are_no_state_files(vertex: str, subtask: int) -> None:
+    """They tell whose they are too, and neither kind is taken for the other."""
+    name = _LAYOUT.channels_file(CheckpointId(1), VertexId(vertex), SubtaskIndex(subtask)).rsplit("/", 1)[1]
+
+    assert parse_channels_file_name(name) == (vertex, subtask)
+    assert parse_state_file_name(name) is None
 
 
 @pytest.mark.parametrize("name", ["_metadata", "chk", "v-", "v-x", "v-²"])
@@ -77,14 +93,37 @@ def test_other_names_are_no_checkpoints(name: str) -> None:
 @pytest.mark.parametrize("suffix", ["", "/", "/_metadata", "/_metadata/"])
 def test_pointers_come_back(root: str, suffix: str) -> None:
     """A pointer gives root, job and number, however its end is spelled."""
-    path = pointer(root, JobId("demo-1"), CheckpointId(17)) + suffix
+    expected = CheckpointPointer(root, JobId("demo-1"), CheckpointId(17))
 
-    assert parse_pointer(path) == (root, "demo-1", 17)
+    assert parse_pointer(str(expected) + suffix) == expected
+
+
+@pytest.mark.parametrize("root", ["/sp/", "/", "s3://bucket/", "s3://bucket/a/b/", "memory://x/", "rel/", ""])
+@pytest.mark.parametrize("suffix", ["", "/", "/_metadata", "/_metadata/"])
+def test_pointers_to_savepoints_come_back(root: str, suffix: str) -> None:
+    """A savepoint's own folder is the root of its files, wherever it lies."""
+    expected = CheckpointPointer(f"{root}savepoint-demo-1-17", JobId("demo-1"), CheckpointId(17), savepoint=True)
+
+    assert parse_pointer(str(expected) + suffix) == expected
+    assert expected.metadata == "_metadata"
+
+
+@given(job=st.text(st.characters(exclude_characters="/"), min_size=1).filter(lambda j: j not in (".", "..")))
+@settings(max_examples=50)
+def test_names_of_savepoints_come_back(job: str) -> None:
+    """Job and number can be read from the name, dashes and digits in the job's id notwithstanding."""
+    assert parse_savepoint_name(savepoint_name(JobId(job), CheckpointId(12))) == (job, 12)
+
+
+@pytest.mark.parametrize("name", ["savepoint-1", "savepoint--1", "savepoint-a-0", "savepoint-a-x", "chk-1", "a-1", ""])
+def test_other_names_are_no_savepoints(name: str) -> None:
+    """A savepoint's folder names a job and a number from 1 on."""
+    assert parse_savepoint_name(name) is None
 
 
 def test_a_pointer_in_the_working_directory() -> None:
     """A relative path without a root is one in the working directory."""
-    assert parse_pointer("demo-1/chk-3") == (".", "demo-1", 3)
+    assert parse_pointer("demo-1/chk-3") == CheckpointPointer(".", JobId("demo-1"), CheckpointId(3))
 
 
 @pytest.mark.parametrize("path", ["", "/", "chk-1", "/chk-1", "/a/b", "s3://b/chk-1", "s3://chk-1", "/a/../chk-1"])
