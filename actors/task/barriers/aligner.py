@@ -222,7 +222,6 @@ class BarrierAligner:
         self._channels.end(step.channel)
         for collected in self._known.values():
             collected.arrived.discard(step.channel)
-            collected.taken.discard(step.channel)
         if self._state is BarrierState.COLLECTING_UNALIGNED:
             self._close_if_collected()
             return NOTHING

@@ -77,6 +77,7 @@ UNALIGNED = {
     "it is aborted while it collects": ("ab", "a!1u ~1 b!1u", "s1u, x1, -", "", None),
     "it was aborted before": ("ab", "~1 a!1u b!1u", "-, x1, -", "", None),
     "an old one is stale": ("ab", "a2 a!1u b!1u", "-, -, -", "a", 2),
+    "an end counts once with the barrier before it": ("abc", "a!1u a1u a$ b!1u", "s1u, -, -, -", "", 1),
     "it is over when it was collected": ("ab", "a!1u b!1u ~1 b~1", "s1u, -, -, -", "", None),
 }
 TIMEOUT = {
@@ -101,6 +102,8 @@ TIMEOUT = {
     "an older one may still come": ("ab", "a!2t b1 a1 b2 a2", "T100, -, s1, -, s2", "", None),
     "two are over": ("ab", "a!1t a!2t @100 T T", f"T100, T100, s1u T100, x1{SUBSUMED} s2u", "", 2),
     "an overtaken announcement does not come up again": ("ab", "a!1t b2 @100 T", "T100, -, -", "b", 2),
+    "an overtaken announcement delays no other": ("ab", "a!1t b2t @100 T", "T100, T100, s2u", "", 2),
+    "aborted before it arrives": ("ab", "~1 a!1t @100 T a1t", "-, -, -, x1", "", None),
     "aborted before its time": ("ab", "a!1t ~1 @100 T", "T100, -, -", "", None),
     "cancelled before its time": ("ab", "a!1t b~1 @100 T", f"T100, x1{CANCEL}, -", "", None),
     "over and aborted before": ("ab", "~1 @100 a!1t", "-, x1", "", None),
