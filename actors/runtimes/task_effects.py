@@ -75,7 +75,7 @@ class TaskEffects:
             self._now_ms(), instruction.read, result.batch, result.next_offset, result.at_end, result.induces
         )
 
-    def persist(self, instruction: do.PersistSnapshot) -> ev.SnapshotPersisted | ev.SnapshotFailed | None:
+    def persist(self, instruction: do.PersistSnapshot, sync_ms: int) -> ev.SnapshotPersisted | ev.SnapshotFailed | None:
         """The asynchronous part of a snapshot: one checksummed file, or inlined when small.
 
         What is written when the task was closed meanwhile is deleted at once: the sweep may have been here already.
@@ -96,7 +96,7 @@ class TaskEffects:
         if self._closed and handle is not None:
             self.discard(do.DiscardState(handle))
             return None
-        return ev.SnapshotPersisted(self._now_ms(), instruction.checkpoint_id, handle)
+        return ev.SnapshotPersisted(self._now_ms(), instruction.checkpoint_id, handle, sync_ms)
 
     def persist_channel_state(
         self, instruction: do.PersistChannelState

@@ -26,6 +26,7 @@ class TaskHost:
         self._port = port
         self.rows_in = 0
         """Rows that came in, from the source or from channels."""
+        self._last_turn_ms = 0
 
     @property
     def finished(self) -> bool:
@@ -42,13 +43,17 @@ class TaskHost:
             self.rows_in += event.batch.num_rows
         elif isinstance(event, ev.FrameArrived):
             self.rows_in += sum(getattr(element, "num_rows", 0) for element in event.elements)
-        self._perform(self.machine.handle(event))
+        begin_ms = self._port.now_ms()
+        instructions = self.machine.handle(event)
+        self._perform(instructions, self._port.now_ms() - begin_ms)
 
     def turn(self) -> bool:
         """Process one element if there is one. Whether there was."""
         if not self.machine.runnable:
             return False
-        self.handle(ev.TurnGranted(self._port.now_ms()))
+        begin_ms = self._port.now_ms()
+        self.handle(ev.TurnGranted(begin_ms, self._last_turn_ms))
+        self._last_turn_ms = self._port.now_ms() - begin_ms
         return True
 
     def close(self) -> None:
@@ -59,7 +64,7 @@ class TaskHost:
             log.warning("an operator of %s could not be closed", self.machine.descriptor.task, exc_info=error)
         self._effects.close()
 
-    def _perform(self, instructions: Sequence[do.TaskInstruction]) -> None:
+    def _perform(self, instructions: Sequence[do.TaskInstruction], handled_ms: int) -> None:
         task, port = self.machine.descriptor.task, self._port
         for instruction in instructions:
             match instruction:
@@ -70,7 +75,8 @@ class TaskHost:
                 case do.ReadSource():
                     port.run_io(lambda i=instruction: self._effects.read_source(i))  # type: ignore[misc]
                 case do.PersistSnapshot():
-                    port.run_io(lambda i=instruction: self._effects.persist(i))  # type: ignore[misc]
+                    # A snapshot's synchronous part is most of what the machine did at this event.
+                    port.run_io(lambda i=instruction: self._effects.persist(i, handled_ms))  # type: ignore[misc]
                 case do.PersistChannelState():
                     port.run_io(lambda i=instruction: self._effects.persist_channel_state(i))  # type: ignore[misc]
                 case do.StageFile():

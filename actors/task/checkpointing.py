@@ -202,7 +202,7 @@ class SubtaskCheckpoints:
         overtakes = options.alignment is Alignment.UNALIGNED
         if overtakes:
             self._record_inputs(recorder)
-        output_positions = self._outputs.batch_positions()
+        output_positions = self._outputs.row_positions()
         may_overtake = self._send_barrier(barrier, recorder)
         self._parts.send()
         self._parts.stage()
@@ -222,7 +222,7 @@ class SubtaskCheckpoints:
         if options.kind.stops:
             self.stopping = checkpoint_id
         self._instruct(
-            do.PersistSnapshot(checkpoint_id, self._parts.freeze(), self._inputs.batch_positions(), output_positions)
+            do.PersistSnapshot(checkpoint_id, self._parts.freeze(), self._inputs.row_positions(), output_positions)
         )
         if overtakes or may_overtake:
             self.tracker.await_channels(checkpoint_id)

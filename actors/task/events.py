@@ -68,9 +68,10 @@ class CreditGranted:
 @wire
 @dataclass(frozen=True, slots=True)
 class TurnGranted:
-    """The task may process one element."""
+    """The task may process one element. `last_turn_ms`: how long its last turn took."""
 
     at_ms: int
+    last_turn_ms: int = 0
 
 
 @wire

@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from tidegate.actors.elements import Barrier, Element, EndOfPartition, element_size_bytes
 from tidegate.actors.identity import ChannelId
+from tidegate.actors.task.pacing import ROWS_UNLIMITED
 from tidegate.storage.errors import ProtocolError
 from tidegate.storage.ids import CheckpointId
 
@@ -28,12 +29,13 @@ class InputChannel:
     __slots__ = (
         "_credit_bytes",
         "_granted_bytes",
+        "_head_bytes",
         "_taken_bytes",
         "arrived",
-        "batches_taken",
         "channel",
         "queue",
         "recovered",
+        "rows_taken",
         "taken",
     )
 
@@ -46,11 +48,13 @@ class InputChannel:
         """Number of the element that must arrive next."""
         self.taken = 0
         """Number of the element that is taken next."""
-        self.batches_taken = 0
-        """Batches of this attempt that were taken."""
+        self.rows_taken = 0
+        """Rows of this attempt that were taken."""
         self._credit_bytes = credit_bytes
         self._granted_bytes = credit_bytes
         self._taken_bytes = 0
+        self._head_bytes: int | None = None
+        """Size of the whole first batch, once a part of it was taken."""
 
     @property
     def waiting(self) -> bool:
@@ -74,14 +78,24 @@ class InputChannel:
         self.arrived += len(new)
         return new
 
-    def take(self) -> Element:
-        """The next element, in order."""
+    def take(self, rows_max: int = ROWS_UNLIMITED) -> Element:
+        """The next element, in order; of a batch with more rows than `rows_max` only so many, the rest comes next."""
         if self.recovered:
-            return self.recovered.popleft()
+            batch = self.recovered.popleft()
+            if batch.num_rows > rows_max:
+                self.recovered.appendleft(batch.slice(rows_max))
+            return batch.slice(0, rows_max)
         element = self.queue.popleft()
+        size_bytes = element_size_bytes(element) if self._head_bytes is None else self._head_bytes
+        if isinstance(element, pa.RecordBatch):
+            self.rows_taken += min(rows_max, element.num_rows)
+            if element.num_rows > rows_max:
+                self._head_bytes = size_bytes
+                self.queue.appendleft(element.slice(rows_max))
+                return element.slice(0, rows_max)
+        self._head_bytes = None
         self.taken += 1
-        self.batches_taken += isinstance(element, pa.RecordBatch)
-        self._taken_bytes += element_size_bytes(element)
+        self._taken_bytes += size_bytes
         assert self.taken + len(self.queue) == self.arrived, "numbers of a queue are contiguous"
         return element
 
@@ -139,6 +153,6 @@ class InputGate:
         """For each channel the number of the next element to be taken."""
         return tuple((channel, state.taken) for channel, state in self._channels.items())
 
-    def batch_positions(self) -> tuple[tuple[ChannelId, int], ...]:
-        """For each channel the number of batches of this attempt that were taken."""
-        return tuple((channel, state.batches_taken) for channel, state in self._channels.items())
+    def row_positions(self) -> tuple[tuple[ChannelId, int], ...]:
+        """For each channel the number of rows of this attempt that were taken."""
+        return tuple((channel, state.rows_taken) for channel, state in self._channels.items())

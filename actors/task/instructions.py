@@ -61,7 +61,7 @@ class PersistSnapshot:
     """Write frozen state, beside processing. Answered by `SnapshotPersisted` or `SnapshotFailed`.
 
     Holds references into the task's memory, so it never leaves the process. The positions say where the cut goes
-    through each channel, for those who check from outside that the cuts of all tasks fit together: how many batches
+    through each channel, for those who check from outside that the cuts of all tasks fit together: how many rows
     of this attempt were taken from each input and put on each output before it.
     """
 

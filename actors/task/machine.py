@@ -33,6 +33,8 @@ from tidegate.actors.task.emitter import Emitter
 from tidegate.actors.task.endings import InputEndings
 from tidegate.actors.task.induced import InducedCheckpoints
 from tidegate.actors.task.inputs import InputGate
+from tidegate.actors.task.pacing import TurnPacer
+from tidegate.actors.task.processing_time import ProcessingTimeTimer
 from tidegate.actors.task.source import SourceCursor, positions_from_tables
 from tidegate.actors.task.status import TaskStatus
 from tidegate.actors.task.watermarks import WatermarkValve
@@ -86,8 +88,9 @@ class TaskMachine:
         self._input_index = dict(zip(d.inputs, d.input_indices, strict=True))
         self._endings = InputEndings(self._input_index)
         self._induced = InducedCheckpoints()
-        self._processing_timer_ms: int | None = None
-        self._processing_timer_due = False
+        self._pacer = TurnPacer(d.limits.turn_rows_max)
+        self._turn_rows = 0
+        self._processing_time = ProcessingTimeTimer(self._chain, self._instructions.append)
         self._at_ms = 0
 
     @property
@@ -117,7 +120,7 @@ class TaskMachine:
             return False
         if self._outputs.over_limit or self._checkpoints.tracker.files_in_flight >= STAGED_FILES_IN_FLIGHT_MAX:
             return False
-        if self.status is TaskStatus.FINISHING or self._processing_timer_due:
+        if self.status is TaskStatus.FINISHING or (self.status is TaskStatus.RUNNING and self._processing_time.due):
             return True
         if self._source is not None:
             return self.status is TaskStatus.RUNNING and (self._source.has_batch or self._source.at_end)
@@ -135,7 +138,8 @@ class TaskMachine:
         flush = isinstance(event, ev.TimerDue) and event.timer is ev.TaskTimer.FLUSH
         self._emitter.send(event.at_ms, flush)
         self._checkpoints.settle(event.at_ms)
-        self._set_processing_timer()
+        if self.status is TaskStatus.RUNNING and not self._operators_finished:
+            self._processing_time.set()
         self._read_ahead()
         instructions = list(self._instructions)
         self._instructions.clear()
@@ -196,19 +200,19 @@ class TaskMachine:
             case ev.TaskTimer.ALIGNMENT:
                 self._checkpoints.timer(event.at_ms)
             case ev.TaskTimer.PROCESSING_TIME:
-                self._processing_timer_ms = None
-                self._processing_timer_due = self.status is TaskStatus.RUNNING and not self._operators_finished
+                self._processing_time.fired()
 
     @_on.register
     def _on_turn(self, event: ev.TurnGranted) -> None:
+        self._pacer.took(self._turn_rows, event.last_turn_ms)
+        self._turn_rows = 0
         if not self.runnable:
             return
         if self.status is TaskStatus.FINISHING:
             self._finish_step()
             return
-        if self._processing_timer_due:
-            self._processing_timer_due = False
-            self._chain.fire_processing_time(event.at_ms)
+        if self.status is TaskStatus.RUNNING and self._processing_time.due:
+            self._processing_time.run(event.at_ms)
             self._stage(force=False)
             return
         if self._source is not None:
@@ -216,7 +220,7 @@ class TaskMachine:
             return
         channel = self._inputs.next_channel(self._checkpoints.blocks)
         assert channel is not None
-        element = channel.take()
+        element = channel.take(self._pacer.rows_max)
         self._inputs.served()
         self._process(channel.channel, element, event.at_ms)
         total_bytes = channel.credit_to_grant()
@@ -316,6 +320,7 @@ class TaskMachine:
     def _process_batch(self, batch: pa.RecordBatch, input_index: int) -> None:
         if self._operators_finished:
             raise ProtocolError(f"{self._descriptor.task} has finished its operators and got {batch.num_rows} rows")
+        self._turn_rows = batch.num_rows
         self._chain.process(batch, input_index)
         self._stage(force=False)
 
@@ -383,17 +388,9 @@ class TaskMachine:
 
     # --- output and reading ---------------------------------------------------------------------------------------
 
-    def _set_processing_timer(self) -> None:
-        if self.status is not TaskStatus.RUNNING or self._operators_finished:
-            return
-        due_at_ms = self._chain.next_processing_time_ms
-        if due_at_ms is not None and (self._processing_timer_ms is None or due_at_ms < self._processing_timer_ms):
-            self._processing_timer_ms = due_at_ms
-            self._instructions.append(do.SetTaskTimer(ev.TaskTimer.PROCESSING_TIME, due_at_ms))
-
     def _read_ahead(self) -> None:
         if self._source is None or self.status is not TaskStatus.RUNNING or self._outputs.over_limit:
             return
-        read = self._source.next_read()
+        read = self._source.next_read(self._pacer.rows_max)
         if read is not None:
             self._instructions.append(read)

@@ -22,6 +22,7 @@ import pyarrow as pa
 
 from tidegate.actors.elements import Barrier, Control, Element, element_size_bytes
 from tidegate.actors.identity import ChannelId
+from tidegate.actors.task.pacing import ROWS_UNLIMITED
 from tidegate.storage.errors import ProtocolError
 from tidegate.storage.ids import CheckpointId
 
@@ -36,6 +37,8 @@ class BufferLimits:
     frame_bytes_max: int = 8 * 1024 * 1024
     frame_elements_max: int = 1_024
     linger_ms: int = 20
+    turn_rows_max: int = ROWS_UNLIMITED
+    """Rows that a task processes at most before it looks at what else has come in."""
 
 
 class OutputChannel:
@@ -48,11 +51,11 @@ class OutputChannel:
         "_sent_bytes",
         "_urgent",
         "barriers",
-        "batches_put",
         "channel",
         "next_sequence",
         "queue",
         "queued_bytes",
+        "rows_put",
     )
 
     def __init__(self, channel: ChannelId, limits: BufferLimits) -> None:
@@ -61,8 +64,8 @@ class OutputChannel:
         self.queued_bytes = 0
         self.next_sequence = 0
         """Number of the element that is sent next."""
-        self.batches_put = 0
-        """Batches that were queued since the attempt began."""
+        self.rows_put = 0
+        """Rows that were queued since the attempt began."""
         self.barriers: set[CheckpointId] = set()
         """Checkpoints whose barriers are queued."""
         self._limits = limits
@@ -93,7 +96,7 @@ class OutputChannel:
         """Queue an element."""
         self.queue.append(element)
         if isinstance(element, pa.RecordBatch):
-            self.batches_put += 1
+            self.rows_put += element.num_rows
             self.queued_bytes += element_size_bytes(element)
             return
         self._urgent += 1
@@ -195,6 +198,6 @@ class OutputGate:
                 frames.append((channel.channel, *frame))
         return frames
 
-    def batch_positions(self) -> tuple[tuple[ChannelId, int], ...]:
-        """For each channel the number of batches that were queued since the attempt began."""
-        return tuple((channel, state.batches_put) for channel, state in self._channels.items())
+    def row_positions(self) -> tuple[tuple[ChannelId, int], ...]:
+        """For each channel the number of rows that were queued since the attempt began."""
+        return tuple((channel, state.rows_put) for channel, state in self._channels.items())

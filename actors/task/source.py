@@ -15,6 +15,7 @@ import pyarrow as pa
 from tidegate.actors.sources import SourceSplit
 from tidegate.actors.task.events import SourceBatchRead
 from tidegate.actors.task.instructions import ReadSource
+from tidegate.actors.task.pacing import ROWS_UNLIMITED
 from tidegate.storage.errors import ProtocolError
 from tidegate.storage.ids import CheckpointId
 from tidegate.storage.metadata import StateKind
@@ -98,14 +99,14 @@ class SourceCursor:
         """Whether every row of every split has been processed."""
         return self._reading is None and not self._ready and self._outstanding is None
 
-    def next_read(self) -> ReadSource | None:
-        """The read to ask for now, if any."""
+    def next_read(self, rows_max: int = ROWS_UNLIMITED) -> ReadSource | None:
+        """The read to ask for now, of `rows_max` rows at most, if any."""
         if self._reading is None or self._outstanding is not None or len(self._ready) >= self._read_ahead:
             return None
         self._outstanding = self._reads
         self._reads += 1
         split = self._positions[self._reading].split
-        return ReadSource(self._outstanding, split, self._read_offset, self._rows_max)
+        return ReadSource(self._outstanding, split, self._read_offset, min(rows_max, self._rows_max))
 
     def batch_read(self, event: SourceBatchRead) -> None:
         """A read was answered. An answer that nobody waits for is dropped (it was delivered twice)."""

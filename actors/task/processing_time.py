@@ -1,0 +1,37 @@
+"""The processing-time timers of a task's operators: one timer of the runtime at a time, and its turn when it is due."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tidegate.actors.task import instructions as do
+from tidegate.actors.task.chain import OperatorChain
+from tidegate.actors.task.events import TaskTimer
+
+
+class ProcessingTimeTimer:
+    """Asks for the earliest time that an operator waits for."""
+
+    def __init__(self, chain: OperatorChain, instruct: Callable[[do.TaskInstruction], None]) -> None:
+        self._chain = chain
+        self._instruct = instruct
+        self._set_for_ms: int | None = None
+        self.due = False
+        """Whether operators have something to do, as soon as there is room for what they emit."""
+
+    def fired(self) -> None:
+        """A timer that was asked for is due."""
+        self._set_for_ms = None
+        self.due = True
+
+    def run(self, now_ms: int) -> None:
+        """Let the operators do what is due."""
+        self.due = False
+        self._chain.fire_processing_time(now_ms)
+
+    def set(self) -> None:
+        """Ask for the earliest time, unless that or an earlier one was asked for."""
+        due_at_ms = self._chain.next_processing_time_ms
+        if due_at_ms is not None and (self._set_for_ms is None or due_at_ms < self._set_for_ms):
+            self._set_for_ms = due_at_ms
+            self._instruct(do.SetTaskTimer(TaskTimer.PROCESSING_TIME, due_at_ms))
