@@ -1,0 +1,92 @@
+"""What tests of restoring share: job graphs without code, and checkpoints of them that are made by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import pyarrow as pa
+
+from tidegate.actors.coordinator.spec import RestorePoint
+from tidegate.actors.graph.job_graph import JobEdge, JobGraph, JobVertex, OperatorSpec, SourceSpec
+from tidegate.actors.memory_source import MemorySource
+from tidegate.actors.operators.base import Operator
+from tidegate.actors.operators.partitioning import Partitioning, PartitioningKind
+from tidegate.storage.ids import AttemptNumber, CheckpointId, JobId, OperatorUid, SubtaskIndex, VertexId
+from tidegate.storage.in_flight import ChannelEnd, InFlightRows, write_in_flight
+from tidegate.storage.metadata import CheckpointMetadata, OperatorInfo, StateHandle, SubtaskState
+from tidegate.storage.metadata_file import create_metadata
+from tidegate.storage.store import Store
+
+JOB, FIVE = JobId("demo-1a2b3c4d"), CheckpointId(5)
+MAX_PARALLELISM = 16
+
+FORWARD = Partitioning(PartitioningKind.FORWARD)
+REBALANCE = Partitioning(PartitioningKind.REBALANCE)
+BROADCAST = Partitioning(PartitioningKind.BROADCAST)
+BY_KEY = Partitioning(PartitioningKind.HASH, ("k",))
+
+Edge = tuple[str, str, Partitioning]
+
+
+def graph_of(
+    parallelism: Mapping[str, int], *edges: Edge, chains: Mapping[str, Sequence[str]] | None = None
+) -> JobGraph:
+    """Vertices in the order given; one without an input has a source. `chains` names the operators of a vertex."""
+    fed = {downstream for _, downstream, _ in edges}
+    vertices = []
+    for name, subtasks in parallelism.items():
+        uids = (chains or {}).get(name, [name])
+        source = None
+        if name not in fed:
+            rows = pa.table({"x": pa.array([], pa.int64())})
+            source = SourceSpec(OperatorUid(uids[0]), uids[0], MemorySource(rows, 1))
+            uids = uids[1:]
+        operators = tuple(OperatorSpec(OperatorUid(uid), uid, Operator) for uid in uids)
+        vertices.append(JobVertex(VertexId(name), name, subtasks, operators, source))
+    numbered = tuple(JobEdge(n, VertexId(up), VertexId(down), p) for n, (up, down, p) in enumerate(edges))
+    return JobGraph(tuple(vertices), numbered, MAX_PARALLELISM)
+
+
+def checkpoint_of(
+    graph: JobGraph,
+    *,
+    finished: Mapping[str, Sequence[int]] | None = None,
+    handles: Mapping[tuple[str, int], StateHandle | None] | None = None,
+    in_flight: Mapping[tuple[str, int], StateHandle | None] | None = None,
+) -> CheckpointMetadata:
+    """A checkpoint that a job with this graph might have made."""
+    subtasks = tuple(
+        SubtaskState(
+            task.vertex,
+            task.subtask,
+            (handles or {}).get((task.vertex, task.subtask)),
+            finished=task.subtask in (finished or {}).get(task.vertex, ()),
+            in_flight=(in_flight or {}).get((task.vertex, task.subtask)),
+        )
+        for task in graph.tasks()
+    )
+    return CheckpointMetadata(1, JOB, "demo", FIVE, AttemptNumber(0), 0, graph.operator_infos(), subtasks)
+
+
+def store_in_flight(
+    store: Store,
+    upstream: str,
+    downstream: str,
+    channels: Mapping[tuple[str, int, int], Sequence[pa.RecordBatch]],
+    edge: str | None = None,
+) -> dict[tuple[str, int], StateHandle | None]:
+    """Handles by subtask for what lies at (direction, upstream, downstream) of the channels of an edge."""
+    held: dict[tuple[str, int], list[InFlightRows]] = {}
+    name = edge or f"{upstream}->{downstream}#0"
+    for (direction, up, down), batches in channels.items():
+        assert direction in ("input", "output")
+        end = ChannelEnd(name, direction, SubtaskIndex(up), SubtaskIndex(down))  # type: ignore[arg-type]
+        owner = (downstream, down) if direction == "input" else (upstream, up)
+        held.setdefault(owner, []).append(InFlightRows(end, tuple(batches)))
+    return {owner: write_in_flight(store, f"{owner[0]}-{owner[1]}-channels", rows) for owner, rows in held.items()}
+
+
+def complete(store: Store, metadata: CheckpointMetadata, **options: bool) -> RestorePoint:
+    """Create the checkpoint; where to restore it from."""
+    create_metadata(store, metadata)
+    return RestorePoint(store.url, metadata.job_id, metadata.checkpoint_id, metadata.final, **options)

@@ -1,0 +1,158 @@
+"""What had finished stays finished, and gets no more input (FLIP-147)."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator, Sequence
+
+import pyarrow as pa
+import pytest
+from restored_graphs import BY_KEY, FORWARD, REBALANCE, Edge, checkpoint_of, complete, graph_of
+
+from tidegate.actors.identity import TaskId
+from tidegate.actors.runtimes.restore import RestoredTask, restore_task
+from tidegate.actors.runtimes.restore_checks import check_restorable
+from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.filesystem import FileSystemStore, open_store
+from tidegate.storage.ids import OperatorUid, SubtaskIndex, VertexId
+from tidegate.storage.metadata import StateHandle, StateKind
+from tidegate.storage.state import StateTable
+from tidegate.storage.state_file import write_state
+
+UID = OperatorUid("count")
+
+
+@pytest.fixture
+def store() -> Iterator[FileSystemStore]:
+    """A store in memory."""
+    opened = open_store(f"memory://{uuid.uuid4().hex}")
+    yield opened
+    opened.delete_tree("")
+
+
+def handle(store: FileSystemStore, kind: StateKind, subtask: int) -> StateHandle:
+    """The state of one subtask: a few rows that say whose they are."""
+    rows = pa.record_batch({"x": pa.array([10 * subtask, 10 * subtask + 1], pa.int64())})
+    found = write_state(store, f"count-{subtask}", [(UID, StateTable("s", kind, rows))], inline_bytes_max=0)
+    assert found is not None
+    return found
+
+
+def restore(
+    store: FileSystemStore, kind: StateKind, finished: Sequence[int], old: int = 3, new: int = 3
+) -> list[RestoredTask]:
+    """What each subtask of a keyed operator starts with."""
+    edge = ("source", "count", BY_KEY)
+    handles = {("count", subtask): handle(store, kind, subtask) for subtask in range(old)}
+    flags = {"source": [0], "count": finished}
+    metadata = checkpoint_of(graph_of({"source": 1, "count": old}, edge), finished=flags, handles=handles)
+    point = complete(store, metadata)
+    graph = graph_of({"source": 1, "count": new}, edge)
+    return [restore_task(store, point, graph, TaskId(VertexId("count"), SubtaskIndex(i))) for i in range(new)]
+
+
+def values(task: RestoredTask) -> list[int]:
+    """The rows of all tables of the operator."""
+    ((uid, tables),) = task.tables
+    assert uid == UID
+    return [x for table in tables for x in table.rows["x"].to_pylist()]
+
+
+@pytest.mark.parametrize("new", [2, 3, 4])
+def test_a_finished_operator_is_restored_as_finished_without_state(store: FileSystemStore, new: int) -> None:
+    """Its state is not even read: it is damaged here."""
+    handles = {("count", subtask): handle(store, StateKind.LIST, subtask) for subtask in range(3)}
+    for subtask in range(3):
+        store.write(f"count-{subtask}", [b"damaged"])
+    old = graph_of({"source": 1, "count": 3}, ("source", "count", BY_KEY))
+    point = complete(store, checkpoint_of(old, finished={"source": [0], "count": [0, 1, 2]}, handles=handles))
+    graph = graph_of({"source": 1, "count": new}, ("source", "count", BY_KEY))
+
+    for subtask in range(new):
+        task = restore_task(store, point, graph, TaskId(VertexId("count"), SubtaskIndex(subtask)))
+        assert (((UID, ()),), True) == (task.tables, task.finished)
+
+
+@pytest.mark.parametrize(
+    ("kind", "finished", "new", "expected"),
+    [
+        pytest.param(StateKind.LIST, [], 3, [[0, 1], [10, 11], [20, 21]], id="list stays"),
+        pytest.param(StateKind.LIST, [1], 3, [[0, 1], [], [20, 21]], id="list of who finished is left out"),
+        pytest.param(StateKind.LIST, [0], 2, [[10, 20], [11, 21]], id="list is dealt out"),
+        pytest.param(StateKind.UNION, [], 2, [[0, 1, 10, 11, 20, 21]] * 2, id="union goes to all"),
+        pytest.param(StateKind.UNION, [], 3, [[0, 1, 10, 11, 20, 21]] * 3, id="union at the same parallelism"),
+        pytest.param(StateKind.BROADCAST, [], 3, [[0, 1]] * 3, id="broadcast from the first"),
+        pytest.param(StateKind.BROADCAST, [0], 3, [[10, 11]] * 3, id="broadcast from one that was running"),
+        pytest.param(StateKind.BROADCAST, [0, 1], 4, [[20, 21]] * 4, id="broadcast to more"),
+    ],
+)
+def test_state_of_running_subtasks_is_what_remains(
+    store: FileSystemStore, kind: StateKind, finished: list[int], new: int, expected: list[list[int]]
+) -> None:
+    """Each kind of state by its rule, over the subtasks that had not finished."""
+    tasks = restore(store, kind, finished, new=new)
+
+    assert expected == [values(task) for task in tasks]
+    assert not any(task.finished for task in tasks)
+
+
+PARALLELISM = {"source": 2, "map": 2, "count": 2}
+EDGES: tuple[Edge, ...] = (("source", "map", FORWARD), ("map", "count", BY_KEY))
+
+
+@pytest.mark.parametrize(
+    ("finished", "names"),
+    [
+        pytest.param({}, None, id="nobody"),
+        pytest.param({"source": [0, 1], "map": [0, 1], "count": [0, 1]}, None, id="all"),
+        pytest.param({"source": [0, 1]}, None, id="sources"),
+        pytest.param({"source": [0]}, None, id="a source"),
+        pytest.param({"source": [0], "map": [0]}, None, id="a lane of forward edges"),
+        pytest.param({"source": [0, 1], "map": [0, 1], "count": [1]}, None, id="part behind what finished"),
+        pytest.param({"map": [0, 1]}, ("map", "source"), id="before it all run"),
+        pytest.param({"source": [0], "map": [0, 1]}, ("map", "source"), id="before it some run"),
+        pytest.param({"map": [0]}, ("map", "source"), id="a lane without its source"),
+        pytest.param({"source": [0], "map": [0], "count": [0]}, ("count", "map"), id="part behind a shuffle"),
+        pytest.param({"source": [0, 1], "map": [0], "count": [0, 1]}, ("count", "map"), id="all behind a shuffle"),
+    ],
+)
+def test_what_finished_gets_no_more_rows(finished: dict[str, list[int]], names: tuple[str, str] | None) -> None:
+    """Refused, with the names of both, where an operator that had finished would get rows from one that runs on."""
+    graph = graph_of(PARALLELISM, *EDGES)
+    metadata = checkpoint_of(graph, finished=finished)
+
+    if names is None:
+        check_restorable(metadata, graph)
+        return
+    with pytest.raises(ConfigurationError, match=f"operator '{names[0]}' had .*finished at .* operator '{names[1]}'"):
+        check_restorable(metadata, graph)
+
+
+@pytest.mark.parametrize("finished", [[0], [0, 1]], ids=["partly", "fully"])
+def test_a_new_operator_before_a_finished_one_is_refused(finished: list[int]) -> None:
+    """As a source of its own and between two old ones; behind it a new operator may be."""
+    metadata = checkpoint_of(
+        graph_of({"source": 2, "count": 2}, ("source", "count", BY_KEY)),
+        finished={"source": [0, 1], "count": finished},
+    )
+    beside = graph_of({"source": 2, "new": 2, "count": 2}, ("source", "count", BY_KEY), ("new", "count", BY_KEY))
+    between = graph_of({"source": 2, "new": 2, "count": 2}, ("source", "new", REBALANCE), ("new", "count", BY_KEY))
+    behind = graph_of({"source": 2, "count": 2, "new": 1}, ("source", "count", BY_KEY), ("count", "new", REBALANCE))
+
+    for graph in (beside, between):
+        with pytest.raises(ConfigurationError, match="operator 'count' had .* operator 'new', which is not finished"):
+            check_restorable(metadata, graph)
+    check_restorable(metadata, behind)
+
+
+def test_a_new_operator_chained_to_a_finished_one_is_refused() -> None:
+    """One task cannot run the one and skip the other; where nothing had finished it may be chained."""
+    edge = ("source", "count", BY_KEY)
+    old = graph_of({"source": 2, "count": 2}, edge)
+    chained = graph_of({"source": 2, "count": 2}, edge, chains={"count": ["count", "new"]})
+    ended = checkpoint_of(old, finished={"source": [0, 1], "count": [0, 1]})
+
+    with pytest.raises(ConfigurationError, match=r"'count' \(finished\) and 'new' \(not finished\)"):
+        check_restorable(ended, chained)
+
+    check_restorable(checkpoint_of(old), chained)
