@@ -30,7 +30,9 @@ class ProcessingTimeTimer:
         self._chain.fire_processing_time(now_ms)
 
     def set(self) -> None:
-        """Ask for the earliest time, unless that or an earlier one was asked for."""
+        """Ask for the earliest time, unless that or an earlier one was asked for, or waits for its turn already."""
+        if self.due:
+            return
         due_at_ms = self._chain.next_processing_time_ms
         if due_at_ms is not None and (self._set_for_ms is None or due_at_ms < self._set_for_ms):
             self._set_for_ms = due_at_ms

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import pyarrow as pa
 
-from tidegate.actors.elements import Barrier, CancelBarrier, Element
+from tidegate.actors.elements import ALIGNED_BARRIER, Barrier, BarrierOptions, CancelBarrier, Element
 from tidegate.actors.graph.job_graph import JobGraph
 from tidegate.actors.graph.stream_graph import StreamNode, translate
 from tidegate.actors.identity import ChannelId, TaskId
@@ -135,10 +135,15 @@ class Subject:
         self.reads += only(instructions, do.ReadSource)
         return instructions
 
-    def start(self, *tables: tuple[str, StateTable], finished: bool = False) -> list[do.TaskInstruction]:
+    def start(
+        self,
+        *tables: tuple[str, StateTable],
+        finished: bool = False,
+        in_flight: Sequence[tuple[ChannelId, tuple[pa.RecordBatch, ...]]] = (),
+    ) -> list[do.TaskInstruction]:
         """Restored and, a source, started."""
         by_uid = tuple((OperatorUid(uid), (table,)) for uid, table in tables)
-        found = self.tell(ev.TaskRestored(self.at_ms, by_uid, finished))
+        found = self.tell(ev.TaskRestored(self.at_ms, by_uid, finished, tuple(in_flight)))
         return found + self.tell(ev.SourcesStarted(self.at_ms))
 
     def arrive(self, upstream: int, *elements: Element, attempt: AttemptNumber = ATTEMPT) -> list[do.TaskInstruction]:
@@ -176,8 +181,10 @@ class Subject:
             found += self.turns()
         return found
 
-    def trigger(self, checkpoint_id: int, attempt: AttemptNumber = ATTEMPT) -> list[do.TaskInstruction]:
-        return self.tell(ev.CheckpointTriggered(self.at_ms, attempt, _id(checkpoint_id), self.at_ms))
+    def trigger(
+        self, checkpoint_id: int, options: BarrierOptions = ALIGNED_BARRIER, attempt: AttemptNumber = ATTEMPT
+    ) -> list[do.TaskInstruction]:
+        return self.tell(ev.CheckpointTriggered(self.at_ms, attempt, _id(checkpoint_id), self.at_ms, options))
 
     def abort(self, checkpoint_id: int, attempt: AttemptNumber = ATTEMPT) -> list[do.TaskInstruction]:
         return self.tell(ev.CheckpointAborted(self.at_ms, attempt, _id(checkpoint_id))) + self.turns()
@@ -185,11 +192,27 @@ class Subject:
     def persisted(self, checkpoint_id: int, path: str | None = "state") -> list[do.TaskInstruction]:
         return self.tell(ev.SnapshotPersisted(self.at_ms, _id(checkpoint_id), handle_of(path)))
 
+    def channels_persisted(self, checkpoint_id: int, path: str | None = "channels") -> list[do.TaskInstruction]:
+        return self.tell(ev.ChannelStatePersisted(self.at_ms, _id(checkpoint_id), handle_of(path)))
+
+    def failed(self, checkpoint_id: int, error: str = "disk full", channels: bool = False) -> list[do.TaskInstruction]:
+        return self.tell(ev.SnapshotFailed(self.at_ms, _id(checkpoint_id), error, channels))
+
+    def timer(self, timer: ev.TaskTimer, at_ms: int) -> list[do.TaskInstruction]:
+        """The time has come; nothing else is done yet."""
+        self.at_ms = at_ms
+        return self.tell(ev.TimerDue(at_ms, timer))
+
+    def grant(self, total_bytes: int = 10**9, output: int = 0) -> list[do.TaskInstruction]:
+        """Credit for one of the output channels."""
+        channel = [c for edge in self.descriptor.outputs for c in edge.channels][output]
+        return self.tell(ev.CreditGranted(self.at_ms, ATTEMPT, channel, total_bytes))
+
     def staged(self, index: int) -> list[do.TaskInstruction]:
         return self.tell(ev.FileStaged(self.at_ms, OperatorUid("sink"), index, file_of(index)))
 
-    def completed(self, checkpoint_id: int, final: bool = False) -> list[do.TaskInstruction]:
-        return self.tell(ev.CheckpointCompleted(self.at_ms, ATTEMPT, _id(checkpoint_id), final))
+    def completed(self, checkpoint_id: int) -> list[do.TaskInstruction]:
+        return self.tell(ev.CheckpointCompleted(self.at_ms, ATTEMPT, _id(checkpoint_id)))
 
 
 class Link:
@@ -255,9 +278,9 @@ def _id(checkpoint_id: int) -> CheckpointId:
     return CheckpointId(checkpoint_id)
 
 
-def barrier(checkpoint_id: int, at_ms: int = 1_000) -> Barrier:
-    """A barrier of this checkpoint."""
-    return Barrier(CheckpointId(checkpoint_id), at_ms)
+def barrier(checkpoint_id: int, options: BarrierOptions = ALIGNED_BARRIER, at_ms: int = 1_000) -> Barrier:
+    """A barrier of this checkpoint, triggered at `at_ms`."""
+    return Barrier(CheckpointId(checkpoint_id), at_ms, options)
 
 
 def cancel(checkpoint_id: int) -> CancelBarrier:

@@ -131,16 +131,18 @@ def test_a_blocked_channel_is_not_offered_and_still_receives() -> None:
 
     assert offered is gate[B]
     assert gate.next_channel(lambda channel: True) is None
-    assert gate.queued_elements == 3
+    assert [channel.arrived - channel.taken for channel in gate] == [2, 1]
 
 
 def test_positions_count_what_was_taken() -> None:
     """The cut of a snapshot lies before what is still queued."""
     gate = InputGate([A, B], BIG)
-    gate[A].accept(0, [batch(1), batch(2)])
+    gate[A].accept(0, [Watermark(1), batch(1, 2), batch(3)])
+    gate[A].take()
     gate[A].take()
 
-    assert gate.positions() == ((A, 1), (B, 0))
+    assert gate.positions() == ((A, 2), (B, 0))
+    assert gate.row_positions() == ((A, 2), (B, 0))
 
 
 def test_a_channel_of_another_task_is_refused() -> None:

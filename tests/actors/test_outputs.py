@@ -166,7 +166,7 @@ def test_the_gate_broadcasts_control_elements_and_knows_its_positions() -> None:
 
     gate.broadcast(BARRIER)
 
-    assert gate.positions() == ((A, 1), (B, 2))
+    assert gate.row_positions() == ((A, 0), (B, 1))
     assert [(c, first, len(e)) for c, first, e in gate.take_frames(flush=False)] == [(A, 0, 1), (B, 0, 2)]
     with pytest.raises(ProtocolError):
         gate[ChannelId(9, SubtaskIndex(0), SubtaskIndex(0))]

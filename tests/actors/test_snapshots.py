@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from tidegate.actors.task.snapshots import SnapshotTracker, StagedFiles, TaskSnapshot
+from tidegate.actors.task.snapshots import SnapshotPart, SnapshotTracker, StagedFiles, TaskSnapshot
 from tidegate.storage.errors import ProtocolError
 from tidegate.storage.ids import CheckpointId, OperatorUid, SubtaskIndex
-from tidegate.storage.metadata import Committable, DataFile, StateHandle
+from tidegate.storage.metadata import Committable, DataFile, SnapshotKind, StateHandle
 
 SINK = OperatorUid("sink")
+STATE, CHANNELS = SnapshotPart
 
 
 def handle(path: str | None = "chk/1") -> StateHandle:
@@ -29,7 +30,8 @@ def tracker(sink: bool = True) -> SnapshotTracker:
 
 def begin(snapshots: SnapshotTracker, checkpoint_id: int) -> None:
     """The synchronous part of a snapshot is done."""
-    snapshots.begin(TaskSnapshot(CheckpointId(checkpoint_id), False, 0, 0, 0, snapshots.ends()))
+    kind = SnapshotKind.CHECKPOINT
+    snapshots.begin(TaskSnapshot(CheckpointId(checkpoint_id), kind, False, False, 0, 0, 0, snapshots.ends()))
 
 
 def acknowledged(snapshots: SnapshotTracker) -> list[tuple[int, tuple[Committable, ...]]]:
@@ -49,7 +51,7 @@ def test_a_snapshot_is_acknowledged_when_state_and_files_are_durable() -> None:
         snapshots.files[SINK].start()
         begin(snapshots, 1)
         steps = [
-            lambda s=snapshots: s.persisted(CheckpointId(1), handle()),
+            lambda s=snapshots: s.persisted(CheckpointId(1), STATE, handle()),
             lambda s=snapshots: s.files[SINK].durable(0, data_file("f0")),
         ]
         first, second = steps if state_first else steps[::-1]
@@ -66,7 +68,7 @@ def test_files_that_were_started_after_the_barrier_are_not_waited_for() -> None:
     snapshots = tracker()
     begin(snapshots, 1)
     snapshots.files[SINK].start()
-    snapshots.persisted(CheckpointId(1), handle())
+    snapshots.persisted(CheckpointId(1), STATE, handle())
 
     assert acknowledged(snapshots) == [(1, ())]
 
@@ -80,13 +82,13 @@ def test_files_of_an_aborted_checkpoint_are_asked_for_by_the_next_one() -> None:
     snapshots.abort(CheckpointId(1))
     files.durable(files.start(), data_file("f1"))
     begin(snapshots, 2)
-    snapshots.persisted(CheckpointId(2), handle())
+    snapshots.persisted(CheckpointId(2), STATE, handle())
     assert acknowledged(snapshots) == [(2, (committable(0, "f0", "f1"),))]
 
     snapshots.complete(CheckpointId(2))
     files.durable(files.start(), data_file("f2"))
     begin(snapshots, 3)
-    snapshots.persisted(CheckpointId(3), None)
+    snapshots.persisted(CheckpointId(3), STATE, None)
 
     assert acknowledged(snapshots) == [(3, (committable(2, "f2"),))]
 
@@ -95,15 +97,15 @@ def test_a_cancelled_snapshot_is_never_acknowledged_and_its_state_discarded() ->
     """T7: whichever comes second, the abort or the end of the write, gives the state to be discarded."""
     late, early = tracker(sink=False), tracker()
     begin(late, 1)
-    assert late.abort(CheckpointId(1)) is None
-    assert late.persisted(CheckpointId(1), handle()) == handle()
+    assert late.abort(CheckpointId(1)) == []
+    assert late.persisted(CheckpointId(1), STATE, handle()) == handle()
     assert acknowledged(late) == []
 
     early.files[SINK].start()
     begin(early, 1)
-    assert early.persisted(CheckpointId(1), handle()) is None
-    assert early.abort(CheckpointId(1)) == handle()
-    assert early.abort(CheckpointId(1)) is None
+    assert early.persisted(CheckpointId(1), STATE, handle()) is None
+    assert early.abort(CheckpointId(1)) == [handle()]
+    assert early.abort(CheckpointId(1)) == []
     assert acknowledged(early) == []
 
 
@@ -111,10 +113,10 @@ def test_state_that_was_acknowledged_is_the_coordinators_to_delete() -> None:
     """An abort after the acknowledgement leaves the file to the coordinator, which knows of it."""
     snapshots = tracker(sink=False)
     begin(snapshots, 1)
-    snapshots.persisted(CheckpointId(1), handle())
+    snapshots.persisted(CheckpointId(1), STATE, handle())
     snapshots.to_acknowledge()
 
-    assert snapshots.abort(CheckpointId(1)) is None
+    assert snapshots.abort(CheckpointId(1)) == []
 
 
 def test_a_failed_snapshot_is_declined_once_unless_it_was_cancelled() -> None:
@@ -124,9 +126,9 @@ def test_a_failed_snapshot_is_declined_once_unless_it_was_cancelled() -> None:
     begin(snapshots, 2)
     snapshots.abort(CheckpointId(2))
 
-    assert snapshots.failed(CheckpointId(1)) is True
-    assert snapshots.failed(CheckpointId(1)) is False
-    assert snapshots.failed(CheckpointId(2)) is False
+    assert snapshots.failed(CheckpointId(1), STATE) == (True, [])
+    assert snapshots.failed(CheckpointId(1), STATE) == (False, [])
+    assert snapshots.failed(CheckpointId(2), STATE) == (False, [])
 
 
 def test_completion_needs_the_acknowledgement() -> None:
@@ -137,7 +139,7 @@ def test_completion_needs_the_acknowledgement() -> None:
         snapshots.complete(CheckpointId(1))
 
     begin(snapshots, 2)
-    snapshots.persisted(CheckpointId(2), None)
+    snapshots.persisted(CheckpointId(2), STATE, None)
     snapshots.to_acknowledge()
     completed = snapshots.complete(CheckpointId(2))
 
@@ -152,10 +154,10 @@ def test_older_snapshots_are_over_with_a_newer_completed_one() -> None:
     begin(snapshots, 1)
     snapshots.files[SINK].start()
     begin(snapshots, 2)
-    snapshots.persisted(CheckpointId(2), handle("chk/2"))
+    snapshots.persisted(CheckpointId(2), STATE, handle("chk/2"))
 
     assert snapshots.abort_before(CheckpointId(3)) == [handle("chk/2")]
-    assert snapshots.persisted(CheckpointId(1), handle("chk/1")) == handle("chk/1")
+    assert snapshots.persisted(CheckpointId(1), STATE, handle("chk/1")) == handle("chk/1")
     assert snapshots.abort_before(CheckpointId(3)) == []
 
 

@@ -86,9 +86,9 @@ def test_an_answer_that_comes_twice_is_dropped_and_one_to_no_question_refused() 
     second = read_of(source)
     source.batch_read(first)
 
-    taken = source.take()
+    taken, induces = source.take()
     assert taken is not None
-    assert (taken.num_rows, second.offset, source.has_batch) == (2, 2, False)
+    assert (taken.num_rows, second.offset, source.has_batch, induces) == (2, 2, False, None)
     with pytest.raises(ProtocolError, match="never asked for"):
         source.batch_read(SourceBatchRead(0, 7, None, 0, True))
 
@@ -98,7 +98,7 @@ def test_an_empty_end_moves_on_without_a_batch() -> None:
     source = cursor(SplitPosition(SECOND, 5))
     source.batch_read(answer(read_of(source), 0, at_end=True))
 
-    assert source.take() is None
+    assert source.take() == (None, None)
     assert source.freeze().positions == (SplitPosition(SECOND, 5, True),)
     assert source.at_end
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import pyarrow as pa
 from batches import batch, values
 from link import (
@@ -28,6 +26,7 @@ from tidegate.actors.elements import (
     EndOfData,
     EndOfPartition,
 )
+from tidegate.actors.failures import CheckpointFailureReason
 from tidegate.actors.task import events as ev
 from tidegate.actors.task import instructions as do
 from tidegate.actors.task.source import SplitPosition, positions_from_tables
@@ -55,14 +54,14 @@ def test_the_barrier_leaves_before_state_is_written_and_after_what_belongs_befor
 
 
 def test_a_snapshot_says_where_it_cuts_each_channel() -> None:
-    """Positions at the cut: elements taken on each input, the barrier among them, and queued on each output."""
+    """Positions at the cut: rows taken from each input and queued on each output."""
     subject = worker(sources=2)
-    subject.feed(0, batch(1), batch(2), barrier(1))
-    found = subject.feed(1, batch(3), barrier(1))
+    subject.feed(0, batch(1, 2), batch(3), barrier(1))
+    found = subject.feed(1, batch(4), barrier(1), batch(5))
 
     (persist,) = only(found, do.PersistSnapshot)
     first, second = subject.descriptor.inputs
-    assert persist.input_positions == ((first, 3), (second, 2))
+    assert persist.input_positions == ((first, 3), (second, 1))
     assert [position for _, position in persist.output_positions] == [4]
 
 
@@ -88,8 +87,8 @@ def test_durations_of_a_snapshot() -> None:
     """Start delay from the trigger to the first barrier, alignment to the last one, asynchronous part to durable."""
     subject = worker(sources=2)
     for at_ms, step in [
-        (1_040, lambda: subject.feed(0, barrier(1, at_ms=1_000))),
-        (1_070, lambda: subject.feed(1, barrier(1, at_ms=1_000))),
+        (1_040, lambda: subject.feed(0, barrier(1))),
+        (1_070, lambda: subject.feed(1, barrier(1))),
     ]:
         subject.at_ms = at_ms
         step()
@@ -97,7 +96,9 @@ def test_durations_of_a_snapshot() -> None:
 
     (ack,) = only(subject.persisted(1), do.Acknowledge)
 
-    assert (ack.start_delay_ms, ack.alignment_ms, ack.async_ms) == (40, 30, 100)
+    told = ack.metrics
+    assert (told.start_delay_ms, told.alignment_ms, told.async_ms) == (40, 30, 100)
+    assert (told.state_bytes, told.in_flight_bytes, told.unaligned) == (10, 0, False)
 
 
 def test_an_ended_channel_does_not_hold_a_checkpoint_up() -> None:
@@ -190,10 +191,11 @@ def test_a_write_that_fails_declines_the_checkpoint_once() -> None:
     subject = worker(sources=1)
     subject.feed(0, barrier(1), barrier(2))
     subject.abort(2)
-    failed = partial(ev.SnapshotFailed, 0, error="disk full")
+    reason = CheckpointFailureReason.ASYNC_PART_FAILED
 
-    assert subject.tell(failed(checkpoint_id=CheckpointId(1))) == [do.Decline(ATTEMPT, CheckpointId(1), "disk full")]
-    assert subject.tell(failed(checkpoint_id=CheckpointId(2))) == []
+    assert subject.failed(1, "disk full") == [do.Decline(ATTEMPT, CheckpointId(1), reason, "disk full")]
+    assert subject.failed(1, "disk full") == []
+    assert subject.failed(2, "disk full") == []
 
 
 def test_the_state_of_a_snapshot_whose_abort_was_lost_is_discarded() -> None:
@@ -248,7 +250,8 @@ def test_a_trigger_that_cannot_be_followed_is_declined() -> None:
 
     (decline,) = only(subject.trigger(1), do.Decline)
 
-    assert "source[0] is ready" in decline.reason
+    assert decline.reason is CheckpointFailureReason.TASK_NOT_READY
+    assert "source[0] is ready" in decline.message
 
 
 # --- sources ------------------------------------------------------------------------------------------------------
