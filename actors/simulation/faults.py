@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.units import parse_duration_ms
 
+FAULT_KINDS = ("crash", "coordinator_crash", "storage", "slow", "duplicate", "drop")
+"""Fields of `Faults` that are probabilities."""
+
 
 @dataclass(frozen=True, slots=True)
 class Faults:
@@ -18,6 +21,7 @@ class Faults:
     storage: that a storage operation fails; one half of these have done what they were asked nevertheless.
     delay: how long a message takes, as "from..to". slow: that an I/O operation takes up to `slow_by`.
     duplicate, drop: that a message on a channel, or a notification, comes twice or not at all.
+    faults_max: no more faults than that, however probable (delays are none); None: as many as come.
     """
 
     crash: float = 0.0
@@ -31,9 +35,10 @@ class Faults:
     duration: str = "30s"
     crashes_max: int = 8
     coordinator_crashes_max: int = 3
+    faults_max: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("crash", "coordinator_crash", "storage", "slow", "duplicate", "drop"):
+        for name in FAULT_KINDS:
             value = getattr(self, name)
             if not 0.0 <= value <= 1.0:
                 raise ConfigurationError(f"Faults({name}={value}): a probability lies between 0 and 1")

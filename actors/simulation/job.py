@@ -19,7 +19,6 @@ from tidegate.actors.runtimes.coordinator_host import CoordinatorHost, replay
 from tidegate.actors.runtimes.job import Submission, tables_of
 from tidegate.actors.runtimes.task_effects import TaskEffects
 from tidegate.actors.runtimes.task_host import TaskHost
-from tidegate.actors.simulation.oracle import InvariantViolated, Oracle
 from tidegate.actors.simulation.ports import (
     RECOVERY_MS,
     SimulatedCoordinatorPort,
@@ -27,6 +26,8 @@ from tidegate.actors.simulation.ports import (
     WatchedHost,
 )
 from tidegate.actors.simulation.store import SimulatedDisk, SimulatedStore
+from tidegate.actors.simulation.violation import InvariantViolated
+from tidegate.actors.simulation.watch import Watch
 from tidegate.actors.simulation.world import World
 from tidegate.actors.task import events as ev
 from tidegate.actors.task.machine import TaskMachine
@@ -49,7 +50,7 @@ class SimulatedJob:
         submission: Submission,
         world: World,
         disk: SimulatedDisk,
-        oracle: Oracle | None,
+        watch: Watch,
         make_machine: MakeMachine = TaskMachine,
         make_effects: MakeEffects = TaskEffects,
         make_coordinator: Callable[..., CoordinatorHost] = CoordinatorHost,
@@ -58,7 +59,7 @@ class SimulatedJob:
         self.spec = submission.spec
         self.context = submission.context
         self.disk = disk
-        self.oracle = oracle
+        self.watch = watch
         self.tasks: dict[TaskId, TaskHost] = {}
         self.coordinator: CoordinatorHost | None = None
         self.ended: CoordinatorState | None = None
@@ -69,8 +70,7 @@ class SimulatedJob:
         self._make_coordinator = make_coordinator
         self._incarnations = 0
         self._deployed = -1
-        self._submitted = False
-        self._turns: set[int] = set()
+        self._turns: set[TaskHost] = set()
         self._backlog: list[CoordinatorEvent] = []
         self._graves: list[CoordinatorHost] = []
         self._slowness: dict[TaskId, int] = {}
@@ -84,19 +84,32 @@ class SimulatedJob:
         """The store of a url."""
         return SimulatedStore(self.disk, url)
 
-    def run(self, steps_max: int, time_ms_max: int) -> CoordinatorState:
-        """Run to the end. InvariantViolated(7) when the job does not come to an end."""
+    def run(self, steps_max: int, settle_ms_max: int) -> CoordinatorState:
+        """Run to the end. InvariantViolated(7) when the job hangs, or is not over that long after the last fault."""
         self.start_coordinator()
-        end_ms = self.world.now_ms + time_ms_max
+        world = self.world
+        end_ms = max(world.now_ms, world.faulty_until_ms) + settle_ms_max
+        steps_max += world.steps
         while self.ended is None:
-            if not self.world.step():
+            if not world.step():
                 raise InvariantViolated(7, "the job hangs: nothing is left to happen")
-            if self.world.steps > steps_max or self.world.now_ms > end_ms:
+            if world.steps > steps_max or world.now_ms > end_ms:
                 status = "unknown" if self.coordinator is None else self.coordinator.machine.state.status.value
                 raise InvariantViolated(
-                    7, f"the job is still {status} after {self.world.steps} steps, {time_ms_max} ms of virtual time"
+                    7,
+                    f"the job is still {status} {world.now_ms - world.faulty_until_ms} ms after the last fault "
+                    f"({settle_ms_max} ms are enough; {world.steps} steps)",
                 )
         return self.ended
+
+    def ask(self, event: co.CheckpointRequested | co.CancelRequested) -> None:
+        """A user asks the job for something, now."""
+        if self.ended is not None:
+            return
+        self.world.message("user", "coordinator", event)
+        if isinstance(event, co.CheckpointRequested):
+            self.watch.asked(event)
+        self.report(event)
 
     # --- coordinator ----------------------------------------------------------------------------------------------
 
@@ -118,7 +131,7 @@ class SimulatedJob:
         port.host = host
         port.effects = effects
         self.coordinator = host
-        self.world.note(f"coordinator generation {host.generation} starts at entry {next_index}")
+        self.world.note("coordinator generation", host.generation, "starts at entry", next_index)
         host.start()
         if host.machine.state.spec is None:
             host.handle(co.JobSubmitted(self.world.now_ms, self.spec))
@@ -129,6 +142,7 @@ class SimulatedJob:
     def report(self, event: CoordinatorEvent) -> None:
         """A message reaches the coordinator, if there is one."""
         self.maybe_lose_coordinator()
+        self.watch.reported(event)
         if self.coordinator is None:
             self._backlog.append(event)
         else:
@@ -143,7 +157,7 @@ class SimulatedJob:
             return
         self.coordinator_crashes += 1
         zombie = world.random.random() < 0.5
-        world.note(f"coordinator {'is cut off' if zombie else 'dies'}")
+        world.note("coordinator", "is cut off" if zombie else "dies")
         if not zombie:
             self.coordinator.halt()
             self._graves.append(self.coordinator)
@@ -161,17 +175,16 @@ class SimulatedJob:
         if instruction.attempt <= self._deployed:
             return
         self._deployed = instruction.attempt
-        restore = instruction.restore
-        if self.oracle is not None:
-            self.oracle.deployed(instruction.attempt, None if restore is None else restore.checkpoint_id)
+        self.watch.deployed(instruction.attempt, instruction.restore)
         self.drop_tasks()
-        self.world.note(f"deploy attempt {instruction.attempt} from {instruction.restore}")
+        restore = instruction.restore
+        self.world.note("deploy attempt", instruction.attempt, "from", None if restore is None else restore.pointer)
         for task in self.context.graph.tasks():
             descriptor = self.context.describe(task, instruction.attempt)
             port = SimulatedTaskPort(self, task)
             effects = self._make_effects(self.context, descriptor, self.open_store, port.now_ms)
             host = WatchedHost(self._make_machine(descriptor), effects, port)
-            host.oracle = self.oracle
+            host.watch = self.watch
             port.host = host
             self.tasks[task] = host
             host.restore(instruction.restore)
@@ -192,8 +205,6 @@ class SimulatedJob:
             return
         try:
             action()
-            if self.oracle is not None:
-                self.oracle.after_event(host.machine)
         except ProtocolError as error:
             self._lose(task, host, f"ProtocolError: {error}")
         except StorageError as error:
@@ -203,12 +214,12 @@ class SimulatedJob:
 
     def schedule_turn(self, task: TaskId, host: TaskHost) -> None:
         """If the task has something to do, let it do it soon."""
-        if id(host) in self._turns or not host.machine.runnable:
+        if host in self._turns or not host.machine.runnable:
             return
-        self._turns.add(id(host))
+        self._turns.add(host)
 
         def turn() -> None:
-            self._turns.discard(id(host))
+            self._turns.discard(host)
             if self.tasks.get(task) is not host:
                 return
             world = self.world
@@ -219,13 +230,13 @@ class SimulatedJob:
             self.guarded(task, host, host.turn)
 
         turn_ms_max = self._slowness.setdefault(task, self.world.random.choice(TURN_MS_MAX))
-        self.world.after(self.world.random.randint(0, turn_ms_max), turn)
+        self.world.after(self.world.between(0, turn_ms_max), turn)
 
     def _lose(self, task: TaskId, host: TaskHost, reason: str) -> None:
-        self.world.note(f"{task} is lost: {reason}")
+        self.world.note(task, "is lost:", reason)
         del self.tasks[task]
         attempt = host.machine.attempt
-        delay_ms = self.world.random.randint(0, DETECTION_MS_MAX)
+        delay_ms = self.world.between(0, DETECTION_MS_MAX)
         self.world.after(delay_ms, lambda: self.report(co.TaskFailed(self.world.now_ms, attempt, task, reason)))
 
     def end(self, port: SimulatedCoordinatorPort) -> None:
@@ -236,7 +247,7 @@ class SimulatedJob:
         self.disk.reliable = True
         tables = [] if state.commits else tables_of(self.context)
         port.effects.sweep([c.checkpoint_id for c in state.completed], tables)
-        if self.oracle is not None:
-            self.oracle.check_end([c.checkpoint_id for c in state.completed])
-        self.world.note(f"job ends: {state.status.value} {state.ending_reason or ''}")
+        self.watch.oracle.files.check_end([c.checkpoint_id for c in state.completed], tables)
+        self.watch.ended(state, coordinator_lost=self.coordinator_crashes > 0)
+        self.world.note("job ends:", state.status.value, state.ending_reason or "")
         self.ended = state

@@ -1,200 +1,252 @@
 """Checks the invariants of `docs/architecture.md` from outside, without believing the machines.
 
 It sees what goes over channels, what is taken from them, where snapshots cut them, and every change of a file.
+
+The cut of an exactly-once checkpoint (invariant 3), for each channel, in rows of the attempt that took it:
+
+    put by the sender before its snapshot == taken by the receiver before its own + stored as in flight
+
+and what a restore handed to a channel and nobody had taken yet is in flight again. A sender that had finished is cut
+where it ended. An at-least-once checkpoint may have taken more than was put before the barrier, never less.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 
+import pyarrow as pa
+
+from tidegate.actors.coordinator.spec import JobSpec
+from tidegate.actors.elements import Element
+from tidegate.actors.graph.job_graph import JobGraph
 from tidegate.actors.identity import ChannelId, TaskId
-from tidegate.actors.simulation.store import SimulatedDisk, SimulatedStore
-from tidegate.actors.task.instructions import PersistSnapshot, SendFrame
+from tidegate.actors.simulation.coverage import Coverage
+from tidegate.actors.simulation.files import FilesOracle, acknowledged_tasks
+from tidegate.actors.simulation.store import SimulatedDisk
+from tidegate.actors.simulation.violation import InvariantViolated
+from tidegate.actors.task import events as ev
+from tidegate.actors.task import instructions as do
 from tidegate.actors.task.machine import TaskMachine
-from tidegate.storage.codec import decode
-from tidegate.storage.envelope import HEADER_BYTES
-from tidegate.storage.errors import CorruptionError, NotFoundError, TidegateError
-from tidegate.storage.event_log import LogEntry
-from tidegate.storage.layout import CheckpointLayout
 from tidegate.storage.metadata import CheckpointMetadata
-from tidegate.storage.metadata_file import decode_metadata
-from tidegate.storage.state_file import verify_state
-from tidegate.storage.table_log import TableEntry
+
+COMPLETED_WAITING_MAX = 8
+"""Completed checkpoints beyond the retained ones that may still be there: commits and deletions take their time."""
 
 
-class InvariantViolated(TidegateError):
-    """An invariant does not hold; `number` is its number in the architecture."""
+@dataclass(slots=True)
+class _Cut:
+    """Where one checkpoint cuts the channels, as far as its tasks have taken their snapshots."""
 
-    def __init__(self, number: int, message: str) -> None:
-        super().__init__(f"invariant {number}: {message}")
-        self.number = number
-
-
-Cut = dict[ChannelId, int]
+    attempt: int
+    taken: dict[TaskId, dict[ChannelId, int]] = field(default_factory=dict)
+    put: dict[ChannelId, int] = field(default_factory=dict)
+    waiting: dict[ChannelId, int] = field(default_factory=dict)
+    """Restored in-flight rows that the receiver had not taken."""
+    in_flight: dict[ChannelId, int] = field(default_factory=dict)
+    recovered: dict[ChannelId, int] = field(default_factory=dict)
 
 
 class Oracle:
     """Watches one job."""
 
-    def __init__(self, disk: SimulatedDisk, root: str, layout: CheckpointLayout, tasks: Iterable[TaskId]) -> None:
-        self._disk = disk
-        self._root = root
-        self._store = SimulatedStore(disk, root)
-        self._layout = layout
-        self._tasks = frozenset(tasks)
-        self._sent: dict[tuple[int, ChannelId], int] = {}
-        self._taken: dict[tuple[int, ChannelId], int] = {}
-        self._cuts: dict[int, dict[TaskId, tuple[Cut, Cut]]] = {}
-        self._completed: dict[int, CheckpointMetadata] = {}
-        self._committed: dict[tuple[str, str, int], TableEntry] = {}
-        self._generation = 0
-        self._attempt = 0
-        disk.created.append(self._file_created)
-        disk.deleted.append(self._file_deleted)
+    def __init__(
+        self,
+        disk: SimulatedDisk,
+        spec: JobSpec,
+        graph: JobGraph,
+        coverage: Coverage | None = None,
+        inherited: Iterable[str] = (),
+    ) -> None:
+        self.coverage = coverage if coverage is not None else Coverage()
+        self.files = FilesOracle(disk, spec.root, spec.job_id, self._completes, inherited)
+        self._spec = spec
+        self._tasks = frozenset(spec.tasks)
+        self._exactly_once = spec.checkpoints.exactly_once
+        self._inputs: dict[TaskId, list[ChannelId]] = {task: [] for task in spec.tasks}
+        for edge in graph.edges:
+            for channel in graph.channels(edge):
+                self._inputs[graph.receiver(channel)].append(channel)
+        self._sender = {channel: graph.sender(channel) for channels in self._inputs.values() for channel in channels}
+        self._attempt = -1
+        self._sent: dict[ChannelId, int] = {}
+        self._sent_rows: dict[ChannelId, int] = {}
+        self._taken: dict[ChannelId, int] = {}
+        self._finished: set[TaskId] = set()
+        self._cuts: dict[int, _Cut] = {}
+        self.with_in_flight: set[int] = set()
+        """Completed checkpoints that hold in-flight data."""
+        self.with_finished: set[int] = set()
+        """Completed checkpoints in which some tasks had finished, and others had not."""
 
     @property
     def completed(self) -> int:
         """Checkpoints that were completed."""
-        return len(self._completed)
+        return self.files.completed
+
+    # --- life of an attempt ---------------------------------------------------------------------------------------
+
+    def deployed(self, attempt: int, restored: int | None, from_itself: bool) -> None:
+        """An attempt starts from a checkpoint: it has to be the newest completed one of this job, if there is one."""
+        newest = self.files.newest
+        if newest is not None and (restored != newest or not from_itself):
+            raise InvariantViolated(7, f"attempt {attempt} is restored from {restored}, and {newest} is complete")
+        if newest is None and restored is not None and from_itself:
+            raise InvariantViolated(7, f"attempt {attempt} is restored from {restored}, which is not complete")
+        self._attempt = attempt
+        self._sent.clear()
+        self._sent_rows.clear()
+        self._taken.clear()
+        self._finished.clear()
+        self._cuts.clear()
+
+    def finished(self, attempt: int, task: TaskId) -> None:
+        """A task reports that it is over."""
+        if attempt == self._attempt:
+            self._finished.add(task)
 
     # --- channels -------------------------------------------------------------------------------------------------
 
-    def sent(self, frame: SendFrame) -> None:
+    def sent(self, frame: do.SendFrame) -> None:
         """A frame leaves its sender."""
-        key = (frame.attempt, frame.channel)
-        due = self._sent.get(key, 0)
+        if frame.attempt != self._attempt:
+            return
+        due = self._sent.get(frame.channel, 0)
         if frame.first_sequence != due:
             raise InvariantViolated(1, f"{frame.channel} sends {frame.first_sequence} where {due} is due")
-        self._sent[key] = due + len(frame.elements)
+        self._sent[frame.channel] = due + len(frame.elements)
+        self._sent_rows[frame.channel] = self._sent_rows.get(frame.channel, 0) + _rows(frame.elements)
 
-    def after_event(self, machine: TaskMachine) -> None:
-        """A machine has handled an event: look at its queues."""
-        limits = machine.descriptor.limits
-        for channel, taken in machine._inputs.positions():
-            key = (machine.attempt, channel)
-            before = self._taken.get(key, 0)
-            if not before <= taken <= before + 1 or taken > self._sent.get(key, 0):
-                raise InvariantViolated(1, f"{channel} was at {before} and is at {taken}")
-            self._taken[key] = taken
-            queued = [e.nbytes for e in machine._inputs[channel].queue if hasattr(e, "nbytes")]
-            if sum(queued) > limits.credit_bytes + max(queued, default=0):
-                raise InvariantViolated(10, f"{channel} holds {sum(queued)} bytes, {limits.credit_bytes} were granted")
+    def before_turn(self, machine: TaskMachine) -> bool:
+        """Whether the outputs of a task are full for certain, so that it must not take more."""
+        limit = machine.descriptor.limits.queue_bytes_max
+        return any(
+            sum(element.nbytes for element in output.queue if isinstance(element, pa.RecordBatch)) >= limit
+            for output in machine._outputs._channels.values()
+            if output.queued_bytes
+        )
 
-    def snapshot_taken(self, task: TaskId, snapshot: PersistSnapshot) -> None:
-        """A task's synchronous part is done."""
-        cuts = self._cuts.setdefault(snapshot.checkpoint_id, {})
-        cuts[task] = (dict(snapshot.input_positions), dict(snapshot.output_positions))
-
-    def deployed(self, attempt: int, restored: int | None) -> None:
-        """An attempt starts from a checkpoint: it has to be the newest completed one."""
-        newest = max(self._completed, default=None)
-        if restored != newest:
-            raise InvariantViolated(7, f"attempt {attempt} is restored from {restored}, and {newest} is complete")
-        self._attempt = attempt
-
-    # --- files ----------------------------------------------------------------------------------------------------
-
-    def _file_created(self, name: str, data: bytes) -> None:
-        if name.endswith("/_metadata"):
-            self._metadata_created(name, decode_metadata(data))
-        elif "/events/" in name and "snapshot" not in name:
-            entry: LogEntry = decode(memoryview(data)[HEADER_BYTES:])
-            if entry.generation < self._generation:
-                raise InvariantViolated(
-                    8, f"generation {entry.generation} appended entry {entry.index} after {self._generation}"
-                )
-            self._generation = entry.generation
-        elif "/_tidegate/log/" in name:
-            self._table_entry_created(name.split("/_tidegate/log/")[0], decode(memoryview(data)[HEADER_BYTES:]))
-
-    def _metadata_created(self, name: str, metadata: CheckpointMetadata) -> None:
-        if metadata.void:
+    def after_event(self, machine: TaskMachine, event: ev.TaskEvent, full: bool) -> None:
+        """A machine has handled an event: look at the queues that it may have changed."""
+        if machine.attempt != self._attempt:
             return
-        number = metadata.checkpoint_id
-        if number in self._completed:
-            raise InvariantViolated(4, f"checkpoint {number} was completed twice")
+        if isinstance(event, ev.FrameArrived):
+            if event.attempt == machine.attempt:
+                self._check_queue(machine, event.channel)
+        elif isinstance(event, ev.TurnGranted):
+            moved = 0
+            for channel, taken in machine._inputs.positions():
+                before = self._taken.get(channel, 0)
+                if taken == before:
+                    continue
+                moved += taken - before
+                if taken < before or moved > 1 or taken > self._sent.get(channel, 0):
+                    raise InvariantViolated(1, f"{channel} was at {before} and is at {taken}")
+                self._taken[channel] = taken
+            if full and moved:
+                raise InvariantViolated(10, f"{machine.descriptor.task} takes input while an output queue is full")
+
+    def _check_queue(self, machine: TaskMachine, channel: ChannelId) -> None:
+        credit_bytes = machine.descriptor.limits.credit_bytes
+        queued = [e.nbytes for e in machine._inputs[channel].queue if isinstance(e, pa.RecordBatch)]
+        if sum(queued) > credit_bytes + max(queued, default=0):
+            raise InvariantViolated(10, f"{channel} holds {sum(queued)} bytes, {credit_bytes} were granted")
+
+    # --- cuts -----------------------------------------------------------------------------------------------------
+
+    def snapshot_taken(self, machine: TaskMachine, snapshot: do.PersistSnapshot) -> None:
+        """A task's synchronous part is done."""
+        if machine.attempt != self._attempt:
+            return
+        if any(number < snapshot.checkpoint_id for number in self._cuts):
+            self.coverage.saw("T6")
+        cut = self._cut(snapshot.checkpoint_id)
+        task = machine.descriptor.task
+        if task in cut.taken:
+            raise InvariantViolated(3, f"{task} takes snapshot {snapshot.checkpoint_id} twice")
+        cut.taken[task] = dict(snapshot.input_positions)
+        cut.put.update(snapshot.output_positions)
+        for channel in self._inputs[task]:
+            waiting = _rows(machine._inputs[channel].recovered)
+            if waiting:
+                cut.waiting[channel] = waiting
+
+    def channels_stored(self, attempt: int, stored: do.PersistChannelState) -> None:
+        """The in-flight rows of a task's snapshot are known."""
+        if attempt != self._attempt:
+            return
+        cut = self._cut(stored.checkpoint_id)
+        for part in stored.channels:
+            again, new = _rows(part.batches[: part.recovered]), _rows(part.batches[part.recovered :])
+            cut.in_flight[part.channel] = cut.in_flight.get(part.channel, 0) + new
+            cut.recovered[part.channel] = cut.recovered.get(part.channel, 0) + again
+
+    def aborted(self, checkpoint_id: int) -> None:
+        """The coordinator has given a checkpoint up: whatever its tasks still do for it counts for nothing."""
+        self._cuts.pop(checkpoint_id, None)
+
+    def pending_cuts(self) -> int:
+        """Checkpoints that a task of this attempt has begun and that are neither complete nor aborted."""
+        return len(self._cuts)
+
+    def _cut(self, checkpoint_id: int) -> _Cut:
+        return self._cuts.setdefault(checkpoint_id, _Cut(self._attempt))
+
+    def _completes(self, metadata: CheckpointMetadata) -> None:
+        number = int(metadata.checkpoint_id)
         if metadata.attempt < self._attempt:
             raise InvariantViolated(
                 7, f"checkpoint {number} of attempt {metadata.attempt} completed after attempt {self._attempt} began"
             )
-        self._completed[number] = metadata
-        acknowledged = {TaskId(s.vertex, s.subtask) for s in metadata.subtasks}
-        if acknowledged != self._tasks:
-            missing = sorted(str(t) for t in self._tasks - acknowledged)
+        acknowledged = acknowledged_tasks(metadata)
+        if acknowledged.keys() != self._tasks:
+            missing = sorted(str(t) for t in self._tasks - acknowledged.keys())
             raise InvariantViolated(4, f"checkpoint {number} completed without {missing}")
-        self._check_present(metadata)
-        self._check_cut(number)
-
-    def _check_present(self, metadata: CheckpointMetadata) -> None:
-        reliable, self._disk.reliable = self._disk.reliable, True
-        try:
-            for subtask in metadata.subtasks:
-                if subtask.handle is not None:
-                    verify_state(self._store, subtask.handle)
-                for committable in subtask.committables:
-                    for file in committable.files:
-                        if f"{committable.table.rstrip('/')}/{file.path}" not in self._disk.files:
-                            raise NotFoundError(f"{file.path} does not exist")
-        except (NotFoundError, CorruptionError) as error:
-            raise InvariantViolated(
-                5, f"checkpoint {metadata.checkpoint_id} is complete and refers to what is not there: {error}"
-            ) from error
-        finally:
-            self._disk.reliable = reliable
-
-    def _check_cut(self, number: int) -> None:
-        cuts = self._cuts.get(number, {})
-        unseen = self._tasks - set(cuts)
+        cut = self._cuts.get(number) or _Cut(self._attempt)
+        unseen = [t for t in self._tasks - cut.taken.keys() if t not in self._finished or not acknowledged[t]]
         if unseen:
             raise InvariantViolated(4, f"checkpoint {number} completed without a snapshot of {min(unseen)}")
-        sent: Cut = {}
-        for _, outputs in cuts.values():
-            sent.update(outputs)
-        for task, (inputs, _) in cuts.items():
-            for channel, position in inputs.items():
-                if sent.get(channel) != position:
+        if len(cut.taken) < len(self._tasks):
+            self.coverage.saw("C3")
+        self._check_cut(number, cut)
+        kept = len(self.files.present)
+        if kept > self._spec.checkpoints.retained + COMPLETED_WAITING_MAX:
+            raise InvariantViolated(5, f"{kept} checkpoints are kept, {self._spec.checkpoints.retained} are retained")
+        finished = sum(acknowledged.values())
+        if 0 < finished < len(acknowledged):
+            self.with_finished.add(number)
+        if any(subtask.in_flight is not None for subtask in metadata.subtasks):
+            self.with_in_flight.add(number)
+        for older in [n for n in self._cuts if n <= number]:
+            del self._cuts[older]
+        for memory in (self.with_finished, self.with_in_flight):
+            memory.intersection_update(self.files.present)
+
+    def _check_cut(self, number: int, cut: _Cut) -> None:
+        went_on = False
+        for task, inputs in cut.taken.items():
+            for channel, taken in inputs.items():
+                put = cut.put.get(channel)
+                if put is None:
+                    put = self._sent_rows.get(channel, 0)
+                covered = taken + cut.in_flight.get(channel, 0)
+                went_on |= covered > put
+                if covered != put and (self._exactly_once or covered < put):
                     raise InvariantViolated(
                         3,
-                        f"checkpoint {number} cuts {channel} after element {sent.get(channel)} where it is sent and "
-                        f"after {position} where {task} processes it",
+                        f"checkpoint {number} cuts {channel} after {put} rows where they are sent, and {task} has "
+                        f"taken {taken} before it; {covered - taken} are stored as in flight",
                     )
+                waiting, again = cut.waiting.get(channel, 0), cut.recovered.get(channel, 0)
+                if waiting != again:
+                    raise InvariantViolated(
+                        3,
+                        f"checkpoint {number}: {waiting} restored rows of {channel} were not processed by {task}, "
+                        f"and {again} are stored again",
+                    )
+        if went_on:
+            self.coverage.saw("T3")
 
-    def _table_entry_created(self, table: str, entry: TableEntry) -> None:
-        if not entry.files:
-            return
-        key = (table, str(entry.job_id), entry.checkpoint_id or 0)
-        if key in self._committed:
-            raise InvariantViolated(6, f"checkpoint {entry.checkpoint_id} was committed twice to {table}")
-        self._committed[key] = entry
-        metadata = self._completed.get(entry.checkpoint_id or 0)
-        covered = {
-            file.path
-            for subtask in (metadata.subtasks if metadata is not None else ())
-            for committable in subtask.committables
-            for file in committable.files
-        }
-        extra = [file.path for file in entry.files if file.path not in covered]
-        if extra:
-            raise InvariantViolated(6, f"{table}: {extra[0]} was committed, and no completed checkpoint covers it")
 
-    def _file_deleted(self, name: str) -> None:
-        for number, metadata in self._completed.items():
-            metadata_name = f"{self._root}/{self._layout.metadata(metadata.checkpoint_id)}"
-            if metadata_name not in self._disk.files:
-                continue
-            paths = {f"{self._root}/{s.handle.path}" for s in metadata.subtasks if s.handle is not None}
-            if name in paths:
-                raise InvariantViolated(5, f"{name} was deleted while checkpoint {number} refers to it")
-
-    def check_end(self, retained: Iterable[int]) -> None:
-        """The job is over: nothing is left that nobody refers to (invariant 5)."""
-        keep = {f"{self._root}/{self._layout.metadata(self._completed[n].checkpoint_id)}" for n in retained}
-        for number in retained:
-            keep |= {
-                f"{self._root}/{s.handle.path}"
-                for s in self._completed[number].subtasks
-                if s.handle is not None and s.handle.path is not None
-            }
-        for name in self._disk.files:
-            if name.startswith(self._root) and "/chk-" in name and name not in keep:
-                raise InvariantViolated(5, f"{name} is left behind and nobody refers to it")
+def _rows(elements: Iterable[Element]) -> int:
+    return sum(element.num_rows for element in elements if isinstance(element, pa.RecordBatch))

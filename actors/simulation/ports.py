@@ -12,7 +12,8 @@ from tidegate.actors.identity import TaskId
 from tidegate.actors.runtimes.coordinator_effects import CoordinatorEffects
 from tidegate.actors.runtimes.coordinator_host import CoordinatorHost
 from tidegate.actors.runtimes.task_host import TaskHost
-from tidegate.actors.simulation.oracle import InvariantViolated, Oracle
+from tidegate.actors.simulation.violation import InvariantViolated
+from tidegate.actors.simulation.watch import Watch
 from tidegate.actors.simulation.world import World
 from tidegate.actors.task import events as ev
 from tidegate.actors.task import instructions as task_do
@@ -23,19 +24,24 @@ if TYPE_CHECKING:
 
 RECOVERY_MS = 300
 """How long it takes until a successor of a lost coordinator starts."""
+COORDINATOR = "coordinator"
 
 
 class WatchedHost(TaskHost):
-    """Shows the oracle where a snapshot cuts the channels of its task."""
+    """Shows the watch what its machine does."""
 
-    oracle: Oracle | None = None
+    watch: Watch
 
-    def _perform(self, instructions: Sequence[task_do.TaskInstruction]) -> None:
-        if self.oracle is not None:
-            for instruction in instructions:
-                if isinstance(instruction, task_do.PersistSnapshot):
-                    self.oracle.snapshot_taken(self.machine.descriptor.task, instruction)
-        super()._perform(instructions)
+    def handle(self, event: ev.TaskEvent) -> None:
+        """As every host, under observation."""
+        full = isinstance(event, ev.TurnGranted) and self.watch.oracle.before_turn(self.machine)
+        super().handle(event)
+        self.watch.oracle.after_event(self.machine, event, full)
+
+    def _perform(self, instructions: Sequence[task_do.TaskInstruction], handled_ms: int) -> None:
+        for instruction in instructions:
+            self.watch.task_does(self.machine, instruction)
+        super()._perform(instructions, handled_ms)
 
 
 class SimulatedTaskPort:
@@ -44,21 +50,18 @@ class SimulatedTaskPort:
     def __init__(self, job: SimulatedJob, task: TaskId) -> None:
         self._job = job
         self._task = task
-        self.host: TaskHost | None = None
+        self.host: WatchedHost | None = None
 
     def now_ms(self) -> int:
         return self._job.world.now_ms
 
     def send_frame(self, frame: task_do.SendFrame) -> None:
         job, world = self._job, self._job.world
-        if job.oracle is not None:
-            job.oracle.sent(frame)
         receiver = job.context.graph.receiver(frame.channel)
         if world.chance(world.faults.drop):
-            world.note(f"{self._task} -> {receiver} {frame.channel} frame {frame.first_sequence} is lost")
+            world.message(self._task, receiver, frame.channel, "frame", frame.first_sequence, "is lost")
             return
-        kinds = ",".join(type(e).__name__ for e in frame.elements)
-        world.note(f"{self._task} -> {receiver} {frame.channel} {frame.first_sequence}: {kinds}")
+        world.message(self._task, receiver, frame.channel, frame.first_sequence, frame.elements)
 
         def arrive() -> None:
             event = ev.FrameArrived(world.now_ms, frame.attempt, frame.channel, frame.first_sequence, frame.elements)
@@ -84,11 +87,11 @@ class SimulatedTaskPort:
         job, world = self._job, self._job.world
         if isinstance(event, co.CheckpointAcknowledged):
             if world.chance(world.faults.drop):
-                world.note(f"{self._task} acknowledges {event.checkpoint_id}, which is lost")
+                world.message(self._task, COORDINATOR, event, "is lost")
                 return
             if world.chance(world.faults.duplicate):
                 world.after(world.delay_ms() * 2, lambda: job.report(event))
-        world.note(f"{self._task} reports {type(event).__name__}")
+        world.message(self._task, COORDINATOR, event)
         world.after_in_order(("report", self._task), world.delay_ms(), lambda: job.report(event))
 
     def run_io(self, work: Callable[[], ev.TaskEvent | None]) -> None:
@@ -135,15 +138,16 @@ class SimulatedCoordinatorPort:
 
     def cancel_attempt(self, instruction: do.CancelAttempt) -> None:
         if instruction.attempt >= self._job.deployed:
-            self._job.world.note(f"attempt {instruction.attempt} is cancelled")
+            self._job.world.note("attempt", instruction.attempt, "is cancelled")
             self._job.drop_tasks()
 
     def tell(self, task: TaskId, event: ev.TaskEvent) -> None:
         job, world = self._job, self._job.world
+        job.watch.told(event)
         if not isinstance(event, ev.SourcesStarted) and world.chance(world.faults.drop):
-            world.note(f"coordinator tells {task} {type(event).__name__}, which is lost")
+            world.message(COORDINATOR, task, event, "is lost")
             return
-        world.note(f"coordinator tells {task} {type(event).__name__}")
+        world.message(COORDINATOR, task, event)
         deliver = lambda: job.deliver(task, event)  # noqa: E731
         world.after_in_order(("tell", task), world.delay_ms(), deliver)
         if world.chance(world.faults.duplicate):
@@ -178,19 +182,21 @@ class SimulatedCoordinatorPort:
                 raise
             except Exception as caught:  # noqa: BLE001 (handed to `done`, as a future would)
                 error = caught
-            world.after(world.random.randint(0, 5), lambda: done(error))
+            world.after(world.between(0, 5), lambda: done(error))
 
         world.after(world.io_ms(), act)
 
     def set_timer(self, timer: str, due_at_ms: int) -> None:
-        world, host = self._job.world, self.host
+        world, host, job = self._job.world, self.host, self._job
         assert host is not None
         self._timers[timer] = due_at_ms
 
         def fire() -> None:
             if self._timers.get(timer) == due_at_ms:
                 del self._timers[timer]
-                host.handle(co.TimerFired(world.now_ms, timer))
+                event = co.TimerFired(world.now_ms, timer)
+                job.watch.reported(event)
+                host.handle(event)
 
         world.after(max(0, due_at_ms - world.now_ms), fire)
 
@@ -198,14 +204,16 @@ class SimulatedCoordinatorPort:
         self._job.world.after(delay_ms, action)
 
     def complete_request(self, instruction: do.CompleteRequest) -> None:
-        self._job.world.note(f"request {instruction.request}: {instruction.error or instruction.checkpoint_id}")
+        world = self._job.world
+        world.message(COORDINATOR, "user", instruction.request, instruction.error or "is done", instruction)
+        self._job.watch.answered(instruction)
 
     def end_job(self, instruction: do.EndJob) -> None:
         self._job.end(self)
 
     def replay_again(self, reason: str) -> None:
         job = self._job
-        job.world.note(f"coordinator replays again: {reason}")
+        job.world.note("coordinator replays again:", reason)
         if job.coordinator is self.host:
             job.coordinator = None
             job.world.after(RECOVERY_MS, job.start_coordinator)
@@ -213,7 +221,7 @@ class SimulatedCoordinatorPort:
     def halt(self, reason: str) -> None:
         """For good: should it be the coordinator in charge, the job hangs, and the simulation says so."""
         job = self._job
-        job.world.note(f"coordinator halts: {reason}")
+        job.world.note("coordinator halts:", reason)
         if job.coordinator is self.host:
             job.coordinator = None
 

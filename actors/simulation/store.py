@@ -15,6 +15,7 @@ class SimulatedDisk:
     def __init__(self, world: World) -> None:
         self.world = world
         self.files: dict[str, bytes] = {}
+        self._folders: dict[str, dict[str, None]] = {}
         self.created: list[Callable[[str, bytes], None]] = []
         self.deleted: list[Callable[[str], None]] = []
         self.reliable = False
@@ -23,14 +24,49 @@ class SimulatedDisk:
     def put(self, name: str, data: bytes) -> None:
         """A file appears, whole."""
         self.files[name] = data
+        child = name
+        while "/" in child:
+            folder, _, last = child.rpartition("/")
+            children = self._folders.setdefault(folder, {})
+            if last in children:
+                break
+            children[last] = None
+            child = folder
         for listener in self.created:
             listener(name, data)
 
     def remove(self, name: str) -> None:
         """A file goes away."""
-        if self.files.pop(name, None) is not None:
-            for listener in self.deleted:
-                listener(name)
+        if self.files.pop(name, None) is None:
+            return
+        child = name
+        while "/" in child:
+            folder, _, last = child.rpartition("/")
+            children = self._folders[folder]
+            del children[last]
+            if children:
+                break
+            del self._folders[folder]
+            child = folder
+        for listener in self.deleted:
+            listener(name)
+
+    def names(self, folder: str) -> list[str]:
+        """Names directly under a folder, in order."""
+        return sorted(self._folders.get(folder, ()))
+
+    def below(self, folder: str) -> list[str]:
+        """Full names of all files in a folder and its folders."""
+        found: list[str] = []
+        for name in self.names(folder):
+            path = f"{folder}/{name}"
+            found += self.below(path) if path in self._folders else [path]
+        return found
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all files."""
+        return sum(map(len, self.files.values()))
 
 
 class SimulatedStore:
@@ -78,8 +114,7 @@ class SimulatedStore:
     def list(self, prefix: str) -> list[str]:
         """Names directly under a folder."""
         self._fail_if(self._maybe_fail("list", prefix), "list", prefix)
-        folder = self._name(prefix) + "/"
-        return sorted({n[len(folder) :].split("/", 1)[0] for n in self._disk.files if n.startswith(folder)})
+        return self._disk.names(self._name(prefix))
 
     def delete(self, path: str) -> None:
         """Delete one file."""
@@ -90,8 +125,7 @@ class SimulatedStore:
     def delete_tree(self, prefix: str) -> None:
         """Delete a folder."""
         fails_after = self._maybe_fail("delete_tree", prefix)
-        folder = self._name(prefix) + "/"
-        for name in [n for n in self._disk.files if n.startswith(folder)]:
+        for name in self._disk.below(self._name(prefix)):
             self._disk.remove(name)
         self._fail_if(fails_after, "delete_tree", prefix)
 
@@ -105,7 +139,7 @@ class SimulatedStore:
         if self._disk.reliable or not world.chance(world.faults.storage):
             return False
         after = world.random.random() < 0.5
-        world.note(f"storage fails {'after' if after else 'before'} {operation} {path}")
+        world.note("storage fails", "after" if after else "before", operation, path)
         self._fail_if(not after, operation, path)
         return after
 

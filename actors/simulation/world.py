@@ -1,17 +1,40 @@
-"""Virtual time and chance: one queue of actions, one generator of random numbers, one seed."""
+"""Virtual time and chance: one queue of actions, one generator of random numbers, one seed.
+
+The trace is kept as tuples and made into text only when somebody reads it: most runs end well, and nobody does.
+"""
 
 from __future__ import annotations
 
 import heapq
-import itertools
 import random
 from collections import deque
 from collections.abc import Callable, Hashable
+from typing import NamedTuple
 
 from tidegate.actors.simulation.faults import Faults
 
 START_MS = 1_700_000_000_000
-TRACE_LINES_MAX = 20_000
+TRACE_NOTES_MAX = 20_000
+
+
+class Note(NamedTuple):
+    """Something that happened. With a `receiver` it is a message, which leaves its sender at `at_ms`."""
+
+    at_ms: int
+    sender: object
+    receiver: object
+    what: tuple[object, ...]
+
+    def __str__(self) -> str:
+        lane = "" if self.sender is None else f"{self.sender} "
+        if self.receiver is not None:
+            lane += f"-> {self.receiver} "
+        return f"{self.at_ms - START_MS:>8} {lane}{self.text}"
+
+    @property
+    def text(self) -> str:
+        """What happened, without time and place."""
+        return " ".join(map(_text, self.what))
 
 
 class World:
@@ -22,44 +45,69 @@ class World:
         self.random = random.Random(seed)
         self.now_ms = START_MS
         self.steps = 0
-        self.trace: deque[str] = deque(maxlen=TRACE_LINES_MAX)
+        self.faults_happened = 0
+        self.trace: deque[Note] = deque(maxlen=TRACE_NOTES_MAX)
+        self._draw = self.random.random
         self._queue: list[tuple[int, float, int, Callable[[], None]]] = []
-        self._numbers = itertools.count()
+        self._number = 0
         self._fifo: dict[Hashable, int] = {}
         self._delay_ms = faults.delay_ms
-        self._duration_ms = faults.duration_ms
+        self._slow_ms = faults.slow_ms
+        self._faulty_until_ms = START_MS + faults.duration_ms
 
     @property
     def faulty(self) -> bool:
         """Whether faults still happen."""
-        return self.now_ms - START_MS < self._duration_ms
+        return self.now_ms < self._faulty_until_ms
+
+    @property
+    def faulty_until_ms(self) -> int:
+        """When the last fault may happen."""
+        return self._faulty_until_ms
+
+    def faults_again(self) -> None:
+        """Faults happen again from now on, for as long as they did at the start."""
+        self._faulty_until_ms = self.now_ms + self.faults.duration_ms
 
     def chance(self, probability: float) -> bool:
         """Whether a fault of this probability happens now."""
-        return probability > 0.0 and self.faulty and self.random.random() < probability
+        if probability <= 0.0 or self.now_ms >= self._faulty_until_ms or self._draw() >= probability:
+            return False
+        if self.faults.faults_max is not None and self.faults_happened >= self.faults.faults_max:
+            return False
+        self.faults_happened += 1
+        return True
+
+    def between(self, low: int, high: int) -> int:
+        """A whole number from `low` to `high`, both included."""
+        return low + int(self._draw() * (high - low + 1))
 
     def delay_ms(self) -> int:
         """How long a message takes now."""
-        low_ms, high_ms = self._delay_ms if self.faulty else (0, 5)
-        return self.random.randint(low_ms, high_ms)
+        low_ms, high_ms = self._delay_ms if self.now_ms < self._faulty_until_ms else (0, 5)
+        return low_ms + int(self._draw() * (high_ms - low_ms + 1))
 
     def io_ms(self) -> int:
         """How long an I/O operation takes now."""
         if self.chance(self.faults.slow):
-            return self.random.randint(0, self.faults.slow_ms)
-        return self.random.randint(0, 20)
+            return self.between(0, self._slow_ms)
+        return int(self._draw() * 21)
 
     def after(self, delay_ms: int, action: Callable[[], None]) -> None:
         """Run an action later."""
-        entry = (self.now_ms + delay_ms, self.random.random(), next(self._numbers), action)
-        heapq.heappush(self._queue, entry)
+        self._number += 1
+        heapq.heappush(self._queue, (self.now_ms + delay_ms, self._draw(), self._number, action))
 
     def after_in_order(self, line: Hashable, delay_ms: int, action: Callable[[], None]) -> None:
         """Run an action later, after every earlier action of the same line."""
         due_ms = max(self.now_ms + delay_ms, self._fifo.get(line, 0))
-        number = next(self._numbers)
+        self._number += 1
         self._fifo[line] = due_ms
-        heapq.heappush(self._queue, (due_ms, 2.0 + number, number, action))
+        heapq.heappush(self._queue, (due_ms, 2.0 + self._number, self._number, action))
+
+    def forget_lines(self) -> None:
+        """Nothing is on its way any more on lines whose last action is over: keeps long runs small."""
+        self._fifo = {line: due_ms for line, due_ms in self._fifo.items() if due_ms >= self.now_ms}
 
     def step(self) -> bool:
         """Run the next action. False when nothing is left to do."""
@@ -70,6 +118,30 @@ class World:
         action()
         return True
 
-    def note(self, line: str) -> None:
-        """Add a line to the trace."""
-        self.trace.append(f"{self.now_ms - START_MS:>8} {line}")
+    def note(self, *what: object) -> None:
+        """Add something that happened to the trace."""
+        self.trace.append(Note(self.now_ms, None, None, what))
+
+    def message(self, sender: object, receiver: object, *what: object) -> None:
+        """Add a message to the trace."""
+        self.trace.append(Note(self.now_ms, sender, receiver, what))
+
+
+def _text(part: object) -> str:
+    if isinstance(part, tuple):
+        return ",".join(map(_text, part))
+    return part if isinstance(part, str) else _name(part)
+
+
+def _name(part: object) -> str:
+    rows = getattr(part, "num_rows", None)
+    if rows is not None:
+        return f"Batch({rows})"
+    checkpoint_id = getattr(part, "checkpoint_id", None)
+    name = type(part).__name__
+    if name in _PLAIN:
+        return str(part)
+    return name if checkpoint_id is None else f"{name}({checkpoint_id})"
+
+
+_PLAIN = {"int", "float", "str", "NoneType", "TaskId", "ChannelId", "bool"}

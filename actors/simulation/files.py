@@ -1,0 +1,210 @@
+"""The oracle of what rests: checkpoints, event log and tables of one job, seen through the files that come and go."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+from tidegate.actors.identity import TaskId
+from tidegate.actors.simulation.store import SimulatedDisk, SimulatedStore
+from tidegate.actors.simulation.violation import InvariantViolated
+from tidegate.storage.codec import decode
+from tidegate.storage.envelope import HEADER_BYTES
+from tidegate.storage.errors import CorruptionError, NotFoundError
+from tidegate.storage.event_log import LogEntry
+from tidegate.storage.ids import JobId
+from tidegate.storage.layout import CheckpointLayout
+from tidegate.storage.metadata import CheckpointMetadata, StateHandle
+from tidegate.storage.metadata_file import decode_metadata
+from tidegate.storage.state_file import verify_state
+from tidegate.storage.table_log import TableEntry
+
+TABLE_LOG = "/_tidegate/log/"
+
+
+class FilesOracle:
+    """Watches the files of one job.
+
+    `completes` is called for each checkpoint that completes, after its files were checked. `inherited` are data files
+    of the checkpoint that the job was restored from: its checkpoint 0 may commit them.
+    """
+
+    def __init__(
+        self,
+        disk: SimulatedDisk,
+        root: str,
+        job_id: JobId,
+        completes: Callable[[CheckpointMetadata], None],
+        inherited: Iterable[str] = (),
+    ) -> None:
+        self._disk = disk
+        self._root = root.rstrip("/")
+        self._store = SimulatedStore(disk, root)
+        self._layout = CheckpointLayout(job_id)
+        self._job_id = job_id
+        self._folder = f"{self._root}/{self._layout.job_dir()}/"
+        self._completes = completes
+        self._inherited = frozenset(inherited)
+        self.completed = 0
+        """Checkpoints that were completed."""
+        self.newest: int | None = None
+        """The newest completed checkpoint."""
+        self.present: dict[int, CheckpointMetadata] = {}
+        """Completed checkpoints whose metadata is there."""
+        self._last_completed = 0
+        self._committed: dict[str, int] = {}
+        self._referenced: dict[str, int] = {}
+        self._covered: set[str] = set()
+        self._visible: set[str] = set()
+        self._generation = 0
+        disk.created.append(self._file_created)
+        disk.deleted.append(self._file_deleted)
+
+    def covered_files(self) -> frozenset[str]:
+        """Names of all data files that completed checkpoints cover."""
+        return frozenset(self._covered)
+
+    def _file_created(self, name: str, data: bytes) -> None:
+        if name.startswith(self._folder):
+            if name.endswith("/_metadata"):
+                metadata = decode_metadata(data)
+                if not metadata.void:
+                    self._completed(name, metadata)
+            elif "/events/" in name and "snapshot" not in name:
+                self._logged(decode(memoryview(data)[HEADER_BYTES:]))
+        elif TABLE_LOG in name:
+            entry: TableEntry = decode(memoryview(data)[HEADER_BYTES:])
+            if entry.job_id == self._job_id and entry.files:
+                self._commits(name.split(TABLE_LOG)[0], entry)
+
+    def _logged(self, entry: LogEntry) -> None:
+        if entry.generation < self._generation:
+            raise InvariantViolated(
+                8, f"generation {entry.generation} appended entry {entry.index} after {self._generation}"
+            )
+        self._generation = entry.generation
+
+    def _completed(self, name: str, metadata: CheckpointMetadata) -> None:
+        number = metadata.checkpoint_id
+        if number in self.present:
+            raise InvariantViolated(4, f"checkpoint {number} was completed twice")
+        self.completed += 1
+        self.newest = max(number, self.newest or 0)
+        self.present[number] = metadata
+        self._check_present(metadata)
+        for handle in handles_of(metadata):
+            if handle.path is not None:
+                self._referenced[f"{self._root}/{handle.path}"] = number
+        self._covered |= data_files_of(metadata)
+        self._completes(metadata)
+
+    def _check_present(self, metadata: CheckpointMetadata) -> None:
+        reliable, self._disk.reliable = self._disk.reliable, True
+        try:
+            for handle in handles_of(metadata):
+                if handle.path is not None:
+                    verify_state(self._store, handle)
+            for name in data_files_of(metadata):
+                if name not in self._disk.files:
+                    raise NotFoundError(f"{name} does not exist")
+        except (NotFoundError, CorruptionError) as error:
+            raise InvariantViolated(
+                5, f"checkpoint {metadata.checkpoint_id} is complete and refers to what is not there: {error}"
+            ) from error
+        finally:
+            self._disk.reliable = reliable
+
+    def _commits(self, table: str, entry: TableEntry) -> None:
+        number = int(entry.checkpoint_id or 0)
+        if number <= self._committed.get(table, -1):
+            raise InvariantViolated(
+                6, f"{table}: checkpoint {number} was committed after checkpoint {self._committed[table]}"
+            )
+        self._committed[table] = number
+        files = {f"{table}/{file.path}" for file in entry.files}
+        if len(files) < len(entry.files):
+            raise InvariantViolated(6, f"{table}: checkpoint {number} commits a file twice")
+        metadata = self.present.get(number)
+        covered = self._inherited if number == 0 else data_files_of(metadata) if metadata is not None else frozenset()
+        extra = files - covered
+        if extra:
+            raise InvariantViolated(6, f"{min(extra)} was committed, and no completed checkpoint covers it")
+        twice = files & self._visible
+        if twice:
+            raise InvariantViolated(6, f"{min(twice)} was committed twice, now with checkpoint {number}")
+        missing = [name for name in covered - files - self._visible if name.startswith(f"{table}/data/")]
+        if missing and number:
+            raise InvariantViolated(6, f"checkpoint {number} covers {min(missing)}, and its commit leaves it out")
+        self._visible |= files
+        gone = [name for name in files if name not in self._disk.files]
+        if gone:
+            raise InvariantViolated(5, f"{min(gone)} was committed, and is not there")
+
+    def _file_deleted(self, name: str) -> None:
+        if name in self._covered:
+            raise InvariantViolated(5, f"{name} was deleted, and a completed checkpoint covers it")
+        number = self._referenced.get(name)
+        if number is not None:
+            raise InvariantViolated(5, f"{name} was deleted while checkpoint {number} refers to it")
+        if name.startswith(self._folder) and name.endswith("/_metadata"):
+            gone = self.present.pop(_number(name), None)
+            if gone is not None:
+                for handle in handles_of(gone):
+                    if handle.path is not None:
+                        self._referenced.pop(f"{self._root}/{handle.path}", None)
+
+    def check_end(self, retained: Iterable[int], tables: Iterable[str]) -> None:
+        """The job is over: what is retained is there, and nothing else is left (invariant 5).
+
+        `tables`: those in which nothing of this job waits for being committed any more.
+        """
+        keep = set()
+        for number in retained:
+            metadata = self.present.get(number)
+            if metadata is None:
+                raise InvariantViolated(5, f"checkpoint {number} is retained, and its metadata is not there")
+            keep.add(f"{self._root}/{self._layout.metadata(metadata.checkpoint_id)}")
+            keep |= {f"{self._root}/{h.path}" for h in handles_of(metadata) if h.path is not None}
+        missing = keep - self._disk.files.keys()
+        if missing:
+            raise InvariantViolated(5, f"{min(missing)} is gone, and a retained checkpoint refers to it")
+        own = (f"{self._folder}events/", f"{self._folder}taskowned/")
+        data = tuple(f"{table.rstrip('/')}/data/{self._job_id}/" for table in tables)
+        shown = self._shown(tables)
+        for name in self._disk.files:
+            if name.startswith(self._folder) and name not in keep and not name.startswith(own):
+                raise InvariantViolated(5, f"{name} is left behind and nobody refers to it")
+            if name.startswith(data) and name not in shown:
+                raise InvariantViolated(5, f"{name} is left behind and no commit refers to it")
+
+    def _shown(self, tables: Iterable[str]) -> set[str]:
+        prefixes = tuple(f"{table.rstrip('/')}{TABLE_LOG}" for table in tables)
+        return {
+            f"{name.split(TABLE_LOG)[0]}/{file.path}"
+            for name, content in self._disk.files.items()
+            if name.startswith(prefixes)
+            for file in decode(memoryview(content)[HEADER_BYTES:]).files
+        }
+
+
+def handles_of(metadata: CheckpointMetadata) -> list[StateHandle]:
+    """Every handle of a checkpoint."""
+    return [h for s in metadata.subtasks for h in (s.handle, s.in_flight) if h is not None]
+
+
+def data_files_of(metadata: CheckpointMetadata) -> frozenset[str]:
+    """Full names of the data files that a checkpoint asks to be committed."""
+    return frozenset(
+        f"{committable.table.rstrip('/')}/{file.path}"
+        for subtask in metadata.subtasks
+        for committable in subtask.committables
+        for file in committable.files
+    )
+
+
+def acknowledged_tasks(metadata: CheckpointMetadata) -> Mapping[TaskId, bool]:
+    """The tasks of a checkpoint, and whether each had finished its operators."""
+    return {TaskId(s.vertex, s.subtask): s.finished for s in metadata.subtasks}
+
+
+def _number(metadata_name: str) -> int:
+    return int(metadata_name.rsplit("/", 2)[1].removeprefix("chk-"))

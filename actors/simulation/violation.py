@@ -1,0 +1,13 @@
+"""The finding of an oracle."""
+
+from __future__ import annotations
+
+from tidegate.storage.errors import TidegateError
+
+
+class InvariantViolated(TidegateError):
+    """An invariant does not hold; `number` is its number in the architecture."""
+
+    def __init__(self, number: int, message: str) -> None:
+        super().__init__(f"invariant {number}: {message}")
+        self.number = number

@@ -1,0 +1,173 @@
+"""What a run did, as seen from outside: hands facts on to the oracle, and counts the rows of the feature map.
+
+A row counts only when its effect was seen, e.g. T4 when a checkpoint with in-flight data was restored, not when
+unaligned checkpoints were switched on.
+"""
+
+from __future__ import annotations
+
+from tidegate.actors.coordinator import events as co
+from tidegate.actors.coordinator import instructions as do
+from tidegate.actors.coordinator.spec import RestorePoint
+from tidegate.actors.coordinator.state import CoordinatorState
+from tidegate.actors.elements import Alignment, BarrierOptions
+from tidegate.actors.simulation.coverage import Coverage
+from tidegate.actors.simulation.oracle import Oracle
+from tidegate.actors.simulation.violation import InvariantViolated
+from tidegate.actors.task import events as ev
+from tidegate.actors.task import instructions as task_do
+from tidegate.actors.task.machine import TaskMachine
+from tidegate.storage.metadata import CheckpointMetadata, SnapshotKind
+
+
+class Watch:
+    """Watches one job. `restored` is the checkpoint that the job itself was started from, where there is one."""
+
+    def __init__(self, oracle: Oracle, coverage: Coverage, restored: CheckpointMetadata | None = None) -> None:
+        self.oracle = oracle
+        self.coverage = coverage
+        self.answers: dict[str, do.CompleteRequest] = {}
+        self._restored = restored
+        self._options: dict[int, BarrierOptions] = {}
+        self._open: set[int] = set()
+        self._aborted: set[int] = set()
+        self._acknowledged: set[tuple[int, str]] = set()
+        self._asked: set[str] = set()
+
+    # --- tasks ----------------------------------------------------------------------------------------------------
+
+    def task_does(self, machine: TaskMachine, instruction: task_do.TaskInstruction) -> None:
+        """A task's machine gave an instruction."""
+        match instruction:
+            case task_do.SendFrame():
+                self.oracle.sent(instruction)
+            case task_do.PersistSnapshot():
+                self.oracle.snapshot_taken(machine, instruction)
+            case task_do.PersistChannelState():
+                self.oracle.channels_stored(machine.attempt, instruction)
+            case task_do.DiscardState():
+                self.coverage.saw("T7")
+            case task_do.ReportFinished():
+                self.oracle.finished(machine.attempt, machine.descriptor.task)
+                self.coverage.saw("T9")
+            case task_do.Acknowledge():
+                self._acknowledges(machine, instruction)
+
+    def _acknowledges(self, machine: TaskMachine, instruction: task_do.Acknowledge) -> None:
+        self.coverage.saw("T1")
+        if instruction.state.handle is None and not instruction.state.finished:
+            self.coverage.saw("T8")
+        options = self._options.get(instruction.checkpoint_id, BarrierOptions())
+        metrics = instruction.metrics
+        if metrics.unaligned and options.timeoutable:
+            self.coverage.saw("T5")
+        aligned = options.alignment is not Alignment.AT_LEAST_ONCE and not metrics.unaligned
+        if aligned and metrics.alignment_ms > 0 and len(machine.descriptor.inputs) > 1:
+            self.coverage.saw("T2")
+
+    # --- coordinator ----------------------------------------------------------------------------------------------
+
+    def asked(self, request: co.CheckpointRequested) -> None:
+        """A user asks for something."""
+        self._asked.add(request.request)
+        if self._open:
+            self.coverage.saw("C2")
+
+    def answered(self, answer: do.CompleteRequest) -> None:
+        """A request is answered. The answer may be repeated by a coordinator that took over, but not changed."""
+        before = self.answers.setdefault(answer.request, answer)
+        both = before.checkpoint_id is not None and answer.checkpoint_id is not None
+        if both and (before.checkpoint_id, before.path) != (answer.checkpoint_id, answer.path):
+            raise InvariantViolated(7, f"request {answer.request} was answered with {before} and with {answer}")
+        if answer.error is not None:
+            self.coverage.saw("C2")
+        elif answer.path is not None:
+            self.coverage.saw("C8")
+
+    def told(self, event: ev.TaskEvent) -> None:
+        """The coordinator tells a task something."""
+        if isinstance(event, ev.CheckpointTriggered):
+            number = int(event.checkpoint_id)
+            if number in self._open:
+                return
+            self._open.add(number)
+            self._options[number] = event.options
+            if event.options.kind is SnapshotKind.CHECKPOINT and not self._asked - self.answers.keys():
+                self.coverage.saw("C1")
+            for old in [n for n in self._options if n < number - 50]:
+                del self._options[old]
+        elif isinstance(event, ev.CheckpointAborted):
+            number = int(event.checkpoint_id)
+            if number not in self._aborted:
+                self._aborted.add(number)
+                self._aborted = {n for n in self._aborted if n > number - 50}
+                self._open.discard(number)
+                self.oracle.aborted(number)
+                self.coverage.saw("C5")
+        elif isinstance(event, ev.CheckpointCompleted):
+            self._completed(int(event.checkpoint_id))
+
+    def _completed(self, number: int) -> None:
+        if number not in self._open:
+            return
+        self._open = {n for n in self._open if n > number}
+        self._acknowledged = {(n, task) for n, task in self._acknowledged if n > number}
+        metadata = self.oracle.files.present.get(number)
+        if metadata is None:
+            raise InvariantViolated(4, f"tasks are told that checkpoint {number} is complete, and it is not")
+        if self.oracle.completed > 1 and any(s.committables for s in metadata.subtasks):
+            self.coverage.saw("C7")
+        if metadata.hooks:
+            self.coverage.saw("C9")
+
+    def reported(self, event: co.CoordinatorEvent) -> None:
+        """The coordinator is told something."""
+        match event:
+            case co.CheckpointAcknowledged():
+                key = (int(event.checkpoint_id), str(event.task))
+                if event.checkpoint_id not in self._open or key in self._acknowledged:
+                    self.coverage.saw("C4")
+                else:
+                    self._acknowledged.add(key)
+            case co.CheckpointDeclined() if event.checkpoint_id in self._open:
+                self.coverage.saw("C6")
+            case co.TimerFired() if event.timer.startswith("timeout:"):
+                if int(event.timer.partition(":")[2]) in self._open:
+                    self.coverage.saw("C6")
+
+    # --- attempts and the end -------------------------------------------------------------------------------------
+
+    def deployed(self, attempt: int, restore: RestorePoint | None) -> None:
+        """An attempt starts."""
+        spec = self.oracle._spec
+        from_itself = restore is not None and restore.job_id == spec.job_id
+        self.oracle.deployed(attempt, None if restore is None else int(restore.checkpoint_id), from_itself)
+        self._open.clear()
+        self._acknowledged.clear()
+        if restore is None:
+            return
+        number = int(restore.checkpoint_id)
+        metadata = self.oracle.files.present.get(number) if from_itself else self._restored
+        if metadata is None:
+            return
+        ignored = spec.checkpoints.ignore_in_flight_of
+        if any(s.in_flight is not None for s in metadata.subtasks) and number != ignored:
+            self.coverage.saw("T4")
+        finished = sum(s.finished for s in metadata.subtasks)
+        if 0 < finished < len(metadata.subtasks):
+            self.coverage.saw("T10")
+
+    def ended(self, state: CoordinatorState, coordinator_lost: bool) -> None:
+        """The job is over: the statistics are true, and requests are answered, unless a coordinator was lost."""
+        unanswered = self._asked - self.answers.keys()
+        if unanswered and not coordinator_lost:
+            raise InvariantViolated(7, f"request {min(unanswered)} was never answered")
+        if state.completed_checkpoints != self.oracle.completed:
+            raise InvariantViolated(
+                4,
+                f"the coordinator counts {state.completed_checkpoints} completed checkpoints, "
+                f"{self.oracle.completed} were completed",
+            )
+        self.coverage.saw("C10")
+        if state.ending_status is not None and state.ending_status.value != "finished":
+            self.coverage.saw("C8")

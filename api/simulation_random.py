@@ -1,0 +1,229 @@
+"""A random simulation: the seed draws everything, one job runs to an end, and a second one goes on from there.
+
+The second job is restored from the newest checkpoint or savepoint of the first, perhaps at another parallelism. The
+tables must then hold the rows that plain Python computes from the input: exactly, or (at-least-once) at least.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Hashable
+from dataclasses import replace
+
+from tidegate.actors.coordinator.spec import CheckpointSettings, Retention
+from tidegate.actors.runtimes.context import DataPlaneOptions
+from tidegate.actors.simulation.faults import Faults
+from tidegate.actors.task.outputs import BufferLimits
+from tidegate.config import CheckpointConfig
+from tidegate.environment import StreamEnvironment
+from tidegate.recovery import RestartStrategy
+from tidegate.simulation_draw import Scenario, draw
+from tidegate.simulation_pipelines import TOPOLOGIES, draw_inputs
+from tidegate.simulation_report import SimulationReport, report_of
+from tidegate.simulation_run import (
+    STORAGE,
+    Action,
+    JobRun,
+    JobSetting,
+    Protocol,
+    Rows,
+    Simulation,
+    difference,
+)
+from tidegate.simulation_shrink import shortest
+from tidegate.storage.metadata import SnapshotKind
+
+SETTLE_MS_MAX = 240_000
+"""A random scenario is over so long after the last fault: a few timeouts, and the slowest reading of its few rows."""
+FAULTS_DURATION = "5s"
+
+_FAULTS = {
+    "none": Faults(duration=FAULTS_DURATION),
+    "tasks": Faults(crash=0.01, delay="0ms..30ms", duration=FAULTS_DURATION, crashes_max=4),
+    "coordinator": Faults(coordinator_crash=0.03, delay="0ms..30ms", duration=FAULTS_DURATION),
+    "storage": Faults(storage=0.04, slow=0.03, slow_by="2s", duration=FAULTS_DURATION),
+    "network": Faults(duplicate=0.03, drop=0.004, delay="0ms..150ms", duration=FAULTS_DURATION),
+    "all": Faults(
+        crash=0.005, coordinator_crash=0.01, storage=0.03, slow=0.03, slow_by="2s", duplicate=0.02, drop=0.002,
+        delay="0ms..80ms", duration=FAULTS_DURATION, crashes_max=4,
+    ),
+}  # fmt: skip
+
+_BUFFERS = {"tiny": (300, 300), "small": (1_000, 1_500), "wide": (20_000, 20_000)}
+_ASKED = {"checkpoint": SnapshotKind.CHECKPOINT, "savepoint": SnapshotKind.SAVEPOINT}
+_STOPS = {"suspend": SnapshotKind.SUSPEND, "terminate": SnapshotKind.TERMINATE}
+
+
+def simulate_random(seed: int, *, protocol: Protocol | None = None) -> SimulationReport:
+    """Draw a scenario and run it; the seed decides everything, so the same seed gives the same run.
+
+    A report that is not ok is of the shortest run of the seed that was found to show it.
+    """
+    scenario = draw(seed)
+    faults = _FAULTS[str(scenario.values["faults"])]
+    report = _run(scenario, faults, protocol)
+    if report.ok:
+        return report
+    found = shortest(report, faults, lambda tried: _run(scenario, tried, protocol))
+    return _with_fewer_rows(scenario, found, protocol)
+
+
+def _with_fewer_rows(scenario: Scenario, report: SimulationReport, protocol: Protocol | None) -> SimulationReport:
+    """Halve the input as long as the violation stays."""
+    best = report
+    rows = scenario.rows // 2
+    while rows:
+        found = _run(replace(scenario, rows=rows), best.faults, protocol)
+        best = replace(best, runs=best.runs + 1)
+        if found.ok:
+            break
+        best = replace(found, runs=best.runs)
+        rows //= 2
+    return best
+
+
+def _run(scenario: Scenario, faults: Faults, protocol: Protocol | None) -> SimulationReport:
+    simulation = Simulation(scenario.seed, faults, protocol)
+    topology = TOPOLOGIES[str(scenario.values["topology"])]
+    inputs = draw_inputs(random.Random(f"rows {scenario.seed}"), scenario.rows)
+    expected = topology.expect(inputs, scenario.widths)
+
+    def setting(widths: tuple[int, ...], actions: tuple[Action, ...], restore: str | None, fails: bool) -> JobSetting:
+        def build(env: StreamEnvironment) -> None:
+            topology.build(env, inputs, widths)
+
+        restart = RestartStrategy.none() if fails else RestartStrategy.fixed_delay(10_000, "100ms")
+        return JobSetting(
+            build,
+            parallelism=1,
+            checkpoints=CheckpointConfig(storage=STORAGE, inline_bytes=600),
+            options=_options(scenario),
+            restart=restart,
+            settings=_settings(scenario),
+            actions=actions,
+            restore=restore,
+            settle_ms_max=SETTLE_MS_MAX,
+        )
+
+    ending = scenario.values["ending"]
+    first = simulation.run(setting(scenario.widths, _actions(scenario), None, ending == "fail"))
+    runs = [first]
+    violation = first.violation or _first_ended_well(scenario, first, expected)
+    if violation is None:
+        second = simulation.run(setting(scenario.then_widths, (), _pointer(first) or "latest", False))
+        runs.append(second)
+        violation = second.violation or _second_ended_well(scenario, first, second, expected)
+    return report_of(scenario.seed, faults, simulation, runs, violation, str(scenario))
+
+
+def _settings(scenario: Scenario) -> CheckpointSettings:
+    values = scenario.values
+    alignment = values["alignment"]
+    return CheckpointSettings(
+        interval_ms=_number(values["interval_ms"]),
+        timeout_ms=_number(values["timeout_ms"]),
+        min_pause_ms=_number(values["min_pause_ms"]),
+        tolerable_failures=_number(values["tolerable"]),
+        retained=_number(values["retained"]),
+        exactly_once=values["mode"] == "exactly-once",
+        unaligned=alignment != "aligned",
+        aligned_timeout_ms=scenario.aligned_timeout_ms if alignment == "timeout" else None,
+        max_concurrent=_number(values["max_concurrent"]),
+        retention=Retention(values["retention"]),
+    )
+
+
+def _options(scenario: Scenario) -> DataPlaneOptions:
+    credit_bytes, queue_bytes = _BUFFERS[str(scenario.values["buffers"])]
+    limits = BufferLimits(
+        credit_bytes=credit_bytes,
+        queue_bytes_max=queue_bytes,
+        frame_bytes_min=100,
+        frame_bytes_max=max(200, credit_bytes // 2),
+        linger_ms=20,
+        turn_rows_max=_number(scenario.values["turn_rows"]),
+    )
+    return DataPlaneOptions(limits=limits, source_rows_max=4)
+
+
+def _actions(scenario: Scenario) -> tuple[Action, ...]:
+    actions = []
+    asked, ending = str(scenario.values["ask"]), str(scenario.values["ending"])
+    if asked in _ASKED:
+        actions += [Action(scenario.ask_at_ms + 30 * i, _ASKED[asked]) for i in range(2)]
+    if ending == "cancel":
+        actions.append(Action(scenario.end_at_ms, None))
+    elif ending in _STOPS:
+        actions.append(Action(scenario.end_at_ms, _STOPS[ending]))
+    return tuple(actions)
+
+
+def _pointer(run: JobRun) -> str | None:
+    """The savepoint that a job was stopped with."""
+    stopped = [a.path for a in run.answers.values() if a.path is not None and run.status in ("suspended", "finished")]
+    return stopped[-1] if stopped and run.status == "suspended" else None
+
+
+def _first_ended_well(scenario: Scenario, run: JobRun, expected: Rows) -> str | None:
+    assert run.rows is not None
+    ending = scenario.values["ending"]
+    allowed = {"finished"} | {
+        "cancel": {"cancelled"},
+        "fail": {"failed"},
+        "suspend": {"suspended"},
+    }.get(str(ending), set())
+    if run.status not in allowed:
+        return f"invariant 7: the job {run.status}, though every fault was survivable: {run.reason}"
+    whole = run.status == "finished" and not _drained(scenario, run)
+    return _compare(scenario, expected, run.rows, whole)
+
+
+def _second_ended_well(scenario: Scenario, first: JobRun, run: JobRun, expected: Rows) -> str | None:
+    assert run.rows is not None and first.rows is not None
+    if run.status != "finished":
+        return f"invariant 7: the second job {run.status}, though every fault was survivable: {run.reason}"
+    if _drained(scenario, first):
+        return difference(first.rows, run.rows)
+    return _compare(scenario, expected, run.rows, whole=True)
+
+
+def _drained(scenario: Scenario, run: JobRun) -> bool:
+    """Whether the job was stopped with a drain: what its aggregates wrote is the end of a part of the input."""
+    return scenario.values["ending"] == "terminate" and any(a.path is not None for a in run.answers.values())
+
+
+def _compare(scenario: Scenario, expected: Rows, found: Rows, whole: bool) -> str | None:
+    if not whole:
+        rows_only = {table: rows for table, rows in expected.items() if table == "sim://rows"}
+        return difference(rows_only, found, at_most=True, at_least=scenario.values["mode"] != "exactly-once")
+    if scenario.values["mode"] == "exactly-once":
+        return difference(expected, found)
+    return _at_least(expected, found)
+
+
+def _at_least(expected: Rows, found: Rows) -> str | None:
+    """At-least-once: every input row counts at least once; an aggregate has its keys, and counts no fewer rows."""
+    for table, rows in expected.items():
+        if table == "sim://rows":
+            lost = difference({table: rows}, found, at_least=True)
+            if lost is not None:
+                return lost
+            continue
+        wanted, there = _counts(rows), _counts(found[table])
+        if wanted.keys() != there.keys():
+            return f"invariant 6: {table} has keys {sorted(there)}, not {sorted(wanted)}"
+        for key, count in wanted.items():
+            if there[key] < count:
+                return f"invariant 6: {table} counts {there[key]} rows of key {key}, and there were {count}"
+    return None
+
+
+def _counts(rows: dict[str, int]) -> dict[str, int]:
+    """Rows of an aggregate are (key, count, ...)."""
+    parts = [row.strip("()").split(", ") for row in rows]
+    return {key: int(count) for key, count, *_ in parts}
+
+
+def _number(value: Hashable) -> int:
+    assert isinstance(value, int)
+    return value

@@ -1,0 +1,233 @@
+"""One pipeline in a simulated world, from its plan to the rows of its tables: what `tidegate.testing` is made of.
+
+A `Simulation` holds one world with one disk; jobs run in it one after the other, so that a later one can be restored
+from what an earlier one has left behind. What was still on its way when a job ended arrives while the next one runs.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pyarrow as pa
+
+from tidegate.actors.coordinator import events as co
+from tidegate.actors.coordinator import instructions as do
+from tidegate.actors.coordinator.spec import CheckpointSettings
+from tidegate.actors.graph.job_graph import JobGraph
+from tidegate.actors.runtimes.context import DataPlaneOptions
+from tidegate.actors.runtimes.coordinator_host import CoordinatorHost
+from tidegate.actors.runtimes.job import RunningJob, Submission
+from tidegate.actors.runtimes.task_effects import TaskEffects
+from tidegate.actors.simulation.coverage import Coverage
+from tidegate.actors.simulation.faults import Faults
+from tidegate.actors.simulation.job import SimulatedJob
+from tidegate.actors.simulation.oracle import Oracle
+from tidegate.actors.simulation.store import SimulatedDisk, SimulatedStore
+from tidegate.actors.simulation.violation import InvariantViolated
+from tidegate.actors.simulation.watch import Watch
+from tidegate.actors.simulation.world import World
+from tidegate.actors.task.machine import TaskMachine
+from tidegate.config import CheckpointConfig
+from tidegate.environment import StreamEnvironment
+from tidegate.recovery import RestartStrategy
+from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.metadata import CheckpointMetadata, SnapshotKind
+from tidegate.storage.metadata_file import read_metadata
+from tidegate.storage.store import Store
+from tidegate.storage.table_files import read_table
+
+STORAGE = "sim://checkpoints"
+SAVEPOINTS = "sim://savepoints"
+JOB_NAME = "simulated"
+STEPS_MAX = 400_000
+
+Build = Callable[[StreamEnvironment], Any]
+Rows = dict[str, Counter[str]]
+"""The rows of each table, by url."""
+
+
+@dataclass(frozen=True, slots=True)
+class Protocol:
+    """The parts that run the protocol. Tests of the oracle put broken ones in their place."""
+
+    task_machine: Callable[..., TaskMachine] = TaskMachine
+    task_effects: Callable[..., TaskEffects] = TaskEffects
+    coordinator: Callable[..., CoordinatorHost] = CoordinatorHost
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """What a user does `at_ms` after the job was submitted: asks for a snapshot of this kind, or (None) cancels."""
+
+    at_ms: int
+    kind: SnapshotKind | None
+
+
+@dataclass(frozen=True, slots=True)
+class JobSetting:
+    """One job of a simulation. `settings` overrides what the configuration gives the coordinator."""
+
+    build: Build
+    parallelism: int
+    checkpoints: CheckpointConfig
+    options: DataPlaneOptions
+    restart: RestartStrategy = field(default_factory=lambda: RestartStrategy.fixed_delay(10_000, "100ms"))
+    settings: CheckpointSettings | None = None
+    actions: tuple[Action, ...] = ()
+    restore: str | None = None
+    settle_ms_max: int = 3_600_000
+
+
+@dataclass(frozen=True, slots=True)
+class JobRun:
+    """What came of one job. `rows` are None when its end was not reached."""
+
+    job: SimulatedJob
+    violation: str | None
+    status: str | None
+    reason: str | None
+    completed: int
+    restarts: int
+    virtual_ms: int
+    settled_ms: int
+    """From the last possible fault to the end."""
+    rows: Rows | None
+    answers: dict[str, do.CompleteRequest]
+
+
+class Simulation:
+    """A world, its disk, and the jobs that run in it."""
+
+    def __init__(self, seed: int, faults: Faults, protocol: Protocol | None = None) -> None:
+        self.seed = seed
+        self.world = World(seed, faults)
+        self.disk = SimulatedDisk(self.world)
+        self.coverage = Coverage()
+        self._protocol = protocol if protocol is not None else Protocol()
+        self._jobs = 0
+        self._covered: frozenset[str] = frozenset()
+
+    def open_store(self, url: str) -> Store:
+        """The store at a url of this world."""
+        return SimulatedStore(self.disk, url)
+
+    def run(self, setting: JobSetting) -> JobRun:
+        """Run one job to its end. Raises what `build` and planning raise."""
+        world = self.world
+        if self._jobs:
+            world.faults_again()
+        submission, restored = self._plan(setting)
+        self._jobs += 1
+        oracle = Oracle(self.disk, submission.spec, submission.context.graph, self.coverage, self._covered)
+        watch = Watch(oracle, self.coverage, restored)
+        parts = self._protocol
+        job = SimulatedJob(
+            submission, world, self.disk, watch, parts.task_machine, parts.task_effects, parts.coordinator
+        )
+        for number, action in enumerate(setting.actions):
+            world.after(action.at_ms, _asking(job, action, f"request {number} of job {self._jobs}"))
+        violation = status = reason = None
+        restarts, start_ms = 0, world.now_ms
+        try:
+            state = job.run(STEPS_MAX, setting.settle_ms_max)
+            status, reason, restarts = state.status.value, state.ending_reason, max(0, state.attempt)
+        except InvariantViolated as error:
+            violation = str(error)
+        except AssertionError as error:
+            violation = f"an assertion failed: {error or _place(error)}"
+        self.disk.reliable = True
+        rows = None if violation is not None else self._rows(submission)
+        self._covered |= oracle.files.covered_files()
+        settled_ms = world.now_ms - world.faulty_until_ms
+        return JobRun(
+            job, violation, status, reason, oracle.completed, restarts, world.now_ms - start_ms, settled_ms, rows,
+            dict(watch.answers),
+        )  # fmt: skip
+
+    def _plan(self, setting: JobSetting) -> tuple[Submission, CheckpointMetadata | None]:
+        env = StreamEnvironment(_PlanOnly(), setting.parallelism, options=setting.options, open_store=self.open_store)
+        setting.build(env)
+        self.disk.reliable = True
+        submission = env.plan(
+            JOB_NAME,
+            checkpoints=setting.checkpoints,
+            restart=setting.restart,
+            restore=setting.restore,
+            suffix=f"{self._jobs:08d}",
+            seed=self.seed,
+        )
+        restore = submission.spec.restore
+        restored = None
+        if restore is not None and "savepoint" not in str(setting.restore):
+            restored = read_metadata(self.open_store(restore.root), restore.job_id, restore.checkpoint_id)
+        self.disk.reliable = False
+        if setting.settings is not None:
+            submission = replace(submission, spec=replace(submission.spec, checkpoints=setting.settings))
+        return submission, restored
+
+    def _rows(self, submission: Submission) -> Rows:
+        return {
+            spec.table: _counted(read_table(self.open_store(spec.table)))
+            for vertex in submission.context.graph.vertices
+            for spec in vertex.operators
+            if spec.table is not None
+        }
+
+
+def difference(expected: Rows, found: Rows, *, at_least: bool = False, at_most: bool = False) -> str | None:
+    """How the rows of a job differ from those it should have written, as the violation that this is.
+
+    `at_least`: more of each row may be there. `at_most`: rows may be missing.
+    """
+    for table, rows in expected.items():
+        missing, extra = rows - found[table], found[table] - rows
+        if missing and not at_most:
+            return f"invariant 6: {table} lacks {missing.total()} rows, {min(missing)} among them"
+        if extra and not (at_least and extra.keys() <= rows.keys()):
+            return f"invariant 6: {table} has {extra.total()} rows too many, {min(extra)} among them"
+    return None
+
+
+def counted(rows: Sequence[Sequence[object]]) -> Counter[str]:
+    """Rows as they are compared."""
+    return Counter(repr(tuple(row)) for row in rows)
+
+
+def _counted(table: pa.Table) -> Counter[str]:
+    return counted(list(zip(*(column.to_pylist() for column in table.columns), strict=True)))
+
+
+def _asking(job: SimulatedJob, action: Action, request: str) -> Callable[[], None]:
+    def ask() -> None:
+        now_ms = job.world.now_ms
+        if action.kind is None:
+            job.ask(co.CancelRequested(now_ms))
+        else:
+            target = SAVEPOINTS if action.kind.is_savepoint else None
+            job.ask(co.CheckpointRequested(now_ms, request, action.kind, target))
+
+    return ask
+
+
+def _place(error: BaseException) -> str:
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return "" if trace is None else f"{trace.tb_frame.f_code.co_qualname}, line {trace.tb_lineno}"
+
+
+class _PlanOnly:
+    """Stands for the runtime while a pipeline is planned: a simulation runs submissions itself."""
+
+    def check(self, graph: JobGraph, urls: Sequence[str]) -> None:
+        """Nothing to refuse."""
+
+    def submit(self, submission: Submission) -> RunningJob:
+        """Never reached."""
+        raise ConfigurationError("simulate() runs the pipeline: build(env) makes streams and does not execute them")
+
+    def stop(self) -> None:
+        """Nothing to stop."""
