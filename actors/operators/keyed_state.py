@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import copy
 import math
+import operator
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -285,6 +286,8 @@ class _Typed:
         if type(value) is self._exact and not (isinstance(value, int) and not -_INT64_END <= value < _INT64_END):
             return self.one_nan(value)
         try:
+            if pa.types.is_integer(self.dtype):
+                operator.index(value)  # Arrow would cut a float off
             taken = pa.scalar(value, type=self.dtype).as_py()
         except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
             raise TypeError(f"state {self._name!r} keeps {self.dtype}, and was given {value!r}: {error}") from error

@@ -11,7 +11,7 @@ from tidegate.actors.identity import ChannelId
 from tidegate.actors.operators.base import Operator
 from tidegate.actors.operators.partitioning import Partitioning, PartitioningKind
 from tidegate.storage.errors import ConfigurationError
-from tidegate.storage.ids import SubtaskIndex
+from tidegate.storage.ids import OperatorUid, SubtaskIndex
 
 REBALANCE, BROADCAST, FORWARD = (
     Partitioning(kind) for kind in (PartitioningKind.REBALANCE, PartitioningKind.BROADCAST, PartitioningKind.FORWARD)
@@ -131,3 +131,44 @@ def test_a_job_without_a_source_is_refused() -> None:
     """An empty program has nothing to run."""
     with pytest.raises(ConfigurationError, match="has no source"):
         translate([])
+
+
+def test_edges_know_the_input_by_which_they_come() -> None:
+    """Several edges may share an input; one stream may come by both, over channels of its own."""
+    a, b = node("a"), node("b")
+    both = StreamNode(
+        OperatorUid("both"),
+        "both",
+        1,
+        None,
+        factory=Operator,
+        inputs=((a, BY_X), (b, BY_X), (a, None)),
+        ordinals=(0, 0, 1),
+    )
+    graph = translate([a, b, both, step("one", (a, BY_X))])
+
+    assert [(e.upstream, e.input) for e in graph.edges] == [("a", 0), ("b", 0), ("a", 1), ("a", 0)]
+    channels = [channel for edge in graph.edges for channel in graph.channels(edge)]
+    assert len(set(channels)) == 4
+
+
+@pytest.mark.parametrize(
+    ("partitionings", "expected"),
+    [
+        ([BY_X], [True]),
+        ([REBALANCE, BY_X], [True, True]),
+        ([FORWARD, FORWARD], [False, False]),
+        ([BROADCAST], [False]),
+        ([BY_X, BROADCAST, REBALANCE], [False, False, False]),
+        ([BY_X, FORWARD], [False, False]),
+    ],
+)
+def test_barriers_overtake_only_where_all_edges_of_a_vertex_allow_it(
+    partitionings: list[Partitioning], expected: list[bool]
+) -> None:
+    """A forward or broadcast edge forbids it to itself and to its neighbours, not to other vertices."""
+    sources = [node(f"s{n}") for n in range(len(partitionings))]
+    work = step("work", *zip(sources, partitionings, strict=True))
+    graph = translate([*sources, work, step("after", (work, BY_X))])
+
+    assert [graph.supports_unaligned(edge) for edge in graph.edges] == [*expected, True]

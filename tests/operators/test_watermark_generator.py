@@ -1,0 +1,77 @@
+"""Watermarks from a column follow Flink's rule for bounded out-of-orderness, for every type that can be event time."""
+
+from __future__ import annotations
+
+import datetime as dt
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from operator_harness import opened
+
+from tidegate.actors.elements import MAX_WATERMARK_MS
+from tidegate.actors.errors import OperatorError
+from tidegate.actors.operators.base import MIN_WATERMARK_MS
+from tidegate.actors.operators.watermarks import WatermarkGenerator, check_timestamp_column, event_times_ms
+from tidegate.storage.errors import ConfigurationError
+
+
+@given(st.lists(st.lists(st.none() | st.integers(-(10**6), 10**6), min_size=1)), st.integers(0, 1000))
+def test_the_watermark_is_the_greatest_timestamp_less_the_delay_less_one(
+    batches: list[list[int | None]], delay_ms: int
+) -> None:
+    """After each batch, over all rows so far; rows without a timestamp do not count, and it never goes back."""
+    generator = WatermarkGenerator("t", delay_ms)
+    opened(generator)
+    seen: list[int] = []
+    for times in batches:
+        batch = pa.record_batch({"t": pa.array(times, pa.int64())})
+        emitted: list[pa.RecordBatch] = []
+        generator.process(batch, emitted.append)
+        seen += [time for time in times if time is not None]
+        assert emitted == [batch]
+        assert generator.watermark_ms == (max(seen) - delay_ms - 1 if seen else None)
+
+
+@pytest.mark.parametrize(
+    ("column", "expected"),
+    [
+        (pa.array([5, None, -7], pa.int64()), [5, None, -7]),
+        (pa.array([1_999, -1], pa.int64()).cast(pa.timestamp("us")), [1, -1]),
+        (pa.array([2_999_999, -1_000_000], pa.int64()).cast(pa.timestamp("ns", "Asia/Tokyo")), [2, -1]),
+        (pa.array([3, None], pa.int64()).cast(pa.timestamp("s")), [3000, None]),
+        (pa.array([dt.date(1970, 1, 2), None, dt.date(1969, 12, 31)]), [86_400_000, None, -86_400_000]),
+        (pa.array([86_400_000], pa.int64()).cast(pa.date64()), [86_400_000]),
+    ],
+)
+def test_timestamps_are_milliseconds_rounded_down(column: pa.Array, expected: list[int | None]) -> None:
+    """Also before 1970, and in slices."""
+    assert event_times_ms(pa.record_batch({"t": column}), "t").to_pylist() == expected
+    assert event_times_ms(pa.record_batch({"t": column}).slice(1), "t").to_pylist() == expected[1:]
+
+
+def test_the_last_watermark_stays() -> None:
+    """After the end of event time nothing goes back; before the first row there is no watermark at all."""
+    generator = WatermarkGenerator("t")
+    opened(generator)
+    assert generator.watermark_ms is None
+    generator.process(pa.record_batch({"t": pa.array([-(2**63)], pa.int64())}), lambda batch: None)
+    assert generator.watermark_ms == MIN_WATERMARK_MS
+    generator.advance_watermark(MAX_WATERMARK_MS, lambda batch: None)
+    generator.process(pa.record_batch({"t": [7]}), lambda batch: None)
+    assert generator.watermark_ms == MAX_WATERMARK_MS
+
+
+def test_what_is_no_event_time_is_refused() -> None:
+    """When the columns are known, at planning; else with the batch."""
+    with pytest.raises(ConfigurationError, match=r"no such column; there are \['a'\]"):
+        check_timestamp_column(pa.schema({"a": pa.int64()}), "t")
+    with pytest.raises(ConfigurationError, match="type string is no event time"):
+        check_timestamp_column(pa.schema({"t": pa.string()}), "t")
+    with pytest.raises(ConfigurationError, match="must not be negative"):
+        WatermarkGenerator("t", -1)
+    generator = WatermarkGenerator("t")
+    opened(generator)
+    with pytest.raises(OperatorError, match="type double is no event time"):
+        generator.process(pa.record_batch({"t": [1.5]}), lambda batch: None)
