@@ -137,6 +137,7 @@ class TaskMachine:
         self._on(event)
         flush = isinstance(event, ev.TimerDue) and event.timer is ev.TaskTimer.FLUSH
         self._emitter.send(event.at_ms, flush)
+        self._finish_task_if_over()
         self._checkpoints.settle(event.at_ms)
         if self.status is TaskStatus.RUNNING and not self._operators_finished:
             self._processing_time.set()
@@ -173,12 +174,14 @@ class TaskMachine:
             if event.finished:
                 raise ProtocolError(f"{self._descriptor.task} has finished and was restored with input of {channel}")
             self._inputs[channel].recover(batches)
-        self.status = TaskStatus.READY if source is not None else TaskStatus.RUNNING
+        # Whoever emits before every task is there would emit into the void.
+        emits = source is not None or bool(event.in_flight)
+        self.status = TaskStatus.READY if emits else TaskStatus.RUNNING
         self._instructions.append(do.ReportReady(self.attempt))
 
     @_on.register
     def _on_started(self, event: ev.SourcesStarted) -> None:
-        if self._source is not None and self.status is TaskStatus.READY:
+        if self.status is TaskStatus.READY:
             self.status = TaskStatus.RUNNING
 
     @_on.register
@@ -267,7 +270,6 @@ class TaskMachine:
         snapshot = self._checkpoints.completed(event.checkpoint_id)
         if snapshot is not None and (snapshot.finished or event.checkpoint_id == self._checkpoints.stopping):
             self._final_complete = True
-            self._finish_task_if_over()
 
     @_on.register
     def _on_persisted(self, event: ev.SnapshotPersisted) -> None:
@@ -315,7 +317,6 @@ class TaskMachine:
             assert isinstance(element, EndOfPartition)
             self._endings.end_partition(channel)
             self._checkpoints.channel_ended(channel, at_ms)
-            self._finish_task_if_over()
 
     def _process_batch(self, batch: pa.RecordBatch, input_index: int) -> None:
         if self._operators_finished:
@@ -364,11 +365,13 @@ class TaskMachine:
         self._checkpoints.release(self._at_ms)
 
     def _finish_task_if_over(self) -> None:
-        over = self._final_complete and self._endings.partitions_over
+        """The task ends when everything has left: who ends has nothing in flight, and gets no further barrier."""
+        over = self._final_complete and self._endings.partitions_over and self._outputs.empty
         if not over or self.status is not TaskStatus.END_OF_DATA:
             return
         self._chain.close()
         self._outputs.broadcast(EndOfPartition())
+        self._emitter.send(self._at_ms)
         self.status = TaskStatus.FINISHED
         self._instructions.append(do.ReportFinished(self.attempt))
 
