@@ -1,360 +1,258 @@
-"""The checkpoints of one job: trigger, collect, complete or give up, commit, subsume.
+"""The checkpoints of one job: request, trigger, collect, give up. What follows is in `writing`.
 
-Works on the coordinator's state and appends instructions; the machine decides what a failed checkpoint means for the
-job. Methods that return `str | None` return the reason for which the attempt has to fail.
+Works on the coordinator's state and appends instructions; what a failed checkpoint means for the job is left in the
+context as a verdict, which the machine carries out.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 from tidegate.actors.coordinator import events as ev
 from tidegate.actors.coordinator import instructions as do
-from tidegate.actors.coordinator.plan import CheckpointPlan, make_plan
-from tidegate.actors.coordinator.spec import JobSpec
-from tidegate.actors.coordinator.state import (
-    AcknowledgeResult,
-    CompletedCheckpoint,
-    CoordinatorState,
-    JobStatus,
-    PendingCheckpoint,
-    PendingPhase,
-    SinkCommit,
-)
+from tidegate.actors.coordinator.abandonment import Abandoner
+from tidegate.actors.coordinator.commits import SinkCommitter
+from tidegate.actors.coordinator.context import CoordinatorContext
+from tidegate.actors.coordinator.discards import Discarder
+from tidegate.actors.coordinator.phases import JobStatus, PendingInput, PendingPhase
+from tidegate.actors.coordinator.plan import NoPlan, make_plan
+from tidegate.actors.coordinator.properties import CheckpointProperties, barrier_options
+from tidegate.actors.coordinator.requests import CheckpointRequest, Demand, Pause, Start, decide, enqueue
+from tidegate.actors.coordinator.state import AcknowledgeResult, PendingCheckpoint
+from tidegate.actors.coordinator.statistics import SubtaskStatistics
+from tidegate.actors.coordinator.writing import CheckpointWriter
+from tidegate.actors.failures import CheckpointFailureReason as Reason
 from tidegate.actors.identity import TaskId
 from tidegate.storage.ids import CheckpointId
-from tidegate.storage.metadata import METADATA_VERSION, CheckpointMetadata, Committable, SubtaskState
+from tidegate.storage.metadata import StateKind, SubtaskState
 
-REQUESTS_MAX = 1_000
-COMMITS_WAITING_MAX = 4
-"""Completed checkpoints whose sink files are not visible yet, before the next one has to wait."""
+_STOPPING = "the job is being stopped"
 
 
 class CheckpointKeeper:
     """Everything about checkpoints that the coordinator decides."""
 
-    def __init__(self, state: CoordinatorState, instruct: Callable[[do.CoordinatorInstruction], None]) -> None:
-        self._state = state
-        self._instruct = instruct
-        self.storage_failure: str | None = None
-        """Set when storage did not answer within the allowed attempts."""
+    def __init__(self, context: CoordinatorContext) -> None:
+        self._context = context
+        self.discards = Discarder(context)
+        self.commits = SinkCommitter(context, self.discards)
+        self.abandoner = Abandoner(context, self.discards)
+        self.writer = CheckpointWriter(context, self.abandoner, self.commits)
 
-    @property
-    def _spec(self) -> JobSpec:
-        assert self._state.spec is not None
-        return self._state.spec
+    # --- request --------------------------------------------------------------------------------------------------
+
+    def request(self, event: ev.CheckpointRequested) -> None:
+        """A user asks for a checkpoint or a savepoint; refused when it cannot be taken or too many wait (C2)."""
+        state = self._context.state
+        if state.status is not JobStatus.RUNNING:
+            reason, detail = Reason.NOT_ALL_REQUIRED_TASKS_RUNNING, f"the job is {state.status.value}"
+            self.abandoner.refuse((event.request,), reason, detail)
+            return
+        if state.stopping is not None:
+            self.abandoner.refuse((event.request,), Reason.SCHEDULER_SHUTDOWN, _STOPPING)
+            return
+        if event.kind.is_savepoint and event.target is None:
+            self.abandoner.refuse((event.request,), Reason.SAVEPOINT_NOT_WRITTEN, "no folder was given for it")
+            return
+        if event.kind.stops:
+            self._shut_down_scheduler(event.at_ms)
+        request = CheckpointRequest(
+            event.request,
+            event.at_ms,
+            CheckpointProperties(event.kind, event.target if event.kind.is_savepoint else None),
+        )
+        state.requests, refused = enqueue(state.requests, request)
+        if refused is not None:
+            self.abandoner.refuse((refused.request,), Reason.TOO_MANY_REQUESTS, f"{len(state.requests)} wait already")
+
+    def _shut_down_scheduler(self, at_ms: int) -> None:
+        """A savepoint that ends the job comes: nothing else is taken before its fate is known."""
+        self.abandoner.refuse_queued(Reason.SCHEDULER_SHUTDOWN, _STOPPING)
+        self.abandoner.give_up_open(Reason.SCHEDULER_SHUTDOWN, at_ms, _STOPPING)
 
     # --- trigger --------------------------------------------------------------------------------------------------
 
     def start_periodic(self, at_ms: int) -> None:
         """The attempt runs: schedule the first checkpoint, after a random delay in [min pause, interval] (C1)."""
-        settings = self._spec.checkpoints
+        settings = self._context.settings
         if settings.interval_ms is None:
             return
         low_ms = min(settings.min_pause_ms, settings.interval_ms)
-        mixed = (self._spec.seed * 0x9E3779B97F4A7C15 + self._state.attempt * 0xBF58476D1CE4E5B9) % 2**64
+        attempt = self._context.state.attempt
+        mixed = (self._context.spec.seed * 0x9E3779B97F4A7C15 + attempt * 0xBF58476D1CE4E5B9) % 2**64
         delay_ms = low_ms + mixed % (settings.interval_ms - low_ms + 1)
-        self._instruct(do.SetTimer(f"periodic:{self._state.attempt}", at_ms + delay_ms))
+        self._context.instruct(do.SetTimer(f"periodic:{attempt}", at_ms + delay_ms))
 
-    def request(self, request: str) -> None:
-        """A user asks for a checkpoint; refused when it cannot be taken or too many wait."""
-        if self._state.status is not JobStatus.RUNNING:
-            error = f"the job is {self._state.status.value}: not all required tasks are running"
-        elif len(self._state.requests) >= REQUESTS_MAX:
-            error = f"{REQUESTS_MAX} requests wait already: too many checkpoint requests"
-        else:
-            self._state.requests = (*self._state.requests, request)
-            return
-        self._instruct(do.CompleteRequest(request, None, error))
-
-    def timer(self, name: str, argument: str, at_ms: int) -> str | None:
+    def timer(self, name: str, argument: str, at_ms: int) -> None:
         """A timer of ours is due."""
-        state = self._state
         number = int(argument)
-        if name == "periodic" and number == state.attempt and state.status is JobStatus.RUNNING:
-            assert self._spec.checkpoints.interval_ms is not None
-            state.due = True
-            self._instruct(do.SetTimer(f"periodic:{number}", at_ms + self._spec.checkpoints.interval_ms))
-        elif name == "timeout":
-            pending = state.pending.get(CheckpointId(number))
-            if pending is not None and pending.phase is PendingPhase.COLLECTING:
-                first = next(iter(pending.waiting))
-                return self._fail(pending, f"expired; {len(pending.waiting)} tasks missing, {first} among them")
-        elif name == "void":
-            pending = state.pending.get(CheckpointId(number))
-            if pending is not None:
-                self._void(pending)
-        elif name == "commit" and state.commits and state.commits[0].checkpoint_id == number:
-            self._commit_next()
-        elif name == "discard" and number in state.discards:
-            self._instruct(do.DiscardCheckpoint(CheckpointId(number), state.discards[CheckpointId(number)]))
-        return None
+        if name == "periodic":
+            self._periodic(number, at_ms)
+            return
+        act: dict[str, Callable[[CheckpointId], None]] = {
+            "timeout": lambda n: self._expire(n, at_ms),
+            "export": self.writer.repeat_export,
+            "void": self.writer.repeat_void,
+            "commit": self.commits.repeat,
+            "discard": self.discards.repeat,
+        }
+        if name in act:
+            act[name](CheckpointId(number))
 
     def trigger_if_due(self, at_ms: int) -> None:
-        """Start a checkpoint if one is wanted, none is pending (one at a time), and sinks keep up with committing."""
-        state = self._state
-        if state.pending or len(state.commits) >= COMMITS_WAITING_MAX:
-            return
-        all_ended = len(state.ended) == len(self._spec.tasks)
-        if not (all_ended or state.requests):
-            if not state.due:
-                return
-            wait_ms = state.last_completed_at_ms + self._spec.checkpoints.min_pause_ms - at_ms
-            if wait_ms > 0:
+        """Start the checkpoints whose time has come."""
+        while True:
+            decision = decide(self._demand(at_ms), self._context.settings, at_ms)
+            if isinstance(decision, Start):
+                self._context.state.requests = decision.queue
+                self._trigger(decision.properties, decision.requests, at_ms)
+                continue
+            if isinstance(decision, Pause):
+                state = self._context.state
                 state.due = False
-                self._instruct(do.SetTimer(f"periodic:{state.attempt}", at_ms + wait_ms))
-                return
-        plan = make_plan(self._spec, state.ready, state.finished)
-        assert isinstance(plan, CheckpointPlan), "every task is ready in a job that runs"
+                self._context.instruct(do.SetTimer(f"periodic:{state.attempt}", decision.until_ms))
+            return
+
+    def _demand(self, at_ms: int) -> Demand:
+        state = self._context.state
+        return Demand(
+            queue=state.requests,
+            due=state.due,
+            final=len(state.ended) == len(self._context.spec.tasks) and at_ms >= state.final_not_before_ms,
+            pending=len(state.pending),
+            commits_waiting=len(state.commits),
+            stopping=state.stopping is not None,
+            last_completed_at_ms=state.last_completed_at_ms,
+        )
+
+    def _periodic(self, attempt: int, at_ms: int) -> None:
+        state, interval_ms = self._context.state, self._context.settings.interval_ms
+        if attempt == state.attempt and state.status is JobStatus.RUNNING:
+            assert interval_ms is not None
+            state.due = state.stopping is None
+            self._context.instruct(do.SetTimer(f"periodic:{attempt}", at_ms + interval_ms))
+
+    def _trigger(self, properties: CheckpointProperties, requests: tuple[str, ...], at_ms: int) -> None:
+        state, spec = self._context.state, self._context.spec
+        if not properties.kind.is_savepoint:
+            state.due = False
+        plan = make_plan(spec, state.ready, state.finished)
+        if isinstance(plan, NoPlan):
+            self.abandoner.refuse(requests, Reason.NOT_ALL_REQUIRED_TASKS_RUNNING, f"{plan.missing} is not running")
+            return
         checkpoint_id = state.next_checkpoint_id
         state.next_checkpoint_id = CheckpointId(checkpoint_id + 1)
-        state.due = False
-        state.pending[checkpoint_id] = PendingCheckpoint(
-            checkpoint_id, state.attempt, at_ms, dict.fromkeys(plan.wait), plan.finished, requests=state.requests
+        pending = PendingCheckpoint(
+            checkpoint_id,
+            state.attempt,
+            at_ms,
+            dict.fromkeys(plan.wait),
+            plan.finished,
+            plan.trigger,
+            properties,
+            requests,
+            PendingPhase.HOOKS if spec.hooks else PendingPhase.COLLECTING,
         )
-        state.requests = ()
-        self._instruct(do.TriggerCheckpoint(state.attempt, checkpoint_id, at_ms, plan.trigger))
-        self._instruct(do.SetTimer(f"timeout:{checkpoint_id}", at_ms + self._spec.checkpoints.timeout_ms))
+        state.pending[checkpoint_id] = pending
+        state.statistics.was_triggered()
+        if properties.kind.stops:
+            state.stopping = checkpoint_id
+        if spec.hooks:
+            self._context.instruct(do.TriggerHooks(checkpoint_id, at_ms))
+        else:
+            self._trigger_tasks(pending)
+        self._context.instruct(do.SetTimer(f"timeout:{checkpoint_id}", at_ms + self._context.settings.timeout_ms))
+
+    def _trigger_tasks(self, pending: PendingCheckpoint) -> None:
+        options = barrier_options(self._context.settings, pending.properties.kind)
+        self._context.instruct(
+            do.TriggerCheckpoint(
+                pending.attempt, pending.checkpoint_id, pending.triggered_at_ms, pending.trigger, options
+            )
+        )
 
     # --- collect --------------------------------------------------------------------------------------------------
 
+    def hooks_triggered(self, event: ev.HooksTriggered) -> None:
+        """Every master hook has answered: now the tasks are triggered (C9)."""
+        pending = self._context.state.pending.get(event.checkpoint_id)
+        if pending is not None and pending.phase is PendingPhase.HOOKS:
+            pending.advance(PendingInput.HOOKS_ANSWERED)
+            pending.hooks = event.states
+            self._trigger_tasks(pending)
+
+    def hook_failed(self, event: ev.HookFailed) -> None:
+        """A checkpoint that the world outside is not part of is none."""
+        pending = self._context.state.pending.get(event.checkpoint_id)
+        if pending is not None and pending.phase is PendingPhase.HOOKS:
+            self.abandoner.give_up(pending, Reason.HOOK_FAILED, event.at_ms, event.error)
+
     def acknowledged(self, event: ev.CheckpointAcknowledged) -> AcknowledgeResult:
         """A task's part is durable. State of an acknowledgement that is refused is deleted (C4)."""
-        state = self._state
+        state = self._context.state
         pending = state.pending.get(event.checkpoint_id)
         if pending is None or event.attempt != pending.attempt:
             known = any(c.checkpoint_id == event.checkpoint_id for c in state.completed)
             result = AcknowledgeResult.DUPLICATE if known else AcknowledgeResult.DISCARDED
         else:
             result = pending.acknowledge(event.task, event.state)
-        handle = event.state.handle
-        if (
-            result in (AcknowledgeResult.DISCARDED, AcknowledgeResult.UNKNOWN)
-            and handle is not None
-            and handle.path is not None
-        ):
-            self._instruct(do.DiscardHandle(handle))
-        if result is AcknowledgeResult.SUCCESS and pending is not None and pending.fully_acknowledged:
-            pending.phase = PendingPhase.WRITING
-            pending.metadata = self._metadata(pending)
-            self._instruct(do.WriteMetadata(pending.metadata))
+        if result is AcknowledgeResult.SUCCESS:
+            assert pending is not None
+            self._remember(pending, event)
+        elif result is not AcknowledgeResult.DUPLICATE:
+            self.discards.state_of(event.state)
         return result
 
-    def declined(self, event: ev.CheckpointDeclined) -> str | None:
+    def _remember(self, pending: PendingCheckpoint, event: ev.CheckpointAcknowledged) -> None:
+        elapsed_ms = event.at_ms - pending.triggered_at_ms
+        pending.subtasks[event.task] = SubtaskStatistics.of(elapsed_ms, event.metrics, event.state)
+        self._look_for_union(event.state)
+        if pending.fully_acknowledged:
+            pending.advance(PendingInput.ALL_ACKNOWLEDGED)
+
+    def _look_for_union(self, subtask: SubtaskState) -> None:
+        if subtask.handle is not None:
+            for section in subtask.handle.sections:
+                if section.kind is StateKind.UNION:
+                    self._context.state.union_operators[section.uid] = None
+
+    def declined(self, event: ev.CheckpointDeclined) -> None:
         """A task cannot take part."""
-        pending = self._state.pending.get(event.checkpoint_id)
-        if pending is None or event.attempt != pending.attempt or pending.phase is not PendingPhase.COLLECTING:
-            return None
-        return self._fail(pending, f"declined by {event.task}: {event.message}")
+        pending = self._context.state.pending.get(event.checkpoint_id)
+        if (
+            pending is not None
+            and event.attempt == pending.attempt
+            and pending.phase in (PendingPhase.COLLECTING, PendingPhase.ACKNOWLEDGED)
+        ):
+            self.abandoner.give_up(pending, event.reason, event.at_ms, f"{event.task}: {event.message}")
 
-    def task_finished(self, task: TaskId) -> None:
+    def task_finished(self, task: TaskId, at_ms: int) -> None:
         """A checkpoint that was triggered before it was known that the task leaves waits for it in vain."""
-        for pending in list(self._state.pending.values()):
-            if pending.attempt == self._state.attempt and task in pending.waiting:
-                self._remove(pending, f"{task} finished while the checkpoint was being triggered")
+        for pending in list(self._context.state.pending.values()):
+            if pending.attempt == self._context.state.attempt and task in pending.waiting:
+                self.abandoner.give_up(pending, Reason.TASK_FINISHED, at_ms, str(task))
 
-    def drop_collecting(self, reason: str) -> None:
-        """The attempt is over: checkpoints that are still collecting end with it, which no tolerance counts."""
-        for pending in list(self._state.pending.values()):
-            if pending.phase is PendingPhase.COLLECTING:
-                self._remove(pending, reason)
-        for request in self._state.requests:
-            self._instruct(do.CompleteRequest(request, None, reason))
-        self._state.requests = ()
+    def _expire(self, checkpoint_id: CheckpointId, at_ms: int) -> None:
+        pending = self._context.state.pending.get(checkpoint_id)
+        if pending is None or pending.phase not in (PendingPhase.HOOKS, PendingPhase.COLLECTING):
+            return
+        if pending.phase is PendingPhase.HOOKS:
+            detail = "its master hooks have not answered"
+        else:
+            detail = f"{len(pending.waiting)} tasks missing, {next(iter(pending.waiting))} among them"
+        self.abandoner.give_up(pending, Reason.EXPIRED, at_ms, detail)
 
-    def take_over(self) -> None:
+    # --- the attempt, the coordinator, or the job is over ---------------------------------------------------------
+
+    def drop(self, reason: Reason, at_ms: int, detail: str = "") -> None:
+        """Whatever does not wait for storage to decide ends; no tolerance counts that."""
+        self.abandoner.give_up_open(reason, at_ms, detail)
+        self.abandoner.refuse_queued(reason, detail)
+
+    def take_over(self, at_ms: int) -> None:
         """A new generation asks again for everything whose answer the old one may have taken with it."""
-        for pending in self._state.pending.values():
-            self._void(pending)
-        if self._state.commits:
-            self._commit_next()
-        for checkpoint_id, voided in self._state.discards.items():
-            self._instruct(do.DiscardCheckpoint(checkpoint_id, voided))
-
-    # --- complete -------------------------------------------------------------------------------------------------
-
-    def metadata_written(self, checkpoint_id: CheckpointId, at_ms: int) -> CompletedCheckpoint | None:
-        """The checkpoint is complete (C7). None when that was known."""
-        state = self._state
-        pending = state.pending.get(checkpoint_id)
-        if pending is None or pending.phase is PendingPhase.COLLECTING:
-            return None
-        metadata = pending.metadata
-        assert metadata is not None and pending.fully_acknowledged, "invariant 4"
-        del state.pending[checkpoint_id]
-        completed = CompletedCheckpoint(
-            checkpoint_id, pending.triggered_at_ms, at_ms, metadata.size_bytes, metadata.final
-        )
-        state.completed = tuple(sorted((*state.completed, completed), key=lambda c: c.checkpoint_id))
-        state.completed_checkpoints += 1
-        state.consecutive_failures = 0
-        state.last_completed_at_ms = at_ms
-        committables = tuple(c for subtask in metadata.subtasks for c in subtask.committables)
-        for task, subtask in pending.acknowledged.items():
-            for c in subtask.committables:
-                key = (task, c.uid)
-                end = c.first_index + len(c.files)
-                if pending.attempt == state.attempt:
-                    state.committed_files[key] = max(state.committed_files.get(key, 0), end)
-        state.commits = (*state.commits, SinkCommit(checkpoint_id, committables))
-        if len(state.commits) == 1:
-            self._commit_next()
-        if pending.attempt == state.attempt:
-            self._instruct(do.NotifyCompleted(state.attempt, checkpoint_id, self._unfinished()))
-        for request in pending.requests:
-            self._instruct(do.CompleteRequest(request, checkpoint_id, None))
-        return completed
-
-    def metadata_failed(self, event: ev.MetadataWriteFailed) -> None:
-        """It is not known whether the metadata is there: find out by trying to void it, a bounded number of times."""
-        pending = self._state.pending.get(event.checkpoint_id)
-        if pending is None or pending.phase is PendingPhase.COLLECTING:
-            return
-        pending.phase = PendingPhase.VOIDING
-        pending.failures += 1
-        if pending.failures >= self._spec.storage_attempts_max:
-            self.storage_failure = (
-                f"checkpoint storage does not answer: the fate of checkpoint {event.checkpoint_id} is unknown "
-                f"after {pending.failures} attempts ({event.error}); restore with restore='latest' once it does"
-            )
-            return
-        due_at_ms = event.at_ms + self._spec.storage_retry_ms * pending.failures
-        self._instruct(do.SetTimer(f"void:{event.checkpoint_id}", due_at_ms))
-
-    def voided(self, checkpoint_id: CheckpointId) -> str | None:
-        """The checkpoint can never complete."""
-        pending = self._state.pending.get(checkpoint_id)
-        if pending is None or pending.phase is PendingPhase.COLLECTING:
-            return None
-        return self._fail(pending, "its metadata could not be written", voided=True)
-
-    def sinks_committed(self, checkpoint_id: CheckpointId) -> None:
-        """The sink files of the first waiting checkpoint are visible."""
-        state = self._state
-        if not state.commits or state.commits[0].checkpoint_id != checkpoint_id:
-            return
-        state.commits = state.commits[1:]
-        if state.commits:
-            self._commit_next()
-        else:
-            self._subsume()
-
-    def commit_failed(self, event: ev.SinkCommitFailed) -> None:
-        """Try again: a commit is idempotent. After too many attempts the job fails, and a restore commits."""
-        state = self._state
-        if not state.commits or state.commits[0].checkpoint_id != event.checkpoint_id:
-            return
-        commit = state.commits[0]
-        commit.failures += 1
-        if event.fenced or commit.failures >= self._spec.storage_attempts_max:
-            self.storage_failure = (
-                f"the sink files of checkpoint {event.checkpoint_id} could not be committed in "
-                f"{commit.failures} attempts ({event.error}); a job restored from it commits them"
-            )
-            return
-        due_at_ms = event.at_ms + self._spec.storage_retry_ms * commit.failures
-        self._instruct(do.SetTimer(f"commit:{event.checkpoint_id}", due_at_ms))
-
-    def discarded(self, checkpoint_id: CheckpointId) -> None:
-        """Nothing of a checkpoint is left."""
-        self._state.discards.pop(checkpoint_id, None)
-        self._state.discard_failures.pop(checkpoint_id, None)
-
-    def discard_failed(self, event: ev.CheckpointDiscardFailed) -> None:
-        """Try again, a bounded number of times; what is left then is swept when the job ends."""
-        state = self._state
-        if event.checkpoint_id not in state.discards:
-            return
-        failures = state.discard_failures.get(event.checkpoint_id, 0) + 1
-        if failures >= self._spec.storage_attempts_max:
-            self.discarded(event.checkpoint_id)
-            return
-        state.discard_failures[event.checkpoint_id] = failures
-        due_at_ms = event.at_ms + self._spec.storage_retry_ms * failures
-        self._instruct(do.SetTimer(f"discard:{event.checkpoint_id}", due_at_ms))
-
-    # --- steps ----------------------------------------------------------------------------------------------------
-
-    def _fail(self, pending: PendingCheckpoint, reason: str, voided: bool = False) -> str | None:
-        state = self._state
-        self._remove(pending, reason, voided)
-        if pending.attempt != state.attempt or state.status is not JobStatus.RUNNING:
-            return None
-        state.consecutive_failures += 1
-        if state.consecutive_failures <= self._spec.checkpoints.tolerable_failures:
-            return None
-        return (
-            f"checkpoint {pending.checkpoint_id} failed ({reason}); {state.consecutive_failures} in a row, "
-            f"{self._spec.checkpoints.tolerable_failures} tolerated"
-        )
-
-    def _remove(self, pending: PendingCheckpoint, reason: str, voided: bool = False) -> None:
-        state = self._state
-        del state.pending[pending.checkpoint_id]
-        state.failed_checkpoints += 1
-        self._discard(pending.checkpoint_id, voided)
-        if pending.attempt == state.attempt and state.status is JobStatus.RUNNING:
-            self._instruct(do.NotifyAborted(state.attempt, pending.checkpoint_id, self._unfinished()))
-        for request in pending.requests:
-            self._instruct(do.CompleteRequest(request, None, reason))
-
-    def _unfinished(self) -> tuple[TaskId, ...]:
-        finished = self._state.finished
-        return tuple(t for t in self._spec.tasks if t not in finished) if finished else self._spec.tasks
-
-    def _discard(self, checkpoint_id: CheckpointId, voided: bool) -> None:
-        self._state.discards[checkpoint_id] = voided
-        self._instruct(do.DiscardCheckpoint(checkpoint_id, voided))
-
-    def _void(self, pending: PendingCheckpoint) -> None:
-        assert pending.metadata is not None and pending.phase is not PendingPhase.COLLECTING
-        pending.phase = PendingPhase.VOIDING
-        self._instruct(do.VoidCheckpoint(replace(pending.metadata, operators=(), subtasks=(), void=True, final=False)))
-
-    def _commit_next(self) -> None:
-        commit = self._state.commits[0]
-        if commit.committables:
-            self._instruct(do.CommitSinks(commit.checkpoint_id, commit.committables))
-        else:
-            self.sinks_committed(commit.checkpoint_id)
-
-    def _subsume(self) -> None:
-        """Everything completed is committed: keep the newest ones, delete the rest."""
-        state = self._state
-        retained = self._spec.checkpoints.retained
-        subsumed, state.completed = state.completed[:-retained], state.completed[-retained:]
-        for checkpoint in subsumed:
-            self._discard(checkpoint.checkpoint_id, voided=False)
-
-    def _metadata(self, pending: PendingCheckpoint) -> CheckpointMetadata:
-        spec = self._spec
-        subtasks = []
-        for task in spec.tasks:
-            subtask = pending.acknowledged.get(task)
-            if subtask is None:
-                # It had finished: its state is over, and its sink files are covered by an earlier checkpoint.
-                subtasks.append(SubtaskState(task.vertex, task.subtask, None, finished=True))
-                continue
-            trimmed = (
-                self._uncommitted(c, self._state.committed_files.get((task, c.uid), 0)) for c in subtask.committables
-            )
-            subtasks.append(replace(subtask, committables=tuple(c for c in trimmed if c.files)))
-        return CheckpointMetadata(
-            version=METADATA_VERSION,
-            job_id=spec.job_id,
-            job_name=spec.job_name,
-            checkpoint_id=pending.checkpoint_id,
-            attempt=pending.attempt,
-            triggered_at_ms=pending.triggered_at_ms,
-            operators=spec.operators,
-            subtasks=tuple(subtasks),
-            final=all(s.finished for s in subtasks),
-            restored_from=None if spec.restore is None else spec.restore.pointer,
-        )
-
-    @staticmethod
-    def _uncommitted(committable: Committable, committed: int) -> Committable:
-        """Drop files that an earlier completed checkpoint has covered: their task had not heard of it yet."""
-        skip = min(max(0, committed - committable.first_index), len(committable.files))
-        return replace(committable, first_index=committable.first_index + skip, files=committable.files[skip:])
+        self.drop(Reason.COORDINATOR_LOST, at_ms)
+        self.abandoner.take_over()
+        self.writer.take_over()
+        self.commits.take_over()
+        self.discards.take_over()

@@ -134,6 +134,25 @@ class HookFailed:
 
 @wire
 @dataclass(frozen=True, slots=True)
+class HooksRestored:
+    """Every master hook has taken back what it had kept with the checkpoint that this attempt starts from."""
+
+    at_ms: int
+    attempt: AttemptNumber
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class HookRestoreFailed:
+    """A master hook raised, or what it had kept could not be read."""
+
+    at_ms: int
+    attempt: AttemptNumber
+    error: str
+
+
+@wire
+@dataclass(frozen=True, slots=True)
 class SavepointWritten:
     """The savepoint's own folder is whole; `path` is where a job can be restored from."""
 
@@ -251,6 +270,8 @@ CoordinatorEvent = (
     | CheckpointDeclined
     | HooksTriggered
     | HookFailed
+    | HooksRestored
+    | HookRestoreFailed
     | SavepointWritten
     | SavepointWriteFailed
     | MetadataWritten

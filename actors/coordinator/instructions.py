@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from tidegate.actors.coordinator.spec import RestorePoint
 from tidegate.actors.elements import ALIGNED_BARRIER, BarrierOptions
+from tidegate.actors.failures import CheckpointFailureReason
 from tidegate.actors.identity import TaskId
 from tidegate.storage.codec import wire
 from tidegate.storage.ids import AttemptNumber, CheckpointId, JobId
@@ -57,6 +58,15 @@ class TriggerHooks:
 
     checkpoint_id: CheckpointId
     triggered_at_ms: int
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class RestoreHooks:
+    """Call every master hook with what it had kept with this checkpoint, before a task is deployed. Answered."""
+
+    attempt: AttemptNumber
+    restore: RestorePoint
 
 
 @wire
@@ -159,12 +169,16 @@ class SetTimer:
 @wire
 @dataclass(frozen=True, slots=True)
 class CompleteRequest:
-    """Answer a user's request: `checkpoint_id` (and `path`, for a savepoint), or the reason why there is none."""
+    """Answer a user's request: `checkpoint_id` (and `path`, for a savepoint), or why there is none.
+
+    `error` is for people, `reason` that of the closed list.
+    """
 
     request: str
     checkpoint_id: CheckpointId | None
     error: str | None
     path: str | None = None
+    reason: CheckpointFailureReason | None = None
 
 
 @wire
@@ -181,6 +195,7 @@ CoordinatorInstruction = (
     | StartSources
     | CancelAttempt
     | TriggerHooks
+    | RestoreHooks
     | TriggerCheckpoint
     | WriteSavepoint
     | DiscardSavepoint

@@ -4,12 +4,14 @@ Every event is logged before the instructions that follow from it are carried ou
 instructions) gives the same state. Rules that it keeps:
 
 - A checkpoint is complete when, and only when, its `_metadata` was created by one conditional create (invariant 4).
-  Where it is not known whether that happened, a tombstone is created in its place: whichever is there first decides,
-  also against a coordinator that was thought dead.
 - An attempt is restored only after the fate of every checkpoint is known, from the newest completed one (invariant 7).
 - Sink files are committed checkpoint by checkpoint, in order, and a checkpoint is deleted only after its sink files
   were committed and newer ones are complete (invariants 5 and 6).
 - Checkpoint ids are never used twice, failed or not.
+- A job that is stopped ends after its savepoint, or goes on as if nobody had asked.
+
+The tables of what a job and a checkpoint can go through are in `phases`; how checkpoints are taken is in `checkpoints`
+and `writing`. An event costs the same however many tasks there are, but for those that start or end a checkpoint.
 """
 
 from __future__ import annotations
@@ -19,12 +21,22 @@ from functools import singledispatchmethod
 from tidegate.actors.coordinator import events as ev
 from tidegate.actors.coordinator import instructions as do
 from tidegate.actors.coordinator.checkpoints import CheckpointKeeper
-from tidegate.actors.coordinator.spec import JobSpec, RestorePoint
-from tidegate.actors.coordinator.state import CoordinatorState, JobStatus, PendingPhase
+from tidegate.actors.coordinator.context import CoordinatorContext
+from tidegate.actors.coordinator.deployment import Deployer
+from tidegate.actors.coordinator.phases import JobInput, JobStatus, PendingPhase
+from tidegate.actors.coordinator.properties import keeps_checkpoints
+from tidegate.actors.coordinator.state import CoordinatorState
+from tidegate.actors.failures import CheckpointFailureReason as Reason
 from tidegate.storage.errors import ProtocolError
-from tidegate.storage.ids import AttemptNumber
 
 FAILURES_REMEMBERED_MAX = 100_000
+
+_OVER = {
+    JobStatus.FINISHED: JobInput.OVER_FINISHED,
+    JobStatus.FAILED: JobInput.OVER_FAILED,
+    JobStatus.CANCELLED: JobInput.OVER_CANCELLED,
+    JobStatus.SUSPENDED: JobInput.OVER_SUSPENDED,
+}
 
 
 class CoordinatorMachine:
@@ -33,7 +45,9 @@ class CoordinatorMachine:
     def __init__(self, state: CoordinatorState | None = None) -> None:
         self.state = state if state is not None else CoordinatorState()
         self._instructions: list[do.CoordinatorInstruction] = []
-        self._checkpoints = CheckpointKeeper(self.state, self._instructions.append)
+        self._context = CoordinatorContext(self.state, self._instructions.append)
+        self._checkpoints = CheckpointKeeper(self._context)
+        self._deployer = Deployer(self._context)
 
     def handle(self, event: ev.CoordinatorEvent) -> list[do.CoordinatorInstruction]:
         """Take in one fact; returns what has to be done about it, in order, once the fact is logged."""
@@ -62,7 +76,7 @@ class CoordinatorMachine:
         if event.spec.restore is not None and event.spec.restore.final:
             self._end(JobStatus.FINISHED, None, event.at_ms)
         else:
-            self._deploy(event.at_ms)
+            self._deployer.deploy(event.at_ms)
 
     @_on.register
     def _on_started(self, event: ev.CoordinatorStarted) -> None:
@@ -75,23 +89,25 @@ class CoordinatorMachine:
             self._instructions.append(do.EndJob(self.state.status.value, self.state.ending_reason))
             return
         self._instructions.append(do.CancelAttempt(self.state.attempt))
-        self._checkpoints.drop_collecting("the coordinator was lost")
-        self._checkpoints.take_over()
+        self._checkpoints.take_over(event.at_ms)
         if self.state.status is JobStatus.ENDING:
-            self.state.finished = dict.fromkeys(self._spec.tasks)
+            self._forget_tasks()
         else:
-            self.state.status = JobStatus.RESTARTING
+            self.state.move(JobInput.RESTART)
             self.state.restart_due = True
 
     @_on.register
     def _on_ready(self, event: ev.TaskReady) -> None:
-        if event.attempt != self.state.attempt or self.state.status is not JobStatus.DEPLOYING:
-            return
-        self.state.ready[event.task] = None
-        if len(self.state.ready) == len(self._spec.tasks):
-            self.state.status = JobStatus.RUNNING
-            self._instructions.append(do.StartSources(self.state.attempt, self._spec.sources))
+        if self._deployer.ready(event):
             self._checkpoints.start_periodic(event.at_ms)
+
+    @_on.register
+    def _on_hooks_restored(self, event: ev.HooksRestored) -> None:
+        self._deployer.hooks_restored(event)
+
+    @_on.register
+    def _on_hooks_not_restored(self, event: ev.HookRestoreFailed) -> None:
+        self._deployer.hooks_not_restored(event)
 
     @_on.register
     def _on_task_failed(self, event: ev.TaskFailed) -> None:
@@ -108,8 +124,8 @@ class CoordinatorMachine:
         if event.attempt == self.state.attempt:
             self.state.ended[event.task] = None
             self.state.finished[event.task] = None
-            self._checkpoints.task_finished(event.task)
-            if self.state.status is JobStatus.RUNNING and len(self.state.finished) == len(self._spec.tasks):
+            self._checkpoints.task_finished(event.task, event.at_ms)
+            if self.state.status is JobStatus.RUNNING and len(self.state.finished) == len(self._context.spec.tasks):
                 # Each was covered by a checkpoint when it left, so nothing is missing.
                 self._end(JobStatus.FINISHED, None, event.at_ms)
 
@@ -125,20 +141,19 @@ class CoordinatorMachine:
             if self.state.status is JobStatus.RESTARTING and int(argument) == self.state.attempt + 1:
                 self.state.restart_due = True
         elif name == "deploy":
-            if self.state.status is JobStatus.DEPLOYING and int(argument) == self.state.attempt:
-                missing = next(t for t in self._spec.tasks if t not in self.state.ready)
-                limit_ms = self._spec.deploy_timeout_ms
-                self._fail_attempt(f"{missing} was not ready within {limit_ms} ms", event.at_ms)
+            self._deployer.expire(int(argument))
+        elif name == "hooks":
+            self._deployer.repeat_hooks(int(argument))
         elif name == "ending":
-            self.state.finished = dict.fromkeys(self._spec.tasks)
-        elif (failure := self._checkpoints.timer(name, argument, event.at_ms)) is not None:
-            self._fail_attempt(failure, event.at_ms)
+            self._forget_tasks()
+        else:
+            self._checkpoints.timer(name, argument, event.at_ms)
 
     # --- checkpoints ----------------------------------------------------------------------------------------------
 
     @_on.register
     def _on_requested(self, event: ev.CheckpointRequested) -> None:
-        self._checkpoints.request(event.request)
+        self._checkpoints.request(event)
 
     @_on.register
     def _on_acknowledged(self, event: ev.CheckpointAcknowledged) -> None:
@@ -146,140 +161,167 @@ class CoordinatorMachine:
 
     @_on.register
     def _on_declined(self, event: ev.CheckpointDeclined) -> None:
-        failure = self._checkpoints.declined(event)
-        if failure is not None:
-            self._fail_attempt(failure, event.at_ms)
+        self._checkpoints.declined(event)
+
+    @_on.register
+    def _on_hooks_triggered(self, event: ev.HooksTriggered) -> None:
+        self._checkpoints.hooks_triggered(event)
+
+    @_on.register
+    def _on_hook_failed(self, event: ev.HookFailed) -> None:
+        self._checkpoints.hook_failed(event)
+
+    @_on.register
+    def _on_exported(self, event: ev.SavepointWritten) -> None:
+        self._checkpoints.writer.exported(event)
+
+    @_on.register
+    def _on_export_failed(self, event: ev.SavepointWriteFailed) -> None:
+        self._checkpoints.writer.export_failed(event)
 
     @_on.register
     def _on_metadata_written(self, event: ev.MetadataWritten) -> None:
-        completed = self._checkpoints.metadata_written(event.checkpoint_id, event.at_ms)
-        if completed is not None and completed.final and self.state.status is not JobStatus.ENDING:
-            self._end(JobStatus.FINISHED, None, event.at_ms)
+        self._checkpoints.writer.written(event)
 
     @_on.register
     def _on_voided(self, event: ev.CheckpointVoided) -> None:
-        failure = self._checkpoints.voided(event.checkpoint_id)
-        if failure is not None:
-            self._fail_attempt(failure, event.at_ms)
+        self._checkpoints.writer.voided(event)
 
     @_on.register
     def _on_metadata_failed(self, event: ev.MetadataWriteFailed) -> None:
-        self._checkpoints.metadata_failed(event)
+        self._checkpoints.writer.write_failed(event)
 
     @_on.register
     def _on_committed(self, event: ev.SinksCommitted) -> None:
-        self._checkpoints.sinks_committed(event.checkpoint_id)
+        self._checkpoints.commits.done(event.checkpoint_id)
 
     @_on.register
     def _on_commit_failed(self, event: ev.SinkCommitFailed) -> None:
-        self._checkpoints.commit_failed(event)
+        self._checkpoints.commits.failed(event)
 
     @_on.register
     def _on_discarded(self, event: ev.CheckpointDiscarded) -> None:
-        self._checkpoints.discarded(event.checkpoint_id)
+        self._checkpoints.discards.done(event.checkpoint_id)
 
     @_on.register
     def _on_discard_failed(self, event: ev.CheckpointDiscardFailed) -> None:
-        self._checkpoints.discard_failed(event)
+        self._checkpoints.discards.failed(event)
 
     # --- transitions ----------------------------------------------------------------------------------------------
-
-    @property
-    def _spec(self) -> JobSpec:
-        if self.state.spec is None:
-            raise ProtocolError("no job was submitted")
-        return self.state.spec
-
-    def _deploy(self, at_ms: int) -> None:
-        state = self.state
-        state.status = JobStatus.DEPLOYING
-        state.attempt = AttemptNumber(state.attempt + 1)
-        state.ready, state.ended, state.finished = {}, {}, {}
-        state.committed_files = {}
-        state.restart_due = state.due = False
-        state.consecutive_failures = 0
-        restore = self._spec.restore
-        if state.completed:
-            newest = state.completed[-1]
-            restore = RestorePoint(self._spec.root, self._spec.job_id, newest.checkpoint_id, newest.final)
-        self._instructions.append(do.DeployAttempt(state.attempt, restore))
-        self._instructions.append(do.SetTimer(f"deploy:{state.attempt}", at_ms + self._spec.deploy_timeout_ms))
 
     def _fail_attempt(self, reason: str, at_ms: int) -> None:
         state = self.state
         if state.status is JobStatus.ENDING:
-            state.finished = dict.fromkeys(self._spec.tasks)
+            self._forget_tasks()
             return
         if state.status is JobStatus.RESTARTING:
             return
         state.failure_times_ms = (*state.failure_times_ms, at_ms)[-FAILURES_REMEMBERED_MAX:]
-        delay_ms = self._spec.restart.decide(state.failure_times_ms, at_ms)
+        delay_ms = self._context.spec.restart.decide(state.failure_times_ms, at_ms)
         state.last_failure = reason
         if delay_ms is None:
             self._end(JobStatus.FAILED, reason, at_ms)
             return
-        self._instructions.append(do.CancelAttempt(state.attempt))
-        self._checkpoints.drop_collecting(f"the attempt failed: {reason}")
-        state.status = JobStatus.RESTARTING
-        state.restart_due = False
+        self._leave_attempt(reason, at_ms)
         self._instructions.append(do.SetTimer(f"restart:{state.attempt + 1}", at_ms + delay_ms))
+
+    def _leave_attempt(self, reason: str, at_ms: int) -> None:
+        """Its tasks stop, and the next attempt is waited for."""
+        self._instructions.append(do.CancelAttempt(self.state.attempt))
+        self._checkpoints.drop(Reason.JOB_FAILOVER, at_ms, reason)
+        self.state.move(JobInput.RESTART)
+        self.state.restart_due = False
 
     def _end(self, status: JobStatus, reason: str | None, at_ms: int) -> None:
         state = self.state
-        waits_for_tasks = status is JobStatus.FINISHED and state.status is JobStatus.RUNNING
-        state.status = JobStatus.ENDING
+        waits_for_tasks = status in (JobStatus.FINISHED, JobStatus.SUSPENDED) and state.status is JobStatus.RUNNING
         state.ending_status, state.ending_reason = status, reason
-        self._checkpoints.drop_collecting(f"the job is ending: {reason or status.value}")
         if waits_for_tasks:
-            self._instructions.append(do.SetTimer("ending", at_ms + self._spec.deploy_timeout_ms))
+            self._checkpoints.drop(Reason.JOB_ENDING, at_ms, reason or status.value)
+            state.move(JobInput.END)
+            self._instructions.append(do.SetTimer("ending", at_ms + self._context.spec.deploy_timeout_ms))
         else:
+            state.move(JobInput.END)
+            self._checkpoints.drop(Reason.JOB_ENDING, at_ms, reason or status.value)
             self._instructions.append(do.CancelAttempt(state.attempt))
-            state.finished = dict.fromkeys(self._spec.tasks)
+            self._forget_tasks()
+
+    def _forget_tasks(self) -> None:
+        """Nobody waits for a task any more."""
+        self.state.finished = dict.fromkeys(self._context.spec.tasks)
 
     def _proceed(self, at_ms: int) -> None:
-        """Take the steps that were waiting for something, if it has happened."""
+        """Carry out the verdicts, and take the steps that were waiting for something, if it has happened."""
         state = self.state
         if state.spec is None:
             return
-        if (failure := self._checkpoints.storage_failure) is not None and not state.gave_up:
-            state.gave_up = True
-            if state.status is not JobStatus.ENDING:
-                self._end(JobStatus.FAILED, failure, at_ms)
-            else:
-                state.ending_status, state.ending_reason = JobStatus.FAILED, failure
+        if state.status is JobStatus.RUNNING:
+            self._checkpoints.writer.proceed(at_ms)
+        self._judge(at_ms)
         if state.status is JobStatus.RESTARTING and state.restart_due and not state.pending:
-            self._deploy(at_ms)
+            self._deployer.deploy(at_ms)
         elif state.status is JobStatus.RUNNING:
             self._checkpoints.trigger_if_due(at_ms)
         elif state.status is JobStatus.ENDING:
             self._end_if_over()
 
+    def _judge(self, at_ms: int) -> None:
+        """Carry out what the event has brought about for the job as a whole."""
+        state, context = self.state, self._context
+        end, context.end = context.end, None
+        if end is not None and state.status is not JobStatus.ENDING:
+            self._end(end, None, at_ms)
+        stop_failure, context.stop_failure = context.stop_failure, None
+        if stop_failure is not None and state.status is JobStatus.RUNNING:
+            state.last_failure = stop_failure
+            self._leave_attempt(stop_failure, at_ms)
+            state.restart_due = True
+        failure, context.attempt_failure = context.attempt_failure, None
+        if failure is not None:
+            self._fail_attempt(failure, at_ms)
+        if (failure := context.storage_failure) is not None and not state.gave_up:
+            state.gave_up = True
+            if state.status is not JobStatus.ENDING:
+                self._end(JobStatus.FAILED, failure, at_ms)
+            else:
+                state.ending_status, state.ending_reason = JobStatus.FAILED, failure
+
     def _end_if_over(self) -> None:
         state = self.state
-        waits = state.pending or state.commits or len(state.finished) < len(self._spec.tasks)
+        waits = state.pending or state.commits or state.exports or len(state.finished) < len(self._context.spec.tasks)
         if waits and not state.gave_up:
             return
         assert state.ending_status is not None
-        state.status = state.ending_status
+        state.move(_OVER[state.ending_status])
+        if not state.gave_up and not keeps_checkpoints(self._context.settings.retention, state.status):
+            # What is not retained is swept with the rest; of a job that gave up, a restore needs it.
+            state.completed = ()
         self._instructions.append(do.EndJob(state.status.value, state.ending_reason))
 
     def _on_after_end(self, event: ev.CoordinatorEvent) -> None:
         """Nothing changes after the end, but for deletions that were under way; requests are refused."""
         if isinstance(event, ev.CheckpointRequested):
-            error = f"the job is {self.state.status.value}"
-            self._instructions.append(do.CompleteRequest(event.request, None, error))
+            detail = f"the job is {self.state.status.value}"
+            self._checkpoints.abandoner.refuse((event.request,), Reason.NOT_ALL_REQUIRED_TASKS_RUNNING, detail)
         elif isinstance(event, ev.CheckpointDiscarded):
-            self._checkpoints.discarded(event.checkpoint_id)
+            self._checkpoints.discards.done(event.checkpoint_id)
+        elif isinstance(event, ev.SavepointWritten | ev.SavepointWriteFailed):
+            self._checkpoints.abandoner.export_answered(event.checkpoint_id)
 
     def _validate(self) -> None:
         """Invariants that hold after every event; cheap, always on."""
         state = self.state
-        writing = [p for p in state.pending.values() if p.phase is not PendingPhase.COLLECTING]
-        assert all(p.fully_acknowledged for p in writing), "only a fully acknowledged checkpoint is written"
-        assert state.status is JobStatus.RUNNING or len(writing) == len(state.pending), (
+        written = [p for p in state.pending.values() if p.phase.being_written]
+        assert len(written) <= 1, "one checkpoint is written at a time"
+        assert all(p.fully_acknowledged for p in written), "only a fully acknowledged checkpoint is written"
+        assert state.status is JobStatus.RUNNING or all(not p.phase.open for p in state.pending.values()), (
             "acknowledgements are collected only while the job runs"
         )
+        assert all(p.phase not in (PendingPhase.COMPLETED, PendingPhase.FAILED) for p in state.pending.values()), (
+            "what is over is not pending"
+        )
+        assert state.stopping is None or state.stopping in state.pending, "a stop waits for its savepoint"
         ids = [c.checkpoint_id for c in state.completed]
         assert ids == sorted(set(ids)), "completed checkpoints are ordered and unique"
         assert all(n < state.next_checkpoint_id for n in (*ids, *state.pending)), "ids are never used twice"
-        assert not (set(ids) & set(state.discards)), "what is retained is never deleted (invariant 5)"
+        assert not (set(ids) & state.discards.keys()), "what is retained is never deleted (invariant 5)"

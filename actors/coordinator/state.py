@@ -1,46 +1,43 @@
-"""Everything the coordinator remembers: the fold over its event log, encodable so that the fold can be stored."""
+"""Everything the coordinator remembers: the fold over its event log, encodable so that the fold can be stored.
+
+Sets of tasks are dicts that grow in place, so that an event costs the same however many tasks there are.
+"""
 
 from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
 
+from tidegate.actors.coordinator.phases import (
+    JobInput,
+    JobStatus,
+    PendingInput,
+    PendingPhase,
+    next_phase,
+    next_status,
+)
+from tidegate.actors.coordinator.properties import CHECKPOINT, CheckpointProperties
+from tidegate.actors.coordinator.requests import CheckpointRequest
 from tidegate.actors.coordinator.spec import JobSpec
+from tidegate.actors.coordinator.statistics import CheckpointStatistics, SubtaskStatistics
 from tidegate.actors.identity import TaskId
 from tidegate.storage.codec import wire
 from tidegate.storage.ids import AttemptNumber, CheckpointId, Generation, OperatorUid
 from tidegate.storage.metadata import CheckpointMetadata, Committable, SubtaskState
 
+__all__ = [
+    "AcknowledgeResult",
+    "CompletedCheckpoint",
+    "CoordinatorState",
+    "JobStatus",
+    "PendingCheckpoint",
+    "PendingPhase",
+    "SinkCommit",
+    "TaskSet",
+]
+
 TaskSet = dict[TaskId, None]
 """Tasks in the order in which they came: a set that the codec knows and that grows in place."""
-
-
-@wire
-class JobStatus(enum.Enum):
-    """Where a job is in its life. The last three are terminal."""
-
-    CREATED = "created"
-    DEPLOYING = "deploying"
-    RUNNING = "running"
-    RESTARTING = "restarting"
-    ENDING = "ending"
-    FINISHED = "finished"
-    FAILED = "failed"
-    CANCELLED = "cancelled"
-
-    @property
-    def terminal(self) -> bool:
-        """Whether nothing follows."""
-        return self in (JobStatus.FINISHED, JobStatus.FAILED, JobStatus.CANCELLED)
-
-
-@wire
-class PendingPhase(enum.Enum):
-    """COLLECTING acknowledgements, then WRITING `_metadata`; VOIDING when it is not known whether that happened."""
-
-    COLLECTING = "collecting"
-    WRITING = "writing"
-    VOIDING = "voiding"
 
 
 @wire
@@ -65,11 +62,22 @@ class PendingCheckpoint:
     """Tasks of the plan that have not acknowledged yet."""
     finished: tuple[TaskId, ...] = ()
     """Tasks that had finished when it was triggered: covered, with nothing to acknowledge."""
-    acknowledged: dict[TaskId, SubtaskState] = field(default_factory=dict)
+    trigger: tuple[TaskId, ...] = ()
+    """Tasks that are triggered when the hooks have answered."""
+    properties: CheckpointProperties = CHECKPOINT
+    requests: tuple[str, ...] = ()
     phase: PendingPhase = PendingPhase.COLLECTING
+    hooks: tuple[tuple[str, bytes], ...] = ()
+    acknowledged: dict[TaskId, SubtaskState] = field(default_factory=dict)
+    subtasks: dict[TaskId, SubtaskStatistics] = field(default_factory=dict)
+    """What each acknowledgement told besides."""
     metadata: CheckpointMetadata | None = None
     failures: int = 0
-    requests: tuple[str, ...] = ()
+    """Attempts to export or to write it that have failed."""
+    export_asked: bool = False
+    """Whether an answer to a `WriteSavepoint` is outstanding."""
+    path: str | None = None
+    """Where the savepoint's own folder is, once it is whole."""
 
     def acknowledge(self, task: TaskId, state: SubtaskState) -> AcknowledgeResult:
         """Take in one task's part."""
@@ -77,9 +85,15 @@ class PendingCheckpoint:
             return AcknowledgeResult.DUPLICATE
         if task not in self.waiting:
             return AcknowledgeResult.UNKNOWN
+        if self.phase is not PendingPhase.COLLECTING:
+            return AcknowledgeResult.DISCARDED
         del self.waiting[task]
         self.acknowledged[task] = state
         return AcknowledgeResult.SUCCESS
+
+    def advance(self, input: PendingInput) -> None:
+        """Enter the phase that follows. ProtocolError, and no change, if none does."""
+        self.phase = next_phase(self.phase, input)
 
     @property
     def fully_acknowledged(self) -> bool:
@@ -118,6 +132,9 @@ class CoordinatorState:
     status: JobStatus = JobStatus.CREATED
     generation: Generation = Generation(0)
     attempt: AttemptNumber = AttemptNumber(-1)
+    restoring_hooks: bool = False
+    """Whether the attempt waits for master hooks to be restored before its tasks are deployed."""
+    hook_failures: int = 0
     ready: TaskSet = field(default_factory=dict)
     ended: TaskSet = field(default_factory=dict)
     """Tasks whose operators have finished."""
@@ -125,21 +142,30 @@ class CoordinatorState:
     """Tasks that are over."""
     next_checkpoint_id: CheckpointId = CheckpointId(1)
     pending: dict[CheckpointId, PendingCheckpoint] = field(default_factory=dict)
+    """In the order of their numbers."""
     completed: tuple[CompletedCheckpoint, ...] = ()
     commits: tuple[SinkCommit, ...] = ()
     committed_files: dict[tuple[TaskId, OperatorUid], int] = field(default_factory=dict)
     """How many files of each sink subtask of this attempt belong to completed checkpoints."""
+    union_operators: dict[OperatorUid, None] = field(default_factory=dict)
+    """Operators that were seen to hold union list state."""
     discards: dict[CheckpointId, bool] = field(default_factory=dict)
     """Checkpoints to delete, and whether each was voided (its tombstone stays)."""
     discard_failures: dict[CheckpointId, int] = field(default_factory=dict)
-    requests: tuple[str, ...] = ()
+    exports: dict[CheckpointId, str] = field(default_factory=dict)
+    """Targets of savepoints that were given up while their folder was being written."""
+    requests: tuple[CheckpointRequest, ...] = ()
     """Requests for a checkpoint that has not been started."""
     due: bool = False
-    """A periodic checkpoint was due while another one was pending."""
+    """A periodic checkpoint is due and could not be started yet."""
+    final_not_before_ms: int = -(2**62)
+    """After a checkpoint that came too early for a task, the final one is not tried again before this time."""
+    stopping: CheckpointId | None = None
+    """The pending savepoint after which the job ends."""
     restart_due: bool = False
     failure_times_ms: tuple[int, ...] = ()
     consecutive_failures: int = 0
-    """Checkpoints that failed since the last one completed."""
+    """Counted failures of checkpoints since the last one completed."""
     failed_checkpoints: int = 0
     completed_checkpoints: int = 0
     last_completed_at_ms: int = -(2**62)
@@ -148,3 +174,15 @@ class CoordinatorState:
     ending_reason: str | None = None
     gave_up: bool = False
     """Storage did not answer within the allowed attempts: the job ends without waiting for it."""
+    statistics: CheckpointStatistics = field(default_factory=CheckpointStatistics)
+
+    def move(self, input: JobInput) -> None:
+        """Enter the status that follows. ProtocolError, and no change, if none does."""
+        self.status = next_status(self.status, input)
+
+    @property
+    def unfinished(self) -> tuple[TaskId, ...]:
+        """Tasks that are not over, in the order of the job."""
+        assert self.spec is not None
+        tasks = self.spec.tasks
+        return tuple(task for task in tasks if task not in self.finished) if self.finished else tasks

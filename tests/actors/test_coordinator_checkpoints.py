@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from tidegate.actors.coordinator import events as ev
 from tidegate.actors.coordinator import instructions as do
-from tidegate.actors.coordinator.checkpoints import REQUESTS_MAX
+from tidegate.actors.coordinator.requests import REQUESTS_MAX
 from tidegate.actors.coordinator.state import JobStatus
+from tidegate.actors.failures import CheckpointFailureReason
 from tidegate.actors.identity import TaskId
 from tidegate.storage.ids import CheckpointId, SubtaskIndex, VertexId
 
@@ -63,7 +64,7 @@ def test_no_checkpoint_before_every_task_runs() -> None:
     refused = coordinator.request()
 
     assert [i.error for i in only(refused, do.CompleteRequest)] == [
-        "the job is deploying: not all required tasks are running"
+        "not all required tasks are running: the job is deploying"
     ]
     assert "SetTimer" in kinds(coordinator.all_ready())
 
@@ -143,7 +144,7 @@ def test_waiting_requests_are_bounded() -> None:
 
     (refused,) = only(coordinator.request("one more"), do.CompleteRequest)
 
-    assert "too many checkpoint requests" in (refused.error or "")
+    assert CheckpointFailureReason.TOO_MANY_REQUESTS is refused.reason
 
 
 # --- C4: acknowledgements -----------------------------------------------------------------------------------------
@@ -210,7 +211,11 @@ def test_a_checkpoint_that_is_given_up_is_aborted_and_deleted(how: str) -> None:
     (aborted,) = only(found, do.NotifyAborted)
     assert (aborted.checkpoint_id, aborted.tasks) == (1, TASKS)
     reason = only(found, do.CompleteRequest)[0].error or ""
-    assert ("expired; 1 tasks missing, sink[0] among them" if how == "timeout" else "declined by sink[0]") in reason
+    assert (
+        "expired before it was complete: 1 tasks missing, sink[0] among them"
+        if how == "timeout"
+        else "declined: sink[0]"
+    ) in reason
     assert coordinator.status is JobStatus.RUNNING
     assert coordinator.ask() == 2, "ids are never used twice"
 
@@ -239,7 +244,7 @@ def test_failures_in_a_row_fail_the_attempt_and_a_success_forgives() -> None:
 
     assert coordinator.status is JobStatus.RESTARTING
     assert coordinator.state.last_failure == (
-        "checkpoint 4 failed (declined by sink[0]: disk full); 2 in a row, 1 tolerated"
+        "checkpoint 4 failed (a task declined: sink[0]: disk full); 2 in a row, 1 tolerated"
     )
 
 

@@ -352,7 +352,9 @@ def test_nothing_happens_after_the_end() -> None:
     coordinator.cancel()
 
     assert coordinator.fail() == coordinator.all_ready() == coordinator.cancel() == coordinator.ack(1, SINK) == []
-    assert [r.error for r in only(coordinator.request(), do.CompleteRequest)] == ["the job is cancelled"]
+    assert [r.error for r in only(coordinator.request(), do.CompleteRequest)] == [
+        "not all required tasks are running: the job is cancelled"
+    ]
     assert coordinator.status is JobStatus.CANCELLED
 
 

@@ -12,6 +12,7 @@ from tidegate.actors.coordinator import instructions as do
 from tidegate.actors.coordinator.plan import CheckpointPlan, NoPlan, make_plan
 from tidegate.actors.coordinator.spec import JobEdgeInfo, JobSpec
 from tidegate.actors.coordinator.state import JobStatus
+from tidegate.actors.failures import CheckpointFailureReason
 from tidegate.actors.identity import TaskId
 from tidegate.storage.ids import AttemptNumber, CheckpointId, SubtaskIndex, VertexId
 from tidegate.storage.metadata import SubtaskState
@@ -142,7 +143,7 @@ def test_a_task_that_leaves_while_it_is_waited_for_aborts_that_checkpoint_only()
 
     assert [i.checkpoint_id for i in only(found, do.DiscardCheckpoint)] == [1]
     (answer,) = only(found, do.CompleteRequest)
-    assert "source[0] finished while the checkpoint was being triggered" in (answer.error or "")
+    assert CheckpointFailureReason.TASK_FINISHED is answer.reason
     assert coordinator.status is JobStatus.RUNNING
     assert [t.tasks for t in only(coordinator.request(), do.TriggerCheckpoint)] == [(SINK,)]
 

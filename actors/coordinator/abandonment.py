@@ -1,0 +1,139 @@
+"""Gives checkpoints up (C5): whoever takes part is told, what was written is deleted, whoever asked gets the reason.
+
+Rules:
+
+- Every failure has one reason of the closed list; a detail says what is known besides.
+- A savepoint of `stop` that fails after its trigger has left the tasks at the end of their data, so the attempt has to
+  start anew; that is no failure of the attempt, and no restart strategy is asked.
+- The folder of a savepoint is deleted when nobody writes to it any more: when the answer of an export that is under way
+  has come.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from tidegate.actors.coordinator import instructions as do
+from tidegate.actors.coordinator.context import CoordinatorContext
+from tidegate.actors.coordinator.discards import Discarder
+from tidegate.actors.coordinator.failure_manager import count_failure, describe
+from tidegate.actors.coordinator.phases import JobStatus, PendingInput, PendingPhase
+from tidegate.actors.coordinator.state import PendingCheckpoint
+from tidegate.actors.coordinator.statistics import CheckpointRecord, vertex_statistics
+from tidegate.actors.failures import CheckpointFailureReason as Reason
+from tidegate.storage.ids import CheckpointId
+
+_ATTEMPT_IS_OVER = frozenset({Reason.JOB_FAILOVER, Reason.COORDINATOR_LOST})
+_TOO_EARLY = frozenset({Reason.TASK_NOT_READY, Reason.TASK_CLOSING, Reason.UNION_STATE_PARTLY_FINISHED})
+
+
+class Abandoner:
+    """Gives up the checkpoints of one job."""
+
+    def __init__(self, context: CoordinatorContext, discards: Discarder) -> None:
+        self._context = context
+        self._discards = discards
+
+    def give_up(
+        self, pending: PendingCheckpoint, reason: Reason, at_ms: int, detail: str = "", voided: bool = False
+    ) -> None:
+        """The checkpoint has failed. `voided`: its tombstone is there."""
+        state, instruct = self._context.state, self._context.instruct
+        triggered = pending.phase is not PendingPhase.HOOKS
+        exporting = pending.phase is PendingPhase.EXPORTING and pending.export_asked
+        pending.advance(PendingInput.TOMBSTONE_FOUND if voided else PendingInput.GIVEN_UP)
+        del state.pending[pending.checkpoint_id]
+        text = describe(reason, detail)
+        self._record(pending, reason, at_ms, text)
+        if triggered:
+            self._discards.checkpoint(pending.checkpoint_id, voided)
+        if exporting:
+            assert pending.properties.target is not None
+            state.exports[pending.checkpoint_id] = pending.properties.target
+        elif pending.path is not None or pending.failures:
+            self._discard_savepoint(pending.checkpoint_id, pending.properties.target)
+        runs = pending.attempt == state.attempt and state.status is JobStatus.RUNNING
+        if runs and triggered and reason not in _ATTEMPT_IS_OVER:
+            instruct(do.NotifyAborted(state.attempt, pending.checkpoint_id, state.unfinished))
+            self._judge(pending, reason, at_ms, detail)
+        if state.stopping == pending.checkpoint_id:
+            state.stopping = None
+        for request in pending.requests:
+            instruct(do.CompleteRequest(request, None, text, reason=reason))
+
+    def give_up_open(self, reason: Reason, at_ms: int, detail: str = "", before: CheckpointId | None = None) -> None:
+        """Every checkpoint that does not wait for storage to decide has failed; with `before` only older ones."""
+        for pending in list(self._context.state.pending.values()):
+            if pending.phase.open and (before is None or pending.checkpoint_id < before):
+                self.give_up(pending, reason, at_ms, detail)
+
+    def refuse(self, requests: Iterable[str], reason: Reason, detail: str = "") -> None:
+        """Requests that no checkpoint was started for."""
+        for request in requests:
+            self._context.instruct(do.CompleteRequest(request, None, describe(reason, detail), reason=reason))
+
+    def refuse_queued(self, reason: Reason, detail: str = "") -> None:
+        """Nobody waits any more."""
+        queue, self._context.state.requests = self._context.state.requests, ()
+        self.refuse((r.request for r in queue), reason, detail)
+
+    def export_answered(self, checkpoint_id: CheckpointId) -> None:
+        """The export of a savepoint that was given up meanwhile is over: now its folder can be deleted."""
+        target = self._context.state.exports.pop(checkpoint_id, None)
+        if target is not None:
+            self._discard_savepoint(checkpoint_id, target)
+
+    def take_over(self) -> None:
+        """The exports of the generation before are not answered any more."""
+        for checkpoint_id in list(self._context.state.exports):
+            self.export_answered(checkpoint_id)
+
+    def _judge(self, pending: PendingCheckpoint, reason: Reason, at_ms: int, detail: str) -> None:
+        """What the failure of a checkpoint means for the attempt that runs."""
+        state, context = self._context.state, self._context
+        if reason is Reason.JOB_ENDING:
+            return
+        if pending.properties.kind.stops:
+            context.stop_failure = f"the savepoint {pending.checkpoint_id} that was to end the job failed: " + describe(
+                reason, detail
+            )
+            return
+        if reason in _TOO_EARLY:
+            state.final_not_before_ms = at_ms + context.spec.storage_retry_ms
+            context.instruct(do.SetTimer(f"final:{state.attempt}", state.final_not_before_ms))
+        failure = count_failure(state, pending, reason, detail)
+        if failure is not None and context.attempt_failure is None:
+            context.attempt_failure = failure
+
+    def _discard_savepoint(self, checkpoint_id: CheckpointId, target: str | None) -> None:
+        if target is not None:
+            self._context.instruct(do.DiscardSavepoint(target, self._context.spec.job_id, checkpoint_id))
+
+    def _record(self, pending: PendingCheckpoint, reason: Reason, at_ms: int, text: str) -> None:
+        state = self._context.state
+        state.failed_checkpoints += 1
+        state.statistics.has_failed(record_of(pending, at_ms, reason, text), self._context.settings.history_max)
+
+
+def record_of(
+    pending: PendingCheckpoint, at_ms: int, reason: Reason | None = None, text: str | None = None
+) -> CheckpointRecord:
+    """What the statistics keep of a checkpoint that is over."""
+    vertices = vertex_statistics(pending.subtasks)
+    in_flight_bytes = sum(v.in_flight_bytes.total for v in vertices)
+    state_bytes = sum(v.state_bytes.total for v in vertices)
+    return CheckpointRecord(
+        checkpoint_id=pending.checkpoint_id,
+        kind=pending.properties.kind,
+        triggered_at_ms=pending.triggered_at_ms,
+        ended_at_ms=at_ms,
+        tasks=len(pending.waiting) + len(pending.acknowledged) + len(pending.finished),
+        acknowledged=len(pending.acknowledged),
+        state_bytes=state_bytes,
+        incremental_bytes=state_bytes,
+        in_flight_bytes=in_flight_bytes,
+        vertices=vertices,
+        reason=reason,
+        message=text,
+        path=pending.path,
+    )

@@ -1,0 +1,85 @@
+"""Makes the sink files of completed checkpoints visible, and subsumes what newer checkpoints have made superfluous.
+
+Rules: checkpoints are committed one at a time, in the order of their numbers; only when everything completed is
+committed are older checkpoints deleted, all but the newest retained ones (invariants 5 and 6).
+"""
+
+from __future__ import annotations
+
+from tidegate.actors.coordinator import events as ev
+from tidegate.actors.coordinator import instructions as do
+from tidegate.actors.coordinator.context import CoordinatorContext
+from tidegate.actors.coordinator.discards import Discarder
+from tidegate.actors.coordinator.state import SinkCommit
+from tidegate.storage.ids import CheckpointId
+from tidegate.storage.metadata import Committable
+
+
+class SinkCommitter:
+    """Commits of one job."""
+
+    def __init__(self, context: CoordinatorContext, discards: Discarder) -> None:
+        self._context = context
+        self._discards = discards
+
+    def add(self, checkpoint_id: CheckpointId, committables: tuple[Committable, ...]) -> None:
+        """A checkpoint is complete; its turn comes after those before it."""
+        state = self._context.state
+        state.commits = (*state.commits, SinkCommit(checkpoint_id, committables))
+        if len(state.commits) == 1:
+            self._next()
+
+    def take_over(self) -> None:
+        """A new generation asks again."""
+        if self._context.state.commits:
+            self._next()
+
+    def repeat(self, checkpoint_id: CheckpointId) -> None:
+        """The time for another attempt has come."""
+        if self._is_first(checkpoint_id):
+            self._next()
+
+    def done(self, checkpoint_id: CheckpointId) -> None:
+        """The sink files of the first waiting checkpoint are visible."""
+        if not self._is_first(checkpoint_id):
+            return
+        state = self._context.state
+        state.commits = state.commits[1:]
+        if state.commits:
+            self._next()
+        else:
+            self._subsume()
+
+    def failed(self, event: ev.SinkCommitFailed) -> None:
+        """Try again: a commit is idempotent. After too many attempts the job fails, and a restore commits."""
+        if not self._is_first(event.checkpoint_id):
+            return
+        spec = self._context.spec
+        commit = self._context.state.commits[0]
+        commit.failures += 1
+        if event.fenced or commit.failures >= spec.storage_attempts_max:
+            self._context.storage_failure = (
+                f"the sink files of checkpoint {event.checkpoint_id} could not be committed in "
+                f"{commit.failures} attempts ({event.error}); a job restored from it commits them"
+            )
+            return
+        due_at_ms = event.at_ms + spec.storage_retry_ms * commit.failures
+        self._context.instruct(do.SetTimer(f"commit:{event.checkpoint_id}", due_at_ms))
+
+    def _is_first(self, checkpoint_id: CheckpointId) -> bool:
+        commits = self._context.state.commits
+        return bool(commits) and commits[0].checkpoint_id == checkpoint_id
+
+    def _next(self) -> None:
+        commit = self._context.state.commits[0]
+        if commit.committables:
+            self._context.instruct(do.CommitSinks(commit.checkpoint_id, commit.committables))
+        else:
+            self.done(commit.checkpoint_id)
+
+    def _subsume(self) -> None:
+        state = self._context.state
+        retained = self._context.settings.retained
+        subsumed, state.completed = state.completed[:-retained], state.completed[-retained:]
+        for checkpoint in subsumed:
+            self._discards.checkpoint(checkpoint.checkpoint_id, voided=False)

@@ -1,0 +1,43 @@
+"""What the parts of the coordinator machine share: its state, its way to ask for things, and its verdicts.
+
+Verdicts are what an event brings about for the whole job: set while it is handled, and taken by the machine before it is
+over. They are no state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tidegate.actors.coordinator.instructions import CoordinatorInstruction
+from tidegate.actors.coordinator.phases import JobStatus
+from tidegate.actors.coordinator.spec import CheckpointSettings, JobSpec
+from tidegate.actors.coordinator.state import CoordinatorState
+from tidegate.storage.errors import ProtocolError
+
+
+class CoordinatorContext:
+    """One for each machine."""
+
+    def __init__(self, state: CoordinatorState, instruct: Callable[[CoordinatorInstruction], None]) -> None:
+        self.state = state
+        self.instruct = instruct
+        self.attempt_failure: str | None = None
+        """The attempt has to fail with this reason."""
+        self.stop_failure: str | None = None
+        """The savepoint of a stop has failed: the tasks have ended their data, so the attempt has to start anew."""
+        self.storage_failure: str | None = None
+        """Storage did not answer within the allowed attempts: the job has to end."""
+        self.end: JobStatus | None = None
+        """A completed checkpoint ends the job so."""
+
+    @property
+    def spec(self) -> JobSpec:
+        """The job. ProtocolError before there is one."""
+        if self.state.spec is None:
+            raise ProtocolError("no job was submitted")
+        return self.state.spec
+
+    @property
+    def settings(self) -> CheckpointSettings:
+        """How checkpoints are taken."""
+        return self.spec.checkpoints

@@ -1,0 +1,113 @@
+"""Deploys the attempts of a job: master hooks are restored first, then all tasks, then the sources start.
+
+Rules: an attempt starts from the newest completed checkpoint of the job, or from what the user named before there is
+one (invariant 7). Hooks are restored before any task is deployed, a bounded number of times; an attempt that is not
+ready in time has failed.
+"""
+
+from __future__ import annotations
+
+from tidegate.actors.coordinator import events as ev
+from tidegate.actors.coordinator import instructions as do
+from tidegate.actors.coordinator.context import CoordinatorContext
+from tidegate.actors.coordinator.failure_manager import forgive
+from tidegate.actors.coordinator.phases import JobInput, JobStatus
+from tidegate.actors.coordinator.spec import RestorePoint
+from tidegate.actors.coordinator.statistics import RestoredCheckpoint
+from tidegate.storage.ids import AttemptNumber
+
+
+class Deployer:
+    """Deploys the attempts of one job."""
+
+    def __init__(self, context: CoordinatorContext) -> None:
+        self._context = context
+
+    def deploy(self, at_ms: int) -> None:
+        """Begin the next attempt."""
+        state = self._context.state
+        state.move(JobInput.DEPLOY)
+        state.attempt = AttemptNumber(state.attempt + 1)
+        state.ready, state.ended, state.finished = {}, {}, {}
+        state.committed_files = {}
+        state.restart_due = state.due = False
+        state.hook_failures = 0
+        forgive(state)
+        restore = self._restore_point()
+        if restore is not None:
+            state.statistics.was_restored(RestoredCheckpoint(restore.checkpoint_id, at_ms, restore.pointer))
+        state.restoring_hooks = restore is not None and bool(self._context.spec.hooks)
+        if state.restoring_hooks and restore is not None:
+            self._context.instruct(do.RestoreHooks(state.attempt, restore))
+        else:
+            self._context.instruct(do.DeployAttempt(state.attempt, restore))
+        self._set_limit(at_ms)
+
+    def hooks_restored(self, event: ev.HooksRestored) -> None:
+        """Now the tasks."""
+        state = self._context.state
+        if self._waits_for_hooks(event.attempt):
+            state.restoring_hooks = False
+            self._context.instruct(do.DeployAttempt(state.attempt, self._restore_point()))
+            self._set_limit(event.at_ms)
+
+    def hooks_not_restored(self, event: ev.HookRestoreFailed) -> None:
+        """Try again, a bounded number of times."""
+        state, spec = self._context.state, self._context.spec
+        if not self._waits_for_hooks(event.attempt):
+            return
+        state.hook_failures += 1
+        if state.hook_failures >= spec.storage_attempts_max:
+            self._context.attempt_failure = (
+                f"the master hooks could not be restored in {state.hook_failures} attempts: {event.error}"
+            )
+            return
+        due_at_ms = event.at_ms + spec.storage_retry_ms * state.hook_failures
+        self._context.instruct(do.SetTimer(f"hooks:{state.attempt}", due_at_ms))
+
+    def repeat_hooks(self, attempt: int) -> None:
+        """The time for another attempt has come."""
+        restore = self._restore_point()
+        if self._waits_for_hooks(attempt) and restore is not None:
+            self._context.instruct(do.RestoreHooks(self._context.state.attempt, restore))
+
+    def ready(self, event: ev.TaskReady) -> bool:
+        """A task is ready; returns whether all are since then."""
+        state, spec = self._context.state, self._context.spec
+        if event.attempt != state.attempt or state.status is not JobStatus.DEPLOYING:
+            return False
+        state.ready[event.task] = None
+        if len(state.ready) < len(spec.tasks):
+            return False
+        state.move(JobInput.ALL_READY)
+        self._context.instruct(do.StartSources(state.attempt, spec.sources))
+        return True
+
+    def expire(self, attempt: int) -> None:
+        """The time for the deployment is over."""
+        state, spec = self._context.state, self._context.spec
+        if state.status is not JobStatus.DEPLOYING or attempt != state.attempt:
+            return
+        limit_ms = spec.deploy_timeout_ms
+        if state.restoring_hooks:
+            self._context.attempt_failure = f"the master hooks were not restored within {limit_ms} ms"
+        else:
+            missing = next(t for t in spec.tasks if t not in state.ready)
+            self._context.attempt_failure = f"{missing} was not ready within {limit_ms} ms"
+
+    def _waits_for_hooks(self, attempt: int) -> bool:
+        state = self._context.state
+        return state.status is JobStatus.DEPLOYING and state.restoring_hooks and attempt == state.attempt
+
+    def _set_limit(self, at_ms: int) -> None:
+        due_at_ms = at_ms + self._context.spec.deploy_timeout_ms
+        self._context.instruct(do.SetTimer(f"deploy:{self._context.state.attempt}", due_at_ms))
+
+    def _restore_point(self) -> RestorePoint | None:
+        state, spec = self._context.state, self._context.spec
+        restore = spec.restore
+        if state.completed:
+            # `ignore_in_flight_of` names a checkpoint of the job before, never one of this job that has its number.
+            newest = state.completed[-1]
+            restore = RestorePoint(spec.root, spec.job_id, newest.checkpoint_id, newest.final)
+        return restore
