@@ -97,7 +97,7 @@ def test_only_a_checkpoint_that_covers_the_finish_ends_the_task() -> None:
     (second,) = only(subject.persisted(2), do.Acknowledge)
     assert second.state.finished
 
-    assert kinds(subject.completed(2)) == ["ReportFinished", "SendFrame"]
+    assert kinds(subject.completed(2)) == ["SendFrame", "ReportFinished"]
 
 
 def test_finished_operators_do_not_run_again() -> None:
