@@ -29,17 +29,21 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-checkpoints_app = typer.Typer(help="Completed checkpoints: which there are, what they hold, whether they are whole.")
+checkpoints_app = typer.Typer(
+    help="Completed checkpoints and savepoints: which there are, what they hold, whether they are whole."
+)
 app.add_typer(checkpoints_app, name="checkpoints", no_args_is_help=True)
 
 JobOption = Annotated[str | None, typer.Option("--job", help="Name or id of one job.")]
-CheckpointArgument = Annotated[str, typer.Argument(metavar="PATH", help="<root>/<job>/chk-<number>")]
+CheckpointArgument = Annotated[
+    str, typer.Argument(metavar="PATH", help="<root>/<job>/chk-<number> or <folder>/savepoint-<job>-<number>")
+]
 RootArgument = Annotated[str, typer.Argument(metavar="PATH", help="Checkpoint root: a folder or s3://bucket/prefix")]
 
 
 @checkpoints_app.command("list")
 def list_command(path: RootArgument, job: JobOption = None) -> None:
-    """List the completed checkpoints under a root, oldest first."""
+    """List the completed checkpoints and savepoints under a root, oldest first."""
     with _explained():
         summaries = list_checkpoints(path, job)
     if not summaries:
@@ -53,13 +57,14 @@ def list_command(path: RootArgument, job: JobOption = None) -> None:
 
 @checkpoints_app.command("show")
 def show_command(path: CheckpointArgument) -> None:
-    """Show the operators and states of one checkpoint."""
+    """Show the operators, states and in-flight rows of one checkpoint or savepoint."""
     with _explained():
         metadata = inspect(path)
     console = _console()
     kind = "void (given up)" if metadata.void else "final" if metadata.final else "completed"
+    what = "Savepoint" if metadata.origin_root is not None else "Checkpoint"
     console.print(
-        f"Checkpoint {metadata.checkpoint_id} of job {metadata.job_id}, {kind}, attempt {metadata.attempt}, "
+        f"{what} {metadata.checkpoint_id} of job {metadata.job_id}, {kind}, attempt {metadata.attempt}, "
         f"triggered {_time(metadata.triggered_at_ms)} UTC, {metadata.size_bytes:,} bytes of state",
         markup=False,
     )
@@ -75,7 +80,7 @@ def show_command(path: CheckpointArgument) -> None:
 
 @checkpoints_app.command("verify")
 def verify_command(path: CheckpointArgument) -> None:
-    """Read every byte of a checkpoint and compare checksums; exit code 1 if something is damaged."""
+    """Read every byte of a checkpoint or savepoint and compare checksums; exit code 1 if something is damaged."""
     with _explained():
         report = verify(path)
     if report.ok:
@@ -135,22 +140,24 @@ def _row(summary: CheckpointSummary) -> Iterator[str]:
 
 
 def _states(metadata: CheckpointMetadata) -> Table:
-    table = Table("vertex", "subtask", "operator uid", "state", "kind", "rows", "bytes", "where", title="State")
+    table = Table("vertex", "subtask", "operator uid or edge", "state", "kind", "rows", "bytes", "where", title="State")
     table.title_justify = "left"
     for subtask in metadata.subtasks:
-        for section in subtask.handle.sections if subtask.handle else ():
-            assert subtask.handle is not None
-            cells = (
-                subtask.vertex,
-                subtask.subtask,
-                section.uid,
-                section.state,
-                section.kind.value,
-                f"{section.rows:,}",
-                f"{section.length_bytes:,}",
-                subtask.handle.path or "inlined",
-            )
-            table.add_row(*(escape(str(cell)) for cell in cells))
+        for handle in (subtask.handle, subtask.in_flight):
+            if handle is None:
+                continue
+            for section in handle.sections:
+                cells = (
+                    subtask.vertex,
+                    subtask.subtask,
+                    section.uid,
+                    section.state,
+                    section.kind.value if handle is subtask.handle else "in flight",
+                    f"{section.rows:,}",
+                    f"{section.length_bytes:,}",
+                    handle.path or "inlined",
+                )
+                table.add_row(*(escape(str(cell)) for cell in cells))
     return table
 
 
