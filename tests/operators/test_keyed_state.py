@@ -213,6 +213,20 @@ def test_what_does_not_fit_is_not_loaded() -> None:
         loaded(keyed, pa.record_batch({"k": ["a"], "w": [1]}), "w")
 
 
+def test_a_map_finds_its_keys_after_a_restore() -> None:
+    """Also NaN, which is not equal to itself."""
+    keyed, again = Keyed(), Keyed()
+    declared = MapState("m", pa.float64(), pa.string())
+    state, restored = keyed.bind(declared), again.bind(declared)
+    keyed.key("a")
+    state.put_all({math.nan: "nan", 1.5: "x"})
+    (frozen,) = keyed.freeze()
+    loaded(again, frozen.materialize().rows, "m")
+    again.key("a")
+
+    assert (restored.get(math.nan), restored.get(1.5)) == ("nan", "x")
+
+
 def test_declarations_are_checked() -> None:
     """A state needs a name and Arrow types, and keys of a map must be plain."""
     with pytest.raises(ConfigurationError, match="needs an Arrow type"):
