@@ -80,7 +80,7 @@ class Deployer:
         if len(state.ready) < len(spec.tasks):
             return False
         state.move(JobInput.ALL_READY)
-        self._context.instruct(do.StartSources(state.attempt, spec.sources))
+        self._context.instruct(do.StartTasks(state.attempt, spec.tasks))
         return True
 
     def expire(self, attempt: int) -> None:

@@ -24,8 +24,8 @@ class DeployAttempt:
 
 @wire
 @dataclass(frozen=True, slots=True)
-class StartSources:
-    """Every task of the attempt is ready: tell the sources."""
+class StartTasks:
+    """Every task of the attempt is ready: tell them, so that sources read and in-flight input is processed."""
 
     attempt: AttemptNumber
     tasks: tuple[TaskId, ...]
@@ -192,7 +192,7 @@ class EndJob:
 
 CoordinatorInstruction = (
     DeployAttempt
-    | StartSources
+    | StartTasks
     | CancelAttempt
     | TriggerHooks
     | RestoreHooks

@@ -159,9 +159,9 @@ class CoordinatorHost:
                 port.deploy(instruction)
             case do.CancelAttempt():
                 port.cancel_attempt(instruction)
-            case do.StartSources(tasks=tasks):
+            case do.StartTasks(tasks=tasks):
                 for task in tasks:
-                    port.tell(task, task_ev.SourcesStarted(port.now_ms()))
+                    port.tell(task, task_ev.TasksStarted(port.now_ms()))
             case do.TriggerCheckpoint(attempt, checkpoint_id, triggered_at_ms, tasks, options):
                 for task in tasks:
                     port.tell(
@@ -174,6 +174,14 @@ class CoordinatorHost:
             case do.NotifyAborted(attempt, checkpoint_id, tasks):
                 for task in tasks:
                     port.tell(task, task_ev.CheckpointAborted(port.now_ms(), attempt, checkpoint_id))
+            case do.TriggerHooks():
+                port.run_io(lambda: effects.trigger_hooks(instruction))
+            case do.RestoreHooks():
+                port.run_io(lambda: effects.restore_hooks(instruction))
+            case do.WriteSavepoint():
+                port.run_io(lambda: effects.write_savepoint(instruction))
+            case do.DiscardSavepoint():
+                port.run_io(lambda: effects.discard_savepoint(instruction))
             case do.WriteMetadata(metadata) | do.VoidCheckpoint(metadata):
                 port.run_io(lambda: effects.write_metadata(metadata))
             case do.CommitSinks():

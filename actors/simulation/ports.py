@@ -144,7 +144,7 @@ class SimulatedCoordinatorPort:
     def tell(self, task: TaskId, event: ev.TaskEvent) -> None:
         job, world = self._job, self._job.world
         job.watch.told(event)
-        if not isinstance(event, ev.SourcesStarted) and world.chance(world.faults.drop):
+        if not isinstance(event, ev.TasksStarted) and world.chance(world.faults.drop):
             world.message(COORDINATOR, task, event, "is lost")
             return
         world.message(COORDINATOR, task, event)

@@ -33,8 +33,8 @@ class TaskRestored:
 
 @wire
 @dataclass(frozen=True, slots=True)
-class SourcesStarted:
-    """Every task of the attempt is ready: sources may read."""
+class TasksStarted:
+    """Every task of the attempt is ready: sources may read, and in-flight input may be processed."""
 
     at_ms: int
 
@@ -185,7 +185,7 @@ class TimerDue:
 
 TaskEvent = (
     TaskRestored
-    | SourcesStarted
+    | TasksStarted
     | FrameArrived
     | CreditGranted
     | TurnGranted

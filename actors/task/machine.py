@@ -180,7 +180,7 @@ class TaskMachine:
         self._instructions.append(do.ReportReady(self.attempt))
 
     @_on.register
-    def _on_started(self, event: ev.SourcesStarted) -> None:
+    def _on_started(self, event: ev.TasksStarted) -> None:
         if self.status is TaskStatus.READY:
             self.status = TaskStatus.RUNNING
 

@@ -196,7 +196,7 @@ class CoordinatorWorld:
                 self._asked.append(instruction)
             case do.WriteMetadata() | do.VoidCheckpoint():
                 self._asked.append(instruction)
-            case do.TriggerCheckpoint() | do.NotifyCompleted() | do.StartSources():
+            case do.TriggerCheckpoint() | do.NotifyCompleted() | do.StartTasks():
                 self._notices.append(instruction)
             case do.EndJob():
                 self.ends.append(instruction)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
 
 import pyarrow as pa
 
-from tidegate.actors.elements import ALIGNED_BARRIER, Barrier, BarrierOptions, CancelBarrier, Element
+from tidegate.actors.elements import ALIGNED_BARRIER, Alignment, Barrier, BarrierOptions, CancelBarrier, Element
 from tidegate.actors.graph.job_graph import JobGraph
 from tidegate.actors.graph.stream_graph import StreamNode, translate
 from tidegate.actors.identity import ChannelId, TaskId
@@ -31,6 +31,8 @@ ATTEMPT = AttemptNumber(3)
 SOURCE, WORK = VertexId("source"), VertexId("work")
 BY_X = Partitioning(PartitioningKind.HASH, ("x",))
 SCHEMA = pa.schema([("x", pa.int64())])
+UNALIGNED = BarrierOptions(Alignment.UNALIGNED)
+FORCED = BarrierOptions(Alignment.FORCED_ALIGNED)
 InstructionT = TypeVar("InstructionT")
 
 
@@ -144,7 +146,7 @@ class Subject:
         """Restored and, a source, started."""
         by_uid = tuple((OperatorUid(uid), (table,)) for uid, table in tables)
         found = self.tell(ev.TaskRestored(self.at_ms, by_uid, finished, tuple(in_flight)))
-        return found + self.tell(ev.SourcesStarted(self.at_ms))
+        return found + self.tell(ev.TasksStarted(self.at_ms))
 
     def arrive(self, upstream: int, *elements: Element, attempt: AttemptNumber = ATTEMPT) -> list[do.TaskInstruction]:
         """The next elements of an input channel."""
@@ -288,10 +290,36 @@ def cancel(checkpoint_id: int) -> CancelBarrier:
     return CancelBarrier(CheckpointId(checkpoint_id))
 
 
-def worker(sources: int = 2, log: list[str] | None = None, **options: bool) -> Subject:
-    """A started task between `sources` channels and one output."""
+def timed(timeout_ms: int, alignment: Alignment = Alignment.ALIGNED) -> BarrierOptions:
+    """Aligned, and unaligned so long after the trigger."""
+    return BarrierOptions(alignment, timeout_ms)
+
+
+def stored(instructions: Sequence[do.TaskInstruction]) -> dict[tuple[str, int], list[list[int]]]:
+    """What the one `PersistChannelState` among these holds: by direction and the channel's upstream, or target."""
+    (persist,) = only(instructions, do.PersistChannelState)
+    return {
+        (
+            part.direction.value,
+            int(part.channel.upstream if part.direction is do.Direction.INPUT else part.channel.downstream),
+        ): [batch.column("x").to_pylist() for batch in part.batches]
+        for part in persist.channels
+    }
+
+
+def worker(
+    sources: int = 2,
+    log: list[str] | None = None,
+    *,
+    limits: BufferLimits | None = None,
+    exactly_once: bool = True,
+    in_flight: dict[int, tuple[pa.RecordBatch, ...]] | None = None,
+    **options: bool,
+) -> Subject:
+    """A started task between `sources` channels and one output; `in_flight` is restored on these channels."""
     emit = options.pop("emit_before_barrier", False)
     graph = work_graph(partial(Summing, log, emit), sources=sources, downstream=True, **options)
-    subject = Subject(describe(graph, WORK))
-    subject.start()
+    subject = Subject(replace(describe(graph, WORK, limits=limits), exactly_once=exactly_once))
+    recovered = {subject.descriptor.inputs[upstream]: batches for upstream, batches in (in_flight or {}).items()}
+    subject.start(in_flight=tuple(recovered.items()))
     return subject

@@ -158,7 +158,7 @@ def test_events_that_come_together_share_an_entry() -> None:
     run.port.settle()
 
     assert run.events() == [["CoordinatorStarted"], ["JobSubmitted", "TaskReady", "TaskReady"]]
-    assert [task for task, event in run.port.told if isinstance(event, task_ev.SourcesStarted)] == [SOURCE]
+    assert [task for task, event in run.port.told if isinstance(event, task_ev.TasksStarted)] == list(SPEC.tasks)
 
 
 def test_what_is_reported_while_instructions_are_carried_out_waits_for_its_own_entry() -> None:

@@ -35,7 +35,7 @@ def test_a_job_is_deployed_and_its_sources_start_when_all_tasks_are_ready() -> N
     assert coordinator.tell(ev.TaskReady(0, AttemptNumber(0), SOURCE)) == [], "ready twice is ready once"
     last = coordinator.tell(ev.TaskReady(0, AttemptNumber(0), SINK))
 
-    assert last[0] == do.StartSources(AttemptNumber(0), (SOURCE,))
+    assert last[0] == do.StartTasks(AttemptNumber(0), SPEC.tasks)
     assert coordinator.status is JobStatus.RUNNING
 
 

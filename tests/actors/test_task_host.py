@@ -107,7 +107,7 @@ def test_a_task_is_restored_reads_and_reports() -> None:
     drain(host, port)
     assert [type(r).__name__ for r in port.reports] == ["TaskReady"]
 
-    host.handle(ev.SourcesStarted(0))
+    host.handle(ev.TasksStarted(0))
     drain(host, port)
 
     assert [type(r).__name__ for r in port.reports] == ["TaskReady", "TaskReachedEndOfData"]

@@ -262,7 +262,7 @@ def test_a_source_reads_after_the_start_only() -> None:
     subject = Subject(describe(work_graph(rows=range(3)), SOURCE))
     assert kinds(subject.tell(ev.TaskRestored(0, ()))) == ["ReportReady"]
 
-    assert [(r.offset, r.rows_max) for r in only(subject.tell(ev.SourcesStarted(0)), do.ReadSource)] == [(0, 2)]
+    assert [(r.offset, r.rows_max) for r in only(subject.tell(ev.TasksStarted(0)), do.ReadSource)] == [(0, 2)]
 
 
 def test_a_source_snapshot_holds_what_was_processed_and_restores_there() -> None:
