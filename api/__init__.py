@@ -9,6 +9,7 @@ This room is what a driver script imports: the environment, streams, aggregates,
 from __future__ import annotations
 
 from tidegate.actors.errors import OperatorError
+from tidegate.actors.hooks import MasterHook
 from tidegate.actors.operators.aggregates import Aggregate, count, max, mean, min, sum
 from tidegate.actors.runtimes.context import DataPlaneOptions
 from tidegate.actors.runtimes.job import JobProgress
@@ -20,12 +21,15 @@ from tidegate.job import Job
 from tidegate.process import (
     MAX_WATERMARK_MS,
     MIN_WATERMARK_MS,
+    AggregateFunction,
+    AggregatingState,
     ConnectedStreams,
     CoProcessFunction,
     ListState,
     MapState,
     ProcessContext,
     ProcessFunction,
+    ReducingState,
     TimeDomain,
     TimerService,
     ValueState,
@@ -47,6 +51,8 @@ __all__ = [
     "MAX_WATERMARK_MS",
     "MIN_WATERMARK_MS",
     "Aggregate",
+    "AggregateFunction",
+    "AggregatingState",
     "CheckpointConfig",
     "CheckpointError",
     "CoProcessFunction",
@@ -61,11 +67,13 @@ __all__ = [
     "KeyedStream",
     "ListState",
     "MapState",
+    "MasterHook",
     "OperatorError",
     "OutputTable",
     "ProcessContext",
     "ProcessFunction",
     "ReadResult",
+    "ReducingState",
     "RestartStrategy",
     "Source",
     "SourceReader",

@@ -16,6 +16,7 @@ from tidegate.actors.operators.base import MIN_WATERMARK_MS
 from tidegate.actors.operators.functions import CoProcessFunction, ProcessContext, ProcessFunction
 from tidegate.actors.operators.keyed_state import ListState, MapState, ValueState
 from tidegate.actors.operators.process import ProcessOperator
+from tidegate.actors.operators.reducing_state import AggregateFunction, AggregatingState, ReducingState
 from tidegate.actors.operators.timers import TimeDomain, TimerService
 from tidegate.storage.errors import ConfigurationError
 
@@ -25,12 +26,15 @@ if TYPE_CHECKING:
 __all__ = [
     "MAX_WATERMARK_MS",
     "MIN_WATERMARK_MS",
+    "AggregateFunction",
+    "AggregatingState",
     "CoProcessFunction",
     "ConnectedStreams",
     "ListState",
     "MapState",
     "ProcessContext",
     "ProcessFunction",
+    "ReducingState",
     "TimeDomain",
     "TimerService",
     "ValueState",

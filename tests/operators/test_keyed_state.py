@@ -11,6 +11,7 @@ import pytest
 
 from tidegate.actors.operators.keyed_state import KeyedStates, KeyScope, ListState, MapState, S, ValueState
 from tidegate.actors.operators.keys import KeyCodec
+from tidegate.actors.operators.reducing_state import AggregatingState, ReducingState
 from tidegate.storage.errors import ConfigurationError, CorruptionError
 from tidegate.storage.state import StateTable
 
@@ -99,6 +100,49 @@ def test_a_map_is_kept_for_each_key() -> None:
     state.remove(math.nan)
     assert list(state.items()) == []
     assert keyed.freeze() == []
+
+
+class Mean:
+    """An aggregate function: the mean."""
+
+    def create_accumulator(self) -> dict[str, int]:
+        return {"sum": 0, "count": 0}
+
+    def add(self, value: int, accumulator: dict[str, int]) -> dict[str, int]:
+        return {"sum": accumulator["sum"] + value, "count": accumulator["count"] + 1}
+
+    def get_result(self, accumulator: dict[str, int]) -> float:
+        return accumulator["sum"] / accumulator["count"]
+
+
+def test_values_are_folded_for_each_key() -> None:
+    """Only what was folded is kept and stored, and a key can begin anew."""
+    keyed, again = Keyed(), Keyed()
+    declared = (
+        ReducingState("low", min, pa.int64()),
+        AggregatingState("mean", Mean(), pa.struct({"sum": pa.int64(), "count": pa.int64()})),
+    )
+    low, mean = map(keyed.bind, declared)
+    keyed.key("a")
+    assert (low.get(), mean.get()) == (None, None)
+    for value in (7, 3, 8):
+        low.add(value)
+        mean.add(value)
+    keyed.key("b")
+    low.add(9)
+    low.clear()
+    low.add(11)
+    with pytest.raises(TypeError, match="'low' keeps int64, and was given 'x'"):
+        low.add("x")
+    restored_low, restored_mean = map(again.bind, declared)
+    for frozen in keyed.freeze():
+        loaded(again, frozen.materialize().rows, frozen.state)
+    again.key("b")
+    assert (restored_low.get(), restored_mean.get()) == (11, None)
+    again.key("a")
+    restored_low.add(5)
+    restored_mean.add(2)
+    assert (restored_low.get(), restored_mean.get()) == (3, 5.0)
 
 
 @pytest.mark.parametrize(
