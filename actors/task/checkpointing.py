@@ -70,6 +70,7 @@ class SubtaskCheckpoints:
         self._deadlines_ms: dict[CheckpointId, int] = {}
         self._barriers: dict[CheckpointId, Barrier] = {}
         self._held: list[Callable[[int], None]] | None = None
+        self._taken = CheckpointId(0)
         self.stopping: CheckpointId | None = None
         """The savepoint after which the task ends, once its snapshot was taken."""
         self.tracker = SnapshotTracker(
@@ -185,6 +186,10 @@ class SubtaskCheckpoints:
 
     def _follow(self, outcome: Outcome, at_ms: int) -> None:
         for checkpoint_id, reason in outcome.cancelled:
+            recorded = checkpoint_id <= self._taken and checkpoint_id not in self._recorders
+            if recorded and reason is CheckpointFailureReason.SUBSUMED:
+                # Only the end of a channel was not processed yet: this task's part lacks no barrier, so it stays valid.
+                continue
             self._outputs.broadcast(CancelBarrier(checkpoint_id))
             self._give_up(checkpoint_id)
             if reason is not None:
@@ -196,6 +201,7 @@ class SubtaskCheckpoints:
 
     def _take(self, barrier: Barrier, at_ms: int) -> None:
         checkpoint_id, options = barrier.checkpoint_id, barrier.options
+        self._taken = checkpoint_id
         if not self._parts.finished():
             self._parts.prepare()
         recorder = ChannelRecorder(checkpoint_id)

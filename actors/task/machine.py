@@ -164,7 +164,7 @@ class TaskMachine:
         source = self._descriptor.source
         if source is not None:
             positions = () if event.finished else self._descriptor.splits
-            if source.uid in tables:
+            if source.uid in tables and not event.finished:
                 positions = positions_from_tables(tables[source.uid])
             self._source = SourceCursor(positions, self._descriptor.source_rows_max)
         self._operators_finished = event.finished
