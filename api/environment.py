@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 import pyarrow as pa
 
 from tidegate.actors.graph.stream_graph import StreamNode, translate
+from tidegate.actors.hooks import MasterHook
 from tidegate.actors.memory_source import MemorySource
 from tidegate.actors.runtimes.context import DataPlaneOptions, OpenStore
 from tidegate.actors.runtimes.job import Runtime, Submission
@@ -197,17 +198,20 @@ class StreamEnvironment:
         checkpoints: CheckpointConfig | None = None,
         restart: RestartStrategy | None = None,
         restore: str | None = None,
+        hooks: Sequence[MasterHook] = (),
     ) -> Job:
         """Run the streams made so far as one job, and start anew with an empty environment.
 
         restore: "latest" goes on from the newest checkpoint of a job of this name (afresh if there is none); a path
         `<storage>/<job>/chk-N` goes on from that one. `restart` defaults to three restarts, one second apart.
+        `hooks` are told of every checkpoint (see `tg.MasterHook`).
         Raises ConfigurationError, TableError or StorageError for what cannot work; nothing has started then.
         """
-        submission = self.plan(name, checkpoints=checkpoints, restart=restart, restore=restore)
+        submission = self.plan(name, checkpoints=checkpoints, restart=restart, restore=restore, hooks=hooks)
+        savepoints = (checkpoints if checkpoints is not None else self._checkpoints).savepoints
         running = self._runtime.submit(submission)
         self._reset()
-        return Job(running, submission.spec.job_id, name, submission.spec.root, self.open_store)
+        return Job(running, submission.spec.job_id, name, submission.spec.root, self.open_store, savepoints)
 
     def plan(
         self,
@@ -216,6 +220,7 @@ class StreamEnvironment:
         checkpoints: CheckpointConfig | None = None,
         restart: RestartStrategy | None = None,
         restore: str | None = None,
+        hooks: Sequence[MasterHook] = (),
         suffix: str | None = None,
         seed: int | None = None,
     ) -> Submission:
@@ -242,6 +247,7 @@ class StreamEnvironment:
             checkpoints=config,
             restart=restart if restart is not None else RestartStrategy.fixed_delay(3, "1s"),
             restore=restore,
+            hooks=(*self._hooks, *hooks),
             options=self._options,
             seed=seed if seed is not None else uuid.uuid4().int % 2**32,
         )
@@ -265,6 +271,10 @@ class StreamEnvironment:
             raise ConfigurationError(f"two streams of one job write to {table.url}; join them with union first")
         self._tables.append(table)
 
+    def add_master_hook(self, hook: MasterHook) -> None:
+        """The next job tells this hook of its checkpoints (see `tg.MasterHook`)."""
+        self._hooks.append(hook)
+
     def add_collected(self, rows: CollectedRows) -> None:
         """A stream is collected."""
         self._collected.append(rows)
@@ -273,6 +283,7 @@ class StreamEnvironment:
         self._nodes: list[StreamNode] = []
         self._tables: list[OutputTable] = []
         self._collected: list[CollectedRows] = []
+        self._hooks: list[MasterHook] = []
 
     def close(self) -> None:
         """Cancel what runs, and stop Ray and Spark if this environment started them."""

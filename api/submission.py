@@ -11,6 +11,7 @@ from typing import Protocol, runtime_checkable
 
 from tidegate.actors.coordinator.spec import CheckpointSettings, JobEdgeInfo, JobSpec, RestorePoint, Retention
 from tidegate.actors.graph.job_graph import JobGraph, JobVertex, OperatorSpec
+from tidegate.actors.hooks import MasterHook
 from tidegate.actors.identity import TaskId
 from tidegate.actors.operators.partitioning import PartitioningKind
 from tidegate.actors.operators.table_sink import TableSink
@@ -27,6 +28,7 @@ from tidegate.storage.ids import CheckpointId, JobId, OperatorUid, SubtaskIndex
 from tidegate.storage.layout import CheckpointLayout, escape, parse_checkpoint_name, parse_pointer
 from tidegate.storage.metadata import CheckpointMetadata
 from tidegate.storage.metadata_file import read_metadata, read_pointed
+from tidegate.storage.store import Store
 from tidegate.storage.table_log import TableLog
 from tidegate.tables import CollectedRows, OutputTable
 
@@ -70,6 +72,7 @@ class JobRequest:
     restore: str | None
     options: DataPlaneOptions
     seed: int
+    hooks: tuple[MasterHook, ...] = ()
 
 
 def make_job_id(name: str, suffix: str) -> JobId:
@@ -85,6 +88,7 @@ def prepare(request: JobRequest, open_store: OpenStore) -> Submission:
 
     Raises ConfigurationError, TableError and StorageError; nothing has started then.
     """
+    _check_hooks(request.hooks)
     restore, metadata = _restore_point(request, open_store)
     if metadata is not None and restore is not None:
         check_restorable(metadata, request.graph, ignore_in_flight=restore.ignore_in_flight)
@@ -115,6 +119,7 @@ def prepare(request: JobRequest, open_store: OpenStore) -> Submission:
             inline_bytes_max=request.checkpoints.inline_bytes,
             exactly_once=request.checkpoints.mode == "exactly_once",
         ),
+        request.hooks,
     )
     return Submission(_spec(request, graph, restore), context)
 
@@ -154,8 +159,20 @@ def _spec(request: JobRequest, graph: JobGraph, restore: RestorePoint | None) ->
         edges=tuple(
             JobEdgeInfo(e.upstream, e.downstream, e.partitioning.kind is PartitioningKind.FORWARD) for e in graph.edges
         ),
+        hooks=tuple(hook.identifier for hook in request.hooks),
         seed=request.seed,
     )
+
+
+def _check_hooks(hooks: Sequence[MasterHook]) -> None:
+    """Refuse hooks whose data in a checkpoint could be mixed up."""
+    seen: set[str] = set()
+    for hook in hooks:
+        if not isinstance(hook, MasterHook):
+            raise ConfigurationError(f"{hook!r} is no master hook: it needs identifier, trigger and restore")
+        if hook.identifier in seen:
+            raise ConfigurationError(f"two master hooks have the identifier {hook.identifier!r}: give each its own")
+        seen.add(hook.identifier)
 
 
 def _restore_point(request: JobRequest, open_store: OpenStore) -> tuple[RestorePoint | None, CheckpointMetadata | None]:
@@ -177,10 +194,21 @@ def _restore_point(request: JobRequest, open_store: OpenStore) -> tuple[RestoreP
             f"restore={pointer!r}: there is no completed checkpoint or savepoint; `tidegate checkpoints list {folder}` "
             "shows those that there are"
         ) from error
-    if metadata.void:
+    if metadata.void or (metadata.origin_root is not None and _given_up(metadata, open_store(metadata.origin_root))):
         raise ConfigurationError(f"restore={pointer!r}: this checkpoint was given up; choose another one")
     ignore = request.checkpoints.ignore_in_flight_of == at.checkpoint_id
     return RestorePoint(at.root, at.job_id, at.checkpoint_id, metadata.final, at.savepoint, ignore), metadata
+
+
+def _given_up(savepoint: CheckpointMetadata, origin: Store) -> bool:
+    """Whether the job of a savepoint has voided its checkpoint, and so gone on without the rows that it covers.
+
+    The savepoint is deleted then, but a coordinator that was lost may have left it behind for a while.
+    """
+    try:
+        return read_metadata(origin, savepoint.job_id, savepoint.checkpoint_id).void
+    except (NotFoundError, CorruptionError):
+        return False
 
 
 def _lineage(

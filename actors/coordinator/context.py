@@ -1,7 +1,7 @@
 """What the parts of the coordinator machine share: its state, its way to ask for things, and its verdicts.
 
-Verdicts are what an event brings about for the whole job: set while it is handled, and taken by the machine before it is
-over. They are no state.
+Verdicts are what an event brings about for the whole job: set while it is handled, and taken by the machine before it
+is over. They are no state.
 """
 
 from __future__ import annotations

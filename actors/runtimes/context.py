@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from tidegate.actors.graph.job_graph import JobGraph
+from tidegate.actors.hooks import MasterHook
 from tidegate.actors.identity import TaskId
 from tidegate.actors.task.descriptor import TaskDescriptor, describe_task
 from tidegate.actors.task.outputs import BufferLimits
@@ -40,6 +41,7 @@ class JobContext:
     splits: dict[OperatorUid, tuple[SplitPosition, ...]]
     """Splits of each source, for a fresh start."""
     options: DataPlaneOptions = field(default_factory=DataPlaneOptions)
+    hooks: tuple[MasterHook, ...] = ()
 
     @property
     def layout(self) -> CheckpointLayout:

@@ -1,4 +1,4 @@
-"""The I/O of a coordinator: metadata, sink commits, deletion."""
+"""The I/O of a coordinator: metadata, savepoints, sink commits, deletion; and the calls of master hooks."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from collections.abc import Callable, Iterable
 
 from tidegate.actors.coordinator import events as ev
 from tidegate.actors.coordinator import instructions as do
+from tidegate.actors.hooks import MasterHook
 from tidegate.actors.runtimes.context import JobContext, OpenStore
-from tidegate.storage.errors import AlreadyExistsError, FencedError, NotFoundError, StorageError
+from tidegate.storage.errors import AlreadyExistsError, FencedError, NotFoundError, StorageError, TidegateError
 from tidegate.storage.ids import CheckpointId
 from tidegate.storage.metadata import CheckpointMetadata, DataFile
 from tidegate.storage.metadata_file import create_metadata, read_metadata
+from tidegate.storage.savepoint import discard_savepoint, write_savepoint
 from tidegate.storage.table_files import delete_unreferenced
 from tidegate.storage.table_log import TableLog
 
@@ -46,6 +48,55 @@ class CoordinatorEffects:
         if found.void:
             return ev.CheckpointVoided(self._now_ms(), checkpoint_id)
         return ev.MetadataWritten(self._now_ms(), checkpoint_id)
+
+    def write_savepoint(self, instruction: do.WriteSavepoint) -> ev.SavepointWritten | ev.SavepointWriteFailed:
+        """Copy a savepoint into its own folder, `_metadata` last."""
+        checkpoint_id = instruction.metadata.checkpoint_id
+        try:
+            path = write_savepoint(self._open_store, self._context.root, instruction.target, instruction.metadata)
+        except TidegateError as error:
+            return ev.SavepointWriteFailed(self._now_ms(), checkpoint_id, str(error))
+        return ev.SavepointWritten(self._now_ms(), checkpoint_id, path)
+
+    def discard_savepoint(self, instruction: do.DiscardSavepoint) -> None:
+        """Delete the folder of a savepoint that failed after all; what cannot be deleted is the user's to delete."""
+        try:
+            discard_savepoint(self._open_store, instruction.target, instruction.job_id, instruction.checkpoint_id)
+        except TidegateError as error:
+            log.warning(
+                "savepoint %d failed, and its folder under %s could not be deleted: %s",
+                instruction.checkpoint_id,
+                instruction.target,
+                error,
+            )
+
+    def trigger_hooks(self, instruction: do.TriggerHooks) -> ev.HooksTriggered | ev.HookFailed:
+        """Call every master hook, in the order in which they were given."""
+        states: list[tuple[str, bytes]] = []
+        for hook in self._context.hooks:
+            try:
+                data = hook.trigger(instruction.checkpoint_id, instruction.triggered_at_ms)
+                if data is not None:
+                    states.append((hook.identifier, bytes(data)))
+            except Exception as error:  # noqa: BLE001 (code of the user: whatever it raises fails the checkpoint)
+                return ev.HookFailed(self._now_ms(), instruction.checkpoint_id, _of_hook(hook, error))
+        return ev.HooksTriggered(self._now_ms(), instruction.checkpoint_id, tuple(states))
+
+    def restore_hooks(self, instruction: do.RestoreHooks) -> ev.HooksRestored | ev.HookRestoreFailed:
+        """Give every master hook what it had kept with the checkpoint."""
+        restore = instruction.restore
+        try:
+            store = self._open_store(restore.root)
+            metadata = read_metadata(store, restore.job_id, restore.checkpoint_id, savepoint=restore.savepoint)
+        except TidegateError as error:
+            return ev.HookRestoreFailed(self._now_ms(), instruction.attempt, str(error))
+        states = dict(metadata.hooks)
+        for hook in self._context.hooks:
+            try:
+                hook.restore(restore.checkpoint_id, states.get(hook.identifier))
+            except Exception as error:  # noqa: BLE001 (code of the user: whatever it raises is reported)
+                return ev.HookRestoreFailed(self._now_ms(), instruction.attempt, _of_hook(hook, error))
+        return ev.HooksRestored(self._now_ms(), instruction.attempt)
 
     def commit_sinks(self, instruction: do.CommitSinks) -> ev.SinksCommitted | ev.SinkCommitFailed:
         """Commit the files of every table; each commit is atomic and idempotent."""
@@ -126,3 +177,7 @@ class CoordinatorEffects:
         for name in store.list(folder):
             if f"{folder}/{name}" not in referenced:
                 store.delete(f"{folder}/{name}")
+
+
+def _of_hook(hook: MasterHook, error: Exception) -> str:
+    return f"master hook {hook.identifier!r} raised {type(error).__name__}: {error}"

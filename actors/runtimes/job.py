@@ -8,10 +8,12 @@ from typing import Protocol
 
 from tidegate.actors.coordinator.spec import JobSpec
 from tidegate.actors.coordinator.state import CoordinatorState, JobStatus
+from tidegate.actors.coordinator.statistics import CheckpointStatistics
 from tidegate.actors.graph.job_graph import JobGraph
 from tidegate.actors.identity import TaskId
 from tidegate.actors.runtimes.context import JobContext
 from tidegate.storage.ids import CheckpointId
+from tidegate.storage.metadata import SnapshotKind
 
 RUNNING_STATUSES = {
     JobStatus.CREATED: "running",
@@ -22,6 +24,7 @@ RUNNING_STATUSES = {
     JobStatus.FINISHED: "finished",
     JobStatus.FAILED: "failed",
     JobStatus.CANCELLED: "cancelled",
+    JobStatus.SUSPENDED: "suspended",
 }
 """The coordinator's status as users see it."""
 
@@ -53,7 +56,7 @@ class JobProgress:
 
 def progress_of(state: CoordinatorState, rows_in: dict[str, int]) -> JobProgress:
     """Progress from the coordinator's memory."""
-    newest = state.completed[-1] if state.completed else None
+    newest = state.statistics.latest_completed
     reason = state.ending_reason if state.status.terminal else None
     return JobProgress(
         status=RUNNING_STATUSES[state.status],
@@ -63,11 +66,20 @@ def progress_of(state: CoordinatorState, rows_in: dict[str, int]) -> JobProgress
         completed_checkpoints=state.completed_checkpoints,
         failed_checkpoints=state.failed_checkpoints,
         last_checkpoint=None if newest is None else newest.checkpoint_id,
-        last_checkpoint_ms=None if newest is None else newest.completed_at_ms - newest.triggered_at_ms,
-        last_checkpoint_bytes=None if newest is None else newest.size_bytes,
+        last_checkpoint_ms=None if newest is None else newest.duration_ms,
+        last_checkpoint_bytes=None if newest is None else newest.state_bytes + newest.in_flight_bytes,
         last_failure=state.last_failure,
         rows_in=rows_in,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The answer to a request: the checkpoint, and the path of a savepoint, or why there is none."""
+
+    checkpoint_id: CheckpointId | None
+    error: str | None
+    path: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +111,19 @@ class RunningJob(Protocol):
         """Which process runs each task; empty where all run in the driver's."""
         ...
 
+    def statistics(self) -> CheckpointStatistics:
+        """Statistics of the checkpoints so far."""
+        ...
+
     def trigger_checkpoint(self, timeout_s: float) -> CheckpointId:
-        """Take a checkpoint and wait for it. CheckpointError when it fails, TimeoutError when it takes too long."""
+        """Take a checkpoint and wait for it; raises as `request` does."""
+        ...
+
+    def request(self, kind: SnapshotKind, target: str | None, timeout_s: float) -> Answer:
+        """Take a checkpoint, or a savepoint under `target`, and wait for it.
+
+        SUSPEND and TERMINATE end the job after it. CheckpointError when it fails, TimeoutError when it takes too long.
+        """
         ...
 
 

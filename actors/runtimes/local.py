@@ -20,12 +20,21 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from tidegate.actors.coordinator import events as co
 from tidegate.actors.coordinator import instructions as do
 from tidegate.actors.coordinator.events import CoordinatorEvent
+from tidegate.actors.coordinator.statistics import CheckpointStatistics
 from tidegate.actors.graph.job_graph import JobGraph
 from tidegate.actors.identity import TaskId
 from tidegate.actors.runtimes.context import OpenStore
 from tidegate.actors.runtimes.coordinator_effects import CoordinatorEffects
 from tidegate.actors.runtimes.coordinator_host import CoordinatorHost, replay
-from tidegate.actors.runtimes.job import JobProgress, RunningJob, Submission, TaskProcessInfo, progress_of, tables_of
+from tidegate.actors.runtimes.job import (
+    Answer,
+    JobProgress,
+    RunningJob,
+    Submission,
+    TaskProcessInfo,
+    progress_of,
+    tables_of,
+)
 from tidegate.actors.runtimes.task_effects import TaskEffects
 from tidegate.actors.runtimes.task_host import TaskHost
 from tidegate.actors.task import events as ev
@@ -35,6 +44,7 @@ from tidegate.storage.errors import CheckpointError, StorageError, TidegateError
 from tidegate.storage.event_log import EventLog
 from tidegate.storage.filesystem import open_store
 from tidegate.storage.ids import CheckpointId
+from tidegate.storage.metadata import SnapshotKind
 
 log = logging.getLogger(__name__)
 
@@ -93,9 +103,10 @@ class LocalJob:
         self._named: dict[str, int] = {}
         self._tasks: dict[TaskId, TaskHost] = {}
         self._pool = ThreadPoolExecutor(IO_THREADS, thread_name_prefix="tidegate-io")
-        # Of its own: a source that blocks must not keep the coordinator from its log.
-        self._coordinator_pool = ThreadPoolExecutor(2, thread_name_prefix="tidegate-coordinator")
-        self._requests: dict[str, Future[CheckpointId]] = {}
+        # Of its own: a source that blocks must not keep the coordinator from its work, nor a master hook from its log.
+        self._coordinator_pool = ThreadPoolExecutor(IO_THREADS, thread_name_prefix="tidegate-coordinator")
+        self._log_pool = ThreadPoolExecutor(1, thread_name_prefix="tidegate-log")
+        self._requests: dict[str, Future[Answer]] = {}
         self._done: Future[JobProgress] = Future()
         self._thread = threading.Thread(target=self._run, name=f"tidegate-{self._spec.job_name}", daemon=True)
         event_log = EventLog(open_store(self._context.root), self._context.job_id)
@@ -141,15 +152,33 @@ class LocalJob:
         """All tasks run in this process."""
         return ()
 
-    def trigger_checkpoint(self, timeout_s: float) -> CheckpointId:
-        """Take a checkpoint and wait for it."""
+    def statistics(self) -> CheckpointStatistics:
+        """Statistics of the checkpoints so far."""
+        return self._coordinator.machine.state.statistics.copy()
+
+    def request(self, kind: SnapshotKind, target: str | None, timeout_s: float) -> Answer:
+        """Take a checkpoint or savepoint and wait for it."""
         request = uuid.uuid4().hex
-        future: Future[CheckpointId] = Future()
+        future: Future[Answer] = Future()
         self._requests[request] = future
-        self._tell_coordinator(lambda: co.CheckpointRequested(now_ms(), request))
+        self._tell_coordinator(lambda: co.CheckpointRequested(now_ms(), request, kind, target))
         if self._done.done() and not future.done():
-            raise CheckpointError(f"the job is {self._done.result().status}")
-        return future.result(timeout_s)
+            raise CheckpointError(f"no {kind.value} was taken: the job is {self._done.result().status}")
+        try:
+            answer = future.result(timeout_s)
+        except TimeoutError:
+            raise TimeoutError(
+                f"job {self._spec.job_name!r} has not completed the {kind.value} within {timeout_s:g} s"
+            ) from None
+        if answer.checkpoint_id is None:
+            raise CheckpointError(f"no {kind.value} was taken: {answer.error}")
+        return answer
+
+    def trigger_checkpoint(self, timeout_s: float) -> CheckpointId:
+        """Take a checkpoint and wait for it; raises as `request` does."""
+        checkpoint_id = self.request(SnapshotKind.CHECKPOINT, None, timeout_s).checkpoint_id
+        assert checkpoint_id is not None, "a request that fails raises"
+        return checkpoint_id
 
     # --- the loop -------------------------------------------------------------------------------------------------
 
@@ -165,9 +194,10 @@ class LocalJob:
             # A source that blocks for ever must not keep the job from ending; its thread ends with its read.
             self._pool.shutdown(wait=False, cancel_futures=True)
             self._coordinator_pool.shutdown(wait=True)
+            self._log_pool.shutdown(wait=True)
             for request in self._requests.values():
                 if not request.done():
-                    request.set_exception(CheckpointError("the job has ended"))
+                    request.set_result(Answer(None, "the job has ended"))
 
     def _step(self) -> None:
         while self._local:
@@ -334,7 +364,7 @@ class _CoordinatorPort:
         def finish(future: Future[None]) -> None:
             self._job._post(lambda: done(future.exception()))
 
-        self._job._coordinator_pool.submit(work).add_done_callback(finish)
+        self._job._log_pool.submit(work).add_done_callback(finish)
 
     def set_timer(self, timer: str, due_at_ms: int) -> None:
         self._job._named[timer] = due_at_ms
@@ -351,12 +381,8 @@ class _CoordinatorPort:
 
     def complete_request(self, instruction: do.CompleteRequest) -> None:
         future = self._job._requests.pop(instruction.request, None)
-        if future is None:
-            return
-        if instruction.checkpoint_id is not None:
-            future.set_result(instruction.checkpoint_id)
-        else:
-            future.set_exception(CheckpointError(f"no checkpoint was taken: {instruction.error}"))
+        if future is not None:
+            future.set_result(Answer(instruction.checkpoint_id, instruction.error, instruction.path))
 
     def end_job(self, instruction: do.EndJob) -> None:
         self._job.end(instruction)

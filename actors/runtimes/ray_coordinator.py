@@ -27,11 +27,12 @@ from tidegate.actors.coordinator import instructions as do
 from tidegate.actors.coordinator.events import CoordinatorEvent
 from tidegate.actors.coordinator.spec import JobSpec
 from tidegate.actors.coordinator.state import CoordinatorState
+from tidegate.actors.coordinator.statistics import CheckpointStatistics
 from tidegate.actors.identity import TaskId
 from tidegate.actors.runtimes.context import JobContext
 from tidegate.actors.runtimes.coordinator_effects import CoordinatorEffects
 from tidegate.actors.runtimes.coordinator_host import CoordinatorHost, replay
-from tidegate.actors.runtimes.job import JobProgress, TaskProcessInfo, progress_of, tables_of
+from tidegate.actors.runtimes.job import Answer, JobProgress, TaskProcessInfo, progress_of, tables_of
 from tidegate.actors.runtimes.ray_calls import log_to_stderr
 from tidegate.actors.runtimes.ray_deployment import Deployment
 from tidegate.actors.runtimes.ray_fleet import Fleet, FleetOptions
@@ -42,7 +43,8 @@ from tidegate.actors.runtimes.ray_task import ProcessInfo, process_info
 from tidegate.actors.task import events as task_ev
 from tidegate.storage.errors import CorruptionError, StorageError
 from tidegate.storage.event_log import EventLog
-from tidegate.storage.ids import AttemptNumber, CheckpointId
+from tidegate.storage.ids import AttemptNumber
+from tidegate.storage.metadata import SnapshotKind
 
 log = logging.getLogger(__name__)
 
@@ -65,14 +67,8 @@ class JobView:
     started: bool
     ended: bool
     broken: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """The answer to a request for a checkpoint."""
-
-    checkpoint_id: CheckpointId | None
-    error: str | None
+    statistics: CheckpointStatistics | None = None
+    """Of the checkpoints, once the job has ended: then nobody can be asked for them any more."""
 
 
 class CoordinatorProcess:
@@ -129,7 +125,8 @@ class CoordinatorProcess:
     def view(self, wait_s: float) -> JobView:
         """The job now, or as soon as it has ended within a time."""
         ended = self._ended.wait(wait_s) if wait_s > 0 else self._ended.is_set()
-        return JobView(self._progress(), self._host is not None, ended, self._broken)
+        statistics = self._statistics() if ended else None
+        return JobView(self._progress(), self._host is not None, ended, self._broken, statistics)
 
     @ray.method(concurrency_group="ask")
     def cancel(self) -> None:
@@ -137,14 +134,16 @@ class CoordinatorProcess:
         self._mailbox.post(lambda: self._handle(co.CancelRequested(now_ms())))
 
     @ray.method(concurrency_group="ask")
-    def request_checkpoint(self, request: str) -> None:
-        """Ask for a checkpoint; `answer` has the answer later."""
-        self._answers[request] = Future()
-        self._mailbox.post(lambda: self._handle(co.CheckpointRequested(now_ms(), request)))
+    def request(self, request: str, kind: SnapshotKind, target: str | None) -> None:
+        """Ask for a checkpoint or savepoint; `answer` has the answer later."""
+        # The driver asks again when it got no answer: that is one request.
+        if request not in self._answers:
+            self._answers[request] = Future()
+            self._mailbox.post(lambda: self._handle(co.CheckpointRequested(now_ms(), request, kind, target)))
 
     @ray.method(concurrency_group="ask")
     def answer(self, request: str, wait_s: float) -> Answer | None:
-        """The answer to a request for a checkpoint, None if it takes longer than `wait_s`."""
+        """The answer to a request, None if it takes longer than `wait_s`."""
         future = self._answers.get(request)
         if future is None:
             return Answer(None, "the coordinator that was asked for it was lost")
@@ -156,6 +155,11 @@ class CoordinatorProcess:
             return None
         del self._answers[request]
         return answer
+
+    @ray.method(concurrency_group="ask")
+    def statistics(self) -> CheckpointStatistics:
+        """Statistics of the checkpoints so far."""
+        return self._statistics()
 
     @ray.method(concurrency_group="ask")
     def processes(self) -> tuple[TaskProcessInfo, ...]:
@@ -230,6 +234,10 @@ class CoordinatorProcess:
             if attempt == state.attempt:
                 rows_in[task.vertex] = rows_in.get(task.vertex, 0) + rows
         return progress_of(state, rows_in)
+
+    def _statistics(self) -> CheckpointStatistics:
+        host = self._host
+        return CheckpointStatistics() if host is None else host.machine.state.statistics.copy()
 
     def _tick(self) -> None:
         if self._host is None:
@@ -324,7 +332,7 @@ class _Port:
     def complete_request(self, instruction: do.CompleteRequest) -> None:
         future = self._process._answers.get(instruction.request)
         if future is not None and not future.done():
-            future.set_result(Answer(instruction.checkpoint_id, instruction.error))
+            future.set_result(Answer(instruction.checkpoint_id, instruction.error, instruction.path))
 
     def end_job(self, instruction: do.EndJob) -> None:
         log.info("job %s is %s: %s", self._process._spec.job_name, instruction.status, instruction.reason)

@@ -21,16 +21,18 @@ import ray
 from ray.exceptions import ActorAlreadyExistsError, ActorDiedError, GetTimeoutError, RayActorError
 
 from tidegate.actors.coordinator.state import CoordinatorState
+from tidegate.actors.coordinator.statistics import CheckpointStatistics
 from tidegate.actors.graph.job_graph import JobGraph
 from tidegate.actors.runtimes.context import OpenStore
-from tidegate.actors.runtimes.job import JobProgress, Submission, TaskProcessInfo, progress_of, tables_of
-from tidegate.actors.runtimes.ray_coordinator import Answer, CoordinatorProcess, JobView
+from tidegate.actors.runtimes.job import Answer, JobProgress, Submission, TaskProcessInfo, progress_of, tables_of
+from tidegate.actors.runtimes.ray_coordinator import CoordinatorProcess, JobView
 from tidegate.actors.runtimes.ray_fleet import FleetOptions, SlotPlacement
 from tidegate.actors.runtimes.ray_shared import SharedValue
 from tidegate.actors.runtimes.ray_task import Handle, ProcessInfo
 from tidegate.storage.errors import CheckpointError, ConfigurationError, JobFailedError
 from tidegate.storage.filesystem import open_store
 from tidegate.storage.ids import CheckpointId
+from tidegate.storage.metadata import SnapshotKind
 
 __all__ = ["RayJob", "RayRuntime", "SlotPlacement"]
 
@@ -84,11 +86,7 @@ class RayRuntime:
                 "ray.init first"
             )
         for url in urls:
-            if url.startswith("memory:"):
-                raise ConfigurationError(
-                    f"{url!r} is the memory of one process, and a job on Ray runs in many: use a folder that all nodes "
-                    "share, or s3://"
-                )
+            _check_shared(url)
         self._first_slot(graph)
 
     def submit(self, submission: Submission) -> RayJob:
@@ -165,6 +163,7 @@ class RayJob:
         self._lock = threading.Lock()
         self._last = progress_of(CoordinatorState(), {})
         self._seen = False
+        self._statistics = CheckpointStatistics()
         self._end: JobProgress | JobFailedError | None = None
 
     @property
@@ -193,24 +192,40 @@ class RayJob:
         if self._look(0.0) is None:
             self._ask(self._coordinator.cancel, "be cancelled")
 
-    def trigger_checkpoint(self, timeout_s: float) -> CheckpointId:
-        """Take a checkpoint and wait for it. CheckpointError when it fails, TimeoutError when it takes too long."""
+    def request(self, kind: SnapshotKind, target: str | None, timeout_s: float) -> Answer:
+        """Take a checkpoint or savepoint and wait for it; raises as `RunningJob.request` does."""
+        if target is not None:
+            _check_shared(target)
         end = self._look(0.0)
         if end is not None:
             status = end.status if isinstance(end, JobProgress) else "failed"
-            raise CheckpointError(f"no checkpoint was taken: the job is {status}")
+            raise CheckpointError(f"no {kind.value} was taken: the job is {status}")
         request = uuid.uuid4().hex
+        what = f"take a {kind.value}"
         deadline = time.monotonic() + timeout_s
-        self._ask(self._coordinator.request_checkpoint, "take a checkpoint", request)
+        self._ask(self._coordinator.request, what, request, kind, target)
         while (left_s := deadline - time.monotonic()) > 0:
             step_s = min(left_s, WAIT_STEP_S)
-            answer: Answer | None = self._ask(self._coordinator.answer, "take a checkpoint", request, step_s)
+            answer: Answer | None = self._ask(self._coordinator.answer, what, request, step_s)
             if answer is None:
                 continue
             if answer.checkpoint_id is None:
-                raise CheckpointError(f"no checkpoint was taken: {answer.error}")
-            return answer.checkpoint_id
-        raise TimeoutError(f"job {self.name!r} has not completed the checkpoint within {timeout_s:g} s")
+                raise CheckpointError(f"no {kind.value} was taken: {answer.error}")
+            return answer
+        raise TimeoutError(f"job {self.name!r} has not completed the {kind.value} within {timeout_s:g} s")
+
+    def trigger_checkpoint(self, timeout_s: float) -> CheckpointId:
+        """Take a checkpoint and wait for it; raises as `request` does."""
+        checkpoint_id = self.request(SnapshotKind.CHECKPOINT, None, timeout_s).checkpoint_id
+        assert checkpoint_id is not None, "a request that fails raises"
+        return checkpoint_id
+
+    def statistics(self) -> CheckpointStatistics:
+        """Statistics of the checkpoints so far."""
+        if self._look(0.0) is None:
+            found: CheckpointStatistics = self._ask(self._coordinator.statistics, "give its statistics")
+            self._statistics = found
+        return self._statistics
 
     def tasks(self) -> tuple[TaskProcessInfo, ...]:
         """The process of each task: of those that are alive and have started. Empty when the job is over."""
@@ -258,6 +273,8 @@ class RayJob:
             return None
         self._seen = self._seen or view.started
         self._last = view.progress
+        if view.statistics is not None:
+            self._statistics = view.statistics
         if view.ended:
             if view.broken is None:
                 return self._ended(view.progress)
@@ -316,3 +333,11 @@ def _one_line(error: BaseException) -> str:
 
 def _width(graph: JobGraph) -> int:
     return max(vertex.parallelism for vertex in graph.vertices)
+
+
+def _check_shared(url: str) -> None:
+    if url.startswith("memory:"):
+        raise ConfigurationError(
+            f"{url!r} is the memory of one process, and a job on Ray runs in many: use a folder that all nodes "
+            "share, or s3://"
+        )
