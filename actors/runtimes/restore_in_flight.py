@@ -127,17 +127,9 @@ class _Route:
 def _held(store: Store, metadata: CheckpointMetadata, route: _Route) -> list[InFlightRows]:
     """What the old subtasks at both ends of an edge held, in the order of the channels, the receiver's part first."""
     found: list[InFlightRows] = []
-    ends = {route.edge.downstream: "input", route.edge.upstream: "output"}
     for subtask in metadata.subtasks:
-        direction = ends.get(subtask.vertex)
-        if subtask.in_flight is None or direction is None:
-            continue
-        found += read_in_flight(
-            store,
-            subtask.in_flight,
-            route.name,
-            lambda end, direction=direction: end.direction == direction and route.reads(end),  # type: ignore[misc]
-        )
+        if subtask.in_flight is not None and subtask.vertex in (route.edge.upstream, route.edge.downstream):
+            found += read_in_flight(store, subtask.in_flight, route.name, route.reads)
     return sorted(found, key=lambda held: (held.end.upstream, held.end.downstream, held.end.direction == "output"))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -12,6 +13,7 @@ from local_jobs import NO_RESTART, GatedSource, await_events, config, finish, lo
 import tidegate as tg
 from tidegate import recovery
 from tidegate.storage.filesystem import open_store
+from tidegate.storage.metadata_file import create_metadata
 from tidegate.storage.savepoint import write_savepoint
 from tidegate.storage.table_files import read_table
 
@@ -130,6 +132,18 @@ def test_files_that_were_not_committed_belong_to_the_savepoint(tmp_path: Path) -
         assert job.wait("60s") == "finished"
 
     assert sorted(read_table(open_store(str(tmp_path / "out")))["x"].to_pylist()) == list(range(ROWS))
+
+
+def test_a_savepoint_whose_checkpoint_was_given_up_is_refused(tmp_path: Path) -> None:
+    """Its job has gone on without the rows that it covers, and may have deleted their files."""
+    path = saved(tmp_path)
+    metadata = recovery.inspect(path)
+    store = open_store(str(tmp_path / "checkpoints"))
+    store.delete(f"{metadata.job_id}/chk-{metadata.checkpoint_id}/_metadata")
+    create_metadata(store, replace(metadata, operators=(), subtasks=(), void=True))
+
+    with pytest.raises(tg.ConfigurationError, match="was given up"):
+        resume(tmp_path, path)
 
 
 def test_a_path_without_a_savepoint_is_refused(tmp_path: Path) -> None:

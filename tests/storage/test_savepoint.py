@@ -80,8 +80,8 @@ def check_whole(url: str, rows: int = 1000) -> None:
     assert [numbers(5, 10)] == list(held.batches)
     assert (found.kind, found.hooks) == (SnapshotKind.SAVEPOINT, (("hook", b"data"),))
     files = {handle.path for handle in handles if handle.path is not None}
-    assert {"count-0", "count-0-channels", "shared/count-0"} == files
-    assert ["_metadata", "count-0", "count-0-channels", "shared"] == store.list("")
+    assert files == {"count-0", "count-0-channels", "shared/count-0"}
+    assert store.list("") == ["_metadata", "count-0", "count-0-channels", "shared"]
 
 
 def test_a_savepoint_on_every_store(store: FileSystemStore) -> None:
@@ -111,10 +111,12 @@ def test_a_savepoint_on_every_store(store: FileSystemStore) -> None:
 def test_a_savepoint_outlives_its_job_and_can_be_moved(tmp_path: Path) -> None:
     """Nothing in it depends on where it was written or on the checkpoint; large files are copied in parts."""
     store = open_store(str(tmp_path / "checkpoints"))
-    path = write_savepoint(open_store, store.url, str(tmp_path / "savepoints"), checkpoint(store, ROWS))
+    metadata = checkpoint(store, ROWS)
+    path = write_savepoint(open_store, store.url, str(tmp_path / "savepoints"), metadata)
     check_whole(path, ROWS)
 
     shutil.rmtree(tmp_path / "checkpoints")
+    assert path == write_savepoint(open_store, store.url, str(tmp_path / "savepoints"), metadata)
     moved = shutil.move(path, tmp_path / "elsewhere" / Path(path).name)
 
     assert not Path(path).exists()
