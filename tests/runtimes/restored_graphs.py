@@ -13,7 +13,7 @@ from tidegate.actors.operators.base import Operator
 from tidegate.actors.operators.partitioning import Partitioning, PartitioningKind
 from tidegate.storage.ids import AttemptNumber, CheckpointId, JobId, OperatorUid, SubtaskIndex, VertexId
 from tidegate.storage.in_flight import ChannelEnd, InFlightRows, write_in_flight
-from tidegate.storage.metadata import CheckpointMetadata, OperatorInfo, StateHandle, SubtaskState
+from tidegate.storage.metadata import CheckpointMetadata, StateHandle, SubtaskState
 from tidegate.storage.metadata_file import create_metadata
 from tidegate.storage.store import Store
 
