@@ -20,10 +20,10 @@ DIMENSIONS: Mapping[str, tuple[Hashable, ...]] = {
     "max_concurrent": (1, 2, 3),
     "interval_ms": (60, 250, 1_000),
     "min_pause_ms": (0, 100),
-    "timeout_ms": (10_000, 40_000),
+    "timeout_ms": (10_000, 20_000),
     "retained": (1, 3),
     "tolerable": (0, 3),
-    "retention": ("never_retain", "retain_on_failure", "retain_on_cancellation"),
+    "retention": ("no_externalized_checkpoints", "delete_on_cancellation", "retain_on_cancellation"),
     "buffers": ("tiny", "small", "wide"),
     "turn_rows": (1, 3, 1_000),
     "width": ("one", "few", "many"),
@@ -31,6 +31,7 @@ DIMENSIONS: Mapping[str, tuple[Hashable, ...]] = {
     "ask": ("nothing", "checkpoint", "savepoint"),
     "ending": ("finish", "cancel", "fail", "suspend", "terminate"),
     "then": ("same", "rescaled"),
+    "hooks": ("none", "one"),
 }
 """Every dimension with its values."""
 
@@ -49,6 +50,8 @@ CONTRADICTIONS: tuple[tuple[tuple[str, Hashable], tuple[str, Hashable]], ...] = 
     (("alignment", "unaligned"), ("max_concurrent", 3)),
     (("alignment", "timeout"), ("max_concurrent", 2)),
     (("alignment", "timeout"), ("max_concurrent", 3)),
+    (("max_concurrent", 2), ("min_pause_ms", 100)),
+    (("max_concurrent", 3), ("min_pause_ms", 100)),
     (("topology", "broadcast"), ("then", "rescaled")),
 )
 """Values that are never drawn together, the later dimension gives way: what a submission refuses, and rows that would

@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 from tidegate.actors.operators.aggregates import count, sum
 from tidegate.environment import StreamEnvironment
 from tidegate.simulation_run import Rows, counted
+from tidegate.storage.table_log import TableMode
 from tidegate.stream import Stream
 
 SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.int64())])
@@ -52,10 +53,10 @@ def _source(env: StreamEnvironment, data: Data, number: int, width: int) -> Stre
 
 
 def _table(stream: Stream, name: str, width: int, keys: tuple[str, ...] = ()) -> None:
-    mode: str = "upsert" if keys else "append"
+    mode: TableMode = "upsert" if keys else "append"
     stream.to_table(
         f"sim://{name}", mode=mode, keys=keys, if_exists="overwrite", uid=f"{name}-table", parallelism=width
-    )  # type: ignore[arg-type]
+    )
 
 
 def _doubled(batch: pa.RecordBatch) -> pa.RecordBatch:

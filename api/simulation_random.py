@@ -10,9 +10,9 @@ import random
 from collections.abc import Hashable
 from dataclasses import replace
 
-from tidegate.actors.coordinator.spec import CheckpointSettings, Retention
 from tidegate.actors.runtimes.context import DataPlaneOptions
 from tidegate.actors.simulation.faults import Faults
+from tidegate.actors.simulation.violation import InvariantViolated
 from tidegate.actors.task.outputs import BufferLimits
 from tidegate.config import CheckpointConfig
 from tidegate.environment import StreamEnvironment
@@ -54,15 +54,15 @@ _ASKED = {"checkpoint": SnapshotKind.CHECKPOINT, "savepoint": SnapshotKind.SAVEP
 _STOPS = {"suspend": SnapshotKind.SUSPEND, "terminate": SnapshotKind.TERMINATE}
 
 
-def simulate_random(seed: int, *, protocol: Protocol | None = None) -> SimulationReport:
+def simulate_random(seed: int, *, protocol: Protocol | None = None, shrink: bool = True) -> SimulationReport:
     """Draw a scenario and run it; the seed decides everything, so the same seed gives the same run.
 
-    A report that is not ok is of the shortest run of the seed that was found to show it.
+    With `shrink` a report that is not ok is of the shortest run of the seed that was found to show it.
     """
     scenario = draw(seed)
     faults = _FAULTS[str(scenario.values["faults"])]
     report = _run(scenario, faults, protocol)
-    if report.ok:
+    if report.ok or not shrink:
         return report
     found = shortest(report, faults, lambda tried: _run(scenario, tried, protocol))
     return _with_fewer_rows(scenario, found, protocol)
@@ -96,10 +96,10 @@ def _run(scenario: Scenario, faults: Faults, protocol: Protocol | None) -> Simul
         return JobSetting(
             build,
             parallelism=1,
-            checkpoints=CheckpointConfig(storage=STORAGE, inline_bytes=600),
+            checkpoints=_checkpoints(scenario),
             options=_options(scenario),
             restart=restart,
-            settings=_settings(scenario),
+            hooks=(_Hook(),) if scenario.values["hooks"] == "one" else (),
             actions=actions,
             restore=restore,
             settle_ms_max=SETTLE_MS_MAX,
@@ -116,21 +116,38 @@ def _run(scenario: Scenario, faults: Faults, protocol: Protocol | None) -> Simul
     return report_of(scenario.seed, faults, simulation, runs, violation, str(scenario))
 
 
-def _settings(scenario: Scenario) -> CheckpointSettings:
+def _checkpoints(scenario: Scenario) -> CheckpointConfig:
     values = scenario.values
     alignment = values["alignment"]
-    return CheckpointSettings(
-        interval_ms=_number(values["interval_ms"]),
-        timeout_ms=_number(values["timeout_ms"]),
-        min_pause_ms=_number(values["min_pause_ms"]),
-        tolerable_failures=_number(values["tolerable"]),
-        retained=_number(values["retained"]),
-        exactly_once=values["mode"] == "exactly-once",
-        unaligned=alignment != "aligned",
-        aligned_timeout_ms=scenario.aligned_timeout_ms if alignment == "timeout" else None,
-        max_concurrent=_number(values["max_concurrent"]),
-        retention=Retention(values["retention"]),
+    return CheckpointConfig.model_validate(
+        {
+            "storage": STORAGE,
+            "inline_bytes": 600,
+            "interval": values["interval_ms"],
+            "mode": str(values["mode"]).replace("-", "_"),
+            "timeout": values["timeout_ms"],
+            "min_pause": values["min_pause_ms"],
+            "max_concurrent": values["max_concurrent"],
+            "unaligned": alignment != "aligned",
+            "aligned_timeout": scenario.aligned_timeout_ms if alignment == "timeout" else 0,
+            "tolerable_failed": values["tolerable"],
+            "retained": values["retained"],
+            "retention": values["retention"],
+        }
     )
+
+
+class _Hook:
+    """A master hook that keeps the checkpoint's number, and looks whether it gets that back."""
+
+    identifier = "numbers"
+
+    def trigger(self, checkpoint_id: int, timestamp_ms: int) -> bytes | None:
+        return str(checkpoint_id).encode()
+
+    def restore(self, checkpoint_id: int, data: bytes | None) -> None:
+        if data is not None and data != str(checkpoint_id).encode():
+            raise InvariantViolated(9, f"the hook of checkpoint {checkpoint_id} is restored with {data!r}")
 
 
 def _options(scenario: Scenario) -> DataPlaneOptions:

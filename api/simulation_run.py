@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
 
 from tidegate.actors.coordinator import events as co
 from tidegate.actors.coordinator import instructions as do
-from tidegate.actors.coordinator.spec import CheckpointSettings
 from tidegate.actors.graph.job_graph import JobGraph
+from tidegate.actors.hooks import MasterHook
 from tidegate.actors.runtimes.context import DataPlaneOptions
 from tidegate.actors.runtimes.coordinator_host import CoordinatorHost
 from tidegate.actors.runtimes.job import RunningJob, Submission
@@ -68,14 +68,14 @@ class Action:
 
 @dataclass(frozen=True, slots=True)
 class JobSetting:
-    """One job of a simulation. `settings` overrides what the configuration gives the coordinator."""
+    """One job of a simulation."""
 
     build: Build
     parallelism: int
     checkpoints: CheckpointConfig
     options: DataPlaneOptions
     restart: RestartStrategy = field(default_factory=lambda: RestartStrategy.fixed_delay(10_000, "100ms"))
-    settings: CheckpointSettings | None = None
+    hooks: tuple[MasterHook, ...] = ()
     actions: tuple[Action, ...] = ()
     restore: str | None = None
     settle_ms_max: int = 3_600_000
@@ -137,7 +137,7 @@ class Simulation:
         except InvariantViolated as error:
             violation = str(error)
         except AssertionError as error:
-            violation = f"an assertion failed: {error or _place(error)}"
+            violation = f"an assertion failed: {str(error) or _place(error)}"
         self.disk.reliable = True
         rows = None if violation is not None else self._rows(submission)
         self._covered |= oracle.files.covered_files()
@@ -158,14 +158,13 @@ class Simulation:
             restore=setting.restore,
             suffix=f"{self._jobs:08d}",
             seed=self.seed,
+            hooks=setting.hooks,
         )
         restore = submission.spec.restore
         restored = None
         if restore is not None and "savepoint" not in str(setting.restore):
             restored = read_metadata(self.open_store(restore.root), restore.job_id, restore.checkpoint_id)
         self.disk.reliable = False
-        if setting.settings is not None:
-            submission = replace(submission, spec=replace(submission.spec, checkpoints=setting.settings))
         return submission, restored
 
     def _rows(self, submission: Submission) -> Rows:

@@ -8,7 +8,7 @@ too. The number of runs is bounded.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 
 from tidegate.actors.simulation.faults import FAULT_KINDS, Faults
 from tidegate.simulation_report import SimulationReport
@@ -33,7 +33,7 @@ def shortest(report: SimulationReport, faults: Faults, run: Callable[[Faults], S
         return True
 
     for kind in FAULT_KINDS:
-        if getattr(faults, kind) > 0 and fails(replace(faults, **{kind: 0.0})):
+        if getattr(faults, kind) > 0 and fails(_without(faults, kind)):
             faults = best.faults
     low, high = 0, best.faults_happened
     while low < high:
@@ -43,3 +43,9 @@ def shortest(report: SimulationReport, faults: Faults, run: Callable[[Faults], S
         else:
             low = middle + 1
     return replace(best, runs=runs)
+
+
+def _without(faults: Faults, kind: str) -> Faults:
+    """The same faults, but for one kind."""
+    values = {field.name: getattr(faults, field.name) for field in fields(Faults)}
+    return Faults(**{**values, kind: 0.0})

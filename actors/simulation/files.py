@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+
+import msgpack
 
 from tidegate.actors.identity import TaskId
 from tidegate.actors.simulation.store import SimulatedDisk, SimulatedStore
@@ -10,7 +13,6 @@ from tidegate.actors.simulation.violation import InvariantViolated
 from tidegate.storage.codec import decode
 from tidegate.storage.envelope import HEADER_BYTES
 from tidegate.storage.errors import CorruptionError, NotFoundError
-from tidegate.storage.event_log import LogEntry
 from tidegate.storage.ids import JobId
 from tidegate.storage.layout import CheckpointLayout
 from tidegate.storage.metadata import CheckpointMetadata, StateHandle
@@ -56,6 +58,7 @@ class FilesOracle:
         self._covered: set[str] = set()
         self._visible: set[str] = set()
         self._generation = 0
+        self._log: deque[str] = deque(maxlen=100)
         disk.created.append(self._file_created)
         disk.deleted.append(self._file_deleted)
 
@@ -70,18 +73,22 @@ class FilesOracle:
                 if not metadata.void:
                     self._completed(name, metadata)
             elif "/events/" in name and "snapshot" not in name:
-                self._logged(decode(memoryview(data)[HEADER_BYTES:]))
+                self._logged(name, data)
         elif TABLE_LOG in name:
             entry: TableEntry = decode(memoryview(data)[HEADER_BYTES:])
             if entry.job_id == self._job_id and entry.files:
                 self._commits(name.split(TABLE_LOG)[0], entry)
 
-    def _logged(self, entry: LogEntry) -> None:
-        if entry.generation < self._generation:
-            raise InvariantViolated(
-                8, f"generation {entry.generation} appended entry {entry.index} after {self._generation}"
-            )
-        self._generation = entry.generation
+    def _logged(self, name: str, data: bytes) -> None:
+        # Only the outermost layer is decoded: the events of an entry are most of it.
+        _, fields = msgpack.unpackb(msgpack.unpackb(memoryview(data)[HEADER_BYTES:]).data)
+        generation = fields["generation"]
+        if generation < self._generation:
+            raise InvariantViolated(8, f"generation {generation} wrote {name} after {self._generation}")
+        if name in self._log:
+            raise InvariantViolated(8, f"{name} was written twice, now by generation {generation}")
+        self._log.append(name)
+        self._generation = generation
 
     def _completed(self, name: str, metadata: CheckpointMetadata) -> None:
         number = metadata.checkpoint_id

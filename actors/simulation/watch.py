@@ -32,7 +32,7 @@ class Watch:
         self._open: set[int] = set()
         self._aborted: set[int] = set()
         self._acknowledged: set[tuple[int, str]] = set()
-        self._asked: set[str] = set()
+        self._asked: dict[str, SnapshotKind] = {}
 
     # --- tasks ----------------------------------------------------------------------------------------------------
 
@@ -69,7 +69,7 @@ class Watch:
 
     def asked(self, request: co.CheckpointRequested) -> None:
         """A user asks for something."""
-        self._asked.add(request.request)
+        self._asked[request.request] = request.kind
         if self._open:
             self.coverage.saw("C2")
 
@@ -83,6 +83,8 @@ class Watch:
             self.coverage.saw("C2")
         elif answer.path is not None:
             self.coverage.saw("C8")
+            if self._asked.get(answer.request, SnapshotKind.SAVEPOINT).stops:
+                self.coverage.saw("T11")
 
     def told(self, event: ev.TaskEvent) -> None:
         """The coordinator tells a task something."""
@@ -92,7 +94,7 @@ class Watch:
                 return
             self._open.add(number)
             self._options[number] = event.options
-            if event.options.kind is SnapshotKind.CHECKPOINT and not self._asked - self.answers.keys():
+            if event.options.kind is SnapshotKind.CHECKPOINT and not self._asked.keys() - self.answers.keys():
                 self.coverage.saw("C1")
             for old in [n for n in self._options if n < number - 50]:
                 del self._options[old]
@@ -159,7 +161,7 @@ class Watch:
 
     def ended(self, state: CoordinatorState, coordinator_lost: bool) -> None:
         """The job is over: the statistics are true, and requests are answered, unless a coordinator was lost."""
-        unanswered = self._asked - self.answers.keys()
+        unanswered = self._asked.keys() - self.answers.keys()
         if unanswered and not coordinator_lost:
             raise InvariantViolated(7, f"request {min(unanswered)} was never answered")
         if state.completed_checkpoints != self.oracle.completed:

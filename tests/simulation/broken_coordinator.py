@@ -1,0 +1,149 @@
+"""Coordinators that break one rule: completing, committing, deleting, restoring, and being the only one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from tidegate.actors.coordinator import events as co
+from tidegate.actors.coordinator import instructions as do
+from tidegate.actors.runtimes.coordinator_host import CoordinatorHost
+from tidegate.storage.codec import encode
+from tidegate.storage.envelope import seal
+from tidegate.storage.event_log import LogEntry
+from tidegate.testing import Protocol
+
+
+class CommitsOnAcknowledgement(CoordinatorHost):
+    """Breaks: sinks commit when the checkpoint is complete. Here each acknowledgement commits."""
+
+    def handle(self, event: co.CoordinatorEvent) -> None:
+        if isinstance(event, co.CheckpointAcknowledged) and event.state.committables:
+            self._perform(do.CommitSinks(event.checkpoint_id, event.state.committables))
+        super().handle(event)
+
+
+class CompletesWithoutLast(CoordinatorHost):
+    """Breaks: a checkpoint is complete when every task has acknowledged it."""
+
+    def _perform(self, instruction: do.CoordinatorInstruction) -> None:
+        if isinstance(instruction, do.WriteMetadata):
+            metadata = instruction.metadata
+            instruction = do.WriteMetadata(replace(metadata, subtasks=metadata.subtasks[:-1]))
+        super()._perform(instruction)
+
+
+class CommitsHalf(CoordinatorHost):
+    """Breaks: everything that a completed checkpoint covers is committed."""
+
+    def _perform(self, instruction: do.CoordinatorInstruction) -> None:
+        if isinstance(instruction, do.CommitSinks):
+            instruction = replace(instruction, committables=instruction.committables[:-1])
+        super()._perform(instruction)
+
+
+class NeverCommits(CoordinatorHost):
+    """Breaks: a sink commits what a completed checkpoint covers. Here it is only said to have done so."""
+
+    def _perform(self, instruction: do.CoordinatorInstruction) -> None:
+        if isinstance(instruction, do.CommitSinks):
+            instruction = replace(instruction, committables=())
+        super()._perform(instruction)
+
+
+class DeletesNewest(CoordinatorHost):
+    """Breaks: what a retained checkpoint refers to is never deleted."""
+
+    def _perform(self, instruction: do.CoordinatorInstruction) -> None:
+        super()._perform(instruction)
+        if isinstance(instruction, do.NotifyCompleted):
+            store = self._effects._open_store(self._effects._context.root)
+            folder = self._effects._context.layout.checkpoint_dir(instruction.checkpoint_id)
+            for name in _reliably(store, "list", folder):
+                if name != "_metadata":
+                    _reliably(store, "delete", f"{folder}/{name}")
+
+
+class NeverDeletes(CoordinatorHost):
+    """Breaks: what nobody refers to is deleted. Here subsumed checkpoints stay."""
+
+    def _perform(self, instruction: do.CoordinatorInstruction) -> None:
+        if isinstance(instruction, do.DiscardCheckpoint):
+            self.handle(co.CheckpointDiscarded(self._port.now_ms(), instruction.checkpoint_id))
+            return
+        super()._perform(instruction)
+
+
+class RestoresAfresh(CoordinatorHost):
+    """Breaks: an attempt is restored from the newest completed checkpoint. Here every one starts anew."""
+
+    def _perform(self, instruction: do.CoordinatorInstruction) -> None:
+        if isinstance(instruction, do.DeployAttempt):
+            instruction = replace(instruction, restore=None)
+        super()._perform(instruction)
+
+
+class NeverRestarts(CoordinatorHost):
+    """Breaks: a job whose task has failed starts again. Here a second attempt is decided on and never deployed."""
+
+    def _perform(self, instruction: do.CoordinatorInstruction) -> None:
+        if not (isinstance(instruction, do.DeployAttempt) and instruction.attempt > 0):
+            super()._perform(instruction)
+
+
+class DeafToDoubt(CoordinatorHost):
+    """Breaks: the fate of a checkpoint is found out. Here a write that failed counts as never done."""
+
+    def handle(self, event: co.CoordinatorEvent) -> None:
+        if isinstance(event, co.MetadataWriteFailed):
+            event = co.CheckpointVoided(event.at_ms, event.checkpoint_id)
+        super().handle(event)
+
+
+class TellsTooEarly(CoordinatorHost):
+    """Breaks: tasks are told that a checkpoint is complete when it is. Here before its metadata is written."""
+
+    def _perform(self, instruction: do.CoordinatorInstruction) -> None:
+        if isinstance(instruction, do.WriteMetadata):
+            metadata = instruction.metadata
+            tasks = self.machine.state.spec.tasks if self.machine.state.spec is not None else ()
+            super()._perform(do.NotifyCompleted(metadata.attempt, metadata.checkpoint_id, tasks))
+        super()._perform(instruction)
+
+
+class IgnoresFences(CoordinatorHost):
+    """Breaks: whoever creates an entry of the log decides. Here entries are overwritten."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        log = self._log
+
+        def overwrite(entry: LogEntry) -> None:
+            data = seal(b"TGEVENT", 1, encode(entry))
+            log._store.write(log._entry_path(entry.index), (data,))
+
+        log.append = overwrite  # type: ignore[method-assign]
+
+
+def _reliably(store: Any, method: str, *arguments: Any) -> Any:
+    disk = store._disk
+    reliable, disk.reliable = disk.reliable, True
+    try:
+        return getattr(store, method)(*arguments)
+    finally:
+        disk.reliable = reliable
+
+
+COORDINATOR_BREAKS: dict[str, tuple[int, Protocol]] = {
+    "complete without the last task": (4, Protocol(coordinator=CompletesWithoutLast)),
+    "tasks are told of a completion too early": (4, Protocol(coordinator=TellsTooEarly)),
+    "state of the newest checkpoint is deleted": (5, Protocol(coordinator=DeletesNewest)),
+    "subsumed checkpoints stay": (5, Protocol(coordinator=NeverDeletes)),
+    "a write that failed counts as never done": (5, Protocol(coordinator=DeafToDoubt)),
+    "sinks commit on acknowledgement": (6, Protocol(coordinator=CommitsOnAcknowledgement)),
+    "half of a checkpoint is committed": (6, Protocol(coordinator=CommitsHalf)),
+    "nothing is committed": (6, Protocol(coordinator=NeverCommits)),
+    "every attempt starts afresh": (7, Protocol(coordinator=RestoresAfresh)),
+    "an attempt is never deployed again": (7, Protocol(coordinator=NeverRestarts)),
+    "two coordinators write one log": (8, Protocol(coordinator=IgnoresFences)),
+}
