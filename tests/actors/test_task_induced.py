@@ -25,9 +25,7 @@ class Induced(MemorySource):
 
 def induced_source() -> Subject:
     """A started task of this source."""
-    data = MemorySource.of(pa.table({"x": list(range(1, 7))}), 1)
     source = StreamNode(OperatorUid("source"), "source", 1, SCHEMA, Induced(pa.table({"x": list(range(1, 7))}), 1))
-    assert data.schema == SCHEMA
     subject = Subject(describe(translate([source, node("down", (source, BY_X), factory=Summing)]), SOURCE))
     subject.start()
     return subject
