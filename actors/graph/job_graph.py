@@ -43,6 +43,19 @@ class JobVertex:
     operators: tuple[OperatorSpec, ...]
     source: SourceSpec | None = None
 
+    @property
+    def head(self) -> OperatorUid:
+        """The operator that the input goes to, or the source."""
+        return self.source.uid if self.source is not None else self.operators[0].uid
+
+    @property
+    def tail(self) -> OperatorUid:
+        """The operator that the output comes from."""
+        if self.operators:
+            return self.operators[-1].uid
+        assert self.source is not None, "a vertex has an operator or a source"
+        return self.source.uid
+
 
 @dataclass(frozen=True, slots=True)
 class JobEdge:
@@ -83,9 +96,9 @@ class JobGraph:
         )
 
     def edge_name(self, edge: JobEdge) -> str:
-        """Name of an edge in checkpoints: the same as long as its two vertices and those before it between them are."""
+        """Name of an edge in checkpoints: by the operators that it joins, whatever these are chained to."""
         between = [e.index for e in self.edges if (e.upstream, e.downstream) == (edge.upstream, edge.downstream)]
-        return f"{edge.upstream}->{edge.downstream}#{between.index(edge.index)}"
+        return f"{self.vertex(edge.upstream).tail}->{edge.downstream}#{between.index(edge.index)}"
 
     def channels(self, edge: JobEdge) -> tuple[ChannelId, ...]:
         """All channels of an edge: subtask to subtask where it is forward, else all to all."""

@@ -23,7 +23,7 @@ from tidegate.actors.kernels.hashing import hash_columns
 from tidegate.actors.kernels.partition import gather
 from tidegate.actors.operators.partitioning import PartitioningKind
 from tidegate.storage.errors import ConfigurationError, CorruptionError
-from tidegate.storage.ids import SubtaskIndex, VertexId
+from tidegate.storage.ids import OperatorUid, SubtaskIndex
 from tidegate.storage.in_flight import ChannelEnd, InFlightRows, edges_in_flight, read_in_flight
 from tidegate.storage.metadata import CheckpointMetadata
 from tidegate.storage.state import key_group_range
@@ -65,7 +65,8 @@ def can_take_in_flight(metadata: CheckpointMetadata, graph: JobGraph, edge: JobE
         case PartitioningKind.HASH | PartitioningKind.REBALANCE:
             return True
         case PartitioningKind.FORWARD:
-            return _old_parallelism(metadata, edge.upstream) != _old_parallelism(metadata, edge.downstream)
+            up, down = graph.vertex(edge.upstream).tail, graph.vertex(edge.downstream).head
+            return _old_parallelism(metadata, up) != _old_parallelism(metadata, down)
         case PartitioningKind.BROADCAST:
             return False
 
@@ -81,7 +82,7 @@ class _Route:
         self._where = f"checkpoint {metadata.checkpoint_id} of {metadata.job_id}"
         self._upstreams = graph.vertex(edge.upstream).parallelism
         self._downstreams = graph.vertex(edge.downstream).parallelism
-        self._old_downstreams = _old_parallelism(metadata, edge.downstream)
+        self._old_downstreams = _old_parallelism(metadata, graph.vertex(edge.downstream).head)
         self._max_parallelism = graph.max_parallelism
         self._own = key_group_range(subtask, graph.max_parallelism, self._downstreams)
 
@@ -128,11 +129,11 @@ def _held(store: Store, metadata: CheckpointMetadata, route: _Route) -> list[InF
     """What the old subtasks at both ends of an edge held, in the order of the channels, the receiver's part first."""
     found: list[InFlightRows] = []
     for subtask in metadata.subtasks:
-        if subtask.in_flight is not None and subtask.vertex in (route.edge.upstream, route.edge.downstream):
+        if subtask.in_flight is not None:
             found += read_in_flight(store, subtask.in_flight, route.name, route.reads)
     return sorted(found, key=lambda held: (held.end.upstream, held.end.downstream, held.end.direction == "output"))
 
 
-def _old_parallelism(metadata: CheckpointMetadata, vertex: VertexId) -> int:
-    """Subtasks of a vertex in the checkpoint; 0 if it is new."""
-    return next((info.parallelism for info in metadata.operators if info.vertex == vertex), 0)
+def _old_parallelism(metadata: CheckpointMetadata, uid: OperatorUid) -> int:
+    """Subtasks of an operator in the checkpoint, whatever it was chained to; 0 if it is new."""
+    return next((info.parallelism for info in metadata.operators if info.uid == uid), 0)
