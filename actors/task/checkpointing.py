@@ -149,8 +149,16 @@ class SubtaskCheckpoints:
         self._instruct(do.Decline(self._descriptor.attempt, checkpoint_id, reason, message))
 
     def hold(self) -> None:
-        """Take no snapshot from now on."""
+        """Take no snapshot from now on: the operators are finishing.
+
+        Where barriers block nothing, what a channel sent after its barrier may have been processed already. A snapshot
+        of the finished task would then promise that its upstream tasks have finished too, so what is pending is given up.
+        """
         assert self._held is None
+        while not self._descriptor.exactly_once and (pending := self._handler.pending) is not None:
+            self._handler.abort(pending)
+            self._outputs.broadcast(CancelBarrier(pending))
+            self.decline(pending, CheckpointFailureReason.TASK_CLOSING, CheckpointFailureReason.TASK_CLOSING.value)
         self._held = []
 
     def release(self, at_ms: int) -> None:

@@ -62,10 +62,7 @@ class InputChannel:
         return bool(self.recovered or self.queue)
 
     def recover(self, batches: Iterable[pa.RecordBatch]) -> None:
-        """Put batches that were in flight before everything else, also before what has arrived meanwhile.
-
-        An upstream task that is restored first goes on at once with what it has in flight itself.
-        """
+        """Put batches that were in flight before everything else, also before what has arrived meanwhile."""
         assert not self.rows_taken, "in-flight elements are restored before anything is processed"
         self.recovered.extend(batches)
 

@@ -174,9 +174,8 @@ class TaskMachine:
             if event.finished:
                 raise ProtocolError(f"{self._descriptor.task} has finished and was restored with input of {channel}")
             self._inputs[channel].recover(batches)
-        # Whoever emits before every task is there would emit into the void.
-        emits = source is not None or bool(event.in_flight)
-        self.status = TaskStatus.READY if emits else TaskStatus.RUNNING
+        # Sources, in-flight input, and timers that are due already emit, and before every task is there, into the void.
+        self.status = TaskStatus.READY
         self._instructions.append(do.ReportReady(self.attempt))
 
     @_on.register

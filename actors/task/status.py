@@ -1,7 +1,7 @@
 """The life of a task.
 
 CREATED    -> READY         its state is restored and its operators are open (`TaskRestored`)
-READY      -> RUNNING       `TasksStarted`; a task that has neither a source nor in-flight input is RUNNING at once
+READY      -> RUNNING       every task of the attempt is ready (`TasksStarted`)
 RUNNING    -> FINISHING     all input has ended; the operators emit what they have left, as there is room for it
 FINISHING  -> END_OF_DATA   the operators have finished; the task still takes part in checkpoints, because what its
                             sinks hold is committed by one
