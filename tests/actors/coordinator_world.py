@@ -14,13 +14,13 @@ from coordinators import SINK, SOURCE, SPEC, TASKS, files, part
 from tidegate.actors.coordinator import events as ev
 from tidegate.actors.coordinator import instructions as do
 from tidegate.actors.coordinator.machine import CoordinatorMachine
-from tidegate.actors.coordinator.spec import CheckpointSettings
+from tidegate.actors.coordinator.spec import CheckpointSettings, JobSpec
 from tidegate.actors.coordinator.state import JobStatus
 from tidegate.actors.failures import CheckpointFailureReason
 from tidegate.actors.identity import TaskId
 from tidegate.recovery.restart import RestartStrategy
 from tidegate.storage.ids import AttemptNumber, CheckpointId, Generation
-from tidegate.storage.metadata import CheckpointMetadata
+from tidegate.storage.metadata import CheckpointMetadata, SnapshotKind
 
 JOB = replace(
     SPEC,
@@ -28,6 +28,15 @@ JOB = replace(
     restart=RestartStrategy.fixed_delay(1_000, 50),
     storage_attempts_max=100,
 )
+
+BUSY = replace(
+    JOB,
+    checkpoints=replace(JOB.checkpoints, max_concurrent=3, min_pause_ms=20),
+    hooks=("hook",),
+    storage_attempts_max=4,
+)
+"""Concurrent checkpoints, hooks, savepoints, and little patience with storage."""
+KINDS = (SnapshotKind.CHECKPOINT, SnapshotKind.SAVEPOINT, SnapshotKind.SUSPEND, SnapshotKind.TERMINATE)
 
 Step = tuple[str, Callable[[], None]]
 
@@ -50,6 +59,10 @@ class Tasks:
     """For each checkpoint that the sink acknowledged, the end of its files."""
     covered: dict[CheckpointId, set[TaskId]] = field(default_factory=dict)
     """For each checkpoint, the tasks that acknowledged it after their operators had finished."""
+    halting: CheckpointId | None = None
+    """The savepoint at which the data of this attempt ends."""
+    halted: set[TaskId] = field(default_factory=set)
+    """Tasks that have taken part in it, and wait for it."""
     free: set[TaskId] = field(default_factory=set)
     """Tasks that know that a completed checkpoint covers their finish: they may leave."""
 
@@ -57,7 +70,8 @@ class Tasks:
 class CoordinatorWorld:
     """One job. `log` is what the machine was told, `answers` what it asked for, event by event."""
 
-    def __init__(self) -> None:
+    def __init__(self, job: JobSpec = JOB) -> None:
+        self.job = job
         self.machine = CoordinatorMachine()
         self.log: list[ev.CoordinatorEvent] = []
         self.answers: list[list[do.CoordinatorInstruction]] = []
@@ -72,8 +86,11 @@ class CoordinatorWorld:
         self._commits: dict[CheckpointId, tuple[str, ...]] = {}
         self._generation = 0
         self._requests = 0
+        self._open_requests: set[str] = set()
+        self.savepoints: set[CheckpointId] = set()
+        """Savepoints whose own folder is there."""
         self._take_over()
-        self._tell(ev.JobSubmitted(self.at_ms, JOB))
+        self._tell(ev.JobSubmitted(self.at_ms, self.job))
 
     # --- for tests ------------------------------------------------------------------------------------------------
 
@@ -95,6 +112,11 @@ class CoordinatorWorld:
             assert steps, f"the job hangs in {self.machine.state.status}"
             steps[0][1]()
         raise AssertionError(f"the job does not end, it is {self.machine.state.status}")
+
+    def check_requests(self) -> None:
+        """Every request was answered, and the savepoints that are there are those of completed checkpoints."""
+        assert self._open_requests == set()
+        assert self.savepoints <= self._completed()
 
     def check_committed(self) -> None:
         """Invariant 6: of each attempt the files that a completed checkpoint covers are committed, each once."""
@@ -130,7 +152,8 @@ class CoordinatorWorld:
             steps += [
                 ("ack", lambda n=n: self._acknowledge(tasks, task, n))  # type: ignore[misc]
                 for n in tasks.triggered
-                if (n, task) not in tasks.acknowledged and task not in tasks.finished
+                # Barriers keep their order: an older one that comes late is stale.
+                if all(other != task or n > m for m, other in tasks.acknowledged) and task not in tasks.finished
             ]
         if task in tasks.free - tasks.finished and (task == SOURCE or SOURCE in tasks.finished):
             steps.append(("finished", lambda: self._finish(tasks, task)))
@@ -140,14 +163,17 @@ class CoordinatorWorld:
         tasks = self.tasks
         if tasks is None or self.machine.state.status is not JobStatus.RUNNING:
             return []
-        open_tasks = [t for t in TASKS if t not in tasks.ended and (t == SOURCE or SOURCE in tasks.ended)]
+        open_tasks = [
+            t for t in TASKS if t not in tasks.ended | tasks.halted and (t == SOURCE or SOURCE in tasks.ended)
+        ]
         return [("end of data", lambda t=t: self._end_of_data(tasks, t)) for t in open_tasks]  # type: ignore[misc]
 
     def _rare(self) -> list[Step]:
         return [("take over", self._take_over), *self._ends()]
 
     def _bad(self) -> list[Step]:
-        steps: list[Step] = [("request", self._request)]
+        kinds = KINDS if self.job.hooks else KINDS[:1]
+        steps: list[Step] = [(f"request {kind}", lambda kind=kind: self._request(kind)) for kind in kinds]  # type: ignore[misc]
         steps += [(f"fail {type(i).__name__}", self._failing(i, lost)) for i in self._asked for lost in (False, True)]
         steps += [(f"lose {type(i).__name__}", lambda i=i: self._notices.remove(i)) for i in self._notices]  # type: ignore[misc]
         if self.log and isinstance(self.log[-1], ev.CheckpointAcknowledged):
@@ -179,6 +205,7 @@ class CoordinatorWorld:
                 assert (None if restore is None else restore.checkpoint_id) == newest, (
                     "an attempt starts from the newest completed checkpoint (invariant 7)"
                 )
+                assert not any(hook.restore != restore for hook in self._hooks_asked()), "hooks see what tasks see"
                 self.tasks = self._past[attempt] = Tasks(attempt)
             case do.CancelAttempt():
                 self.tasks = None
@@ -190,12 +217,28 @@ class CoordinatorWorld:
                 self._asked.append(instruction)
             case do.DiscardCheckpoint(checkpoint_id, voided):
                 if not voided and checkpoint_id in self._completed():
-                    assert sum(n > checkpoint_id for n in self._completed()) >= JOB.checkpoints.retained, (
+                    assert sum(n > checkpoint_id for n in self._completed()) >= self.job.checkpoints.retained, (
                         "what is retained is never deleted (invariant 5)"
                     )
                 self._asked.append(instruction)
-            case do.WriteMetadata() | do.VoidCheckpoint():
+            case do.WriteMetadata(metadata):
+                assert metadata.checkpoint_id > max(self._completed(), default=0), "completed in order"
+                savepoint = metadata.kind.is_savepoint
+                assert savepoint == (metadata.checkpoint_id in self.savepoints), "a savepoint is copied first"
+                assert dict(metadata.hooks) == ({"hook": b"kept"} if self.job.hooks else {})
                 self._asked.append(instruction)
+            case do.VoidCheckpoint() | do.WriteSavepoint() | do.TriggerHooks() | do.RestoreHooks():
+                self._asked.append(instruction)
+            case do.DiscardSavepoint(checkpoint_id=n):
+                assert n not in self._completed(), "the savepoint of a completed checkpoint is the user's"
+                assert not any(
+                    isinstance(i, do.WriteSavepoint) and i.metadata.checkpoint_id == n for i in self._asked
+                ), "nobody writes any more to what is deleted"
+                self.savepoints.discard(n)
+            case do.CompleteRequest(request, n):
+                assert request in self._open_requests, "every request is answered once"
+                self._open_requests.remove(request)
+                assert n is None or n in self._completed()
             case do.TriggerCheckpoint() | do.NotifyCompleted() | do.StartTasks():
                 self._notices.append(instruction)
             case do.EndJob():
@@ -220,9 +263,14 @@ class CoordinatorWorld:
         self.at_ms = max(self.at_ms, self._timers.pop(timer))
         self._tell(ev.TimerFired(self.at_ms, timer))
 
-    def _request(self) -> None:
+    def _request(self, kind: SnapshotKind) -> None:
         self._requests += 1
-        self._tell(ev.CheckpointRequested(self.at_ms, f"request {self._requests}"))
+        request = f"request {self._requests}"
+        self._open_requests.add(request)
+        self._tell(ev.CheckpointRequested(self.at_ms, request, kind, "folder" if kind.is_savepoint else None))
+
+    def _hooks_asked(self) -> list[do.RestoreHooks]:
+        return [i for i in self._asked if isinstance(i, do.RestoreHooks)]
 
     # --- storage --------------------------------------------------------------------------------------------------
 
@@ -238,6 +286,13 @@ class CoordinatorWorld:
                     found = self._storage.setdefault(n, metadata)
                     answer = ev.CheckpointVoided if found.void else ev.MetadataWritten
                     self._tell(answer(self.at_ms, n))
+                case do.WriteSavepoint(_, metadata):
+                    self.savepoints.add(metadata.checkpoint_id)
+                    self._tell(ev.SavepointWritten(self.at_ms, metadata.checkpoint_id, "folder/savepoint"))
+                case do.TriggerHooks(n):
+                    self._tell(ev.HooksTriggered(self.at_ms, n, (("hook", b"kept"),)))
+                case do.RestoreHooks(attempt):
+                    self._tell(ev.HooksRestored(self.at_ms, attempt))
                 case do.CommitSinks(n):
                     self._tell(ev.SinksCommitted(self.at_ms, n))
                 case do.DiscardCheckpoint(n):
@@ -255,6 +310,14 @@ class CoordinatorWorld:
                     if lost:
                         self._storage.setdefault(metadata.checkpoint_id, metadata)
                     self._tell(ev.MetadataWriteFailed(self.at_ms, metadata.checkpoint_id, "no answer"))
+                case do.WriteSavepoint(_, metadata):
+                    if lost:
+                        self.savepoints.add(metadata.checkpoint_id)
+                    self._tell(ev.SavepointWriteFailed(self.at_ms, metadata.checkpoint_id, "no answer"))
+                case do.TriggerHooks(n):
+                    self._tell(ev.HookFailed(self.at_ms, n, "not today"))
+                case do.RestoreHooks(attempt):
+                    self._tell(ev.HookRestoreFailed(self.at_ms, attempt, "not today"))
                 case do.CommitSinks(n):
                     self._tell(ev.SinkCommitFailed(self.at_ms, n, "no answer"))
                 case do.DiscardCheckpoint(n):
@@ -269,11 +332,16 @@ class CoordinatorWorld:
             self._notices.remove(instruction)
             tasks = self.tasks
             match instruction:
-                case do.TriggerCheckpoint(attempt, n) if tasks is not None and tasks.attempt == attempt:
+                case do.TriggerCheckpoint(attempt, n, options=options) if tasks is not None:
+                    if attempt != tasks.attempt:
+                        return
                     assert n not in self._storage, "ids are never used twice"
                     tasks.triggered.append(n)
+                    if options.kind.stops:
+                        tasks.halting = n
                 case do.NotifyCompleted(attempt, n) if tasks is not None and tasks.attempt == attempt:
                     tasks.known = max(tasks.known, tasks.asked[n])
+                    tasks.free |= tasks.halted if n == tasks.halting else set()
                     tasks.free |= tasks.covered.get(n, set())
 
         return act
@@ -283,11 +351,13 @@ class CoordinatorWorld:
         self._tell(ev.TaskReady(self.at_ms, tasks.attempt, task))
 
     def _stage(self, tasks: Tasks) -> None:
-        if SINK in tasks.ready and SINK not in tasks.ended:
+        if SINK in tasks.ready and SINK not in tasks.ended | tasks.halted:
             tasks.staged += 1
 
     def _acknowledge(self, tasks: Tasks, task: TaskId, n: CheckpointId) -> None:
         tasks.acknowledged.add((n, task))
+        if n == tasks.halting:
+            tasks.halted.add(task)
         if task in tasks.ended:
             tasks.covered.setdefault(n, set()).add(task)
         committables = ()

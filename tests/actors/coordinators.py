@@ -28,6 +28,7 @@ from tidegate.storage.metadata import (
     Committable,
     DataFile,
     OperatorInfo,
+    SnapshotKind,
     StateHandle,
     SubtaskState,
 )
@@ -55,9 +56,11 @@ SPEC = JobSpec(
 )
 
 
-def spec(
-    restart: RestartStrategy | None = None, restore: RestorePoint | None = None, **settings: int | None
-) -> JobSpec:
+TARGET = "memory://savepoints"
+PATH = f"{TARGET}/savepoint-job-12345678-1"
+
+
+def spec(restart: RestartStrategy | None = None, restore: RestorePoint | None = None, **settings: object) -> JobSpec:
     """The usual job with other checkpoint settings, restart strategy or restore point."""
     changed = replace(SPEC, checkpoints=replace(SPEC.checkpoints, **settings), restore=restore)
     return changed if restart is None else replace(changed, restart=restart)
@@ -118,8 +121,25 @@ class Coordinator:
         self.at_ms = self.at_ms if at_ms is None else at_ms
         return self.tell(ev.TimerFired(self.at_ms, timer))
 
-    def request(self, request: str = "r") -> list[do.CoordinatorInstruction]:
-        return self.tell(ev.CheckpointRequested(self.at_ms, request))
+    def request(
+        self, request: str = "r", kind: SnapshotKind = SnapshotKind.CHECKPOINT
+    ) -> list[do.CoordinatorInstruction]:
+        target = TARGET if kind.is_savepoint else None
+        return self.tell(ev.CheckpointRequested(self.at_ms, request, kind, target))
+
+    def start_savepoint(self, kind: SnapshotKind = SnapshotKind.SAVEPOINT, request: str = "wanted") -> int:
+        """Trigger a savepoint; returns its number."""
+        (trigger,) = only(self.request(request, kind), do.TriggerCheckpoint)
+        return trigger.checkpoint_id
+
+    def acknowledge_all(self, checkpoint_id: int, finished: bool = False) -> list[do.CoordinatorInstruction]:
+        return [i for task in TASKS for i in self.ack(checkpoint_id, task, finished=finished)]
+
+    def exported(self, checkpoint_id: int) -> list[do.CoordinatorInstruction]:
+        return self.tell(ev.SavepointWritten(self.at_ms, CheckpointId(checkpoint_id), PATH))
+
+    def not_exported(self, checkpoint_id: int) -> list[do.CoordinatorInstruction]:
+        return self.tell(ev.SavepointWriteFailed(self.at_ms, CheckpointId(checkpoint_id), "disk full"))
 
     def ack(
         self,

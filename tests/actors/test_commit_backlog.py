@@ -11,7 +11,7 @@ from link import node
 
 from tidegate.actors.coordinator import events as ev
 from tidegate.actors.coordinator import instructions as do
-from tidegate.actors.coordinator.checkpoints import COMMITS_WAITING_MAX
+from tidegate.actors.coordinator.requests import COMMITS_WAITING_MAX
 from tidegate.actors.coordinator.state import JobStatus
 from tidegate.actors.graph.stream_graph import translate
 from tidegate.actors.runtimes.context import JobContext

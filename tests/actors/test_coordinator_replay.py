@@ -6,13 +6,14 @@ from random import Random
 from typing import get_args
 
 import pytest
-from coordinator_world import CoordinatorWorld, replayed
+from coordinator_world import BUSY, JOB, CoordinatorWorld, replayed
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tidegate.actors.coordinator.events import CoordinatorEvent
 from tidegate.actors.coordinator.instructions import CoordinatorInstruction
 from tidegate.actors.coordinator.machine import CoordinatorMachine
+from tidegate.actors.coordinator.spec import JobSpec
 from tidegate.actors.task.events import TaskEvent
 from tidegate.actors.task.instructions import PersistChannelState, PersistSnapshot, TaskInstruction
 from tidegate.storage.codec import decode, encode, wire_types
@@ -38,14 +39,32 @@ def test_after_any_faults_the_job_finishes_with_every_file_committed_once(choice
     world.check_committed()
 
 
+@given(histories)
+@settings(max_examples=100)
+def test_concurrent_checkpoints_savepoints_hooks_and_stops_keep_their_promises(choices: list[int]) -> None:
+    """Whatever is asked for and fails: the job ends, requests are answered once, files are committed in order."""
+    world = CoordinatorWorld(BUSY)
+    for choice in choices:
+        world.step(choice)
+    world.settle()
+
+    (status,) = {end.status for end in world.ends}
+    world.check_requests()
+    if status != "failed":
+        world.check_committed()
+
+
+@pytest.mark.parametrize("job", [JOB, BUSY])
 @given(histories, st.floats(0, 1))
 @settings(max_examples=60)
-def test_folding_the_log_gives_the_same_state_and_the_same_decisions(choices: list[int], where: float) -> None:
+def test_folding_the_log_gives_the_same_state_and_the_same_decisions(
+    job: JobSpec, choices: list[int], where: float
+) -> None:
     """Replay from the start, and from a stored fold anywhere in the middle, agrees with what happened.
 
     Events, instructions and the fold go through the codec on the way.
     """
-    world = CoordinatorWorld()
+    world = CoordinatorWorld(job)
     for choice in choices:
         world.step(choice)
     events = decode(encode(world.log))

@@ -1,0 +1,281 @@
+"""Savepoints (C8) and stop with savepoint (T11) in the coordinator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from coordinators import PATH, SINK, SOURCE, SPEC, TARGET, Coordinator, files, kinds, only, spec
+
+from tidegate.actors.coordinator import events as ev
+from tidegate.actors.coordinator import instructions as do
+from tidegate.actors.coordinator.phases import PendingPhase
+from tidegate.actors.coordinator.state import JobStatus
+from tidegate.actors.elements import Alignment, BarrierOptions
+from tidegate.actors.failures import CheckpointFailureReason as Reason
+from tidegate.recovery.restart import RestartStrategy
+from tidegate.storage.ids import CheckpointId
+from tidegate.storage.metadata import SnapshotKind
+
+NEVER = RestartStrategy.none()
+STOPS = [(SnapshotKind.SUSPEND, "suspended"), (SnapshotKind.TERMINATE, "finished")]
+
+
+# --- savepoints ---------------------------------------------------------------------------------------------------
+
+
+def test_a_savepoint_is_copied_before_its_checkpoint_is_complete() -> None:
+    """C8: acknowledged -> copied -> written -> answered with the path of the copy."""
+    coordinator = Coordinator().run()
+    coordinator.start_savepoint()
+    (copy,) = only(coordinator.acknowledge_all(1), do.WriteSavepoint)
+    assert (copy.target, copy.metadata.kind) == (TARGET, SnapshotKind.SAVEPOINT)
+
+    assert [do.WriteMetadata(copy.metadata)] == coordinator.exported(1)
+    found = coordinator.written(1)
+
+    assert only(found, do.CompleteRequest) == [do.CompleteRequest("wanted", CheckpointId(1), None, PATH)]
+    assert [c.checkpoint_id for c in coordinator.state.completed] == [1]
+
+
+@pytest.mark.parametrize(
+    ("settings", "checkpoint", "savepoint"),
+    [
+        ({}, BarrierOptions(Alignment.ALIGNED), Alignment.ALIGNED),
+        ({"exactly_once": False}, BarrierOptions(Alignment.AT_LEAST_ONCE), Alignment.AT_LEAST_ONCE),
+        ({"unaligned": True}, BarrierOptions(Alignment.UNALIGNED), Alignment.ALIGNED),
+        ({"unaligned": True, "aligned_timeout_ms": 0}, BarrierOptions(Alignment.UNALIGNED), Alignment.ALIGNED),
+        ({"unaligned": True, "aligned_timeout_ms": 70}, BarrierOptions(Alignment.ALIGNED, 70), Alignment.ALIGNED),
+    ],
+)
+def test_barriers_travel_as_the_settings_say_and_those_of_savepoints_are_aligned(
+    settings: dict[str, object], checkpoint: BarrierOptions, savepoint: Alignment
+) -> None:
+    """C8, T3-T5: a savepoint holds no in-flight data, whatever the job's checkpoints do."""
+    coordinator = Coordinator(spec(**settings)).run()
+    (trigger,) = only(coordinator.request(), do.TriggerCheckpoint)
+    assert checkpoint == trigger.options
+    coordinator.collect(1)
+    coordinator.written(1)
+
+    (trigger,) = only(coordinator.request("s", SnapshotKind.SAVEPOINT), do.TriggerCheckpoint)
+
+    assert BarrierOptions(savepoint, None, SnapshotKind.SAVEPOINT) == trigger.options
+
+
+def test_a_copy_that_fails_is_repeated_a_bounded_number_of_times() -> None:
+    """C8: then the savepoint has failed, what is left of the copy is deleted, and no tolerance counts that."""
+    coordinator = Coordinator(spec(tolerable_failures=0)).run()
+    coordinator.start_savepoint()
+    coordinator.acknowledge_all(1)
+    for attempt in (1, 2):
+        assert coordinator.not_exported(1) == [do.SetTimer("export:1", 100 * attempt)]
+        assert kinds(coordinator.fire("export:1")) == ["WriteSavepoint"]
+
+    found = coordinator.not_exported(1)
+
+    (answer,) = only(found, do.CompleteRequest)
+    assert (answer.reason, "disk full" in (answer.error or "")) == (Reason.SAVEPOINT_NOT_WRITTEN, True)
+    assert only(found, do.DiscardSavepoint) == [do.DiscardSavepoint(TARGET, SPEC.job_id, CheckpointId(1))]
+    assert coordinator.status is JobStatus.RUNNING
+
+
+def test_a_savepoint_that_fails_after_it_was_copied_is_deleted() -> None:
+    """C8: the user never finds a savepoint whose checkpoint is none."""
+    coordinator = Coordinator().run()
+    coordinator.start_savepoint()
+    coordinator.acknowledge_all(1)
+    coordinator.exported(1)
+
+    found = coordinator.voided(1)
+
+    assert only(found, do.DiscardSavepoint) == [do.DiscardSavepoint(TARGET, SPEC.job_id, CheckpointId(1))]
+    assert only(found, do.CompleteRequest)[0].reason is Reason.METADATA_NOT_WRITTEN
+
+
+@pytest.mark.parametrize("written", [True, False])
+def test_a_copy_under_way_is_deleted_when_nobody_writes_to_it_any_more(written: bool) -> None:
+    """C8: the attempt fails while the copy is being written; the next one does not wait for that."""
+    coordinator = Coordinator().run()
+    coordinator.start_savepoint()
+    coordinator.acknowledge_all(1)
+    assert only(coordinator.fail(), do.DiscardSavepoint) == []
+    assert only(coordinator.fire("restart:1"), do.DeployAttempt)
+
+    found = coordinator.exported(1) if written else coordinator.not_exported(1)
+
+    assert found == [do.DiscardSavepoint(TARGET, SPEC.job_id, CheckpointId(1))]
+    assert coordinator.state.exports == {}
+
+
+def test_a_job_does_not_end_while_a_copy_that_is_given_up_is_being_written() -> None:
+    """Otherwise it would be left behind."""
+    coordinator = Coordinator().run()
+    coordinator.start_savepoint()
+    coordinator.acknowledge_all(1)
+    assert only(coordinator.cancel(), do.EndJob) == []
+
+    assert kinds(coordinator.exported(1)) == ["DiscardSavepoint", "EndJob"]
+
+
+def test_a_new_generation_deletes_copies_that_were_under_way() -> None:
+    """Their answers went down with the old one."""
+    coordinator = Coordinator().run()
+    coordinator.start_savepoint()
+    coordinator.acknowledge_all(1)
+
+    found = coordinator.start(generation=2)
+
+    assert only(found, do.DiscardSavepoint) == [do.DiscardSavepoint(TARGET, SPEC.job_id, CheckpointId(1))]
+    assert only(found, do.CompleteRequest)[0].reason is Reason.COORDINATOR_LOST
+
+
+# --- stop ---------------------------------------------------------------------------------------------------------
+
+
+def stop(coordinator: Coordinator, kind: SnapshotKind = SnapshotKind.SUSPEND) -> int:
+    """Ask for the end, and let every task take part."""
+    number = coordinator.start_savepoint(kind)
+    coordinator.acknowledge_all(number, finished=kind is SnapshotKind.TERMINATE)
+    coordinator.exported(number)
+    return number
+
+
+@pytest.mark.parametrize(("kind", "status"), STOPS)
+def test_a_job_ends_after_its_savepoint_and_its_tasks(kind: SnapshotKind, status: str) -> None:
+    """T11: written -> tasks are told -> tasks leave -> suspended, or finished where it was drained."""
+    coordinator = Coordinator().run()
+    found = coordinator.written(stop(coordinator, kind))
+    assert only(found, do.CompleteRequest) == [do.CompleteRequest("wanted", CheckpointId(1), None, PATH)]
+    assert only(found, do.NotifyCompleted)
+    assert only(found, do.CancelAttempt) == []
+
+    assert only(coordinator.all_finished(), do.EndJob) == [do.EndJob(status, None)]
+    assert coordinator.status.value == status
+
+
+def test_a_stop_ends_everything_else_that_is_pending_and_refuses_what_comes() -> None:
+    """T11: the scheduler is shut down: no periodic checkpoint, no request, one savepoint."""
+    coordinator = Coordinator().run()
+    coordinator.request("before")
+    coordinator.request("queued")
+
+    found = coordinator.request("stop", SnapshotKind.SUSPEND)
+
+    assert {a.request: a.reason for a in only(found, do.CompleteRequest)} == {
+        "before": Reason.SCHEDULER_SHUTDOWN,
+        "queued": Reason.SCHEDULER_SHUTDOWN,
+    }
+    assert [t.checkpoint_id for t in only(found, do.TriggerCheckpoint)] == [2]
+    assert only(coordinator.fire("periodic:0", at_ms=5_000), do.TriggerCheckpoint) == []
+    for kind in SnapshotKind:
+        assert only(coordinator.request("late", kind), do.CompleteRequest)[0].reason is Reason.SCHEDULER_SHUTDOWN
+
+
+def lose_copy(coordinator: Coordinator) -> list[do.CoordinatorInstruction]:
+    """Every attempt to copy fails."""
+    coordinator.acknowledge_all(2)
+    for _ in range(SPEC.storage_attempts_max - 1):
+        coordinator.not_exported(2)
+        coordinator.fire("export:2")
+    return coordinator.not_exported(2)
+
+
+def void(coordinator: Coordinator) -> list[do.CoordinatorInstruction]:
+    """A tombstone is where the metadata was to be."""
+    coordinator.acknowledge_all(2)
+    coordinator.exported(2)
+    return coordinator.voided(2)
+
+
+FAILURES: dict[str, tuple[Callable[[Coordinator], list[do.CoordinatorInstruction]], Reason]] = {
+    "declined": (lambda c: c.decline(2), Reason.DECLINED),
+    "expired": (lambda c: c.fire("timeout:2"), Reason.EXPIRED),
+    "voided": (void, Reason.METADATA_NOT_WRITTEN),
+    "not copied": (lose_copy, Reason.SAVEPOINT_NOT_WRITTEN),
+}
+
+
+@pytest.mark.parametrize("how", FAILURES)
+def test_a_stop_that_fails_restarts_the_attempt_at_no_charge(how: str) -> None:
+    """T11: its tasks had ended their data; the job goes on from its newest checkpoint, also if it may never restart."""
+    coordinator = Coordinator(spec(restart=NEVER)).run()
+    coordinator.complete()
+    coordinator.start_savepoint(SnapshotKind.TERMINATE)
+    act, reason = FAILURES[how]
+
+    found = act(coordinator)
+
+    (answer,) = only(found, do.CompleteRequest)
+    assert (answer.request, answer.reason) == ("wanted", reason)
+    (deploy,) = only(found, do.DeployAttempt)
+    assert deploy.restore is not None
+    assert deploy.restore.checkpoint_id == 1
+    assert coordinator.state.failure_times_ms == ()
+    assert [t.timer for t in only(coordinator.all_ready(), do.SetTimer)] == ["periodic:1"], "checkpoints go on"
+    assert coordinator.ask() == 3
+
+
+def test_a_stop_that_fails_before_its_trigger_changes_nothing() -> None:
+    """T11: no task has been told, so the attempt goes on."""
+    coordinator = Coordinator(replace(spec(restart=NEVER), hooks=("hook",))).run()
+    coordinator.request("wanted", SnapshotKind.SUSPEND)
+
+    found = coordinator.tell(ev.HookFailed(0, CheckpointId(1), "no"))
+
+    assert kinds(found) == ["CompleteRequest"]
+    assert coordinator.status is JobStatus.RUNNING
+    assert kinds(coordinator.request())[0] == "TriggerHooks"
+
+
+def test_a_task_that_fails_during_a_stop_is_a_failure_as_always() -> None:
+    """T11: the stop is answered, the restart strategy decides."""
+    coordinator = Coordinator(spec(restart=NEVER)).run()
+    coordinator.start_savepoint(SnapshotKind.SUSPEND)
+
+    found = coordinator.fail("boom")
+
+    assert only(found, do.CompleteRequest)[0].reason in (Reason.JOB_FAILOVER, Reason.JOB_ENDING)
+    assert only(found, do.EndJob) == [do.EndJob("failed", "sink[0]: boom")]
+
+
+def test_a_stop_whose_fate_is_unknown_when_the_attempt_fails_ends_the_job_if_it_is_complete() -> None:
+    """T11, invariant 7: nothing is deployed before the fate is known; the savepoint covers everything."""
+    coordinator = Coordinator().run()
+    stop(coordinator)
+    coordinator.write_failed(1)
+    coordinator.fail()
+    assert only(coordinator.fire("restart:1"), do.DeployAttempt) == []
+    coordinator.fire("void:1")
+
+    found = coordinator.written(1)
+
+    assert only(found, do.DeployAttempt) == []
+    assert only(found, do.EndJob) == [do.EndJob("suspended", None)]
+
+
+def test_the_files_of_a_stopped_job_are_committed_before_it_ends() -> None:
+    """T11, invariant 6: what the savepoint covers is visible when the job is over."""
+    coordinator = Coordinator().run()
+    coordinator.start_savepoint(SnapshotKind.SUSPEND)
+    coordinator.ack(1, SOURCE)
+    coordinator.ack(1, SINK, files(0, "f0"))
+    coordinator.exported(1)
+    assert only(coordinator.written(1), do.CommitSinks)
+    assert coordinator.all_finished() == []
+
+    assert only(coordinator.committed(1), do.EndJob) == [do.EndJob("suspended", None)]
+
+
+def test_a_savepoint_that_is_not_ready_keeps_newer_checkpoints_waiting() -> None:
+    """C8: the user wants that one, so it is not subsumed; they come after it."""
+    coordinator = Coordinator(spec(max_concurrent=2)).run()
+    coordinator.start_savepoint()
+    coordinator.ask()
+    assert coordinator.acknowledge_all(2) == []
+    assert coordinator.state.pending[CheckpointId(2)].phase is PendingPhase.ACKNOWLEDGED
+
+    assert kinds(coordinator.acknowledge_all(1)) == ["WriteSavepoint"]
+    coordinator.exported(1)
+    assert [w.metadata.checkpoint_id for w in only(coordinator.written(1), do.WriteMetadata)] == [2]
