@@ -45,7 +45,7 @@ def test_what_was_in_flight_is_processed_before_what_arrives() -> None:
 
 
 def test_input_that_arrives_before_the_task_is_restored_waits_behind_what_was_in_flight() -> None:
-    """An upstream task may be ready first and go on at once with what it has in flight itself."""
+    """Whenever a frame comes: what was in flight is older."""
     log: list[str] = []
     subject = Subject(describe(work_graph(lambda: Summing(log)), WORK))
     subject.arrive(0, batch(3))
@@ -55,6 +55,18 @@ def test_input_that_arrives_before_the_task_is_restored_waits_behind_what_was_in
     subject.turns()
 
     assert log == ["open", "process [1]", "process [2]", "process [3]"]
+
+
+def test_a_task_with_input_in_flight_waits_until_every_task_is_ready() -> None:
+    """What it emits needs somebody to take it."""
+    subject = Subject(describe(work_graph(downstream=True), WORK))
+    in_flight = ((subject.descriptor.inputs[0], (batch(1),)),)
+    subject.tell(ev.TaskRestored(subject.at_ms, (), in_flight=in_flight))
+    assert not subject.machine.runnable
+
+    subject.tell(ev.TasksStarted(subject.at_ms))
+
+    assert subject.machine.runnable
 
 
 def test_what_was_in_flight_takes_no_credit() -> None:

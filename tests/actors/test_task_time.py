@@ -6,7 +6,7 @@ from typing import Any
 
 import pyarrow as pa
 from batches import ONE_ROW_BYTES, batch, values
-from link import BY_X, Subject, Summing, barrier, describe, node, only, sent
+from link import ATTEMPT, BY_X, Subject, Summing, barrier, describe, node, only, sent
 
 from tidegate.actors.elements import MAX_WATERMARK_MS, BarrierOptions, EndOfData, Watermark
 from tidegate.actors.graph.stream_graph import translate
@@ -134,3 +134,17 @@ def test_a_timer_that_is_due_as_the_data_ends_does_not_fire_behind_the_end() -> 
     found = subject.trigger(1, stop) + subject.turns()
 
     assert sent(found) == [EndOfData(drain=False), barrier(1, stop, at_ms=1_030)]
+
+
+def test_restored_timers_wait_until_every_task_is_ready() -> None:
+    """They may be due at once, and what they emit needs somebody to take it."""
+    subject = alarms(TimeDomain.PROCESSING_TIME)
+    (persist,) = only(subject.feed(0, batch(1_020), barrier(1)), do.PersistSnapshot)
+    tables = tuple((s.uid, tuple(state.materialize() for state in s.states)) for s in persist.snapshots)
+    again = Subject(subject.descriptor)
+    again.at_ms = 9_000
+    assert again.tell(ev.TaskRestored(9_000, tables)) == [do.ReportReady(ATTEMPT)]
+
+    assert again.tell(ev.TasksStarted(9_000)) == [do.SetTaskTimer(PROCESSING, 1_020)]
+    again.timer(PROCESSING, 9_000)
+    assert [values(e) for e in sent(again.turns() + again.timer(ev.TaskTimer.FLUSH, 9_100))] == [[-1_020]]
