@@ -1,0 +1,368 @@
+"""Several checkpoints at a time (C2, C7), union state (T10), hooks (C9), retention (C8), statistics (C10)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from coordinators import (
+    OPERATORS,
+    SINK,
+    SOURCE,
+    TASKS,
+    Coordinator,
+    files,
+    handle,
+    kinds,
+    only,
+    part,
+    spec,
+)
+
+from tidegate.actors.coordinator import events as ev
+from tidegate.actors.coordinator import instructions as do
+from tidegate.actors.coordinator.spec import JobSpec, RestorePoint, Retention
+from tidegate.actors.coordinator.state import JobStatus
+from tidegate.actors.failures import CheckpointFailureReason as Reason
+from tidegate.actors.identity import TaskId
+from tidegate.actors.task.metrics import SnapshotMetrics
+from tidegate.recovery.restart import RestartStrategy
+from tidegate.storage.ids import AttemptNumber, CheckpointId, JobId, SubtaskIndex, VertexId
+from tidegate.storage.metadata import OperatorInfo, SectionRef, StateHandle, StateKind, SubtaskState
+
+THREE = spec(max_concurrent=3, retained=9, tolerable_failures=0)
+HOOKED = replace(spec(tolerable_failures=1), hooks=("outside",))
+ELSEWHERE = RestorePoint("memory://old", JobId("job-00000000"), CheckpointId(7), final=False)
+
+
+# --- concurrent checkpoints ---------------------------------------------------------------------------------------
+
+
+def collecting(count: int) -> Coordinator:
+    """So many checkpoints at once."""
+    coordinator = Coordinator(THREE).run()
+    assert list(range(1, count + 1)) == [coordinator.ask() for _ in range(count)]
+    return coordinator
+
+
+def test_no_more_checkpoints_than_allowed_collect_at_once() -> None:
+    """C2: the next one starts when one of them is over."""
+    coordinator = Coordinator(spec(max_concurrent=3, tolerable_failures=9)).run()
+    assert [coordinator.ask() for _ in range(3)] == [1, 2, 3]
+    assert coordinator.request("fourth") == []
+
+    found = coordinator.decline(2)
+
+    assert [t.checkpoint_id for t in only(found, do.TriggerCheckpoint)] == [4]
+
+
+def test_a_newer_checkpoint_that_completes_subsumes_older_ones() -> None:
+    """C7: they are given up, their tasks and users told; nobody counts that."""
+    coordinator = collecting(3)
+    coordinator.collect(2)
+
+    found = coordinator.written(2)
+
+    assert {a.request: a.reason for a in only(found, do.CompleteRequest)} == {"r1": Reason.SUBSUMED, "r2": None}
+    assert [a.checkpoint_id for a in only(found, do.NotifyAborted)] == [1]
+    assert list(coordinator.state.pending) == [3]
+    assert coordinator.status is JobStatus.RUNNING
+
+
+def test_checkpoints_are_written_one_at_a_time_and_their_files_are_committed_in_order() -> None:
+    """Invariants 5 and 6: what is acknowledged while another is written waits, and then asks for the rest only."""
+    coordinator = collecting(2)
+    coordinator.collect(1, files(0, "f0"))
+    coordinator.ack(2, SOURCE)
+    assert coordinator.ack(2, SINK, files(0, "f0", "f1")) == []
+
+    found = coordinator.written(1)
+
+    (write,) = only(found, do.WriteMetadata)
+    assert (files(1, "f1"),) == write.metadata.subtasks[1].committables
+    assert only(coordinator.written(2), do.CommitSinks) == []
+    assert only(coordinator.committed(1), do.CommitSinks) == [do.CommitSinks(CheckpointId(2), (files(1, "f1"),))]
+
+
+def test_an_older_checkpoint_goes_on_when_a_newer_one_fails() -> None:
+    """C7: only a completed checkpoint subsumes."""
+    coordinator = Coordinator(replace(THREE, checkpoints=replace(THREE.checkpoints, tolerable_failures=9))).run()
+    coordinator.ask()
+    coordinator.ask()
+    coordinator.collect(2)
+    assert coordinator.acknowledge_all(1) == []
+
+    assert [w.metadata.checkpoint_id for w in only(coordinator.voided(2), do.WriteMetadata)] == [1]
+
+
+# --- acknowledgements ---------------------------------------------------------------------------------------------
+
+
+def test_a_refused_acknowledgement_loses_its_state_and_what_was_in_flight() -> None:
+    """C4: both files."""
+    coordinator = Coordinator().run()
+    in_flight = replace(handle(9, SINK), path="job/chk-9/sink-0-channels")
+    state = replace(part(9, SINK), in_flight=in_flight)
+
+    found = coordinator.tell(ev.CheckpointAcknowledged(0, AttemptNumber(0), SINK, CheckpointId(9), state))
+
+    assert found == [do.DiscardHandle(handle(9, SINK)), do.DiscardHandle(in_flight)]
+
+
+@pytest.mark.parametrize("reason", list(Reason))
+def test_only_counted_reasons_bring_the_attempt_down(reason: Reason) -> None:
+    """C6: with no failure tolerated."""
+    coordinator = Coordinator(spec(tolerable_failures=0)).run()
+    coordinator.ask()
+
+    coordinator.tell(ev.CheckpointDeclined(0, AttemptNumber(0), SINK, CheckpointId(1), reason, "because"))
+
+    assert coordinator.status is (JobStatus.RESTARTING if reason.counted else JobStatus.RUNNING)
+
+
+# --- union state --------------------------------------------------------------------------------------------------
+
+A, B = (TaskId(VertexId("source"), SubtaskIndex(i)) for i in range(2))
+UNION = replace(
+    spec(tolerable_failures=0, retained=9),
+    tasks=(A, B),
+    sources=(A, B),
+    edges=(),
+    operators=(OperatorInfo(OPERATORS[0].uid, "source", A.vertex, 2, 128),),
+)
+
+
+def union_part(checkpoint_id: int, task: TaskId, kind: StateKind, finished: bool = False) -> SubtaskState:
+    """A subtask with one section of this kind."""
+    section = SectionRef(OPERATORS[0].uid, "splits", kind, 0, 10, 1, "sum")
+    state = StateHandle(f"{task}-{checkpoint_id}", None, 10, "sum", (section,))
+    return SubtaskState(task.vertex, task.subtask, state, finished=finished)
+
+
+@pytest.mark.parametrize(
+    ("kind", "finished", "refused"),
+    [
+        (StateKind.UNION, (True, False), True),
+        (StateKind.UNION, (False, False), False),
+        (StateKind.UNION, (True, True), False),
+        (StateKind.LIST, (True, False), False),
+    ],
+)
+def test_union_state_of_an_operator_that_has_finished_in_part_fails_the_checkpoint(
+    kind: StateKind, finished: tuple[bool, bool], refused: bool
+) -> None:
+    """T10: what the finished subtasks had put into the union would be lost; nobody's fault."""
+    coordinator = Coordinator(UNION)
+    coordinator.submit()
+    for task in (A, B):
+        coordinator.tell(ev.TaskReady(0, AttemptNumber(0), task))
+    coordinator.request("wanted")
+    found: list[do.CoordinatorInstruction] = []
+    for task, over in zip((A, B), finished, strict=True):
+        state = union_part(1, task, kind, over)
+        found = coordinator.tell(ev.CheckpointAcknowledged(0, AttemptNumber(0), task, CheckpointId(1), state))
+
+    assert bool(only(found, do.WriteMetadata)) is not refused
+    reasons = [a.reason for a in only(found, do.CompleteRequest)]
+    assert reasons == ([Reason.UNION_STATE_PARTLY_FINISHED] if refused else [])
+    assert coordinator.status is JobStatus.RUNNING
+
+
+# --- hooks --------------------------------------------------------------------------------------------------------
+
+
+def hooks_answer(coordinator: Coordinator, checkpoint_id: int) -> list[do.CoordinatorInstruction]:
+    """Every hook has answered."""
+    return coordinator.tell(ev.HooksTriggered(0, CheckpointId(checkpoint_id), (("outside", b"kept"),)))
+
+
+def test_hooks_are_called_before_tasks_are_triggered_and_what_they_give_is_kept() -> None:
+    """C9: in this order, once."""
+    coordinator = Coordinator(HOOKED).run()
+    found = coordinator.request()
+    assert (kinds(found)[0], only(found, do.TriggerCheckpoint)) == ("TriggerHooks", [])
+
+    assert kinds(hooks_answer(coordinator, 1)) == ["TriggerCheckpoint"]
+    assert hooks_answer(coordinator, 1) == [], "an answer that comes twice"
+    assert coordinator.collect(1).hooks == (("outside", b"kept"),)
+
+
+@pytest.mark.parametrize("how", ["raised", "hung"])
+def test_hooks_that_fail_fail_the_checkpoint_and_no_task_hears_of_it(how: str) -> None:
+    """C9: counted as other failures are; an answer after the time is over changes nothing."""
+    coordinator = Coordinator(HOOKED).run()
+    coordinator.request()
+
+    found = (
+        coordinator.tell(ev.HookFailed(0, CheckpointId(1), "no")) if how == "raised" else coordinator.fire("timeout:1")
+    )
+
+    assert kinds(found) == ["CompleteRequest"]
+    assert hooks_answer(coordinator, 1) == []
+
+
+def test_hooks_are_restored_before_a_task_is_deployed() -> None:
+    """C9: from the checkpoint that the tasks start from; tried again, then the attempt has failed."""
+    coordinator = Coordinator(replace(HOOKED, restore=ELSEWHERE))
+    found = coordinator.submit()
+    assert only(found, do.RestoreHooks) == [do.RestoreHooks(AttemptNumber(0), ELSEWHERE)]
+    assert only(found, do.DeployAttempt) == []
+    failed = ev.HookRestoreFailed(0, AttemptNumber(0), "not yet")
+    assert coordinator.tell(failed) == [do.SetTimer("hooks:0", 100)]
+    assert kinds(coordinator.fire("hooks:0")) == ["RestoreHooks"]
+
+    found = coordinator.tell(ev.HooksRestored(0, AttemptNumber(0)))
+
+    assert only(found, do.DeployAttempt) == [do.DeployAttempt(AttemptNumber(0), ELSEWHERE)]
+    assert coordinator.tell(ev.HooksRestored(0, AttemptNumber(0))) == []
+
+
+def test_hooks_that_cannot_be_restored_fail_the_attempt() -> None:
+    """C9: after a bounded number of attempts, with the error of the hook."""
+    coordinator = Coordinator(replace(HOOKED, restore=ELSEWHERE, restart=RestartStrategy.none()))
+    coordinator.submit()
+    for _ in range(2):
+        coordinator.tell(ev.HookRestoreFailed(0, AttemptNumber(0), "gone"))
+
+    (end,) = only(coordinator.tell(ev.HookRestoreFailed(0, AttemptNumber(0), "gone")), do.EndJob)
+
+    assert end.reason == "the master hooks could not be restored in 3 attempts: gone"
+
+
+# --- retention ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("retention", "end", "kept"),
+    [
+        (Retention.NEVER_RETAIN, "failed", False),
+        (Retention.NEVER_RETAIN, "cancelled", False),
+        (Retention.NEVER_RETAIN, "finished", True),
+        (Retention.RETAIN_ON_FAILURE, "failed", True),
+        (Retention.RETAIN_ON_FAILURE, "cancelled", False),
+        (Retention.RETAIN_ON_CANCELLATION, "failed", True),
+        (Retention.RETAIN_ON_CANCELLATION, "cancelled", True),
+    ],
+)
+def test_what_is_kept_depends_on_how_the_job_ends(retention: Retention, end: str, kept: bool) -> None:
+    """C8: what is not kept is no longer among the completed ones when the job is over, and so is swept."""
+    coordinator = Coordinator(spec(restart=RestartStrategy.none(), retention=retention)).run()
+    coordinator.complete()
+    if end == "failed":
+        coordinator.fail()
+    elif end == "cancelled":
+        coordinator.cancel()
+    else:
+        coordinator.end_of_data()
+        coordinator.collect(2, finished=True)
+        coordinator.written(2)
+        coordinator.all_finished()
+
+    assert coordinator.status.value == end
+    assert bool(coordinator.state.completed) is kept
+
+
+def test_checkpoints_whose_files_were_never_committed_stay_whatever_the_retention_says() -> None:
+    """C8, invariant 6: only a job that is restored from them can still commit."""
+    coordinator = Coordinator(spec(restart=RestartStrategy.none(), retention=Retention.NEVER_RETAIN)).run()
+    coordinator.complete(files(0, "f0"))
+    for _ in range(3):
+        coordinator.commit_failed(1)
+
+    assert coordinator.status is JobStatus.FAILED
+    assert [c.checkpoint_id for c in coordinator.state.completed] == [1]
+
+
+# --- statistics ---------------------------------------------------------------------------------------------------
+
+
+def test_statistics_hold_counts_summary_and_the_newest_checkpoint_in_detail() -> None:
+    """C10: sizes of handles, times of the acknowledgements, aggregates of each vertex."""
+    coordinator = Coordinator(spec(tolerable_failures=9, history_max=2, retained=9)).run()
+    for n, took_ms in ((1, 40), (2, 100)):
+        coordinator.ask()
+        started_ms, coordinator.at_ms = coordinator.at_ms, coordinator.at_ms + took_ms
+        for task in TASKS:
+            metrics = SnapshotMetrics(alignment_ms=took_ms // 2, unaligned=task == SINK)
+            event = ev.CheckpointAcknowledged(
+                started_ms + took_ms, AttemptNumber(0), task, CheckpointId(n), part(n, task), metrics
+            )
+            coordinator.tell(event)
+        coordinator.written(n)
+    coordinator.decline(coordinator.ask(), "disk full")
+    coordinator.ask()
+
+    found = coordinator.state.statistics
+
+    assert (found.triggered, found.completed, found.failed, found.in_progress) == (4, 2, 1, 1)
+    assert (found.duration_ms.min, found.duration_ms.avg, found.duration_ms.max) == (40, 70, 100)
+    assert found.by_kind == {"checkpoint": 2}
+    assert [record.checkpoint_id for record in found.history] == [2, 3], "bounded"
+    newest, failed = found.latest_completed, found.latest_failed
+    assert newest is not None
+    assert (newest.checkpoint_id, newest.duration_ms, newest.state_bytes) == (2, 100, 20)
+    sink, source = newest.vertices
+    assert (sink.vertex, sink.alignment_ms.max, sink.end_to_end_ms.max, sink.unaligned) == ("sink", 50, 100, 1)
+    assert (source.vertex, source.unaligned) == (SOURCE.vertex, 0)
+    assert set(found.subtasks) == set(TASKS)
+    assert failed is not None
+    assert (failed.reason, failed.message) == (Reason.DECLINED, "a task declined: sink[0]: disk full")
+
+
+def test_statistics_count_restores() -> None:
+    """C10: every attempt that starts from a checkpoint, and which one."""
+    coordinator = Coordinator(spec(restore=ELSEWHERE)).run()
+    coordinator.complete()
+    coordinator.fail()
+    coordinator.fire("restart:1", at_ms=77)
+
+    found = coordinator.state.statistics
+    assert found.restored == 2
+    assert found.latest_restored is not None
+    assert (found.latest_restored.checkpoint_id, found.latest_restored.at_ms) == (1, 77)
+
+
+# --- cost ---------------------------------------------------------------------------------------------------------
+
+
+def comparisons(monkeypatch: pytest.MonkeyPatch, subtasks: int) -> int:
+    """How often tasks are compared or hashed for one checkpoint of a job with so many sources and sinks."""
+    tasks = tuple(TaskId(v, SubtaskIndex(i)) for v in (SOURCE.vertex, SINK.vertex) for i in range(subtasks))
+    job: JobSpec = replace(spec(retained=1), tasks=tasks, sources=tasks[:subtasks])
+    coordinator = Coordinator(job)
+    coordinator.submit()
+    for task in tasks:
+        coordinator.tell(ev.TaskReady(0, AttemptNumber(0), task))
+    for task in tasks[: subtasks // 2]:
+        coordinator.tell(ev.TaskFinished(0, AttemptNumber(0), task))
+    count = 0
+    equal, hashed = TaskId.__eq__, TaskId.__hash__
+
+    def counted_eq(self: TaskId, other: object) -> bool:
+        nonlocal count
+        count += 1
+        return equal(self, other)
+
+    def counted_hash(self: TaskId) -> int:
+        nonlocal count
+        count += 1
+        return hashed(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TaskId, "__eq__", counted_eq)
+        patch.setattr(TaskId, "__hash__", counted_hash)
+        coordinator.request()
+        for task in tasks[subtasks // 2 :]:
+            state = SubtaskState(task.vertex, task.subtask, None)
+            coordinator.tell(ev.CheckpointAcknowledged(0, AttemptNumber(0), task, CheckpointId(1), state))
+        assert only(coordinator.written(1), do.NotifyCompleted)
+    return count
+
+
+def test_the_cost_of_a_checkpoint_grows_with_the_number_of_tasks_and_not_faster(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Ten times the tasks, ten times the steps: no acknowledgement looks at all tasks."""
+    few, many = comparisons(monkeypatch, 20), comparisons(monkeypatch, 200)
+
+    assert 9 * few < many < 11 * few
