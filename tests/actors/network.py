@@ -87,7 +87,17 @@ class Network:
     ) -> None:
         self.graph = graph
         self.machines = {
-            task: TaskMachine(describe(graph, task.vertex, task.subtask, limits, rows_max=3)) for task in graph.tasks()
+            task: TaskMachine(
+                describe(
+                    graph,
+                    task.vertex,
+                    task.subtask,
+                    # A source reads no more than a turn; without a limit there, those behind it get batches to cut.
+                    limits if graph.vertex(task.vertex).source is None else replace(limits, turn_rows_max=1_000),
+                    rows_max=3,
+                )
+            )
+            for task in graph.tasks()
         }
         self.completed: list[Cut] = []
         self.statistics: Counter[str] = Counter()

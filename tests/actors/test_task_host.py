@@ -120,10 +120,11 @@ def test_a_snapshot_is_written_where_the_acknowledgement_says() -> None:
     """The handle that the coordinator gets leads to the state that was frozen."""
     effects, store = effects_of(work_graph(), WORK)
     persisted = effects.persist(
-        do.PersistSnapshot(CheckpointId(3), (OperatorSnapshot(OperatorUid("work"), (FrozenSum(42),)),), (), ())
+        do.PersistSnapshot(CheckpointId(3), (OperatorSnapshot(OperatorUid("work"), (FrozenSum(42),)),), (), ()), 6
     )
 
     assert isinstance(persisted, ev.SnapshotPersisted)
+    assert persisted.sync_ms == 6
     assert persisted.handle is not None
     assert persisted.handle.path == "job-12345678/chk-3/work-0"
     (table,) = read_state(store, persisted.handle, OperatorUid("work"))
@@ -145,14 +146,14 @@ def test_small_state_is_inlined_and_no_state_has_no_handle() -> None:
     """Below the limit no file is written; a stateless task stores nothing (T8)."""
     effects, store = effects_of(work_graph(), WORK, inline_bytes_max=100_000)
     small = effects.persist(
-        do.PersistSnapshot(CheckpointId(1), (OperatorSnapshot(OperatorUid("work"), (FrozenSum(1),)),), (), ())
+        do.PersistSnapshot(CheckpointId(1), (OperatorSnapshot(OperatorUid("work"), (FrozenSum(1),)),), (), ()), 0
     )
-    nothing = effects.persist(do.PersistSnapshot(CheckpointId(1), (), (), ()))
+    nothing = effects.persist(do.PersistSnapshot(CheckpointId(1), (), (), ()), 6)
 
     assert isinstance(small, ev.SnapshotPersisted)
     assert small.handle is not None
     assert (small.handle.path, store.list("")) == (None, [])
-    assert nothing == ev.SnapshotPersisted(7, CheckpointId(1), None)
+    assert nothing == ev.SnapshotPersisted(7, CheckpointId(1), None, 6)
 
 
 def test_a_write_that_fails_is_told_and_a_deletion_that_fails_is_logged(caplog: pytest.LogCaptureFixture) -> None:
@@ -160,7 +161,7 @@ def test_a_write_that_fails_is_told_and_a_deletion_that_fails_is_logged(caplog: 
     effects, _ = effects_of(work_graph(), WORK, broken=True)
     frozen = (OperatorSnapshot(OperatorUid("work"), (FrozenSum(1),)),)
 
-    assert effects.persist(do.PersistSnapshot(CheckpointId(1), frozen, (), ())) == ev.SnapshotFailed(
+    assert effects.persist(do.PersistSnapshot(CheckpointId(1), frozen, (), ()), 0) == ev.SnapshotFailed(
         7, CheckpointId(1), "disk full"
     )
     handle = handle_of("job-12345678/chk-1/work-0")
@@ -188,7 +189,7 @@ def test_what_a_closed_task_still_writes_is_deleted() -> None:
     effects.close()
     frozen = (OperatorSnapshot(OperatorUid("work"), (FrozenSum(1),)),)
 
-    assert effects.persist(do.PersistSnapshot(CheckpointId(1), frozen, (), ())) is None
+    assert effects.persist(do.PersistSnapshot(CheckpointId(1), frozen, (), ()), 0) is None
     assert effects.stage(do.StageFile(OperatorUid("sink"), 7, (batch(1),))) is None
 
     assert store.list("job-12345678/chk-1") == []
