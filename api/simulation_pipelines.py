@@ -1,7 +1,8 @@
 """Pipelines for random simulations, each with the rows that it must write, computed in plain Python.
 
 Rules: what a pipeline writes does not depend on how rows are batched, on parallelism, or on the order of rows of
-different subtasks. Every operator has a uid, so that a job of another parallelism can be restored from its checkpoints.
+different subtasks. Every operator has a uid, and is chained to the same ones at any parallelism, so that a job of
+another one can be restored from its checkpoints.
 `width[i]` is the parallelism of the i-th operator, taken in turn.
 """
 
@@ -94,7 +95,7 @@ def _grouped(rows: Iterable[tuple[int, ...]]) -> Counter[str]:
 
 
 def _chain(env: StreamEnvironment, inputs: Sequence[Data], width: Sequence[int]) -> None:
-    stream = _mapped(_source(env, inputs[0], 0, width[0]), "double", _doubled, width[1])
+    stream = _mapped(_source(env, inputs[0], 0, width[0]).rebalance(), "double", _doubled, width[1])
     totals = stream.key_by("k").aggregate(n=count(), t=sum("v"), emit="final", uid="agg", parallelism=width[2])
     _table(totals, "final", width[2])
 
@@ -118,7 +119,7 @@ def _expect_diamond(inputs: Sequence[Data], _: Sequence[int]) -> Rows:
 
 def _join(env: StreamEnvironment, inputs: Sequence[Data], width: Sequence[int]) -> None:
     left = _mapped(_source(env, inputs[0], 0, width[0]), "left", _left, width[0])
-    right = _mapped(_source(env, inputs[1], 1, width[1]), "right", _right, width[2])
+    right = _mapped(_source(env, inputs[1], 1, width[1]).rebalance(), "right", _right, width[2])
     joined = left.union(right).key_by("k")
     totals = joined.aggregate(n=count(), l=sum("l"), r=sum("r"), emit="final", uid="agg", parallelism=width[3])
     _table(totals.rebalance(), "final", width[0])

@@ -31,6 +31,7 @@ from tidegate.simulation_run import (
     difference,
 )
 from tidegate.simulation_shrink import shortest
+from tidegate.storage.errors import TidegateError
 from tidegate.storage.metadata import SnapshotKind
 
 SETTLE_MS_MAX = 240_000
@@ -110,9 +111,13 @@ def _run(scenario: Scenario, faults: Faults, protocol: Protocol | None) -> Simul
     runs = [first]
     violation = first.violation or _first_ended_well(scenario, first, expected)
     if violation is None:
-        second = simulation.run(setting(scenario.then_widths, (), _pointer(first) or "latest", False))
-        runs.append(second)
-        violation = second.violation or _second_ended_well(scenario, first, second, expected)
+        try:
+            second = simulation.run(setting(scenario.then_widths, (), _pointer(first) or "latest", False))
+        except TidegateError as error:
+            violation = f"invariant 7: the second job was refused: {error}"
+        else:
+            runs.append(second)
+            violation = second.violation or _second_ended_well(scenario, first, second, expected)
     return report_of(scenario.seed, faults, simulation, runs, violation, str(scenario))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tidegate.actors.simulation.faults import Faults
 from tidegate.actors.simulation.sequence import draw_sequence
@@ -43,6 +43,10 @@ class SimulationReport:
     def trace(self) -> tuple[str, ...]:
         """The history, one line an event, newest last."""
         return tuple(str(note) for note in self.notes)
+
+    def without_history(self) -> SimulationReport:
+        """The same report without its notes, to be kept or sent by the thousands."""
+        return replace(self, notes=())
 
     def sequence(self, lines_max: int = 80) -> str:
         """The last messages as a drawing: a lane for the user, the coordinator and each task."""

@@ -17,7 +17,7 @@ from tidegate.actors.coordinator import events as co
 from tidegate.actors.coordinator import instructions as do
 from tidegate.actors.graph.job_graph import JobGraph
 from tidegate.actors.hooks import MasterHook
-from tidegate.actors.runtimes.context import DataPlaneOptions
+from tidegate.actors.runtimes.context import DataPlaneOptions, JobContext
 from tidegate.actors.runtimes.coordinator_host import CoordinatorHost
 from tidegate.actors.runtimes.job import RunningJob, Submission
 from tidegate.actors.runtimes.task_effects import TaskEffects
@@ -116,6 +116,10 @@ class Simulation:
 
     def run(self, setting: JobSetting) -> JobRun:
         """Run one job to its end. Raises what `build` and planning raise."""
+        return self.finish(self.prepare(setting), setting.settle_ms_max)
+
+    def prepare(self, setting: JobSetting) -> SimulatedJob:
+        """A job that is planned and not yet started. Raises what `build` and planning raise."""
         world = self.world
         if self._jobs:
             world.faults_again()
@@ -129,22 +133,27 @@ class Simulation:
         )
         for number, action in enumerate(setting.actions):
             world.after(action.at_ms, _asking(job, action, f"request {number} of job {self._jobs}"))
+        return job
+
+    def finish(self, job: SimulatedJob, settle_ms_max: int) -> JobRun:
+        """Run a job to its end."""
+        world, oracle = self.world, job.watch.oracle
         violation = status = reason = None
         restarts, start_ms = 0, world.now_ms
         try:
-            state = job.run(STEPS_MAX, setting.settle_ms_max)
+            state = job.run(STEPS_MAX, settle_ms_max)
             status, reason, restarts = state.status.value, state.ending_reason, max(0, state.attempt)
         except InvariantViolated as error:
             violation = str(error)
         except AssertionError as error:
             violation = f"an assertion failed: {str(error) or _place(error)}"
         self.disk.reliable = True
-        rows = None if violation is not None else self._rows(submission)
+        rows = None if violation is not None else self._rows(job.context)
         self._covered |= oracle.files.covered_files()
         settled_ms = world.now_ms - world.faulty_until_ms
         return JobRun(
             job, violation, status, reason, oracle.completed, restarts, world.now_ms - start_ms, settled_ms, rows,
-            dict(watch.answers),
+            dict(job.watch.answers),
         )  # fmt: skip
 
     def _plan(self, setting: JobSetting) -> tuple[Submission, CheckpointMetadata | None]:
@@ -162,15 +171,16 @@ class Simulation:
         )
         restore = submission.spec.restore
         restored = None
-        if restore is not None and "savepoint" not in str(setting.restore):
-            restored = read_metadata(self.open_store(restore.root), restore.job_id, restore.checkpoint_id)
+        if restore is not None:
+            store = self.open_store(restore.root)
+            restored = read_metadata(store, restore.job_id, restore.checkpoint_id, savepoint=restore.savepoint)
         self.disk.reliable = False
         return submission, restored
 
-    def _rows(self, submission: Submission) -> Rows:
+    def _rows(self, context: JobContext) -> Rows:
         return {
             spec.table: _counted(read_table(self.open_store(spec.table)))
-            for vertex in submission.context.graph.vertices
+            for vertex in context.graph.vertices
             for spec in vertex.operators
             if spec.table is not None
         }

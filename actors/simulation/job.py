@@ -7,6 +7,7 @@ instead of killed goes on as a zombie next to its successor.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 
 from tidegate.actors.coordinator import events as co
@@ -36,6 +37,8 @@ from tidegate.storage.event_log import EventLog
 from tidegate.storage.store import Store
 
 DETECTION_MS_MAX = 500
+GRAVES_MAX = 50
+"""Dead coordinators whose I/O may still be on its way."""
 TURN_MS_MAX = (5, 20, 200)
 """Some tasks are slower than others: that is what makes back-pressure."""
 MakeMachine = Callable[..., TaskMachine]
@@ -72,8 +75,9 @@ class SimulatedJob:
         self._deployed = -1
         self._turns: set[TaskHost] = set()
         self._backlog: list[CoordinatorEvent] = []
-        self._graves: list[CoordinatorHost] = []
-        self._slowness: dict[TaskId, int] = {}
+        self._graves: deque[CoordinatorHost] = deque(maxlen=GRAVES_MAX)
+        self.slowness: dict[TaskId, int] = {}
+        """Longest wait of each task for its next turn, in ms; drawn where it is not set."""
 
     @property
     def deployed(self) -> int:
@@ -229,7 +233,7 @@ class SimulatedJob:
                 return
             self.guarded(task, host, host.turn)
 
-        turn_ms_max = self._slowness.setdefault(task, self.world.random.choice(TURN_MS_MAX))
+        turn_ms_max = self.slowness.setdefault(task, self.world.random.choice(TURN_MS_MAX))
         self.world.after(self.world.between(0, turn_ms_max), turn)
 
     def _lose(self, task: TaskId, host: TaskHost, reason: str) -> None:
