@@ -37,6 +37,7 @@ from tidegate.storage.event_log import EventLog
 from tidegate.storage.store import Store
 
 DETECTION_MS_MAX = 500
+ANSWERS_MS_MAX = 10_000
 GRAVES_MAX = 50
 """Dead coordinators whose I/O may still be on its way."""
 TURN_MS_MAX = (5, 20, 200)
@@ -104,7 +105,16 @@ class SimulatedJob:
                     f"the job is still {status} {world.now_ms - world.faulty_until_ms} ms after the last fault "
                     f"({settle_ms_max} ms are enough; {world.steps} steps)",
                 )
+        self._await_answers()
         return self.ended
+
+    def _await_answers(self) -> None:
+        """What was asked just before the end is answered after it; a lost coordinator may take answers along."""
+        world = self.world
+        end_ms = world.now_ms + ANSWERS_MS_MAX
+        while self.watch.unanswered and not self.coordinator_crashes:
+            if world.now_ms > end_ms or not world.step():
+                raise InvariantViolated(7, f"{self.watch.unanswered[0]} was never answered")
 
     def ask(self, event: co.CheckpointRequested | co.CancelRequested) -> None:
         """A user asks the job for something, now."""
@@ -252,6 +262,6 @@ class SimulatedJob:
         tables = [] if state.commits else tables_of(self.context)
         port.effects.sweep([c.checkpoint_id for c in state.completed], tables)
         self.watch.oracle.files.check_end([c.checkpoint_id for c in state.completed], tables)
-        self.watch.ended(state, coordinator_lost=self.coordinator_crashes > 0)
+        self.watch.ended(state)
         self.world.note("job ends:", state.status.value, state.ending_reason or "")
         self.ended = state

@@ -1,0 +1,89 @@
+"""Random scenarios: what is drawn, what is exercised, and that a violation is shown by a short run."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+from broken import BROKEN
+
+from tidegate.actors.simulation.coverage import ROWS
+from tidegate.simulation_draw import CONTRADICTIONS, all_pairs, draw, pairs_of
+from tidegate.testing import SimulationReport, simulate_random
+
+SEEDS = range(40)
+SEEDS_FOR_ALL_PAIRS = 700
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    """Simulated faults are no news."""
+    logger = logging.getLogger("tidegate")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    yield
+    logger.setLevel(level)
+
+
+@pytest.fixture(scope="module")
+def reports() -> list[SimulationReport]:
+    """One report for each of the seeds."""
+    logging.getLogger("tidegate").setLevel(logging.CRITICAL)
+    return [simulate_random(seed) for seed in SEEDS]
+
+
+def test_no_random_scenario_violates_an_invariant(reports: list[SimulationReport]) -> None:
+    """Whatever is drawn: two jobs, one after the other, write just the rows that plain Python computes."""
+    violated = [f"{report}\n{report.sequence()}" for report in reports if not report.ok]
+    assert not violated, violated[0]
+
+
+def test_the_seeds_exercise_every_row(reports: list[SimulationReport]) -> None:
+    """Each of the rows C1-C10 and T1-T11 is seen to happen, in a few dozen seeds already."""
+    counts: Counter[str] = Counter()
+    for report in reports:
+        counts.update(report.coverage)
+    assert not [row for row in ROWS if not counts[row]]
+
+
+def test_the_draw_covers_every_pair() -> None:
+    """Any two values of different dimensions that may go together are drawn together within some hundred seeds."""
+    found = pairs_of(draw(seed) for seed in range(SEEDS_FOR_ALL_PAIRS))
+    assert not sorted(map(str, all_pairs() - found))
+
+
+def test_what_contradicts_is_never_drawn() -> None:
+    """A scenario is one that a submission accepts."""
+    found = pairs_of(draw(seed) for seed in range(SEEDS_FOR_ALL_PAIRS))
+    assert not found & set(CONTRADICTIONS)
+
+
+def test_a_seed_is_a_scenario() -> None:
+    """The same seed is the same run, and another one another."""
+    assert simulate_random(3).trace == simulate_random(3).trace
+    assert str(draw(3)) != str(draw(4))
+
+
+def test_a_violation_is_shown_by_a_shorter_run() -> None:
+    """What is reported needs no more faults than the first run that violated, still violates, and says how."""
+    _, protocol = BROKEN["gaps are ignored"]
+    seed, first = next(
+        (seed, report)
+        for seed in range(100)
+        if not (report := simulate_random(seed, protocol=protocol, shrink=False)).ok and report.faults_happened > 1
+    )
+    shortest = simulate_random(seed, protocol=protocol)
+    assert not shortest.ok
+    assert shortest.faults_happened < first.faults_happened
+    assert shortest.runs > 1
+    assert simulate_random(seed, protocol=protocol).trace == shortest.trace
+
+
+def test_the_drawing_has_a_lane_for_everyone_and_is_bounded() -> None:
+    """Coordinator and tasks have lanes, messages have arrows, and no more lines are drawn than were asked for."""
+    drawing = simulate_random(0).sequence(lines_max=20).splitlines()
+    assert "coordina~" in drawing[0]
+    assert any("o---" in line and ">" in line for line in drawing)
+    assert len(drawing) <= 20 + 3
