@@ -23,15 +23,17 @@ LOST_CALL_GRACE_MS = 5_000
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
-def watch_call(reference: ray.ObjectRef[Any], mailbox: Mailbox, lost: Callable[[BaseException], object]) -> None:
-    """Have `lost` run on the mailbox, after a while, if the call fails."""
+def watch_call(reference: ray.ObjectRef[Any], mailbox: Mailbox, lost: Callable[[BaseException], object]) -> Future[Any]:
+    """Have `lost` run on the mailbox, after a while, if the call fails. Returns what is done when the call is."""
 
     def done(future: Future[Any]) -> None:
         error = future.exception()
         if error is not None:
             mailbox.post(lambda: mailbox.call_at(now_ms() + LOST_CALL_GRACE_MS, lambda: lost(error)))
 
-    reference.future().add_done_callback(done)
+    future: Future[Any] = reference.future()
+    future.add_done_callback(done)
+    return future
 
 
 @functools.cache

@@ -5,6 +5,7 @@ Rules:
 - An attempt is told to every process and watched through its pending `run` call: its result, or its loss with the
   process, becomes a fact for the coordinator at once.
 - A process that does not let go of a cancelled attempt (it is stuck in a function of the user) is killed after a while.
+- A task whose `run` has returned needs its process no more: what is still said to it may get lost.
 - What is said about an attempt that is not the current one any more is for the machine to ignore, by its number.
 """
 
@@ -28,7 +29,8 @@ from tidegate.actors.runtimes.job import TaskProcessInfo
 from tidegate.actors.runtimes.ray_calls import watch_call
 from tidegate.actors.runtimes.ray_fleet import Fleet, Member, reason_of
 from tidegate.actors.runtimes.ray_mailbox import Mailbox, now_ms
-from tidegate.actors.runtimes.ray_task import Order, Outcome
+from tidegate.actors.runtimes.ray_outcomes import Outcome
+from tidegate.actors.runtimes.ray_task import Order
 from tidegate.actors.task import events as ev
 from tidegate.storage.ids import AttemptNumber
 
@@ -48,6 +50,8 @@ class Deployment:
         self._mailbox = mailbox
         self._attempt = AttemptNumber(-1)
         self._members: dict[TaskId, Member] = {}
+        self._finished: set[TaskId] = set()
+        """Tasks of the current attempt that need no process any more."""
         self._neighbours = _neighbours(fleet.graph)
         self._failed_at_ms: int | None = None
         self._deployed_at_ms = 0
@@ -56,6 +60,7 @@ class Deployment:
     def deploy(self, instruction: do.DeployAttempt) -> None:
         """Give every task of an attempt to a process."""
         self._attempt = instruction.attempt
+        self._finished.clear()
         self._deployed_at_ms = now_ms()
         self._awaits_rows = True
         known = {id(member) for member in self._members.values()}
@@ -136,6 +141,8 @@ class Deployment:
         error = future.exception()
         if error is None:
             outcome = future.result()
+            if outcome.kind == "finished":
+                self._mailbox.post(lambda: self._has_finished(attempt, task))
             if outcome.kind != "failed":
                 return
             reason = outcome.reason or "no reason given"
@@ -146,11 +153,17 @@ class Deployment:
         event = co.TaskFailed(now_ms(), attempt, task, reason)
         self._mailbox.post(lambda: self._tell_coordinator(event))
 
+    def _has_finished(self, attempt: AttemptNumber, task: TaskId) -> None:
+        if attempt == self._attempt:
+            self._finished.add(task)
+
     def _watch(self, task: TaskId, reference: ray.ObjectRef[Any]) -> None:
         """A message to a task that does not arrive fails the attempt that it was for."""
         attempt = self._attempt
 
         def lost(error: BaseException) -> None:
+            if attempt == self._attempt and task in self._finished:
+                return
             reason = f"a message to it did not arrive: {error}"
             self._tell_coordinator(co.TaskFailed(now_ms(), attempt, task, reason))
 

@@ -7,6 +7,8 @@ Rules:
 - `live` and `run` are calls that stay pending: they fail the moment the process dies, faster than any heartbeat.
   `live` stands for the process, `run` for one attempt of its task, whose end it returns.
 - A task that fails leaves the process whole: the next attempt starts in it without paying for a new one.
+- A task has finished in the eyes of `run` when its last elements and its report have arrived: from then on nobody needs
+  the process, and its death is no failure. Before, its death fails the attempt.
 - What was meant for another attempt is dropped.
 """
 
@@ -15,23 +17,26 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import time
+import weakref
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 import ray
 
 from tidegate.actors.coordinator.events import CoordinatorEvent
 from tidegate.actors.coordinator.spec import RestorePoint
-from tidegate.actors.elements import Element
+from tidegate.actors.elements import Element, EndOfPartition
 from tidegate.actors.identity import ChannelId, TaskId
 from tidegate.actors.runtimes.context import JobContext, OpenStore
-from tidegate.actors.runtimes.ray_calls import log_to_stderr, watch_call
+from tidegate.actors.runtimes.ray_calls import LOST_CALL_GRACE_MS, log_to_stderr, watch_call
 from tidegate.actors.runtimes.ray_mailbox import Mailbox, now_ms
 from tidegate.actors.runtimes.ray_metrics import TaskMetrics
+from tidegate.actors.runtimes.ray_outcomes import Outcome, Outcomes
 from tidegate.actors.runtimes.task_effects import TaskEffects
 from tidegate.actors.runtimes.task_host import TaskHost
 from tidegate.actors.runtimes.warm_up import warm_up
@@ -71,14 +76,6 @@ class Order:
     peers: dict[TaskId, Handle]
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """How an attempt of a task ended in its process."""
-
-    kind: Literal["finished", "failed", "replaced"]
-    reason: str | None = None
-
-
 class TaskProcess:
     """The actor's class. `coordinator` takes reports."""
 
@@ -88,7 +85,7 @@ class TaskProcess:
         self._context = context
         self._coordinator = coordinator
         self._open_store = open_store
-        self._outcomes = _Outcomes()
+        self._outcomes = Outcomes()
         self._running: _RunningTask | None = None
         self._mailbox = Mailbox("tidegate-task", self._turn, self._tick, TICK_MS, self._failed)
         self._mailbox.start()
@@ -147,7 +144,7 @@ class TaskProcess:
     def _deliver(self, attempt: AttemptNumber, event: ev.TaskEvent) -> None:
         running = self._running
         if running is not None and running.attempt == attempt:
-            self._guarded(running, lambda: running.host.handle(event))
+            self._guarded(running, lambda: running.take(event))
 
     def _turn(self) -> bool:
         running = self._running
@@ -196,7 +193,14 @@ class TaskProcess:
         running.count(None)
         self._running = None
         running.retire()
-        self._outcomes.settle(running.attempt, outcome)
+        if outcome.kind != "finished":
+            self._outcomes.settle(running.attempt, outcome)
+            return
+
+        def confirm() -> None:
+            self._outcomes.settle(running.attempt, running.outcome_when_all_arrived())
+
+        threading.Thread(target=confirm, name="tidegate-confirm", daemon=True).start()
 
     def _failed(self, error: Exception) -> None:
         if self._running is not None:
@@ -223,6 +227,10 @@ class _RunningTask:
         self._credit_calls = {
             channel: order.peers[graph.sender(channel)].credit.remote for channel in descriptor.inputs
         }
+        self._over: set[ChannelId] = set()
+        """Input channels whose last element has arrived: their senders may be gone."""
+        self._on_their_way: set[Future[Any]] = set()
+        """Frames and reports that are watched, without those that are known to have arrived."""
         self._rows_out = 0
         self._told_rows_in = 0
         self._metrics_due_ms = 0
@@ -230,6 +238,12 @@ class _RunningTask:
         self._pool = ThreadPoolExecutor(IO_THREADS, thread_name_prefix="tidegate-io")
         effects = TaskEffects(context, descriptor, process._open_store, now_ms)
         self.host = TaskHost(TaskMachine(descriptor), effects, self)
+
+    def take(self, event: ev.TaskEvent) -> None:
+        """Let the task take in one fact."""
+        if isinstance(event, ev.FrameArrived) and isinstance(event.elements[-1], EndOfPartition):
+            self._over.add(event.channel)
+        self.host.handle(event)
 
     def now_ms(self) -> int:
         return now_ms()
@@ -242,13 +256,17 @@ class _RunningTask:
             self._frame_calls[frame.channel](head, frame.elements)
         else:
             # Nothing may follow a barrier, the end, or the last of the credit, that would show that it is missing.
-            self._watch(self._watched_frame_calls[frame.channel](head, frame.elements))
+            self._watch_until_there(self._watched_frame_calls[frame.channel](head, frame.elements))
 
     def grant_credit(self, grant: do.GrantCredit) -> None:
-        self._watch(self._credit_calls[grant.channel](_head(grant.attempt, grant.channel, grant.total_bytes)))
+        channel = grant.channel
+        if channel not in self._over:
+            credit = self._credit_calls[channel](_head(grant.attempt, channel, grant.total_bytes))
+            # Who has sent everything needs no credit, and may have left before it came.
+            self._watch(credit, lambda: channel not in self._over)
 
     def report(self, event: CoordinatorEvent) -> None:
-        self._watch(self._process._coordinator.report.remote(event))
+        self._watch_until_there(self._process._coordinator.report.remote(event))
 
     def run_io(self, work: Callable[[], ev.TaskEvent | None]) -> None:
         def finish(future: Future[ev.TaskEvent | None]) -> None:
@@ -263,10 +281,15 @@ class _RunningTask:
 
     def set_timer(self, instruction: do.SetTaskTimer) -> None:
         process = self._process
-        process._mailbox.call_at(
-            instruction.due_at_ms,
-            lambda: process._guarded(self, lambda: self.host.handle(ev.TimerDue(now_ms(), instruction.timer))),
-        )
+        # A timer may be far away: it must not keep the state of a task that is over until then.
+        weak = weakref.ref(self)
+
+        def fire() -> None:
+            running = weak()
+            if running is not None:
+                process._guarded(running, lambda: running.host.handle(ev.TimerDue(now_ms(), instruction.timer)))
+
+        process._mailbox.call_at(instruction.due_at_ms, fire)
 
     @property
     def first_rows_untold(self) -> bool:
@@ -293,45 +316,36 @@ class _RunningTask:
 
         threading.Thread(target=close, name="tidegate-retire", daemon=True).start()
 
-    def _watch(self, reference: ray.ObjectRef[Any]) -> None:
-        """A call that does not arrive fails the task: somebody could wait for it for ever."""
+    def outcome_when_all_arrived(self) -> Outcome:
+        """Wait until everything that was sent by a task that has finished is there. Not on the mailbox."""
+        calls = tuple(self._on_their_way)
+        wait(calls)
+        error = next((error for call in calls if (error := call.exception()) is not None), None)
+        if error is None:
+            return Outcome("finished")
+        # As in `watch_call`: when the receiver has died, that is the failure, and this attempt will be gone by then.
+        time.sleep(LOST_CALL_GRACE_MS / 1000)
+        return Outcome("failed", f"the last messages did not arrive: {error}")
+
+    def _watch_until_there(self, reference: ray.ObjectRef[Any]) -> None:
+        future = self._watch(reference, lambda: True)
+        self._on_their_way.add(future)
+
+        def done(call: Future[Any]) -> None:
+            if call.exception() is None:
+                self._on_their_way.discard(call)
+
+        future.add_done_callback(done)
+
+    def _watch(self, reference: ray.ObjectRef[Any], matters: Callable[[], bool]) -> Future[Any]:
+        """A call that does not arrive fails the task, if it still matters: somebody could wait for it for ever."""
 
         def lost(error: BaseException) -> None:
-            raise ConnectionError(f"a message did not arrive: {error}") from error
+            if matters():
+                raise ConnectionError(f"a message did not arrive: {error}") from error
 
         process = self._process
-        watch_call(reference, process._mailbox, lambda error: process._guarded(self, lambda: lost(error)))
-
-
-class _Outcomes:
-    """Ends of attempts, for `run` to wait for; it may ask before or after the attempt has begun or ended."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._futures: dict[int, Future[Outcome]] = {}
-        self._current = -1
-
-    def of(self, attempt: int) -> Future[Outcome]:
-        with self._lock:
-            future = self._futures.setdefault(attempt, Future())
-            if attempt < self._current and not future.done():
-                future.set_result(Outcome("replaced"))
-            return future
-
-    def settle(self, attempt: int, outcome: Outcome) -> None:
-        future = self.of(attempt)
-        with self._lock:
-            if not future.done():
-                future.set_result(outcome)
-
-    def begin(self, attempt: int) -> None:
-        """Every earlier attempt is over."""
-        with self._lock:
-            self._current = max(self._current, attempt)
-            for earlier in [a for a in self._futures if a < self._current]:
-                future = self._futures.pop(earlier)
-                if not future.done():
-                    future.set_result(Outcome("replaced"))
+        return watch_call(reference, process._mailbox, lambda error: process._guarded(self, lambda: lost(error)))
 
 
 def process_info() -> ProcessInfo:
