@@ -9,16 +9,17 @@ a break was not noticed.
 from __future__ import annotations
 
 import argparse
+import importlib
 import logging
 import sys
 import time
 from pathlib import Path
 
+from tidegate.testing import Protocol, simulate_random
+
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "simulation"))
-
-from broken import BROKEN
-
-from tidegate.testing import simulate_random
+BROKEN: dict[str, tuple[int, Protocol]] = importlib.import_module("broken").BROKEN
+"""The breaks lie beside the tests that use them."""
 
 
 def main() -> int:

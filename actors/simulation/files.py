@@ -58,6 +58,7 @@ class FilesOracle:
         self._covered: set[str] = set()
         self._visible: set[str] = set()
         self._generation = 0
+        self._newest_entry = -1
         self._log: deque[str] = deque(maxlen=100)
         disk.created.append(self._file_created)
         disk.deleted.append(self._file_deleted)
@@ -83,12 +84,15 @@ class FilesOracle:
         # Only the outermost layer is decoded: the events of an entry are most of it.
         _, fields = msgpack.unpackb(msgpack.unpackb(memoryview(data)[HEADER_BYTES:]).data)
         generation = fields["generation"]
-        if generation < self._generation:
+        index = int(name.rpartition("/")[2])
+        # What is created below the newest entry fills a hole of the truncated log: its writer notices, and is fenced.
+        if generation < self._generation and index > self._newest_entry:
             raise InvariantViolated(8, f"generation {generation} wrote {name} after {self._generation}")
         if name in self._log:
             raise InvariantViolated(8, f"{name} was written twice, now by generation {generation}")
         self._log.append(name)
-        self._generation = generation
+        self._generation = max(generation, self._generation)
+        self._newest_entry = max(index, self._newest_entry)
 
     def _completed(self, name: str, metadata: CheckpointMetadata) -> None:
         number = metadata.checkpoint_id

@@ -19,7 +19,6 @@ FAST = (
     "an element passes a blocked channel",
     "a snapshot is taken at the first barrier",
     "gaps are ignored",
-    "credit is ignored",
     "acknowledged before the file is durable",
     "positions are not restored",
     "sinks commit on acknowledgement",

@@ -14,7 +14,7 @@ import tidegate as tg
 from tidegate.testing import Faults, simulate, simulate_random
 
 SEEDS_A_PIPELINE = 6
-SEEDS_UNTIL_CAUGHT_MAX = 12
+SEEDS_UNTIL_CAUGHT_MAX = 25
 
 
 @pytest.fixture(autouse=True)
