@@ -1,4 +1,4 @@
-"""Why a checkpoint fails: a closed list (C6), the reasons that Flink's `CheckpointFailureReason` has and tidegate can meet.
+"""Why a checkpoint fails: a closed list (C6), those of Flink's `CheckpointFailureReason` that tidegate can meet.
 
 A reason that is *counted* brings the job nearer to its tolerable number of failed checkpoints; the others are nobody's
 fault (a request that came too early, a task that had just finished, an attempt that failed for its own reason).

@@ -85,8 +85,13 @@ class SubtaskCheckpoints:
 
     def arrived(self, channel: ChannelId, elements: Sequence[Element], at_ms: int) -> None:
         """New elements have been queued on an input channel."""
-        for recorder in self._recorders.values():
+        limit_bytes = self._descriptor.limits.in_flight_bytes_max
+        for recorder in list(self._recorders.values()):
             recorder.arrived(channel, elements)
+            if recorder.size_bytes > limit_bytes:
+                self._give_up(recorder.checkpoint_id)
+                message = f"more than {limit_bytes} bytes came in before the last barrier: too much is in flight"
+                self.decline(recorder.checkpoint_id, CheckpointFailureReason.DECLINED, message)
         for element in elements:
             if isinstance(element, Barrier):
                 self._tell(lambda at_ms, b=element: self._announced(channel, b, at_ms), at_ms)  # type: ignore[misc]
@@ -152,7 +157,7 @@ class SubtaskCheckpoints:
         """Take no snapshot from now on: the operators are finishing.
 
         Where barriers block nothing, what a channel sent after its barrier may have been processed already. A snapshot
-        of the finished task would then promise that its upstream tasks have finished too, so what is pending is given up.
+        of the finished task would promise that its upstream tasks have finished too, so what is pending is given up.
         """
         assert self._held is None
         while not self._descriptor.exactly_once and (pending := self._handler.pending) is not None:
@@ -277,6 +282,7 @@ class SubtaskCheckpoints:
         for channel in recorder.open_outputs:
             if barrier.checkpoint_id in self._outputs[channel].barriers:
                 recorder.output_overtaken(channel, self._outputs[channel].overtake(late))
+                self.tracker.overtook(barrier.checkpoint_id)
 
     def _acknowledge_durable(self, at_ms: int) -> None:
         task = self._descriptor.task

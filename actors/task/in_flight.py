@@ -6,7 +6,8 @@ Rules that it keeps (Flink's ChannelStateWriter; Chandy and Lamport, "Distribute
   up to the channel's barrier or its end.
 - Of an output channel belongs to it what the barrier has overtaken in the queue. A barrier that may overtake later
   (an aligned one with a timeout) keeps its channel open until it has left, or has overtaken.
-- A batch is referred to, never copied; the limits of the queues bound what is held.
+- A batch is referred to, never copied. What waits is bounded by the queues, but what passes while a barrier is late is
+  not: whoever owns the recorder looks at `size_bytes`.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ class ChannelRecorder:
         self._recovered: dict[ChannelId, int] = {}
         self._open_inputs: set[ChannelId] = set()
         self._open_outputs: set[ChannelId] = set()
+        self.size_bytes = 0
+        """Bytes of all batches that are held."""
 
     @property
     def complete(self) -> bool:
@@ -46,6 +49,7 @@ class ChannelRecorder:
     ) -> None:
         """These batches wait on an input as the snapshot is taken, the first `recovered` ones since a restore."""
         self._batches[Direction.INPUT, channel] = list(batches)
+        self.size_bytes += sum(batch.nbytes for batch in batches)
         self._recovered[channel] = recovered
         if not barrier_arrived:
             self._open_inputs.add(channel)
@@ -57,6 +61,7 @@ class ChannelRecorder:
         for element in elements:
             if isinstance(element, pa.RecordBatch):
                 self._batches[Direction.INPUT, channel].append(element)
+                self.size_bytes += element.nbytes
             elif isinstance(element, EndOfPartition) or (
                 isinstance(element, Barrier) and element.checkpoint_id == self.checkpoint_id
             ):
@@ -66,6 +71,7 @@ class ChannelRecorder:
     def output_overtaken(self, channel: ChannelId, batches: Sequence[pa.RecordBatch]) -> None:
         """The barrier has overtaken these batches in an output queue."""
         self._batches[Direction.OUTPUT, channel] = list(batches)
+        self.size_bytes += sum(batch.nbytes for batch in batches)
         self._open_outputs.discard(channel)
 
     def output_waits(self, channel: ChannelId) -> None:

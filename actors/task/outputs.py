@@ -29,7 +29,7 @@ from tidegate.storage.ids import CheckpointId
 
 @dataclass(frozen=True, slots=True)
 class BufferLimits:
-    """Limits of the data plane, a channel. Sizes in bytes, times in ms."""
+    """Limits of the data plane, for each channel if nothing else is said. Sizes in bytes, times in ms."""
 
     credit_bytes: int = 8 * 1024 * 1024
     queue_bytes_max: int = 8 * 1024 * 1024
@@ -37,6 +37,8 @@ class BufferLimits:
     frame_bytes_max: int = 8 * 1024 * 1024
     frame_elements_max: int = 1_024
     linger_ms: int = 20
+    in_flight_bytes_max: int = 256 * 1024 * 1024
+    """What a task holds for one unaligned snapshot, all channels together, before it declines the checkpoint."""
     turn_rows_max: int = ROWS_UNLIMITED
     """Rows that a task processes at most before it looks at what else has come in."""
 

@@ -125,6 +125,10 @@ class SnapshotTracker:
         """What is in flight has to be durable too; it is not all there yet."""
         self._snapshots[checkpoint_id].missing.add(SnapshotPart.CHANNELS)
 
+    def overtook(self, checkpoint_id: CheckpointId) -> None:
+        """The barrier has overtaken something after all."""
+        self._snapshots[checkpoint_id].unaligned = True
+
     def write_channels(self, checkpoint_id: CheckpointId, empty: bool) -> None:
         """What is in flight is all there: it is being written, or there was none."""
         snapshot = self._snapshots[checkpoint_id]

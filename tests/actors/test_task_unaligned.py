@@ -377,3 +377,17 @@ def test_options_of_the_barrier_that_goes_on(
     """Only what wanted to overtake is forced, and what was forced wants to overtake again, at once or in time."""
     assert on_unaligned_edge == outgoing_options(options, unaligned=True)
     assert on_other_edge == outgoing_options(options, unaligned=False)
+
+
+def test_a_task_declines_when_too_much_passes_before_a_late_barrier() -> None:
+    """What is recorded while one barrier is late is limited (invariant 10), and the task goes on without it."""
+    subject = worker(sources=2, limits=BufferLimits(in_flight_bytes_max=2 * batch(1).nbytes))
+    subject.arrive(0, barrier(1, UNALIGNED))
+    for value in (1, 2):
+        assert only(subject.feed(1, batch(value)), do.Decline) == []
+
+    (decline,) = only(subject.feed(1, batch(3)), do.Decline)
+
+    assert "in flight" in decline.message
+    assert only(subject.feed(1, barrier(1, UNALIGNED)), do.PersistChannelState) == []
+    assert only(subject.persisted(1), do.Acknowledge) == []
