@@ -35,6 +35,7 @@ from tidegate.actors.runtimes.ray_runtime import RayJob, RayRuntime
 from tidegate.actors.task.outputs import BufferLimits
 
 SOURCE, SLOW = "rows", "slow"
+KINDS = ("aligned", "timeout", "unaligned")
 PARALLELISM = 2
 SLOWNESS = 10
 KEYS = 100_000
@@ -219,7 +220,7 @@ def show(results: list[Seen], rate: float, console: Console) -> None:
             f"1/{rate / seen.rows_s:.1f}" if seen.rows_s else "-",
             f"{_median_ms(seen):.0f}",
             str(max(durations)),
-            f"{_median_ms(seen) / max(unaligned_ms[queue], 1):.1f}",
+            f"{_median_ms(seen) / max(unaligned_ms[queue], 1):.1f}" if queue in unaligned_ms else "-",
             str(max((v.start_delay_ms.max for v in slow), default=0)),
             str(max((v.alignment_ms.max for v in slow), default=0)),
             str(max((v.async_ms.max for v in slow), default=0)),
@@ -244,6 +245,7 @@ def _of_slow(record: CheckpointRecord) -> VertexStatistics | None:
 def main() -> int:
     """All jobs. Exit code 1 if a table is wrong or an unaligned checkpoint took a second."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kinds", choices=KINDS, nargs="+", default=KINDS, help="(default: all three)")
     parser.add_argument("--checkpoints", type=int, default=5, help="checkpoints of each job (default 5)")
     parser.add_argument("--queue-mib", type=float, nargs="+", default=[1, 4, 16], help="queues of a channel, each end")
     parser.add_argument("--interval", default="1s", help="time between checkpoints (default 1s)")
@@ -268,7 +270,7 @@ def main() -> int:
         rate = rate_of_source(arguments, folder / "calibration")
         console.print(f"source: {rate / 1e6:.2f} M rows/s; the slow operator takes a tenth", highlight=False)
         for queue_mib in arguments.queue_mib:
-            for mode in modes:
+            for mode in (m for m in modes if m.name in arguments.kinds):
                 job_folder = folder / f"{mode.name}-{queue_mib:g}"
                 seen = measure(mode, int(queue_mib * MIB), rate, arguments, job_folder)
                 results.append(seen)
