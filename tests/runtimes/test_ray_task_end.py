@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import queue
 import threading
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any
 
-import pyarrow as pa
 import pytest
+from ray_fakes import ROWS, SINK, SOURCE, Method, source_to_sink
 
 from tidegate.actors.coordinator import events as co
 from tidegate.actors.elements import Element, EndOfData, EndOfPartition
-from tidegate.actors.graph.stream_graph import StreamNode, translate
 from tidegate.actors.identity import TaskId
-from tidegate.actors.memory_source import MemorySource
-from tidegate.actors.operators.partitioning import Partitioning, PartitioningKind
-from tidegate.actors.operators.stateless import MapBatches
 from tidegate.actors.runtimes import ray_calls, ray_task
 from tidegate.actors.runtimes.context import DataPlaneOptions, JobContext
 from tidegate.actors.runtimes.ray_outcomes import Outcome
@@ -27,41 +21,11 @@ from tidegate.actors.task import events as ev
 from tidegate.actors.task.outputs import BufferLimits
 from tidegate.actors.task.source import SplitPosition
 from tidegate.storage.filesystem import open_store
-from tidegate.storage.ids import AttemptNumber, CheckpointId, JobId, OperatorUid, SubtaskIndex, VertexId
+from tidegate.storage.ids import AttemptNumber, CheckpointId, JobId, OperatorUid
 
 TIMEOUT_S = 30.0
 FIRST = AttemptNumber(0)
 CHECKPOINT = CheckpointId(1)
-SOURCE, SINK = (TaskId(VertexId(name), SubtaskIndex(0)) for name in ("source", "sink"))
-ROWS = pa.record_batch({"k": pa.array(range(1_000), pa.int64())})
-
-
-@dataclass
-class Reference:
-    """An object reference whose call ends when the test says so."""
-
-    call: Future[None] = field(default_factory=Future)
-
-    def future(self) -> Future[None]:
-        return self.call
-
-
-@dataclass
-class Method:
-    """A method of an actor: calls are kept, with their arguments."""
-
-    calls: queue.SimpleQueue[tuple[Future[None], tuple[Any, ...]]] = field(default_factory=queue.SimpleQueue)
-    answers: bool = False
-
-    def options(self, num_returns: int) -> Method:
-        return self
-
-    def remote(self, *arguments: object) -> Reference:
-        reference = Reference()
-        if self.answers:
-            reference.call.set_result(None)
-        self.calls.put((reference.call, arguments))
-        return reference
 
 
 @dataclass
@@ -128,16 +92,11 @@ def process(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[TaskId], Proc
     for module in (ray_calls, ray_task):
         monkeypatch.setattr(module, "LOST_CALL_GRACE_MS", 0)
     monkeypatch.setattr(ray_task, "warm_up", lambda: None)
-    source = MemorySource.of(ROWS, 1)
-    rows = StreamNode(OperatorUid("source"), "source", 1, source.schema, source=source)
-    by_key = Partitioning(PartitioningKind.HASH, ("k",))
-    sink = StreamNode(
-        OperatorUid("sink"), "sink", 1, None, factory=lambda: MapBatches(lambda b: b), inputs=((rows, by_key),)
-    )
+    source, graph = source_to_sink()
     root = open_store(f"memory://{uuid.uuid4().hex}")
     splits = {OperatorUid("source"): tuple(SplitPosition(split) for split in source.splits())}
     options = DataPlaneOptions(BufferLimits(credit_bytes=1_000))
-    context = JobContext(JobId("job-12345678"), "job", root.url, translate([rows, sink]), splits, options)
+    context = JobContext(JobId("job-12345678"), "job", root.url, graph, splits, options)
     made: list[Process] = []
 
     def make(task: TaskId) -> Process:

@@ -1,0 +1,112 @@
+"""What a deployment on Ray tells the coordinator when processes die and messages are lost; without Ray."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from ray_fakes import SINK, SOURCE, Method, source_to_sink
+
+from tidegate.actors.coordinator import events as co
+from tidegate.actors.coordinator import instructions as do
+from tidegate.actors.identity import TaskId
+from tidegate.actors.runtimes.ray_deployment import Deployment
+from tidegate.actors.runtimes.ray_fleet import Fleet, Member
+from tidegate.actors.runtimes.ray_mailbox import Mailbox
+from tidegate.actors.runtimes.ray_outcomes import Outcome
+from tidegate.actors.task import events as ev
+from tidegate.storage.ids import AttemptNumber, CheckpointId
+
+FIRST, SECOND = AttemptNumber(0), AttemptNumber(1)
+
+
+@dataclass
+class Now:
+    """A mailbox that does everything at once, and what is due later when the test says so."""
+
+    later: list[Callable[[], object]] = field(default_factory=list)
+
+    def post(self, action: Callable[[], object]) -> None:
+        action()
+
+    def call_at(self, due_at_ms: int, action: Callable[[], object]) -> None:
+        self.later.append(action)
+
+
+@dataclass
+class Handle:
+    """A task's process."""
+
+    deploy: Method = field(default_factory=lambda: Method(answers=True))
+    run: Method = field(default_factory=Method)
+    tell: Method = field(default_factory=Method)
+
+
+class Staff:
+    """A fleet whose processes are all there."""
+
+    def __init__(self) -> None:
+        _, self.graph = source_to_sink()
+        self.handles = {task: Handle() for task in (SOURCE, SINK)}
+        self._members = {task: Member(str(task), h, None, Future()) for task, h in self.handles.items()}
+
+    def staff(self) -> dict[TaskId, Member]:
+        return self._members
+
+    def refill(self) -> None:
+        """Nobody is missing."""
+
+
+class Deployed:
+    """The first attempt of a job."""
+
+    def __init__(self) -> None:
+        self.staff, self.mailbox = Staff(), Now()
+        self.told: list[co.CoordinatorEvent] = []
+        self.deployment = Deployment(cast(Fleet, self.staff), self.told.append, cast(Mailbox, self.mailbox))
+        self.deployment.deploy(do.DeployAttempt(FIRST, None))
+
+    def run_of(self, task: TaskId) -> Future[Any]:
+        """The pending call that stands for the newest attempt of a task."""
+        return self.staff.handles[task].run.calls.get_nowait()[0]
+
+    def lose_a_message(self, task: TaskId, attempt: AttemptNumber) -> None:
+        """Say something that does not arrive."""
+        self.deployment.tell(task, ev.CheckpointCompleted(0, attempt, CheckpointId(1)))
+        self.staff.handles[task].tell.calls.get_nowait()[0].set_exception(ConnectionError("gone"))
+        self.pass_time()
+
+    def pass_time(self) -> None:
+        """Do what was due later."""
+        due, self.mailbox.later = self.mailbox.later, []
+        for action in due:
+            action()
+
+
+def test_a_lost_message_fails_its_task() -> None:
+    """The task would wait for it for ever."""
+    deployed = Deployed()
+    deployed.lose_a_message(SINK, FIRST)
+    assert [(type(e), e.task) for e in deployed.told if isinstance(e, co.TaskFailed)] == [(co.TaskFailed, SINK)]
+
+
+def test_a_task_that_has_finished_needs_no_message() -> None:
+    """Its process may have died meanwhile, and the attempt goes on."""
+    deployed = Deployed()
+    deployed.run_of(SINK).set_result(Outcome("finished"))
+    deployed.lose_a_message(SINK, FIRST)
+    assert deployed.told == []
+
+
+def test_what_has_finished_in_one_attempt_is_needed_in_the_next() -> None:
+    """A new attempt knows nothing of the ends of the one before, also not of those that are told late."""
+    deployed = Deployed()
+    deployed.run_of(SOURCE).set_result(Outcome("finished"))
+    first = deployed.run_of(SINK)
+    deployed.deployment.deploy(do.DeployAttempt(SECOND, None))
+    first.set_result(Outcome("finished"))
+    for task in (SOURCE, SINK):
+        deployed.lose_a_message(task, SECOND)
+    assert [e.task for e in deployed.told if isinstance(e, co.TaskFailed)] == [SOURCE, SINK]
