@@ -4,6 +4,11 @@ Rules: only the first operator has several inputs. A watermark passes the operat
 it, and what that makes of the next ones comes before the watermark does. An operator that generates watermarks ends
 those from before it, except the last one. Processing time is what the task says it is; once finishing has begun no
 processing-time timer fires any more (as in Flink: they are dropped at the end of the input).
+
+What time brings comes in steps (Flink's interruptible timers). The first is done at once, the others when the task asks
+for them; meanwhile it gives the chain nothing else. The last operator that is behind goes first, so that what those
+before it emit next finds it up to date. Only where one call emits several batches into a generator do the later ones
+pass the watermark of the first; watermarks that wait for the same operator merge into the newest.
 """
 
 from __future__ import annotations
@@ -17,7 +22,7 @@ import pyarrow as pa
 
 from tidegate.actors.elements import MAX_WATERMARK_MS
 from tidegate.actors.graph.job_graph import OperatorSpec
-from tidegate.actors.operators.base import MIN_WATERMARK_MS, Emit, Operator, OperatorContext, ProcessingTime
+from tidegate.actors.operators.base import MIN_WATERMARK_MS, Emit, Operator, OperatorContext, ProcessingTime, StepPace
 from tidegate.actors.operators.table_sink import TableSink
 from tidegate.storage.ids import OperatorUid, SubtaskIndex
 from tidegate.storage.state import OperatorSnapshot, StateTable
@@ -25,11 +30,25 @@ from tidegate.storage.state import OperatorSnapshot, StateTable
 
 @dataclass(slots=True)
 class _Link:
-    """An operator, the function that takes its output, and the newest own watermark that was passed on."""
+    """An operator, and how far it is in event time."""
 
     operator: Operator
     emit: Emit
+    """Takes its output."""
+    waits: bool
+    """Whether watermarks make it do anything. To those that do not they are not shown: that costs more than a batch."""
     generated_ms: int = MIN_WATERMARK_MS
+    """The newest own watermark that was passed on."""
+    next_ms: int | None = None
+    """The newest watermark that has come, if it has not begun with it."""
+    current_ms: int = MIN_WATERMARK_MS
+    """The newest watermark that it has begun with."""
+    steps: Iterator[None] | None = None
+    """The steps that are left of that."""
+
+
+def _link(operator: Operator, emit: Emit) -> _Link:
+    return _Link(operator, emit, type(operator).advance_watermark is not Operator.advance_watermark)
 
 
 def _nobody(watermark_ms: int) -> None:
@@ -49,12 +68,19 @@ class OperatorChain:
         output_watermark: Callable[[int], None] = _nobody,
     ) -> None:
         self._time = ProcessingTime()
+        self.pace = StepPace()
+        """How long the steps of the operators are."""
         self._contexts = [
-            OperatorContext(spec.uid, spec.name, subtask, parallelism, max_parallelism, self._time) for spec in specs
+            OperatorContext(spec.uid, spec.name, subtask, parallelism, max_parallelism, self._time, self.pace)
+            for spec in specs
         ]
         self._output = output
         self._output_watermark = output_watermark
-        self._links = [_Link(spec.factory(), partial(self._feed, position + 1)) for position, spec in enumerate(specs)]
+        self._links = [_link(spec.factory(), partial(self._feed, position + 1)) for position, spec in enumerate(specs)]
+        self._behind: set[int] = set()
+        """Positions of the operators that have not got to the newest watermark that came to them."""
+        self._clock: Iterator[None] | None = None
+        """The steps that are left of what a processing time brings."""
         self._inputs_ended: set[int] = set()
         self._finishing = False
         self._closing = ExitStack()
@@ -76,11 +102,32 @@ class OperatorChain:
 
     def process(self, batch: pa.RecordBatch, input_index: int = 0) -> None:
         """Process one batch, that came by one of the inputs, through the whole chain."""
+        self.pace.rows += batch.num_rows
         self._feed(0, batch, input_index)
+        self.step()
 
     def advance_watermark(self, watermark_ms: int) -> None:
         """Event time at the inputs has got to `watermark_ms`."""
         self._advance(0, watermark_ms)
+        self.step()
+
+    @property
+    def advancing(self) -> bool:
+        """Whether there is something to do for `step`, before anything else is processed."""
+        return bool(self._behind) or self._clock is not None
+
+    def step(self) -> None:
+        """Go on with what time brings, to the end of one step, or of everything."""
+        while self.advancing:
+            position = max(self._behind, default=None)
+            steps = self._clock if position is None else self._steps_of(self._links[position])
+            assert steps is not None
+            for _ in steps:
+                return
+            if position is None:
+                self._clock = None
+            else:
+                self._arrived(position)
 
     def end_input(self, input_index: int = 0) -> None:
         """Nothing more comes by one of the inputs. Call it again and nothing happens."""
@@ -98,10 +145,11 @@ class OperatorChain:
 
     def fire_processing_time(self, now_ms: int) -> None:
         """Processing time has got to `now_ms`: every operator emits what waited for that, first one first."""
+        assert not self.advancing, "what time has brought before comes first"
         self.set_time(now_ms)
         if not self._finishing:
-            for link in self._links:
-                link.operator.on_processing_time(now_ms, link.emit)
+            self._clock = self._fire(now_ms)
+            self.step()
 
     def prepare_snapshot(self) -> None:
         """Let every operator emit what belongs before the barrier, first one first."""
@@ -122,10 +170,13 @@ class OperatorChain:
                 staged.append((uid, tuple(pending)))
         return staged
 
-    def finish(self) -> Iterator[None]:
-        """End of all inputs: every operator emits what it has left, first one first; in steps, one a batch."""
+    def finish(self, drain: bool = True) -> Iterator[None]:
+        """End of all inputs, in steps: what watermarks have brought; then, if the end is for good (`drain`), every
+        operator emits what it has left, first one first.
+        """
         self._finishing = True
-        return self._finish()
+        self._clock = None
+        return self._finish() if drain else self._catch_up()
 
     def close(self) -> None:
         """Close every operator that was to be opened, once, first one first; all of them, also when one raises."""
@@ -147,18 +198,52 @@ class OperatorChain:
                 self._advance(position + 1, own_ms)
 
     def _advance(self, start: int, watermark_ms: int) -> None:
-        """Pass a watermark on from one of the operators on."""
-        for link in self._links[start:]:
+        """Pass a watermark on from one of the operators on, to the first one that it makes do something."""
+        for position in range(start, len(self._links)):
+            link = self._links[position]
             if link.operator.generates_watermarks:
                 if watermark_ms < MAX_WATERMARK_MS:
                     return
                 link.generated_ms = watermark_ms
-            link.operator.advance_watermark(watermark_ms, link.emit)
+            if link.waits:
+                link.next_ms = watermark_ms
+                self._behind.add(position)
+                return
         self._output_watermark(watermark_ms)
 
+    def _steps_of(self, link: _Link) -> Iterator[None]:
+        """What is left of the watermark that an operator is at, or else of the next one."""
+        if link.steps is None:
+            assert link.next_ms is not None, "an operator is behind a watermark"
+            link.current_ms, link.next_ms = link.next_ms, None
+            link.steps = link.operator.advance_watermark(link.current_ms, link.emit)
+        return link.steps
+
+    def _arrived(self, position: int) -> None:
+        """An operator has done all that its watermark brings: the watermark goes on."""
+        link = self._links[position]
+        link.steps = None
+        if link.next_ms is None:
+            self._behind.remove(position)
+        self._advance(position + 1, link.current_ms)
+
+    def _fire(self, now_ms: int) -> Iterator[None]:
+        for link in self._links:
+            yield from link.operator.on_processing_time(now_ms, link.emit)
+
+    def _catch_up(self) -> Iterator[None]:
+        """All steps that are to be done for watermarks."""
+        while self.advancing:
+            self.step()
+            yield
+
     def _finish(self) -> Iterator[None]:
+        yield from self._catch_up()
         for position, link in enumerate(self._links):
             # The head may have been told, by input; the others have one input, which has ended now.
             if position or not self._inputs_ended:
                 link.operator.end_input(0, link.emit)
-            yield from link.operator.finish(link.emit)
+            for _ in link.operator.finish(link.emit):
+                yield
+                yield from self._catch_up()
+            yield from self._catch_up()

@@ -22,6 +22,8 @@ class Emitter:
         d = self._descriptor = descriptor
         self._instruct = instruct
         self._flush_armed = False
+        self._starved: dict[ChannelId, int] | None = None
+        """Channels that waited for credit when the timer was set; None: no timer is set."""
         self._partitioners: list[tuple[Partitioner, dict[int, ChannelId]]] = [
             (
                 make_partitioner(edge.partitioning, d.task.subtask, edge.downstream_parallelism, d.max_parallelism),
@@ -47,6 +49,14 @@ class Emitter:
         """The linger time of queued output is over."""
         self._flush_armed = False
 
+    def probe_due(self) -> None:
+        """Output has waited for credit for long: ask, with a frame without elements, whether a grant was lost."""
+        before, self._starved = self._starved or {}, None
+        for channel, credit_bytes in self.gate.starved().items():
+            if before.get(channel) == credit_bytes:
+                next_sequence = self.gate[channel].next_sequence
+                self._instruct(do.SendFrame(self._descriptor.attempt, channel, next_sequence, ()))
+
     def send(self, at_ms: int, flush: bool = False) -> None:
         """Send the frames that may and should leave now; what lingers gets a timer."""
         for channel, first_sequence, elements in self.gate.take_frames(flush):
@@ -55,3 +65,6 @@ class Emitter:
         if not self._flush_armed and self.gate.lingering:
             self._flush_armed = True
             self._instruct(do.SetTaskTimer(TaskTimer.FLUSH, at_ms + self._descriptor.limits.linger_ms))
+        if self._starved is None and (starved := self.gate.starved()):
+            self._starved = starved
+            self._instruct(do.SetTaskTimer(TaskTimer.CREDIT, at_ms + self._descriptor.limits.probe_ms))

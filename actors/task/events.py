@@ -167,9 +167,10 @@ class FileStaged:
 
 @wire
 class TaskTimer(enum.Enum):
-    """What a task waits for: queued output lingers, alignment takes too long, user timers are due."""
+    """What a task waits for: output lingers, credit stays away, alignment takes too long, user timers are due."""
 
     FLUSH = "flush"
+    CREDIT = "credit"
     ALIGNMENT = "alignment"
     PROCESSING_TIME = "processing_time"
 

@@ -111,6 +111,11 @@ class InputChannel:
                 return batches, True
         return batches, False
 
+    @property
+    def granted_bytes(self) -> int:
+        """The cumulative credit that was granted last."""
+        return self._granted_bytes
+
     def credit_to_grant(self) -> int | None:
         """The new cumulative credit, when at least half of the window has been freed since the last grant."""
         total_bytes = self._taken_bytes + self._credit_bytes

@@ -25,7 +25,8 @@ class SendFrame:
     """Deliver consecutive elements to the downstream task of a channel.
 
     Fire and forget, because the number of the next frame shows that one is missing; except where `exhausts_credit`
-    says that no frame of data can follow before the receiver has answered this one.
+    says that no frame of data can follow before the receiver has answered this one. A frame without elements asks the
+    receiver to repeat its grant of credit.
     """
 
     attempt: AttemptNumber

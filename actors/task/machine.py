@@ -51,6 +51,7 @@ class TaskMachine:
 
     def __init__(self, descriptor: TaskDescriptor) -> None:
         d = self._descriptor = descriptor
+        self.attempt: AttemptNumber = d.attempt
         assert (d.source is not None) != bool(d.inputs), "a task has a source or inputs"
         self.status = TaskStatus.CREATED
         self._instructions: list[do.TaskInstruction] = []
@@ -89,7 +90,6 @@ class TaskMachine:
         self._endings = InputEndings(self._input_index)
         self._induced = InducedCheckpoints()
         self._pacer = TurnPacer(d.limits.turn_rows_max)
-        self._turn_rows = 0
         self._processing_time = ProcessingTimeTimer(self._chain, self._instructions.append)
         self._at_ms = 0
 
@@ -97,11 +97,6 @@ class TaskMachine:
     def descriptor(self) -> TaskDescriptor:
         """What this task was told about its place in the job."""
         return self._descriptor
-
-    @property
-    def attempt(self) -> AttemptNumber:
-        """The execution attempt that this task belongs to."""
-        return self._descriptor.attempt
 
     @property
     def output_queue_bytes(self) -> int:
@@ -187,6 +182,9 @@ class TaskMachine:
     def _on_frame(self, event: ev.FrameArrived) -> None:
         if event.attempt == self.attempt:
             new = self._inputs[event.channel].accept(event.first_sequence, event.elements)
+            if not event.elements:
+                total_bytes = self._inputs[event.channel].granted_bytes
+                self._instructions.append(do.GrantCredit(self.attempt, event.channel, total_bytes))
             self._checkpoints.arrived(event.channel, new, event.at_ms)
 
     @_on.register
@@ -199,6 +197,8 @@ class TaskMachine:
         match event.timer:
             case ev.TaskTimer.FLUSH:
                 self._emitter.flush_due()
+            case ev.TaskTimer.CREDIT:
+                self._emitter.probe_due()
             case ev.TaskTimer.ALIGNMENT:
                 self._checkpoints.timer(event.at_ms)
             case ev.TaskTimer.PROCESSING_TIME:
@@ -206,8 +206,8 @@ class TaskMachine:
 
     @_on.register
     def _on_turn(self, event: ev.TurnGranted) -> None:
-        self._pacer.took(self._turn_rows, event.last_turn_ms)
-        self._turn_rows = 0
+        self._pacer.took(self._chain.pace.rows, event.last_turn_ms)
+        self._chain.pace.begin_turn(self._pacer.rows_max)
         if not self.runnable:
             return
         if self.status is TaskStatus.FINISHING:
@@ -320,7 +320,6 @@ class TaskMachine:
     def _process_batch(self, batch: pa.RecordBatch, input_index: int) -> None:
         if self._operators_finished:
             raise ProtocolError(f"{self._descriptor.task} has finished its operators and got {batch.num_rows} rows")
-        self._turn_rows = batch.num_rows
         self._chain.process(batch, input_index)
         self._stage(force=False)
 
@@ -343,17 +342,17 @@ class TaskMachine:
 
     def _end_data(self, drain: bool) -> None:
         self._drain = drain
+        if not self._operators_finished:
+            self._finishing = self._chain.finish(drain)
         if drain and self._source is not None:
             self._advance([Watermark(MAX_WATERMARK_MS)])
-        if drain and not self._operators_finished:
-            self._finishing = self._chain.finish()
         self.status = TaskStatus.FINISHING
         self._checkpoints.hold()
         for barrier in self._induced.take_rest():
             self._checkpoints.trigger(barrier, self._at_ms)
 
     def _finish_step(self) -> None:
-        """Let the operators emit one more batch of what they have left; after the last one the data has ended."""
+        """Let the operators do one more step of what they have left; after the last one the data has ended."""
         for _ in self._finishing:
             self._stage(force=False)
             return

@@ -37,6 +37,8 @@ class BufferLimits:
     frame_bytes_max: int = 8 * 1024 * 1024
     frame_elements_max: int = 1_024
     linger_ms: int = 20
+    probe_ms: int = 2_000
+    """How long output waits for credit before the receiver is asked whether a grant was lost."""
     in_flight_bytes_max: int = 256 * 1024 * 1024
     """What a task holds for one unaligned snapshot, all channels together, before it declines the checkpoint."""
     turn_rows_max: int = ROWS_UNLIMITED
@@ -93,6 +95,11 @@ class OutputChannel:
         return bool(self.queue) and (
             not isinstance(self.queue[0], pa.RecordBatch) or self._sent_bytes < self._credit_bytes
         )
+
+    @property
+    def starved_at_bytes(self) -> int | None:
+        """The credit that was granted in total, if the first queued element waits for more."""
+        return self._credit_bytes if self.queue and not self.sendable else None
 
     def put(self, element: Element) -> None:
         """Queue an element."""
@@ -186,6 +193,11 @@ class OutputGate:
     def lingering(self) -> bool:
         """Whether something waits that credit allows to be sent."""
         return any(channel.sendable for channel in self._channels.values())
+
+    def starved(self) -> dict[ChannelId, int]:
+        """Channels that wait for credit, and what they have been granted in total."""
+        found = ((channel, state.starved_at_bytes) for channel, state in self._channels.items())
+        return {channel: credit_bytes for channel, credit_bytes in found if credit_bytes is not None}
 
     def broadcast(self, element: Control) -> None:
         """Queue a control element on every channel."""

@@ -1,4 +1,7 @@
-"""The processing-time timers of a task's operators: one timer of the runtime at a time, and its turn when it is due."""
+"""The processing-time timers of a task's operators: one timer of the runtime at a time, and its turn when it is due.
+
+Timers fire in steps, each in a turn of its own. What a watermark has brought goes first.
+"""
 
 from __future__ import annotations
 
@@ -16,18 +19,25 @@ class ProcessingTimeTimer:
         self._chain = chain
         self._instruct = instruct
         self._set_for_ms: int | None = None
-        self.due = False
-        """Whether operators have something to do, as soon as there is room for what they emit."""
+        self._due = False
+
+    @property
+    def due(self) -> bool:
+        """Whether operators have something to do in time, as soon as there is room for what they emit."""
+        return self._due or self._chain.advancing
 
     def fired(self) -> None:
         """A timer that was asked for is due."""
         self._set_for_ms = None
-        self.due = True
+        self._due = True
 
     def run(self, now_ms: int) -> None:
-        """Let the operators do what is due."""
-        self.due = False
-        self._chain.fire_processing_time(now_ms)
+        """Let the operators do a step of what is due."""
+        if self._chain.advancing:
+            self._chain.step()
+        else:
+            self._due = False
+            self._chain.fire_processing_time(now_ms)
 
     def set(self) -> None:
         """Ask for the earliest time, unless that or an earlier one was asked for, or waits for its turn already."""

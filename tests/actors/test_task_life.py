@@ -332,3 +332,31 @@ def test_state_tables_reach_the_operator_they_belong_to() -> None:
     (persist,) = only(subject.feed(0, barrier(1)), do.PersistSnapshot)
 
     assert [(s.uid, s.states) for s in persist.snapshots] == [(OperatorUid("work"), (FrozenSum(42),))]
+
+
+def test_a_sender_whose_credit_stays_away_asks_for_it() -> None:
+    """A grant may be lost, and where all credit is used up no other follows: an empty frame is answered by it."""
+    tight = BufferLimits(credit_bytes=1, frame_bytes_min=1, probe_ms=500)
+    up, down = worker(sources=1, limits=tight), worker(sources=1, limits=tight)
+    found = up.feed(0, batch(1), batch(2))
+    timers = [t for t in only(found, do.SetTaskTimer) if t.timer is ev.TaskTimer.CREDIT]
+    assert [t.due_at_ms - up.at_ms for t in timers] == [500]
+
+    (probe,) = only(up.tell(ev.TimerDue(up.at_ms, ev.TaskTimer.CREDIT)), do.SendFrame)
+
+    assert (probe.first_sequence, probe.elements) == (1, ())
+    down.feed(0, batch(1))
+    channel = down.descriptor.inputs[0]
+    granted = only(down.tell(ev.FrameArrived(0, ATTEMPT, channel, 1, ())), do.GrantCredit)
+    assert [g.total_bytes > 1 for g in granted] == [True]
+
+
+def test_a_sender_that_got_credit_meanwhile_does_not_ask() -> None:
+    """The question is for grants that are lost, not for a receiver that is slow."""
+    up = worker(sources=1, limits=BufferLimits(credit_bytes=1, frame_bytes_min=1))
+    up.feed(0, batch(1), batch(2), batch(3))
+    up.grant(2)
+
+    assert [
+        f.elements for f in only(up.tell(ev.TimerDue(up.at_ms, ev.TaskTimer.CREDIT)), do.SendFrame) if not f.elements
+    ] == []

@@ -40,7 +40,6 @@ def test_no_random_scenario_violates_an_invariant(reports: list[SimulationReport
     assert not violated, violated[0]
 
 
-@pytest.mark.xfail(reason="a grant of credit that is lost is never repeated", strict=True)
 def test_a_lost_grant_does_not_stop_a_channel_for_ever() -> None:
     """The sender is out of credit, unaligned checkpoints overtake what it cannot send: it must get its grant again."""
     report = simulate_random(812, shrink=False)
