@@ -72,12 +72,11 @@ class Slow:
 
 @dataclass
 class Seen:
-    """What came of one job. `rows_s`: rows a second that the slow operator took; `queued_bytes` as configured."""
+    """What came of one job."""
 
     mode: str
     queue_bytes: int
     records: list[CheckpointRecord]
-    rows_s: float
     exact: bool = False
     problem: str | None = None
 
@@ -115,12 +114,7 @@ def measure(mode: Mode, queue_bytes: int, rate: float, arguments: argparse.Names
         # Only then are the queues full.
         time.sleep(arguments.fill_s)
         first_at_ms = time.time_ns() // 1_000_000
-        begun_at, begun = running.until("rows", lambda p: True)
-        seen = running.completed_since(first_at_ms, arguments.checkpoints)
-        ended_at, ended = running.until("rows", lambda p: True)
-        found = Seen(
-            mode.name, queue_bytes, seen, (ended.rows_in[SLOW] - begun.rows_in[SLOW]) / max(ended_at - begun_at, 1e-9)
-        )
+        found = Seen(mode.name, queue_bytes, running.completed_since(first_at_ms, arguments.checkpoints))
         kill(next(process.pid for process in running.job.tasks() if process.task.vertex == SLOW))
         running.until("the next attempt", lambda p: p.status in ENDED or (p.attempt > 0 and p.status == "running"))
         gate.unlink()
@@ -200,10 +194,10 @@ def _difference(found: pa.Table, source: GeneratedSource) -> str | None:
     return None if sums_found == (n, ids, total) else f"the table has {sums_found}, expected {(n, ids, total)}"
 
 
-def show(results: list[Seen], rate: float, console: Console) -> None:
+def show(results: list[Seen], console: Console) -> None:
     """A line for each job, and how durations grow."""
     table = Table(title="checkpoints under back-pressure: times in ms, sizes in MiB")
-    columns = ("queue", "kind", "takes", "p50", "max", "p50 ratio", "delay", "align", "async", "in flight", "overtook")
+    columns = ("queue", "kind", "p50", "max", "p50 ratio", "delay", "align", "async", "in flight", "overtook")
     for column in (*columns, "table"):
         table.add_column(column, justify="right", no_wrap=True)
     unaligned_ms = {seen.queue_bytes: _median_ms(seen) for seen in results if seen.mode == "unaligned"}
@@ -217,7 +211,6 @@ def show(results: list[Seen], rate: float, console: Console) -> None:
         table.add_row(
             f"{queue / MIB:g}",
             seen.mode,
-            f"1/{rate / seen.rows_s:.1f}" if seen.rows_s else "-",
             f"{_median_ms(seen):.0f}",
             str(max(durations)),
             f"{_median_ms(seen) / max(unaligned_ms[queue], 1):.1f}" if queue in unaligned_ms else "-",
@@ -281,7 +274,7 @@ def main() -> int:
                     soft_wrap=True,
                 )
                 shutil.rmtree(job_folder, ignore_errors=True)
-    show(results, rate, console)
+    show(results, console)
     late = [r for s in results if s.mode == "unaligned" for r in s.records if r.duration_ms >= UNALIGNED_MS_MAX]
     if late:
         console.print(f"[red]{len(late)} unaligned checkpoints took a second or more")
