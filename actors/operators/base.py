@@ -22,12 +22,30 @@ Emit = Callable[[pa.RecordBatch], None]
 MIN_WATERMARK_MS = -(2**63)
 """Event time before the first watermark."""
 
+STEP_TIMERS_MAX = 1_000
+"""Timers that fire in one step at most: so many that what they emit together makes a batch worth its cost."""
+
 
 @dataclass(slots=True)
 class ProcessingTime:
     """The processing time of a task, in milliseconds since 1970: that of the event which it handles now."""
 
     now_ms: int = 0
+
+
+@dataclass(slots=True)
+class StepPace:
+    """How many timers may fire before the task looks at what else has come in; less where they are slow."""
+
+    timers_max: int = STEP_TIMERS_MAX
+    """Timers that an operator may fire in one step."""
+    rows: int = 0
+    """Rows that came in and timers that fired in this turn."""
+
+    def begin_turn(self, rows_max: int) -> None:
+        """A turn begins in which the task may process so many rows; a timer counts as a row."""
+        self.timers_max = min(STEP_TIMERS_MAX, rows_max)
+        self.rows = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +58,7 @@ class OperatorContext:
     parallelism: int
     max_parallelism: int
     time: ProcessingTime = field(default_factory=ProcessingTime, compare=False)
+    pace: StepPace = field(default_factory=StepPace, compare=False)
 
 
 class Operator:
@@ -73,15 +92,25 @@ class Operator:
     def end_input(self, index: int, emit: Emit) -> None:
         """Nothing more comes by input `index`. Called once for each input, before `finish`."""
 
-    def advance_watermark(self, watermark_ms: int, emit: Emit) -> None:
-        """Event time has got to `watermark_ms`: emit what waited for that. Goes to the next operator afterwards."""
+    def advance_watermark(self, watermark_ms: int, emit: Emit) -> Iterator[None]:
+        """Event time has got to `watermark_ms`: emit what waited for that, in steps, as in `finish`.
+
+        The watermark goes to the next operator after the last step. Between two steps the operator may be asked for a
+        snapshot, and then it holds nothing back: what has been done is in its state or emitted, and what has not waits
+        for the next watermark after a restore. It may also get a batch there, where those before it emit several.
+        """
+        return iter(())
 
     def next_processing_time_ms(self) -> int | None:
         """When `on_processing_time` is to be called next. None: no need."""
         return None
 
-    def on_processing_time(self, now_ms: int, emit: Emit) -> None:
-        """Processing time has got to `now_ms`: emit what waited for that."""
+    def on_processing_time(self, now_ms: int, emit: Emit) -> Iterator[None]:
+        """Processing time has got to `now_ms`: emit what waited for that, in steps, as in `advance_watermark`.
+
+        The last steps are left out if the input ends before.
+        """
+        return iter(())
 
     def prepare_snapshot(self, emit: Emit) -> None:
         """Called before the barrier is sent on: the last chance to emit what belongs before it."""

@@ -1,9 +1,11 @@
 """Runs a function of the user row by row, with the state and the timers of each row's key.
 
 Rules: rows of a batch are processed in order, and what they emit leaves in batches of bounded size before the call
-returns, so nothing is held back over a barrier. Keys must come to the subtask that owns their key group (checked for
-each batch). The types of the key columns are those of the first batch or of the restored state, and stay. At the end of
-the input all event-time timers have fired (the last watermark did that); those of processing time are dropped.
+returns, so nothing is held back over a barrier. Timers fire in steps of bounded length (Flink's interruptible timers):
+between two of them those that have fired are gone, and what they emitted has left. Keys must come to the subtask that
+owns their key group (checked for each batch). The types of the key columns are those of the first batch or of the
+restored state, and stay. At the end of the input all event-time timers have fired (the last watermark did that); those
+of processing time are dropped.
 """
 
 from __future__ import annotations
@@ -104,18 +106,18 @@ class ProcessOperator(Operator):
             self._emit_rows(emit, _OUTPUT_ROWS_MAX)
         self._end_call(emit)
 
-    def advance_watermark(self, watermark_ms: int, emit: Emit) -> None:
-        """Fire the event-time timers up to the watermark, earliest first."""
+    def advance_watermark(self, watermark_ms: int, emit: Emit) -> Iterator[None]:
+        """Fire the event-time timers up to the watermark, earliest first, in steps."""
         self._ask.current_watermark = watermark_ms
-        self._fire(TimeDomain.EVENT_TIME, watermark_ms, emit)
+        return self._fire(TimeDomain.EVENT_TIME, watermark_ms, emit)
 
     def next_processing_time_ms(self) -> int | None:
         """The moment of the first processing-time timer."""
         return self._timers.queues[TimeDomain.PROCESSING_TIME].first_ms()
 
-    def on_processing_time(self, now_ms: int, emit: Emit) -> None:
-        """Fire the processing-time timers up to now, earliest first."""
-        self._fire(TimeDomain.PROCESSING_TIME, now_ms, emit)
+    def on_processing_time(self, now_ms: int, emit: Emit) -> Iterator[None]:
+        """Fire the processing-time timers up to now, earliest first, in steps."""
+        return self._fire(TimeDomain.PROCESSING_TIME, now_ms, emit)
 
     def snapshot(self) -> OperatorSnapshot | None:
         """Freeze states and timers; None on a stream without keys."""
@@ -198,11 +200,23 @@ class ProcessOperator(Operator):
         times: list[int | None] = event_times_ms(batch, column).to_pylist()
         return times
 
-    def _fire(self, domain: TimeDomain, time_ms: int, emit: Emit) -> None:
+    def _fire(self, domain: TimeDomain, time_ms: int, emit: Emit) -> Iterator[None]:
         queue = self._timers.queues[domain]
         fires_left = _CHAINED_TIMERS_MAX * (len(queue) + 1)
+        while queue.is_due(time_ms):
+            fires_left = self._fire_step(domain, time_ms, fires_left)
+            self._ask.time_domain = None
+            self._end_call(emit)
+            if queue.is_due(time_ms):
+                yield
+
+    def _fire_step(self, domain: TimeDomain, time_ms: int, fires_left: int) -> int:
+        """Fire as many of the timers that are due as one step may, and collect their rows; how many may still fire."""
+        queue, pace = self._timers.queues[domain], self.context.pace
         self._ask.time_domain = domain
-        while (timer := queue.pop_due(time_ms)) is not None:
+        for _ in range(pace.timers_max):
+            if len(self._rows) >= _OUTPUT_ROWS_MAX or (timer := queue.pop_due(time_ms)) is None:
+                break
             timestamp_ms, key = timer
             self._scope.key = key
             self._ask.timestamp = timestamp_ms
@@ -215,9 +229,8 @@ class ProcessOperator(Operator):
                     )
                 self._collect(self._function.on_timer(timestamp_ms, self._ask))
             fires_left -= 1
-            self._emit_rows(emit, _OUTPUT_ROWS_MAX)
-        self._ask.time_domain = None
-        self._end_call(emit)
+            pace.rows += 1
+        return fires_left
 
     def _collect(self, rows: Iterable[Mapping[str, Any]] | None) -> None:
         if isinstance(rows, Mapping):

@@ -86,10 +86,14 @@ class TimerQueue:
             heapq.heappop(self._heap)
         return self._heap[0][0] if self._heap else None
 
+    def is_due(self, time_ms: int) -> bool:
+        """Whether the moment of a timer has come."""
+        first_ms = self.first_ms()
+        return first_ms is not None and first_ms <= time_ms
+
     def pop_due(self, time_ms: int) -> tuple[int, Key] | None:
         """Remove the timer that fires next, if its moment has come; its moment and key."""
-        first_ms = self.first_ms()
-        if first_ms is None or first_ms > time_ms:
+        if not self.is_due(time_ms):
             return None
         timestamp_ms, _, key = heapq.heappop(self._heap)
         del self._timers[timestamp_ms, key]

@@ -7,6 +7,8 @@ milliseconds. The watermark is Flink's for bounded out-of-orderness: the greates
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import pyarrow as pa
 
@@ -68,7 +70,8 @@ class WatermarkGenerator(Operator):
             own_ms = max(MIN_WATERMARK_MS, int(times.max()) - self._delay_ms)
             self.watermark_ms = own_ms if self.watermark_ms is None else max(self.watermark_ms, own_ms)
 
-    def advance_watermark(self, watermark_ms: int, emit: Emit) -> None:
+    def advance_watermark(self, watermark_ms: int, emit: Emit) -> Iterator[None]:
         """The end of event time is the only watermark from before that counts."""
         assert watermark_ms == MAX_WATERMARK_MS, "other watermarks end before a generator"
         self.watermark_ms = watermark_ms
+        return iter(())

@@ -28,15 +28,17 @@ class Noting(Operator):
     def end_input(self, index: int, emit: Emit) -> None:
         self._log.append((self._name, "end", index))
 
-    def advance_watermark(self, watermark_ms: int, emit: Emit) -> None:
+    def advance_watermark(self, watermark_ms: int, emit: Emit) -> Iterator[None]:
         self._log.append((self._name, "watermark", watermark_ms))
         emit(pa.record_batch({"t": [watermark_ms]}))
+        return iter(())
 
     def next_processing_time_ms(self) -> int | None:
         return self._due_ms
 
-    def on_processing_time(self, now_ms: int, emit: Emit) -> None:
+    def on_processing_time(self, now_ms: int, emit: Emit) -> Iterator[None]:
         self._log.append((self._name, "clock", now_ms, self.context.time.now_ms))
+        return iter(())
 
     def finish(self, emit: Emit) -> Iterator[None]:
         self._log.append((self._name, "finish"))

@@ -62,7 +62,7 @@ class Driven:
         """Event time advances."""
         before = len(self.out)
         for operator in self.operators:
-            operator.advance_watermark(watermark_ms, self._emit)
+            list(operator.advance_watermark(watermark_ms, self._emit))
         return self.out[before:]
 
     def clock(self, now_ms: int) -> list[Row]:
@@ -72,7 +72,7 @@ class Driven:
         for operator in self.operators:
             due_ms = operator.next_processing_time_ms()
             if due_ms is not None and due_ms <= now_ms:
-                operator.on_processing_time(now_ms, self._emit)
+                list(operator.on_processing_time(now_ms, self._emit))
         return self.out[before:]
 
     def end(self) -> list[Row]:

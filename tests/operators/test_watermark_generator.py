@@ -58,7 +58,7 @@ def test_the_last_watermark_stays() -> None:
     assert generator.watermark_ms is None
     generator.process(pa.record_batch({"t": pa.array([-(2**63)], pa.int64())}), lambda batch: None)
     assert generator.watermark_ms == MIN_WATERMARK_MS
-    generator.advance_watermark(MAX_WATERMARK_MS, lambda batch: None)
+    assert list(generator.advance_watermark(MAX_WATERMARK_MS, lambda batch: None)) == []
     generator.process(pa.record_batch({"t": [7]}), lambda batch: None)
     assert generator.watermark_ms == MAX_WATERMARK_MS
 
