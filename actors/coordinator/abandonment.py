@@ -7,6 +7,7 @@ Rules:
   start anew; that is no failure of the attempt, and no restart strategy is asked.
 - The folder of a savepoint is deleted when nobody writes to it any more: when the answer of an export that is under way
   has come.
+- A final checkpoint that has failed is not tried again at once, unless the reason is gone with the failure.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ from tidegate.actors.failures import CheckpointFailureReason as Reason
 from tidegate.storage.ids import CheckpointId
 
 _ATTEMPT_IS_OVER = frozenset({Reason.JOB_FAILOVER, Reason.COORDINATOR_LOST})
-_TOO_EARLY = frozenset({Reason.TASK_NOT_READY, Reason.TASK_CLOSING, Reason.UNION_STATE_PARTLY_FINISHED})
+_MAY_COME_AGAIN = frozenset(
+    {Reason.TASK_NOT_READY, Reason.TASK_CLOSING, Reason.UNION_STATE_PARTLY_FINISHED, Reason.CANCEL_BARRIER}
+)
 
 
 class Abandoner:
@@ -51,11 +54,12 @@ class Abandoner:
             assert pending.properties.target is not None
             state.exports[pending.checkpoint_id] = pending.properties.target
         elif pending.path is not None or pending.failures:
-            self._discard_savepoint(pending.checkpoint_id, pending.properties.target)
+            self._discards.savepoint(pending.checkpoint_id, pending.properties.target)
         runs = pending.attempt == state.attempt and state.status is JobStatus.RUNNING
-        if runs and triggered and reason not in _ATTEMPT_IS_OVER:
-            instruct(do.NotifyAborted(state.attempt, pending.checkpoint_id, state.unfinished))
-            self._judge(pending, reason, at_ms, detail)
+        if runs and reason not in _ATTEMPT_IS_OVER:
+            if triggered:
+                instruct(do.NotifyAborted(state.attempt, pending.checkpoint_id, state.unfinished))
+            self._judge(pending, reason, at_ms, detail, triggered)
         if state.stopping == pending.checkpoint_id:
             state.stopping = None
         for request in pending.requests:
@@ -80,34 +84,38 @@ class Abandoner:
     def export_answered(self, checkpoint_id: CheckpointId) -> None:
         """The export of a savepoint that was given up meanwhile is over: now its folder can be deleted."""
         target = self._context.state.exports.pop(checkpoint_id, None)
-        if target is not None:
-            self._discard_savepoint(checkpoint_id, target)
+        self._discards.savepoint(checkpoint_id, target)
 
     def take_over(self) -> None:
         """The exports of the generation before are not answered any more."""
         for checkpoint_id in list(self._context.state.exports):
             self.export_answered(checkpoint_id)
 
-    def _judge(self, pending: PendingCheckpoint, reason: Reason, at_ms: int, detail: str) -> None:
+    def give_up_deciding(self, detail: str) -> None:
+        """Storage does not say what became of these checkpoints, and nobody asks any more: whoever waits is told."""
+        for pending in self._context.state.pending.values():
+            if pending.path is not None:
+                self._discards.savepoint(pending.checkpoint_id, pending.properties.target)
+            requests, pending.requests = pending.requests, ()
+            self.refuse(requests, Reason.METADATA_NOT_WRITTEN, detail)
+
+    def _judge(self, pending: PendingCheckpoint, reason: Reason, at_ms: int, detail: str, triggered: bool) -> None:
         """What the failure of a checkpoint means for the attempt that runs."""
         state, context = self._context.state, self._context
         if reason is Reason.JOB_ENDING:
             return
         if pending.properties.kind.stops:
-            context.stop_failure = f"the savepoint {pending.checkpoint_id} that was to end the job failed: " + describe(
-                reason, detail
-            )
+            if triggered:
+                text = describe(reason, detail)
+                context.stop_failure = f"the savepoint {pending.checkpoint_id} that was to end the job failed: {text}"
             return
-        if reason in _TOO_EARLY:
+        is_final = len(state.ended) == len(context.spec.tasks)
+        if is_final and (reason.counted or reason in _MAY_COME_AGAIN):
             state.final_not_before_ms = at_ms + context.spec.storage_retry_ms
             context.instruct(do.SetTimer(f"final:{state.attempt}", state.final_not_before_ms))
         failure = count_failure(state, pending, reason, detail)
         if failure is not None and context.attempt_failure is None:
             context.attempt_failure = failure
-
-    def _discard_savepoint(self, checkpoint_id: CheckpointId, target: str | None) -> None:
-        if target is not None:
-            self._context.instruct(do.DiscardSavepoint(target, self._context.spec.job_id, checkpoint_id))
 
     def _record(self, pending: PendingCheckpoint, reason: Reason, at_ms: int, text: str) -> None:
         state = self._context.state

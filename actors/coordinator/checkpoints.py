@@ -26,7 +26,15 @@ from tidegate.actors.identity import TaskId
 from tidegate.storage.ids import CheckpointId
 from tidegate.storage.metadata import StateKind, SubtaskState
 
+COPIES_MAX = 2
+"""Copies of savepoints under way, those that were given up among them, before savepoints are refused: each may hold a
+thread of the coordinator's process, and others are needed to write checkpoints."""
 _STOPPING = "the job is being stopped"
+_LATE = {
+    PendingPhase.HOOKS: "its master hooks have not answered",
+    PendingPhase.ACKNOWLEDGED: "another one was still being written",
+    PendingPhase.EXPORTING: "it was still being copied",
+}
 
 
 class CheckpointKeeper:
@@ -55,6 +63,9 @@ class CheckpointKeeper:
             self.abandoner.refuse((event.request,), Reason.SAVEPOINT_NOT_WRITTEN, "no folder was given for it")
             return
         if event.kind.stops:
+            if self._too_many_copies():
+                self._refuse_copy((event.request,))
+                return
             self._shut_down_scheduler(event.at_ms)
         request = CheckpointRequest(
             event.request,
@@ -64,6 +75,14 @@ class CheckpointKeeper:
         state.requests, refused = enqueue(state.requests, request)
         if refused is not None:
             self.abandoner.refuse((refused.request,), Reason.TOO_MANY_REQUESTS, f"{len(state.requests)} wait already")
+
+    def _too_many_copies(self) -> bool:
+        state = self._context.state
+        return len(state.exports) + any(p.export_asked for p in state.pending.values()) >= COPIES_MAX
+
+    def _refuse_copy(self, requests: tuple[str, ...]) -> None:
+        detail = f"copies of {COPIES_MAX} savepoints are still being written; is their folder reachable?"
+        self.abandoner.refuse(requests, Reason.TOO_MANY_REQUESTS, detail)
 
     def _shut_down_scheduler(self, at_ms: int) -> None:
         """A savepoint that ends the job comes: nothing else is taken before its fate is known."""
@@ -95,6 +114,7 @@ class CheckpointKeeper:
             "void": self.writer.repeat_void,
             "commit": self.commits.repeat,
             "discard": self.discards.repeat,
+            "discard-savepoint": self.discards.repeat_savepoint,
         }
         if name in act:
             act[name](CheckpointId(number))
@@ -136,6 +156,9 @@ class CheckpointKeeper:
         state, spec = self._context.state, self._context.spec
         if not properties.kind.is_savepoint:
             state.due = False
+        elif self._too_many_copies():
+            self._refuse_copy(requests)
+            return
         plan = make_plan(spec, state.ready, state.finished)
         if isinstance(plan, NoPlan):
             self.abandoner.refuse(requests, Reason.NOT_ALL_REQUIRED_TASKS_RUNNING, f"{plan.missing} is not running")
@@ -234,12 +257,12 @@ class CheckpointKeeper:
 
     def _expire(self, checkpoint_id: CheckpointId, at_ms: int) -> None:
         pending = self._context.state.pending.get(checkpoint_id)
-        if pending is None or pending.phase not in (PendingPhase.HOOKS, PendingPhase.COLLECTING):
+        if pending is None or not pending.phase.open:
             return
-        if pending.phase is PendingPhase.HOOKS:
-            detail = "its master hooks have not answered"
-        else:
+        if pending.phase is PendingPhase.COLLECTING:
             detail = f"{len(pending.waiting)} tasks missing, {next(iter(pending.waiting))} among them"
+        else:
+            detail = _LATE[pending.phase]
         self.abandoner.give_up(pending, Reason.EXPIRED, at_ms, detail)
 
     # --- the attempt, the coordinator, or the job is over ---------------------------------------------------------
@@ -252,7 +275,7 @@ class CheckpointKeeper:
     def take_over(self, at_ms: int) -> None:
         """A new generation asks again for everything whose answer the old one may have taken with it."""
         self.drop(Reason.COORDINATOR_LOST, at_ms)
+        self.discards.take_over()
         self.abandoner.take_over()
         self.writer.take_over()
         self.commits.take_over()
-        self.discards.take_over()

@@ -1,7 +1,8 @@
 """Makes the sink files of completed checkpoints visible, and subsumes what newer checkpoints have made superfluous.
 
-Rules: checkpoints are committed one at a time, in the order of their numbers; only when everything completed is
-committed are older checkpoints deleted, all but the newest retained ones (invariants 5 and 6).
+Rules: checkpoints are committed one at a time, in the order of their numbers; whenever one is committed, older ones are
+deleted, all but the newest retained ones and those that are not committed (invariants 5 and 6). So what is kept is
+bounded also where the sinks lag all the time.
 """
 
 from __future__ import annotations
@@ -45,10 +46,9 @@ class SinkCommitter:
             return
         state = self._context.state
         state.commits = state.commits[1:]
+        self._subsume()
         if state.commits:
             self._next()
-        else:
-            self._subsume()
 
     def failed(self, event: ev.SinkCommitFailed) -> None:
         """Try again: a commit is idempotent. After too many attempts the job fails, and a restore commits."""
@@ -79,7 +79,7 @@ class SinkCommitter:
 
     def _subsume(self) -> None:
         state = self._context.state
-        retained = self._context.settings.retained
-        subsumed, state.completed = state.completed[:-retained], state.completed[-retained:]
+        kept = max(self._context.settings.retained, len(state.commits))
+        subsumed, state.completed = state.completed[:-kept], state.completed[-kept:]
         for checkpoint in subsumed:
             self._discards.checkpoint(checkpoint.checkpoint_id, voided=False)

@@ -173,6 +173,25 @@ class SavepointWriteFailed:
 
 @wire
 @dataclass(frozen=True, slots=True)
+class SavepointDiscarded:
+    """Nothing is left of the folder of a savepoint that had failed."""
+
+    at_ms: int
+    checkpoint_id: CheckpointId
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class SavepointDiscardFailed:
+    """Something of the folder of a savepoint that had failed may be left."""
+
+    at_ms: int
+    checkpoint_id: CheckpointId
+    error: str
+
+
+@wire
+@dataclass(frozen=True, slots=True)
 class MetadataWritten:
     """`_metadata` of this checkpoint is there: it is complete."""
 
@@ -274,6 +293,8 @@ CoordinatorEvent = (
     | HookRestoreFailed
     | SavepointWritten
     | SavepointWriteFailed
+    | SavepointDiscarded
+    | SavepointDiscardFailed
     | MetadataWritten
     | CheckpointVoided
     | MetadataWriteFailed

@@ -84,7 +84,7 @@ class WriteSavepoint:
 @wire
 @dataclass(frozen=True, slots=True)
 class DiscardSavepoint:
-    """Delete a savepoint's folder that was written for nothing: its checkpoint was given up after all."""
+    """Delete a savepoint's folder that was written for nothing: its checkpoint was given up after all. Answered."""
 
     target: str
     job_id: JobId

@@ -86,6 +86,7 @@ class CoordinatorMachine:
         if self.state.spec is None:
             return
         if self.state.status.terminal:
+            self._checkpoints.discards.take_over()
             self._instructions.append(do.EndJob(self.state.status.value, self.state.ending_reason))
             return
         self._instructions.append(do.CancelAttempt(self.state.attempt))
@@ -178,6 +179,14 @@ class CoordinatorMachine:
     @_on.register
     def _on_export_failed(self, event: ev.SavepointWriteFailed) -> None:
         self._checkpoints.writer.export_failed(event)
+
+    @_on.register
+    def _on_savepoint_discarded(self, event: ev.SavepointDiscarded) -> None:
+        self._checkpoints.discards.savepoint_done(event.checkpoint_id)
+
+    @_on.register
+    def _on_savepoint_discard_failed(self, event: ev.SavepointDiscardFailed) -> None:
+        self._checkpoints.discards.savepoint_failed(event)
 
     @_on.register
     def _on_metadata_written(self, event: ev.MetadataWritten) -> None:
@@ -281,6 +290,7 @@ class CoordinatorMachine:
             self._fail_attempt(failure, at_ms)
         if (failure := context.storage_failure) is not None and not state.gave_up:
             state.gave_up = True
+            self._checkpoints.abandoner.give_up_deciding(failure)
             if state.status is not JobStatus.ENDING:
                 self._end(JobStatus.FAILED, failure, at_ms)
             else:
@@ -288,8 +298,8 @@ class CoordinatorMachine:
 
     def _end_if_over(self) -> None:
         state = self.state
-        waits = state.pending or state.commits or state.exports or len(state.finished) < len(self._context.spec.tasks)
-        if waits and not state.gave_up:
+        storage_works = state.pending or state.commits or state.exports or state.savepoint_discards
+        if (storage_works or len(state.finished) < len(self._context.spec.tasks)) and not state.gave_up:
             return
         assert state.ending_status is not None
         state.move(_OVER[state.ending_status])
@@ -305,6 +315,8 @@ class CoordinatorMachine:
             self._checkpoints.abandoner.refuse((event.request,), Reason.NOT_ALL_REQUIRED_TASKS_RUNNING, detail)
         elif isinstance(event, ev.CheckpointDiscarded):
             self._checkpoints.discards.done(event.checkpoint_id)
+        elif isinstance(event, ev.SavepointDiscarded):
+            self._checkpoints.discards.savepoint_done(event.checkpoint_id)
         elif isinstance(event, ev.SavepointWritten | ev.SavepointWriteFailed):
             self._checkpoints.abandoner.export_answered(event.checkpoint_id)
 

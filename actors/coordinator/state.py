@@ -32,6 +32,7 @@ __all__ = [
     "JobStatus",
     "PendingCheckpoint",
     "PendingPhase",
+    "SavepointDiscard",
     "SinkCommit",
     "TaskSet",
 ]
@@ -125,6 +126,15 @@ class SinkCommit:
 
 @wire
 @dataclass(slots=True)
+class SavepointDiscard:
+    """The folder of a savepoint that counts for nothing, under this target, to be deleted."""
+
+    target: str
+    failures: int = 0
+
+
+@wire
+@dataclass(slots=True)
 class CoordinatorState:
     """The whole memory of a coordinator."""
 
@@ -154,6 +164,7 @@ class CoordinatorState:
     discard_failures: dict[CheckpointId, int] = field(default_factory=dict)
     exports: dict[CheckpointId, str] = field(default_factory=dict)
     """Targets of savepoints that were given up while their folder was being written."""
+    savepoint_discards: dict[CheckpointId, SavepointDiscard] = field(default_factory=dict)
     requests: tuple[CheckpointRequest, ...] = ()
     """Requests for a checkpoint that has not been started."""
     due: bool = False

@@ -58,17 +58,17 @@ class CoordinatorEffects:
             return ev.SavepointWriteFailed(self._now_ms(), checkpoint_id, str(error))
         return ev.SavepointWritten(self._now_ms(), checkpoint_id, path)
 
-    def discard_savepoint(self, instruction: do.DiscardSavepoint) -> None:
-        """Delete the folder of a savepoint that failed after all; what cannot be deleted is the user's to delete."""
+    def discard_savepoint(self, instruction: do.DiscardSavepoint) -> ev.SavepointDiscarded | ev.SavepointDiscardFailed:
+        """Delete the folder of a savepoint that failed after all."""
+        checkpoint_id, target = instruction.checkpoint_id, instruction.target
         try:
-            discard_savepoint(self._open_store, instruction.target, instruction.job_id, instruction.checkpoint_id)
+            discard_savepoint(self._open_store, target, instruction.job_id, checkpoint_id)
         except TidegateError as error:
             log.warning(
-                "savepoint %d failed, and its folder under %s could not be deleted: %s",
-                instruction.checkpoint_id,
-                instruction.target,
-                error,
+                "savepoint %d failed, and its folder under %s could not be deleted: %s", checkpoint_id, target, error
             )
+            return ev.SavepointDiscardFailed(self._now_ms(), checkpoint_id, str(error))
+        return ev.SavepointDiscarded(self._now_ms(), checkpoint_id)
 
     def trigger_hooks(self, instruction: do.TriggerHooks) -> ev.HooksTriggered | ev.HookFailed:
         """Call every master hook, in the order in which they were given."""

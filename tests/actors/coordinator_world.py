@@ -89,6 +89,7 @@ class CoordinatorWorld:
         self._open_requests: set[str] = set()
         self.savepoints: set[CheckpointId] = set()
         """Savepoints whose own folder is there."""
+        self._not_deleted: dict[CheckpointId, int] = {}
         self._take_over()
         self._tell(ev.JobSubmitted(self.at_ms, self.job))
 
@@ -234,7 +235,7 @@ class CoordinatorWorld:
                 assert not any(
                     isinstance(i, do.WriteSavepoint) and i.metadata.checkpoint_id == n for i in self._asked
                 ), "nobody writes any more to what is deleted"
-                self.savepoints.discard(n)
+                self._asked.append(instruction)
             case do.CompleteRequest(request, n):
                 assert request in self._open_requests, "every request is answered once"
                 self._open_requests.remove(request)
@@ -289,6 +290,9 @@ class CoordinatorWorld:
                 case do.WriteSavepoint(_, metadata):
                     self.savepoints.add(metadata.checkpoint_id)
                     self._tell(ev.SavepointWritten(self.at_ms, metadata.checkpoint_id, "folder/savepoint"))
+                case do.DiscardSavepoint(checkpoint_id=n):
+                    self.savepoints.discard(n)
+                    self._tell(ev.SavepointDiscarded(self.at_ms, n))
                 case do.TriggerHooks(n):
                     self._tell(ev.HooksTriggered(self.at_ms, n, (("hook", b"kept"),)))
                 case do.RestoreHooks(attempt):
@@ -314,6 +318,12 @@ class CoordinatorWorld:
                     if lost:
                         self.savepoints.add(metadata.checkpoint_id)
                     self._tell(ev.SavepointWriteFailed(self.at_ms, metadata.checkpoint_id, "no answer"))
+                case do.DiscardSavepoint(checkpoint_id=n):
+                    self._not_deleted[n] = self._not_deleted.get(n, 0) + 1
+                    if lost or self._not_deleted[n] == self.job.storage_attempts_max:
+                        # In the latter case it is there, and the user's to delete.
+                        self.savepoints.discard(n)
+                    self._tell(ev.SavepointDiscardFailed(self.at_ms, n, "no answer"))
                 case do.TriggerHooks(n):
                     self._tell(ev.HookFailed(self.at_ms, n, "not today"))
                 case do.RestoreHooks(attempt):

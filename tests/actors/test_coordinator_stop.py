@@ -116,7 +116,8 @@ def test_a_job_does_not_end_while_a_copy_that_is_given_up_is_being_written() -> 
     coordinator.acknowledge_all(1)
     assert only(coordinator.cancel(), do.EndJob) == []
 
-    assert kinds(coordinator.exported(1)) == ["DiscardSavepoint", "EndJob"]
+    assert kinds(coordinator.exported(1)) == ["DiscardSavepoint"]
+    assert kinds(coordinator.tell(ev.SavepointDiscarded(0, CheckpointId(1)))) == ["EndJob"]
 
 
 def test_a_new_generation_deletes_copies_that_were_under_way() -> None:

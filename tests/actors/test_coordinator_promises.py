@@ -1,0 +1,184 @@
+"""What the coordinator keeps whatever hangs, lags or fails: everything is counted, bounded, answered and deleted."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from coordinators import SINK, SPEC, TARGET, Coordinator, files, kinds, only, spec
+
+from tidegate.actors.coordinator import events as ev
+from tidegate.actors.coordinator import instructions as do
+from tidegate.actors.coordinator.state import JobStatus
+from tidegate.actors.failures import CheckpointFailureReason as Reason
+from tidegate.recovery.restart import RestartStrategy
+from tidegate.storage.ids import CheckpointId
+from tidegate.storage.metadata import SnapshotKind
+
+HOOKED = replace(spec(tolerable_failures=1), hooks=("outside",))
+
+
+def hook_fails(coordinator: Coordinator, checkpoint_id: int, how: str) -> list[do.CoordinatorInstruction]:
+    """The master hook raises, or does not come back."""
+    if how == "hung":
+        return coordinator.fire(f"timeout:{checkpoint_id}")
+    return coordinator.tell(ev.HookFailed(coordinator.at_ms, CheckpointId(checkpoint_id), "no"))
+
+
+# --- failures are counted -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["raised", "hung"])
+def test_failures_of_hooks_count_against_what_is_tolerated(how: str) -> None:
+    """C6, C9: a job whose hook never works does not run on for ever without a checkpoint."""
+    coordinator = Coordinator(HOOKED).run()
+    coordinator.request("first")
+    assert only(hook_fails(coordinator, 1, how), do.NotifyAborted) == [], "no task has heard of it"
+    assert coordinator.status is JobStatus.RUNNING
+    coordinator.request("second")
+
+    hook_fails(coordinator, 2, how)
+
+    assert coordinator.status is JobStatus.RESTARTING
+
+
+@pytest.mark.parametrize("reason", [Reason.DECLINED, Reason.CANCEL_BARRIER, Reason.HOOK_FAILED])
+def test_the_final_checkpoint_is_not_repeated_without_a_pause(reason: Reason) -> None:
+    """C6: otherwise a job that is over, and tolerates failures, would fill its log as fast as it can."""
+    job = spec(tolerable_failures=9)
+    coordinator = Coordinator(replace(job, hooks=("outside",)) if reason is Reason.HOOK_FAILED else job).run()
+    coordinator.end_of_data()
+    event = (
+        ev.HookFailed(0, CheckpointId(1), "no")
+        if reason is Reason.HOOK_FAILED
+        else ev.CheckpointDeclined(0, coordinator.state.attempt, SINK, CheckpointId(1), reason, "no")
+    )
+
+    found = coordinator.tell(event)
+
+    assert [t.timer for t in only(found, do.SetTimer)] == ["final:0"]
+    assert coordinator.state.pending == {}
+    coordinator.fire("final:0", at_ms=SPEC.storage_retry_ms)
+    assert list(coordinator.state.pending) == [2]
+
+
+# --- what is kept is bounded --------------------------------------------------------------------------------------
+
+
+def test_checkpoints_are_deleted_while_sinks_lag_all_the_time() -> None:
+    """Invariant 5, C8: the sinks are never idle, and yet only so many checkpoints are kept as are not committed."""
+    coordinator = Coordinator(spec(retained=1)).run()
+    coordinator.complete(files(0, "f0"))
+    deleted: list[int] = []
+    for n in range(2, 20):
+        coordinator.complete(files(n - 1, f"f{n - 1}"))
+        found = coordinator.committed(n - 1)
+        assert only(found, do.CommitSinks), "the next one is waiting already"
+        deleted += [d.checkpoint_id for d in only(found, do.DiscardCheckpoint)]
+
+    assert list(range(1, 19)) == deleted
+    assert [c.checkpoint_id for c in coordinator.state.completed] == [19]
+
+
+def test_checkpoints_that_are_not_committed_stay() -> None:
+    """Invariants 5 and 6: a restored job commits what this one could not."""
+    coordinator = Coordinator(spec(retained=1)).run()
+    for n in range(3):
+        coordinator.complete(files(n, f"f{n}"))
+
+    assert only(coordinator.committed(1), do.DiscardCheckpoint) == [do.DiscardCheckpoint(CheckpointId(1), False)]
+    assert [c.checkpoint_id for c in coordinator.state.completed] == [2, 3]
+
+
+# --- savepoints ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [SnapshotKind.SAVEPOINT, SnapshotKind.SUSPEND])
+def test_a_copy_that_takes_too_long_fails_the_savepoint(kind: SnapshotKind) -> None:
+    """C6, C8: nothing else is written meanwhile, so it must not go on for ever; the folder is deleted afterwards."""
+    coordinator = Coordinator(spec(restart=RestartStrategy.none())).run()
+    coordinator.start_savepoint(kind)
+    coordinator.acknowledge_all(1)
+
+    found = coordinator.fire("timeout:1", at_ms=10_000)
+
+    (answer,) = only(found, do.CompleteRequest)
+    assert (answer.reason, "copied" in (answer.error or "")) == (Reason.EXPIRED, True)
+    assert only(found, do.DiscardSavepoint) == [], "somebody writes to it still"
+    assert bool(only(found, do.DeployAttempt)) is kind.stops
+    assert only(coordinator.exported(1), do.DiscardSavepoint) == [
+        do.DiscardSavepoint(TARGET, SPEC.job_id, CheckpointId(1))
+    ]
+
+
+def test_a_savepoint_that_waits_for_its_turn_too_long_has_expired() -> None:
+    """C6: its time does not begin anew when it is copied."""
+    coordinator = Coordinator(spec(max_concurrent=2)).run()
+    coordinator.collect(coordinator.ask())
+    coordinator.start_savepoint()
+    assert coordinator.acknowledge_all(2) == []
+
+    found = coordinator.fire("timeout:2", at_ms=10_000)
+
+    assert [a.reason for a in only(found, do.CompleteRequest)] == [Reason.EXPIRED]
+    assert list(coordinator.state.pending) == [1]
+
+
+def test_savepoints_are_refused_while_too_many_copies_are_under_way() -> None:
+    """Copies that were given up hold a thread each until they answer: their number is bounded."""
+    coordinator = Coordinator().run()
+    for n in (1, 2):
+        coordinator.start_savepoint(request=f"s{n}")
+        coordinator.acknowledge_all(n)
+        coordinator.fire(f"timeout:{n}")
+
+    (refused,) = only(coordinator.request("third", SnapshotKind.SAVEPOINT), do.CompleteRequest)
+
+    assert refused.reason is Reason.TOO_MANY_REQUESTS
+    coordinator.exported(1)
+    assert coordinator.start_savepoint(request="fourth") == 3
+
+
+def test_a_deletion_of_a_savepoint_is_asked_for_again_by_the_next_generation() -> None:
+    """C8: a savepoint of a checkpoint that is none must not be found, also if the coordinator dies."""
+    coordinator = Coordinator().run()
+    coordinator.start_savepoint()
+    coordinator.acknowledge_all(1)
+    coordinator.exported(1)
+    delete = do.DiscardSavepoint(TARGET, SPEC.job_id, CheckpointId(1))
+    assert only(coordinator.voided(1), do.DiscardSavepoint) == [delete]
+
+    assert only(coordinator.start(generation=2), do.DiscardSavepoint) == [delete]
+    coordinator.tell(ev.SavepointDiscarded(0, CheckpointId(1)))
+    assert only(coordinator.start(generation=3), do.DiscardSavepoint) == []
+
+
+def test_the_deletion_of_a_savepoint_is_repeated_a_bounded_number_of_times() -> None:
+    """C8: then it is the user's to delete, and the job ends."""
+    coordinator = Coordinator().run()
+    coordinator.start_savepoint()
+    coordinator.acknowledge_all(1)
+    coordinator.cancel()
+    coordinator.exported(1)
+    failed = ev.SavepointDiscardFailed(0, CheckpointId(1), "no answer")
+    for attempt in (1, 2):
+        assert coordinator.tell(failed) == [do.SetTimer("discard-savepoint:1", 100 * attempt)]
+        assert kinds(coordinator.fire("discard-savepoint:1")) == ["DiscardSavepoint"]
+
+    assert kinds(coordinator.tell(failed)) == ["EndJob"]
+
+
+def test_whoever_asked_is_answered_when_storage_never_says_what_became_of_it() -> None:
+    """C2, C8: the job gives up; the copy, of which nobody knows whether it counts, is deleted."""
+    coordinator = Coordinator().run()
+    coordinator.start_savepoint()
+    coordinator.acknowledge_all(1)
+    coordinator.exported(1)
+    for _ in range(SPEC.storage_attempts_max - 1):
+        coordinator.write_failed(1)
+
+    found = coordinator.write_failed(1)
+
+    assert [(a.request, a.reason) for a in only(found, do.CompleteRequest)] == [("wanted", Reason.METADATA_NOT_WRITTEN)]
+    assert only(found, do.DiscardSavepoint)
+    assert only(found, do.EndJob)
