@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pyarrow as pa
+import pytest
 
 from tidegate.actors.elements import MAX_WATERMARK_MS
 from tidegate.actors.graph.job_graph import OperatorSpec
@@ -159,3 +160,131 @@ def test_each_input_ends_once_and_before_finish() -> None:
         ("b", "end", 0),
         ("b", "finish"),
     ]
+
+
+class Stepping(Noting):
+    """Does what time brings in two steps, each of which emits a batch."""
+
+    def advance_watermark(self, watermark_ms: int, emit: Emit) -> Iterator[None]:
+        return self._steps("watermark", watermark_ms, emit)
+
+    def on_processing_time(self, now_ms: int, emit: Emit) -> Iterator[None]:
+        return self._steps("clock", now_ms, emit)
+
+    def finish(self, emit: Emit) -> Iterator[None]:
+        return self._steps("finish", 900, emit)
+
+    def _steps(self, kind: str, time_ms: int, emit: Emit) -> Iterator[None]:
+        for number in (1, 2):
+            self._log.append((self._name, kind, time_ms, number))
+            emit(rows(time_ms + number))
+            yield
+
+
+class Doubling(Operator):
+    """Emits each row alone."""
+
+    def process(self, batch: pa.RecordBatch, emit: Emit) -> None:
+        for number in range(batch.num_rows):
+            emit(batch.slice(number, 1))
+
+
+def steps_of(subject: OperatorChain, log: list[Any]) -> list[list[Any]]:
+    """What each step did that was still to be done."""
+    found = []
+    while subject.advancing:
+        log.clear()
+        subject.step()
+        found.append(list(log))
+    return found
+
+
+def test_a_watermark_goes_on_after_the_last_step() -> None:
+    """The first step is done at once; the next operator gets the watermark when the one before it is done."""
+    log: list[Any] = []
+    subject = chain(log, lambda: Stepping(log, "a"), lambda: Noting(log, "b"))
+    subject.advance_watermark(10)
+
+    assert log == [("a", "watermark", 10, 1), ("b", "input", 0, [11]), ("out", [11])]
+    assert steps_of(subject, log) == [
+        [("a", "watermark", 10, 2), ("b", "input", 0, [12]), ("out", [12])],
+        [("b", "watermark", 10), ("out", [10]), ("out", 10)],
+    ]
+
+
+def test_an_operator_catches_up_before_those_ahead_of_it_go_on() -> None:
+    """A generator's watermark is done by the operators behind it before the next step of the one before it."""
+    log: list[Any] = []
+    subject = chain(log, lambda: Stepping(log, "a"), lambda: WatermarkGenerator("t"), lambda: Stepping(log, "b"))
+    subject.advance_watermark(100)
+    noted = [*log, *(entry for step in steps_of(subject, log) for entry in step)]
+
+    assert [entry for entry in noted if entry[1] == "watermark"] == [
+        ("a", "watermark", 100, 1),
+        ("b", "watermark", 100, 1),
+        ("b", "watermark", 100, 2),
+        ("a", "watermark", 100, 2),
+        ("b", "watermark", 101, 1),
+        ("b", "watermark", 101, 2),
+    ]
+
+
+def test_watermarks_that_wait_merge_into_the_newest() -> None:
+    """Where one call emits several batches into a generator, the operator behind it is told of the last watermark."""
+    log: list[Any] = []
+    subject = chain(log, Doubling, lambda: WatermarkGenerator("t"), lambda: Stepping(log, "b"))
+    subject.process(rows(10, 20, 30))
+
+    assert [e for e in log if e[0] == "b"] == [("b", "input", 0, [t]) for t in (10, 20, 30)] + [
+        ("b", "watermark", 29, 1)
+    ]
+    assert [e for step in steps_of(subject, log) for e in step] == [
+        ("b", "watermark", 29, 2),
+        ("out", [31]),
+        ("out", 29),
+    ]
+
+
+def test_a_watermark_that_comes_between_two_steps_waits_for_the_last_one() -> None:
+    """As when an operator emits before a barrier: both watermarks go on, each after its own steps."""
+    log: list[Any] = []
+    subject = chain(log, lambda: WatermarkGenerator("t"), lambda: Stepping(log, "b"))
+    subject.process(rows(10))
+    subject.process(rows(20))
+
+    assert [e for e in log if e[0] != "out" and e[1] == "watermark"] == [
+        ("b", "watermark", 9, 1),
+        ("b", "watermark", 9, 2),
+    ]
+    rest = [entry for step in steps_of(subject, log) for entry in step]
+    assert [e for e in rest if not isinstance(e[1], list)] == [
+        ("out", 9),
+        ("b", "watermark", 19, 1),
+        ("b", "watermark", 19, 2),
+        ("out", 19),
+    ]
+
+
+@pytest.mark.parametrize("drain", [True, False])
+def test_the_end_waits_for_the_steps_of_watermarks_and_drops_those_of_the_clock(drain: bool) -> None:
+    """Also of the watermarks that come of what operators leave; suspended, the operators do not finish."""
+    log: list[Any] = []
+    subject = chain(log, lambda: Stepping(log, "a", 5), lambda: WatermarkGenerator("t"), lambda: Stepping(log, "b"))
+    subject.fire_processing_time(10)
+    log.clear()
+    list(subject.finish(drain))
+    noted = [entry for entry in log if entry[0] != "out" and entry[1] != "input"]
+
+    finished = [
+        ("a", "end", 0),
+        ("a", "finish", 900, 1),
+        ("b", "watermark", 900, 1),
+        ("b", "watermark", 900, 2),
+        ("a", "finish", 900, 2),
+        ("b", "watermark", 901, 1),
+        ("b", "watermark", 901, 2),
+        ("b", "end", 0),
+        ("b", "finish", 900, 1),
+        ("b", "finish", 900, 2),
+    ]
+    assert noted == [("b", "watermark", 10, 1), ("b", "watermark", 10, 2), *(finished if drain else [])]
