@@ -241,7 +241,7 @@ class _RunningTask:
 
     def take(self, event: ev.TaskEvent) -> None:
         """Let the task take in one fact."""
-        if isinstance(event, ev.FrameArrived) and isinstance(event.elements[-1], EndOfPartition):
+        if isinstance(event, ev.FrameArrived) and isinstance(next(reversed(event.elements), None), EndOfPartition):
             self._over.add(event.channel)
         self.host.handle(event)
 

@@ -159,3 +159,11 @@ def test_credit_for_a_sender_that_goes_on_must_arrive(process: Callable[[TaskId]
     outcome = sink.outcome()
     assert outcome.kind == "failed"
     assert "gone" in str(outcome.reason)
+
+
+def test_a_frame_without_elements_is_answered_with_credit(process: Callable[[TaskId], Process]) -> None:
+    """So a sender whose grant was lost asks for it; the task must not break down at that."""
+    sink = process(SINK)
+    sink.receive(0)
+    _, (head,) = sink.peer.credit.calls.get(timeout=TIMEOUT_S)
+    assert (FIRST, 0, 0, 0, 1_000) == head
