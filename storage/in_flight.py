@@ -5,7 +5,8 @@ They are a state file like any other, so checksums, inlining and verification ar
 - The uid of a section is the name of an edge, its state says which end of which channel of the edge held the rows, its
   kind is LIST. Names of edges come from the graph and outlive changes of it; numbers of edges do not.
 - Batches of one end are joined to one. Where the schema changes between two of them (a column was all null up to then)
-  a new section of the same name begins; sections of one name are read in the order in which they were written.
+  a new section of the same name begins, and so it does for each batch where Arrow cannot join them; sections of one
+  name are read in the order in which they were written.
 - A subtask stores what it received (`input`) and what it had not sent (`output`), each of its own channels only.
 """
 
@@ -94,4 +95,8 @@ def edges_in_flight(handle: StateHandle) -> frozenset[str]:
 def _joined(batches: Sequence[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     for _, alike in groupby(batches, key=lambda batch: batch.schema):
         run = list(alike)
-        yield run[0] if len(run) == 1 else pa.concat_batches(run)
+        try:
+            joined = [pa.concat_batches(run)]
+        except pa.ArrowException:
+            joined = run  # dictionaries whose values together need a larger index type, or more than 2 GB of strings
+        yield from joined

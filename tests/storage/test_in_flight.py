@@ -120,6 +120,19 @@ def test_a_schema_that_changes_in_a_channel_is_kept(folder: FileSystemStore) -> 
     ]
 
 
+def test_batches_that_cannot_be_joined_are_kept(folder: FileSystemStore) -> None:
+    """Two dictionaries with small indexes may have too many values for one: no reason for the task to fail."""
+    words = [[f"{letter}{n}" for n in range(100)] for letter in "ab"]
+    small = pa.dictionary(pa.int8(), pa.string())
+    batches = tuple(pa.record_batch({"x": pa.array(part).dictionary_encode().cast(small)}) for part in words)
+
+    handle = write_in_flight(folder, PATH, [InFlightRows(end("input", 0, 0), batches)])
+
+    assert handle is not None
+    (held,) = read_in_flight(folder, handle, EDGE)
+    assert words[0] + words[1] == [value for batch in held.batches for value in batch["x"].to_pylist()]
+
+
 @given(data=st.data())
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_torn_or_flipped_files_are_refused(folder: FileSystemStore, data: st.DataObject) -> None:
