@@ -166,4 +166,4 @@ def test_a_frame_without_elements_is_answered_with_credit(process: Callable[[Tas
     sink = process(SINK)
     sink.receive(0)
     _, (head,) = sink.peer.credit.calls.get(timeout=TIMEOUT_S)
-    assert (FIRST, 0, 0, 0, 1_000) == head
+    assert head == (FIRST, 0, 0, 0, 1_000)
