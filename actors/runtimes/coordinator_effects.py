@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable
 
 from tidegate.actors.coordinator import events as ev
 from tidegate.actors.coordinator import instructions as do
-from tidegate.actors.hooks import MasterHook
 from tidegate.actors.runtimes.context import JobContext, OpenStore
+from tidegate.actors.runtimes.hook_calls import HookCalls, HookError
 from tidegate.storage.errors import AlreadyExistsError, FencedError, NotFoundError, StorageError, TidegateError
 from tidegate.storage.ids import CheckpointId
 from tidegate.storage.metadata import CheckpointMetadata, DataFile
@@ -29,6 +29,7 @@ class CoordinatorEffects:
         self._open_store = open_store
         self._now_ms = now_ms
         self._lock = threading.Lock()
+        self._hooks = HookCalls(context.hooks)
         self._table_logs: dict[str, TableLog] = {}
 
     def write_metadata(
@@ -72,15 +73,11 @@ class CoordinatorEffects:
 
     def trigger_hooks(self, instruction: do.TriggerHooks) -> ev.HooksTriggered | ev.HookFailed:
         """Call every master hook, in the order in which they were given."""
-        states: list[tuple[str, bytes]] = []
-        for hook in self._context.hooks:
-            try:
-                data = hook.trigger(instruction.checkpoint_id, instruction.triggered_at_ms)
-                if data is not None:
-                    states.append((hook.identifier, bytes(data)))
-            except Exception as error:  # noqa: BLE001 (code of the user: whatever it raises fails the checkpoint)
-                return ev.HookFailed(self._now_ms(), instruction.checkpoint_id, _of_hook(hook, error))
-        return ev.HooksTriggered(self._now_ms(), instruction.checkpoint_id, tuple(states))
+        try:
+            states = self._hooks.trigger(instruction.checkpoint_id, instruction.triggered_at_ms)
+        except HookError as error:
+            return ev.HookFailed(self._now_ms(), instruction.checkpoint_id, str(error))
+        return ev.HooksTriggered(self._now_ms(), instruction.checkpoint_id, states)
 
     def restore_hooks(self, instruction: do.RestoreHooks) -> ev.HooksRestored | ev.HookRestoreFailed:
         """Give every master hook what it had kept with the checkpoint."""
@@ -88,15 +85,14 @@ class CoordinatorEffects:
         try:
             store = self._open_store(restore.root)
             metadata = read_metadata(store, restore.job_id, restore.checkpoint_id, savepoint=restore.savepoint)
-        except TidegateError as error:
+            self._hooks.restore(restore.checkpoint_id, dict(metadata.hooks))
+        except (TidegateError, HookError) as error:
             return ev.HookRestoreFailed(self._now_ms(), instruction.attempt, str(error))
-        states = dict(metadata.hooks)
-        for hook in self._context.hooks:
-            try:
-                hook.restore(restore.checkpoint_id, states.get(hook.identifier))
-            except Exception as error:  # noqa: BLE001 (code of the user: whatever it raises is reported)
-                return ev.HookRestoreFailed(self._now_ms(), instruction.attempt, _of_hook(hook, error))
         return ev.HooksRestored(self._now_ms(), instruction.attempt)
+
+    def close(self) -> None:
+        """The job is over: a master hook that has not come back is not waited for."""
+        self._hooks.close()
 
     def commit_sinks(self, instruction: do.CommitSinks) -> ev.SinksCommitted | ev.SinkCommitFailed:
         """Commit the files of every table; each commit is atomic and idempotent."""
@@ -177,7 +173,3 @@ class CoordinatorEffects:
         for name in store.list(folder):
             if f"{folder}/{name}" not in referenced:
                 store.delete(f"{folder}/{name}")
-
-
-def _of_hook(hook: MasterHook, error: Exception) -> str:
-    return f"master hook {hook.identifier!r} raised {type(error).__name__}: {error}"

@@ -193,15 +193,18 @@ class LocalJob:
             self._drop_tasks()
             # A source that blocks for ever must not keep the job from ending; its thread ends with its read.
             self._pool.shutdown(wait=False, cancel_futures=True)
-            self._coordinator_pool.shutdown(wait=True)
-            self._log_pool.shutdown(wait=True)
-            for request in self._requests.values():
+            for request in list(self._requests.values()):  # Whoever asks now adds to it, and sees that the job is over.
                 if not request.done():
                     request.set_result(Answer(None, "the job has ended"))
+            self._effects.close()
+            self._coordinator_pool.shutdown(wait=True)
+            self._log_pool.shutdown(wait=True)
 
     def _step(self) -> None:
         while self._local:
             self._local.popleft()()
+        if self._done.done():
+            return  # The next timer may be that of a checkpoint, hours away.
         busy = False
         for _ in range(TURNS_A_ROUND_MAX):
             progressed = False
