@@ -225,18 +225,23 @@ def test_a_source_that_stops_does_the_steps_of_watermarks_first(kind: SnapshotKi
     assert told(found) == [*rows, EndOfData(drain), barrier(1, stop)]
 
 
-def test_a_source_that_stops_drops_what_is_left_of_the_clocks_steps() -> None:
-    """No processing-time timer fires behind the end; suspended, those that are left are in the savepoint."""
+@pytest.mark.parametrize("kind", [SnapshotKind.SUSPEND, SnapshotKind.TERMINATE])
+def test_a_source_that_stops_drops_what_is_left_of_the_clocks_steps(kind: SnapshotKind) -> None:
+    """No processing-time timer fires behind the last row; suspended, those that are left are in the savepoint."""
     subject = started(source_alarms(TimeDomain.PROCESSING_TIME))
     read = subject.reads.pop()
     subject.tell(ev.SourceBatchRead(1_000, read.read, batch(*range(1_001, 1_006)), 5, False))
     subject.turns()
     assert told(subject.timer(PROCESSING, 1_050) + subject.turns(1)) == [-1_001, -1_002, -1_003]
 
-    stop = BarrierOptions(kind=SnapshotKind.SUSPEND)
+    stop = BarrierOptions(kind=kind)
     found = subject.trigger(1, stop) + subject.turns()
-    assert told(found) == [EndOfData(drain=False), barrier(1, stop, at_ms=1_050)]
-    assert timers_in(found) == [1_004, 1_005]
+    if kind is SnapshotKind.SUSPEND:
+        assert told(found) == [EndOfData(drain=False), barrier(1, stop, at_ms=1_050)]
+        assert timers_in(found) == [1_004, 1_005]
+    else:
+        last = Watermark(MAX_WATERMARK_MS)
+        assert told(found) == [last, EndOfData(drain=True), barrier(1, stop, at_ms=1_050)]
 
 
 def test_a_source_reads_on_and_takes_nothing_while_timers_fire() -> None:
