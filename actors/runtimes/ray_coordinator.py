@@ -32,7 +32,14 @@ from tidegate.actors.identity import TaskId
 from tidegate.actors.runtimes.context import JobContext
 from tidegate.actors.runtimes.coordinator_effects import CoordinatorEffects
 from tidegate.actors.runtimes.coordinator_host import CoordinatorHost, replay
-from tidegate.actors.runtimes.job import Answer, JobProgress, TaskProcessInfo, progress_of, tables_of
+from tidegate.actors.runtimes.job import (
+    Answer,
+    JobProgress,
+    TaskProcessInfo,
+    answers_of,
+    progress_of,
+    tables_of,
+)
 from tidegate.actors.runtimes.ray_calls import log_to_stderr
 from tidegate.actors.runtimes.ray_deployment import Deployment
 from tidegate.actors.runtimes.ray_fleet import Fleet, FleetOptions
@@ -87,6 +94,8 @@ class CoordinatorProcess:
         self._final: JobProgress | None = None
         self._rows_in: dict[TaskId, tuple[AttemptNumber, int]] = {}
         self._answers: dict[str, Future[Answer]] = {}
+        self._inherited: frozenset[str] = frozenset()
+        """Requests that a predecessor had written down."""
         self._host: CoordinatorHost | None = None
         self._metrics: JobMetrics | None = None
         self._mailbox = Mailbox("tidegate-coordinator", lambda: False, self._tick, TICK_MS, self._broke_down)
@@ -139,14 +148,18 @@ class CoordinatorProcess:
         # The driver asks again when it got no answer: that is one request.
         if request not in self._answers:
             self._answers[request] = Future()
-            self._mailbox.post(lambda: self._handle(co.CheckpointRequested(now_ms(), request, kind, target)))
+            self._mailbox.post(lambda: self._requested(request, kind, target))
 
     @ray.method(concurrency_group="ask")
     def answer(self, request: str, wait_s: float) -> Answer | None:
         """The answer to a request, None if it takes longer than `wait_s`."""
         future = self._answers.get(request)
+        if future is None and self._host is None and not self._ended.is_set():
+            # The log is being replayed, and tells what became of it.
+            self._ended.wait(min(wait_s, REPLAY_RETRY_S))
+            return None
         if future is None:
-            return Answer(None, "the coordinator that was asked for it was lost")
+            return Answer(None, "the coordinator that was asked for it was lost before it had written that down")
         if self._ended.is_set() and not future.done():
             return Answer(None, "the job has ended")
         try:
@@ -181,6 +194,12 @@ class CoordinatorProcess:
     def _start(self) -> None:
         event_log = EventLog(self._options.open_store(self._context.root), self._context.job_id)
         machine, next_index = self._replay(event_log)
+        known = answers_of(machine.state)
+        self._inherited = frozenset(known)
+        for request, answer in known.items():
+            future = self._answers.setdefault(request, Future())
+            if answer is not None and not future.done():
+                future.set_result(answer)
         port = _Port(self)
         self._host = CoordinatorHost(machine, next_index, event_log, self._effects, port, uuid.uuid4().hex)
         if next_index > 0:
@@ -221,6 +240,11 @@ class CoordinatorProcess:
         if self._host is not None:
             self._deployment.observe(event)
             self._host.handle(event)
+
+    def _requested(self, request: str, kind: SnapshotKind, target: str | None) -> None:
+        # The driver asks again when its call was lost with the predecessor, which may have heard it.
+        if request not in self._inherited:
+            self._handle(co.CheckpointRequested(now_ms(), request, kind, target))
 
     def _progress(self) -> JobProgress:
         if self._final is not None:
