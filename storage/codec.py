@@ -10,6 +10,9 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import operator
+from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar
 
 import msgpack
@@ -38,7 +41,18 @@ _MALFORMED = (
 T = TypeVar("T")
 
 _classes: dict[str, type] = {}
-_field_names: dict[type, tuple[str, ...]] = {}
+_field_names: dict[type, frozenset[str]] = {}
+_encoders: dict[type, Callable[[Any], object]] = {}
+"""How values that msgpack does not know are given to it, by their exact class."""
+
+_PACKER_BYTES = 16 * 1024
+_KEPT_BYTES_MAX = 1024 * 1024
+_idle_packers: list[msgpack.Packer] = []
+"""Packers that nobody uses: as many as values are nested, times threads. Making one for each value costs more than
+the value; one that has packed more than `_KEPT_BYTES_MAX` holds that much memory, and is dropped."""
+
+# What the constructor of ExtType does, without its checks in Python: one of them is made for every value.
+_extension = partial(tuple.__new__, msgpack.ExtType)
 
 
 def wire(cls: type[T]) -> type[T]:
@@ -48,9 +62,15 @@ def wire(cls: type[T]) -> type[T]:
     if known is not None and (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
         raise CodecError(f"two wire types are called {name!r}: {known.__module__} and {cls.__module__}")
     _classes[name] = cls
+    if known is not None:
+        _encoders.pop(known, None)
     if dataclasses.is_dataclass(cls):
-        _field_names[cls] = tuple(f.name for f in dataclasses.fields(cls))
-    elif not issubclass(cls, enum.Enum):
+        names = tuple(f.name for f in dataclasses.fields(cls))
+        _field_names[cls] = frozenset(names)
+        _encoders[cls] = _dataclass_encoder(name, names)
+    elif issubclass(cls, enum.Enum):
+        _encoders[cls] = _enum_encoder(name, cls)
+    else:
         raise CodecError(f"{name!r} is neither a dataclass nor an enum; only those travel")
     return cls
 
@@ -66,10 +86,17 @@ def encode(value: object) -> bytes:
     Tuples and lists both decode as tuples. Raises CodecError for anything else.
     """
     try:
-        packed = msgpack.packb(value, default=_default, strict_types=True, use_bin_type=True)
+        packer = _idle_packers.pop()
+    except IndexError:
+        packer = msgpack.Packer(default=_default, strict_types=True, use_bin_type=True, buf_size=_PACKER_BYTES)
+    try:
+        packed = packer.pack(value)
     except (TypeError, ValueError, OverflowError) as error:
+        # The packer holds half of the value: it is not used again.
         raise CodecError(f"cannot encode {type(value).__name__}: {error}") from error
     assert isinstance(packed, bytes)
+    if len(packed) <= _KEPT_BYTES_MAX:
+        _idle_packers.append(packer)
     return packed
 
 
@@ -84,17 +111,9 @@ def decode(data: bytes | memoryview) -> Any:
 
 
 def _default(value: object) -> object:
-    cls = type(value)
-    names = _field_names.get(cls)
-    if names is not None and _classes.get(cls.__name__) is cls:
-        fields = {name: getattr(value, name) for name in names}
-        return msgpack.ExtType(_DATACLASS, encode([cls.__name__, fields]))
-    if isinstance(value, enum.Enum) and _classes.get(cls.__name__) is cls:
-        return msgpack.ExtType(_ENUM, encode([cls.__name__, value.value]))
-    if cls is tuple:
-        return list(value)  # type: ignore[call-overload]
-    if cls is frozenset:
-        return msgpack.ExtType(_FROZENSET, encode(sorted(value)))  # type: ignore[call-overload]
+    encoder = _encoders.get(type(value))
+    if encoder is not None:
+        return encoder(value)
     if isinstance(value, pa.RecordBatch):
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, value.schema) as writer:
@@ -102,7 +121,32 @@ def _default(value: object) -> object:
         return msgpack.ExtType(_RECORD_BATCH, sink.getvalue().to_pybytes())
     if isinstance(value, pa.Schema):
         return msgpack.ExtType(_SCHEMA, value.serialize().to_pybytes())
+    cls = type(value)
     raise TypeError(f"{cls.__module__}.{cls.__qualname__} is not a wire type (decorate it with @wire)")
+
+
+def _dataclass_encoder(name: str, names: tuple[str, ...]) -> Callable[[Any], object]:
+    get = operator.attrgetter(*names) if len(names) > 1 else None
+
+    def encoder(value: Any) -> object:
+        fields = dict(zip(names, get(value), strict=True)) if get else {n: getattr(value, n) for n in names}
+        return _extension((_DATACLASS, encode([name, fields])))
+
+    return encoder
+
+
+def _enum_encoder(name: str, cls: type[enum.Enum]) -> Callable[[enum.Enum], object]:
+    # Members are few and never change.
+    encoded = {member: _extension((_ENUM, encode([name, member.value]))) for member in cls}
+    return encoded.__getitem__
+
+
+def _frozenset_encoder(value: frozenset[Any]) -> object:
+    return _extension((_FROZENSET, encode(sorted(value))))
+
+
+_encoders[tuple] = list
+_encoders[frozenset] = _frozenset_encoder
 
 
 def _ext_hook(code: int, data: bytes) -> object:
@@ -111,9 +155,10 @@ def _ext_hook(code: int, data: bytes) -> object:
         cls = _classes.get(name)
         if cls is None or cls not in _field_names:
             raise CodecError(f"unknown wire type {name!r}: written by a newer tidegate?")
-        unknown = set(fields) - set(_field_names[cls])
-        if unknown:
-            raise CodecError(f"unknown field {sorted(unknown)[0]!r} of {name!r}: written by a newer tidegate?")
+        known = _field_names[cls]
+        if not fields.keys() <= known:
+            unknown = min(fields.keys() - known)
+            raise CodecError(f"unknown field {unknown!r} of {name!r}: written by a newer tidegate?")
         return cls(**fields)
     if code == _ENUM:
         name, member = decode(data)

@@ -135,6 +135,16 @@ def test_refuses_what_is_no_wire_value(value: Any) -> None:
         encode(value)
 
 
+def test_a_refused_value_leaves_nothing_behind() -> None:
+    """What was written of a value before it was refused is not part of the next one, however deep it lay."""
+    handle = StateHandle("p", None, 3, "c", (SectionRef("u", "s", StateKind.KEYED, 0, 3, 1, "c", (0, 1)),))
+    encoded = encode((1, handle))
+    with pytest.raises(CodecError, match="cannot encode"):
+        encode((1, handle, StateHandle("q", None, 3, "c", (object(),))))
+    assert encoded == encode((1, handle))
+    assert (1, handle) == decode(encoded)
+
+
 def test_refuses_two_types_of_one_name() -> None:
     """A second class of a registered name would make bytes ambiguous."""
     with pytest.raises(CodecError, match="two wire types are called 'DataFile'"):

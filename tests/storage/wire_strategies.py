@@ -29,6 +29,7 @@ _SIMPLE: dict[Any, st.SearchStrategy[Any]] = {
     bool: st.booleans(),
     float: st.floats(allow_nan=False),
     type(None): st.none(),
+    None: st.none(),
     Any: st.none() | _int64 | _text | st.tuples(_text, _int64),
     object: st.none() | _int64 | _text,
     pa.RecordBatch: st.just(pa.record_batch({"x": [1, None], "s": ["a", "b"]}).slice(1)),
@@ -137,7 +138,7 @@ def _made(cls: type, **fields: Any) -> Any:
     """An instance, or another try where a type refuses fields that contradict each other."""
     try:
         return cls(**fields)
-    except ConfigurationError:
+    except (ConfigurationError, AssertionError):
         reject()
 
 
