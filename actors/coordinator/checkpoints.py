@@ -232,6 +232,8 @@ class CheckpointKeeper:
         self._look_for_union(event.state)
         if pending.fully_acknowledged:
             pending.advance(PendingInput.ALL_ACKNOWLEDGED)
+        else:
+            self._context.nothing_follows = True
 
     def _look_for_union(self, subtask: SubtaskState) -> None:
         if subtask.handle is not None:

@@ -27,6 +27,8 @@ class CoordinatorContext:
         """The savepoint of a stop has failed: the tasks have ended their data, so the attempt has to start anew."""
         self.storage_failure: str | None = None
         """Storage did not answer within the allowed attempts: the job has to end."""
+        self.nothing_follows = False
+        """The event is one of very many that each change nothing but a number: no step has become possible."""
         self.end: JobStatus | None = None
         """A completed checkpoint ends the job so."""
 

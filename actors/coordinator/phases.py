@@ -35,7 +35,8 @@ class JobStatus(enum.Enum):
         return self in _TERMINAL
 
 
-_TERMINAL = frozenset({JobStatus.FINISHED, JobStatus.FAILED, JobStatus.CANCELLED, JobStatus.SUSPENDED})
+# Tuples: members are compared by identity, and hashing one costs a call.
+_TERMINAL = (JobStatus.FINISHED, JobStatus.FAILED, JobStatus.CANCELLED, JobStatus.SUSPENDED)
 
 
 class JobInput(enum.Enum):
@@ -80,8 +81,8 @@ class PendingPhase(enum.Enum):
         return self in _BEING_WRITTEN
 
 
-_OPEN = frozenset({PendingPhase.HOOKS, PendingPhase.COLLECTING, PendingPhase.ACKNOWLEDGED, PendingPhase.EXPORTING})
-_BEING_WRITTEN = frozenset({PendingPhase.EXPORTING, PendingPhase.WRITING, PendingPhase.VOIDING})
+_OPEN = (PendingPhase.HOOKS, PendingPhase.COLLECTING, PendingPhase.ACKNOWLEDGED, PendingPhase.EXPORTING)
+_BEING_WRITTEN = (PendingPhase.EXPORTING, PendingPhase.WRITING, PendingPhase.VOIDING)
 
 
 class PendingInput(enum.Enum):
