@@ -13,6 +13,7 @@ from tidegate.actors.coordinator.context import CoordinatorContext
 from tidegate.actors.coordinator.failure_manager import forgive
 from tidegate.actors.coordinator.phases import JobInput, JobStatus
 from tidegate.actors.coordinator.spec import RestorePoint
+from tidegate.actors.coordinator.state import NEVER_MS
 from tidegate.actors.coordinator.statistics import RestoredCheckpoint
 from tidegate.storage.ids import AttemptNumber
 
@@ -31,6 +32,7 @@ class Deployer:
         state.ready, state.ended, state.finished = {}, {}, {}
         state.committed_files = {}
         state.restart_due = state.due = False
+        state.final_not_before_ms = NEVER_MS
         state.hook_failures = 0
         forgive(state)
         restore = self._restore_point()

@@ -26,6 +26,7 @@ from tidegate.storage.ids import AttemptNumber, CheckpointId, Generation, Operat
 from tidegate.storage.metadata import CheckpointMetadata, Committable, SubtaskState
 
 __all__ = [
+    "NEVER_MS",
     "AcknowledgeResult",
     "CompletedCheckpoint",
     "CoordinatorState",
@@ -36,6 +37,9 @@ __all__ = [
     "SinkCommit",
     "TaskSet",
 ]
+
+NEVER_MS = -(2**62)
+"""Before any time."""
 
 TaskSet = dict[TaskId, None]
 """Tasks in the order in which they came: a set that the codec knows and that grows in place."""
@@ -169,7 +173,7 @@ class CoordinatorState:
     """Requests for a checkpoint that has not been started."""
     due: bool = False
     """A periodic checkpoint is due and could not be started yet."""
-    final_not_before_ms: int = -(2**62)
+    final_not_before_ms: int = NEVER_MS
     """After a checkpoint that came too early for a task, the final one is not tried again before this time."""
     stopping: CheckpointId | None = None
     """The pending savepoint after which the job ends."""
@@ -179,7 +183,7 @@ class CoordinatorState:
     """Counted failures of checkpoints since the last one completed."""
     failed_checkpoints: int = 0
     completed_checkpoints: int = 0
-    last_completed_at_ms: int = -(2**62)
+    last_completed_at_ms: int = NEVER_MS
     last_failure: str | None = None
     ending_status: JobStatus | None = None
     ending_reason: str | None = None

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from coordinators import SINK, SPEC, TARGET, Coordinator, files, kinds, only, spec
+from coordinators import PATH, SINK, SPEC, TARGET, Coordinator, files, kinds, only, spec
 
 from tidegate.actors.coordinator import events as ev
 from tidegate.actors.coordinator import instructions as do
 from tidegate.actors.coordinator.state import JobStatus
 from tidegate.actors.failures import CheckpointFailureReason as Reason
+from tidegate.actors.runtimes.job import Answer, answers_of
 from tidegate.recovery.restart import RestartStrategy
 from tidegate.storage.ids import CheckpointId
 from tidegate.storage.metadata import SnapshotKind
@@ -60,6 +61,17 @@ def test_the_final_checkpoint_is_not_repeated_without_a_pause(reason: Reason) ->
     assert coordinator.state.pending == {}
     coordinator.fire("final:0", at_ms=SPEC.storage_retry_ms)
     assert list(coordinator.state.pending) == [2]
+
+
+def test_the_pause_before_a_final_checkpoint_ends_with_the_attempt() -> None:
+    """Its timer went down with the old generation: without an interval nothing else would ever wake the job."""
+    coordinator = Coordinator(spec(interval_ms=None, tolerable_failures=9)).run()
+    coordinator.end_of_data()
+    coordinator.decline(1)
+    coordinator.start(generation=2)
+    coordinator.all_ready()
+
+    assert [t.checkpoint_id for t in only(coordinator.end_of_data(), do.TriggerCheckpoint)] == [2]
 
 
 # --- what is kept is bounded --------------------------------------------------------------------------------------
@@ -182,3 +194,36 @@ def test_whoever_asked_is_answered_when_storage_never_says_what_became_of_it() -
     assert [(a.request, a.reason) for a in only(found, do.CompleteRequest)] == [("wanted", Reason.METADATA_NOT_WRITTEN)]
     assert only(found, do.DiscardSavepoint)
     assert only(found, do.EndJob)
+
+
+# --- answers ------------------------------------------------------------------------------------------------------
+
+
+def test_a_request_is_answered_by_the_generation_that_follows() -> None:
+    """T11: a stop whose coordinator dies before the answer has left was no failure, and is not told as one."""
+    coordinator = Coordinator().run()
+    coordinator.start_savepoint(SnapshotKind.SUSPEND)
+    coordinator.acknowledge_all(1)
+    coordinator.exported(1)
+    assert answers_of(coordinator.state) == {"wanted": None}
+    coordinator.start(generation=2)
+    assert answers_of(coordinator.state) == {"wanted": None}, "its fate is asked for"
+
+    coordinator.written(1)
+
+    assert answers_of(coordinator.state) == {"wanted": Answer(CheckpointId(1), None, PATH)}
+    assert coordinator.status is JobStatus.SUSPENDED
+
+
+def test_a_request_that_failed_or_waits_is_known_to_the_generation_that_follows() -> None:
+    """C2: also those that no checkpoint was started for."""
+    coordinator = Coordinator(spec(tolerable_failures=9)).run()
+    coordinator.request("declined")
+    coordinator.request("waits")
+    coordinator.decline(1, "disk full")
+    coordinator.request("queued")
+
+    found = answers_of(coordinator.state)
+
+    assert (found["waits"], found["queued"]) == (None, None)
+    assert found["declined"] == Answer(None, "a task declined: sink[0]: disk full")
