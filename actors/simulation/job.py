@@ -167,7 +167,7 @@ class SimulatedJob:
         world = self.world
         if self.coordinator is None or self.coordinator_crashes >= world.faults.coordinator_crashes_max:
             return
-        if not world.chance(world.faults.coordinator_crash):
+        if not world.chance("coordinator_crash"):
             return
         self.coordinator_crashes += 1
         zombie = world.random.random() < 0.5
@@ -237,7 +237,7 @@ class SimulatedJob:
             if self.tasks.get(task) is not host:
                 return
             world = self.world
-            if self.crashes < world.faults.crashes_max and world.chance(world.faults.crash):
+            if self.crashes < world.faults.crashes_max and world.chance("crash"):
                 self.crashes += 1
                 self._lose(task, host, "process died")
                 return

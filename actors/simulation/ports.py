@@ -58,7 +58,7 @@ class SimulatedTaskPort:
     def send_frame(self, frame: task_do.SendFrame) -> None:
         job, world = self._job, self._job.world
         receiver = job.context.graph.receiver(frame.channel)
-        if world.chance(world.faults.drop):
+        if world.chance("drop"):
             world.message(self._task, receiver, frame.channel, "frame", frame.first_sequence, "is lost")
             return
         world.message(self._task, receiver, frame.channel, frame.first_sequence, frame.elements)
@@ -68,14 +68,15 @@ class SimulatedTaskPort:
             job.deliver(receiver, event)
 
         world.after_in_order((frame.attempt, frame.channel), world.delay_ms(), arrive)
-        if world.chance(world.faults.duplicate):
+        if world.chance("duplicate"):
             world.after(world.delay_ms() * 2, _again(world, arrive))
 
     def grant_credit(self, grant: task_do.GrantCredit) -> None:
         job, world = self._job, self._job.world
-        if world.chance(world.faults.drop):
-            return
         sender = job.context.graph.sender(grant.channel)
+        if world.chance("drop"):
+            world.message(self._task, sender, grant.channel, "grant of", grant.total_bytes, "is lost")
+            return
         world.after(
             world.delay_ms(),
             lambda: job.deliver(
@@ -86,10 +87,10 @@ class SimulatedTaskPort:
     def report(self, event: CoordinatorEvent) -> None:
         job, world = self._job, self._job.world
         if isinstance(event, co.CheckpointAcknowledged):
-            if world.chance(world.faults.drop):
+            if world.chance("drop"):
                 world.message(self._task, COORDINATOR, event, "is lost")
                 return
-            if world.chance(world.faults.duplicate):
+            if world.chance("duplicate"):
                 world.after(world.delay_ms() * 2, lambda: job.report(event))
         world.message(self._task, COORDINATOR, event)
         world.after_in_order(("report", self._task), world.delay_ms(), lambda: job.report(event))
@@ -144,13 +145,13 @@ class SimulatedCoordinatorPort:
     def tell(self, task: TaskId, event: ev.TaskEvent) -> None:
         job, world = self._job, self._job.world
         job.watch.told(event)
-        if not isinstance(event, ev.TasksStarted) and world.chance(world.faults.drop):
+        if not isinstance(event, ev.TasksStarted) and world.chance("drop"):
             world.message(COORDINATOR, task, event, "is lost")
             return
         world.message(COORDINATOR, task, event)
         deliver = lambda: job.deliver(task, event)  # noqa: E731
         world.after_in_order(("tell", task), world.delay_ms(), deliver)
-        if world.chance(world.faults.duplicate):
+        if world.chance("duplicate"):
             world.after(world.delay_ms() * 2, deliver)
 
     def run_io(self, work: Callable[[], CoordinatorEvent | None]) -> None:

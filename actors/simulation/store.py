@@ -136,7 +136,7 @@ class SimulatedStore:
     def _maybe_fail(self, operation: str, path: str) -> bool:
         """Fail before the operation, or return whether it has to fail after it."""
         world = self._disk.world
-        if self._disk.reliable or not world.chance(world.faults.storage):
+        if self._disk.reliable or not world.chance("storage"):
             return False
         after = world.random.random() < 0.5
         world.note("storage fails", "after" if after else "before", operation, path)

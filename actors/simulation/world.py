@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import heapq
 import random
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Hashable
 from typing import NamedTuple
 
-from tidegate.actors.simulation.faults import Faults
+from tidegate.actors.simulation.faults import FAULT_KINDS, Faults
 
 START_MS = 1_700_000_000_000
 TRACE_NOTES_MAX = 20_000
@@ -46,11 +46,14 @@ class World:
         self.now_ms = START_MS
         self.steps = 0
         self.faults_happened = 0
+        self.happened: Counter[str] = Counter()
+        """How many faults of each kind have happened."""
         self.trace: deque[Note] = deque(maxlen=TRACE_NOTES_MAX)
         self._draw = self.random.random
         self._queue: list[tuple[int, float, int, Callable[[], None]]] = []
         self._number = 0
         self._fifo: dict[Hashable, int] = {}
+        self._probability: dict[str, float] = {kind: getattr(faults, kind) for kind in FAULT_KINDS}
         self._delay_ms = faults.delay_ms
         self._slow_ms = faults.slow_ms
         self._faulty_until_ms = START_MS + faults.duration_ms
@@ -69,13 +72,15 @@ class World:
         """Faults happen again from now on, for as long as they did at the start."""
         self._faulty_until_ms = self.now_ms + self.faults.duration_ms
 
-    def chance(self, probability: float) -> bool:
-        """Whether a fault of this probability happens now."""
+    def chance(self, kind: str) -> bool:
+        """Whether a fault of this kind (one of `FAULT_KINDS`) happens now."""
+        probability = self._probability[kind]
         if probability <= 0.0 or self.now_ms >= self._faulty_until_ms or self._draw() >= probability:
             return False
         if self.faults.faults_max is not None and self.faults_happened >= self.faults.faults_max:
             return False
         self.faults_happened += 1
+        self.happened[kind] += 1
         return True
 
     def between(self, low: int, high: int) -> int:
@@ -89,7 +94,7 @@ class World:
 
     def io_ms(self) -> int:
         """How long an I/O operation takes now."""
-        if self.chance(self.faults.slow):
+        if self.chance("slow"):
             return self.between(0, self._slow_ms)
         return int(self._draw() * 21)
 

@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 import logging
+import os
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterator
 
 import pytest
 from broken import BROKEN
+from pipelines import keyed
 
 from tidegate.actors.simulation.coverage import ROWS
 from tidegate.simulation_draw import CONTRADICTIONS, all_pairs, draw, pairs_of
-from tidegate.testing import SimulationReport, simulate_random
+from tidegate.testing import Faults, SimulationReport, simulate, simulate_random
 
 SEEDS = range(40)
 SEEDS_FOR_ALL_PAIRS = 700
+SEEDS_ELSEWHERE = (2, 5, 11)
+_TRACES = """
+import hashlib, logging, sys
+from tidegate.testing import simulate_random
+logging.getLogger("tidegate").setLevel(logging.CRITICAL)
+for seed in sys.argv[1:]:
+    print(hashlib.sha256("\\n".join(simulate_random(int(seed)).trace).encode()).hexdigest())
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -70,6 +82,33 @@ def test_a_seed_is_a_scenario() -> None:
     """The same seed is the same run, and another one another."""
     assert simulate_random(3).trace == simulate_random(3).trace
     assert str(draw(3)) != str(draw(4))
+
+
+def test_a_seed_is_a_scenario_in_every_process() -> None:
+    """A seed replays elsewhere: nothing in a run follows the order of a set, or anything else that a process draws."""
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", _TRACES, *map(str, SEEDS_ELSEWHERE)],
+            env={**os.environ, "PYTHONHASHSEED": hash_seed},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for hash_seed in ("1", "2")
+    ]
+    first, second = (process.communicate()[0].split() for process in processes)
+    assert len(SEEDS_ELSEWHERE) == len(set(first))
+    assert first == second
+
+
+def test_every_lost_message_is_in_the_trace() -> None:
+    """What a drop took away can be read: frames, grants of credit, acknowledgements, and what the coordinator tells."""
+    lost = 0
+    for seed in range(3):
+        report = simulate(keyed, seed=seed, faults=Faults(drop=0.02, duration="2s"))
+        told = [line for line in report.trace if line.endswith("is lost")]
+        assert report.faults_happened == len(told)
+        lost += sum("grant of" in line for line in told)
+    assert lost > 0
 
 
 def test_a_violation_is_shown_by_a_shorter_run() -> None:
