@@ -144,4 +144,5 @@ def record_of(
         reason=reason,
         message=text,
         path=pending.path,
+        requests=pending.requests,
     )

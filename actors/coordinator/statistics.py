@@ -106,6 +106,8 @@ class CheckpointRecord:
     reason: CheckpointFailureReason | None = None
     message: str | None = None
     path: str | None = None
+    requests: tuple[str, ...] = ()
+    """Requests that it was taken for: a new generation of the coordinator can answer them."""
 
     @property
     def duration_ms(self) -> int:

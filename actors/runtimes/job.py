@@ -82,6 +82,26 @@ class Answer:
     path: str | None = None
 
 
+def answers_of(state: CoordinatorState) -> dict[str, Answer | None]:
+    """What a coordinator's memory knows of requests, by their names; None where there is no answer yet.
+
+    For one that replaces a lost one: the answer may have been decided, or be decided soon, and the asker still wait.
+    """
+    statistics = state.statistics
+    newest = (statistics.latest_completed, statistics.latest_savepoint, statistics.latest_failed)
+    over = [record for record in (*statistics.history, *newest) if record is not None]
+    answers: dict[str, Answer | None] = {
+        request: Answer(record.checkpoint_id if record.reason is None else None, record.message, record.path)
+        for record in over
+        for request in record.requests
+    }
+    return (
+        answers
+        | {request: None for pending in state.pending.values() for request in pending.requests}
+        | {waiting.request: None for waiting in state.requests}
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class TaskProcessInfo:
     """Which process runs a task."""
