@@ -18,7 +18,10 @@ class Discarder:
 
     def checkpoint(self, checkpoint_id: CheckpointId, voided: bool) -> None:
         """Delete a checkpoint that is not retained; of a voided one the tombstone stays."""
-        self._context.state.discards[checkpoint_id] = voided
+        state = self._context.state
+        needed = {kept.checkpoint_id for kept in (*state.completed, *state.commits)}
+        assert checkpoint_id not in needed, "what is retained, or not committed, is never deleted (invariant 5)"
+        state.discards[checkpoint_id] = voided
         self._context.instruct(do.DiscardCheckpoint(checkpoint_id, voided))
 
     def state_of(self, subtask: SubtaskState) -> None:
