@@ -26,6 +26,7 @@ from tidegate.actors.identity import TaskId
 from tidegate.actors.runtimes.context import OpenStore
 from tidegate.actors.runtimes.coordinator_effects import CoordinatorEffects
 from tidegate.actors.runtimes.coordinator_host import CoordinatorHost, replay
+from tidegate.actors.runtimes.io_pool import IO_THREADS, io_pool
 from tidegate.actors.runtimes.job import (
     Answer,
     JobProgress,
@@ -48,7 +49,6 @@ from tidegate.storage.metadata import SnapshotKind
 
 log = logging.getLogger(__name__)
 
-IO_THREADS = 4
 TURNS_A_ROUND_MAX = 16
 STOP_WAIT_S = 30
 
@@ -102,7 +102,7 @@ class LocalJob:
         self._timer_ids = itertools.count()
         self._named: dict[str, int] = {}
         self._tasks: dict[TaskId, TaskHost] = {}
-        self._pool = ThreadPoolExecutor(IO_THREADS, thread_name_prefix="tidegate-io")
+        self._pool = io_pool(self._context.graph)
         # Of its own: a source that blocks must not keep the coordinator from its work, nor a master hook from its log.
         self._coordinator_pool = ThreadPoolExecutor(IO_THREADS, thread_name_prefix="tidegate-coordinator")
         self._log_pool = ThreadPoolExecutor(1, thread_name_prefix="tidegate-log")
@@ -266,6 +266,8 @@ class LocalJob:
     def deploy(self, instruction: do.DeployAttempt) -> None:
         """Make a host for every task and restore it."""
         self._drop_tasks()
+        self._pool.shutdown(wait=False)
+        self._pool = io_pool(self._context.graph)
         for task in self._context.graph.tasks():
             descriptor = self._context.describe(task, instruction.attempt)
             effects = TaskEffects(self._context, descriptor, self._open_store, now_ms)

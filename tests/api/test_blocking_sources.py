@@ -1,0 +1,49 @@
+"""Sources that block in a read, on the local runtime: they hold up nobody but themselves."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+
+import pyarrow as pa
+from local_jobs import NO_RESTART, GatedSource, config, local, opening
+
+import tidegate as tg
+from tidegate.actors.runtimes.io_pool import IO_THREADS
+
+
+def test_state_is_written_while_every_source_blocks(tmp_path: Path) -> None:
+    """However many subtasks wait in a read, there is a thread left for a checkpoint."""
+    with opening(GatedSource(*[20] * (IO_THREADS + 1), gates=[10])) as source, local(IO_THREADS + 1) as env:
+        env.from_source(source).collect()
+        job = env.execute("blocked", checkpoints=config(tmp_path), restart=NO_RESTART)
+        source.await_gate(10)
+        assert job.trigger_checkpoint("20s")
+
+
+def test_reads_that_an_attempt_has_left_behind_hold_up_no_other_one(tmp_path: Path) -> None:
+    """A read that blocks cannot be interrupted: the next attempt must not need its thread."""
+    gates = [2, 4, 6]
+    failures: list[int] = []
+
+    def fail_behind_gates(batch: pa.RecordBatch) -> pa.RecordBatch:
+        last = max(batch["x"].to_pylist())
+        if len(failures) < len(gates) and last >= gates[len(failures)]:
+            failures.append(last)
+            raise ValueError("again")
+        return batch
+
+    with ExitStack() as stack:
+        blocked = stack.enter_context(opening(GatedSource(*[20] * IO_THREADS, gates=[10])))
+        fails = stack.enter_context(opening(GatedSource(10, gates=gates)))
+        env = stack.enter_context(local(IO_THREADS))
+        env.from_source(blocked).collect()
+        env.from_source(fails, parallelism=1).map_batches(fail_behind_gates, schema=fails.schema).collect()
+        restart = tg.RestartStrategy.fixed_delay(len(gates), "1ms")
+        job = env.execute("left behind", checkpoints=config(tmp_path), restart=restart)
+        for gate in gates:
+            blocked.await_gate(10)
+            fails.await_gate(gate)
+            fails.open_gate(gate)
+        blocked.await_gate(10)
+        assert job.trigger_checkpoint("20s")
