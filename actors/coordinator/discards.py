@@ -19,7 +19,7 @@ class Discarder:
     def checkpoint(self, checkpoint_id: CheckpointId, voided: bool) -> None:
         """Delete a checkpoint that is not retained; of a voided one the tombstone stays."""
         state = self._context.state
-        needed = {kept.checkpoint_id for kept in (*state.completed, *state.commits)}
+        needed = {*(c.checkpoint_id for c in state.completed), *(c.checkpoint_id for c in state.commits)}
         assert checkpoint_id not in needed, "what is retained, or not committed, is never deleted (invariant 5)"
         state.discards[checkpoint_id] = voided
         self._context.instruct(do.DiscardCheckpoint(checkpoint_id, voided))
