@@ -12,6 +12,17 @@ import tidegate as tg
 from tidegate.actors.runtimes.io_pool import IO_THREADS
 
 
+class BlockingSource(GatedSource):
+    """Waits at a gate without a limit, as one reads a queue."""
+
+    def pass_gate(self, row: int) -> None:
+        """Wait until the gate is opened, at the end of the test if not before."""
+        if row in self._gates:
+            reached, opened = self._gates[row]
+            reached.release()
+            opened.wait()
+
+
 def test_state_is_written_while_every_source_blocks(tmp_path: Path) -> None:
     """However many subtasks wait in a read, there is a thread left for a checkpoint."""
     with opening(GatedSource(*[20] * (IO_THREADS + 1), gates=[10])) as source, local(IO_THREADS + 1) as env:
@@ -34,7 +45,7 @@ def test_reads_that_an_attempt_has_left_behind_hold_up_no_other_one(tmp_path: Pa
         return batch
 
     with ExitStack() as stack:
-        blocked = stack.enter_context(opening(GatedSource(*[20] * IO_THREADS, gates=[10])))
+        blocked = stack.enter_context(opening(BlockingSource(*[20] * IO_THREADS, gates=[10])))
         fails = stack.enter_context(opening(GatedSource(10, gates=gates)))
         env = stack.enter_context(local(IO_THREADS))
         env.from_source(blocked).collect()
