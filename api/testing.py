@@ -23,9 +23,8 @@ from tidegate.actors.runtimes.context import DataPlaneOptions
 from tidegate.actors.simulation.faults import Faults
 from tidegate.actors.task.outputs import BufferLimits
 from tidegate.config import CheckpointConfig
-from tidegate.simulation_random import simulate_random
-from tidegate.simulation_report import SimulationReport, report_of
-from tidegate.simulation_run import (
+from tidegate.simulation.report import SimulationReport, report_of
+from tidegate.simulation.run import (
     STORAGE,
     Build,
     JobRun,
@@ -35,7 +34,8 @@ from tidegate.simulation_run import (
     Simulation,
     difference,
 )
-from tidegate.simulation_shrink import shortest
+from tidegate.simulation.scenarios import simulate_random
+from tidegate.simulation.shrink import shortest
 from tidegate.storage.errors import ConfigurationError
 
 __all__ = ["Faults", "Protocol", "SimulatedPipeline", "SimulationReport", "simulate", "simulate_random"]

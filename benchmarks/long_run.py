@@ -28,7 +28,7 @@ from tidegate.actors.simulation.job import SimulatedJob
 from tidegate.actors.sources import ReadResult, SourceReader, SourceSplit
 from tidegate.actors.task.outputs import BufferLimits
 from tidegate.recovery import RestartStrategy
-from tidegate.simulation_run import STORAGE, JobSetting, Simulation
+from tidegate.simulation.run import STORAGE, JobSetting, Simulation
 from tidegate.testing import Faults
 
 FAULTS = Faults(

@@ -14,7 +14,7 @@ from broken import BROKEN
 from pipelines import keyed
 
 from tidegate.actors.simulation.coverage import ROWS
-from tidegate.simulation_draw import CONTRADICTIONS, all_pairs, draw, pairs_of
+from tidegate.simulation.draw import CONTRADICTIONS, all_pairs, draw, pairs_of
 from tidegate.testing import Faults, SimulationReport, simulate, simulate_random
 
 SEEDS = range(40)

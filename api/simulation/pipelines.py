@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from tidegate.actors.operators.aggregates import count, sum
 from tidegate.environment import StreamEnvironment
-from tidegate.simulation_run import Rows, counted
+from tidegate.simulation.run import Rows, counted
 from tidegate.storage.table_log import TableMode
 from tidegate.stream import Stream
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from tidegate.actors.simulation.faults import Faults
 from tidegate.actors.simulation.sequence import draw_sequence
 from tidegate.actors.simulation.world import Note
-from tidegate.simulation_run import JobRun, Simulation
+from tidegate.simulation.run import JobRun, Simulation
 
 
 @dataclass(frozen=True, slots=True)

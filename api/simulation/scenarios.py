@@ -17,10 +17,10 @@ from tidegate.actors.task.outputs import BufferLimits
 from tidegate.config import CheckpointConfig
 from tidegate.environment import StreamEnvironment
 from tidegate.recovery import RestartStrategy
-from tidegate.simulation_draw import Scenario, draw
-from tidegate.simulation_pipelines import TOPOLOGIES, draw_inputs
-from tidegate.simulation_report import SimulationReport, report_of
-from tidegate.simulation_run import (
+from tidegate.simulation.draw import Scenario, draw
+from tidegate.simulation.pipelines import TOPOLOGIES, draw_inputs
+from tidegate.simulation.report import SimulationReport, report_of
+from tidegate.simulation.run import (
     STORAGE,
     Action,
     JobRun,
@@ -30,7 +30,7 @@ from tidegate.simulation_run import (
     Simulation,
     difference,
 )
-from tidegate.simulation_shrink import shortest
+from tidegate.simulation.shrink import shortest
 from tidegate.storage.errors import TidegateError
 from tidegate.storage.metadata import SnapshotKind
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import fields, replace
 
 from tidegate.actors.simulation.faults import FAULT_KINDS, Faults
-from tidegate.simulation_report import SimulationReport
+from tidegate.simulation.report import SimulationReport
 
 RUNS_MAX = 40
 

@@ -11,7 +11,7 @@ import random
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
 
-from tidegate.simulation_pipelines import TOPOLOGIES
+from tidegate.simulation.pipelines import TOPOLOGIES
 
 DIMENSIONS: Mapping[str, tuple[Hashable, ...]] = {
     "topology": tuple(TOPOLOGIES),
