@@ -18,12 +18,15 @@ import pyarrow.compute as pc
 
 from tidegate.actors.operators.aggregates import count, sum
 from tidegate.environment import StreamEnvironment
+from tidegate.simulation.functions import DelayedRows, FlushedRows, Matched, Outside, OutsideSource, timed_rows
 from tidegate.simulation.run import Rows, counted
 from tidegate.storage.table_log import TableMode
 from tidegate.stream import Stream
 
 SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.int64())])
 SIDES = pa.schema([("k", pa.int64()), ("l", pa.int64()), ("r", pa.int64())])
+PAIRS = pa.schema([("key", pa.int64()), ("w", pa.int64())])
+MATCHED = pa.schema([("k", pa.int64()), ("n", pa.int64()), ("l", pa.int64()), ("r", pa.int64())])
 SPLITS = 4
 
 Data = Sequence[tuple[int, int]]
@@ -49,8 +52,13 @@ def draw_inputs(chance: random.Random, rows: int) -> list[Data]:
 
 
 def _source(env: StreamEnvironment, data: Data, number: int, width: int) -> Stream:
-    table = pa.table({"k": [k for k, _ in data], "v": [v for _, v in data]}, schema=SCHEMA)
-    return env.from_batches(table, splits=SPLITS, uid=f"source{number}", name=f"source{number}", parallelism=width)
+    return env.from_batches(
+        _rows_of(data), splits=SPLITS, uid=f"source{number}", name=f"source{number}", parallelism=width
+    )
+
+
+def _rows_of(data: Data) -> pa.Table:
+    return pa.table({"k": [k for k, _ in data], "v": [v for _, v in data]}, schema=SCHEMA)
 
 
 def _table(stream: Stream, name: str, width: int, keys: tuple[str, ...] = ()) -> None:
@@ -77,6 +85,10 @@ def _left(batch: pa.RecordBatch) -> pa.RecordBatch:
 def _right(batch: pa.RecordBatch) -> pa.RecordBatch:
     zeros = pa.array([0] * batch.num_rows, pa.int64())
     return pa.RecordBatch.from_arrays([batch.column("k"), zeros, batch.column("v")], schema=SIDES)
+
+
+def _renamed(batch: pa.RecordBatch) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays([batch.column("k"), batch.column("v")], schema=PAIRS)
 
 
 def _mapped(stream: Stream, uid: str, fn: Callable[[pa.RecordBatch], pa.RecordBatch], width: int) -> Stream:
@@ -161,11 +173,68 @@ def _expect_broadcast(inputs: Sequence[Data], width: Sequence[int]) -> Rows:
     return {"sim://final": _grouped((k, 2 * v) for k, v in inputs[0] for _ in range(width[1]))}
 
 
+def _connect(env: StreamEnvironment, inputs: Sequence[Data], width: Sequence[int]) -> None:
+    left = _source(env, inputs[0], 0, width[0])
+    right = _source(env, inputs[1], 1, width[1]).map_batches(_renamed, schema=PAIRS, uid="rename", parallelism=width[1])
+    matched = (
+        left.connect(right).key_by("k", "key").process(Matched(), schema=MATCHED, uid="match", parallelism=width[2])
+    )
+    _table(matched.rebalance(), "final", width[3])
+
+
+def _timers(env: StreamEnvironment, inputs: Sequence[Data], width: Sequence[int]) -> None:
+    source = env.from_batches(
+        timed_rows(inputs[0]),
+        splits=SPLITS,
+        timestamp="t",
+        max_out_of_orderness=20,
+        uid="source0",
+        name="source0",
+        parallelism=width[0],
+    )
+    delayed = source.key_by("k").process(DelayedRows(), schema=SCHEMA, uid="delay", parallelism=width[1])
+    _table(delayed.rebalance(), "rows", width[2])
+
+
+def _flushes(env: StreamEnvironment, inputs: Sequence[Data], width: Sequence[int]) -> None:
+    first, second = (_source(env, inputs[i], i, width[i]) for i in (0, 2))
+    keyed = first.union(second).key_by("k")
+    _table(keyed.process(FlushedRows(), schema=SCHEMA, uid="flush", parallelism=width[1]), "rows", width[3])
+
+
+def _expect_flushes(inputs: Sequence[Data], _: Sequence[int]) -> Rows:
+    return {"sim://rows": counted([(k, 2 * v) for data in (inputs[0], inputs[2]) for k, v in data])}
+
+
+def _expect_doubled(inputs: Sequence[Data], _: Sequence[int]) -> Rows:
+    return {"sim://rows": counted([(k, 2 * v) for k, v in inputs[0]])}
+
+
+def _induced(env: StreamEnvironment, inputs: Sequence[Data], width: Sequence[int]) -> None:
+    outside = Outside()
+    env.add_master_hook(outside)
+    source = OutsideSource(outside, _rows_of(inputs[0]), SPLITS)
+    stream = env.from_source(source, uid="source0", name="source0", parallelism=width[0])
+    other = _source(env, inputs[1], 1, width[1])
+    totals = (
+        stream.union(other).key_by("k").aggregate(n=count(), t=sum("v"), emit="final", uid="agg", parallelism=width[2])
+    )
+    _table(totals, "final", width[2])
+
+
+def _expect_induced(inputs: Sequence[Data], _: Sequence[int]) -> Rows:
+    return {"sim://final": _grouped([*inputs[0], *inputs[1]])}
+
+
 TOPOLOGIES: Mapping[str, Topology] = {
     "chain": Topology(_chain, _expect_chain),
     "diamond": Topology(_diamond, _expect_diamond),
     "join": Topology(_join, _expect_join),
     "fan-out": Topology(_fan_out, _expect_fan_out),
     "union": Topology(_union, _expect_union),
+    "connect": Topology(_connect, _expect_join),
+    "timers": Topology(_timers, _expect_doubled),
+    "flushes": Topology(_flushes, _expect_flushes),
+    "induced": Topology(_induced, _expect_induced),
     "broadcast": Topology(_broadcast, _expect_broadcast, rescalable=False),
 }

@@ -60,7 +60,11 @@ def simulate_random(seed: int, *, protocol: Protocol | None = None, shrink: bool
 
     With `shrink` a report that is not ok is of the shortest run of the seed that was found to show it.
     """
-    scenario = draw(seed)
+    return simulate_scenario(draw(seed), protocol=protocol, shrink=shrink)
+
+
+def simulate_scenario(scenario: Scenario, *, protocol: Protocol | None = None, shrink: bool = True) -> SimulationReport:
+    """Run one scenario: a drawn one that is kept as a test stays the same when there is more to draw."""
     faults = _FAULTS[str(scenario.values["faults"])]
     report = _run(scenario, faults, protocol)
     if report.ok or not shrink:

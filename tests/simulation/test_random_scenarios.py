@@ -7,14 +7,15 @@ import os
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 
 import pytest
 from broken import BROKEN
 from pipelines import keyed
 
 from tidegate.actors.simulation.coverage import ROWS
-from tidegate.simulation.draw import CONTRADICTIONS, all_pairs, draw, pairs_of
+from tidegate.simulation.draw import CONTRADICTIONS, Scenario, all_pairs, draw, pairs_of
+from tidegate.simulation.scenarios import simulate_scenario
 from tidegate.testing import Faults, SimulationReport, simulate, simulate_random
 
 SEEDS = range(40)
@@ -54,7 +55,14 @@ def test_no_random_scenario_violates_an_invariant(reports: list[SimulationReport
 
 def test_a_lost_grant_does_not_stop_a_channel_for_ever() -> None:
     """The sender is out of credit, unaligned checkpoints overtake what it cannot send: it must get its grant again."""
-    report = simulate_random(812, shrink=False)
+    values: dict[str, Hashable] = {
+        "topology": "join", "mode": "exactly-once", "alignment": "unaligned", "max_concurrent": 1, "interval_ms": 1000,
+        "min_pause_ms": 0, "timeout_ms": 10000, "retained": 1, "tolerable": 3,
+        "retention": "no_externalized_checkpoints", "buffers": "tiny", "turn_rows": 3, "width": "one",
+        "faults": "network", "ask": "checkpoint", "ending": "suspend", "then": "same", "hooks": "one",
+    }  # fmt: skip
+    one = (1, 1, 1, 1)
+    report = simulate_scenario(Scenario(812, values, 56, one, one, 542, 1240, 200), shrink=False)
     assert report.ok, report
 
 
