@@ -134,7 +134,8 @@ def record_of(
         checkpoint_id=pending.checkpoint_id,
         kind=pending.properties.kind,
         triggered_at_ms=pending.triggered_at_ms,
-        ended_at_ms=at_ms,
+        # What ended it may have been sent before it was triggered, and clocks differ.
+        ended_at_ms=max(at_ms, pending.triggered_at_ms),
         tasks=len(pending.waiting) + len(pending.acknowledged) + len(pending.finished),
         acknowledged=len(pending.acknowledged),
         state_bytes=state_bytes,

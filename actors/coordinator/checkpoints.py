@@ -227,7 +227,8 @@ class CheckpointKeeper:
         return result
 
     def _remember(self, pending: PendingCheckpoint, event: ev.CheckpointAcknowledged) -> None:
-        elapsed_ms = event.at_ms - pending.triggered_at_ms
+        # By the clock of the task, which may be behind that of the coordinator.
+        elapsed_ms = max(0, event.at_ms - pending.triggered_at_ms)
         pending.subtasks[event.task] = SubtaskStatistics.of(elapsed_ms, event.metrics, event.state)
         self._look_for_union(event.state)
         if pending.fully_acknowledged:

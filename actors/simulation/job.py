@@ -244,7 +244,8 @@ class SimulatedJob:
             self.guarded(task, host, host.turn)
 
         turn_ms_max = self.slowness.setdefault(task, self.world.random.choice(TURN_MS_MAX))
-        self.world.after(self.world.between(0, turn_ms_max), turn)
+        # Rows take time, control elements none to speak of: a slow task must not be kept busy by barriers alone.
+        self.world.after(self.world.between(0, turn_ms_max if host.machine.rows_wait else 1), turn)
 
     def _lose(self, task: TaskId, host: TaskHost, reason: str) -> None:
         self.world.note(task, "is lost:", reason)
@@ -262,6 +263,6 @@ class SimulatedJob:
         tables = [] if state.commits else tables_of(self.context)
         port.effects.sweep([c.checkpoint_id for c in state.completed], tables)
         self.watch.oracle.files.check_end([c.checkpoint_id for c in state.completed], tables)
-        self.watch.ended(state)
+        self.watch.ended(state, self.coordinator_crashes)
         self.world.note("job ends:", state.status.value, state.ending_reason or "")
         self.ended = state

@@ -23,6 +23,7 @@ from tidegate.actors.graph.job_graph import JobGraph
 from tidegate.actors.identity import ChannelId, TaskId
 from tidegate.actors.simulation.coverage import Coverage
 from tidegate.actors.simulation.files import FilesOracle, acknowledged_tasks
+from tidegate.actors.simulation.records import RecordsOracle
 from tidegate.actors.simulation.store import SimulatedDisk
 from tidegate.actors.simulation.violation import InvariantViolated
 from tidegate.actors.task import events as ev
@@ -60,6 +61,7 @@ class Oracle:
     ) -> None:
         self.coverage = coverage if coverage is not None else Coverage()
         self.files = FilesOracle(disk, spec.root, spec.job_id, self._completes, inherited)
+        self.records = RecordsOracle(disk, spec)
         self._spec = spec
         self._tasks = frozenset(spec.tasks)
         self._exactly_once = spec.checkpoints.exactly_once
@@ -209,6 +211,7 @@ class Oracle:
         if len(cut.taken) < len(self._tasks):
             self.coverage.saw("C3")
         self._check_cut(number, cut)
+        self.records.completed(metadata)
         kept = len(self.files.present)
         if kept > self._spec.checkpoints.retained + COMPLETED_WAITING_MAX:
             raise InvariantViolated(5, f"{kept} checkpoints are kept, {self._spec.checkpoints.retained} are retained")

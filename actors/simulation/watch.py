@@ -79,6 +79,7 @@ class Watch:
         both = before.checkpoint_id is not None and answer.checkpoint_id is not None
         if both and (before.checkpoint_id, before.path) != (answer.checkpoint_id, answer.path):
             raise InvariantViolated(7, f"request {answer.request} was answered with {before} and with {answer}")
+        self.oracle.records.answered(answer)
         if answer.error is not None:
             self.coverage.saw("C2")
         elif answer.path is not None:
@@ -164,7 +165,7 @@ class Watch:
         """Requests that have no answer yet."""
         return sorted(self._asked.keys() - self.answers.keys())
 
-    def ended(self, state: CoordinatorState) -> None:
+    def ended(self, state: CoordinatorState, lost_coordinators: int) -> None:
         """The job is over: the statistics are true."""
         if state.completed_checkpoints != self.oracle.completed:
             raise InvariantViolated(
@@ -172,6 +173,7 @@ class Watch:
                 f"the coordinator counts {state.completed_checkpoints} completed checkpoints, "
                 f"{self.oracle.completed} were completed",
             )
+        self.oracle.records.ended(state, lost_coordinators)
         self.coverage.saw("C10")
         if state.ending_status is not None and state.ending_status.value != "finished":
             self.coverage.saw("C8")

@@ -199,7 +199,7 @@ def _timers(env: StreamEnvironment, inputs: Sequence[Data], width: Sequence[int]
 def _flushes(env: StreamEnvironment, inputs: Sequence[Data], width: Sequence[int]) -> None:
     first, second = (_source(env, inputs[i], i, width[i]) for i in (0, 2))
     keyed = first.union(second).key_by("k")
-    _table(keyed.process(FlushedRows(), schema=SCHEMA, uid="flush", parallelism=width[1]), "rows", width[3])
+    _table(keyed.process(FlushedRows(), schema=SCHEMA, uid="flush", parallelism=width[1]), "rows", width[1])
 
 
 def _expect_flushes(inputs: Sequence[Data], _: Sequence[int]) -> Rows:

@@ -33,7 +33,7 @@ from tidegate.actors.task.machine import TaskMachine
 from tidegate.config import CheckpointConfig
 from tidegate.environment import StreamEnvironment
 from tidegate.recovery import RestartStrategy
-from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.errors import ConfigurationError, ProtocolError
 from tidegate.storage.metadata import CheckpointMetadata, SnapshotKind
 from tidegate.storage.metadata_file import read_metadata
 from tidegate.storage.store import Store
@@ -147,6 +147,9 @@ class Simulation:
             violation = str(error)
         except AssertionError as error:
             violation = f"an assertion failed: {str(error) or _place(error)}"
+        except ProtocolError as error:
+            # Of a task it fails the attempt; here the coordinator has raised it.
+            violation = f"the coordinator cannot go on: {error}"
         self.disk.reliable = True
         rows = None if violation is not None else self._rows(job.context)
         self._covered |= oracle.files.covered_files()

@@ -309,6 +309,21 @@ def test_statistics_hold_counts_summary_and_the_newest_checkpoint_in_detail() ->
     assert (failed.reason, failed.message) == (Reason.DECLINED, "a task declined: sink[0]: disk full")
 
 
+def test_no_time_in_the_statistics_is_negative() -> None:
+    """C10: what a task has sent before the trigger, or by a clock that is behind, takes no time."""
+    coordinator = Coordinator(spec(tolerable_failures=9)).run()
+    number = CheckpointId(coordinator.ask())
+    early_ms = coordinator.at_ms - 30
+    coordinator.tell(ev.CheckpointAcknowledged(early_ms, AttemptNumber(0), SINK, number, part(number, SINK)))
+
+    coordinator.tell(ev.CheckpointDeclined(early_ms, AttemptNumber(0), SOURCE, number, Reason.DECLINED, "disk full"))
+
+    failed = coordinator.state.statistics.latest_failed
+    assert failed is not None
+    assert failed.duration_ms == 0
+    assert [0] == [vertex.end_to_end_ms.min for vertex in failed.vertices]
+
+
 def test_statistics_count_restores() -> None:
     """C10: every attempt that starts from a checkpoint, and which one."""
     coordinator = Coordinator(spec(restore=ELSEWHERE)).run()

@@ -1,0 +1,124 @@
+"""The oracle of what the coordinator tells: its statistics (C10), and the savepoints that users are given.
+
+Rules:
+
+- Counts of checkpoints agree with each other and with what was completed; no duration is negative.
+- Sizes of a completed checkpoint are those of the files in its metadata: in-flight bytes are more than 0 exactly when
+  something was in flight.
+- A savepoint that a user was told of is whole in its own folder, and says what the checkpoint says that it is a copy
+  of; a folder that nobody was told of is deleted again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tidegate.actors.coordinator.instructions import CompleteRequest
+from tidegate.actors.coordinator.spec import JobSpec
+from tidegate.actors.coordinator.state import CoordinatorState
+from tidegate.actors.coordinator.statistics import CheckpointRecord
+from tidegate.actors.simulation.files import handles_of
+from tidegate.actors.simulation.store import SimulatedDisk, SimulatedStore
+from tidegate.actors.simulation.violation import InvariantViolated
+from tidegate.storage.errors import CorruptionError, NotFoundError
+from tidegate.storage.ids import CheckpointId, JobId
+from tidegate.storage.layout import METADATA_NAME, savepoint_name
+from tidegate.storage.metadata import CheckpointMetadata, StateHandle
+from tidegate.storage.metadata_file import decode_metadata
+from tidegate.storage.state_file import verify_state
+
+REMEMBERED = 100
+"""Completed checkpoints whose sizes are known: more than a history has."""
+
+
+class RecordsOracle:
+    """Compares what one job's coordinator tells with what was seen."""
+
+    def __init__(self, disk: SimulatedDisk, spec: JobSpec) -> None:
+        self._disk = disk
+        self._spec = spec
+        self._completed: dict[int, CheckpointMetadata] = {}
+        self._savepoints: set[str] = set()
+
+    def completed(self, metadata: CheckpointMetadata) -> None:
+        """A checkpoint is complete."""
+        self._completed[int(metadata.checkpoint_id)] = metadata
+        if len(self._completed) > REMEMBERED:
+            del self._completed[next(iter(self._completed))]
+
+    def answered(self, answer: CompleteRequest) -> None:
+        """A user is told of a savepoint: all of it is there."""
+        path, number = answer.path, answer.checkpoint_id
+        original = None if number is None else self._completed.get(int(number))
+        if path is None or original is None:
+            return
+        self._savepoints.add(path)
+        store = SimulatedStore(self._disk, path)
+        reliable, self._disk.reliable = self._disk.reliable, True
+        try:
+            copy = decode_metadata(store.read(METADATA_NAME), path)
+            for handle in handles_of(copy):
+                if handle.path is not None:
+                    verify_state(store, handle)
+        except (NotFoundError, CorruptionError) as error:
+            raise InvariantViolated(5, f"savepoint {path} was given to the user and is not whole: {error}") from error
+        finally:
+            self._disk.reliable = reliable
+        if _without_places(copy) != _without_places(original):
+            raise InvariantViolated(5, f"savepoint {path} is not a copy of checkpoint {number}")
+
+    def ended(self, state: CoordinatorState, lost_coordinators: int) -> None:
+        """The job is over. A coordinator that was lost may still have written to a savepoint's folder."""
+        statistics = state.statistics
+        counts = (statistics.triggered, statistics.completed, statistics.failed, statistics.in_progress)
+        if statistics.triggered != statistics.completed + statistics.failed + statistics.in_progress:
+            raise InvariantViolated(
+                4, f"the statistics do not add up (triggered, completed, failed, pending): {counts}"
+            )
+        known = (state.completed_checkpoints, state.failed_checkpoints, len(state.pending))
+        if known != counts[1:] or statistics.completed != sum(statistics.by_kind.values()):
+            raise InvariantViolated(4, f"the statistics tell of {counts[1:]} checkpoints, and there were {known}")
+        for record in statistics.history:
+            self._check_record(record)
+        if not lost_coordinators and not state.gave_up:
+            self._check_folders(self._spec.job_id)
+
+    def _check_record(self, record: CheckpointRecord) -> None:
+        number = int(record.checkpoint_id)
+        times_ms = [v.end_to_end_ms.min for v in record.vertices] + [v.alignment_ms.min for v in record.vertices]
+        times_ms += [v.start_delay_ms.min for v in record.vertices] + [record.duration_ms]
+        if min(times_ms) < 0:
+            raise InvariantViolated(4, f"the statistics of checkpoint {number} have a negative time: {record}")
+        if record.reason is not None:
+            return
+        metadata = self._completed.get(number)
+        if metadata is None:
+            raise InvariantViolated(4, f"the statistics tell of checkpoint {number}, which never completed")
+        seen = (
+            sum(s.handle.size_bytes for s in metadata.subtasks if s.handle is not None),
+            sum(s.in_flight.size_bytes for s in metadata.subtasks if s.in_flight is not None),
+        )
+        if seen != (record.state_bytes, record.in_flight_bytes):
+            raise InvariantViolated(
+                4,
+                f"checkpoint {number} has {seen} bytes of state and in flight, the statistics tell of "
+                f"{(record.state_bytes, record.in_flight_bytes)}",
+            )
+
+    def _check_folders(self, job_id: JobId) -> None:
+        mark = f"/{savepoint_name(job_id, CheckpointId(0)).removesuffix('0')}"
+        for name in self._disk.files:
+            before, found, rest = name.partition(mark)
+            folder = f"{before}{mark}{rest.partition('/')[0]}"
+            if found and folder not in self._savepoints:
+                raise InvariantViolated(5, f"{name} is left of a savepoint that nobody was told of")
+
+
+def _without_places(metadata: CheckpointMetadata) -> CheckpointMetadata:
+    """What a checkpoint and its savepoint have in common."""
+
+    def moved(handle: StateHandle | None) -> StateHandle | None:
+        return None if handle is None or handle.path is None else replace(handle, path="")
+
+    subtasks = tuple(replace(s, handle=moved(s.handle), in_flight=moved(s.in_flight)) for s in metadata.subtasks)
+    return replace(metadata, subtasks=subtasks, origin_root=None)
