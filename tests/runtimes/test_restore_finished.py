@@ -129,6 +129,14 @@ def test_what_finished_gets_no_more_rows(finished: dict[str, list[int]], names: 
         check_restorable(metadata, graph)
 
 
+def test_a_lane_that_is_rebalanced_since_may_go_on() -> None:
+    """At another parallelism a forward edge is rebalanced; what is left of both ends goes on nevertheless."""
+    metadata = checkpoint_of(graph_of(PARALLELISM, *EDGES), finished={"source": [0], "map": [0]})
+    rescaled = graph_of({"source": 2, "map": 3, "count": 2}, ("source", "map", REBALANCE), ("map", "count", BY_KEY))
+
+    check_restorable(metadata, rescaled)
+
+
 @pytest.mark.parametrize("finished", [[0], [0, 1]], ids=["partly", "fully"])
 def test_a_new_operator_before_a_finished_one_is_refused(finished: list[int]) -> None:
     """As a source of its own and between two old ones; behind it a new operator may be."""
