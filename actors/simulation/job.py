@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
+import pyarrow as pa
+
 from tidegate.actors.coordinator import events as co
 from tidegate.actors.coordinator import instructions as do
 from tidegate.actors.coordinator.events import CoordinatorEvent
@@ -245,7 +247,7 @@ class SimulatedJob:
 
         turn_ms_max = self.slowness.setdefault(task, self.world.random.choice(TURN_MS_MAX))
         # Rows take time, control elements none to speak of: a slow task must not be kept busy by barriers alone.
-        self.world.after(self.world.between(0, turn_ms_max if host.machine.rows_wait else 1), turn)
+        self.world.after(self.world.between(0, turn_ms_max if _rows_are_next(host.machine) else 1), turn)
 
     def _lose(self, task: TaskId, host: TaskHost, reason: str) -> None:
         self.world.note(task, "is lost:", reason)
@@ -266,3 +268,9 @@ class SimulatedJob:
         self.watch.ended(state, self.coordinator_crashes)
         self.world.note("job ends:", state.status.value, state.ending_reason or "")
         self.ended = state
+
+
+def _rows_are_next(machine: TaskMachine) -> bool:
+    """Whether the next turn of a task is about rows, its source or its timers."""
+    channel = machine._inputs.next_channel(machine._checkpoints.blocks)
+    return channel is None or bool(channel.recovered) or isinstance(channel.queue[0], pa.RecordBatch)
