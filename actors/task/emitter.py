@@ -65,6 +65,6 @@ class Emitter:
         if not self._flush_armed and self.gate.lingering:
             self._flush_armed = True
             self._instruct(do.SetTaskTimer(TaskTimer.FLUSH, at_ms + self._descriptor.limits.linger_ms))
-        if self._starved is None and (starved := self.gate.starved()):
-            self._starved = starved
+        if self._starved is None and self.gate.starving:
+            self._starved = self.gate.starved()
             self._instruct(do.SetTaskTimer(TaskTimer.CREDIT, at_ms + self._descriptor.limits.probe_ms))

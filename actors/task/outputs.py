@@ -167,6 +167,10 @@ class OutputGate:
 
     def __init__(self, channels: Sequence[ChannelId], limits: BufferLimits) -> None:
         self._channels = {channel: OutputChannel(channel, limits) for channel in channels}
+        self.lingering = False
+        """Whether, when frames were taken last, something stayed that credit allowed to be sent."""
+        self.starving = False
+        """Whether, when frames were taken last, something stayed because there was no credit for it."""
 
     def __getitem__(self, channel: ChannelId) -> OutputChannel:
         found = self._channels.get(channel)
@@ -189,11 +193,6 @@ class OutputGate:
         """Whether nothing waits."""
         return not any(channel.queue for channel in self._channels.values())
 
-    @property
-    def lingering(self) -> bool:
-        """Whether something waits that credit allows to be sent."""
-        return any(channel.sendable for channel in self._channels.values())
-
     def starved(self) -> dict[ChannelId, int]:
         """Channels that wait for credit, and what they have been granted in total."""
         found = ((channel, state.starved_at_bytes) for channel, state in self._channels.items())
@@ -207,9 +206,14 @@ class OutputGate:
     def take_frames(self, flush: bool) -> list[tuple[ChannelId, int, tuple[Element, ...]]]:
         """All frames that may and should leave now."""
         frames = []
+        self.lingering = self.starving = False
         for channel in self._channels.values():
             while (frame := channel.take_frame(flush)) is not None:
                 frames.append((channel.channel, *frame))
+            if channel.queue:
+                sendable = channel.sendable
+                self.lingering = self.lingering or sendable
+                self.starving = self.starving or not sendable
         return frames
 
     def row_positions(self) -> tuple[tuple[ChannelId, int], ...]:
