@@ -6,7 +6,12 @@ from collections.abc import Callable, Iterable
 
 from tidegate.actors.simulation.world import World
 from tidegate.storage.errors import AlreadyExistsError, NotFoundError, StorageError
+from tidegate.storage.layout import METADATA_NAME
 from tidegate.storage.store import Buffer
+
+DECISIVE_TRIES = 4
+"""The files that decide what is complete and what is visible are few among many: they fail that much more often."""
+TABLE_LOG = "_tidegate/log/"
 
 
 class SimulatedDisk:
@@ -136,7 +141,10 @@ class SimulatedStore:
     def _maybe_fail(self, operation: str, path: str) -> bool:
         """Fail before the operation, or return whether it has to fail after it."""
         world = self._disk.world
-        if self._disk.reliable or not world.chance("storage"):
+        if self._disk.reliable:
+            return False
+        tries = DECISIVE_TRIES if path.endswith(METADATA_NAME) or TABLE_LOG in path else 1
+        if not any(world.chance("storage") for _ in range(tries)):
             return False
         after = world.random.random() < 0.5
         world.note("storage fails", "after" if after else "before", operation, path)

@@ -1,19 +1,48 @@
 """Protocols with one rule broken on purpose. The oracle has to see each of them, or its silence means nothing.
 
-Each break is a `Protocol` and the number of the invariant it belongs to; together they go through every invariant of
-the architecture, the barrier tables and the phases of a checkpoint. What shows a break may be another invariant: a
-lost batch is a wrong cut (3) or a missing row (6), whichever is seen first.
+Each break belongs to an invariant; together they go through every invariant of the architecture, the barrier tables,
+and those of jobs and checkpoints. What shows a break may be another invariant: a lost batch is a wrong cut (3) or a
+missing row (6), whichever is seen first.
 """
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from dataclasses import dataclass
+
 from broken_coordinator import COORDINATOR_BREAKS
+from broken_rules import RULE_BREAKS, UNASKED, Patch
 from broken_tasks import TASK_BREAKS
 
-from tidegate.testing import Protocol
+from tidegate.simulation.draw import Scenario, draw
+from tidegate.simulation.scenarios import simulate_scenario
+from tidegate.testing import Protocol, SimulationReport
 
-BROKEN: dict[str, tuple[int, Protocol]] = {**TASK_BREAKS, **COORDINATOR_BREAKS}
-"""Every break: the rule, its invariant, and the protocol that breaks it."""
+
+@dataclass(frozen=True, slots=True)
+class Break:
+    """One broken rule: other parts, or a patch while a seed runs. `scenario` is run in place of seed 0's."""
+
+    invariant: int
+    protocol: Protocol | None = None
+    patch: Patch = nullcontext
+    scenario: Scenario | None = None
+
+    def simulate(self, seed: int, *, shrink: bool = False) -> SimulationReport:
+        """Run a seed with the rule broken."""
+        scenario = self.scenario if seed == 0 and self.scenario is not None else draw(seed)
+        with self.patch():
+            return simulate_scenario(scenario, protocol=self.protocol, shrink=shrink)
+
+
+BROKEN: dict[str, Break] = {
+    **{rule: Break(invariant, protocol) for rule, (invariant, protocol) in (TASK_BREAKS | COORDINATOR_BREAKS).items()},
+    **{rule: Break(invariant, patch=patch) for rule, (invariant, patch) in RULE_BREAKS.items()},
+    "credit: what was lost is never asked for": Break(
+        7, patch=RULE_BREAKS["credit: what was lost is never asked for"][1], scenario=UNASKED
+    ),
+}
+"""Every break, by the rule."""
 
 FAST = (
     "an element passes a blocked channel",

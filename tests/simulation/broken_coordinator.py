@@ -125,6 +125,35 @@ class IgnoresFences(CoordinatorHost):
         log.append = overwrite  # type: ignore[method-assign]
 
 
+class HidesSinkFiles(CoordinatorHost):
+    """Breaks: a checkpoint says which sink files it covers."""
+
+    def _perform(self, instruction: do.CoordinatorInstruction) -> None:
+        if isinstance(instruction, do.WriteMetadata):
+            metadata = instruction.metadata
+            subtasks = tuple(replace(s, committables=()) for s in metadata.subtasks)
+            instruction = do.WriteMetadata(replace(metadata, subtasks=subtasks))
+        super()._perform(instruction)
+
+
+class NeverAnswers(CoordinatorHost):
+    """Breaks: whoever asks for a checkpoint is told what became of it."""
+
+    def _perform(self, instruction: do.CoordinatorInstruction) -> None:
+        if not isinstance(instruction, do.CompleteRequest):
+            super()._perform(instruction)
+
+
+class KeepsFailedSavepoints(CoordinatorHost):
+    """Breaks: the folder of a savepoint that failed is deleted."""
+
+    def _perform(self, instruction: do.CoordinatorInstruction) -> None:
+        if isinstance(instruction, do.DiscardSavepoint):
+            self.handle(co.SavepointDiscarded(self._port.now_ms(), instruction.checkpoint_id))
+            return
+        super()._perform(instruction)
+
+
 def _reliably(store: Any, method: str, *arguments: Any) -> Any:
     disk = store._disk
     reliable, disk.reliable = disk.reliable, True
@@ -142,6 +171,9 @@ COORDINATOR_BREAKS: dict[str, tuple[int, Protocol]] = {
     "a write that failed counts as never done": (5, Protocol(coordinator=DeafToDoubt)),
     "sinks commit on acknowledgement": (6, Protocol(coordinator=CommitsOnAcknowledgement)),
     "half of a checkpoint is committed": (6, Protocol(coordinator=CommitsHalf)),
+    "a checkpoint hides its sink files": (6, Protocol(coordinator=HidesSinkFiles)),
+    "requests are not answered": (7, Protocol(coordinator=NeverAnswers)),
+    "the folder of a failed savepoint stays": (5, Protocol(coordinator=KeepsFailedSavepoints)),
     "nothing is committed": (6, Protocol(coordinator=NeverCommits)),
     "every attempt starts afresh": (7, Protocol(coordinator=RestoresAfresh)),
     "an attempt is never deployed again": (7, Protocol(coordinator=NeverRestarts)),

@@ -7,14 +7,15 @@ import os
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Hashable, Iterator
+from collections.abc import Iterator
 
 import pytest
 from broken import BROKEN
+from broken_rules import UNASKED
 from pipelines import keyed
 
 from tidegate.actors.simulation.coverage import ROWS
-from tidegate.simulation.draw import CONTRADICTIONS, Scenario, all_pairs, draw, pairs_of
+from tidegate.simulation.draw import CONTRADICTIONS, all_pairs, draw, pairs_of
 from tidegate.simulation.scenarios import simulate_scenario
 from tidegate.testing import Faults, SimulationReport, simulate, simulate_random
 
@@ -55,14 +56,7 @@ def test_no_random_scenario_violates_an_invariant(reports: list[SimulationReport
 
 def test_a_lost_grant_does_not_stop_a_channel_for_ever() -> None:
     """The sender is out of credit, unaligned checkpoints overtake what it cannot send: it must get its grant again."""
-    values: dict[str, Hashable] = {
-        "topology": "join", "mode": "exactly-once", "alignment": "unaligned", "max_concurrent": 1, "interval_ms": 1000,
-        "min_pause_ms": 0, "timeout_ms": 10000, "retained": 1, "tolerable": 3,
-        "retention": "no_externalized_checkpoints", "buffers": "tiny", "turn_rows": 3, "width": "one",
-        "faults": "network", "ask": "checkpoint", "ending": "suspend", "then": "same", "hooks": "one",
-    }  # fmt: skip
-    one = (1, 1, 1, 1)
-    report = simulate_scenario(Scenario(812, values, 56, one, one, 542, 1240, 200), shrink=False)
+    report = simulate_scenario(UNASKED, shrink=False)
     assert report.ok, report
 
 
@@ -121,17 +115,15 @@ def test_every_lost_message_is_in_the_trace() -> None:
 
 def test_a_violation_is_shown_by_a_shorter_run() -> None:
     """What is reported needs no more faults than the first run that violated, still violates, and says how."""
-    _, protocol = BROKEN["gaps are ignored"]
+    broken = BROKEN["gaps are ignored"]
     seed, first = next(
-        (seed, report)
-        for seed in range(100)
-        if not (report := simulate_random(seed, protocol=protocol, shrink=False)).ok and report.faults_happened > 1
+        (seed, report) for seed in range(100) if not (report := broken.simulate(seed)).ok and report.faults_happened > 1
     )
-    shortest = simulate_random(seed, protocol=protocol)
+    shortest = broken.simulate(seed, shrink=True)
     assert not shortest.ok
     assert shortest.faults_happened < first.faults_happened
     assert shortest.runs > 1
-    assert simulate_random(seed, protocol=protocol).trace == shortest.trace
+    assert broken.simulate(seed, shrink=True).trace == shortest.trace
 
 
 def test_the_drawing_has_a_lane_for_everyone_and_is_bounded() -> None:

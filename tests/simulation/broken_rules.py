@@ -1,0 +1,187 @@
+"""Rules broken where no part of a `Protocol` reaches: transition tables, plans, what is restored, timers, savepoints.
+
+Each is a patch that holds while a seed runs. `UNASKED` is a drawn scenario in which a message is lost at a certain
+place, as in few others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
+
+import pyarrow as pa
+
+from tidegate.actors.coordinator import checkpoints, phases
+from tidegate.actors.coordinator.phases import JobInput, JobStatus, PendingInput, PendingPhase
+from tidegate.actors.coordinator.plan import CheckpointPlan, make_plan
+from tidegate.actors.coordinator.statistics import CheckpointStatistics
+from tidegate.actors.coordinator.writing import CheckpointWriter
+from tidegate.actors.elements import MAX_WATERMARK_MS
+from tidegate.actors.operators.process import ProcessOperator
+from tidegate.actors.operators.timers import TimerQueue, Timers
+from tidegate.actors.runtimes import restore_in_flight
+from tidegate.actors.task.inputs import InputChannel
+from tidegate.actors.task.outputs import OutputGate
+from tidegate.simulation.draw import Scenario
+from tidegate.storage import savepoint
+
+Patch = Callable[[], AbstractContextManager[Any]]
+
+_VALUES: dict[str, Hashable] = {
+    "topology": "join", "mode": "exactly-once", "alignment": "unaligned", "max_concurrent": 1, "interval_ms": 1000,
+    "min_pause_ms": 0, "timeout_ms": 10000, "retained": 1, "tolerable": 3, "retention": "no_externalized_checkpoints",
+    "buffers": "tiny", "turn_rows": 3, "width": "one", "faults": "network", "ask": "checkpoint", "ending": "suspend",
+    "then": "same", "hooks": "one",
+}  # fmt: skip
+UNASKED = Scenario(812, _VALUES, 56, (1, 1, 1, 1), (1, 1, 1, 1), 542, 1240, 200)
+
+
+# --- transition tables ------------------------------------------------------------------------------------------------
+
+
+def _job(status: JobStatus, given: JobInput, wrong: JobStatus | None) -> Patch:
+    return lambda: patch.dict(phases.JOB_TRANSITIONS, {(status, given): wrong})
+
+
+def _pending(phase: PendingPhase, given: PendingInput, wrong: PendingPhase | None) -> Patch:
+    return lambda: patch.dict(phases.PENDING_TRANSITIONS, {(phase, given): wrong})
+
+
+# --- plans ------------------------------------------------------------------------------------------------------------
+
+
+def _waits_for_all(spec: Any, running: Any, finished: Any) -> Any:
+    plan = make_plan(spec, running, finished)
+    return replace(plan, wait=spec.tasks, finished=()) if isinstance(plan, CheckpointPlan) else plan
+
+
+def _triggers_sources(spec: Any, running: Any, finished: Any) -> Any:
+    plan = make_plan(spec, running, finished)
+    if not isinstance(plan, CheckpointPlan):
+        return plan
+    return replace(plan, trigger=tuple(task for task in plan.trigger if task in spec.sources))
+
+
+def _not_flagged(self: CheckpointWriter, pending: Any) -> Any:
+    metadata = _metadata(self, pending)
+    over = {(task.vertex, task.subtask) for task in pending.finished}
+    subtasks = (replace(s, finished=s.finished and (s.vertex, s.subtask) not in over) for s in metadata.subtasks)
+    return replace(metadata, subtasks=tuple(subtasks))
+
+
+_metadata = CheckpointWriter._metadata
+
+
+# --- in-flight data, turns and credit ---------------------------------------------------------------------------------
+
+_held = restore_in_flight._held
+_mine = restore_in_flight._Route.mine
+
+
+def _inputs_only(*args: Any) -> Any:
+    return [held for held in _held(*args) if held.end.direction != "output"]
+
+
+def _newest_first(*args: Any) -> Any:
+    return [replace(held, batches=tuple(reversed(held.batches))) for held in reversed(_held(*args))]
+
+
+def _as_they_were(route: Any, end: Any, batch: pa.RecordBatch) -> Any:
+    return batch if _mine(route, end, batch) is not None else None
+
+
+_take = InputChannel.take
+
+
+def _half_taken(self: InputChannel, rows_max: int = 1 << 24) -> Any:
+    element = _take(self)
+    return element.slice(0, rows_max) if isinstance(element, pa.RecordBatch) else element
+
+
+# --- timers -----------------------------------------------------------------------------------------------------------
+
+_advance = ProcessOperator.advance_watermark
+_pop_due = TimerQueue.pop_due
+
+
+def _deaf_to_the_end(self: ProcessOperator, watermark_ms: int, emit: Any) -> Iterator[None]:
+    return iter(()) if watermark_ms == MAX_WATERMARK_MS else _advance(self, watermark_ms, emit)
+
+
+def _skips_one(self: TimerQueue, time_ms: int) -> Any:
+    if len(self) == 3:
+        _pop_due(self, time_ms)
+    return _pop_due(self, time_ms)
+
+
+# --- savepoints -------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _savepoints_that_say(change: Callable[[Any, Any], Any]) -> Iterator[None]:
+    """The `_metadata` of a savepoint says something else: `change` is given the right one, and the checkpoint's."""
+    rebased, encoded = savepoint._rebased, savepoint.encode_metadata
+    original: list[Any] = []
+
+    def remember(metadata: Any, *args: Any) -> Any:
+        original[:] = [metadata]
+        return rebased(metadata, *args)
+
+    with (
+        patch.object(savepoint, "_rebased", remember),
+        patch.object(savepoint, "encode_metadata", lambda own: encoded(change(own, original[0]))),
+    ):
+        yield
+
+
+def _old_places(own: Any, original: Any) -> Any:
+    return replace(own, subtasks=original.subtasks)
+
+
+def _no_files(own: Any, original: Any) -> Any:
+    return replace(own, subtasks=tuple(replace(s, committables=()) for s in own.subtasks))
+
+
+_S, _J, _P, _I = JobStatus, JobInput, PendingPhase, PendingInput
+
+RULE_BREAKS: dict[str, tuple[int, Patch]] = {
+    "jobs: a failed attempt is left running": (7, _job(_S.RUNNING, _J.RESTART, _S.RUNNING)),
+    "jobs: tasks that are ready make no running job": (7, _job(_S.DEPLOYING, _J.ALL_READY, _S.DEPLOYING)),
+    "jobs: a restart counts as deployed at once": (7, _job(_S.RESTARTING, _J.DEPLOY, _S.RUNNING)),
+    "jobs: what was cancelled has finished": (6, _job(_S.ENDING, _J.OVER_CANCELLED, _S.FINISHED)),
+    "jobs: what was suspended has finished": (6, _job(_S.ENDING, _J.OVER_SUSPENDED, _S.FINISHED)),
+    "checkpoints: hooks that answer stand for tasks": (4, _pending(_P.HOOKS, _I.HOOKS_ANSWERED, _P.ACKNOWLEDGED)),
+    "checkpoints: what is acknowledged skips its turn": (7, _pending(_P.COLLECTING, _I.ALL_ACKNOWLEDGED, _P.WRITING)),
+    "checkpoints: a savepoint is not exported": (7, _pending(_P.ACKNOWLEDGED, _I.EXPORT, _P.WRITING)),
+    "checkpoints: a failed export is none": (7, _pending(_P.EXPORTING, _I.EXPORT_FAILED, _P.WRITING)),
+    "checkpoints: a doubt is a failure": (4, _pending(_P.WRITING, _I.FATE_UNKNOWN, _P.FAILED)),
+    "checkpoints: a doubt is a completion": (4, _pending(_P.VOIDING, _I.FATE_UNKNOWN, _P.COMPLETED)),
+    "plan: a finished task is waited for": (7, lambda: patch.object(checkpoints, "make_plan", _waits_for_all)),
+    "plan: sources alone are triggered": (7, lambda: patch.object(checkpoints, "make_plan", _triggers_sources)),
+    "plan: a finished task is not flagged": (4, lambda: patch.object(CheckpointWriter, "_metadata", _not_flagged)),
+    "restore: what a sender held is dropped": (9, lambda: patch.object(restore_in_flight, "_held", _inputs_only)),
+    "restore: in-flight rows change their order": (9, lambda: patch.object(restore_in_flight, "_held", _newest_first)),
+    "restore: in-flight rows are not routed": (
+        9,
+        lambda: patch.object(restore_in_flight._Route, "mine", _as_they_were),
+    ),
+    "turns: the rest of a cut batch is lost": (1, lambda: patch.object(InputChannel, "take", _half_taken)),
+    "credit: what was lost is never asked for": (7, lambda: patch.object(OutputGate, "starved", lambda self: {})),
+    "timers: none is restored": (9, lambda: patch.object(Timers, "load", lambda self, codec, table: None)),
+    "timers: none is in a checkpoint": (9, lambda: patch.object(Timers, "freeze", lambda self, codec, groups: None)),
+    "timers: the last watermark fires none": (
+        6,
+        lambda: patch.object(ProcessOperator, "advance_watermark", _deaf_to_the_end),
+    ),
+    "timers: one of three is passed over": (6, lambda: patch.object(TimerQueue, "pop_due", _skips_one)),
+    "savepoints: paths are those of the checkpoint": (5, lambda: _savepoints_that_say(_old_places)),
+    "savepoints: sink files are left out": (5, lambda: _savepoints_that_say(_no_files)),
+    "statistics: failed checkpoints are not counted": (
+        4,
+        lambda: patch.object(CheckpointStatistics, "has_failed", lambda self, record, history_max: None),
+    ),
+}
+"""Every such break: its invariant, and the patch."""
