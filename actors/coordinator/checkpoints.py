@@ -217,6 +217,13 @@ class CheckpointKeeper:
         if pending is None or event.attempt != pending.attempt:
             known = any(c.checkpoint_id == event.checkpoint_id for c in state.completed)
             result = AcknowledgeResult.DUPLICATE if known else AcknowledgeResult.DISCARDED
+        elif event.kind is not pending.properties.kind:
+            # An externally induced source was first, and knew of no savepoint: its cut is an ordinary checkpoint's.
+            self.discards.state_of(event.state)
+            message = f"{event.task} had begun {event.checkpoint_id} as a {event.kind.value} before it was told"
+            if pending.phase in (PendingPhase.HOOKS, PendingPhase.COLLECTING, PendingPhase.ACKNOWLEDGED):
+                self.abandoner.give_up(pending, Reason.DECLINED, event.at_ms, message)
+            return AcknowledgeResult.DISCARDED
         else:
             result = pending.acknowledge(event.task, event.state)
         if result is AcknowledgeResult.SUCCESS:

@@ -89,7 +89,7 @@ class CheckpointRequested:
 @wire
 @dataclass(frozen=True, slots=True)
 class CheckpointAcknowledged:
-    """A task's part of a checkpoint is durable."""
+    """A task's part of a checkpoint is durable. `kind`: what the task took it for."""
 
     at_ms: int
     attempt: AttemptNumber
@@ -97,6 +97,7 @@ class CheckpointAcknowledged:
     checkpoint_id: CheckpointId
     state: SubtaskState
     metrics: SnapshotMetrics = NO_METRICS
+    kind: SnapshotKind = SnapshotKind.CHECKPOINT
 
 
 @wire

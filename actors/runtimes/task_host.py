@@ -100,6 +100,7 @@ class TaskHost:
                             instruction.checkpoint_id,
                             instruction.state,
                             instruction.metrics,
+                            instruction.kind,
                         )
                     )
                 case do.Decline():

@@ -303,6 +303,7 @@ class SubtaskCheckpoints:
                         in_flight_bytes=0 if in_flight is None else in_flight.size_bytes,
                         unaligned=snapshot.unaligned,
                     ),
+                    snapshot.kind,
                 )
             )
 

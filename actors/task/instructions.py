@@ -15,7 +15,7 @@ from tidegate.actors.task.events import TaskTimer
 from tidegate.actors.task.metrics import SnapshotMetrics
 from tidegate.storage.codec import wire
 from tidegate.storage.ids import AttemptNumber, CheckpointId, OperatorUid
-from tidegate.storage.metadata import StateHandle, SubtaskState
+from tidegate.storage.metadata import SnapshotKind, StateHandle, SubtaskState
 from tidegate.storage.state import OperatorSnapshot
 
 
@@ -161,6 +161,7 @@ class Acknowledge:
     checkpoint_id: CheckpointId
     state: SubtaskState
     metrics: SnapshotMetrics
+    kind: SnapshotKind
 
 
 @wire

@@ -50,6 +50,7 @@ class Tasks:
     ended: set[TaskId] = field(default_factory=set)
     finished: set[TaskId] = field(default_factory=set)
     triggered: list[CheckpointId] = field(default_factory=list)
+    kinds: dict[CheckpointId, SnapshotKind] = field(default_factory=dict)
     acknowledged: set[tuple[CheckpointId, TaskId]] = field(default_factory=set)
     staged: int = 0
     """Files that the sink has written."""
@@ -347,6 +348,7 @@ class CoordinatorWorld:
                         return
                     assert n not in self._storage, "ids are never used twice"
                     tasks.triggered.append(n)
+                    tasks.kinds[n] = options.kind
                     if options.kind.stops:
                         tasks.halting = n
                 case do.NotifyCompleted(attempt, n) if tasks is not None and tasks.attempt == attempt:
@@ -376,7 +378,7 @@ class CoordinatorWorld:
             names = [self._file(tasks.attempt, index) for index in range(tasks.known, tasks.staged)]
             committables = (files(tasks.known, *names),) if names else ()
         state = part(n, task, *committables, finished=task in tasks.ended)
-        self._tell(ev.CheckpointAcknowledged(self.at_ms, tasks.attempt, task, n, state))
+        self._tell(ev.CheckpointAcknowledged(self.at_ms, tasks.attempt, task, n, state, kind=tasks.kinds[n]))
 
     def _declined(self, tasks: Tasks, n: CheckpointId) -> ev.CheckpointDeclined:
         return ev.CheckpointDeclined(self.at_ms, tasks.attempt, SINK, n, CheckpointFailureReason.DECLINED, "cannot")

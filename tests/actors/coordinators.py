@@ -151,7 +151,11 @@ class Coordinator:
     ) -> list[do.CoordinatorInstruction]:
         number = self.state.attempt if attempt is None else AttemptNumber(attempt)
         state = part(checkpoint_id, task, *committables, finished=finished)
-        return self.tell(ev.CheckpointAcknowledged(self.at_ms, number, task, CheckpointId(checkpoint_id), state))
+        pending = self.state.pending.get(CheckpointId(checkpoint_id))
+        kind = SnapshotKind.CHECKPOINT if pending is None else pending.properties.kind
+        return self.tell(
+            ev.CheckpointAcknowledged(self.at_ms, number, task, CheckpointId(checkpoint_id), state, kind=kind)
+        )
 
     def decline(self, checkpoint_id: int, reason: str = "cannot") -> list[do.CoordinatorInstruction]:
         return self.tell(

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from coordinators import PATH, SINK, SOURCE, SPEC, TARGET, Coordinator, files, kinds, only, spec
+from coordinators import PATH, SINK, SOURCE, SPEC, TARGET, Coordinator, files, kinds, only, part, spec
 
 from tidegate.actors.coordinator import events as ev
 from tidegate.actors.coordinator import instructions as do
@@ -15,7 +15,7 @@ from tidegate.actors.coordinator.state import JobStatus
 from tidegate.actors.elements import Alignment, BarrierOptions
 from tidegate.actors.failures import CheckpointFailureReason as Reason
 from tidegate.recovery.restart import RestartStrategy
-from tidegate.storage.ids import CheckpointId
+from tidegate.storage.ids import AttemptNumber, CheckpointId
 from tidegate.storage.metadata import SnapshotKind
 
 NEVER = RestartStrategy.none()
@@ -280,3 +280,17 @@ def test_a_savepoint_that_is_not_ready_keeps_newer_checkpoints_waiting() -> None
     assert kinds(coordinator.acknowledge_all(1)) == ["WriteSavepoint"]
     coordinator.exported(1)
     assert [w.metadata.checkpoint_id for w in only(coordinator.written(1), do.WriteMetadata)] == [2]
+
+
+@pytest.mark.parametrize("kind", [SnapshotKind.SAVEPOINT, SnapshotKind.SUSPEND, SnapshotKind.TERMINATE])
+def test_what_a_source_began_as_a_checkpoint_is_no_part_of_a_savepoint(kind: SnapshotKind) -> None:
+    """An externally induced source may begin number 1 before it hears that 1 is a savepoint: its data has not ended."""
+    coordinator = Coordinator(spec(tolerable_failures=0)).run()
+    coordinator.request("s", kind)
+
+    early = ev.CheckpointAcknowledged(0, AttemptNumber(0), SOURCE, CheckpointId(1), part(1, SOURCE))
+    (answer,) = only(coordinator.tell(early), do.CompleteRequest)
+
+    assert answer.reason is Reason.DECLINED
+    assert "as a checkpoint before it was told" in (answer.error or "")
+    assert CheckpointId(1) not in coordinator.state.pending
