@@ -3,22 +3,25 @@ table's url.
 
 Rules: a file is part of the table only through the commit log; its bytes are checked against the checksum in
 the log before they are decoded; a file that no entry refers to may be deleted once its attempt is over. In an
-upsert table the row of a key with the highest version counts; the version column never leaves this room.
+upsert table the row of a key with the highest version counts; the version column never leaves this room. What is
+read has the types that were written, dictionaries widened, whatever Parquet makes of them.
 """
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Sequence
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from tidegate.storage.dictionaries import decoded_type, widened_schema
 from tidegate.storage.envelope import checksum_of
 from tidegate.storage.errors import CorruptionError
 from tidegate.storage.filesystem import FileSystemStore, join_url
 from tidegate.storage.ids import AttemptNumber, JobId
 from tidegate.storage.metadata import DataFile
-from tidegate.storage.store import Store
+from tidegate.storage.store import Buffer, Store
 from tidegate.storage.table_log import TableLog, TableSnapshot
 
 VERSION_COLUMN = "_tidegate_version"
@@ -26,6 +29,8 @@ VERSION_COLUMN = "_tidegate_version"
 
 DATA_FOLDER = "data"
 _ROW_NUMBER = "_tidegate_row"
+_ARROW_SCHEMA = b"ARROW:schema"
+_PARQUET_MAGIC = b"PAR1"
 
 
 def data_dir(job_id: JobId, attempt: AttemptNumber) -> str:
@@ -46,15 +51,14 @@ def write_data_file(store: Store, path: str, batches: Sequence[pa.RecordBatch]) 
 
 
 def read_data_file(store: Store, file: DataFile) -> pa.Table:
-    """All columns of a data file, hidden ones included. Raises CorruptionError, NotFoundError."""
+    """All columns of a data file, hidden ones included, dictionaries widened. Raises CorruptionError, NotFoundError."""
     where = join_url(store.url, file.path)
     data = store.read(file.path)
     if len(data) != file.size_bytes or checksum_of(data) != file.checksum:
         raise CorruptionError(f"{where} is damaged: its checksum does not match the table's log")
     try:
-        # One file per call, without the dataset layer: the folder names are no partitions.
-        return pq.ParquetFile(pa.BufferReader(data)).read()
-    except (pa.ArrowException, OSError) as error:
+        return _decoded_file(data)
+    except (pa.ArrowException, OSError, ValueError) as error:
         raise CorruptionError(f"{where} cannot be decoded: {error}") from error
 
 
@@ -68,7 +72,7 @@ def read_table(store: Store) -> pa.Table:
     schema = snapshot.info.arrow_schema
     if not snapshot.files:
         return schema.empty_table()
-    table = pa.concat_tables([_in_schema(store, snapshot, file) for file in snapshot.files])
+    table = pa.concat_tables([_in_schema(store, snapshot, file) for file in snapshot.files]).unify_dictionaries()
     if snapshot.info.mode == "upsert":
         table = _newest_rows(table, snapshot.info.keys)
     return table
@@ -98,6 +102,33 @@ def delete_unreferenced(store: Store, job_id: JobId, before_attempt: int | None)
     return count
 
 
+def _decoded_file(data: Buffer) -> pa.Table:
+    """The rows of a Parquet file. pa.ArrowException, OSError or ValueError if it is none."""
+    # One file per call, without the dataset layer: the folder names are no partitions.
+    file = pq.ParquetFile(pa.BufferReader(data))
+    stored = (file.metadata.metadata or {}).get(_ARROW_SCHEMA)
+    if stored is None:
+        return file.read()
+    written = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(stored)))
+    widened = widened_schema(written)
+    try:
+        table = file.read()
+    except pa.ArrowInvalid:
+        if widened.equals(written):
+            raise
+        # Written before dictionaries were widened, with more values than its indexes can count.
+        table = pq.ParquetFile(pa.BufferReader(data), metadata=_without_arrow_schema(data)).read()
+    return table if table.schema.equals(widened) else table.cast(widened)
+
+
+def _without_arrow_schema(data: Buffer) -> pq.FileMetaData:
+    """What the footer of a Parquet file says, but for the Arrow schema, which decides what columns are decoded to."""
+    whole = memoryview(data)
+    footer_bytes = int.from_bytes(whole[-8:-4], "little") + 8
+    footer = bytes(whole[-footer_bytes:]).replace(_ARROW_SCHEMA, _ARROW_SCHEMA.lower())
+    return pq.read_metadata(pa.BufferReader(_PARQUET_MAGIC + footer))
+
+
 def _in_schema(store: Store, snapshot: TableSnapshot, file: DataFile) -> pa.Table:
     """A file's rows with the table's columns and types, and in an upsert table the version column besides."""
     schema = snapshot.info.arrow_schema
@@ -118,7 +149,7 @@ def _newest_rows(table: pa.Table, keys: tuple[str, ...]) -> pa.Table:
 
     columns = table.select([*keys, VERSION_COLUMN])
     # Polars groups nulls and equal floats as one key; only key columns go through it, so types stay Arrow's.
-    frame = pl.from_arrow(columns)
+    frame = pl.from_arrow(columns.cast(pa.schema([f.with_type(decoded_type(f.type)) for f in columns.schema])))
     assert isinstance(frame, pl.DataFrame)
     newest = (
         frame.with_row_index(_ROW_NUMBER)

@@ -21,6 +21,7 @@ from typing import Literal
 import pyarrow as pa
 
 from tidegate.storage.codec import decode, encode, wire
+from tidegate.storage.dictionaries import check_dictionaries, widened_schema
 from tidegate.storage.envelope import seal, unseal
 from tidegate.storage.errors import (
     AlreadyExistsError,
@@ -56,7 +57,10 @@ class TableInfo:
 
     @staticmethod
     def of(schema: pa.Schema, mode: TableMode, keys: tuple[str, ...] = ()) -> TableInfo:
-        """Info of a table with these columns. TableError for keys that do not fit mode or schema."""
+        """Info of a table with these columns.
+
+        TableError for keys that do not fit mode or schema, and for a dictionary column that a table cannot hold.
+        """
         if (mode == "upsert") != bool(keys):
             raise TableError(f"a table in {mode} mode with keys {keys!r}: give keys for upsert, and only then")
         if len(set(schema.names)) < len(schema.names):
@@ -64,12 +68,13 @@ class TableInfo:
         missing = [key for key in keys if key not in schema.names]
         if missing:
             raise TableError(f"key column {missing[0]!r} is not among the table's columns {schema.names}")
-        return TableInfo(schema.serialize().to_pybytes(), mode, keys)
+        check_dictionaries(schema)
+        return TableInfo(widened_schema(schema).serialize().to_pybytes(), mode, keys)
 
     @property
     def arrow_schema(self) -> pa.Schema:
-        """The schema as Arrow knows it."""
-        return pa.ipc.read_schema(pa.py_buffer(self.schema))
+        """The schema as Arrow knows it; dictionaries are widened, also in a table that is older than that rule."""
+        return widened_schema(pa.ipc.read_schema(pa.py_buffer(self.schema)))
 
 
 @wire

@@ -22,6 +22,7 @@ from typing import Any, Self, TypeVar
 import pyarrow as pa
 
 from tidegate.actors.operators.keys import Key, KeyCodec, keyed_table
+from tidegate.storage.dictionaries import widened, widened_type
 from tidegate.storage.errors import ConfigurationError, CorruptionError
 from tidegate.storage.state import StateTable
 
@@ -80,6 +81,7 @@ class KeyedState(ABC):
 
     def load(self, codec: KeyCodec, rows: pa.RecordBatch) -> None:
         """Add the rows of a stored table. CorruptionError if they are of another type, or a key comes twice."""
+        rows = widened(rows)
         expected = pa.schema([*codec.schema, pa.field(self.name, self.column_type)])
         if not rows.schema.equals(expected):
             raise CorruptionError(
@@ -276,10 +278,10 @@ class _Typed:
     def __init__(self, name: str, dtype: pa.DataType) -> None:
         if not isinstance(dtype, pa.DataType):
             raise ConfigurationError(f"state {name!r} needs an Arrow type such as pa.int64(), not {dtype!r}")
-        self.dtype = dtype
+        self.dtype = widened_type(dtype)  # the values of all keys meet in one column
         self._name = name
-        self._nested = pa.types.is_nested(dtype)
-        self._exact = {pa.int64(): int, pa.float64(): float, pa.string(): str, pa.bool_(): bool}.get(dtype)
+        self._nested = pa.types.is_nested(self.dtype)
+        self._exact = {pa.int64(): int, pa.float64(): float, pa.string(): str, pa.bool_(): bool}.get(self.dtype)
 
     def taken(self, value: Any) -> Any:
         """The value as a checkpoint would give it back. TypeError if it is None or not of the type."""

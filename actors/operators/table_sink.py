@@ -4,7 +4,8 @@ Rules: in mode `append` every row is staged once. In mode `upsert` a file holds 
 every row of it a version in the hidden column `_tidegate_version`: a later file of a key has a greater one. A
 key's rows all come to one subtask, so a counter per subtask is enough; when the parallelism changes, keys
 move, so every subtask goes on from the greatest counter of all (UNION state). A barrier empties the buffer
-first: rows are never in a snapshot.
+first: rows are never in a snapshot. Dictionary columns are widened as they come in (`storage/dictionaries.py`): the
+batches of a file may together have more distinct values than the indexes of one of them can count.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from tidegate.actors.kernels.partition import compact, gather
 from tidegate.actors.operators.base import Emit, Operator, OperatorContext
 from tidegate.actors.operators.blame import blame
 from tidegate.actors.operators.schemas import PinnedSchema
+from tidegate.storage.dictionaries import widened
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.metadata import StateKind
 from tidegate.storage.state import OperatorSnapshot, StateTable
@@ -94,7 +96,7 @@ class TableSink(Operator):
             if VERSION_COLUMN in batch.schema.names:
                 raise ConfigurationError(f"{VERSION_COLUMN!r} is tidegate's own column; rename yours")
             key_forms(batch.slice(0, 0), self._keys)
-            kept = compact(self._pinned.conform(batch))
+            kept = compact(self._pinned.conform(widened(batch)))
         self._pending.append(kept)
         self._pending_bytes += kept.nbytes
 
