@@ -1,12 +1,11 @@
 """Rules broken where no part of a `Protocol` reaches: transition tables, plans, what is restored, timers, savepoints.
 
-Each is a patch that holds while a seed runs. `UNASKED` is a drawn scenario in which a message is lost at a certain
-place, as in few others.
+Each is a patch that holds while a seed runs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any
@@ -25,18 +24,9 @@ from tidegate.actors.operators.timers import TimerQueue, Timers
 from tidegate.actors.runtimes import restore_in_flight
 from tidegate.actors.task.inputs import InputChannel
 from tidegate.actors.task.outputs import OutputGate
-from tidegate.simulation.draw import Scenario
 from tidegate.storage import savepoint
 
 Patch = Callable[[], AbstractContextManager[Any]]
-
-_VALUES: dict[str, Hashable] = {
-    "topology": "join", "mode": "exactly-once", "alignment": "unaligned", "max_concurrent": 1, "interval_ms": 1000,
-    "min_pause_ms": 0, "timeout_ms": 10000, "retained": 1, "tolerable": 3, "retention": "no_externalized_checkpoints",
-    "buffers": "tiny", "turn_rows": 3, "width": "one", "faults": "network", "ask": "checkpoint", "ending": "suspend",
-    "then": "same", "hooks": "one",
-}  # fmt: skip
-UNASKED = Scenario(812, _VALUES, 56, (1, 1, 1, 1), (1, 1, 1, 1), 542, 1240, 200)
 
 
 # --- transition tables ------------------------------------------------------------------------------------------------

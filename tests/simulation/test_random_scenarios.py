@@ -11,16 +11,25 @@ from collections.abc import Iterator
 
 import pytest
 from broken import BROKEN
-from broken_rules import UNASKED
 from pipelines import keyed
 
 from tidegate.actors.simulation.coverage import ROWS
-from tidegate.simulation.draw import CONTRADICTIONS, all_pairs, draw, pairs_of
+from tidegate.simulation.draw import CONTRADICTIONS, Scenario, all_pairs, draw, pairs_of
 from tidegate.simulation.scenarios import simulate_scenario
 from tidegate.testing import Faults, SimulationReport, simulate, simulate_random
 
 SEEDS = range(40)
 SEEDS_FOR_ALL_PAIRS = 700
+_INDUCED_STOP = Scenario(
+    seed=5648,
+    values={
+        "topology": "induced", "mode": "exactly-once", "alignment": "unaligned", "max_concurrent": 1,
+        "interval_ms": 250, "min_pause_ms": 100, "timeout_ms": 10000, "retained": 3, "tolerable": 3,
+        "retention": "retain_on_cancellation", "buffers": "tiny", "turn_rows": 1000, "width": "one",
+        "faults": "network", "ask": "savepoint", "ending": "terminate", "then": "same", "hooks": "none",
+    },
+    rows=51, widths=(1, 1, 1, 1), then_widths=(1, 1, 1, 1), ask_at_ms=1107, end_at_ms=345, aligned_timeout_ms=200,
+)  # fmt: skip
 SEEDS_ELSEWHERE = (2, 5, 11)
 _TRACES = """
 import hashlib, logging, sys
@@ -54,9 +63,9 @@ def test_no_random_scenario_violates_an_invariant(reports: list[SimulationReport
     assert not violated, violated[0]
 
 
-def test_a_lost_grant_does_not_stop_a_channel_for_ever() -> None:
-    """The sender is out of credit, unaligned checkpoints overtake what it cannot send: it must get its grant again."""
-    report = simulate_scenario(UNASKED, shrink=False)
+def test_an_induced_source_is_drained_before_the_savepoint() -> None:
+    """A stop with a drain: what the aggregate wrote stays, and the source is not read on after a restore."""
+    report = simulate_scenario(_INDUCED_STOP, shrink=False)
     assert report.ok, report
 
 
