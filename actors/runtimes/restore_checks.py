@@ -122,8 +122,8 @@ def _check_finished(metadata: CheckpointMetadata, graph: JobGraph) -> None:
 def _may_feed(upstream: _Finished, downstream: _Finished, edge: JobEdge) -> bool:
     if downstream is _Finished.NONE or upstream is _Finished.FULLY:
         return True
-    # Subtask i of a forward edge depends on subtask i alone, so some on both sides may have finished. A forward edge is
-    # rebalanced where the parallelism has changed since: what is left goes to what is left of the operator all the same.
+    # Subtask i of a forward edge depends on subtask i alone, so some on both sides may have finished. A forward edge
+    # is rebalanced where the parallelism has changed since: what is left goes to what is left of the operator.
     was_pointwise = edge.partitioning.kind in (PartitioningKind.FORWARD, PartitioningKind.REBALANCE)
     return downstream is _Finished.PARTLY and was_pointwise and upstream is _Finished.PARTLY
 
