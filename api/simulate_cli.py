@@ -70,15 +70,13 @@ def simulate_command(
         drop=drop,
         delay=delay,
     )
-    # What a simulated coordinator warns of is what the simulation does to it on purpose.
-    logging.getLogger("tidegate").setLevel(logging.CRITICAL)
     work = _Work(pipeline, faults, parallelism)
     totals: Counter[str] = Counter()
     runs: Counter[str] = Counter()
     times: Counter[str] = Counter()
     violated: list[int] = []
     numbers = range(first, last + 1)
-    with _reports(work, numbers, workers) as reports:
+    with _quiet(), _reports(work, numbers, workers) as reports:
         for report in track(reports, f"seeds {first}..{last}", total=len(numbers), console=console):
             totals["checkpoints"] += report.checkpoints
             totals["restarts"] += report.restarts
@@ -98,6 +96,18 @@ def simulate_command(
         what = "--random" if pipeline is None else pipeline
         console.print(f"replay with: tidegate simulate {what} --seeds {min(violated)}")
         raise typer.Exit(1)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """What a simulated coordinator warns of is what the simulation does to it on purpose."""
+    logger = logging.getLogger("tidegate")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 @contextmanager

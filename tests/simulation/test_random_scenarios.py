@@ -40,7 +40,7 @@ for seed in sys.argv[1:]:
 """
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(autouse=True, scope="module")
 def _quiet() -> Iterator[None]:
     """Simulated faults are no news."""
     logger = logging.getLogger("tidegate")
@@ -51,9 +51,8 @@ def _quiet() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def reports() -> list[SimulationReport]:
+def reports(_quiet: None) -> list[SimulationReport]:
     """One report for each of the seeds."""
-    logging.getLogger("tidegate").setLevel(logging.CRITICAL)
     return [simulate_random(seed) for seed in SEEDS]
 
 
