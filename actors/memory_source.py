@@ -17,7 +17,13 @@ class MemorySource:
     def __init__(self, data: pa.Table, splits: int) -> None:
         if splits < 1:
             raise ConfigurationError(f"from_batches(splits={splits}): at least 1 is needed")
-        self._batch = data.combine_chunks().to_batches()
+        try:
+            self._batch = data.combine_chunks().to_batches()
+        except pa.ArrowInvalid as error:
+            raise ConfigurationError(
+                f"from_batches: the batches cannot be joined: {error}; where a dictionary column has more values in "
+                "all batches than its index type can count, cast it to pa.dictionary(pa.int32(), ...) first"
+            ) from error
         self._schema = data.schema
         self._rows = data.num_rows
         self._splits = splits

@@ -63,3 +63,12 @@ def test_data_may_come_as_batches() -> None:
         MemorySource.of([], 1)
     with pytest.raises(ConfigurationError, match=r"splits=0"):
         MemorySource.of(pa.table({"x": [1]}), 0)
+
+
+def test_batches_whose_dictionaries_cannot_be_joined_are_refused_with_advice() -> None:
+    """pandas categoricals have int8 indexes, which cannot count the values of many batches together."""
+    small = pa.dictionary(pa.int8(), pa.string())
+    batches = [pa.record_batch({"c": pa.array([f"{start + i}" for i in range(100)], small)}) for start in (0, 1_000)]
+
+    with pytest.raises(ConfigurationError, match=r"cannot be joined.*int32"):
+        MemorySource.of(batches, splits=1)
