@@ -15,6 +15,7 @@ from tidegate.actors.task import instructions as do
 from tidegate.actors.task.descriptor import TaskDescriptor
 from tidegate.storage.errors import StorageError
 from tidegate.storage.in_flight import ChannelEnd, InFlightRows, write_in_flight
+from tidegate.storage.metadata import StateHandle
 from tidegate.storage.state_file import write_state
 from tidegate.storage.store import Store
 from tidegate.storage.table_files import write_data_file
@@ -93,8 +94,7 @@ class TaskEffects:
             )
         except StorageError as error:
             return ev.SnapshotFailed(self._now_ms(), instruction.checkpoint_id, str(error))
-        if self._closed and handle is not None:
-            self.discard(do.DiscardState(handle))
+        if self._is_too_late(handle):
             return None
         return ev.SnapshotPersisted(self._now_ms(), instruction.checkpoint_id, handle, sync_ms)
 
@@ -126,9 +126,8 @@ class TaskEffects:
                 inline_bytes_max=self._context.options.inline_bytes_max,
             )
         except StorageError as error:
-            return ev.SnapshotFailed(self._now_ms(), instruction.checkpoint_id, str(error))
-        if self._closed and handle is not None:
-            self.discard(do.DiscardState(handle))
+            return ev.SnapshotFailed(self._now_ms(), instruction.checkpoint_id, str(error), channels=True)
+        if self._is_too_late(handle):
             return None
         return ev.ChannelStatePersisted(self._now_ms(), instruction.checkpoint_id, handle)
 
@@ -157,6 +156,13 @@ class TaskEffects:
             self._closed = True
             if self._reader is not None and not self._reading:
                 self._reader.close()
+
+    def _is_too_late(self, handle: StateHandle | None) -> bool:
+        """Whether the task was closed while its state was written: nobody will refer to that, so it is deleted."""
+        if not self._closed or handle is None:
+            return False
+        self.discard(do.DiscardState(handle))
+        return True
 
     @staticmethod
     def _delete(store: Store, path: str) -> None:

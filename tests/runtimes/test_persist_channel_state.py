@@ -96,7 +96,7 @@ def test_nothing_in_flight_is_no_handle(store: FileSystemStore) -> None:
 
 
 def test_a_storage_that_fails_fails_the_snapshot(store: FileSystemStore) -> None:
-    """The task is told which snapshot and why; it does not fail itself."""
+    """The task is told which snapshot, which part of it and why; it does not fail itself."""
 
     class Full(FileSystemStore):
         def write(self, path: str, chunks: object) -> int:
@@ -104,7 +104,7 @@ def test_a_storage_that_fails_fails_the_snapshot(store: FileSystemStore) -> None
 
     failed = effects(store.url, opened=Full).persist_channel_state(STORED)
 
-    assert failed == ev.SnapshotFailed(7, CheckpointId(5), "disk full")
+    assert failed == ev.SnapshotFailed(7, CheckpointId(5), "disk full", channels=True)
 
 
 def test_what_a_closed_task_still_writes_is_deleted(store: FileSystemStore) -> None:
