@@ -8,7 +8,8 @@ won. Rules: a file appears complete or not at all; `create` never replaces; a na
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import fsspec
@@ -16,6 +17,15 @@ import fsspec
 from tidegate.storage.store import Buffer
 
 TEMPORARY_PREFIX = ".tmp-"
+
+
+@dataclass(frozen=True, slots=True)
+class FileInfo:
+    """A file below a folder: its path from there, its size, and when it was written, where the storage knows."""
+
+    path: str
+    size_bytes: int
+    modified_at_ms: int | None = None
 
 
 class Files(Protocol):
@@ -51,6 +61,10 @@ class Files(Protocol):
 
     def delete_temporary(self, key: str) -> int:
         """Delete what interrupted writes left under a folder; its writers must be dead. Returns how many."""
+        ...
+
+    def walk(self, key: str) -> Iterator[FileInfo]:
+        """All files at any depth below a folder, in any order, unfinished ones left out."""
         ...
 
 
@@ -107,3 +121,11 @@ class MemoryFiles:
 
     def delete_temporary(self, key: str) -> int:
         return 0
+
+    def walk(self, key: str) -> Iterator[FileInfo]:
+        prefix = key.rstrip("/") + "/"
+        with self._lock:
+            found: dict[str, dict[str, Any]] = self._fs.find(key, detail=True)
+        for path, info in found.items():
+            if path.startswith(prefix):
+                yield FileInfo(path[len(prefix) :], info["size"], int(info["created"].timestamp() * 1000))

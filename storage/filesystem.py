@@ -19,11 +19,12 @@ from tidegate.storage.errors import (
     NotFoundError,
     StorageError,
 )
-from tidegate.storage.files import TEMPORARY_PREFIX, Files, MemoryFiles
+from tidegate.storage.files import TEMPORARY_PREFIX, FileInfo, Files, MemoryFiles
 from tidegate.storage.local_files import LocalFiles
 from tidegate.storage.store import Buffer, Store
 
 TIMEOUT_MS_DEFAULT = 60_000
+WRITE_TIMEOUT_MS_DEFAULT = 600_000
 
 
 class FileSystemStore:
@@ -94,6 +95,12 @@ class FileSystemStore:
         with self._reported("clean", prefix):
             return self._files.delete_temporary(key)
 
+    def walk(self, prefix: str) -> list[FileInfo]:
+        """All files at any depth below a folder, sorted by path (which is from the folder on)."""
+        key = self._folder_key(prefix)
+        with self._reported("list", prefix):
+            return sorted(self._files.walk(key), key=lambda file: file.path)
+
     def _key(self, path: str) -> str:
         parts = path.split("/")
         if any(part in ("", ".", "..") or part.startswith(TEMPORARY_PREFIX) for part in parts) or "\0" in path:
@@ -119,9 +126,10 @@ class FileSystemStore:
 def open_store(url: str, **options: object) -> FileSystemStore:
     """Open a store by url: `/folder` or `file:///folder`, `s3://bucket/prefix`, or `memory://name`.
 
-    Options for S3 are those of s3fs (`key`, `secret`, `endpoint_url`, …) and `timeout_ms`, which bounds each
-    request (default 60,000 ms); without them the usual AWS environment variables count. Nothing is read or
-    written yet. Raises ConfigurationError for another scheme or a wrong option.
+    Options for S3 are those of s3fs (`key`, `secret`, `endpoint_url`, …), `timeout_ms`, which bounds each request
+    (default 60,000 ms), and `write_timeout_ms`, which bounds a whole write (default 600,000 ms); without them the
+    usual AWS environment variables count. Nothing is read or written yet. Raises ConfigurationError for another
+    scheme or a wrong option.
     """
     return FileSystemStore(url, **options)
 
@@ -181,13 +189,20 @@ def _open_files(url: str, options: dict[str, object]) -> tuple[str, str, Files]:
         from tidegate.storage.s3_files import S3Files
 
         more = dict(options)
-        timeout_ms = more.pop("timeout_ms", TIMEOUT_MS_DEFAULT)
-        if not isinstance(timeout_ms, int) or timeout_ms <= 0:
-            raise ConfigurationError(f"timeout_ms={timeout_ms!r} for {url}: give a positive number of milliseconds")
-        return f"s3://{rest}", rest, S3Files(more, timeout_ms)
+        timeout_ms = _milliseconds(more, "timeout_ms", TIMEOUT_MS_DEFAULT, url)
+        write_timeout_ms = _milliseconds(more, "write_timeout_ms", WRITE_TIMEOUT_MS_DEFAULT, url)
+        return f"s3://{rest}", rest, S3Files(more, timeout_ms, write_timeout_ms)
     raise ConfigurationError(
         f"tidegate cannot store at {url!r}: {scheme!r} is not one of '/folder', 'file://', 's3://', 'memory://'"
     )
+
+
+def _milliseconds(options: dict[str, object], name: str, default: int, url: str) -> int:
+    """Take an option that is a duration out of the others."""
+    value = options.pop(name, default)
+    if not isinstance(value, int) or value <= 0:
+        raise ConfigurationError(f"{name}={value!r} for {url}: give a positive number of milliseconds")
+    return value
 
 
 def _refuse_options(url: str, options: dict[str, object]) -> None:

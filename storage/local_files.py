@@ -11,10 +11,10 @@ from __future__ import annotations
 import os
 import shutil
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
 
-from tidegate.storage.files import TEMPORARY_PREFIX
+from tidegate.storage.files import TEMPORARY_PREFIX, FileInfo
 from tidegate.storage.store import Buffer
 
 _ExcInfo = tuple[type[BaseException], BaseException, TracebackType]
@@ -82,6 +82,18 @@ class LocalFiles:
                     _unlink_if_there(os.path.join(folder, name))
                     count += 1
         return count
+
+    def walk(self, key: str) -> Iterator[FileInfo]:
+        for folder, _, names in os.walk(key):
+            for name in names:
+                path = os.path.join(folder, name)
+                if name.startswith(TEMPORARY_PREFIX):
+                    continue
+                try:
+                    status = os.stat(path)
+                except FileNotFoundError:
+                    continue
+                yield FileInfo(os.path.relpath(path, key), status.st_size, status.st_mtime_ns // 1_000_000)
 
 
 def _temporary_name(key: str) -> str:

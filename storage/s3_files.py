@@ -1,132 +1,95 @@
-"""S3 through s3fs, with its traps closed.
+"""Files on S3: objects by `bucket/key`. How requests are made, bounded and repeated is in `s3_requests.py`.
 
 Rules kept here:
 
-- No call waits for ever: connect and read timeouts, few retries with back-off, and a bound around each whole
-  call. The `Expect: 100-continue` handler is removed, because botocore waits for the answer to it without any
-  timeout.
 - A conditional create is tried once. A retry of a create that did arrive would find its own file and report a
   loss; only answers that say "not applied, try again" (409, 503) are tried again, and they are bounded too.
 - A lost create shows as FileExistsError or as a bare EINVAL, depending on the server: both are told by status
   412.
-- An upload in parts becomes visible when it is completed, and is aborted otherwise.
-- The region comes from the environment: `client_kwargs={"region_name": …}` would be ignored by parts of the
-  stack.
+- A large file is uploaded in parts, several at a time; at most `PARTS_IN_MEMORY_MAX` of them are in memory. It becomes
+  visible when the upload is completed, and the upload is aborted otherwise. The upload carries a mark, so that one
+  whose completion was not answered is told from one that did not happen.
+- A whole write has a bound of its own, however many parts it has.
+- A name is asked for by name. Listings are for those who ask for a listing.
 """
 
 from __future__ import annotations
 
 import errno
+import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+import uuid
+from collections.abc import Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from itertools import chain
-from typing import Any, TypeVar
+from typing import Any
 
-from aiohttp import ClientError as HttpError
-from botocore.exceptions import BotoCoreError, ClientError
-from botocore.handlers import add_expect_header
-from fsspec.asyn import sync
-from fsspec.exceptions import FSTimeoutError
-from s3fs import S3FileSystem
-
-from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.files import FileInfo
+from tidegate.storage.s3_requests import S3Requests, status_of
 from tidegate.storage.store import Buffer
 
-T = TypeVar("T")
-
 PART_BYTES = 16 * 1024 * 1024
+PARTS_IN_MEMORY_MAX = 4
+"""One that is being filled, the others on their way."""
 CREATE_TRIES_MAX = 5
 _NOT_APPLIED_STATUS = (409, 503)
-_FORBIDDEN_REGION = (
-    "give the S3 region by the environment variable AWS_DEFAULT_REGION, not by client_kwargs={'region_name': …}"
-)
+_UPLOAD_MARK = "tidegate-upload"
 
-
-class _S3FileSystem(S3FileSystem):  # type: ignore[misc]
-    """s3fs whose client, also one made anew after a closed session, never waits for `100 Continue`."""
-
-    _without_expect: object = None
-
-    async def set_session(self, refresh: bool = False, kwargs: dict[str, Any] | None = None) -> Any:
-        client = await super().set_session(refresh, kwargs or {})
-        # _s3 rather than the return value: s3fs calls this before each request and returns either.
-        if self._s3 is not None and self._s3 is not self._without_expect:
-            self._s3.meta.events.unregister("before-call.s3", add_expect_header)
-            self._without_expect = self._s3
-        return client
+_logger = logging.getLogger(__name__)
 
 
 class S3Files:
     """Objects by `bucket/key`. Credentials, endpoint and region come from the options or the environment."""
 
-    def __init__(self, options: dict[str, Any], timeout_ms: int) -> None:
-        """`options` are s3fs's (`key`, `secret`, …); `timeout_ms` bounds each request, retries included."""
-        options = dict(options)
-        if "region_name" in (options.get("client_kwargs") or {}):
-            raise ConfigurationError(_FORBIDDEN_REGION)
-        self._timeout_s = timeout_ms / 1000
-        config = {"connect_timeout": self._timeout_s / 4, "read_timeout": self._timeout_s / 3}
-        config.update(options.pop("config_kwargs", {}))
-        options.pop("asynchronous", None)
-        options["use_listings_cache"] = False
-        self._retrying = _S3FileSystem(
-            config_kwargs=config | {"retries": {"mode": "standard", "total_max_attempts": 3}}, **options
-        )
-        self._once = _S3FileSystem(config_kwargs=config | {"retries": {"total_max_attempts": 1}}, **options)
-        # s3fs has a retry loop of its own around botocore's.
-        self._retrying.retries = 2
-        self._once.retries = 1
+    def __init__(self, options: dict[str, Any], timeout_ms: int, write_timeout_ms: int) -> None:
+        """`options` are s3fs's (`key`, `secret`, …).
+
+        `timeout_ms` bounds each request, retries included; `write_timeout_ms` bounds a whole write.
+        """
+        self._requests = S3Requests(options, timeout_ms)
+        self._write_timeout_s = write_timeout_ms / 1000
 
     def write(self, key: str, chunks: Iterable[Buffer]) -> int:
+        deadline_s = time.monotonic() + self._write_timeout_s
         where = _address(key)
         parts = _parts(chunks)
-        first, second = next(parts, b""), next(parts, None)
+        first, second = next(parts, bytearray()), next(parts, None)
         if second is None:
-            self._call("put_object", Body=first, **where)
+            self._requests.call("put_object", Body=first, **where)
             return len(first)
-        return self._upload(where, chain((first, second), parts))
+        whole = chain((first, second), parts)
+        # Nothing here keeps the first parts alive while the others are uploaded.
+        del first, second
+        return self._upload(where, whole, deadline_s)
 
     def create(self, key: str, data: Buffer) -> bool:
-        body = bytes(data)
-        for attempt in range(CREATE_TRIES_MAX):
-            try:
-                self._bounded(
-                    self._once,
-                    lambda: self._once._call_s3("put_object", Body=body, IfNoneMatch="*", **_address(key)),
-                )
-                return True
-            except OSError as error:
-                if _is_lost_create(error):
-                    return False
-                if _status(error) not in _NOT_APPLIED_STATUS or attempt + 1 == CREATE_TRIES_MAX:
-                    raise
-                time.sleep(0.05 * 2**attempt)
-        raise AssertionError("unreachable")
+        try:
+            self._requests.call_decisive(
+                "put_object", CREATE_TRIES_MAX, _NOT_APPLIED_STATUS, Body=bytes(data), IfNoneMatch="*", **_address(key)
+            )
+        except OSError as error:
+            if _is_lost_create(error):
+                return False
+            raise
+        return True
 
     def read(self, key: str, offset: int, length: int | None) -> bytes:
         where = _address(key)
         if length == 0:
-            self._call("head_object", **where)
+            self._requests.call("head_object", **where)
             return b""
         if offset or length is not None:
             where["Range"] = f"bytes={offset}-{'' if length is None else offset + length - 1}"
-
-        async def get() -> bytes:
-            response = await self._retrying._call_s3("get_object", **where)
-            async with response["Body"] as body:
-                data = await body.read()
-            return bytes(data)
-
         try:
-            return self._bounded(self._retrying, get)
+            return self._requests.get(**where)
         except OSError as error:
-            if _status(error) == 416:
+            if status_of(error) == 416:
                 return b""
             raise
 
     def exists(self, key: str) -> bool:
         try:
-            self._call("head_object", **_address(key))
+            self._requests.call("head_object", **_address(key))
         except FileNotFoundError:
             return False
         return True
@@ -141,7 +104,7 @@ class S3Files:
         return [name for name in names if name]
 
     def delete(self, key: str) -> None:
-        self._call("delete_object", **_address(key))
+        self._requests.call("delete_object", **_address(key))
 
     def delete_tree(self, key: str) -> None:
         bucket = _address(key)["Bucket"]
@@ -149,51 +112,102 @@ class S3Files:
             objects = [{"Key": item["Key"]} for item in page.get("Contents", ())]
             if not objects:
                 continue
-            answer = self._call("delete_objects", Bucket=bucket, Delete={"Objects": objects, "Quiet": True})
+            answer = self._requests.call("delete_objects", Bucket=bucket, Delete={"Objects": objects, "Quiet": True})
             if answer.get("Errors"):
                 failed = answer["Errors"][0]
                 raise OSError(errno.EIO, f"cannot delete {failed.get('Key')}: {failed.get('Message')}")
 
     def delete_temporary(self, key: str) -> int:
-        return 0
+        count = 0
+        query = {"Bucket": _address(key)["Bucket"], "Prefix": _folder_prefix(key)}
+        while True:
+            page = self._requests.call("list_multipart_uploads", **query)
+            for upload in page.get("Uploads", ()):
+                where = {"Bucket": query["Bucket"], "Key": upload["Key"]}
+                self._requests.call("abort_multipart_upload", UploadId=upload["UploadId"], **where)
+                count += 1
+            following = {"KeyMarker": page.get("NextKeyMarker"), "UploadIdMarker": page.get("NextUploadIdMarker")}
+            if not page.get("IsTruncated") or not all(following.values()):
+                return count
+            query.update(following)
 
-    def _upload(self, where: dict[str, Any], parts: Iterator[bytes]) -> int:
-        upload = {"UploadId": self._call("create_multipart_upload", **where)["UploadId"], **where}
-        done: list[dict[str, object]] = []
+    def walk(self, key: str) -> Iterator[FileInfo]:
+        prefix = _folder_prefix(key)
+        for page in self._pages(key):
+            for item in page.get("Contents", ()):
+                # Some tools leave an object named like the folder itself.
+                if name := item["Key"][len(prefix) :]:
+                    yield FileInfo(name, item["Size"], int(item["LastModified"].timestamp() * 1000))
+
+    def _upload(self, where: dict[str, Any], parts: Iterator[bytearray], deadline_s: float) -> int:
+        mark = uuid.uuid4().hex
+        answer = self._requests.call("create_multipart_upload", Metadata={_UPLOAD_MARK: mark}, **where)
+        upload = {"UploadId": answer["UploadId"], **where}
+        on_their_way: dict[Future[Any], int] = {}
+        tags: dict[int, str] = {}
         size_bytes = 0
         try:
             for number, part in enumerate(parts, start=1):
-                answer = self._call("upload_part", PartNumber=number, Body=part, **upload)
-                done.append({"PartNumber": number, "ETag": answer["ETag"]})
+                self._collect(on_their_way, tags, PARTS_IN_MEMORY_MAX - 2, deadline_s)
+                on_their_way[self._requests.start("upload_part", PartNumber=number, Body=part, **upload)] = number
                 size_bytes += len(part)
-            self._call("complete_multipart_upload", MultipartUpload={"Parts": done}, **upload)
+                del part
+            self._collect(on_their_way, tags, 0, deadline_s)
+            self._complete(upload, [{"PartNumber": n, "ETag": tags[n]} for n in sorted(tags)], where, mark)
         except BaseException:
-            self._call("abort_multipart_upload", **upload)
+            for request in on_their_way:
+                request.cancel()
+            self._abort(upload)
             raise
         return size_bytes
+
+    def _collect(
+        self, on_their_way: dict[Future[Any], int], tags: dict[int, str], left_max: int, deadline_s: float
+    ) -> None:
+        """Wait until at most `left_max` parts are on their way; note the tags of those that have arrived."""
+        while True:
+            left_s = deadline_s - time.monotonic()
+            if left_s <= 0:
+                raise TimeoutError(errno.ETIMEDOUT, f"the write was not over within {self._write_timeout_s:g} s")
+            if len(on_their_way) <= left_max:
+                return
+            for request in wait(on_their_way, left_s, FIRST_COMPLETED).done:
+                tags[on_their_way.pop(request)] = self._requests.wait_for(request)["ETag"]
+
+    def _complete(
+        self, upload: dict[str, Any], parts: list[dict[str, object]], where: dict[str, Any], mark: str
+    ) -> None:
+        try:
+            self._requests.call("complete_multipart_upload", MultipartUpload={"Parts": parts}, **upload)
+        except OSError as error:
+            # It may have happened, unanswered: another attempt then finds no such upload.
+            try:
+                there = self._requests.call("head_object", **where).get("Metadata", {}).get(_UPLOAD_MARK)
+            except OSError:
+                raise error from None
+            if there != mark:
+                raise
+
+    def _abort(self, upload: dict[str, Any]) -> None:
+        try:
+            self._requests.call("abort_multipart_upload", **upload)
+        except OSError as error:
+            _logger.warning(
+                "Could not abort the upload of s3://%s/%s, whose parts take up space until somebody does: %s",
+                upload["Bucket"],
+                upload["Key"],
+                error,
+            )
 
     def _pages(self, key: str, **more: object) -> Iterator[dict[str, Any]]:
         query = {"Bucket": _address(key)["Bucket"], "Prefix": _folder_prefix(key), **more}
         while True:
-            page: dict[str, Any] = self._call("list_objects_v2", **query)
+            page: dict[str, Any] = self._requests.call("list_objects_v2", **query)
             yield page
             following = page.get("NextContinuationToken")
             if not page.get("IsTruncated") or following in (None, query.get("ContinuationToken")):
                 return
             query["ContinuationToken"] = following
-
-    def _call(self, operation: str, **arguments: object) -> Any:
-        return self._bounded(self._retrying, lambda: self._retrying._call_s3(operation, **arguments))
-
-    def _bounded(self, fs: _S3FileSystem, request: Callable[[], Awaitable[T]]) -> T:
-        try:
-            result: T = sync(fs.loop, request, timeout=self._timeout_s)
-            return result
-        except FSTimeoutError as error:
-            message = f"no answer within {self._timeout_s:g} s; is the endpoint reachable?"
-            raise TimeoutError(errno.ETIMEDOUT, message) from error
-        except (BotoCoreError, HttpError) as error:
-            raise OSError(errno.EIO, str(error)) from error
 
 
 def _address(key: str) -> dict[str, Any]:
@@ -206,8 +220,8 @@ def _folder_prefix(key: str) -> str:
     return f"{name}/" if name else ""
 
 
-def _parts(chunks: Iterable[Buffer]) -> Iterator[bytes]:
-    """Cut chunks into parts of PART_BYTES each, the last one smaller; a large chunk is not copied twice."""
+def _parts(chunks: Iterable[Buffer]) -> Iterator[bytearray]:
+    """Cut chunks into parts of PART_BYTES each, the last one smaller; a part is the taker's alone."""
     pending = bytearray()
     for chunk in chunks:
         view = memoryview(chunk).cast("B")
@@ -215,22 +229,12 @@ def _parts(chunks: Iterable[Buffer]) -> Iterator[bytes]:
             room = PART_BYTES - len(pending)
             pending += view[:room]
             view = view[room:]
-            yield bytes(pending)
-            pending = bytearray()
+            full, pending = pending, bytearray()
+            yield full
+            del full
         pending += view
     if pending:
-        yield bytes(pending)
-
-
-def _status(error: BaseException) -> int | None:
-    """HTTP status of the answer that an error of s3fs was made from, if there was an answer."""
-    cause: BaseException | None = error
-    while cause is not None and not isinstance(cause, ClientError):
-        cause = cause.__cause__
-    if cause is None:
-        return None
-    status = cause.response.get("ResponseMetadata", {}).get("HTTPStatusCode")
-    return int(status) if status is not None else None
+        yield pending
 
 
 def _is_lost_create(error: OSError) -> bool:
@@ -238,4 +242,4 @@ def _is_lost_create(error: OSError) -> bool:
         return True
     # EINVAL alone also stands for a dozen kinds of bad request; only with a 412, or no answer to look at, it
     # is a loss.
-    return error.errno == errno.EINVAL and _status(error) in (412, None)
+    return error.errno == errno.EINVAL and status_of(error) in (412, None)
