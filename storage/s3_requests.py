@@ -6,7 +6,8 @@ Rules kept here:
   given up is cancelled, and does not go on in the background. The `Expect: 100-continue` handler is removed, because
   botocore waits for the answer to it without any timeout.
 - There is one loop of attempts, with a limit and growing pauses, and it covers the body of an answer too. Those of
-  botocore and s3fs are switched off: they would multiply with it, and neither reads bodies.
+  botocore, s3fs and aiohttp are switched off: they would multiply with it, none of them reads bodies, and aiohttp
+  repeats every put whose connection broke, also one that must not be repeated.
 - Only what can pass is tried again: a server that is busy or broken, a connection that broke. A refusal is not.
 - The region comes from the environment: `client_kwargs={"region_name": …}` would be ignored by parts of the stack.
 """
@@ -20,6 +21,7 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
+from aiobotocore.httpsession import AIOHTTPSession
 from aiohttp import ClientError as HttpError
 from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError, IncompleteReadError
 from botocore.exceptions import ConnectionError as NoConnectionError
@@ -52,6 +54,15 @@ _FORBIDDEN_REGION = (
 )
 
 
+class _HttpSession(AIOHTTPSession):  # type: ignore[misc]
+    """Connections of a client, without an attempt of aiohttp's own after one that broke."""
+
+    async def _get_session(self, proxy_url: str | None) -> Any:
+        session = await super()._get_session(proxy_url)
+        session._retry_connection = False
+        return session
+
+
 class _S3FileSystem(S3FileSystem):  # type: ignore[misc]
     """s3fs whose client, also one made anew after a closed session, never waits for `100 Continue`."""
 
@@ -77,7 +88,7 @@ class S3Requests:
         self._timeout_s = timeout_ms / 1000
         config = {"connect_timeout": self._timeout_s / 4, "read_timeout": self._timeout_s / 3}
         config.update(options.pop("config_kwargs", {}))
-        config["retries"] = {"total_max_attempts": 1}
+        config |= {"retries": {"total_max_attempts": 1}, "http_session_cls": _HttpSession}
         options.pop("asynchronous", None)
         options["use_listings_cache"] = False
         self._fs = _S3FileSystem(config_kwargs=config, **options)
