@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 from tidegate.storage.errors import (
@@ -95,7 +95,7 @@ class FileSystemStore:
         with self._reported("clean", prefix):
             return self._files.delete_temporary(key)
 
-    def walk(self, prefix: str) -> list[FileInfo]:
+    def walk(self, prefix: str) -> Sequence[FileInfo]:
         """All files at any depth below a folder, sorted by path (which is from the folder on)."""
         key = self._folder_key(prefix)
         with self._reported("list", prefix):

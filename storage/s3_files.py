@@ -19,7 +19,7 @@ import errno
 import logging
 import time
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from itertools import chain
 from typing import Any
@@ -175,7 +175,7 @@ class S3Files:
                 tags[on_their_way.pop(request)] = self._requests.wait_for(request)["ETag"]
 
     def _complete(
-        self, upload: dict[str, Any], parts: list[dict[str, object]], where: dict[str, Any], mark: str
+        self, upload: dict[str, Any], parts: Sequence[dict[str, object]], where: dict[str, Any], mark: str
     ) -> None:
         try:
             self._requests.call("complete_multipart_upload", MultipartUpload={"Parts": parts}, **upload)

@@ -86,7 +86,7 @@ class S3Requests:
         if "region_name" in (options.get("client_kwargs") or {}):
             raise ConfigurationError(_FORBIDDEN_REGION)
         self._timeout_s = timeout_ms / 1000
-        config = {"connect_timeout": self._timeout_s / 4, "read_timeout": self._timeout_s / 3}
+        config: dict[str, Any] = {"connect_timeout": self._timeout_s / 4, "read_timeout": self._timeout_s / 3}
         config.update(options.pop("config_kwargs", {}))
         config |= {"retries": {"total_max_attempts": 1}, "http_session_cls": _HttpSession}
         options.pop("asynchronous", None)
