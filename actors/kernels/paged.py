@@ -1,0 +1,138 @@
+"""Columns that lie in pages: access to a value by its slot, and what copy-on-write and increments ask of slots.
+
+A page holds the values of `PAGE_ROWS` slots one behind the other; slot s lies in page `s >> PAGE_BITS`. Kernels get the
+pages of a column as an array of their addresses, so that replacing one page (copy-on-write) moves no other.
+
+Rules: whoever hands addresses to a kernel keeps the pages alive meanwhile, and every slot within them. A kernel of this
+module or of `accumulate.py` is the only code that follows an address.
+
+As `jit.py` says of its intrinsics: after a change of one here, delete the `__pycache__` folder of this package.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+from numpy.typing import NDArray
+
+from tidegate.actors.kernels.jit import kernel
+
+PAGE_BITS = 12
+PAGE_ROWS = 1 << PAGE_BITS
+
+Pages = NDArray[np.uintp]
+"""Addresses of the pages of one column."""
+Bitmap = NDArray[np.uint64]
+"""A bit a slot."""
+
+NO_PAGES: Pages = np.zeros(0, dtype=np.uintp)
+"""Of a column without such pages (validity, where nothing is null)."""
+
+
+def _pointer(context: Any, builder: Any, signature: Any, args: Any, value_type: Any) -> Any:
+    """Pointer to the value of a slot: `args` begin with pages and slot."""
+    array = cgutils.create_struct_proxy(signature.args[0])(context, builder, value=args[0])
+    i64 = ir.IntType(64)
+    page = builder.load(builder.gep(array.data, [builder.lshr(args[1], i64(PAGE_BITS))]))
+    values = builder.inttoptr(page, context.get_data_type(value_type).as_pointer())
+    return builder.gep(values, [builder.and_(args[1], i64(PAGE_ROWS - 1))])
+
+
+def _load(typingctx: Any, pages: Any, slot: Any, like: Any) -> Any:
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        pointer = _pointer(context, builder, signature, args, signature.return_type)
+        return builder.load(pointer)
+
+    return (like(pages, types.int64, like), codegen) if pages.dtype == types.uintp else None
+
+
+def _store(typingctx: Any, pages: Any, slot: Any, value: Any) -> Any:
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        pointer = _pointer(context, builder, signature, args, signature.args[2])
+        builder.store(args[2], pointer)
+        return context.get_dummy_value()
+
+    return (types.void(pages, types.int64, value), codegen) if pages.dtype == types.uintp else None
+
+
+load_value = cast(Callable[[Pages, Any, Any], Any], intrinsic(_load))
+"""`load_value(pages, slot, like)`: the value of a slot, of the type that the scalar `like` has."""
+
+store_value = cast(Callable[[Pages, Any, Any], None], intrinsic(_store))
+"""`store_value(pages, slot, value)`: set the value of a slot; the type of `value` must be that of the pages."""
+
+
+def gathered(pages: Pages, slots: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Values of some slots, in new memory; `dtype` is that of the pages."""
+    values = np.empty(len(slots), dtype=dtype)
+    # Kernels know integers of each width: bits are all that is moved.
+    _gather(pages, slots.astype(np.int32, copy=False), values.view(f"i{dtype.itemsize}"))
+    return values
+
+
+def scatter(pages: Pages, slots: NDArray[Any], values: NDArray[Any]) -> None:
+    """Set the values of some slots; the type of `values` is that of the pages."""
+    raw = np.ascontiguousarray(values).view(f"i{values.dtype.itemsize}")
+    _scatter(pages, slots.astype(np.int32, copy=False), raw)
+
+
+def touched_pages(slots: NDArray[np.int32], pins: NDArray[np.int32]) -> NDArray[np.int32]:
+    """Pages that some slots lie in and whose entry in `pins` is not 0, each once."""
+    touched = np.empty(min(len(slots), len(pins)), dtype=np.int32)
+    return touched[: _touched(slots, pins, np.zeros(len(pins), dtype=np.uint8), touched)]
+
+
+@kernel
+def mark_slots(bitmap: Bitmap, slots: NDArray[np.int32]) -> None:
+    """Set the bits of some slots."""
+    for i in range(slots.shape[0]):
+        slot = np.int64(slots[i])
+        bitmap[slot >> 6] |= np.uint64(1) << np.uint64(slot & 63)
+
+
+@kernel
+def revive(flags: Pages, slots: NDArray[np.int32], rows: NDArray[np.int32], revived: NDArray[np.int32]) -> int:
+    """Set the flags (uint8) of the slots that some rows have; those rows whose flag was clear go to `revived`.
+
+    How many these are. No two of the rows have one slot.
+    """
+    found = 0
+    for i in range(rows.shape[0]):
+        slot = slots[rows[i]]
+        if load_value(flags, slot, np.uint8(0)) == np.uint8(0):
+            store_value(flags, slot, np.uint8(1))
+            revived[found] = rows[i]
+            found += 1
+    return found
+
+
+@kernel
+def _gather(pages: Pages, slots: NDArray[np.int32], values: NDArray[Any]) -> None:
+    for i in range(slots.shape[0]):
+        values[i] = load_value(pages, slots[i], values[i])
+
+
+@kernel
+def _scatter(pages: Pages, slots: NDArray[np.int32], values: NDArray[Any]) -> None:
+    for i in range(slots.shape[0]):
+        store_value(pages, slots[i], values[i])
+
+
+@kernel
+def _touched(
+    slots: NDArray[np.int32], pins: NDArray[np.int32], seen: NDArray[np.uint8], touched: NDArray[np.int32]
+) -> int:
+    found = 0
+    for i in range(slots.shape[0]):
+        page = slots[i] >> PAGE_BITS
+        if pins[page] != 0 and not seen[page]:
+            seen[page] = 1
+            touched[found] = page
+            found += 1
+    return found

@@ -1,0 +1,93 @@
+"""Which slots of a state have changed since which snapshot: what an incremental snapshot has to hold.
+
+Rules: one bitmap collects the changes since the last freeze. A freeze closes it under the number of its checkpoint and
+begins an empty one, so it costs nothing that grows with the state. A snapshot on top of checkpoint B holds the bitmaps
+that were closed after B; those up to B are dropped then, because what is built on next is not older. A superset of what
+has changed is always right: beyond `_ENTRIES_MAX` bitmaps the two oldest become one.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tidegate.actors.kernels.paged import Bitmap, mark_slots
+from tidegate.storage.ids import CheckpointId
+
+_ENTRIES_MAX = 16
+_WORDS_MIN = 16
+
+Bitmaps: TypeAlias = tuple[Bitmap, ...]
+"""Slots that are marked in any of them; one may be shorter than there are slots."""
+
+
+class DirtySlots:
+    """Changes of one state, a bit a slot."""
+
+    __slots__ = ("_current", "_history")
+
+    def __init__(self) -> None:
+        self._current: Bitmap = np.zeros(_WORDS_MIN, dtype=np.uint64)
+        self._history: list[tuple[CheckpointId, Bitmap]] = []
+
+    def grow(self, slots: int) -> None:
+        """Slots up to so many may be marked."""
+        words = words_for(slots)
+        if words > len(self._current):
+            larger = np.zeros(max(words, 2 * len(self._current)), dtype=np.uint64)
+            larger[: len(self._current)] = self._current
+            self._current = larger
+
+    def mark(self, slots: NDArray[np.int32]) -> None:
+        """Some slots have changed."""
+        mark_slots(self._current, slots)
+
+    def close(self, checkpoint_id: CheckpointId, base: CheckpointId | None) -> Bitmaps:
+        """End what was collected as that of a checkpoint; with a base, the bitmaps of what has changed since that."""
+        if base is not None:
+            self._history = [entry for entry in self._history if entry[0] > base]
+        self._history.append((checkpoint_id, self._current))
+        self._current = np.zeros(len(self._current), dtype=np.uint64)
+        if len(self._history) > _ENTRIES_MAX:
+            (_, oldest), (number, second) = self._history[:2]
+            self._history[:2] = [(number, union((oldest, second), 0, max(len(oldest), len(second)) * 64))]
+        return tuple(bitmap for _, bitmap in self._history)
+
+    def marked(self, slots: int) -> NDArray[np.bool_]:
+        """Which of the first slots a coming snapshot may have to tell of. O(slots)."""
+        return flags((*(bitmap for _, bitmap in self._history), self._current), 0, slots)
+
+    def rebuild(self, kept: NDArray[np.int32], slots: int) -> None:
+        """Slot i is now what was slot `kept[i]`, of so many slots."""
+
+        def moved(bitmap: Bitmap) -> Bitmap:
+            packed = np.zeros(words_for(len(kept)) * 8, dtype=np.uint8)
+            bits = np.packbits(flags((bitmap,), 0, slots)[kept], bitorder="little")
+            packed[: len(bits)] = bits
+            return packed.view(np.uint64)
+
+        self._history = [(number, moved(bitmap)) for number, bitmap in self._history]
+        self._current = moved(self._current)
+
+
+def words_for(slots: int) -> int:
+    """Words of a bitmap of so many slots."""
+    return slots // 64 + 1
+
+
+def union(bitmaps: Bitmaps, start: int, stop: int) -> Bitmap:
+    """Bits of the slots from `start` to `stop` that are set in any bitmap; `start` is a multiple of 64."""
+    first, last = start // 64, (stop + 63) // 64
+    bits = np.zeros(last - first, dtype=np.uint64)
+    for bitmap in bitmaps:
+        part = bitmap[first:last]
+        bits[: len(part)] |= part
+    return bits
+
+
+def flags(bitmaps: Bitmaps, start: int, stop: int) -> NDArray[np.bool_]:
+    """The same, a flag a slot."""
+    bits = np.unpackbits(union(bitmaps, start, stop).view(np.uint8), bitorder="little", count=stop - start)
+    return bits.view(np.bool_)
