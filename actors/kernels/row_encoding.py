@@ -1,7 +1,8 @@
 """Several key columns as one string of bytes a row, equal exactly when the keys are.
 
 A row is its columns in order: a byte 0 for null, or a byte 1 and then 8 bytes (a word), or 8 bytes of length
-and the bytes themselves. It lives in memory only; checkpoints store the columns.
+and the bytes themselves. No row is the beginning of another one. RocksDB has its keys in this form, and so have
+checkpoints of its files: `storage/rocks/keys.py` reads them, and golden values in the tests pin them.
 """
 
 from __future__ import annotations
@@ -15,9 +16,13 @@ from tidegate.actors.kernels.columns import NO_MASK, Strings, Words
 from tidegate.actors.kernels.jit import kernel
 
 
-def encode_rows(forms: Sequence[Words | Strings], rows: int) -> Strings:
-    """Encode key columns in canonical form (each of `rows` rows). The result has no nulls."""
-    sizes = np.zeros(rows, dtype=np.int64)
+def encode_rows(forms: Sequence[Words | Strings], rows: int, heads: NDArray[np.uint8] | None = None) -> Strings:
+    """Encode key columns in canonical form (each of `rows` rows). The result has no nulls.
+
+    With `heads`, of shape (rows, bytes), each row begins with its head.
+    """
+    head_bytes = 0 if heads is None else heads.shape[1]
+    sizes = np.full(rows, head_bytes, dtype=np.int64)
     for form in forms:
         widths = np.int64(9) if isinstance(form, Words) else np.diff(form.offsets) + 9
         sizes += widths if len(form.valid) == 0 else np.where(form.valid, widths, 1)
@@ -25,6 +30,9 @@ def encode_rows(forms: Sequence[Words | Strings], rows: int) -> Strings:
     np.cumsum(sizes, out=offsets[1:])
     data = np.empty(int(offsets[-1]), dtype=np.uint8)
     cursor = offsets[:-1].copy()
+    if heads is not None:
+        data[cursor[:, None] + np.arange(head_bytes)] = heads
+        cursor += head_bytes
     for form in forms:
         if isinstance(form, Words):
             _encode_words(form.words, form.valid, cursor, data)

@@ -1,0 +1,111 @@
+"""Opens RocksDB databases, and says what went wrong in words of tidegate.
+
+Rules: there is no write-ahead log, because checkpoints are what is durable; block cache and write buffers of a database
+share one bound of memory; every fault of RocksDB comes out as a StorageError that names the folder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import rocksdict
+
+from tidegate.storage.errors import CorruptionError, StorageError
+
+MEMORY_BYTES_MIN = 1024 * 1024
+_FILE_BYTES = 32 * 1024 * 1024
+_BLOCK_BYTES = 8 * 1024
+_OPEN_FILES_MAX = 512
+_LOG_BYTES_MAX = 1024 * 1024
+_BLOOM_BITS = 10
+
+
+@contextmanager
+def reported(what: str, folder: str) -> Iterator[None]:
+    """Faults of RocksDB in the body as StorageError, damaged files as CorruptionError."""
+    try:
+        yield
+    except OSError as error:
+        raise StorageError(f"cannot {what} in the local folder {folder}: {error}{_advice(str(error))}") from error
+    except Exception as error:
+        # RocksDB's faults have no class of their own: anything else that was raised is none of them.
+        if type(error) is not Exception and not isinstance(error, rocksdict.DbClosedError):
+            raise
+        kind = CorruptionError if str(error).startswith("Corruption") else StorageError
+        raise kind(f"cannot {what} in the local folder {folder}: {error}{_advice(str(error))}") from error
+
+
+def open_database(folder: str, memory_bytes: int) -> rocksdict.Rdict:
+    """The database in a folder, made if there is none; it keeps up to about `memory_bytes` in memory.
+
+    Raises StorageError for a folder that cannot be used, CorruptionError for files that are damaged.
+    """
+    options = _options(memory_bytes)
+    options.create_if_missing(True)
+    with reported("open RocksDB", folder):
+        database = rocksdict.Rdict(folder, options)
+        database.set_write_options(unlogged())
+    return database
+
+
+def open_files(folder: str, memory_bytes: int) -> rocksdict.Rdict:
+    """A stored database, to be read only; files that are missing are noticed when they are read.
+
+    Raises StorageError, CorruptionError.
+    """
+    options = _options(memory_bytes)
+    options.set_paranoid_checks(False)
+    with reported("open RocksDB files", folder):
+        return rocksdict.Rdict(folder, options, access_type=rocksdict.AccessType.read_only(False))
+
+
+def fetch(database: rocksdict.Rdict, keys: Sequence[bytes], folder: str) -> list[bytes | None]:
+    """The values of some keys, None where there is none. Raises StorageError, CorruptionError."""
+    with reported("read RocksDB", folder):
+        found: list[bytes | None] | None = database.get(list(keys))
+    assert found is not None
+    return found
+
+
+def unlogged() -> rocksdict.WriteOptions:
+    """How everything is written: without a write-ahead log."""
+    options = rocksdict.WriteOptions()
+    options.disable_wal = True  # type: ignore[method-assign,assignment]  # a property; its stub says otherwise
+    return options
+
+
+def _options(memory_bytes: int) -> rocksdict.Options:
+    memory_bytes = max(memory_bytes, MEMORY_BYTES_MIN)
+    cache = rocksdict.Cache(memory_bytes)
+    blocks = rocksdict.BlockBasedOptions()
+    blocks.set_block_cache(cache)
+    blocks.set_block_size(_BLOCK_BYTES)
+    blocks.set_bloom_filter(_BLOOM_BITS, False)
+    blocks.set_cache_index_and_filter_blocks(True)
+    blocks.set_pin_l0_filter_and_index_blocks_in_cache(True)
+    blocks.set_checksum_type(rocksdict.ChecksumType.xxh3())
+    options = rocksdict.Options(raw_mode=True)
+    options.set_block_based_table_factory(blocks)
+    # Write buffers are charged to the cache: together they stay within the bound.
+    options.set_write_buffer_manager(
+        rocksdict.WriteBufferManager.new_write_buffer_manager_with_cache(memory_bytes // 2, False, cache)
+    )
+    options.set_write_buffer_size(max(MEMORY_BYTES_MIN // 2, memory_bytes // 6))
+    options.set_compression_type(rocksdict.DBCompressionType.lz4())
+    options.set_target_file_size_base(_FILE_BYTES)
+    options.set_level_compaction_dynamic_level_bytes(True)
+    options.set_max_open_files(_OPEN_FILES_MAX)
+    options.set_max_log_file_size(_LOG_BYTES_MAX)
+    options.set_keep_log_file_num(2)
+    options.set_stats_dump_period_sec(0)
+    options.set_stats_persist_period_sec(0)
+    return options
+
+
+def _advice(fault: str) -> str:
+    if "No space left" in fault:
+        return ". The disk is full: free some space, or set the local folder to a larger disk"
+    if "Read-only file system" in fault or "Permission denied" in fault:
+        return ". It cannot be written to: set the local folder to one that can"
+    return ""

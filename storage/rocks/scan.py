@@ -1,0 +1,161 @@
+"""Rows of states out of RocksDB, in the form that every backend reads, a bounded number at a time.
+
+Keys are sorted by key group and state, so a state is read with one seek for each key group; what is sorted by key group
+in the database is so in the chunks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+import rocksdict
+
+from tidegate.storage.rocks.database import reported
+from tidegate.storage.rocks.description import HEAD, RocksDescription, RocksForm, RocksState
+from tidegate.storage.rocks.keys import RowLength, decode_rows, row_end
+from tidegate.storage.rocks.tables import table_layout
+from tidegate.storage.rocks.values import ValueCodec, list_codec, map_key_codec, value_codec
+from tidegate.storage.state import StateChunk
+
+CHUNK_ROWS = 65_536
+CHUNK_BYTES = 8 * 1024 * 1024
+
+
+def scan_state(
+    cursor: rocksdict.RdictIter, description: RocksDescription, state: RocksState, key_groups: range, folder: str
+) -> Iterator[StateChunk]:
+    """The rows of one state in some key groups. Raises CorruptionError, StorageError; `folder` is for their text."""
+    take = _reader(description, state)
+    chunk = _Chunk(key_groups.start)
+    for group in key_groups:
+        prefix = HEAD.pack(group, state.number)
+        with reported("read RocksDB", folder):
+            cursor.seek(prefix)
+        while True:
+            more = take(cursor, prefix, chunk, folder)
+            if more and not chunk.is_full:
+                continue
+            if chunk.is_full:
+                yield _chunk_of(description, state, chunk, group)
+                chunk = _Chunk(group)
+            if not more:
+                break
+        chunk.end_group()
+    if chunk.keys:
+        yield _chunk_of(description, state, chunk, None)
+
+
+@dataclass(slots=True)
+class _Chunk:
+    """Rows that have been read: their keys, and what `_values` makes a column of."""
+
+    first_group: int
+    keys: list[bytes] = field(default_factory=list)
+    values: list[Any] = field(default_factory=list)
+    ends: list[int] = field(default_factory=lambda: [0])
+    size_bytes: int = 0
+
+    @property
+    def is_full(self) -> bool:
+        return len(self.keys) >= CHUNK_ROWS or self.size_bytes >= CHUNK_BYTES
+
+    def end_group(self) -> None:
+        if self.keys:
+            self.ends.append(len(self.keys))
+        else:
+            self.first_group += 1
+
+
+_Take = Callable[[rocksdict.RdictIter, bytes, _Chunk, str], bool]
+"""Reads on into a chunk, up to a row after which it is full; False: the prefix has no more rows."""
+
+
+def _reader(description: RocksDescription, state: RocksState) -> _Take:
+    if state.form in (RocksForm.TABLE, RocksForm.VALUE):
+        return _take_rows
+    return _Pieces(state, row_end(description.keys)).take
+
+
+def _take_rows(cursor: rocksdict.RdictIter, prefix: bytes, chunk: _Chunk, folder: str) -> bool:
+    """Each entry is a row."""
+    head = len(prefix)
+    keys, values = chunk.keys, chunk.values
+    with reported("read RocksDB", folder):
+        while cursor.valid():
+            key = cursor.key()
+            if not key.startswith(prefix):
+                return False
+            value = cursor.value()
+            keys.append(key[head:])
+            values.append(value)
+            chunk.size_bytes += len(key) + len(value)
+            cursor.next()
+            if len(keys) >= CHUNK_ROWS or chunk.size_bytes >= CHUNK_BYTES:
+                return True
+        cursor.status()
+    return False
+
+
+class _Pieces:
+    """Several entries are a row: those whose keys begin with that of the row."""
+
+    def __init__(self, state: RocksState, end: RowLength) -> None:
+        self._end = end
+        data_type = state.values.field(0).type
+        self._is_map = state.form is RocksForm.MAP
+        if self._is_map:
+            self._map_key = map_key_codec(data_type.key_type)
+            self._item = value_codec(data_type.item_type)
+        else:
+            self._list = list_codec(data_type.value_type)
+
+    def take(self, cursor: rocksdict.RdictIter, prefix: bytes, chunk: _Chunk, folder: str) -> bool:
+        """Read one row."""
+        with reported("read RocksDB", folder):
+            if not cursor.valid():
+                cursor.status()
+                return False
+            key = cursor.key()
+            if not key.startswith(prefix):
+                return False
+            row = key[: self._end(key, len(prefix))]
+            found: list[Any] = []
+            while True:
+                data = cursor.value()
+                if self._is_map:
+                    found.append((self._map_key.decode(key[len(row) :]), self._item.decode(data)))
+                else:
+                    found.extend(self._list.decode(data))
+                chunk.size_bytes += len(key) + len(data)
+                cursor.next()
+                if not cursor.valid():
+                    cursor.status()
+                    break
+                key = cursor.key()
+                if not key.startswith(row):
+                    break
+        chunk.keys.append(row[len(prefix) :])
+        chunk.values.append(found)
+        return True
+
+
+def _chunk_of(description: RocksDescription, state: RocksState, chunk: _Chunk, group: int | None) -> StateChunk:
+    """What has been read; `group` is one that goes on in the next chunk."""
+    ends = chunk.ends if group is None else [*chunk.ends, len(chunk.keys)]
+    keys = decode_rows(chunk.keys, description.keys)
+    names = [*description.keys.names, *state.values.names]
+    rows = pa.RecordBatch.from_arrays([*keys.columns, *_columns(state, chunk.values)], names=names)
+    return StateChunk(rows, chunk.first_group, tuple(ends))
+
+
+def _columns(state: RocksState, values: list[Any]) -> list[pa.Array]:
+    if state.form is RocksForm.TABLE:
+        return table_layout(state.values).columns(values)
+    data_type = state.values.field(0).type
+    if state.form is RocksForm.VALUE:
+        codec: ValueCodec = value_codec(data_type)
+        values = [codec.decode(value) for value in values]
+    return [pa.array(values, type=data_type)]
