@@ -75,11 +75,15 @@ ALIGNED_BARRIER = BarrierOptions()
 @wire
 @dataclass(frozen=True, slots=True)
 class Barrier:
-    """Separates what belongs to checkpoint `checkpoint_id` (before) from what does not (after)."""
+    """Separates what belongs to checkpoint `checkpoint_id` (before) from what does not (after).
+
+    `base`: the completed checkpoint on which it may be built, whose files stay for that long. None: there is none.
+    """
 
     checkpoint_id: CheckpointId
     triggered_at_ms: int
     options: BarrierOptions = ALIGNED_BARRIER
+    base: CheckpointId | None = None
 
 
 @wire

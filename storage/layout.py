@@ -11,12 +11,14 @@ from urllib.parse import quote, unquote
 
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.filesystem import join_url
-from tidegate.storage.ids import CheckpointId, JobId, SubtaskIndex, VertexId
+from tidegate.storage.ids import CheckpointId, JobId, OperatorUid, SubtaskIndex, VertexId
 
 METADATA_NAME = "_metadata"
 _CHECKPOINT_PREFIX = "chk-"
 _SAVEPOINT_PREFIX = "savepoint-"
 _CHANNELS_SUFFIX = "-channels"
+NATIVE_MARK = "="
+"""Folders of native files have it in their names, files beside them have not: no escaped name has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,21 @@ class CheckpointLayout:
     def shared_dir(self) -> str:
         """Folder of files that several checkpoints use."""
         return f"{self.job_id}/shared"
+
+    def shared_checkpoint_dir(self, checkpoint_id: CheckpointId) -> str:
+        """Folder of the shared files that were written for one checkpoint; later ones may refer to them."""
+        return f"{self.shared_dir()}/{checkpoint_name(checkpoint_id)}"
+
+    def layer_file(self, checkpoint_id: CheckpointId, vertex: VertexId, subtask: SubtaskIndex) -> str:
+        """The layer of keyed state that one subtask wrote for a checkpoint."""
+        return f"{self.shared_checkpoint_dir(checkpoint_id)}/{escape(vertex)}-{subtask}"
+
+    def native_dir(self, checkpoint_id: CheckpointId, vertex: VertexId, subtask: SubtaskIndex, uid: OperatorUid) -> str:
+        """Folder of the files that the backend of one operator wrote for a checkpoint.
+
+        Its name has the `NATIVE_MARK` in it, so this is never a `layer_file`.
+        """
+        return f"{self.layer_file(checkpoint_id, vertex, subtask)}{NATIVE_MARK}{escape(uid)}"
 
     def taskowned_dir(self) -> str:
         """Folder of files that tasks own."""

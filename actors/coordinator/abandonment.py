@@ -49,7 +49,8 @@ class Abandoner:
         text = describe(reason, detail)
         self._record(pending, reason, at_ms, text)
         if triggered:
-            self._discards.checkpoint(pending.checkpoint_id, voided)
+            self._discards.given_up(pending.checkpoint_id, voided)
+        self._discards.pending_is_over()
         if exporting:
             assert pending.properties.target is not None
             state.exports[pending.checkpoint_id] = pending.properties.target
@@ -139,7 +140,7 @@ def record_of(
         tasks=len(pending.waiting) + len(pending.acknowledged) + len(pending.finished),
         acknowledged=len(pending.acknowledged),
         state_bytes=state_bytes,
-        incremental_bytes=state_bytes,
+        incremental_bytes=sum(v.incremental_bytes.total for v in vertices),
         in_flight_bytes=in_flight_bytes,
         vertices=vertices,
         reason=reason,

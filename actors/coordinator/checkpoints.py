@@ -45,7 +45,7 @@ class CheckpointKeeper:
         self.discards = Discarder(context)
         self.commits = SinkCommitter(context, self.discards)
         self.abandoner = Abandoner(context, self.discards)
-        self.writer = CheckpointWriter(context, self.abandoner, self.commits)
+        self.writer = CheckpointWriter(context, self.abandoner, self.commits, self.discards)
 
     # --- request --------------------------------------------------------------------------------------------------
 
@@ -174,7 +174,8 @@ class CheckpointKeeper:
             plan.trigger,
             properties,
             requests,
-            PendingPhase.HOOKS if spec.hooks else PendingPhase.COLLECTING,
+            base=self._base(properties),
+            phase=PendingPhase.HOOKS if spec.hooks else PendingPhase.COLLECTING,
         )
         state.pending[checkpoint_id] = pending
         state.statistics.was_triggered()
@@ -190,9 +191,17 @@ class CheckpointKeeper:
         options = barrier_options(self._context.settings, pending.properties.kind)
         self._context.instruct(
             do.TriggerCheckpoint(
-                pending.attempt, pending.checkpoint_id, pending.triggered_at_ms, pending.trigger, options
+                pending.attempt, pending.checkpoint_id, pending.triggered_at_ms, pending.trigger, options, pending.base
             )
         )
+
+    def _base(self, properties: CheckpointProperties) -> CheckpointId | None:
+        """The newest completed checkpoint: the attempt has taken it, or was restored from it. A savepoint is whole."""
+        state = self._context.state
+        if properties.kind.is_savepoint or not state.completed:
+            return None
+        newest = state.completed[-1].checkpoint_id
+        return newest if state.shared.can_be_base(newest) else None
 
     # --- collect --------------------------------------------------------------------------------------------------
 
@@ -215,11 +224,11 @@ class CheckpointKeeper:
         state = self._context.state
         pending = state.pending.get(event.checkpoint_id)
         if pending is None or event.attempt != pending.attempt:
-            known = any(c.checkpoint_id == event.checkpoint_id for c in state.completed)
+            known = self.discards.has_completed(event.checkpoint_id)
             result = AcknowledgeResult.DUPLICATE if known else AcknowledgeResult.DISCARDED
         elif event.kind is not pending.properties.kind:
             # An externally induced source was first, and knew of no savepoint: its cut is an ordinary checkpoint's.
-            self.discards.state_of(event.state)
+            self.discards.state_of(event.checkpoint_id, event.state)
             message = f"{event.task} had begun {event.checkpoint_id} as a {event.kind.value} before it was told"
             if pending.phase in (PendingPhase.HOOKS, PendingPhase.COLLECTING, PendingPhase.ACKNOWLEDGED):
                 self.abandoner.give_up(pending, Reason.DECLINED, event.at_ms, message)
@@ -230,7 +239,7 @@ class CheckpointKeeper:
             assert pending is not None
             self._remember(pending, event)
         elif result is not AcknowledgeResult.DUPLICATE:
-            self.discards.state_of(event.state)
+            self.discards.state_of(event.checkpoint_id, event.state)
         return result
 
     def _remember(self, pending: PendingCheckpoint, event: ev.CheckpointAcknowledged) -> None:

@@ -82,4 +82,4 @@ class SinkCommitter:
         kept = max(self._context.settings.retained, len(state.commits))
         subsumed, state.completed = state.completed[:-kept], state.completed[-kept:]
         for checkpoint in subsumed:
-            self._discards.checkpoint(checkpoint.checkpoint_id, voided=False)
+            self._discards.subsumed(checkpoint.checkpoint_id)

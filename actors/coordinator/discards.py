@@ -1,11 +1,15 @@
-"""Deletes what nobody needs any more, with a bounded number of attempts; the rest is swept when the job ends."""
+"""Deletes what nobody needs any more, with a bounded number of attempts; the rest is swept when the job ends.
+
+Rules: what is retained, what is not committed, and what a pending checkpoint is built on stays (invariant 5). A shared
+file goes with the last completed checkpoint that refers to it.
+"""
 
 from __future__ import annotations
 
 from tidegate.actors.coordinator import events as ev
 from tidegate.actors.coordinator import instructions as do
 from tidegate.actors.coordinator.context import CoordinatorContext
-from tidegate.actors.coordinator.state import SavepointDiscard
+from tidegate.actors.coordinator.state import CheckpointDiscard, SavepointDiscard
 from tidegate.storage.ids import CheckpointId
 from tidegate.storage.metadata import SubtaskState
 
@@ -16,19 +20,39 @@ class Discarder:
     def __init__(self, context: CoordinatorContext) -> None:
         self._context = context
 
-    def checkpoint(self, checkpoint_id: CheckpointId, voided: bool) -> None:
-        """Delete a checkpoint that is not retained; of a voided one the tombstone stays."""
-        state = self._context.state
-        needed = {*(c.checkpoint_id for c in state.completed), *(c.checkpoint_id for c in state.commits)}
-        assert checkpoint_id not in needed, "what is retained, or not committed, is never deleted (invariant 5)"
-        state.discards[checkpoint_id] = voided
-        self._context.instruct(do.DiscardCheckpoint(checkpoint_id, voided))
+    def given_up(self, checkpoint_id: CheckpointId, voided: bool) -> None:
+        """Delete a checkpoint that never completes; of a voided one the tombstone stays."""
+        self._start(checkpoint_id, CheckpointDiscard(voided, shared=None))
 
-    def state_of(self, subtask: SubtaskState) -> None:
-        """Delete the files of an acknowledgement that was refused."""
-        for handle in (subtask.handle, subtask.in_flight):
-            if handle is not None and handle.path is not None:
-                self._context.instruct(do.DiscardHandle(handle))
+    def subsumed(self, checkpoint_id: CheckpointId) -> None:
+        """Delete a completed checkpoint that is not retained any more, once nothing pending is built on it."""
+        state = self._context.state
+        if all(pending.base != checkpoint_id for pending in state.pending.values()):
+            self._start(checkpoint_id, CheckpointDiscard(False, state.shared.release(checkpoint_id)))
+
+    def pending_is_over(self) -> None:
+        """A checkpoint is pending no more: what was kept for it alone can go."""
+        state = self._context.state
+        retained = {c.checkpoint_id for c in state.completed}
+        for checkpoint_id in state.shared.not_retained(retained):
+            self.subsumed(checkpoint_id)
+
+    def has_completed(self, checkpoint_id: CheckpointId) -> bool:
+        """Whether a checkpoint is known to have completed, retained or not."""
+        state = self._context.state
+        discard = state.discards.get(checkpoint_id)
+        return (
+            (discard is not None and discard.shared is not None)
+            or state.shared.can_be_base(checkpoint_id)
+            or any(c.checkpoint_id == checkpoint_id for c in state.completed)
+        )
+
+    def state_of(self, checkpoint_id: CheckpointId, subtask: SubtaskState) -> None:
+        """Delete the files of an acknowledgement that was refused: its own ones, and never what others refer to."""
+        exclusive = tuple(h.path for h in (subtask.handle, subtask.in_flight) if h is not None and h.path is not None)
+        shared = self._context.state.shared.not_needed(checkpoint_id, self._context.spec.job_id, subtask.shared_paths)
+        if exclusive or shared:
+            self._context.instruct(do.DiscardFiles((*exclusive, *shared)))
 
     def savepoint(self, checkpoint_id: CheckpointId, target: str | None) -> None:
         """Delete the folder of a savepoint that counts for nothing, where it has one."""
@@ -61,9 +85,9 @@ class Discarder:
 
     def repeat(self, checkpoint_id: CheckpointId) -> None:
         """The time for another attempt has come."""
-        discards = self._context.state.discards
-        if checkpoint_id in discards:
-            self._context.instruct(do.DiscardCheckpoint(checkpoint_id, discards[checkpoint_id]))
+        discard = self._context.state.discards.get(checkpoint_id)
+        if discard is not None:
+            self._context.instruct(do.DiscardCheckpoint(checkpoint_id, discard.voided, discard.shared))
 
     def take_over(self) -> None:
         """A new generation asks again."""
@@ -75,17 +99,23 @@ class Discarder:
     def done(self, checkpoint_id: CheckpointId) -> None:
         """Nothing of a checkpoint is left."""
         self._context.state.discards.pop(checkpoint_id, None)
-        self._context.state.discard_failures.pop(checkpoint_id, None)
 
     def failed(self, event: ev.CheckpointDiscardFailed) -> None:
         """Try again later, or leave it to the sweep."""
         state, spec = self._context.state, self._context.spec
-        if event.checkpoint_id not in state.discards:
+        discard = state.discards.get(event.checkpoint_id)
+        if discard is None:
             return
-        failures = state.discard_failures.get(event.checkpoint_id, 0) + 1
-        if failures >= spec.storage_attempts_max:
+        discard.failures += 1
+        if discard.failures >= spec.storage_attempts_max:
             self.done(event.checkpoint_id)
             return
-        state.discard_failures[event.checkpoint_id] = failures
-        due_at_ms = event.at_ms + spec.storage_retry_ms * failures
+        due_at_ms = event.at_ms + spec.storage_retry_ms * discard.failures
         self._context.instruct(do.SetTimer(f"discard:{event.checkpoint_id}", due_at_ms))
+
+    def _start(self, checkpoint_id: CheckpointId, discard: CheckpointDiscard) -> None:
+        state = self._context.state
+        needed = {*(c.checkpoint_id for c in state.completed), *(c.checkpoint_id for c in state.commits)}
+        assert checkpoint_id not in needed, "what is retained, or not committed, is never deleted (invariant 5)"
+        state.discards[checkpoint_id] = discard
+        self.repeat(checkpoint_id)

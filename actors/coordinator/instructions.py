@@ -10,7 +10,7 @@ from tidegate.actors.failures import CheckpointFailureReason
 from tidegate.actors.identity import TaskId
 from tidegate.storage.codec import wire
 from tidegate.storage.ids import AttemptNumber, CheckpointId, JobId
-from tidegate.storage.metadata import CheckpointMetadata, Committable, StateHandle
+from tidegate.storage.metadata import CheckpointMetadata, Committable
 
 
 @wire
@@ -49,6 +49,8 @@ class TriggerCheckpoint:
     triggered_at_ms: int
     tasks: tuple[TaskId, ...]
     options: BarrierOptions = ALIGNED_BARRIER
+    base: CheckpointId | None = None
+    """The completed checkpoint on which it may be built."""
 
 
 @wire
@@ -143,18 +145,22 @@ class CommitSinks:
 @wire
 @dataclass(frozen=True, slots=True)
 class DiscardCheckpoint:
-    """Delete everything of a checkpoint that nothing else refers to; of a voided one the tombstone stays. Answered."""
+    """Delete everything of a checkpoint that nothing else refers to; of a voided one the tombstone stays. Answered.
+
+    `shared`: the shared files that go with it. None: all that were written for it, because it never completed.
+    """
 
     checkpoint_id: CheckpointId
     voided: bool
+    shared: tuple[str, ...] | None = None
 
 
 @wire
 @dataclass(frozen=True, slots=True)
-class DiscardHandle:
+class DiscardFiles:
     """Delete state that was acknowledged too late."""
 
-    handle: StateHandle
+    paths: tuple[str, ...]
 
 
 @wire
@@ -205,7 +211,7 @@ CoordinatorInstruction = (
     | VoidCheckpoint
     | CommitSinks
     | DiscardCheckpoint
-    | DiscardHandle
+    | DiscardFiles
     | SetTimer
     | CompleteRequest
     | EndJob

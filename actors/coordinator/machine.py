@@ -25,6 +25,7 @@ from tidegate.actors.coordinator.context import CoordinatorContext
 from tidegate.actors.coordinator.deployment import Deployer
 from tidegate.actors.coordinator.phases import JobInput, JobStatus, PendingPhase
 from tidegate.actors.coordinator.properties import keeps_checkpoints
+from tidegate.actors.coordinator.shared_state import SharedStateRegistry
 from tidegate.actors.coordinator.state import CoordinatorState
 from tidegate.actors.failures import CheckpointFailureReason as Reason
 from tidegate.storage.errors import ProtocolError
@@ -311,7 +312,7 @@ class CoordinatorMachine:
         state.move(_OVER[state.ending_status])
         if not state.gave_up and not keeps_checkpoints(self._context.settings.retention, state.status):
             # What is not retained is swept with the rest; of a job that gave up, a restore needs it.
-            state.completed = ()
+            state.completed, state.shared = (), SharedStateRegistry()
         self._instructions.append(do.EndJob(state.status.value, state.ending_reason))
 
     def _on_after_end(self, event: ev.CoordinatorEvent) -> None:
@@ -336,6 +337,8 @@ class CoordinatorMachine:
             assert phase not in _OVER_PHASES, "what is over is not pending"
             assert runs or not phase.open, "acknowledgements are collected only while the job runs"
             assert number < state.next_checkpoint_id, "ids are never used twice"
+            held = pending.base is None or state.shared.can_be_base(pending.base)
+            assert held, "what a pending checkpoint is built on stays (invariant 5)"
             if phase.being_written:
                 written += 1
                 assert pending.fully_acknowledged, "only a fully acknowledged checkpoint is written"

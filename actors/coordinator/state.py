@@ -18,6 +18,7 @@ from tidegate.actors.coordinator.phases import (
 )
 from tidegate.actors.coordinator.properties import CHECKPOINT, CheckpointProperties
 from tidegate.actors.coordinator.requests import CheckpointRequest
+from tidegate.actors.coordinator.shared_state import SharedStateRegistry
 from tidegate.actors.coordinator.spec import JobSpec
 from tidegate.actors.coordinator.statistics import CheckpointStatistics, SubtaskStatistics
 from tidegate.actors.identity import TaskId
@@ -28,6 +29,7 @@ from tidegate.storage.metadata import CheckpointMetadata, Committable, SubtaskSt
 __all__ = [
     "NEVER_MS",
     "AcknowledgeResult",
+    "CheckpointDiscard",
     "CompletedCheckpoint",
     "CoordinatorState",
     "JobStatus",
@@ -71,6 +73,8 @@ class PendingCheckpoint:
     """Tasks that are triggered when the hooks have answered."""
     properties: CheckpointProperties = CHECKPOINT
     requests: tuple[str, ...] = ()
+    base: CheckpointId | None = None
+    """The completed checkpoint on whose files it may be built; they stay until it is over."""
     phase: PendingPhase = PendingPhase.COLLECTING
     hooks: tuple[tuple[str, bytes], ...] = ()
     acknowledged: dict[TaskId, SubtaskState] = field(default_factory=dict)
@@ -130,6 +134,19 @@ class SinkCommit:
 
 @wire
 @dataclass(slots=True)
+class CheckpointDiscard:
+    """A checkpoint to delete. Of a voided one the tombstone stays.
+
+    `shared`: files that nobody else refers to. None: all that it wrote, because it never completed.
+    """
+
+    voided: bool
+    shared: tuple[str, ...] | None
+    failures: int = 0
+
+
+@wire
+@dataclass(slots=True)
 class SavepointDiscard:
     """The folder of a savepoint that counts for nothing, under this target, to be deleted."""
 
@@ -163,9 +180,10 @@ class CoordinatorState:
     """How many files of each sink subtask of this attempt belong to completed checkpoints."""
     union_operators: dict[OperatorUid, None] = field(default_factory=dict)
     """Operators that were seen to hold union list state."""
-    discards: dict[CheckpointId, bool] = field(default_factory=dict)
-    """Checkpoints to delete, and whether each was voided (its tombstone stays)."""
-    discard_failures: dict[CheckpointId, int] = field(default_factory=dict)
+    shared: SharedStateRegistry = field(default_factory=SharedStateRegistry)
+    """Which files are shared by which checkpoints."""
+    discards: dict[CheckpointId, CheckpointDiscard] = field(default_factory=dict)
+    """Checkpoints to delete."""
     exports: dict[CheckpointId, str] = field(default_factory=dict)
     """Targets of savepoints that were given up while their folder was being written."""
     savepoint_discards: dict[CheckpointId, SavepointDiscard] = field(default_factory=dict)

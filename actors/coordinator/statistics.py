@@ -49,21 +49,23 @@ class Summary:
 @wire
 @dataclass(frozen=True, slots=True)
 class SubtaskStatistics:
-    """One subtask's part of a checkpoint: when its acknowledgement came after the trigger, what it measured, sizes."""
+    """One subtask's part of a checkpoint: when its acknowledgement came after the trigger, what it measured, sizes.
+
+    `state_bytes` is all of its state, `incremental_bytes` what of that was written for this checkpoint.
+    """
 
     end_to_end_ms: int
     metrics: SnapshotMetrics
     state_bytes: int
+    incremental_bytes: int
     in_flight_bytes: int
 
     @staticmethod
     def of(end_to_end_ms: int, metrics: SnapshotMetrics, state: SubtaskState) -> SubtaskStatistics:
-        """From an acknowledgement. Sizes are those of the handles."""
+        """From an acknowledgement. Sizes are those of all that it refers to."""
+        in_flight_bytes = 0 if state.in_flight is None else state.in_flight.size_bytes
         return SubtaskStatistics(
-            end_to_end_ms,
-            metrics,
-            0 if state.handle is None else state.handle.size_bytes,
-            0 if state.in_flight is None else state.in_flight.size_bytes,
+            end_to_end_ms, metrics, state.size_bytes - in_flight_bytes, metrics.incremental_bytes, in_flight_bytes
         )
 
 
@@ -80,6 +82,7 @@ class VertexStatistics:
     sync_ms: Summary
     async_ms: Summary
     state_bytes: Summary
+    incremental_bytes: Summary
     in_flight_bytes: Summary
     unaligned: int
 
@@ -203,6 +206,7 @@ def vertex_statistics(subtasks: dict[TaskId, SubtaskStatistics]) -> tuple[Vertex
             Summary.of(p.metrics.sync_ms for p in parts),
             Summary.of(p.metrics.async_ms for p in parts),
             Summary.of(p.state_bytes for p in parts),
+            Summary.of(p.incremental_bytes for p in parts),
             Summary.of(p.in_flight_bytes for p in parts),
             sum(p.metrics.unaligned for p in parts),
         )

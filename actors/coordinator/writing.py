@@ -21,6 +21,7 @@ from tidegate.actors.coordinator import instructions as do
 from tidegate.actors.coordinator.abandonment import Abandoner, record_of
 from tidegate.actors.coordinator.commits import SinkCommitter
 from tidegate.actors.coordinator.context import CoordinatorContext
+from tidegate.actors.coordinator.discards import Discarder
 from tidegate.actors.coordinator.failure_manager import forgive
 from tidegate.actors.coordinator.phases import JobStatus, PendingInput, PendingPhase
 from tidegate.actors.coordinator.state import CompletedCheckpoint, PendingCheckpoint
@@ -32,10 +33,13 @@ from tidegate.storage.metadata import METADATA_VERSION, CheckpointMetadata, Comm
 class CheckpointWriter:
     """Writes the checkpoints of one job."""
 
-    def __init__(self, context: CoordinatorContext, abandoner: Abandoner, commits: SinkCommitter) -> None:
+    def __init__(
+        self, context: CoordinatorContext, abandoner: Abandoner, commits: SinkCommitter, discards: Discarder
+    ) -> None:
         self._context = context
         self._abandoner = abandoner
         self._commits = commits
+        self._discards = discards
 
     def proceed(self, at_ms: int) -> None:
         """Begin with the checkpoint whose turn it is, if there is one."""
@@ -103,6 +107,7 @@ class CheckpointWriter:
                 event.checkpoint_id, pending.triggered_at_ms, event.at_ms, metadata.size_bytes, metadata.final
             ),
         )
+        state.shared.register(metadata, pending.base)
         state.completed_checkpoints += 1
         state.last_completed_at_ms = event.at_ms
         forgive(state)
@@ -120,6 +125,7 @@ class CheckpointWriter:
         self._abandoner.give_up_open(
             Reason.SUBSUMED, event.at_ms, f"{event.checkpoint_id} is complete", before=event.checkpoint_id
         )
+        self._discards.pending_is_over()
         self._end_if_last(pending, metadata)
 
     def write_failed(self, event: ev.MetadataWriteFailed) -> None:

@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterable
 
 from tidegate.actors.coordinator import events as ev
 from tidegate.actors.coordinator import instructions as do
+from tidegate.actors.runtimes.checkpoint_sweep import sweep_checkpoints
 from tidegate.actors.runtimes.context import JobContext, OpenStore
 from tidegate.actors.runtimes.hook_calls import HookCalls, HookError
-from tidegate.storage.errors import AlreadyExistsError, FencedError, NotFoundError, StorageError, TidegateError
+from tidegate.storage.errors import AlreadyExistsError, FencedError, StorageError, TidegateError
 from tidegate.storage.ids import CheckpointId
 from tidegate.storage.metadata import CheckpointMetadata, DataFile
 from tidegate.storage.metadata_file import create_metadata, read_metadata
@@ -131,45 +132,29 @@ class CoordinatorEffects:
             else:
                 store.delete(metadata)
                 store.delete_tree(folder)
+            if instruction.shared is None:
+                store.delete_tree(layout.shared_checkpoint_dir(instruction.checkpoint_id))
+            else:
+                for path in instruction.shared:
+                    store.delete(path)
         except StorageError as error:
             return ev.CheckpointDiscardFailed(self._now_ms(), instruction.checkpoint_id, str(error))
         return ev.CheckpointDiscarded(self._now_ms(), instruction.checkpoint_id)
 
-    def discard_handle(self, instruction: do.DiscardHandle) -> None:
-        """Delete one state file; what fails is swept at the end."""
-        assert instruction.handle.path is not None
-        try:
-            self._open_store(self._context.root).delete(instruction.handle.path)
-        except StorageError as error:
-            log.warning("left %s behind for the sweep: %s", instruction.handle.path, error)
+    def discard_files(self, instruction: do.DiscardFiles) -> None:
+        """Delete files of a refused acknowledgement; what fails is swept at the end."""
+        store = self._open_store(self._context.root)
+        for path in instruction.paths:
+            try:
+                store.delete(path)
+            except StorageError as error:
+                log.warning("left %s behind for the sweep: %s", path, error)
 
     def sweep(self, retained: Iterable[CheckpointId], tables: Iterable[str]) -> None:
         """After the last task is gone: delete what no retained checkpoint and no commit refers to."""
-        store = self._open_store(self._context.root)
-        layout = self._context.layout
-        keep = {layout.checkpoint_dir(n).rsplit("/", 1)[-1] for n in retained}
-        job_dir = layout.checkpoint_dir(CheckpointId(1)).rsplit("/", 1)[0]
         try:
-            for name in store.list(job_dir):
-                if name.startswith("chk-") and name not in keep:
-                    store.delete(f"{job_dir}/{name}/_metadata")
-                    store.delete_tree(f"{job_dir}/{name}")
-            for checkpoint_id in retained:
-                self._sweep_checkpoint(checkpoint_id)
+            sweep_checkpoints(self._open_store(self._context.root), self._context.layout, retained)
             for table in tables:
                 delete_unreferenced(self._open_store(table), self._context.job_id, None)
         except StorageError as error:
             log.warning("the sweep of job %s did not finish, files are left behind: %s", self._context.job_id, error)
-
-    def _sweep_checkpoint(self, checkpoint_id: CheckpointId) -> None:
-        store = self._open_store(self._context.root)
-        folder = self._context.layout.checkpoint_dir(checkpoint_id)
-        try:
-            metadata = read_metadata(store, self._context.job_id, checkpoint_id)
-        except NotFoundError:
-            return
-        referenced = {h.path for s in metadata.subtasks for h in (s.handle, s.in_flight) if h is not None}
-        referenced.add(self._context.layout.metadata(checkpoint_id))
-        for name in store.list(folder):
-            if f"{folder}/{name}" not in referenced:
-                store.delete(f"{folder}/{name}")

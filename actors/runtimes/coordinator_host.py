@@ -162,12 +162,13 @@ class CoordinatorHost:
             case do.StartTasks(tasks=tasks):
                 for task in tasks:
                     port.tell(task, task_ev.TasksStarted(port.now_ms()))
-            case do.TriggerCheckpoint(attempt, checkpoint_id, triggered_at_ms, tasks, options):
+            case do.TriggerCheckpoint(attempt, checkpoint_id, triggered_at_ms, tasks, options, base):
                 for task in tasks:
-                    port.tell(
-                        task,
-                        task_ev.CheckpointTriggered(port.now_ms(), attempt, checkpoint_id, triggered_at_ms, options),
+                    now_ms = port.now_ms()
+                    trigger = task_ev.CheckpointTriggered(
+                        now_ms, attempt, checkpoint_id, triggered_at_ms, options, base
                     )
+                    port.tell(task, trigger)
             case do.NotifyCompleted(attempt, checkpoint_id, tasks):
                 for task in tasks:
                     port.tell(task, task_ev.CheckpointCompleted(port.now_ms(), attempt, checkpoint_id))
@@ -188,8 +189,8 @@ class CoordinatorHost:
                 port.run_io(lambda: effects.commit_sinks(instruction))
             case do.DiscardCheckpoint():
                 port.run_io(lambda: effects.discard_checkpoint(instruction))
-            case do.DiscardHandle():
-                port.run_io(lambda: effects.discard_handle(instruction))
+            case do.DiscardFiles():
+                port.run_io(lambda: effects.discard_files(instruction))
             case do.SetTimer(timer, due_at_ms):
                 port.set_timer(timer, due_at_ms)
             case do.CompleteRequest():

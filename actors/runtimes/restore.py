@@ -1,20 +1,22 @@
 """From a checkpoint or savepoint to what each task starts with.
 
-Keyed state is cut to the key groups of the subtask. List state stays where it was when the parallelism did not change
-and is dealt out row by row otherwise; union state goes to every subtask, broadcast state too, from one subtask that was
-running. A vertex is restored as finished, without state, only if all its subtasks were; the state of the finished
-subtasks of another vertex is left out (FLIP-147). `restore_in_flight.py` has the rules for in-flight elements.
+Keyed state is cut to the key groups of the subtask, its layers come in their order. List state stays where it was when
+the parallelism did not change and is dealt out row by row otherwise; union state goes to every subtask, broadcast state
+too, from one subtask that was running. A vertex is restored as finished, without state, only if all its subtasks were;
+the state of the finished subtasks of another vertex is left out (FLIP-147). `restore_in_flight.py` has the rules for
+in-flight elements.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
 from tidegate.actors.coordinator.spec import RestorePoint
-from tidegate.actors.graph.job_graph import JobGraph
+from tidegate.actors.graph.job_graph import JobGraph, JobVertex
 from tidegate.actors.identity import TaskId
 from tidegate.actors.runtimes.restore_in_flight import RestoredChannels, restore_in_flight
 from tidegate.storage.errors import CorruptionError
@@ -22,8 +24,8 @@ from tidegate.storage.ids import OperatorUid, SubtaskIndex
 from tidegate.storage.metadata import CheckpointMetadata, OperatorInfo, SectionRef, StateKind, SubtaskState
 from tidegate.storage.metadata_file import read_metadata
 from tidegate.storage.state import StateTable, key_group_range
-from tidegate.storage.state_file import read_state
 from tidegate.storage.store import Store
+from tidegate.storage.subtask_state import read_subtask_state
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +35,8 @@ class RestoredTask:
     tables: tuple[tuple[OperatorUid, tuple[StateTable, ...]], ...]
     finished: bool
     in_flight: RestoredChannels = ()
+    part: SubtaskState | None = None
+    """What the same subtask had in the checkpoint; None where it had finished, or there were more or fewer of them."""
 
 
 def restore_task(store: Store, restore: RestorePoint, graph: JobGraph, task: TaskId) -> RestoredTask:
@@ -57,7 +61,13 @@ def restore_task(store: Store, restore: RestorePoint, graph: JobGraph, task: Tas
     tables = [
         (uid, _tables_of(store, metadata, known[uid], task.subtask, vertex.parallelism)) for uid in uids if uid in known
     ]
-    return RestoredTask(tuple(tables), finished=False, in_flight=in_flight)
+    return RestoredTask(tuple(tables), finished=False, in_flight=in_flight, part=_part(metadata, vertex, task))
+
+
+def _part(metadata: CheckpointMetadata, vertex: JobVertex, task: TaskId) -> SubtaskState | None:
+    parts = [subtask for subtask in metadata.subtasks if subtask.vertex == task.vertex]
+    own = next((part for part in parts if part.subtask == task.subtask), None)
+    return None if own is None or own.finished or len(parts) != vertex.parallelism else own
 
 
 def subtasks_of(metadata: CheckpointMetadata, uid: OperatorUid) -> list[SubtaskState]:
@@ -75,30 +85,38 @@ def _tables_of(
     broadcast_from: dict[str, SubtaskIndex] = {}
     found: list[StateTable] = []
     for old in subtasks_of(metadata, info.uid):
-        if old.finished or old.handle is None:
+        if old.finished:
             continue
+        had = key_group_range(old.subtask, info.max_parallelism, info.parallelism)
+        has_groups = had.start < groups.stop and groups.start < had.stop
 
-        def wanted(section: SectionRef, old: SubtaskState = old) -> bool:
-            if section.kind is StateKind.LIST:
-                return rescaled or old.subtask == subtask
-            if section.kind is StateKind.BROADCAST:
-                return broadcast_from.setdefault(section.state, old.subtask) == old.subtask
-            return True
+        def wanted(section: SectionRef, old: SubtaskState = old, has_groups: bool = has_groups) -> bool:
+            match section.kind:
+                case StateKind.KEYED:
+                    return has_groups
+                case StateKind.LIST:
+                    return rescaled or old.subtask == subtask
+                case StateKind.BROADCAST:
+                    return broadcast_from.setdefault(section.state, old.subtask) == old.subtask
+                case StateKind.UNION:
+                    return True
 
-        found += read_state(store, old.handle, info.uid, groups, wanted=wanted)
+        found += read_subtask_state(store, old, info.uid, groups, wanted=wanted)
+    found.sort(key=lambda table: table.layer)
     return tuple(_deal_out(found, subtask, parallelism) if rescaled else found)
 
 
 def _deal_out(tables: Sequence[StateTable], subtask: int, parallelism: int) -> list[StateTable]:
+    """The part of one subtask: of each list state every row whose turn it is, so that all have as many but for one."""
     dealt = []
-    start = 0
+    rows_before: Counter[str] = Counter()
     for table in tables:
         if table.kind is not StateKind.LIST:
             dealt.append(table)
             continue
-        mine = [i for i in range(table.rows.num_rows) if (start + i) % parallelism == subtask]
-        start += table.rows.num_rows
+        first = (subtask - rows_before[table.state]) % parallelism
+        rows_before[table.state] += table.rows.num_rows
+        mine = range(first, table.rows.num_rows, parallelism)
         if mine:
-            rows = table.rows.take(pa.array(mine, pa.int64()))
-            dealt.append(StateTable(table.state, table.kind, rows))
+            dealt.append(replace(table, rows=table.rows.take(pa.array(mine, pa.int64()))))
     return dealt

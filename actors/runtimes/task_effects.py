@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable
 
 from tidegate.actors.coordinator.spec import RestorePoint
 from tidegate.actors.runtimes.context import JobContext, OpenStore
+from tidegate.actors.runtimes.persist import delete_files, write_snapshot
 from tidegate.actors.runtimes.restore import restore_task
 from tidegate.actors.sources import SourceReader
 from tidegate.actors.task import events as ev
 from tidegate.actors.task import instructions as do
 from tidegate.actors.task.descriptor import TaskDescriptor
+from tidegate.actors.task.lineage import Lineage
+from tidegate.actors.task.snapshots import Written
 from tidegate.storage.errors import StorageError
 from tidegate.storage.in_flight import ChannelEnd, InFlightRows, write_in_flight
-from tidegate.storage.metadata import StateHandle
-from tidegate.storage.state_file import write_state
-from tidegate.storage.store import Store
 from tidegate.storage.table_files import write_data_file
-
-log = logging.getLogger(__name__)
 
 
 class TaskEffects:
@@ -53,7 +50,11 @@ class TaskEffects:
             return ev.TaskRestored(self._now_ms(), ())
         store = self._open_store(restore.root)
         restored = restore_task(store, restore, self._context.graph, self._descriptor.task)
-        return ev.TaskRestored(self._now_ms(), restored.tables, restored.finished, restored.in_flight)
+        part, lineage = restored.part, None
+        if part is not None and restore.job_id == self._context.job_id and not restore.savepoint:
+            # The files of another job's checkpoint are not this job's to keep.
+            lineage = Lineage.of(restore.checkpoint_id, part)
+        return ev.TaskRestored(self._now_ms(), restored.tables, restored.finished, restored.in_flight, lineage)
 
     def read_source(self, instruction: do.ReadSource) -> ev.SourceBatchRead | None:
         """Read one batch; nothing once the task is closed."""
@@ -77,26 +78,21 @@ class TaskEffects:
         )
 
     def persist(self, instruction: do.PersistSnapshot, sync_ms: int) -> ev.SnapshotPersisted | ev.SnapshotFailed | None:
-        """The asynchronous part of a snapshot: one checksummed file, or inlined when small.
+        """The asynchronous part of a snapshot: a few checksummed files, or inlined when small.
 
         What is written when the task was closed meanwhile is deleted at once: the sweep may have been here already.
         """
-        task = self._descriptor.task
+        store, checkpoint_id = self._open_store(self._context.root), instruction.checkpoint_id
         try:
-            tables = [
-                (snapshot.uid, state.materialize()) for snapshot in instruction.snapshots for state in snapshot.states
-            ]
-            handle = write_state(
-                self._open_store(self._context.root),
-                self._context.layout.state_file(instruction.checkpoint_id, task.vertex, task.subtask),
-                tables,
-                inline_bytes_max=self._context.options.inline_bytes_max,
-            )
+            written = write_snapshot(store, self._context, self._descriptor.task, instruction)
         except StorageError as error:
-            return ev.SnapshotFailed(self._now_ms(), instruction.checkpoint_id, str(error))
-        if self._is_too_late(handle):
+            return ev.SnapshotFailed(self._now_ms(), checkpoint_id, str(error))
+        if self._closed:
+            delete_files(store, written.files(instruction.base))
             return None
-        return ev.SnapshotPersisted(self._now_ms(), instruction.checkpoint_id, handle, sync_ms)
+        return ev.SnapshotPersisted(
+            self._now_ms(), checkpoint_id, written.handle, sync_ms, written.layer, written.native
+        )
 
     def persist_channel_state(
         self, instruction: do.PersistChannelState
@@ -127,7 +123,8 @@ class TaskEffects:
             )
         except StorageError as error:
             return ev.SnapshotFailed(self._now_ms(), instruction.checkpoint_id, str(error), channels=True)
-        if self._is_too_late(handle):
+        if self._closed:
+            delete_files(self._open_store(self._context.root), Written(handle).files(None))
             return None
         return ev.ChannelStatePersisted(self._now_ms(), instruction.checkpoint_id, handle)
 
@@ -139,14 +136,13 @@ class TaskEffects:
         store = self._open_store(self._tables[instruction.uid])
         file = write_data_file(store, path, instruction.batches)
         if self._closed:
-            self._delete(store, path)
+            delete_files(store, (path,))
             return None
         return ev.FileStaged(self._now_ms(), instruction.uid, instruction.index, file)
 
     def discard(self, instruction: do.DiscardState) -> None:
-        """Delete state that no checkpoint will refer to. What cannot be deleted now is swept at the end of the job."""
-        if instruction.handle.path is not None:
-            self._delete(self._open_store(self._context.root), instruction.handle.path)
+        """Delete files of state that no checkpoint will refer to."""
+        delete_files(self._open_store(self._context.root), instruction.paths)
 
     def close(self) -> None:
         """Release the source's files. May be called again."""
@@ -156,17 +152,3 @@ class TaskEffects:
             self._closed = True
             if self._reader is not None and not self._reading:
                 self._reader.close()
-
-    def _is_too_late(self, handle: StateHandle | None) -> bool:
-        """Whether the task was closed while its state was written: nobody will refer to that, so it is deleted."""
-        if not self._closed or handle is None:
-            return False
-        self.discard(do.DiscardState(handle))
-        return True
-
-    @staticmethod
-    def _delete(store: Store, path: str) -> None:
-        try:
-            store.delete(path)
-        except StorageError as error:
-            log.warning("left %s behind for the sweep: %s", path, error)

@@ -24,12 +24,13 @@ from tidegate.actors.task.barriers import BarrierHandler, Outcome
 from tidegate.actors.task.descriptor import TaskDescriptor
 from tidegate.actors.task.in_flight import ChannelRecorder
 from tidegate.actors.task.inputs import InputGate
+from tidegate.actors.task.lineage import Lineage, Lineages, exclusive
 from tidegate.actors.task.metrics import SnapshotMetrics
 from tidegate.actors.task.outputs import OutputGate
-from tidegate.actors.task.snapshots import SnapshotPart, SnapshotTracker, TaskSnapshot
+from tidegate.actors.task.snapshots import SnapshotPart, SnapshotTracker, TaskSnapshot, Written
 from tidegate.storage.ids import CheckpointId
-from tidegate.storage.metadata import StateHandle, SubtaskState
-from tidegate.storage.state import OperatorSnapshot
+from tidegate.storage.metadata import SubtaskState
+from tidegate.storage.state import Cut, OperatorSnapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,7 @@ class SnapshotParts:
     """Let the barrier leave."""
     stage: Callable[[], None]
     """Have written what the sinks hold."""
-    freeze: Callable[[], tuple[OperatorSnapshot, ...]]
+    freeze: Callable[[Cut], tuple[OperatorSnapshot, ...]]
     """The synchronous part."""
     finished: Callable[[], bool]
     """Whether the operators have finished."""
@@ -69,6 +70,7 @@ class SubtaskCheckpoints:
         self._recorders: dict[CheckpointId, ChannelRecorder] = {}
         self._deadlines_ms: dict[CheckpointId, int] = {}
         self._barriers: dict[CheckpointId, Barrier] = {}
+        self._lineages = Lineages()
         self._held: list[Callable[[int], None]] | None = None
         self._taken = CheckpointId(0)
         self.stopping: CheckpointId | None = None
@@ -82,6 +84,11 @@ class SubtaskCheckpoints:
     def blocks(self, channel: ChannelId) -> bool:
         """Whether elements of this channel must wait."""
         return self._handler.blocks(channel)
+
+    def restored(self, lineage: Lineage | None) -> None:
+        """The task starts from this part of a checkpoint, and its next snapshots may be built on that."""
+        if lineage is not None:
+            self._lineages.remember(lineage)
 
     def arrived(self, channel: ChannelId, elements: Sequence[Element], at_ms: int) -> None:
         """New elements have been queued on an input channel."""
@@ -134,17 +141,18 @@ class SubtaskCheckpoints:
 
     def persisted(self, event: ev.SnapshotPersisted | ev.ChannelStatePersisted) -> None:
         """A part of a snapshot is durable."""
-        channels = isinstance(event, ev.ChannelStatePersisted)
-        part = SnapshotPart.CHANNELS if channels else SnapshotPart.STATE
-        sync_ms = event.sync_ms if isinstance(event, ev.SnapshotPersisted) else 0
-        handle = self.tracker.persisted(event.checkpoint_id, part, event.handle, sync_ms)
-        self._discard([] if handle is None else [handle])
+        if isinstance(event, ev.ChannelStatePersisted):
+            part, written, sync_ms = SnapshotPart.CHANNELS, Written(event.handle), 0
+        else:
+            part, written = SnapshotPart.STATE, Written(event.handle, event.layer, event.native)
+            sync_ms = event.sync_ms
+        self._discard(self.tracker.persisted(event.checkpoint_id, part, written, sync_ms))
 
     def failed(self, event: ev.SnapshotFailed) -> None:
         """A part of a snapshot could not be written."""
         part = SnapshotPart.CHANNELS if event.channels else SnapshotPart.STATE
-        declines, handles = self.tracker.failed(event.checkpoint_id, part)
-        self._discard(handles)
+        declines, paths = self.tracker.failed(event.checkpoint_id, part)
+        self._discard(paths)
         self._forget(event.checkpoint_id)
         if declines:
             self.decline(event.checkpoint_id, CheckpointFailureReason.ASYNC_PART_FAILED, event.error)
@@ -226,23 +234,28 @@ class SubtaskCheckpoints:
         self._parts.send()
         self._parts.stage()
         alignment_ms = self._handler.alignment_ms(at_ms)
+        finished = self._parts.finished()
+        cut, base = self._lineages.begin(barrier, finished)
         self.tracker.begin(
             TaskSnapshot(
                 checkpoint_id=checkpoint_id,
                 kind=options.kind,
-                finished=self._parts.finished(),
+                finished=finished,
                 unaligned=overtakes,
                 start_delay_ms=max(0, at_ms - barrier.triggered_at_ms - alignment_ms),
                 alignment_ms=alignment_ms,
                 started_at_ms=at_ms,
                 ends=self.tracker.ends(),
+                base=base,
             )
         )
         if options.kind.stops:
             self.stopping = checkpoint_id
-        self._instruct(
-            do.PersistSnapshot(checkpoint_id, self._parts.freeze(), self._inputs.row_positions(), output_positions)
-        )
+        frozen = self._parts.freeze(cut)
+        if cut.canonical:
+            frozen = tuple(exclusive(snapshot) for snapshot in frozen)
+        input_positions = self._inputs.row_positions()
+        self._instruct(do.PersistSnapshot(checkpoint_id, frozen, input_positions, output_positions, base))
         if overtakes or may_overtake:
             self.tracker.await_channels(checkpoint_id)
             self._recorders[checkpoint_id] = recorder
@@ -287,20 +300,33 @@ class SubtaskCheckpoints:
     def _acknowledge_durable(self, at_ms: int) -> None:
         task = self._descriptor.task
         for snapshot, committables in self.tracker.to_acknowledge():
-            state = snapshot.handles.get(SnapshotPart.STATE)
-            in_flight = snapshot.handles.get(SnapshotPart.CHANNELS)
+            lineage = snapshot.lineage
+            self._lineages.remember(lineage)
+            in_flight = snapshot.written.get(SnapshotPart.CHANNELS, Written()).handle
+            state = SubtaskState(
+                task.vertex,
+                task.subtask,
+                snapshot.written[SnapshotPart.STATE].handle,
+                committables,
+                snapshot.finished,
+                in_flight,
+                lineage.layers,
+                lineage.native,
+            )
+            in_flight_bytes = 0 if in_flight is None else in_flight.size_bytes
             self._instruct(
                 do.Acknowledge(
                     self._descriptor.attempt,
                     snapshot.checkpoint_id,
-                    SubtaskState(task.vertex, task.subtask, state, committables, snapshot.finished, in_flight),
+                    state,
                     SnapshotMetrics(
                         start_delay_ms=snapshot.start_delay_ms,
                         alignment_ms=snapshot.alignment_ms,
                         sync_ms=snapshot.sync_ms,
                         async_ms=max(0, at_ms - snapshot.started_at_ms),
-                        state_bytes=0 if state is None else state.size_bytes,
-                        in_flight_bytes=0 if in_flight is None else in_flight.size_bytes,
+                        state_bytes=state.size_bytes - in_flight_bytes,
+                        incremental_bytes=snapshot.incremental_bytes,
+                        in_flight_bytes=in_flight_bytes,
                         unaligned=snapshot.unaligned,
                     ),
                     snapshot.kind,
@@ -309,6 +335,7 @@ class SubtaskCheckpoints:
 
     def _give_up(self, checkpoint_id: CheckpointId) -> None:
         self._forget(checkpoint_id)
+        self._lineages.forget(checkpoint_id)
         self._discard(self.tracker.abort(checkpoint_id))
 
     def _forget(self, checkpoint_id: CheckpointId) -> None:
@@ -316,9 +343,9 @@ class SubtaskCheckpoints:
         self._barriers.pop(checkpoint_id, None)
         self._deadlines_ms.pop(checkpoint_id, None)
 
-    def _discard(self, handles: Sequence[StateHandle]) -> None:
-        for handle in handles:
-            self._instruct(do.DiscardState(handle))
+    def _discard(self, paths: Sequence[str]) -> None:
+        if paths:
+            self._instruct(do.DiscardState(tuple(paths)))
 
 
 def outgoing_options(options: BarrierOptions, unaligned: bool) -> BarrierOptions:

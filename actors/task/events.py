@@ -9,9 +9,10 @@ import pyarrow as pa
 
 from tidegate.actors.elements import ALIGNED_BARRIER, BarrierOptions, Element
 from tidegate.actors.identity import ChannelId
+from tidegate.actors.task.lineage import Lineage
 from tidegate.storage.codec import wire
 from tidegate.storage.ids import AttemptNumber, CheckpointId, OperatorUid
-from tidegate.storage.metadata import DataFile, StateHandle
+from tidegate.storage.metadata import DataFile, NativeState, StateHandle
 from tidegate.storage.state import StateTable
 
 
@@ -29,6 +30,8 @@ class TaskRestored:
     tables: tuple[tuple[OperatorUid, tuple[StateTable, ...]], ...]
     finished: bool = False
     in_flight: tuple[tuple[ChannelId, tuple[pa.RecordBatch, ...]], ...] = ()
+    lineage: Lineage | None = None
+    """What it has in the checkpoint, where the next snapshots may be built on that."""
 
 
 @wire
@@ -100,6 +103,8 @@ class CheckpointTriggered:
     checkpoint_id: CheckpointId
     triggered_at_ms: int
     options: BarrierOptions = ALIGNED_BARRIER
+    base: CheckpointId | None = None
+    """The completed checkpoint on which it may be built."""
 
 
 @wire
@@ -125,12 +130,18 @@ class CheckpointCompleted:
 @wire
 @dataclass(frozen=True, slots=True)
 class SnapshotPersisted:
-    """The state of a snapshot is durable. `handle` is None for a stateless task; `sync_ms`: its synchronous part."""
+    """The state of a snapshot is durable. `handle` is None for a stateless task; `sync_ms`: its synchronous part.
+
+    `layer`: what was put on the layers that the snapshot is built on, None where nothing had changed; `native`: all
+    files of its backends, those among them that it has in common with what it is built on.
+    """
 
     at_ms: int
     checkpoint_id: CheckpointId
     handle: StateHandle | None
     sync_ms: int = 0
+    layer: StateHandle | None = None
+    native: tuple[NativeState, ...] = ()
 
 
 @wire

@@ -12,10 +12,11 @@ from tidegate.actors.failures import CheckpointFailureReason
 from tidegate.actors.identity import ChannelId
 from tidegate.actors.sources import SourceSplit
 from tidegate.actors.task.events import TaskTimer
+from tidegate.actors.task.lineage import Lineage
 from tidegate.actors.task.metrics import SnapshotMetrics
 from tidegate.storage.codec import wire
 from tidegate.storage.ids import AttemptNumber, CheckpointId, OperatorUid
-from tidegate.storage.metadata import SnapshotKind, StateHandle, SubtaskState
+from tidegate.storage.metadata import SnapshotKind, SubtaskState
 from tidegate.storage.state import OperatorSnapshot
 
 
@@ -70,6 +71,8 @@ class PersistSnapshot:
     snapshots: tuple[OperatorSnapshot, ...]
     input_positions: tuple[tuple[ChannelId, int], ...]
     output_positions: tuple[tuple[ChannelId, int], ...]
+    base: Lineage | None = None
+    """What the snapshot is built on; without it the layers and native files of `snapshots` are whole."""
 
 
 class Direction(enum.Enum):
@@ -104,9 +107,9 @@ class PersistChannelState:
 @wire
 @dataclass(frozen=True, slots=True)
 class DiscardState:
-    """Delete state that no checkpoint will refer to."""
+    """Delete files of state that no checkpoint will refer to."""
 
-    handle: StateHandle
+    paths: tuple[str, ...]
 
 
 @wire

@@ -41,7 +41,7 @@ from tidegate.actors.task.watermarks import WatermarkValve
 from tidegate.storage.errors import ProtocolError
 from tidegate.storage.ids import AttemptNumber
 from tidegate.storage.metadata import SnapshotKind
-from tidegate.storage.state import OperatorSnapshot
+from tidegate.storage.state import Cut, OperatorSnapshot
 
 STAGED_FILES_IN_FLIGHT_MAX = 4
 
@@ -65,6 +65,7 @@ class TaskMachine:
             d.max_parallelism,
             self._emitter.emit,
             self._emitter.emit_watermark,
+            d.backend,
         )
         self._watermarks = WatermarkValve(d.inputs)
         self._checkpoints = SubtaskCheckpoints(
@@ -162,6 +163,7 @@ class TaskMachine:
             if source.uid in tables and not event.finished:
                 positions = positions_from_tables(tables[source.uid])
             self._source = SourceCursor(positions, self._descriptor.source_rows_max)
+        self._checkpoints.restored(event.lineage)
         self._operators_finished = event.finished
         if not event.finished:
             self._chain.open(tables)
@@ -247,7 +249,7 @@ class TaskMachine:
             )
             return
         reading = self._source is not None and self.status is TaskStatus.RUNNING
-        barrier = Barrier(event.checkpoint_id, event.triggered_at_ms, event.options)
+        barrier = Barrier(event.checkpoint_id, event.triggered_at_ms, event.options, event.base)
         if reading and self._descriptor.externally_induced and not event.options.kind.is_savepoint:
             self._induced.triggered(barrier)
             return
@@ -375,8 +377,8 @@ class TaskMachine:
 
     # --- snapshots ------------------------------------------------------------------------------------------------
 
-    def _freeze(self) -> tuple[OperatorSnapshot, ...]:
-        snapshots = [] if self._operators_finished else self._chain.snapshot()
+    def _freeze(self, cut: Cut) -> tuple[OperatorSnapshot, ...]:
+        snapshots = [] if self._operators_finished else self._chain.snapshot(cut)
         if self._source is not None:
             assert self._descriptor.source is not None
             snapshots.insert(0, OperatorSnapshot(self._descriptor.source.uid, (self._source.freeze(),)))

@@ -16,9 +16,10 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from tidegate.actors.task.lineage import Lineage
 from tidegate.storage.errors import ProtocolError
 from tidegate.storage.ids import CheckpointId, OperatorUid, SubtaskIndex
-from tidegate.storage.metadata import Committable, DataFile, SnapshotKind, StateHandle
+from tidegate.storage.metadata import Committable, DataFile, NativeState, SnapshotKind, StateHandle
 
 
 class StagedFiles:
@@ -67,6 +68,21 @@ class SnapshotPart(enum.Enum):
     CHANNELS = "channels"
 
 
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What one part of a snapshot is in storage."""
+
+    handle: StateHandle | None = None
+    layer: StateHandle | None = None
+    native: tuple[NativeState, ...] = ()
+
+    def files(self, base: Lineage | None) -> dict[str, int]:
+        """Sizes of the files that were written for it, by path: of native ones those that `base` has not."""
+        known = frozenset[str]() if base is None else base.paths
+        found = {h.path: h.size_bytes for h in (self.handle, self.layer) if h is not None and h.path is not None}
+        return found | {f.path: f.size_bytes for state in self.native for f in state.files if f.path not in known}
+
+
 @dataclass(slots=True)
 class TaskSnapshot:
     """One snapshot from its barrier until its checkpoint is complete or aborted."""
@@ -84,10 +100,26 @@ class TaskSnapshot:
     """Parts that are not durable yet, asked for or not."""
     writing: set[SnapshotPart] = field(default_factory=lambda: {SnapshotPart.STATE})
     """Parts whose answer has not come."""
-    handles: dict[SnapshotPart, StateHandle] = field(default_factory=dict)
+    written: dict[SnapshotPart, Written] = field(default_factory=dict)
+    base: Lineage | None = None
+    """What it is built on."""
     sync_ms: int = 0
     acknowledged: bool = False
     cancelled: bool = False
+
+    @property
+    def lineage(self) -> Lineage:
+        """What later snapshots may be built on."""
+        state = self.written[SnapshotPart.STATE]
+        below = () if self.base is None else self.base.layers
+        return Lineage(self.checkpoint_id, below if state.layer is None else (*below, state.layer), state.native)
+
+    @property
+    def incremental_bytes(self) -> int:
+        """Bytes of state that were written for it, those in flight left out."""
+        state = self.written[SnapshotPart.STATE]
+        inline = (h.size_bytes for h in (state.handle, state.layer) if h is not None and h.path is None)
+        return sum(inline) + sum(state.files(self.base).values())
 
 
 @dataclass(slots=True)
@@ -139,34 +171,32 @@ class SnapshotTracker:
             snapshot.writing.add(SnapshotPart.CHANNELS)
 
     def persisted(
-        self, checkpoint_id: CheckpointId, part: SnapshotPart, handle: StateHandle | None, sync_ms: int = 0
-    ) -> StateHandle | None:
-        """A part is durable. Returns the handle to discard if the snapshot was cancelled meanwhile."""
+        self, checkpoint_id: CheckpointId, part: SnapshotPart, written: Written, sync_ms: int = 0
+    ) -> list[str]:
+        """A part is durable. Returns the files to discard if the snapshot was cancelled meanwhile."""
         snapshot = self._snapshots.get(checkpoint_id)
         if snapshot is None or part not in snapshot.writing:
-            return None
+            return []
         snapshot.writing.remove(part)
         if snapshot.cancelled:
             self._forget_if_over(snapshot)
-            return handle
+            return list(written.files(snapshot.base))
         snapshot.missing.remove(part)
         snapshot.sync_ms = max(snapshot.sync_ms, sync_ms)
-        if handle is not None:
-            snapshot.handles[part] = handle
-        return None
+        snapshot.written[part] = written
+        return []
 
-    def failed(self, checkpoint_id: CheckpointId, part: SnapshotPart) -> tuple[bool, list[StateHandle]]:
+    def failed(self, checkpoint_id: CheckpointId, part: SnapshotPart) -> tuple[bool, list[str]]:
         """A part could not be written. Whether the checkpoint has to be declined, and what to discard."""
         snapshot = self._snapshots.get(checkpoint_id)
         if snapshot is None or part not in snapshot.writing:
             return False, []
         snapshot.writing.remove(part)
         declines = not snapshot.cancelled
-        handles = self._cancel(snapshot)
-        return declines, handles
+        return declines, self._cancel(snapshot)
 
-    def abort(self, checkpoint_id: CheckpointId) -> list[StateHandle]:
-        """The checkpoint was given up. Returns what is durable already and nobody else will discard."""
+    def abort(self, checkpoint_id: CheckpointId) -> list[str]:
+        """The checkpoint was given up. Returns the files that are durable already and nobody else will discard."""
         snapshot = self._snapshots.get(checkpoint_id)
         return [] if snapshot is None else self._cancel(snapshot)
 
@@ -181,10 +211,10 @@ class SnapshotTracker:
             self.files[uid].commit(end)
         return snapshot
 
-    def abort_before(self, checkpoint_id: CheckpointId) -> list[StateHandle]:
-        """A newer checkpoint is complete, so older ones are over, heard of or not. Returns what to discard."""
+    def abort_before(self, checkpoint_id: CheckpointId) -> list[str]:
+        """A newer checkpoint is complete, so older ones are over, heard of or not. Returns the files to discard."""
         older = [n for n in self._snapshots if n < checkpoint_id]
-        return [handle for number in older for handle in self.abort(number)]
+        return [path for number in older for path in self.abort(number)]
 
     def to_acknowledge(self) -> list[tuple[TaskSnapshot, tuple[Committable, ...]]]:
         """Snapshots that became fully durable, each with what it asks to be committed. Marks them acknowledged."""
@@ -204,11 +234,12 @@ class SnapshotTracker:
             ready.append((snapshot, committables))
         return ready
 
-    def _cancel(self, snapshot: TaskSnapshot) -> list[StateHandle]:
-        handles = [] if snapshot.acknowledged or snapshot.cancelled else list(snapshot.handles.values())
+    def _cancel(self, snapshot: TaskSnapshot) -> list[str]:
+        parts = () if snapshot.acknowledged or snapshot.cancelled else snapshot.written.values()
+        paths = [path for written in parts for path in written.files(snapshot.base)]
         snapshot.cancelled = True
         self._forget_if_over(snapshot)
-        return handles
+        return paths
 
     def _forget_if_over(self, snapshot: TaskSnapshot) -> None:
         if not snapshot.writing:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from coordinators import SINK, SOURCE, SPEC, TASKS, files, part
+from shared_files import LAYOUT, SharedFiles, layer
 
 from tidegate.actors.coordinator import events as ev
 from tidegate.actors.coordinator import instructions as do
@@ -20,7 +21,7 @@ from tidegate.actors.failures import CheckpointFailureReason
 from tidegate.actors.identity import TaskId
 from tidegate.recovery.restart import RestartStrategy
 from tidegate.storage.ids import AttemptNumber, CheckpointId, Generation
-from tidegate.storage.metadata import CheckpointMetadata, SnapshotKind
+from tidegate.storage.metadata import CheckpointMetadata, SnapshotKind, StateHandle
 
 JOB = replace(
     SPEC,
@@ -29,6 +30,9 @@ JOB = replace(
     storage_attempts_max=100,
 )
 
+CONCURRENT = replace(JOB, checkpoints=replace(JOB.checkpoints, max_concurrent=3, retained=1))
+"""Checkpoints are often subsumed while newer ones are still being built on them."""
+
 BUSY = replace(
     JOB,
     checkpoints=replace(JOB.checkpoints, max_concurrent=3, min_pause_ms=20),
@@ -36,6 +40,7 @@ BUSY = replace(
     storage_attempts_max=4,
 )
 """Concurrent checkpoints, hooks, savepoints, and little patience with storage."""
+LAYERS_MAX = 3
 KINDS = (SnapshotKind.CHECKPOINT, SnapshotKind.SAVEPOINT, SnapshotKind.SUSPEND, SnapshotKind.TERMINATE)
 
 Step = tuple[str, Callable[[], None]]
@@ -64,6 +69,10 @@ class Tasks:
     """The savepoint at which the data of this attempt ends."""
     halted: set[TaskId] = field(default_factory=set)
     """Tasks that have taken part in it, and wait for it."""
+    bases: dict[CheckpointId, CheckpointId | None] = field(default_factory=dict)
+    """What each checkpoint that was triggered may be built on."""
+    layers: dict[CheckpointId, tuple[StateHandle, ...]] = field(default_factory=dict)
+    """The keyed state of the sink in the checkpoints that it may build on."""
     free: set[TaskId] = field(default_factory=set)
     """Tasks that know that a completed checkpoint covers their finish: they may leave."""
 
@@ -90,6 +99,7 @@ class CoordinatorWorld:
         self._open_requests: set[str] = set()
         self.savepoints: set[CheckpointId] = set()
         """Savepoints whose own folder is there."""
+        self.shared = SharedFiles(lambda: (m for m in self._storage.values() if not m.void))
         self._not_deleted: dict[CheckpointId, int] = {}
         self._take_over()
         self._tell(ev.JobSubmitted(self.at_ms, self.job))
@@ -132,6 +142,16 @@ class CoordinatorWorld:
             for index in range(end)
         }
         assert set(committed) == expected
+
+    @property
+    def leftovers(self) -> set[str]:
+        """Shared files that no checkpoint refers to, and that nobody is about to delete."""
+        discards = self.machine.state.discards
+        asked = {path for discard in discards.values() for path in discard.shared or ()}
+        given_up = tuple(
+            f"{LAYOUT.shared_checkpoint_dir(n)}/" for n, discard in discards.items() if discard.shared is None
+        )
+        return {p for p in self.shared.present - self.shared.referenced - asked if not p.startswith(given_up)}
 
     # --- what can happen ------------------------------------------------------------------------------------------
 
@@ -209,6 +229,9 @@ class CoordinatorWorld:
                 )
                 assert not any(hook.restore != restore for hook in self._hooks_asked()), "hooks see what tasks see"
                 self.tasks = self._past[attempt] = Tasks(attempt)
+                if newest is not None:
+                    self.shared.check_there(self._storage[newest])
+                    self.tasks.layers[newest] = self._storage[newest].subtasks[1].layers
             case do.CancelAttempt():
                 self.tasks = None
             case do.CommitSinks(checkpoint_id, committables):
@@ -222,11 +245,13 @@ class CoordinatorWorld:
                     assert sum(n > checkpoint_id for n in self._completed()) >= self.job.checkpoints.retained, (
                         "what is retained is never deleted (invariant 5)"
                     )
+                self.shared.asked(instruction, (p.base for p in self.machine.state.pending.values()))
                 self._asked.append(instruction)
             case do.WriteMetadata(metadata):
                 assert metadata.checkpoint_id > max(self._completed(), default=0), "completed in order"
                 savepoint = metadata.kind.is_savepoint
                 assert savepoint == (metadata.checkpoint_id in self.savepoints), "a savepoint is copied first"
+                self.shared.check_there(metadata)
                 assert dict(metadata.hooks) == ({"hook": b"kept"} if self.job.hooks else {})
                 self._asked.append(instruction)
             case do.VoidCheckpoint() | do.WriteSavepoint() | do.TriggerHooks() | do.RestoreHooks():
@@ -243,6 +268,8 @@ class CoordinatorWorld:
                 assert n is None or n in self._completed()
             case do.TriggerCheckpoint() | do.NotifyCompleted() | do.StartTasks():
                 self._notices.append(instruction)
+            case do.DiscardFiles():
+                self.shared.deleted(instruction)
             case do.EndJob():
                 self.ends.append(instruction)
                 self.tasks = None
@@ -301,6 +328,7 @@ class CoordinatorWorld:
                 case do.CommitSinks(n):
                     self._tell(ev.SinksCommitted(self.at_ms, n))
                 case do.DiscardCheckpoint(n):
+                    self.shared.deleted(instruction)
                     self._tell(ev.CheckpointDiscarded(self.at_ms, n))
 
         return act
@@ -332,6 +360,8 @@ class CoordinatorWorld:
                 case do.CommitSinks(n):
                     self._tell(ev.SinkCommitFailed(self.at_ms, n, "no answer"))
                 case do.DiscardCheckpoint(n):
+                    if lost:
+                        self.shared.deleted(instruction)
                     self._tell(ev.CheckpointDiscardFailed(self.at_ms, n, "no answer"))
 
         return act
@@ -343,11 +373,12 @@ class CoordinatorWorld:
             self._notices.remove(instruction)
             tasks = self.tasks
             match instruction:
-                case do.TriggerCheckpoint(attempt, n, options=options) if tasks is not None:
+                case do.TriggerCheckpoint(attempt, n, options=options, base=base) if tasks is not None:
                     if attempt != tasks.attempt:
                         return
                     assert n not in self._storage, "ids are never used twice"
                     tasks.triggered.append(n)
+                    tasks.bases[n] = base
                     tasks.kinds[n] = options.kind
                     if options.kind.stops:
                         tasks.halting = n
@@ -378,6 +409,13 @@ class CoordinatorWorld:
             names = [self._file(tasks.attempt, index) for index in range(tasks.known, tasks.staged)]
             committables = (files(tasks.known, *names),) if names else ()
         state = part(n, task, *committables, finished=task in tasks.ended)
+        if task == SINK and task not in tasks.ended and not tasks.kinds[n].is_savepoint:
+            below = tasks.layers.get(tasks.bases[n] or n, ())
+            below = below if len(below) < LAYERS_MAX else ()
+            # Every fifth has nothing new to write.
+            own = () if below and n % 5 == 0 else (self.shared.written(layer(n, task)),)
+            tasks.layers[n] = (*below, *own)
+            state = replace(state, layers=tasks.layers[n])
         self._tell(ev.CheckpointAcknowledged(self.at_ms, tasks.attempt, task, n, state, kind=tasks.kinds[n]))
 
     def _declined(self, tasks: Tasks, n: CheckpointId) -> ev.CheckpointDeclined:

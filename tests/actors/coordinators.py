@@ -71,6 +71,13 @@ def handle(checkpoint_id: int, task: TaskId) -> StateHandle:
     return StateHandle(f"{SPEC.job_id}/chk-{checkpoint_id}/{task.vertex}-0", None, 10, "sum", ())
 
 
+def discarding(checkpoint_id: int, task: TaskId) -> do.DiscardFiles:
+    """What deletes that file."""
+    path = handle(checkpoint_id, task).path
+    assert path is not None
+    return do.DiscardFiles((path,))
+
+
 def files(first_index: int, *names: str) -> Committable:
     """Sink files, the first with this number."""
     uid = OperatorUid(SINK.vertex)

@@ -25,7 +25,7 @@ from tidegate.actors.task.outputs import BufferLimits
 from tidegate.actors.task.source import SplitPosition
 from tidegate.storage.ids import AttemptNumber, CheckpointId, OperatorUid, SubtaskIndex, VertexId
 from tidegate.storage.metadata import DataFile, StateHandle, StateKind
-from tidegate.storage.state import OperatorSnapshot, StateTable
+from tidegate.storage.state import Cut, OperatorSnapshot, StateChunk, StateTable
 
 ATTEMPT = AttemptNumber(3)
 SOURCE, WORK = VertexId("source"), VertexId("work")
@@ -39,9 +39,12 @@ InstructionT = TypeVar("InstructionT")
 @dataclass(frozen=True)
 class FrozenSum:
     total: int
+    state: str = "sum"
+    kind: StateKind = StateKind.UNION
+    removed: bool = False
 
-    def materialize(self) -> StateTable:
-        return StateTable("sum", StateKind.UNION, pa.record_batch({"total": [self.total]}))
+    def chunks(self) -> Iterator[StateChunk]:
+        yield StateChunk(pa.record_batch({"total": [self.total]}))
 
 
 class Summing(Operator):
@@ -67,7 +70,7 @@ class Summing(Operator):
         if self._emit_before_barrier:
             emit(pa.record_batch({"x": [self.total]}))
 
-    def snapshot(self) -> OperatorSnapshot | None:
+    def snapshot(self, cut: Cut) -> OperatorSnapshot | None:
         self.log.append("snapshot")
         return OperatorSnapshot(self.context.uid, (FrozenSum(self.total),))
 

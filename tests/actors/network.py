@@ -2,7 +2,7 @@
 
 Small on purpose, beside the simulator: frames keep their order on a channel and nothing is lost, but turns, frames,
 credit, reads, writes, timers and the coordinator's messages come in any interleaving. Each completed checkpoint is
-a `Cut`, from which a fresh network can start.
+a `Parts`, from which a fresh network can start.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tidegate.actors.task.outputs import BufferLimits
 from tidegate.actors.task.status import TaskStatus
 from tidegate.storage.ids import CheckpointId, OperatorUid
 from tidegate.storage.metadata import StateHandle, StateKind
-from tidegate.storage.state import OperatorSnapshot, StateTable
+from tidegate.storage.state import Cut, OperatorSnapshot, StateChunk, StateTable, tables_of
 
 PENDING_MAX = 3
 STEPS_MAX = 60_000
@@ -36,9 +36,12 @@ STEPS_MAX = 60_000
 @dataclass(frozen=True)
 class _Rows:
     rows: tuple[int, ...]
+    state: str = "rows"
+    kind: StateKind = StateKind.LIST
+    removed: bool = False
 
-    def materialize(self) -> StateTable:
-        return StateTable("rows", StateKind.LIST, pa.record_batch({"x": pa.array(self.rows, pa.int64())}))
+    def chunks(self) -> Iterator[StateChunk]:
+        yield StateChunk(pa.record_batch({"x": pa.array(self.rows, pa.int64())}))
 
 
 class Collecting(Operator):
@@ -55,7 +58,7 @@ class Collecting(Operator):
     def process(self, batch: pa.RecordBatch, emit: Emit) -> None:
         self._rows += batch.column("x").to_pylist()
 
-    def snapshot(self) -> OperatorSnapshot | None:
+    def snapshot(self, cut: Cut) -> OperatorSnapshot | None:
         return OperatorSnapshot(self.context.uid, (_Rows(tuple(self._rows)),))
 
     def finish(self, emit: Emit) -> Iterator[None]:
@@ -76,14 +79,14 @@ class Part:
     """The output of the job as the task took its snapshot."""
 
 
-Cut = dict[TaskId, Part]
+Parts = dict[TaskId, Part]
 
 
 class Network:
     """One attempt of a job. `cut`: what it starts from; None: from the beginning."""
 
     def __init__(
-        self, graph: JobGraph, limits: BufferLimits, random: Random, found: list[int], cut: Cut | None
+        self, graph: JobGraph, limits: BufferLimits, random: Random, found: list[int], cut: Parts | None
     ) -> None:
         self.graph = graph
         self.machines = {
@@ -99,15 +102,15 @@ class Network:
             )
             for task in graph.tasks()
         }
-        self.completed: list[Cut] = []
+        self.completed: list[Parts] = []
         self.statistics: Counter[str] = Counter()
         self.written: list[StateHandle] = []
-        self.owned: list[StateHandle] = []
+        self.owned: list[str] = []
         self._random = random
         self._found = found
         self._now_ms = 1_000
         self._number = 0
-        self._pending: dict[CheckpointId, Cut] = {}
+        self._pending: dict[CheckpointId, Parts] = {}
         self._acknowledged: dict[CheckpointId, set[TaskId]] = {}
         self._ready: set[TaskId] = set()
         self._wires: dict[object, deque[tuple[TaskId, Callable[[], ev.TaskEvent]]]] = {}
@@ -173,11 +176,9 @@ class Network:
         raise AssertionError("the network never comes to rest")
 
     @property
-    def left_behind(self) -> list[str | None]:
+    def left_behind(self) -> list[str]:
         """What was written and is neither acknowledged nor discarded, or more than once."""
-        return sorted(
-            (handle.path for handle in self.written if self.owned.count(handle) != 1), key=lambda path: path or ""
-        )
+        return sorted(str(handle.path) for handle in self.written if self.owned.count(str(handle.path)) != 1)
 
     @property
     def under_way(self) -> list[CheckpointId]:
@@ -234,8 +235,8 @@ class Network:
                 )
                 if (cut := self._pending.get(checkpoint_id)) is not None:
                     cut[task].in_flight = channels
-            case do.DiscardState(handle):
-                self.owned.append(handle)
+            case do.DiscardState(paths):
+                self.owned += paths
             case do.SetTaskTimer(timer, due_at_ms):
                 self._timers.append((due_at_ms, task, timer))
             case do.ReportReady():
@@ -267,7 +268,9 @@ class Network:
 
     def _state_written(self, task: TaskId, instruction: do.PersistSnapshot) -> ev.SnapshotPersisted:
         """The asynchronous part, that runs beside later processing: what was frozen must still be as it was."""
-        tables = tuple((s.uid, tuple(state.materialize() for state in s.states)) for s in instruction.snapshots)
+        tables = tuple(
+            (s.uid, tuple(table for state in s.states for table in tables_of(state))) for s in instruction.snapshots
+        )
         if (cut := self._pending.get(instruction.checkpoint_id)) is not None:
             cut[task].tables = tables
         handle = self._write(task, instruction.checkpoint_id, "state")
@@ -275,7 +278,7 @@ class Network:
 
     def _acknowledge(self, task: TaskId, ack: do.Acknowledge) -> None:
         number = ack.checkpoint_id
-        self.owned += [h for h in (ack.state.handle, ack.state.in_flight) if h is not None]
+        self.owned += ack.state.paths
         if number not in self._pending:
             return
         part = self._pending[number][task]
@@ -304,7 +307,7 @@ class Network:
             self._post(("mail", task), task, lambda e=event: e)
 
 
-def _restored(graph: JobGraph, task: TaskId, cut: Cut | None) -> ev.TaskRestored:
+def _restored(graph: JobGraph, task: TaskId, cut: Parts | None) -> ev.TaskRestored:
     """In-flight input by the rule of the restore: of a channel first what its receiver held, then its sender's."""
     if cut is None:
         return ev.TaskRestored(1_000, ())

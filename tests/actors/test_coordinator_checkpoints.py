@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from coordinators import SINK, SOURCE, SPEC, TASKS, Coordinator, files, handle, kinds, only, spec
+from coordinators import SINK, SOURCE, SPEC, TASKS, Coordinator, discarding, files, handle, kinds, only, spec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -177,7 +177,7 @@ def test_a_duplicate_never_deletes_state_that_counts(when: str) -> None:
     if when == "completed":
         coordinator.written(1)
 
-    assert only(coordinator.ack(1, SOURCE), do.DiscardHandle) == []
+    assert only(coordinator.ack(1, SOURCE), do.DiscardFiles) == []
 
 
 def test_refused_state_is_discarded() -> None:
@@ -185,13 +185,13 @@ def test_refused_state_is_discarded() -> None:
     coordinator = Coordinator(TOLERANT).run()
     coordinator.ask()
     stranger = TaskId(VertexId("stranger"), SubtaskIndex(0))
-    assert only(coordinator.ack(1, stranger), do.DiscardHandle) == [do.DiscardHandle(handle(1, stranger))]
+    assert only(coordinator.ack(1, stranger), do.DiscardFiles) == [discarding(1, stranger)]
 
     coordinator.decline(1)
-    assert only(coordinator.ack(1, SOURCE), do.DiscardHandle) == [do.DiscardHandle(handle(1, SOURCE))]
+    assert only(coordinator.ack(1, SOURCE), do.DiscardFiles) == [discarding(1, SOURCE)]
     coordinator.ask()
-    assert only(coordinator.ack(2, SINK, attempt=7), do.DiscardHandle) == [do.DiscardHandle(handle(2, SINK))]
-    assert only(coordinator.ack(9, SINK), do.DiscardHandle) == [do.DiscardHandle(handle(9, SINK))]
+    assert only(coordinator.ack(2, SINK, attempt=7), do.DiscardFiles) == [discarding(2, SINK)]
+    assert only(coordinator.ack(9, SINK), do.DiscardFiles) == [discarding(9, SINK)]
     assert coordinator.state.pending[CheckpointId(2)].acknowledged == {}
 
 
@@ -273,7 +273,7 @@ def test_retained_checkpoints_are_the_newest_and_older_ones_go_after_the_commit(
 
     found = coordinator.committed(1)
 
-    assert only(found, do.DiscardCheckpoint) == [do.DiscardCheckpoint(CheckpointId(1), voided=False)]
+    assert only(found, do.DiscardCheckpoint) == [do.DiscardCheckpoint(CheckpointId(1), voided=False, shared=())]
     assert only(coordinator.committed(2) + coordinator.committed(3), do.DiscardCheckpoint) == []
     assert [c.checkpoint_id for c in coordinator.state.completed] == [2, 3]
 
@@ -286,7 +286,7 @@ def test_without_sink_files_a_checkpoint_subsumes_at_once() -> None:
     coordinator.collect(checkpoint_id)
 
     assert only(coordinator.written(checkpoint_id), do.DiscardCheckpoint) == [
-        do.DiscardCheckpoint(CheckpointId(1), voided=False)
+        do.DiscardCheckpoint(CheckpointId(1), voided=False, shared=())
     ]
 
 
@@ -295,7 +295,7 @@ def test_a_deletion_that_fails_is_tried_again_a_bounded_number_of_times() -> Non
     coordinator = Coordinator().run()
     coordinator.complete()
     coordinator.complete()
-    failed = do.DiscardCheckpoint(CheckpointId(1), voided=False)
+    failed = do.DiscardCheckpoint(CheckpointId(1), voided=False, shared=())
     for attempt in (1, 2):
         found = coordinator.tell(ev.CheckpointDiscardFailed(0, CheckpointId(1), "busy"))
         assert found == [do.SetTimer("discard:1", 100 * attempt)]

@@ -106,7 +106,7 @@ def test_a_refused_acknowledgement_loses_its_state_and_what_was_in_flight() -> N
 
     found = coordinator.tell(ev.CheckpointAcknowledged(0, AttemptNumber(0), SINK, CheckpointId(9), state))
 
-    assert found == [do.DiscardHandle(handle(9, SINK)), do.DiscardHandle(in_flight)]
+    assert found == [do.DiscardFiles(("job-12345678/chk-9/sink-0", "job/chk-9/sink-0-channels"))]
 
 
 @pytest.mark.parametrize("reason", list(Reason))
@@ -134,7 +134,7 @@ UNION = replace(
 
 def union_part(checkpoint_id: int, task: TaskId, kind: StateKind, finished: bool = False) -> SubtaskState:
     """A subtask with one section of this kind."""
-    section = SectionRef(OPERATORS[0].uid, "splits", kind, 0, 10, 1, "sum")
+    section = SectionRef(OPERATORS[0].uid, "splits", kind, 0, 10, 1)
     state = StateHandle(f"{task}-{checkpoint_id}", None, 10, "sum", (section,))
     return SubtaskState(task.vertex, task.subtask, state, finished=finished)
 

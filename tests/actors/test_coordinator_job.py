@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from coordinators import SINK, SOURCE, SPEC, TASKS, Coordinator, files, handle, kinds, only, spec
+from coordinators import SINK, SOURCE, SPEC, TASKS, Coordinator, discarding, files, kinds, only, spec
 
 from tidegate.actors.coordinator import events as ev
 from tidegate.actors.coordinator import instructions as do
@@ -175,7 +175,7 @@ def test_acknowledgements_of_a_former_attempt_are_discarded() -> None:
     coordinator.fire("restart:1")
     coordinator.all_ready()
 
-    assert only(coordinator.ack(1, SINK, attempt=0), do.DiscardHandle) == [do.DiscardHandle(handle(1, SINK))]
+    assert only(coordinator.ack(1, SINK, attempt=0), do.DiscardFiles) == [discarding(1, SINK)]
 
 
 # --- takeover -----------------------------------------------------------------------------------------------------
@@ -225,7 +225,7 @@ def test_a_new_generation_repeats_what_may_not_have_been_done() -> None:
     found = coordinator.start(generation=2)
 
     assert only(found, do.CommitSinks) == [do.CommitSinks(CheckpointId(3), (files(2, "f2"),))]
-    assert only(found, do.DiscardCheckpoint) == [do.DiscardCheckpoint(CheckpointId(1), voided=False)]
+    assert only(found, do.DiscardCheckpoint) == [do.DiscardCheckpoint(CheckpointId(1), voided=False, shared=())]
 
 
 def test_a_new_generation_of_a_job_that_is_ending_ends_it() -> None:

@@ -98,7 +98,7 @@ def test_checkpoints_that_are_not_committed_stay() -> None:
     for n in range(3):
         coordinator.complete(files(n, f"f{n}"))
 
-    assert only(coordinator.committed(1), do.DiscardCheckpoint) == [do.DiscardCheckpoint(CheckpointId(1), False)]
+    assert only(coordinator.committed(1), do.DiscardCheckpoint) == [do.DiscardCheckpoint(CheckpointId(1), False, ())]
     assert [c.checkpoint_id for c in coordinator.state.completed] == [2, 3]
 
 

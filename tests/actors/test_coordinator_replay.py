@@ -6,7 +6,7 @@ from random import Random
 from typing import get_args
 
 import pytest
-from coordinator_world import BUSY, JOB, CoordinatorWorld, replayed
+from coordinator_world import BUSY, CONCURRENT, JOB, CoordinatorWorld, replayed
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -26,17 +26,19 @@ histories = st.builds(
 """Choices, step by step: long ones, which lists of Hypothesis rarely are, and a shorter history is a prefix."""
 
 
+@pytest.mark.parametrize("job", [JOB, CONCURRENT])
 @given(histories)
 @settings(max_examples=100)
-def test_after_any_faults_the_job_finishes_with_every_file_committed_once(choices: list[int]) -> None:
+def test_after_any_faults_the_job_finishes_with_every_file_committed_once(job: JobSpec, choices: list[int]) -> None:
     """Tasks die, answers and messages are lost, coordinators change: once that stops, the job ends as it should."""
-    world = CoordinatorWorld()
+    world = CoordinatorWorld(job)
     for choice in choices:
         world.step(choice)
     world.settle()
 
     assert {end.status for end in world.ends} == {"finished"}
     world.check_committed()
+    assert world.leftovers == set(), "shared files go with the last checkpoint that needs them"
 
 
 @given(histories)
@@ -54,7 +56,7 @@ def test_concurrent_checkpoints_savepoints_hooks_and_stops_keep_their_promises(c
         world.check_committed()
 
 
-@pytest.mark.parametrize("job", [JOB, BUSY])
+@pytest.mark.parametrize("job", [JOB, CONCURRENT, BUSY])
 @given(histories, st.floats(0, 1))
 @settings(max_examples=60)
 def test_folding_the_log_gives_the_same_state_and_the_same_decisions(

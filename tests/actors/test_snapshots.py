@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tidegate.actors.task.snapshots import SnapshotPart, SnapshotTracker, StagedFiles, TaskSnapshot
+from tidegate.actors.task.snapshots import SnapshotPart, SnapshotTracker, StagedFiles, TaskSnapshot, Written
 from tidegate.storage.errors import ProtocolError
 from tidegate.storage.ids import CheckpointId, OperatorUid, SubtaskIndex
 from tidegate.storage.metadata import Committable, DataFile, SnapshotKind, StateHandle
@@ -13,9 +13,9 @@ SINK = OperatorUid("sink")
 STATE, CHANNELS = SnapshotPart
 
 
-def handle(path: str | None = "chk/1") -> StateHandle:
-    """A state handle, told apart by its path."""
-    return StateHandle(path, None, 10, "sum", ())
+def written(path: str = "chk/1") -> Written:
+    """A part of a snapshot in a file, told apart by its path."""
+    return Written(StateHandle(path, None, 10, "sum", ()))
 
 
 def data_file(name: str) -> DataFile:
@@ -51,7 +51,7 @@ def test_a_snapshot_is_acknowledged_when_state_and_files_are_durable() -> None:
         snapshots.files[SINK].start()
         begin(snapshots, 1)
         steps = [
-            lambda s=snapshots: s.persisted(CheckpointId(1), STATE, handle()),
+            lambda s=snapshots: s.persisted(CheckpointId(1), STATE, written()),
             lambda s=snapshots: s.files[SINK].durable(0, data_file("f0")),
         ]
         first, second = steps if state_first else steps[::-1]
@@ -68,7 +68,7 @@ def test_files_that_were_started_after_the_barrier_are_not_waited_for() -> None:
     snapshots = tracker()
     begin(snapshots, 1)
     snapshots.files[SINK].start()
-    snapshots.persisted(CheckpointId(1), STATE, handle())
+    snapshots.persisted(CheckpointId(1), STATE, written())
 
     assert acknowledged(snapshots) == [(1, ())]
 
@@ -82,13 +82,13 @@ def test_files_of_an_aborted_checkpoint_are_asked_for_by_the_next_one() -> None:
     snapshots.abort(CheckpointId(1))
     files.durable(files.start(), data_file("f1"))
     begin(snapshots, 2)
-    snapshots.persisted(CheckpointId(2), STATE, handle())
+    snapshots.persisted(CheckpointId(2), STATE, written())
     assert acknowledged(snapshots) == [(2, (committable(0, "f0", "f1"),))]
 
     snapshots.complete(CheckpointId(2))
     files.durable(files.start(), data_file("f2"))
     begin(snapshots, 3)
-    snapshots.persisted(CheckpointId(3), STATE, None)
+    snapshots.persisted(CheckpointId(3), STATE, Written())
 
     assert acknowledged(snapshots) == [(3, (committable(2, "f2"),))]
 
@@ -98,13 +98,13 @@ def test_a_cancelled_snapshot_is_never_acknowledged_and_its_state_discarded() ->
     late, early = tracker(sink=False), tracker()
     begin(late, 1)
     assert late.abort(CheckpointId(1)) == []
-    assert late.persisted(CheckpointId(1), STATE, handle()) == handle()
+    assert late.persisted(CheckpointId(1), STATE, written()) == ["chk/1"]
     assert acknowledged(late) == []
 
     early.files[SINK].start()
     begin(early, 1)
-    assert early.persisted(CheckpointId(1), STATE, handle()) is None
-    assert early.abort(CheckpointId(1)) == [handle()]
+    assert early.persisted(CheckpointId(1), STATE, written()) == []
+    assert early.abort(CheckpointId(1)) == ["chk/1"]
     assert early.abort(CheckpointId(1)) == []
     assert acknowledged(early) == []
 
@@ -113,7 +113,7 @@ def test_state_that_was_acknowledged_is_the_coordinators_to_delete() -> None:
     """An abort after the acknowledgement leaves the file to the coordinator, which knows of it."""
     snapshots = tracker(sink=False)
     begin(snapshots, 1)
-    snapshots.persisted(CheckpointId(1), STATE, handle())
+    snapshots.persisted(CheckpointId(1), STATE, written())
     snapshots.to_acknowledge()
 
     assert snapshots.abort(CheckpointId(1)) == []
@@ -139,7 +139,7 @@ def test_completion_needs_the_acknowledgement() -> None:
         snapshots.complete(CheckpointId(1))
 
     begin(snapshots, 2)
-    snapshots.persisted(CheckpointId(2), STATE, None)
+    snapshots.persisted(CheckpointId(2), STATE, Written())
     snapshots.to_acknowledge()
     completed = snapshots.complete(CheckpointId(2))
 
@@ -154,10 +154,10 @@ def test_older_snapshots_are_over_with_a_newer_completed_one() -> None:
     begin(snapshots, 1)
     snapshots.files[SINK].start()
     begin(snapshots, 2)
-    snapshots.persisted(CheckpointId(2), STATE, handle("chk/2"))
+    snapshots.persisted(CheckpointId(2), STATE, written("chk/2"))
 
-    assert snapshots.abort_before(CheckpointId(3)) == [handle("chk/2")]
-    assert snapshots.persisted(CheckpointId(1), STATE, handle("chk/1")) == handle("chk/1")
+    assert snapshots.abort_before(CheckpointId(3)) == ["chk/2"]
+    assert snapshots.persisted(CheckpointId(1), STATE, written("chk/1")) == ["chk/1"]
     assert snapshots.abort_before(CheckpointId(3)) == []
 
 

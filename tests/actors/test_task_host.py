@@ -11,7 +11,7 @@ from itertools import count
 import pyarrow as pa
 import pytest
 from batches import batch
-from link import SCHEMA, SOURCE, WORK, FrozenSum, Summing, describe, handle_of, work_graph
+from link import SCHEMA, SOURCE, WORK, FrozenSum, Summing, describe, work_graph
 
 from tidegate.actors.coordinator import events as co
 from tidegate.actors.elements import Watermark
@@ -164,10 +164,8 @@ def test_a_write_that_fails_is_told_and_a_deletion_that_fails_is_logged(caplog: 
     assert effects.persist(do.PersistSnapshot(CheckpointId(1), frozen, (), ()), 0) == ev.SnapshotFailed(
         7, CheckpointId(1), "disk full"
     )
-    handle = handle_of("job-12345678/chk-1/work-0")
-    assert handle is not None
     with caplog.at_level(logging.WARNING):
-        effects.discard(do.DiscardState(handle))
+        effects.discard(do.DiscardState(("job-12345678/chk-1/work-0",)))
     assert "job-12345678/chk-1/work-0" in caplog.text
 
 

@@ -15,6 +15,7 @@ from tidegate.actors.task import events as ev
 from tidegate.actors.task import instructions as do
 from tidegate.storage.ids import CheckpointId, OperatorUid
 from tidegate.storage.metadata import SnapshotKind
+from tidegate.storage.state import tables_of
 
 
 class Induced(MemorySource):
@@ -49,7 +50,7 @@ def order(found: list[do.TaskInstruction]) -> list[object]:
 def offset_of(found: list[do.TaskInstruction]) -> int:
     """The position in the one snapshot among these."""
     (persist,) = only(found, do.PersistSnapshot)
-    rows = persist.snapshots[0].states[0].materialize().rows
+    rows = tables_of(persist.snapshots[0].states[0])[0].rows
     position: int = rows.column("next_offset")[0].as_py()
     return position
 

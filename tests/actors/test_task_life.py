@@ -39,7 +39,7 @@ from tidegate.actors.task.outputs import BufferLimits
 from tidegate.actors.task.status import TaskStatus
 from tidegate.storage.errors import ProtocolError
 from tidegate.storage.ids import AttemptNumber, CheckpointId, OperatorUid
-from tidegate.storage.state import StateTable
+from tidegate.storage.state import tables_of
 
 # --- the end ------------------------------------------------------------------------------------------------------
 
@@ -308,8 +308,8 @@ def test_the_cuts_of_two_tasks_fit_together_and_a_restored_pair_counts_every_row
     run(link, read_rows=9)
     up, down = only(link.carry(link.up.trigger(1)), do.PersistSnapshot)
     assert up.output_positions == down.input_positions
-    (source_table,) = [s.materialize() for s in up.snapshots[0].states]
-    (sum_table,) = [s.materialize() for s in down.snapshots[0].states]
+    (source_table,) = [table for s in up.snapshots[0].states for table in tables_of(s)]
+    (sum_table,) = [table for s in down.snapshots[0].states for table in tables_of(s)]
 
     graph = work_graph(rows=range(20))
     again = Link(Subject(describe(graph, SOURCE)), Subject(describe(graph, WORK)))
@@ -324,7 +324,7 @@ def test_the_cuts_of_two_tasks_fit_together_and_a_restored_pair_counts_every_row
 
 def test_state_tables_reach_the_operator_they_belong_to() -> None:
     """Restored tables are matched by uid; an operator without any opens fresh."""
-    table: StateTable = FrozenSum(40).materialize()
+    (table,) = tables_of(FrozenSum(40))
     subject = Subject(describe(work_graph(downstream=True), WORK))
     subject.start(("work", table))
     subject.feed(0, batch(2))

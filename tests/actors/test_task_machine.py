@@ -14,7 +14,6 @@ from link import (
     cancel,
     describe,
     file_of,
-    handle_of,
     kinds,
     only,
     sent,
@@ -31,6 +30,7 @@ from tidegate.actors.task import events as ev
 from tidegate.actors.task import instructions as do
 from tidegate.actors.task.source import SplitPosition, positions_from_tables
 from tidegate.storage.ids import CheckpointId
+from tidegate.storage.state import tables_of
 
 # --- T1: the order of a snapshot ----------------------------------------------------------------------------------
 
@@ -170,7 +170,7 @@ def test_state_that_becomes_durable_after_the_abort_is_discarded() -> None:
     subject.feed(0, barrier(1))
     subject.abort(1)
 
-    assert subject.persisted(1, "late") == [do.DiscardState(handle_of("late"))]
+    assert subject.persisted(1, "late") == [do.DiscardState(("late",))]
 
 
 def test_an_abort_after_the_write_discards_what_was_not_acknowledged() -> None:
@@ -182,7 +182,7 @@ def test_an_abort_after_the_write_discards_what_was_not_acknowledged() -> None:
     acknowledged.feed(0, barrier(1))
     acknowledged.persisted(1)
 
-    assert only(waiting.abort(1), do.DiscardState) == [do.DiscardState(handle_of("waits for its file"))]
+    assert only(waiting.abort(1), do.DiscardState) == [do.DiscardState(("waits for its file",))]
     assert only(acknowledged.abort(1), do.DiscardState) == []
 
 
@@ -205,7 +205,7 @@ def test_the_state_of_a_snapshot_whose_abort_was_lost_is_discarded() -> None:
     subject.persisted(2)
     subject.completed(2)
 
-    assert subject.persisted(1, "old") == [do.DiscardState(handle_of("old"))]
+    assert subject.persisted(1, "old") == [do.DiscardState(("old",))]
 
 
 # --- acknowledging ------------------------------------------------------------------------------------------------
@@ -277,7 +277,7 @@ def test_a_source_snapshot_holds_what_was_processed_and_restores_there() -> None
     subject.turns()
 
     (persist,) = only(subject.trigger(1), do.PersistSnapshot)
-    (table,) = [state.materialize() for state in persist.snapshots[0].states]
+    (table,) = [table for state in persist.snapshots[0].states for table in tables_of(state)]
 
     assert positions_from_tables([table]) == (SplitPosition(read.split, 2, False),)
     again = Subject(describe(graph, SOURCE))

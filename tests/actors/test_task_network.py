@@ -9,7 +9,7 @@ from batches import ONE_ROW_BYTES
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from link import BY_X, UNALIGNED, Summing, node, timed
-from network import Collecting, Cut, Network
+from network import Collecting, Network, Parts
 
 from tidegate.actors.elements import ALIGNED_BARRIER, BarrierOptions
 from tidegate.actors.graph.job_graph import JobGraph
@@ -33,7 +33,7 @@ def job(found: list[int], sources: int, workers: int, edge: str) -> JobGraph:
     return translate([source, work, node("down", (work, BY_X), factory=lambda: Collecting(found))])
 
 
-def check_cut(graph: JobGraph, cut: Cut) -> None:
+def check_cut(graph: JobGraph, cut: Parts) -> None:
     """Invariant 3: on every channel, what the sender has put is what the receiver has taken or the cut holds."""
     for edge in graph.edges:
         for channel in graph.channels(edge):
@@ -64,7 +64,7 @@ def live(
     limits: BufferLimits,
     random: Random,
     found: list[int],
-    cut: Cut | None,
+    cut: Parts | None,
     options: list[BarrierOptions],
 ) -> Network:
     """One attempt, for some time, with checkpoints and aborts."""
@@ -112,7 +112,7 @@ def test_a_job_that_is_restored_again_and_again_loses_and_repeats_nothing(
     )
     random = Random(seed)
     workers = 1 if edge == "broadcast" else workers
-    cut: Cut | None = None
+    cut: Parts | None = None
     for life in range(LIVES):
         found = [] if cut is None else list(cut[SINK].output)
         graph = job(found, sources, workers, edge)
@@ -133,7 +133,7 @@ def test_the_interleavings_reach_what_they_are_for(what: str) -> None:
     limits = BufferLimits(credit_bytes=2 * ONE_ROW_BYTES, queue_bytes_max=4 * ONE_ROW_BYTES, frame_bytes_min=1)
     for seed in range(40):
         random = Random(seed)
-        cut: Cut | None = None
+        cut: Parts | None = None
         for _ in range(LIVES):
             found: list[int] = [] if cut is None else list(cut[SINK].output)
             network = live(job(found, 2, 2, "hash"), limits, random, found, cut, [UNALIGNED, timed(5)])

@@ -66,7 +66,7 @@ def test_a_newer_unaligned_checkpoint_supersedes_the_one_that_is_collected() -> 
     found = subject.arrive(0, barrier(2, UNALIGNED))
 
     assert [(d.checkpoint_id, d.reason) for d in only(found, do.Decline)] == [(1, CheckpointFailureReason.SUBSUMED)]
-    assert only(found, do.DiscardState) == [do.DiscardState(handle_of("old"))]
+    assert only(found, do.DiscardState) == [do.DiscardState(("old",))]
     assert cancel(1) in sent(found)
     assert stored(subject.arrive(1, batch(2), barrier(1, UNALIGNED), batch(3), barrier(2, UNALIGNED))) == {
         ("input", 0): [[1]],

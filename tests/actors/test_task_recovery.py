@@ -29,6 +29,7 @@ from tidegate.actors.task.outputs import BufferLimits
 from tidegate.actors.task.source import FrozenPositions, SplitPosition
 from tidegate.actors.task.status import TaskStatus
 from tidegate.storage.errors import ProtocolError
+from tidegate.storage.state import tables_of
 
 
 def test_what_was_in_flight_is_processed_before_what_arrives() -> None:
@@ -128,7 +129,8 @@ def test_a_source_that_was_drained_in_the_middle_of_a_split_reads_no_further() -
     """Its operators had finished with the savepoint; rows that come now would find nobody."""
     subject = Subject(describe(work_graph(rows=range(5)), SOURCE))
     split = subject.descriptor.splits[0].split
-    found = subject.start(("source", FrozenPositions((SplitPosition(split, 2),)).materialize()), finished=True)
+    (positions,) = tables_of(FrozenPositions((SplitPosition(split, 2),)))
+    found = subject.start(("source", positions), finished=True)
 
     assert only(found + subject.turns(), do.ReadSource) == []
     assert subject.machine.status is TaskStatus.END_OF_DATA

@@ -18,6 +18,7 @@ from tidegate.actors.task import instructions as do
 from tidegate.actors.task.outputs import BufferLimits
 from tidegate.storage.ids import VertexId
 from tidegate.storage.metadata import SnapshotKind
+from tidegate.storage.state import tables_of
 
 PROCESSING = ev.TaskTimer.PROCESSING_TIME
 SCHEMA = pa.schema([("x", pa.int64())])
@@ -140,7 +141,7 @@ def test_restored_timers_wait_until_every_task_is_ready() -> None:
     """They may be due at once, and what they emit needs somebody to take it."""
     subject = alarms(TimeDomain.PROCESSING_TIME)
     (persist,) = only(subject.feed(0, batch(1_020), barrier(1)), do.PersistSnapshot)
-    tables = tuple((s.uid, tuple(state.materialize() for state in s.states)) for s in persist.snapshots)
+    tables = tuple((s.uid, tuple(t for state in s.states for t in tables_of(state))) for s in persist.snapshots)
     again = Subject(subject.descriptor)
     again.at_ms = 9_000
     assert again.tell(ev.TaskRestored(9_000, tables)) == [do.ReportReady(ATTEMPT)]

@@ -27,6 +27,7 @@ from tidegate.actors.task.pacing import ROWS_UNLIMITED, TURN_MS_MAX
 from tidegate.actors.task.status import TaskStatus
 from tidegate.storage.ids import VertexId
 from tidegate.storage.metadata import SnapshotKind
+from tidegate.storage.state import tables_of
 
 PROCESSING = ev.TaskTimer.PROCESSING_TIME
 X = pa.schema([("x", pa.int64())])
@@ -117,7 +118,7 @@ def started(descriptor: TaskDescriptor) -> Subject:
 def restored(descriptor: TaskDescriptor, found: list[do.TaskInstruction]) -> Subject:
     """A new task from the snapshot among these, with what it holds of the input."""
     (persist,) = only(found, do.PersistSnapshot)
-    tables = tuple((s.uid, tuple(state.materialize() for state in s.states)) for s in persist.snapshots)
+    tables = tuple((s.uid, tuple(t for state in s.states for t in tables_of(state))) for s in persist.snapshots)
     parts = [part for written in only(found, do.PersistChannelState) for part in written.channels]
     assert all(part.direction is do.Direction.INPUT for part in parts), "all output has left"
     subject = Subject(descriptor)
@@ -140,7 +141,7 @@ def told(found: list[do.TaskInstruction]) -> list[Any]:
 def timers_in(found: list[do.TaskInstruction]) -> list[int]:
     """The moments of the timers in the one snapshot among these."""
     (persist,) = only(found, do.PersistSnapshot)
-    tables = [state.materialize() for s in persist.snapshots for state in s.states]
+    tables = [table for s in persist.snapshots for state in s.states for table in tables_of(state)]
     (timers,) = (table.rows for table in tables if table.state == "timers")
     return sorted(timers.column("timer.timestamp_ms").to_pylist())
 

@@ -189,7 +189,7 @@ def test_whatever_ends_a_checkpoint_leaves_neither_part_behind(end: str, channel
         subject.channels_persisted(1)
     else:
         subject.persisted(1)
-    early = handle_of("channels" if channels_first else "state")
+    early = "channels" if channels_first else "state"
     match end:
         case "abort":
             found = subject.abort(1)
@@ -200,11 +200,11 @@ def test_whatever_ends_a_checkpoint_leaves_neither_part_behind(end: str, channel
         case _:
             found = subject.failed(1, channels=not channels_first)
 
-    assert only(found, do.DiscardState) == [do.DiscardState(early)]
+    assert only(found, do.DiscardState) == [do.DiscardState((early,))]
     assert len(only(found, do.Decline)) == (end == "failure")
     late = subject.persisted(1) if channels_first else subject.channels_persisted(1)
-    other = handle_of("state" if channels_first else "channels")
-    assert late == ([] if end == "failure" else [do.DiscardState(other)])
+    other = "state" if channels_first else "channels"
+    assert late == ([] if end == "failure" else [do.DiscardState((other,))])
 
 
 @pytest.mark.parametrize("durable", [True, False])
@@ -219,7 +219,7 @@ def test_a_cancelled_checkpoint_is_not_recorded_any_further(durable: bool) -> No
 
     assert sent(found)[-1] == cancel(1)
     assert [d.checkpoint_id for d in only(found, do.Decline)] == [1]
-    assert only(found, do.DiscardState) == [do.DiscardState(handle_of("state"))]
+    assert only(found, do.DiscardState) == [do.DiscardState(("state",))]
     assert only(subject.feed(1, barrier(1, UNALIGNED)), do.PersistChannelState) == []
 
 
@@ -303,7 +303,7 @@ def test_a_barrier_whose_checkpoint_was_aborted_overtakes_nothing() -> None:
     """The state is discarded, and the time that is over means nothing any more."""
     subject = stuck()
 
-    assert only(subject.abort(1), do.DiscardState) == [do.DiscardState(handle_of("state"))]
+    assert only(subject.abort(1), do.DiscardState) == [do.DiscardState(("state",))]
     assert subject.timer(ALIGNMENT, 1_100) == []
     assert only(subject.grant(), do.PersistChannelState) == []
 
