@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tidegate.actors.graph.job_graph import JobGraph
 from tidegate.actors.hooks import MasterHook
 from tidegate.actors.identity import TaskId
+from tidegate.actors.state.options import StateBackendOptions
 from tidegate.actors.task.descriptor import TaskDescriptor, describe_task
 from tidegate.actors.task.outputs import BufferLimits
 from tidegate.actors.task.source import SplitPosition
 from tidegate.storage.ids import AttemptNumber, JobId, OperatorUid
-from tidegate.storage.layout import CheckpointLayout
+from tidegate.storage.layout import CheckpointLayout, escape
 from tidegate.storage.store import Store
 
 OpenStore = Callable[[str], Store]
@@ -28,6 +30,8 @@ class DataPlaneOptions:
     inline_bytes_max: int = 20 * 1024
     exactly_once: bool = True
     """False: barriers block nothing, and rows may be processed twice after a failure."""
+    backend: StateBackendOptions = field(default_factory=StateBackendOptions)
+    """Where keyed state lives; its folder is that of all jobs of this user on a machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,4 +66,13 @@ class JobContext:
             self.options.limits,
             self.options.source_rows_max,
             self.options.exactly_once,
+            self._backend_of(task, attempt),
         )
+
+    def _backend_of(self, task: TaskId, attempt: AttemptNumber) -> StateBackendOptions:
+        """The options of the backend with a folder that no other attempt uses: one that was given up may live on."""
+        backend = self.options.backend
+        if backend.directory is None:
+            return backend
+        own = os.path.join(self.job_id, f"{escape(task.vertex)}-{task.subtask}", f"attempt-{attempt}")
+        return replace(backend, directory=os.path.join(backend.directory, own))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tidegate.actors.graph.job_graph import JobGraph, OperatorSpec, SourceSpec
 from tidegate.actors.identity import ChannelId, TaskId
 from tidegate.actors.operators.partitioning import Partitioning
 from tidegate.actors.sources import ExternallyInducedSource
+from tidegate.actors.state.options import StateBackendOptions
 from tidegate.actors.task.outputs import BufferLimits
 from tidegate.actors.task.source import SplitPosition
 from tidegate.storage.ids import AttemptNumber
@@ -43,6 +44,8 @@ class TaskDescriptor:
     input_indices: tuple[int, ...] = ()
     """For each of `inputs` the input of the first operator that it leads to."""
     exactly_once: bool = True
+    backend: StateBackendOptions = field(default_factory=StateBackendOptions)
+    """Where keyed state lives; its folder is this task's."""
 
     @property
     def externally_induced(self) -> bool:
@@ -58,6 +61,7 @@ def describe_task(
     limits: BufferLimits,
     source_rows_max: int,
     exactly_once: bool = True,
+    backend: StateBackendOptions | None = None,
 ) -> TaskDescriptor:
     """The descriptor of one task. `splits` are those that a source task starts with when it restores nothing."""
     vertex = graph.vertex(task.vertex)
@@ -93,4 +97,5 @@ def describe_task(
         source_rows_max=source_rows_max,
         input_indices=tuple(index for _, index in inputs),
         exactly_once=exactly_once,
+        backend=backend if backend is not None else StateBackendOptions(),
     )

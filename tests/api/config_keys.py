@@ -20,6 +20,12 @@ KEYS: dict[str, tuple[str, ...]] = {
     "history": ("web.checkpoints.history",),
     "backend": ("state.backend.type",),
     "incremental": ("state.backend.incremental", "execution.checkpointing.incremental"),
+    "changelog": ("state.changelog.enabled",),
+    "compression": ("execution.checkpointing.snapshot-compression",),
+    "backend_memory": ("state.backend.rocksdb.memory.fixed-per-slot",),
+    "backend_directory": ("state.backend.rocksdb.localdir",),
+    "local_copies": ("state.backend.local-recovery", "execution.checkpointing.local-backup.enabled"),
+    "local_directory": ("taskmanager.state.local.root-dirs", "execution.checkpointing.local-backup.dirs"),
     "checkpoint_storage": ("state.checkpoint-storage", "execution.checkpointing.storage"),
 }
 
@@ -39,11 +45,21 @@ GIVEN: dict[str, tuple[object, object]] = {
     "inline_bytes": ("64kb", 65_536),
     "ignore_in_flight_of": (12, 12),
     "history": (50, 50),
-    "backend": ("hashmap", "columnar"),
-    "incremental": (False, False),
-    "checkpoint_storage": ("filesystem", "filesystem"),
+    "backend": ("ROCKSDB", "rocksdb"),
+    "incremental": (True, True),
+    "changelog": (True, True),
+    "compression": ("ZSTD", "zstd"),
+    "backend_memory": ("256mb", 268_435_456),
+    "backend_directory": ("/mnt/disk/state", "/mnt/disk/state"),
+    "local_copies": (True, True),
+    "local_directory": ("/mnt/disk/copies", "/mnt/disk/copies"),
+    "checkpoint_storage": ("JOBMANAGER", "jobmanager"),
 }
 """Name to a value as people write it, and the value that is kept."""
 
-NEEDS: dict[str, dict[str, object]] = {"aligned_timeout": {"unaligned": True}}
+NEEDS: dict[str, dict[str, object]] = {
+    "aligned_timeout": {"unaligned": True},
+    "backend_directory": {"backend": "rocksdb"},
+    "local_directory": {"local_copies": True},
+}
 """Settings that mean something only beside others."""

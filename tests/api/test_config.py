@@ -34,6 +34,12 @@ def test_defaults() -> None:
         "history": 10,
         "backend": "columnar",
         "incremental": False,
+        "changelog": False,
+        "compression": None,
+        "backend_memory": 64 * 1024 * 1024,
+        "backend_directory": None,
+        "local_copies": False,
+        "local_directory": None,
         "checkpoint_storage": "filesystem",
     }
 
@@ -105,12 +111,16 @@ def test_min_pause_may_exceed_interval() -> None:
         ("ignore_in_flight_of", 0),
         ("ignore_in_flight_of", "chk-3"),
         ("history", -1),
-        ("backend", "rocksdb"),
+        ("backend", "forst"),
         ("backend", "abacus"),
         ("backend", 1),
-        ("incremental", True),
         ("incremental", "no"),
-        ("checkpoint_storage", "jobmanager"),
+        ("changelog", 1),
+        ("compression", "snappy"),
+        ("backend_memory", "much"),
+        ("backend_directory", ""),
+        ("local_copies", "here"),
+        ("local_directory", 3),
         ("checkpoint_storage", "tape"),
     ],
 )
@@ -129,12 +139,10 @@ def test_wrong_value_is_refused_by_every_name(name: str, value: object) -> None:
 @pytest.mark.parametrize(
     ("name", "value", "advice"),
     [
-        ("backend", "rocksdb", "'rocksdb' is not available yet; .*'columnar'"),
-        ("backend", "ROCKSDB", "'ROCKSDB' is not available yet"),
-        ("backend", "forst", "'forst' is not available yet"),
-        ("backend", "abacus", "none of 'columnar', 'hashmap'"),
-        ("incremental", True, "not available yet; every checkpoint holds the whole state"),
-        ("checkpoint_storage", "jobmanager", "always rest in files: write 'filesystem', .*state.checkpoints.dir"),
+        ("backend", "FORST", "'FORST' is not available; .*'columnar'.*'rocksdb'"),
+        ("backend", "abacus", "none of 'columnar', 'hashmap', 'rocksdb'"),
+        ("compression", "snappy", "none of 'none', 'lz4', 'zstd'"),
+        ("checkpoint_storage", "tape", "none of 'filesystem', 'jobmanager'"),
         ("retention", "maybe", "'retain_on_cancellation', 'delete_on_cancellation', 'no_externalized_checkpoints'"),
         ("mode", "maybe", "none of 'exactly_once', 'at_least_once'"),
         ("unaligned", "yes", "neither true nor false"),
@@ -172,6 +180,8 @@ CONTRADICTIONS = [
     ({"max_concurrent": 2, "min_pause": 1}, ("max_concurrent", "min_pause")),
     ({"aligned_timeout": 1}, ("aligned_timeout", "unaligned")),
     ({"unaligned": True, "aligned_timeout": "10s", "timeout": "10s"}, ("aligned_timeout", "timeout")),
+    ({"backend_directory": "/mnt/disk"}, ("backend_directory", "backend")),
+    ({"local_directory": "/mnt/disk"}, ("local_directory", "local_copies")),
 ]
 
 

@@ -35,7 +35,7 @@ def test_document_lists_every_setting_and_no_other() -> None:
 def test_document_names_no_other_key() -> None:
     """A key that is mentioned anywhere in the document is one that can be given."""
     known = {key for keys in KEYS.values() for key in keys}
-    mentioned = set(re.findall(r"(?:execution|state|web)(?:\.[a-z][\w-]*)+", DOCUMENT))
+    mentioned = set(re.findall(r"(?:execution|state|taskmanager|web)(?:\.[a-z][\w-]*)+", DOCUMENT))
     assert known == mentioned
 
 
@@ -63,4 +63,6 @@ def test_documented_retention_and_contradictions() -> None:
         {"max_concurrent", "min_pause"},
         {"aligned_timeout", "unaligned"},
         {"aligned_timeout", "timeout"},
+        {"backend_directory", "backend"},
+        {"local_directory", "local_copies"},
     ] == pairs

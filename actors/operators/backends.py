@@ -1,0 +1,24 @@
+"""The backend of one operator, for its place in the job."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tidegate.actors.operators.base import OperatorContext
+from tidegate.actors.state.backend import KeyedBackend
+from tidegate.actors.state.factory import BackendPlace, open_backend
+from tidegate.storage.state import Cut, OperatorSnapshot, key_group_range
+
+
+def make_backend(context: OperatorContext, key_names: Sequence[str]) -> KeyedBackend:
+    """The keyed state of an operator in this subtask, empty; `key_names` are its key columns."""
+    groups = key_group_range(context.subtask, context.max_parallelism, context.parallelism)
+    return open_backend(context.backend, BackendPlace(context.uid, tuple(key_names), context.max_parallelism, groups))
+
+
+def frozen_backend(context: OperatorContext, backend: KeyedBackend, cut: Cut) -> OperatorSnapshot:
+    """All states of an operator's backend, as what its options say: layers, or whole states."""
+    frozen = tuple(backend.freeze(cut))
+    if context.backend.incremental:
+        return OperatorSnapshot(context.uid, layer=frozen)
+    return OperatorSnapshot(context.uid, frozen)

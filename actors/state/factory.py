@@ -1,0 +1,35 @@
+"""Makes the backend that a job asks for. Operators use `actors/operators/backends.make_backend`."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from tidegate.actors.state.backend import KeyedBackend
+from tidegate.actors.state.columnar import ColumnarBackend
+from tidegate.actors.state.options import StateBackendOptions
+from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.ids import OperatorUid
+from tidegate.storage.layout import escape
+
+
+@dataclass(frozen=True, slots=True)
+class BackendPlace:
+    """Whose state it is: the operator, its key columns, and the key groups of the subtask."""
+
+    uid: OperatorUid
+    key_names: tuple[str, ...]
+    max_parallelism: int
+    key_groups: range
+
+
+def open_backend(options: StateBackendOptions, place: BackendPlace) -> KeyedBackend:
+    """The keyed state of one operator in one subtask, empty."""
+    if options.kind == "columnar":
+        return ColumnarBackend(place.max_parallelism, place.key_names, options.incremental)
+    if options.directory is None:
+        raise ConfigurationError("the rocksdb backend needs a local folder to work in; this runtime has none")
+    # Imported late: a job in memory does not pay for loading RocksDB.
+    from tidegate.actors.state.rocks import RocksBackend
+
+    return RocksBackend(place, os.path.join(options.directory, escape(place.uid)), options.memory_bytes)

@@ -1,0 +1,28 @@
+"""Which backend holds the keyed state of a job, and how it writes its checkpoints."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+BackendKind = Literal["columnar", "rocksdb"]
+Compression = Literal["lz4", "zstd"]
+
+MEMORY_BYTES = 64 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class StateBackendOptions:
+    """Settings of the keyed state of a job; `directory` becomes that of one task before operators see it."""
+
+    kind: BackendKind = "columnar"
+    incremental: bool = False
+    """Whether a checkpoint writes only what has changed since the one that it is built on."""
+    changelog: bool = False
+    """Whether changes are written all the time, so that a checkpoint has little left to write."""
+    compression: Compression | None = None
+    """How the chunks of state files are compressed."""
+    directory: str | None = None
+    """Local folder in which a backend may work. Nothing in it outlives the task."""
+    memory_bytes: int = MEMORY_BYTES
+    """What a backend that works on disk may keep in memory for each operator of a task."""
