@@ -1,7 +1,8 @@
 """Functions of the user that process streams row by row, with keyed state and timers; and streams that are connected.
 
 A program derives from `ProcessFunction` (one stream) or `CoProcessFunction` (two connected streams), binds state in
-`open`, and gives an object of the class to `process`. See `docs/process-functions.md`.
+`open`, and gives an object of the class to `process`. For a stream that is connected with a broadcast one there are
+`KeyedBroadcastProcessFunction` and `BroadcastProcessFunction`. See `docs/process-functions.md`.
 """
 
 from __future__ import annotations
@@ -13,8 +14,15 @@ import pyarrow as pa
 
 from tidegate.actors.elements import MAX_WATERMARK_MS
 from tidegate.actors.operators.base import MIN_WATERMARK_MS
+from tidegate.actors.operators.broadcast_process import (
+    BroadcastContext,
+    BroadcastProcessFunction,
+    BroadcastProcessOperator,
+    KeyedBroadcastProcessFunction,
+)
 from tidegate.actors.operators.functions import CoProcessFunction, ProcessContext, ProcessFunction
 from tidegate.actors.operators.keyed_state import ListState, MapState, ValueState
+from tidegate.actors.operators.operator_state import BroadcastState, OperatorListState
 from tidegate.actors.operators.process import ProcessOperator
 from tidegate.actors.operators.reducing_state import AggregateFunction, AggregatingState, ReducingState
 from tidegate.actors.operators.timers import TimeDomain, TimerService
@@ -28,10 +36,15 @@ __all__ = [
     "MIN_WATERMARK_MS",
     "AggregateFunction",
     "AggregatingState",
+    "BroadcastContext",
+    "BroadcastProcessFunction",
+    "BroadcastState",
     "CoProcessFunction",
     "ConnectedStreams",
+    "KeyedBroadcastProcessFunction",
     "ListState",
     "MapState",
+    "OperatorListState",
     "ProcessContext",
     "ProcessFunction",
     "ReducingState",
@@ -52,7 +65,8 @@ class ConnectedStreams:
         self._keys: tuple[tuple[str, ...], tuple[str, ...]] = (keys1, keys2)
         if self._first.environment is not self._second.environment:
             raise ConfigurationError("connect: the streams belong to different environments")
-        self._check_keys()
+        if not (self._second.is_broadcast and not keys2):
+            self._check_keys()
 
     def key_by(self, keys1: str | Sequence[str], keys2: str | Sequence[str]) -> ConnectedStreams:
         """Send rows of the same key to the same subtask: columns of the first stream, and those of the second.
@@ -64,7 +78,7 @@ class ConnectedStreams:
 
     def process(
         self,
-        function: CoProcessFunction,
+        function: CoProcessFunction | BroadcastProcessFunction,
         *,
         schema: pa.Schema | None = None,
         name: str = "process",
@@ -73,17 +87,43 @@ class ConnectedStreams:
     ) -> Stream:
         """Call `process1` with each row of the first stream and `process2` with each of the second, in no fixed order.
 
+        Where the second stream is a broadcast one, the function may be a `tg.KeyedBroadcastProcessFunction` (the first
+        is keyed) or a `tg.BroadcastProcessFunction` (it is not): their methods are `process` and `process_broadcast`.
         `schema` is that of the rows that it returns; give it where a table, an aggregation or a key follows.
         """
         keys, timestamps = self._keys, (self._first.timestamp, self._second.timestamp)
-        ProcessOperator(function, keys, timestamps, schema)
+        made_by = ProcessOperator
+        if isinstance(function, BroadcastProcessFunction):
+            self._check_broadcast(function)
+            made_by = BroadcastProcessOperator
+        else:
+            self._check_keys()
+        made_by(function, keys, timestamps, schema)
         first, second = (
             stream.key_by(*names).partitioned() if names else stream
             for stream, names in zip((self._first, self._second), keys, strict=True)
         )
         return first.joined_by(
-            second, lambda: ProcessOperator(function, keys, timestamps, schema), schema, name, uid, parallelism
+            second, lambda: made_by(function, keys, timestamps, schema), schema, name, uid, parallelism
         )
+
+    def _check_broadcast(self, function: BroadcastProcessFunction) -> None:
+        (keys1, keys2), name = self._keys, type(function).__name__
+        keyed = isinstance(function, KeyedBroadcastProcessFunction)
+        if keys2 or not self._second.is_broadcast:
+            raise ConfigurationError(
+                f"connect: {name} needs a second stream that every subtask gets: a.connect(rules.broadcast())"
+            )
+        if keyed and not keys1:
+            raise ConfigurationError(
+                f"connect: {name} is a tg.KeyedBroadcastProcessFunction, and the first stream has no keys: call key_by "
+                "before connect, or derive from tg.BroadcastProcessFunction"
+            )
+        if keys1 and not keyed:
+            raise ConfigurationError(
+                f"connect: {name} is a tg.BroadcastProcessFunction and knows no keys, but the first stream is keyed by "
+                f"{list(keys1)}: derive from tg.KeyedBroadcastProcessFunction"
+            )
 
     def _check_keys(self) -> None:
         keys1, keys2 = self._keys

@@ -59,6 +59,11 @@ class Stream:
         return self._inputs[0][0].schema
 
     @property
+    def is_broadcast(self) -> bool:
+        """Whether every subtask of the next operator gets all rows."""
+        return all(p is not None and p.kind is PartitioningKind.BROADCAST for _, p in self._inputs)
+
+    @property
     def environment(self) -> StreamEnvironment:
         """The environment that the stream was made in."""
         return self._env
@@ -308,8 +313,11 @@ class KeyedStream:
         """The rows, partitioned by key on their way into the next operator."""
         return self.stream._partitioned(Partitioning(PartitioningKind.HASH, self.keys))
 
-    def connect(self, other: KeyedStream) -> ConnectedStreams:
-        """This stream and another keyed one, for one operator to process: rows of one key meet, and share its state."""
+    def connect(self, other: KeyedStream | Stream) -> ConnectedStreams:
+        """This stream and another keyed one, for one operator to process: rows of one key meet, and share its state.
+
+        Or a broadcast one, all of whose rows meet all keys: `connect(rules.broadcast())`.
+        """
         return ConnectedStreams(self, other)
 
     def process(

@@ -7,13 +7,15 @@ a failure belongs into state. Rows come and go as dicts. All calls come from one
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 from tidegate.actors.operators.base import MIN_WATERMARK_MS, OperatorContext
-from tidegate.actors.operators.keyed_state import KeyedStates, KeyScope, S
+from tidegate.actors.operators.keyed_state import KeyedStates, KeyScope, ListState, MapState, S
 from tidegate.actors.operators.keys import Key
+from tidegate.actors.operators.operator_state import BroadcastState, OperatorListState, OperatorStates
 from tidegate.actors.operators.timers import TimeDomain, Timers, TimerService
 from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.metadata import StateKind
 
 Rows: TypeAlias = Iterable[Mapping[str, Any]] | None
 
@@ -25,12 +27,14 @@ class ProcessContext:
         self,
         context: OperatorContext,
         states: KeyedStates | None,
+        operator_states: OperatorStates,
         scope: KeyScope,
         timers: Timers,
         row_of_key: Callable[[Key], dict[str, Any]],
     ) -> None:
         self._operator = context
         self._states = states
+        self._operator_states = operator_states
         self._scope = scope
         self._row_of_key = row_of_key
         self.timestamp: int | None = None
@@ -69,11 +73,39 @@ class ProcessContext:
         """
         if self._states is None:
             raise ConfigurationError(f"state {declared.name!r} needs a keyed stream: call key_by(...) before process")
-        return self._states.bind(declared)
+        bound = self._states.bind(declared)
+        self._operator_states.claim(declared.name)
+        return bound
+
+    def list_state(self, declared: ListState) -> OperatorListState:
+        """Bind a list of this subtask, in `open`, with or without keys: `context.list_state(tg.ListState("x", ...))`.
+
+        At another parallelism its elements are dealt out anew, round-robin. What was restored is in it at once.
+        Raises ConfigurationError outside of `open`, and for a name that is taken.
+        """
+        return self._operator_states.list_state(declared, StateKind.LIST)
+
+    def union_list_state(self, declared: ListState) -> OperatorListState:
+        """Bind a list as `list_state` does, of which after a restore every subtask gets the elements of all.
+
+        Keep in `open` what is this subtask's part (`update`): else all have all of it from then on. While some
+        subtasks of the operator have finished and others have not, no checkpoint can be taken.
+        """
+        return self._operator_states.list_state(declared, StateKind.UNION)
+
+    def broadcast_state(self, declared: MapState) -> BroadcastState:
+        """Bind a map that is the same in every subtask, because each changes it alike: by rows that all of them get.
+
+        After a restore, at whatever parallelism, all begin with that of one subtask. Raises as `list_state`.
+        """
+        return self._operator_states.broadcast_state(declared)
 
 
 class BaseProcessFunction:
     """What functions with one and with two inputs share. Every method may be left as it is."""
+
+    INPUT_METHODS: ClassVar[tuple[str, ...]] = ()
+    """Names of the methods that get the rows of each input."""
 
     context: ProcessContext
     """The same that the methods are given."""
@@ -99,6 +131,8 @@ class BaseProcessFunction:
 class ProcessFunction(BaseProcessFunction):
     """Processes a stream row by row, with state and timers of the row's key where the stream is keyed."""
 
+    INPUT_METHODS = ("process",)
+
     def process(self, row: dict[str, Any], context: ProcessContext) -> Rows:
         """Process one row; returns an iterable of new rows (or yields them), or None for nothing."""
         raise NotImplementedError(f"{type(self).__name__} needs a method process(self, row, context)")
@@ -106,6 +140,8 @@ class ProcessFunction(BaseProcessFunction):
 
 class CoProcessFunction(BaseProcessFunction):
     """Processes two connected streams row by row; where they are keyed, rows of one key share its state."""
+
+    INPUT_METHODS = ("process1", "process2")
 
     def process1(self, row: dict[str, Any], context: ProcessContext) -> Rows:
         """Process one row of the first stream, as `ProcessFunction.process`."""

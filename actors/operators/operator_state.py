@@ -7,7 +7,7 @@ subtask because each changes it alike; all start with that of one subtask. A sta
 checkpoint, typed: a list as one column with its name, a map as the columns `key` and `value`.
 
 Freezing costs references. A list only grows in place, so what was frozen stays as it is; a map is copied when it is
-first changed after that. A union list is written even when it is empty: the coordinator must know of it, because a
+first changed after that. A union list is told of even when it is empty: the coordinator must know it, because a
 checkpoint without what a finished subtask had put into it would be wrong.
 """
 
@@ -50,10 +50,10 @@ class FrozenOperatorState:
     removed: bool = False
 
     def chunks(self) -> Iterator[StateChunk]:
-        """At least one, though it be without rows."""
+        """Pieces of a bounded number of rows."""
         held = self.columns
         columns = (list(held), list(held.values())) if isinstance(held, Mapping) else held
-        for start in range(0, max(1, self.rows), _CHUNK_ROWS):
+        for start in range(0, self.rows, _CHUNK_ROWS):
             stop = min(start + _CHUNK_ROWS, self.rows)
             arrays = [
                 pa.array(column[start:stop], type=field.type)

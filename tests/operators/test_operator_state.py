@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -15,9 +16,12 @@ from tidegate.actors.operators.keyed_state import ListState, MapState, ValueStat
 from tidegate.actors.operators.operator_state import BroadcastState, OperatorListState
 from tidegate.actors.operators.process import ProcessOperator
 from tidegate.storage.errors import ConfigurationError, CorruptionError
-from tidegate.storage.ids import CheckpointId
+from tidegate.storage.filesystem import open_store
+from tidegate.storage.ids import CheckpointId, OperatorUid
 from tidegate.storage.metadata import StateKind
 from tidegate.storage.state import Cut, FrozenState, StateTable
+from tidegate.storage.state_file import read_state, write_state
+from tidegate.storage.verification import verify_state
 
 NUMBERS = pa.schema([("numbers", pa.int64())])
 POINT = pa.struct({"x": pa.int64()})
@@ -172,11 +176,17 @@ def test_open_sees_what_was_restored() -> None:
     assert [numbers(5, kind=StateKind.UNION)] == tables(opened.freeze())
 
 
-def test_an_empty_union_list_is_stored_all_the_same() -> None:
+def test_an_empty_union_list_is_stored_all_the_same(tmp_path: Path) -> None:
     """The coordinator has to know of it; of the other kinds nothing is stored where there is nothing."""
-    assert [numbers(kind=StateKind.UNION)] == tables(Opened(bind_union).freeze())
-    assert tables(Opened(bind_list).freeze()) == []
-    assert tables(Opened(bind_broadcast).freeze()) == []
+    store = open_store(str(tmp_path))
+    for bind, kinds in [(bind_union, [StateKind.UNION]), (bind_list, []), (bind_broadcast, [])]:
+        frozen = Opened(bind).freeze()
+        assert frozen is not None
+        handle = write_state(store, "state", [(OperatorUid("op"), state) for state in frozen])
+        assert kinds == ([] if handle is None else [section.kind for section in handle.sections])
+        if handle is not None:
+            verify_state(store, handle)
+            assert read_state(store, handle, OperatorUid("op")) == []
 
 
 def test_a_function_without_state_takes_no_part_in_snapshots() -> None:
