@@ -116,7 +116,7 @@ class _Coordinator:
 
 def _state(task: TaskId) -> SubtaskState:
     uid = OperatorUid(task.vertex)
-    section = SectionRef(uid, "state", StateKind.LIST, 64, 900, 10, "xxh3:0123456789abcdef")
+    section = SectionRef(uid, "state", StateKind.LIST, 64, 900, 10)
     path = f"cost/chk-1/{task.vertex}-{task.subtask}"
     return SubtaskState(task.vertex, task.subtask, StateHandle(path, None, 1_000, "xxh3:0123456789abcdef", (section,)))
 

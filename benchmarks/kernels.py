@@ -33,7 +33,10 @@ from tidegate.actors.operators import aggregates
 from tidegate.actors.operators.base import OperatorContext
 from tidegate.actors.operators.keyed_aggregate import KeyedAggregate
 from tidegate.actors.operators.partitioners import HashPartitioner
-from tidegate.storage.ids import OperatorUid, SubtaskIndex
+from tidegate.actors.state.backend import ValueSpec
+from tidegate.actors.state.pages import PagedColumn, pages_for
+from tidegate.storage.ids import CheckpointId, OperatorUid, SubtaskIndex
+from tidegate.storage.state import Cut
 
 BATCH_ROWS = (65_536, 262_144)
 ROUNDS_MAX = 60
@@ -98,6 +101,12 @@ def _aggregate(keys: int, **what: aggregates.Aggregate) -> KeyedAggregate:
     return operator
 
 
+def _column(keys: int, data_type: pa.DataType) -> PagedColumn:
+    column = PagedColumn(ValueSpec("x", data_type, 0))
+    column.grow(pages_for(keys))
+    return column
+
+
 def _lines(keys: int) -> list[Line]:
     index = KeyIndex(("key",))
     for batch in _all_keys(keys):
@@ -105,7 +114,7 @@ def _lines(keys: int) -> list[Line]:
     table = subtask_table(MAX_PARALLELISM, 2)
     split = HashPartitioner(("key",), MAX_PARALLELISM, 2).split
     operator = _aggregate(keys, n=aggregates.count(), total=aggregates.sum("value"))
-    counts, sums = np.zeros(keys, dtype=np.int64), np.zeros(keys)
+    counts, sums = _column(keys, pa.int64()), _column(keys, pa.float64())
     slots: dict[int, np.ndarray] = {}
     hashes: dict[int, np.ndarray] = {}
 
@@ -129,10 +138,10 @@ def _lines(keys: int) -> list[Line]:
         Line("partition (row numbers)", lambda b: partition(hashes[b.num_rows], table, 2)),
         Line("HashPartitioner.split, 2 subtasks", split),
         Line("upsert", upserting),
-        Line("accumulate count", lambda b: accumulate.count(counts, slots[b.num_rows], NO_MASK)),
+        Line("accumulate count", lambda b: accumulate.count(counts.pages, slots[b.num_rows], NO_MASK)),
         Line(
             "accumulate sum",
-            lambda b: accumulate.sum_float64(sums, slots[b.num_rows], fixed_values(b.column(1)), NO_MASK),
+            lambda b: accumulate.sum_float64(sums.pages, slots[b.num_rows], fixed_values(b.column(1)), NO_MASK),
         ),
         Line("KeyedAggregate.process (count, sum; update)", lambda b: operator.process(b, lambda _: None)),
         Line("split + process", both),
@@ -156,14 +165,15 @@ def _freezing(keys: int) -> Table:
     frozen_ms, materialized_ms = [], []
     for _ in range(5):
         started = time.perf_counter()
-        (state,) = operator.snapshot().states
+        (state,) = operator.snapshot(Cut(CheckpointId(1))).states
         frozen = time.perf_counter()
-        state.materialize()
+        for _chunk in state.chunks():
+            pass
         frozen_ms.append((frozen - started) * 1e3)
         materialized_ms.append((time.perf_counter() - frozen) * 1e3)
     table = Table(title=f"snapshot of {keys:,} keys, ms, median (best)")
     table.add_column("freeze, synchronous", justify="right")
-    table.add_column("materialize, asynchronous", justify="right")
+    table.add_column("encode, asynchronous", justify="right")
     table.add_row(*(f"{statistics.median(f):.1f} ({min(f):.1f})" for f in (frozen_ms, materialized_ms)))
     return table
 

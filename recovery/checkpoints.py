@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from tidegate.storage.errors import CodecError, CorruptionError, NotFoundError
 from tidegate.storage.filesystem import join_url, open_store
@@ -24,8 +25,9 @@ from tidegate.storage.layout import (
 from tidegate.storage.metadata import CheckpointMetadata
 from tidegate.storage.metadata_file import read_pointed
 from tidegate.storage.state import StateTable
-from tidegate.storage.state_file import read_state, verify_state
 from tidegate.storage.store import Store
+from tidegate.storage.subtask_state import read_subtask_state
+from tidegate.storage.verification import verify_native, verify_state
 
 _logger = logging.getLogger(__name__)
 
@@ -159,32 +161,31 @@ def verify(path: str, *, open_store: OpenStore = open_store) -> VerificationRepo
         problems.append(f"checkpoint {at.checkpoint_id} was given up and never completed")
     files = 1
     for subtask in metadata.subtasks:
-        for handle in (subtask.handle, subtask.in_flight):
-            if handle is None:
-                continue
+        checks = [(handle, partial(verify_state, store, handle)) for handle in subtask.handles]
+        checks += [(file, partial(verify_native, store, file)) for file in subtask.native_files]
+        for stored, check in checks:
             try:
-                verify_state(store, handle)
+                check()
             except (CorruptionError, CodecError, NotFoundError) as error:
                 problems.append(f"{subtask.vertex} subtask {subtask.subtask}: {error}")
-            if handle.path is not None:
+            if stored.path is not None:
                 files += 1
-                size_bytes += handle.size_bytes
+                size_bytes += stored.size_bytes
     return VerificationReport(path, not problems, tuple(problems), files, size_bytes)
 
 
 def load_operator_state(
     store: Store, metadata: CheckpointMetadata, uid: OperatorUid, key_groups: range | None = None
 ) -> list[StateTable]:
-    """The state of one operator from all subtasks' bytes, in the order of the subtasks, verified.
+    """The state of one operator from all subtasks' bytes, layer by layer, in the order of the subtasks, verified.
 
     With `key_groups`, keyed tables hold only the rows of these groups, and tables without such rows are left
     out. Empty if the checkpoint has no state of this uid. Raises CorruptionError, NotFoundError.
     """
     tables: list[StateTable] = []
     for subtask in sorted(metadata.subtasks, key=lambda s: (s.vertex, s.subtask)):
-        if subtask.handle is not None:
-            tables += read_state(store, subtask.handle, uid, key_groups)
-    return tables
+        tables += read_subtask_state(store, subtask, uid, key_groups)
+    return sorted(tables, key=lambda table: table.layer)
 
 
 def _savepoints(store: Store, names: Sequence[str]) -> Iterator[CheckpointPointer]:

@@ -22,7 +22,7 @@ from tidegate.storage.errors import CodecError, ConfigurationError, CorruptionEr
 from tidegate.storage.event_log import EventLog, LogEntry
 from tidegate.storage.filesystem import open_store
 from tidegate.storage.ids import JobId
-from tidegate.storage.metadata import CheckpointMetadata
+from tidegate.storage.metadata import CheckpointMetadata, SectionRef, StateHandle, SubtaskState
 
 app = typer.Typer(
     help="Look at tidegate's checkpoints and event logs.",
@@ -143,22 +143,28 @@ def _states(metadata: CheckpointMetadata) -> Table:
     table = Table("vertex", "subtask", "operator uid or edge", "state", "kind", "rows", "bytes", "where", title="State")
     table.title_justify = "left"
     for subtask in metadata.subtasks:
-        for handle in (subtask.handle, subtask.in_flight):
-            if handle is None:
-                continue
-            for section in handle.sections:
-                cells = (
-                    subtask.vertex,
-                    subtask.subtask,
-                    section.uid,
-                    section.state,
-                    section.kind.value if handle is subtask.handle else "in flight",
-                    f"{section.rows:,}",
-                    f"{section.length_bytes:,}",
-                    handle.path or "inlined",
-                )
-                table.add_row(*(escape(str(cell)) for cell in cells))
+        for cells in _state_rows(subtask):
+            table.add_row(*(escape(str(cell)) for cell in (subtask.vertex, subtask.subtask, *cells)))
     return table
+
+
+def _state_rows(subtask: SubtaskState) -> Iterator[tuple[str, ...]]:
+    layers = [(f", layer {number}", handle) for number, handle in enumerate(subtask.layers)]
+    whole = [] if subtask.handle is None else [("", subtask.handle)]
+    for note, handle in (*layers, *whole):
+        for section in handle.sections:
+            kind = f"{section.kind.value}{note}{', removed keys' if section.removed else ''}"
+            yield _section_row(section, kind, handle)
+    for native in subtask.native:
+        yield native.uid, "", f"keyed, {native.backend}", "?", f"{native.size_bytes:,}", f"{len(native.files)} files"
+    if subtask.in_flight is not None:
+        for section in subtask.in_flight.sections:
+            yield _section_row(section, "in flight", subtask.in_flight)
+
+
+def _section_row(section: SectionRef, kind: str, handle: StateHandle) -> tuple[str, ...]:
+    rows, size = f"{section.rows:,}", f"{section.length_bytes:,}"
+    return section.uid, section.state, kind, rows, size, handle.path or "inlined"
 
 
 def _time(at_ms: int) -> str:

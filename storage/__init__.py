@@ -23,11 +23,13 @@ from tidegate.storage.layout import CheckpointLayout, parse_pointer
 from tidegate.storage.metadata import CheckpointMetadata, DataFile, StateHandle, StateKind
 from tidegate.storage.metadata_file import create_metadata, read_metadata
 from tidegate.storage.state import StateTable
-from tidegate.storage.state_file import read_footer, read_state, verify_state, write_state
+from tidegate.storage.state_directory import read_footer
+from tidegate.storage.state_file import read_state, write_state
 from tidegate.storage.store import Store
 from tidegate.storage.table_files import VERSION_COLUMN, delete_unreferenced, read_table, write_data_file
 from tidegate.storage.table_log import TableEntry, TableInfo, TableLog, TableSnapshot
 from tidegate.storage.units import parse_duration_ms, parse_size_bytes
+from tidegate.storage.verification import verify_state
 
 __all__ = [
     "VERSION_COLUMN",

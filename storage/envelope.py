@@ -36,10 +36,10 @@ def seal(magic: bytes, version: int, payload: Buffer) -> bytes:
     return b"".join((header, _CHECKSUM.pack(_digest((header, payload))), payload))
 
 
-def unseal(magic: bytes, version_max: int, data: Buffer, where: str) -> memoryview:
+def unseal(magic: bytes, version_max: int, data: Buffer, where: str, *, version_min: int = 0) -> memoryview:
     """The payload of `seal`; `where` names the file in errors.
 
-    Raises CorruptionError for any damage, CodecError for an intact file of a newer version.
+    Raises CorruptionError for any damage, CodecError for an intact file of a newer version or one before `version_min`.
     """
     view = memoryview(data)
     if len(view) < HEADER_BYTES:
@@ -56,6 +56,11 @@ def unseal(magic: bytes, version_max: int, data: Buffer, where: str) -> memoryvi
         raise CorruptionError(f"{where} is damaged: its checksum does not match")
     if version > version_max:
         raise CodecError(f"{where} has format version {version}; this tidegate reads up to {version_max}")
+    if version < version_min:
+        raise CodecError(
+            f"{where} was written by an older tidegate, in format version {version}; this one reads versions from "
+            f"{version_min} on: read it with the tidegate that wrote it"
+        )
     return payload
 
 

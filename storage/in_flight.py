@@ -4,9 +4,8 @@ They are a state file like any other, so checksums, inlining and verification ar
 
 - The uid of a section is the name of an edge, its state says which end of which channel of the edge held the rows, its
   kind is LIST. Names of edges come from the graph and outlive changes of it; numbers of edges do not.
-- Batches of one end are joined to one. Where the schema changes between two of them (a column was all null up to then)
-  a new section of the same name begins, and so it does for each batch where Arrow cannot join them; sections of one
-  name are read in the order in which they were written.
+- Batches of one end are joined to one chunk. Where the schema changes between two of them (a column was all null up to
+  then) a new chunk begins, and so it does for each batch where Arrow cannot join them.
 - A subtask stores what it received (`input`) and what it had not sent (`output`), each of its own channels only.
 """
 
@@ -23,7 +22,7 @@ import pyarrow as pa
 from tidegate.storage.errors import CorruptionError
 from tidegate.storage.ids import OperatorUid, SubtaskIndex
 from tidegate.storage.metadata import SectionRef, StateHandle, StateKind
-from tidegate.storage.state import StateTable
+from tidegate.storage.state import StateChunk
 from tidegate.storage.state_file import INLINE_BYTES_MAX, read_state, write_state
 from tidegate.storage.store import Store
 
@@ -66,30 +65,38 @@ def write_in_flight(
     store: Store, path: str, rows: Sequence[InFlightRows], *, inline_bytes_max: int = INLINE_BYTES_MAX
 ) -> StateHandle | None:
     """Store what the channels of a subtask held; None when that was nothing. Raises StorageError."""
-    tables = [
-        (OperatorUid(held.end.edge), StateTable(in_flight_section(held.end), StateKind.LIST, joined))
-        for held in rows
-        for joined in _joined(held.batches)
-    ]
-    return write_state(store, path, tables, inline_bytes_max=inline_bytes_max)
+    states = [(OperatorUid(held.end.edge), _Held(in_flight_section(held.end), held.batches)) for held in rows]
+    return write_state(store, path, states, inline_bytes_max=inline_bytes_max)
 
 
 def read_in_flight(
     store: Store, handle: StateHandle, edge: str, wanted: Callable[[ChannelEnd], bool] = lambda _: True
 ) -> list[InFlightRows]:
     """What the wanted ends of the channels of one edge held, verified. Raises CorruptionError, NotFoundError."""
-    found: dict[ChannelEnd, list[pa.RecordBatch]] = {}
-    ends = {section: parse_in_flight_section(section) for section in handle.sections if section.uid == edge}
-    chosen = {section: end for section, end in ends.items() if wanted(end)}
-    tables = read_state(store, handle, OperatorUid(edge), wanted=chosen.__contains__)
-    for end, table in zip(chosen.values(), tables, strict=True):
-        found.setdefault(end, []).append(table.rows)
-    return [InFlightRows(end, tuple(batches)) for end, batches in found.items()]
+    ends = {section.state: parse_in_flight_section(section) for section in handle.sections if section.uid == edge}
+    chosen = {state for state, end in ends.items() if wanted(end)}
+    found: dict[str, list[pa.RecordBatch]] = {}
+    for table in read_state(store, handle, OperatorUid(edge), wanted=lambda section: section.state in chosen):
+        found.setdefault(table.state, []).append(table.rows)
+    return [InFlightRows(ends[state], tuple(batches)) for state, batches in found.items()]
 
 
 def edges_in_flight(handle: StateHandle) -> frozenset[str]:
     """Names of the edges of which a handle holds elements."""
     return frozenset(str(section.uid) for section in handle.sections)
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """A `FrozenState`: what one end of a channel held."""
+
+    state: str
+    batches: Sequence[pa.RecordBatch]
+    kind: StateKind = StateKind.LIST
+    removed: bool = False
+
+    def chunks(self) -> Iterator[StateChunk]:
+        return map(StateChunk, _joined(self.batches))
 
 
 def _joined(batches: Sequence[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

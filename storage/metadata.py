@@ -1,18 +1,23 @@
-"""What a checkpoint is made of: the types of `_metadata`, format version 1.
+"""What a checkpoint is made of: the types of `_metadata`, format version 2.
 
-State belongs to operators (matched by uid), bytes belong to subtasks (one file each, or inlined when small). A
-`StateHandle` ties the two together: it says where the bytes are and which section of them is which operator's.
+State belongs to operators (matched by uid), bytes belong to subtasks (a few files each, or inlined when small). A
+`StateHandle` ties the two together: it says where the bytes are and which sections of them are which operator's; where
+the rows of a section lie is said by the directory at the end of the file.
+
+A file belongs to one checkpoint (`SubtaskState.handle`, `in_flight`), or several checkpoints share it (`layers` and
+`native`): those lie under `shared/` and are deleted when the last of them is.
 """
 
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 from tidegate.storage.codec import wire
 from tidegate.storage.ids import AttemptNumber, CheckpointId, JobId, OperatorUid, SubtaskIndex, VertexId
 
-METADATA_VERSION = 1
+METADATA_VERSION = 2
 
 
 @wire
@@ -48,7 +53,7 @@ class StateKind(enum.Enum):
 @wire
 @dataclass(frozen=True, slots=True)
 class SectionRef:
-    """Where one state of one operator lies inside a subtask's bytes."""
+    """One state of one operator inside a subtask's bytes, from `offset` on."""
 
     uid: OperatorUid
     state: str
@@ -56,21 +61,57 @@ class SectionRef:
     offset: int
     length_bytes: int
     rows: int
-    checksum: str
-    key_group_rows: tuple[int, ...] = ()
-    """For keyed state: prefix sums, `key_group_rows[g]:key_group_rows[g + 1]` are the rows of key group g."""
+    removed: bool = False
+    """Whether the rows are keys that are gone, and not rows that were put."""
 
 
 @wire
 @dataclass(frozen=True, slots=True)
 class StateHandle:
-    """The state of one subtask: a file relative to the storage root, or the bytes themselves."""
+    """State of one subtask: a file relative to the storage root, or the bytes themselves.
+
+    `directory_bytes`: how long the directory at the end of the bytes is, seals included.
+    """
 
     path: str | None
     inline: bytes | None
     size_bytes: int
     checksum: str
     sections: tuple[SectionRef, ...]
+    directory_bytes: int = 0
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class NativeFile:
+    """A file of a backend that writes files of its own; `name` is that in the backend's folder."""
+
+    name: str
+    path: str
+    size_bytes: int
+    checksum: str
+    key_groups: tuple[int, int] | None = None
+    """Key groups for which it is needed: the first, and the one after the last. None: for any."""
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class NativeState:
+    """The keyed state of one operator in one subtask, as files of its backend.
+
+    `key_groups`: first one of the subtask, and the one after its last; `description` is the backend's.
+    """
+
+    uid: OperatorUid
+    backend: str
+    key_groups: tuple[int, int]
+    description: bytes
+    files: tuple[NativeFile, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all files."""
+        return sum(file.size_bytes for file in self.files)
 
 
 @wire
@@ -108,6 +149,8 @@ class SubtaskState:
     `finished`: its operators had finished before the cut, so they must not run again after a restore.
     `in_flight`: elements that an unaligned barrier has overtaken in the queues of the subtask: one section of kind LIST
     for each channel and direction (`in_flight_section` names them). None where there were none.
+    `layers`: keyed state that is written incrementally, the base first, then what had changed from one to the next.
+    `native`: keyed state of operators whose backend writes files of its own.
     """
 
     vertex: VertexId
@@ -116,6 +159,55 @@ class SubtaskState:
     committables: tuple[Committable, ...] = ()
     finished: bool = False
     in_flight: StateHandle | None = None
+    layers: tuple[StateHandle, ...] = ()
+    native: tuple[NativeState, ...] = ()
+
+    @property
+    def handles(self) -> tuple[StateHandle, ...]:
+        """Every handle."""
+        return tuple(h for h in (self.handle, self.in_flight, *self.layers) if h is not None)
+
+    @property
+    def state_handles(self) -> tuple[StateHandle, ...]:
+        """The handles with the state of operators, in the order in which they are to be applied."""
+        return (*self.layers, *(() if self.handle is None else (self.handle,)))
+
+    @property
+    def native_files(self) -> tuple[NativeFile, ...]:
+        """Every file of a backend that writes files of its own."""
+        return tuple(file for state in self.native for file in state.files)
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """Every file, relative to the storage root."""
+        return (*(h.path for h in self.handles if h.path is not None), *(file.path for file in self.native_files))
+
+    @property
+    def shared_paths(self) -> tuple[str, ...]:
+        """Files that other checkpoints may refer to as well."""
+        return (*(h.path for h in self.layers if h.path is not None), *(file.path for file in self.native_files))
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all state, inlined and in-flight ones included."""
+        return sum(h.size_bytes for h in self.handles) + sum(state.size_bytes for state in self.native)
+
+    def moved(self, path: Callable[[str], str]) -> SubtaskState:
+        """The same with another path of every file."""
+
+        def of_handle(handle: StateHandle) -> StateHandle:
+            return handle if handle.path is None else replace(handle, path=path(handle.path))
+
+        def of_native(state: NativeState) -> NativeState:
+            return replace(state, files=tuple(replace(file, path=path(file.path)) for file in state.files))
+
+        return replace(
+            self,
+            handle=None if self.handle is None else of_handle(self.handle),
+            in_flight=None if self.in_flight is None else of_handle(self.in_flight),
+            layers=tuple(map(of_handle, self.layers)),
+            native=tuple(map(of_native, self.native)),
+        )
 
 
 @wire
@@ -157,4 +249,4 @@ class CheckpointMetadata:
     @property
     def size_bytes(self) -> int:
         """State bytes of all subtasks, inlined and in-flight ones included."""
-        return sum(h.size_bytes for s in self.subtasks for h in (s.handle, s.in_flight) if h is not None)
+        return sum(subtask.size_bytes for subtask in self.subtasks)

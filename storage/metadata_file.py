@@ -24,8 +24,8 @@ def encode_metadata(metadata: CheckpointMetadata) -> bytes:
 
 
 def decode_metadata(data: Buffer, where: str = "_metadata") -> CheckpointMetadata:
-    """Inverse of `encode_metadata`. CorruptionError for damage, CodecError for a newer version."""
-    metadata = decode(unseal(MAGIC, METADATA_VERSION, data, where))
+    """Inverse of `encode_metadata`. CorruptionError for damage, CodecError for another version."""
+    metadata = decode(unseal(MAGIC, METADATA_VERSION, data, where, version_min=METADATA_VERSION))
     if not isinstance(metadata, CheckpointMetadata):
         raise CodecError(f"{where} holds a {type(metadata).__name__}, not the metadata of a checkpoint")
     return metadata

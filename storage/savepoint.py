@@ -1,7 +1,8 @@
 """Savepoints: self-contained copies of a checkpoint, owned by the user.
 
-    <target>/savepoint-<job>-17/_metadata          created last: a savepoint is there when this file is
+    <target>/savepoint-<job>-17/_metadata           created last: a savepoint is there when this file is
     <target>/savepoint-<job>-17/<vertex>-<subtask>  the files of chk-17, byte for byte
+    <target>/savepoint-<job>-17/shared/chk-<n>/...  those that it shares with other checkpoints
 
 Rules: paths in the metadata are relative to the savepoint's own folder, so it can be moved or copied as a whole; every
 byte is verified while it is copied, and held in memory a bounded part at a time. Data files of sinks stay in their
@@ -17,10 +18,10 @@ from tidegate.storage.errors import AlreadyExistsError, NotFoundError
 from tidegate.storage.filesystem import join_url
 from tidegate.storage.ids import CheckpointId, JobId
 from tidegate.storage.layout import METADATA_NAME, CheckpointLayout, savepoint_name
-from tidegate.storage.metadata import CheckpointMetadata, StateHandle, SubtaskState
+from tidegate.storage.metadata import CheckpointMetadata, SubtaskState
 from tidegate.storage.metadata_file import encode_metadata, read_metadata
-from tidegate.storage.state_file import verified_chunks
 from tidegate.storage.store import Store
+from tidegate.storage.verification import verified_native, verified_state
 
 OpenStore = Callable[[str], Store]
 
@@ -38,9 +39,7 @@ def write_savepoint(open_store: OpenStore, root_url: str, target_url: str, metad
     own = _rebased(metadata, layout, source.url)
     if not _is_there(target, own):
         for old, new in zip(metadata.subtasks, own.subtasks, strict=True):
-            for handle, copied in ((old.handle, new.handle), (old.in_flight, new.in_flight)):
-                if handle is not None and copied is not None and copied.path is not None:
-                    target.write(copied.path, verified_chunks(source, handle))
+            _copy(source, target, old, new)
         try:
             target.create(METADATA_NAME, encode_metadata(own))
         except AlreadyExistsError:
@@ -48,6 +47,14 @@ def write_savepoint(open_store: OpenStore, root_url: str, target_url: str, metad
             if not _is_there(target, own):
                 raise
     return target.url
+
+
+def _copy(source: Store, target: Store, old: SubtaskState, new: SubtaskState) -> None:
+    for handle, copied in zip(old.handles, new.handles, strict=True):
+        if copied.path is not None:
+            target.write(copied.path, verified_state(source, handle))
+    for file, copied_file in zip(old.native_files, new.native_files, strict=True):
+        target.write(copied_file.path, verified_native(source, file))
 
 
 def discard_savepoint(open_store: OpenStore, target_url: str, job_id: JobId, checkpoint_id: CheckpointId) -> None:
@@ -79,13 +86,8 @@ def _rebased(metadata: CheckpointMetadata, layout: CheckpointLayout, root_url: s
     own_folder = f"{layout.checkpoint_dir(metadata.checkpoint_id)}/"
     job_folder = f"{layout.job_dir()}/"
 
-    def moved(handle: StateHandle | None) -> StateHandle | None:
-        if handle is None or handle.path is None:
-            return handle
+    def moved(path: str) -> str:
         # A file that several checkpoints share keeps the name of its folder, so no two files get one name.
-        return replace(handle, path=handle.path.removeprefix(own_folder).removeprefix(job_folder))
+        return path.removeprefix(own_folder).removeprefix(job_folder)
 
-    def moved_subtask(subtask: SubtaskState) -> SubtaskState:
-        return replace(subtask, handle=moved(subtask.handle), in_flight=moved(subtask.in_flight))
-
-    return replace(metadata, subtasks=tuple(map(moved_subtask, metadata.subtasks)), origin_root=root_url)
+    return replace(metadata, subtasks=tuple(s.moved(moved) for s in metadata.subtasks), origin_root=root_url)

@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
+from tidegate.actors.state.options import StateBackendOptions
 from tidegate.storage.ids import OperatorUid, SubtaskIndex
-from tidegate.storage.state import OperatorSnapshot, StateTable
+from tidegate.storage.state import Cut, OperatorSnapshot, StateTable
 
 Emit = Callable[[pa.RecordBatch], None]
 """Hands a batch to the next operator of the chain or to the task's outputs."""
@@ -59,6 +60,8 @@ class OperatorContext:
     max_parallelism: int
     time: ProcessingTime = field(default_factory=ProcessingTime, compare=False)
     pace: StepPace = field(default_factory=StepPace, compare=False)
+    backend: StateBackendOptions = field(default_factory=StateBackendOptions)
+    """Where keyed state lives, and how it is written."""
 
 
 class Operator:
@@ -115,8 +118,8 @@ class Operator:
     def prepare_snapshot(self, emit: Emit) -> None:
         """Called before the barrier is sent on: the last chance to emit what belongs before it."""
 
-    def snapshot(self) -> OperatorSnapshot | None:
-        """The synchronous part of a snapshot: freeze the state. None from a stateless operator."""
+    def snapshot(self, cut: Cut) -> OperatorSnapshot | None:
+        """The synchronous part of a snapshot: freeze the state that `cut` asks for. None from a stateless operator."""
         return None
 
     def finish(self, emit: Emit) -> Iterator[None]:

@@ -21,10 +21,11 @@ from typing import Any, Self, TypeVar
 
 import pyarrow as pa
 
-from tidegate.actors.operators.keys import Key, KeyCodec, keyed_table
+from tidegate.actors.operators.keys import Key, KeyCodec, keyed_chunk
 from tidegate.storage.dictionaries import widened, widened_type
 from tidegate.storage.errors import ConfigurationError, CorruptionError
-from tidegate.storage.state import StateTable
+from tidegate.storage.metadata import StateKind
+from tidegate.storage.state import StateChunk, StateTable
 
 TIMERS_STATE = "timers"
 """Name of the table of timers, which lies beside those of the states."""
@@ -45,7 +46,7 @@ class KeyScope:
         if self.key is None:
             raise ConfigurationError(
                 f"{what} is kept per key: it can be used in process and on_timer on a keyed stream, but not in open or "
-                "finish"
+                "finish, nor in process_broadcast"
             )
         return self.key
 
@@ -260,14 +261,16 @@ class FrozenKeyedState:
     entries: dict[Key, Any]
     column_type: pa.DataType
     max_parallelism: int
+    kind: StateKind = StateKind.KEYED
+    removed: bool = False
 
-    def materialize(self) -> StateTable:
+    def chunks(self) -> Iterator[StateChunk]:
         """Rows sorted by key group. O(keys)."""
         values = list(self.entries.values())
         if pa.types.is_map(self.column_type):
             values = [list(entries.items()) for entries in values]
         column = pa.RecordBatch.from_arrays([pa.array(values, type=self.column_type)], names=[self.state])
-        return keyed_table(self.state, self.codec, list(self.entries), column, self.max_parallelism)
+        yield keyed_chunk(self.codec, list(self.entries), column, self.max_parallelism)
 
 
 class _Typed:
@@ -330,6 +333,21 @@ class KeyedStates:
         state = declared.bound(self._scope)
         self._states[declared.name] = state
         return state
+
+    def each_key(self, state: KeyedState) -> Iterator[None]:
+        """Make every key that has this state the current one, one after the other. The state may be changed meanwhile.
+
+        ConfigurationError for a state that `bind` has not returned.
+        """
+        if self._states.get(state.name) is not state:
+            raise ConfigurationError(
+                f"state {state.name!r} is only declared; go through what context.state(...) returned in open"
+            )
+        try:
+            for self._scope.key in list(state._entries):
+                yield
+        finally:
+            self._scope.key = None
 
     def load(self, codec: KeyCodec, table: StateTable) -> None:
         """Take a stored table back. ConfigurationError if no state of its name is bound; CorruptionError as above."""

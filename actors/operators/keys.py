@@ -18,11 +18,10 @@ from numpy.typing import NDArray
 
 from tidegate.actors.errors import OperatorError
 from tidegate.actors.kernels.columns import key_column, key_form
+from tidegate.actors.kernels.fixed_width import storage_dtype
 from tidegate.actors.kernels.hashing import hash_columns
 from tidegate.actors.operators.base import OperatorContext
-from tidegate.storage.columnar import storage_dtype
-from tidegate.storage.metadata import StateKind
-from tidegate.storage.state import StateTable
+from tidegate.storage.state import StateChunk, sorted_by_group
 
 Key: TypeAlias = tuple[Any, ...]
 
@@ -92,20 +91,12 @@ def sort_key(key: Key) -> tuple[tuple[int, Any], ...]:
     return tuple((2, 0) if v is None else (1, 0) if v != v else (0, v) for v in key)
 
 
-def keyed_table(
-    state: str, codec: KeyCodec, keys: Sequence[Key], values: pa.RecordBatch, max_parallelism: int
-) -> StateTable:
-    """A stored table of keyed state: row i has key `keys[i]` and row i of `values`; sorted by key group."""
+def keyed_chunk(codec: KeyCodec, keys: Sequence[Key], values: pa.RecordBatch, max_parallelism: int) -> StateChunk:
+    """Rows of keyed state: row i has key `keys[i]` and row i of `values`; sorted by key group."""
     columns = codec.decode(keys)
     groups = (hash_columns(columns, codec.schema.names) % np.uint64(max_parallelism)).astype(np.uint16)
-    starts = np.zeros(max_parallelism + 1, dtype=np.int64)
-    np.cumsum(np.bincount(groups, minlength=max_parallelism), out=starts[1:])
-    order = pa.array(np.argsort(groups, kind="stable"))
-    rows = pa.RecordBatch.from_arrays(
-        [column.take(order) for column in (*columns.columns, *values.columns)],
-        names=[*columns.schema.names, *values.schema.names],
-    )
-    return StateTable(state, StateKind.KEYED, rows, tuple(starts.tolist()))
+    names = [*columns.schema.names, *values.schema.names]
+    return sorted_by_group(pa.RecordBatch.from_arrays([*columns.columns, *values.columns], names=names), groups)
 
 
 def _python_values(column: pa.Array, stored: pa.DataType | None) -> list[Any]:

@@ -14,6 +14,7 @@ import copy
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -22,14 +23,16 @@ from tidegate.actors.errors import OperatorError
 from tidegate.actors.kernels.partition import compact, subtask_table
 from tidegate.actors.operators.base import Emit, Operator, OperatorContext
 from tidegate.actors.operators.blame import blame, blame_row, failure
-from tidegate.actors.operators.functions import BaseProcessFunction, CoProcessFunction, ProcessContext, ProcessFunction
+from tidegate.actors.operators.functions import BaseProcessFunction, ProcessContext
 from tidegate.actors.operators.keyed_state import TIMERS_STATE, KeyedStates, KeyScope
 from tidegate.actors.operators.keys import Key, KeyCodec, check_owner, key_columns, key_schema
+from tidegate.actors.operators.operator_state import OperatorStates, WriteGate
 from tidegate.actors.operators.schemas import PinnedSchema
 from tidegate.actors.operators.timers import TimeDomain, Timers
 from tidegate.actors.operators.watermarks import event_times_ms
 from tidegate.storage.errors import ConfigurationError, TidegateError
-from tidegate.storage.state import FrozenState, OperatorSnapshot, StateTable
+from tidegate.storage.metadata import StateKind
+from tidegate.storage.state import Cut, FrozenState, OperatorSnapshot, StateTable
 
 _OUTPUT_ROWS_MAX = 65_536
 _CHAINED_TIMERS_MAX = 1000
@@ -45,15 +48,18 @@ class ProcessOperator(Operator):
     Raises ConfigurationError for a function of the wrong kind, or that cannot be copied.
     """
 
+    context_class: type[ProcessContext] = ProcessContext
+    """What the function is given."""
+
     def __init__(
         self,
-        function: ProcessFunction | CoProcessFunction,
+        function: BaseProcessFunction,
         keys: Sequence[tuple[str, ...]] = ((),),
         timestamps: Sequence[str | None] = (None,),
         schema: pa.Schema | None = None,
     ) -> None:
-        inputs = 2 if isinstance(function, CoProcessFunction) else 1
-        if not isinstance(function, BaseProcessFunction) or len(keys) != inputs or len(timestamps) != inputs:
+        inputs = len(function.INPUT_METHODS) if isinstance(function, BaseProcessFunction) else 0
+        if not inputs or len(keys) != inputs or len(timestamps) != inputs:
             wanted = "CoProcessFunction" if len(keys) == 2 else "ProcessFunction"
             raise ConfigurationError(f"process needs an object of a class derived from tg.{wanted}, not {function!r}")
         self._function = _own_copy(function)
@@ -63,6 +69,7 @@ class ProcessOperator(Operator):
         self._scope = KeyScope()
         self._states = KeyedStates(self._keys[0], self._scope)
         self._timers = Timers()
+        self._gate = WriteGate()
         self._codec: KeyCodec | None = None
         self._seen: dict[int, pa.Schema] = {}
         self._rows: list[Mapping[str, Any]] = []
@@ -76,17 +83,20 @@ class ProcessOperator(Operator):
         super().open(context, restored)
         self._owners = subtask_table(context.max_parallelism, context.parallelism)
         states = self._states if self._keys[0] else None
-        self._ask = ProcessContext(context, states, self._scope, self._timers, self._row_of_key)
+        self._operator_states = OperatorStates((t for t in restored if t.kind is not StateKind.KEYED), self._gate)
+        self._ask = self.context_class(
+            context, states, self._operator_states, self._scope, self._timers, self._row_of_key
+        )
         function = self._function
         function.context = self._ask
-        self._handlers: tuple[Handler, ...] = (
-            (function.process1, function.process2) if isinstance(function, CoProcessFunction) else (function.process,)
-        )
+        self._handlers: tuple[Handler, ...] = tuple(getattr(function, name) for name in function.INPUT_METHODS)
         with self._blame_call("open"):
             function.open(self._ask)
         self._states.complete()
+        self._operator_states.complete()
         for table in restored:
-            self._restore(table)
+            if table.kind is StateKind.KEYED:
+                self._restore(table)
 
     def process(self, batch: pa.RecordBatch, emit: Emit) -> None:
         """Process a batch of the first input."""
@@ -119,13 +129,13 @@ class ProcessOperator(Operator):
         """Fire the processing-time timers up to now, earliest first, in steps."""
         return self._fire(TimeDomain.PROCESSING_TIME, now_ms, emit)
 
-    def snapshot(self) -> OperatorSnapshot | None:
-        """Freeze states and timers; None on a stream without keys."""
-        if not self._keys[0]:
+    def snapshot(self, cut: Cut) -> OperatorSnapshot | None:
+        """Freeze states and timers; None on a stream without keys, if there is no operator state either."""
+        if not self._keys[0] and not self._operator_states:
             return None
-        frozen: tuple[FrozenState, ...] = ()
+        frozen: tuple[FrozenState, ...] = self._operator_states.freeze()
         if self._codec is not None:
-            frozen = self._states.freeze(self._codec, self.context.max_parallelism)
+            frozen += self._states.freeze(self._codec, self.context.max_parallelism)
             timers = self._timers.freeze(self._codec, self.context.max_parallelism)
             frozen += () if timers is None else (timers,)
         return OperatorSnapshot(self.context.uid, frozen)
@@ -159,7 +169,7 @@ class ProcessOperator(Operator):
         keys = rows.select(names)
         codec = self._key_codec(keys.schema)
         check_owner(self.context, keys, self._owners)
-        stored = StateTable(table.state, table.kind, rows, table.key_group_rows)
+        stored = replace(table, rows=rows)
         if table.state == TIMERS_STATE:
             self._timers.load(codec, stored)
         else:
@@ -279,7 +289,7 @@ class ProcessOperator(Operator):
             raise failure(self.context, error, f"timer at {timestamp_ms} of key", self._ask.current_key) from error
 
 
-def _own_copy(function: ProcessFunction | CoProcessFunction) -> ProcessFunction | CoProcessFunction:
+def _own_copy(function: BaseProcessFunction) -> BaseProcessFunction:
     try:
         return copy.deepcopy(function)
     except Exception as error:

@@ -11,7 +11,6 @@ batches of a file may together have more distinct values than the indexes of one
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -26,24 +25,13 @@ from tidegate.actors.operators.schemas import PinnedSchema
 from tidegate.storage.dictionaries import widened
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.metadata import StateKind
-from tidegate.storage.state import OperatorSnapshot, StateTable
+from tidegate.storage.state import Cut, FrozenTable, OperatorSnapshot, StateTable
 
 VERSION_COLUMN = "_tidegate_version"
 FILE_BYTES_MAX = 64 << 20
 
 _STATE_NAME = "version"
 _STATE_SCHEMA = pa.schema([pa.field("version", pa.int64())])
-
-
-@dataclass(frozen=True, slots=True)
-class _FrozenVersion:
-    """The greatest version that was used."""
-
-    version: int
-
-    def materialize(self) -> StateTable:
-        rows = pa.RecordBatch.from_pylist([{"version": self.version}], _STATE_SCHEMA)
-        return StateTable(_STATE_NAME, StateKind.UNION, rows)
 
 
 class TableSink(Operator):
@@ -114,12 +102,13 @@ class TableSink(Operator):
         self._version += 1
         return pending if self._mode == "append" else [self._last_rows(pending)]
 
-    def snapshot(self) -> OperatorSnapshot | None:
+    def snapshot(self, cut: Cut) -> OperatorSnapshot | None:
         """The version counter in mode `upsert`. Must come after `take_pending(force=True)`."""
         assert not self._pending, "a barrier must take what is pending before the snapshot"
         if self._mode == "append":
             return None
-        return OperatorSnapshot(self.context.uid, (_FrozenVersion(self._version),))
+        rows = pa.RecordBatch.from_pylist([{"version": self._version}], _STATE_SCHEMA)
+        return OperatorSnapshot(self.context.uid, (FrozenTable(_STATE_NAME, StateKind.UNION, lambda: rows),))
 
     def _last_rows(self, batches: list[pa.RecordBatch]) -> pa.RecordBatch:
         batch = pa.concat_batches(batches)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import enum
 import heapq
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,9 +19,10 @@ import pyarrow as pa
 from tidegate.actors.elements import MAX_WATERMARK_MS
 from tidegate.actors.operators.base import MIN_WATERMARK_MS
 from tidegate.actors.operators.keyed_state import TIMERS_STATE, KeyScope
-from tidegate.actors.operators.keys import Key, KeyCodec, keyed_table, sort_key
+from tidegate.actors.operators.keys import Key, KeyCodec, keyed_chunk, sort_key
 from tidegate.storage.errors import ConfigurationError, CorruptionError
-from tidegate.storage.state import StateTable
+from tidegate.storage.metadata import StateKind
+from tidegate.storage.state import StateChunk, StateTable
 
 _DOMAIN, _TIMESTAMP = "timer.domain", "timer.timestamp_ms"
 _COLUMNS = pa.schema([(_DOMAIN, pa.string()), (_TIMESTAMP, pa.int64())])
@@ -42,13 +43,16 @@ class FrozenTimers:
     codec: KeyCodec
     timers: dict[TimeDomain, tuple[tuple[int, Key], ...]]
     max_parallelism: int
+    state: str = TIMERS_STATE
+    kind: StateKind = StateKind.KEYED
+    removed: bool = False
 
-    def materialize(self) -> StateTable:
+    def chunks(self) -> Iterator[StateChunk]:
         """A row a timer, sorted by key group. O(timers)."""
         rows = [(domain.value, *timer) for domain, timers in self.timers.items() for timer in timers]
         columns = [pa.array([row[position] for row in rows], _COLUMNS.field(position).type) for position in (0, 1)]
         values = pa.RecordBatch.from_arrays(columns, schema=_COLUMNS)
-        return keyed_table(TIMERS_STATE, self.codec, [row[2] for row in rows], values, self.max_parallelism)
+        yield keyed_chunk(self.codec, [row[2] for row in rows], values, self.max_parallelism)
 
 
 class TimerQueue:

@@ -15,9 +15,9 @@ from tidegate.actors.runtimes.restore_in_flight import can_take_in_flight, edges
 from tidegate.actors.task.source import positions_from_tables
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.ids import OperatorUid, VertexId
-from tidegate.storage.metadata import CheckpointMetadata, SubtaskState
-from tidegate.storage.state_file import read_state
+from tidegate.storage.metadata import CheckpointMetadata
 from tidegate.storage.store import Store
+from tidegate.storage.subtask_state import operators_with_state, read_subtask_state
 
 
 def check_restorable(metadata: CheckpointMetadata, graph: JobGraph, *, ignore_in_flight: bool = False) -> None:
@@ -40,15 +40,10 @@ def check_restored_sources(store: Store, metadata: CheckpointMetadata, graph: Jo
         if spec is None or spec.uid not in known or hasattr(spec.source, "reopen"):
             continue
         subtasks = subtasks_of(metadata, spec.uid)
-        tables = [
-            table
-            for subtask in subtasks
-            if subtask.handle is not None
-            for table in read_state(store, subtask.handle, spec.uid)
-        ]
+        tables = [table for subtask in subtasks for table in read_subtask_state(store, subtask, spec.uid)]
         before = {p.split.split_id: p.split for p in positions_from_tables(tables)}
         now = {split.split_id: split for split in spec.source.splits()}
-        some_unknown = any(subtask.finished and not _has_rows(subtask, spec.uid) for subtask in subtasks)
+        some_unknown = any(subtask.finished and spec.uid not in operators_with_state(subtask) for subtask in subtasks)
         compared = before.keys() if some_unknown else before.keys() | now.keys()
         changed = sorted(n for n in compared if before.get(n) != now.get(n))
         if changed:
@@ -59,18 +54,9 @@ def check_restored_sources(store: Store, metadata: CheckpointMetadata, graph: Jo
             )
 
 
-def _has_rows(subtask: SubtaskState, uid: OperatorUid) -> bool:
-    return subtask.handle is not None and any(s.uid == uid and s.rows for s in subtask.handle.sections)
-
-
 def _check_state(metadata: CheckpointMetadata, graph: JobGraph) -> None:
     infos = {info.uid: info for info in graph.operator_infos()}
-    stateful = {
-        section.uid
-        for subtask in metadata.subtasks
-        if subtask.handle is not None
-        for section in subtask.handle.sections
-    }
+    stateful = {uid for subtask in metadata.subtasks for uid in operators_with_state(subtask)}
     for uid in sorted(stateful - set(infos)):
         raise ConfigurationError(
             f"checkpoint {metadata.checkpoint_id} of {metadata.job_id} has state of operator {uid!r}, and the job has "

@@ -17,8 +17,8 @@ from tidegate.storage.ids import JobId
 from tidegate.storage.layout import CheckpointLayout
 from tidegate.storage.metadata import CheckpointMetadata, StateHandle
 from tidegate.storage.metadata_file import decode_metadata
-from tidegate.storage.state_file import verify_state
 from tidegate.storage.table_log import TableEntry
+from tidegate.storage.verification import verify_state
 
 TABLE_LOG = "/_tidegate/log/"
 
@@ -199,7 +199,7 @@ class FilesOracle:
 
 def handles_of(metadata: CheckpointMetadata) -> list[StateHandle]:
     """Every handle of a checkpoint."""
-    return [h for s in metadata.subtasks for h in (s.handle, s.in_flight) if h is not None]
+    return [handle for subtask in metadata.subtasks for handle in subtask.handles]
 
 
 def data_files_of(metadata: CheckpointMetadata) -> frozenset[str]:

@@ -23,9 +23,9 @@ from tidegate.actors.simulation.violation import InvariantViolated
 from tidegate.storage.errors import CorruptionError, NotFoundError
 from tidegate.storage.ids import CheckpointId, JobId
 from tidegate.storage.layout import METADATA_NAME, savepoint_name
-from tidegate.storage.metadata import CheckpointMetadata, StateHandle
+from tidegate.storage.metadata import CheckpointMetadata
 from tidegate.storage.metadata_file import decode_metadata
-from tidegate.storage.state_file import verify_state
+from tidegate.storage.verification import verify_state
 
 REMEMBERED = 100
 """Completed checkpoints whose sizes are known: more than a history has."""
@@ -116,9 +116,5 @@ class RecordsOracle:
 
 def _without_places(metadata: CheckpointMetadata) -> CheckpointMetadata:
     """What a checkpoint and its savepoint have in common."""
-
-    def moved(handle: StateHandle | None) -> StateHandle | None:
-        return None if handle is None or handle.path is None else replace(handle, path="")
-
-    subtasks = tuple(replace(s, handle=moved(s.handle), in_flight=moved(s.in_flight)) for s in metadata.subtasks)
+    subtasks = tuple(subtask.moved(lambda _: "") for subtask in metadata.subtasks)
     return replace(metadata, subtasks=subtasks, origin_root=None)

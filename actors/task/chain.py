@@ -24,8 +24,9 @@ from tidegate.actors.elements import MAX_WATERMARK_MS
 from tidegate.actors.graph.job_graph import OperatorSpec
 from tidegate.actors.operators.base import MIN_WATERMARK_MS, Emit, Operator, OperatorContext, ProcessingTime, StepPace
 from tidegate.actors.operators.table_sink import TableSink
+from tidegate.actors.state.options import StateBackendOptions
 from tidegate.storage.ids import OperatorUid, SubtaskIndex
-from tidegate.storage.state import OperatorSnapshot, StateTable
+from tidegate.storage.state import Cut, OperatorSnapshot, StateTable
 
 
 @dataclass(slots=True)
@@ -66,14 +67,13 @@ class OperatorChain:
         max_parallelism: int,
         output: Emit,
         output_watermark: Callable[[int], None] = _nobody,
+        backend: StateBackendOptions | None = None,
     ) -> None:
         self._time = ProcessingTime()
         self.pace = StepPace()
         """How long the steps of the operators are."""
-        self._contexts = [
-            OperatorContext(spec.uid, spec.name, subtask, parallelism, max_parallelism, self._time, self.pace)
-            for spec in specs
-        ]
+        place = subtask, parallelism, max_parallelism, self._time, self.pace, backend or StateBackendOptions()
+        self._contexts = [OperatorContext(spec.uid, spec.name, *place) for spec in specs]
         self._output = output
         self._output_watermark = output_watermark
         self._links = [_link(spec.factory(), partial(self._feed, position + 1)) for position, spec in enumerate(specs)]
@@ -156,9 +156,9 @@ class OperatorChain:
         for link in self._links:
             link.operator.prepare_snapshot(link.emit)
 
-    def snapshot(self) -> list[OperatorSnapshot]:
+    def snapshot(self, cut: Cut) -> list[OperatorSnapshot]:
         """Freeze every stateful operator."""
-        snapshots = (link.operator.snapshot() for link in self._links)
+        snapshots = (link.operator.snapshot(cut) for link in self._links)
         return [snapshot for snapshot in snapshots if snapshot is not None]
 
     def take_pending(self, force: bool) -> list[tuple[OperatorUid, tuple[pa.RecordBatch, ...]]]:

@@ -7,7 +7,7 @@ a restore: `SourceReader.read` is a function of its arguments.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -19,7 +19,7 @@ from tidegate.actors.task.pacing import ROWS_UNLIMITED
 from tidegate.storage.errors import ProtocolError
 from tidegate.storage.ids import CheckpointId
 from tidegate.storage.metadata import StateKind
-from tidegate.storage.state import StateTable
+from tidegate.storage.state import StateChunk, StateTable
 
 SOURCE_STATE = "splits"
 _SCHEMA = pa.schema(
@@ -47,8 +47,11 @@ class FrozenPositions:
     """Positions as they were; already immutable, so freezing is taking the reference."""
 
     positions: tuple[SplitPosition, ...]
+    state: str = SOURCE_STATE
+    kind: StateKind = StateKind.LIST
+    removed: bool = False
 
-    def materialize(self) -> StateTable:
+    def chunks(self) -> Iterator[StateChunk]:
         """One row a split."""
         rows = pa.RecordBatch.from_pylist(
             [
@@ -63,11 +66,11 @@ class FrozenPositions:
             ],
             schema=_SCHEMA,
         )
-        return StateTable(SOURCE_STATE, StateKind.LIST, rows)
+        yield StateChunk(rows)
 
 
 def positions_from_tables(tables: Sequence[StateTable]) -> tuple[SplitPosition, ...]:
-    """Inverse of `FrozenPositions.materialize`, over the tables of several subtasks."""
+    """Inverse of `FrozenPositions.chunks`, over the tables of several subtasks."""
     return tuple(
         SplitPosition(SourceSplit(row["split_id"], row["payload"], row["rows"]), row["next_offset"], row["at_end"])
         for table in tables

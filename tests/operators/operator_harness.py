@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
+import numpy as np
 import pyarrow as pa
 
+from tidegate.actors.kernels.hashing import hash_columns
 from tidegate.actors.operators.base import Operator, OperatorContext
 from tidegate.actors.operators.partitioners import HashPartitioner
-from tidegate.storage.ids import OperatorUid, SubtaskIndex
+from tidegate.storage.ids import CheckpointId, OperatorUid, SubtaskIndex
 from tidegate.storage.metadata import StateKind
-from tidegate.storage.state import StateTable, key_group_range
+from tidegate.storage.state import Cut, StateTable, key_group_range, tables_of
+
+CUT = Cut(CheckpointId(1))
+"""All of the state."""
 
 
 def context(subtask: int = 0, parallelism: int = 1, max_parallelism: int = 16) -> OperatorContext:
@@ -55,7 +61,7 @@ class Subtasks:
         self._operators = [make() for _ in range(parallelism)]
         for subtask, operator in enumerate(self._operators):
             owned = key_group_range(subtask, max_parallelism, parallelism)
-            tables = [cut(table, owned) for table in restored]
+            tables = [cut(table, keys, max_parallelism, owned) for table in restored]
             operator.open(context(subtask, parallelism, max_parallelism), tables)
 
     def process(self, batches: Iterable[pa.RecordBatch]) -> None:
@@ -71,13 +77,17 @@ class Subtasks:
 
     def snapshot(self) -> list[StateTable]:
         """The stored tables of all instances."""
-        snapshots = [operator.snapshot() for operator in self._operators]
-        return [state.materialize() for snapshot in snapshots if snapshot is not None for state in snapshot.states]
+        snapshots = [operator.snapshot(CUT) for operator in self._operators]
+        states = [state for snapshot in snapshots if snapshot is not None for state in snapshot.states]
+        return [table for state in states for table in tables_of(state)]
 
 
-def cut(table: StateTable, groups: range) -> StateTable:
-    """The rows of some key groups, as recovery cuts them."""
+def cut(table: StateTable, keys: Sequence[str], max_parallelism: int, groups: range) -> StateTable:
+    """The rows of some key groups, as recovery cuts them; all where the keys are others, which an operator refuses."""
     assert table.kind is StateKind.KEYED
-    start, stop = table.key_group_rows[groups.start], table.key_group_rows[groups.stop]
-    prefix = tuple(max(start, min(stop, row)) - start for row in table.key_group_rows)
-    return StateTable(table.state, table.kind, table.rows.slice(start, stop - start), prefix)
+    if not set(keys) <= set(table.rows.schema.names):
+        return table
+    found = hash_columns(table.rows, list(keys)) % np.uint64(max_parallelism)
+    assert np.all(np.diff(found.astype(np.int64)) >= 0), "rows are not sorted by key group"
+    start, stop = np.searchsorted(found, [groups.start, groups.stop])
+    return replace(table, rows=table.rows.slice(start, stop - start))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
-from operator_harness import cut
+from operator_harness import CUT, cut
 
 from tidegate.actors.elements import MAX_WATERMARK_MS
 from tidegate.actors.operators.base import OperatorContext, ProcessingTime
@@ -15,7 +15,7 @@ from tidegate.actors.operators.partitioners import HashPartitioner
 from tidegate.actors.operators.process import ProcessOperator
 from tidegate.storage.ids import OperatorUid, SubtaskIndex
 from tidegate.storage.metadata import StateKind
-from tidegate.storage.state import StateTable, key_group_range
+from tidegate.storage.state import StateTable, key_group_range, tables_of
 
 MAX_PARALLELISM = 16
 Row = dict[str, Any]
@@ -42,7 +42,7 @@ class Driven:
             operator = ProcessOperator(function, keys, timestamps or [None] * len(keys), schema)
             uid, index = OperatorUid("op-uid"), SubtaskIndex(subtask)
             owned = key_group_range(subtask, MAX_PARALLELISM, parallelism)
-            tables = [part for table in restored if (part := cut(table, owned)).rows.num_rows]
+            tables = [part for table in restored if (part := cut(table, keys[0], MAX_PARALLELISM, owned)).rows.num_rows]
             operator.open(OperatorContext(uid, "op", index, parallelism, MAX_PARALLELISM, self._time), tables)
             self.operators.append(operator)
 
@@ -85,8 +85,9 @@ class Driven:
 
     def snapshot(self) -> list[StateTable]:
         """The stored tables of all subtasks."""
-        snapshots = [operator.snapshot() for operator in self.operators]
-        tables = [state.materialize() for snapshot in snapshots if snapshot is not None for state in snapshot.states]
+        snapshots = [operator.snapshot(CUT) for operator in self.operators]
+        states = [state for snapshot in snapshots if snapshot is not None for state in snapshot.states]
+        tables = [table for state in states for table in tables_of(state)]
         for table in tables:
             assert table.kind is StateKind.KEYED
             assert table.rows.num_rows > 0

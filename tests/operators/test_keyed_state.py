@@ -13,7 +13,7 @@ from tidegate.actors.operators.keyed_state import KeyedStates, KeyScope, ListSta
 from tidegate.actors.operators.keys import KeyCodec
 from tidegate.actors.operators.reducing_state import AggregatingState, ReducingState
 from tidegate.storage.errors import ConfigurationError, CorruptionError
-from tidegate.storage.state import StateTable
+from tidegate.storage.state import StateTable, tables_of
 
 CODEC = KeyCodec(pa.schema({"k": pa.string()}))
 
@@ -136,7 +136,7 @@ def test_values_are_folded_for_each_key() -> None:
         low.add("x")
     restored_low, restored_mean = map(again.bind, declared)
     for frozen in keyed.freeze():
-        loaded(again, frozen.materialize().rows, frozen.state)
+        loaded(again, tables_of(frozen)[0].rows, frozen.state)
     again.key("b")
     assert (restored_low.get(), restored_mean.get()) == (11, None)
     again.key("a")
@@ -165,7 +165,7 @@ def test_a_value_is_of_the_declared_type_at_once(dtype: pa.DataType, given: obje
     state.update(given)
     assert kept == state.value()
     (frozen,) = keyed.freeze()
-    table = frozen.materialize()
+    (table,) = tables_of(frozen)
     assert table.rows.schema.field("v").type == dtype
     assert [kept] == table.rows.column("v").to_pylist()
 
@@ -229,7 +229,7 @@ def test_a_snapshot_does_not_change() -> None:
     entries.clear()
 
     def stored(frozen: list[Any]) -> list[list[tuple[Any, ...]]]:
-        return [sorted(tuple(row.values()) for row in state.materialize().rows.to_pylist()) for state in frozen]
+        return [sorted(tuple(row.values()) for row in tables_of(state)[0].rows.to_pylist()) for state in frozen]
 
     assert stored(first) == [[("a", 1), ("b", 1)], [("a", [1]), ("b", [1])], [("a", [("e", 1)]), ("b", [("e", 1)])]]
     assert stored(second) == [
@@ -265,7 +265,7 @@ def test_a_map_finds_its_keys_after_a_restore() -> None:
     keyed.key("a")
     state.put_all({math.nan: "nan", 1.5: "x"})
     (frozen,) = keyed.freeze()
-    loaded(again, frozen.materialize().rows, "m")
+    loaded(again, tables_of(frozen)[0].rows, "m")
     again.key("a")
 
     assert (restored.get(math.nan), restored.get(1.5)) == ("nan", "x")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from operator_harness import context
+from operator_harness import CUT, context
 from process_harness import Driven, Row
 
 from tidegate.actors.elements import MAX_WATERMARK_MS
@@ -245,7 +245,7 @@ def test_without_keys_there_is_no_state_and_no_timer() -> None:
         Driven(Counting(), keys=((),))
     driven = Driven(Calls(lambda row, context: [row]), keys=((),))
     assert driven.rows({"k": 1}) == [{"k": 1}]
-    assert driven.operators[0].snapshot() is None
+    assert driven.operators[0].snapshot(CUT) is None
     timed = Driven(Calls(lambda row, context: register(context, 1)), keys=((),))
     with pytest.raises(OperatorError, match="a timer is kept per key"):
         timed.rows({"k": 1})

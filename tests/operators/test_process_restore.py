@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from operator_harness import context
+from operator_harness import CUT, context
 from process_harness import Driven, Row
 
 from tidegate.actors.errors import OperatorError
@@ -21,7 +21,7 @@ from tidegate.actors.operators.keyed_state import ListState, MapState, ValueStat
 from tidegate.actors.operators.process import ProcessOperator
 from tidegate.actors.operators.timers import TimeDomain
 from tidegate.storage.errors import ConfigurationError, CorruptionError
-from tidegate.storage.state import StateTable
+from tidegate.storage.state import StateTable, tables_of
 
 _KEYS: dict[pa.DataType, st.SearchStrategy[Any]] = {
     pa.int16(): st.integers(-4, 4),
@@ -118,10 +118,11 @@ def test_restored_runs_equal_an_uninterrupted_run(case: tuple[tuple[str, ...], l
     now_ms = 0
     for kind, value in steps:
         if kind == "restore":
-            frozen = [operator.snapshot() for operator in restored.operators]
+            frozen = [operator.snapshot(CUT) for operator in restored.operators]
             told += restored.out
             restored.end()
-            tables = [state.materialize() for snapshot in frozen if snapshot is not None for state in snapshot.states]
+            states = [state for snapshot in frozen if snapshot is not None for state in snapshot.states]
+            tables = [table for state in states for table in tables_of(state)]
             restored = Driven(Everything(), keys=(names,), parallelism=value, restored=tables)
             restored.clock(now_ms)
         else:
@@ -134,7 +135,7 @@ def test_restored_runs_equal_an_uninterrupted_run(case: tuple[tuple[str, ...], l
     assert by_key(names, whole.out) == by_key(names, told + restored.out)
 
 
-def tables_of(*keys: int) -> list[StateTable]:
+def snapshot_of(*keys: int) -> list[StateTable]:
     """A snapshot in which each of the keys has all states and timers."""
     driven = Driven(Everything())
     driven.rows(*({"k": key, "x": x} for key in keys for x in (4, 5)))
@@ -145,7 +146,7 @@ def tables_of(*keys: int) -> list[StateTable]:
 def test_state_and_timers_move_with_their_key_group(parallelism: int) -> None:
     """After rescaling each key's state and timers are in the one subtask that gets its rows."""
     keys = list(range(40))
-    tables = tables_of(*keys)
+    tables = snapshot_of(*keys)
     moved = Driven(Everything(), parallelism=parallelism, restored=tables)
 
     assert {table.state for table in tables} == {"count", "mean", "recent", "seen", "timers"}
@@ -182,7 +183,7 @@ def test_nanoseconds_of_a_key_are_kept() -> None:
 
 def test_tables_that_overlap_are_refused() -> None:
     """A key in two tables would be two states: the checkpoint, or what reads it, is wrong."""
-    tables = tables_of(1)
+    tables = snapshot_of(1)
     for table in tables:
         with pytest.raises(CorruptionError, match="twice"):
             Driven(Everything(), restored=[table, table])
@@ -192,7 +193,7 @@ def test_keys_of_other_subtasks_are_refused() -> None:
     """State in the wrong subtask would never be seen again."""
     operator = ProcessOperator(Everything(), keys=(("k",),))
     with pytest.raises(OperatorError, match="belongs to subtask"):
-        operator.open(context(subtask=0, parallelism=2), tables_of(*range(20)))
+        operator.open(context(subtask=0, parallelism=2), snapshot_of(*range(20)))
 
 
 class Other(ProcessFunction):
@@ -204,7 +205,7 @@ class Other(ProcessFunction):
 
 def test_a_changed_program_is_refused() -> None:
     """A state that changed its type, is no longer bound, or has other key columns is named, not dropped."""
-    count, mean, *_ = tables_of(1)
+    count, mean, *_ = snapshot_of(1)
     with pytest.raises(CorruptionError, match=r"state 'count' have columns .*count: int64.* expects .*count: string"):
         Driven(Other(), restored=[count])
     with pytest.raises(ConfigurationError, match="a state 'mean' that the function does not bind"):

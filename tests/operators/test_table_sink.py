@@ -6,14 +6,14 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from operator_harness import opened, run
+from operator_harness import CUT, opened, run
 
 from tidegate.actors.errors import OperatorError
 from tidegate.actors.operators.base import Operator
 from tidegate.actors.operators.table_sink import VERSION_COLUMN, TableSink
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.metadata import StateKind
-from tidegate.storage.state import StateTable
+from tidegate.storage.state import StateTable, tables_of
 
 
 def _sink(sink: TableSink, restored: list[StateTable] | None = None) -> TableSink:
@@ -22,10 +22,11 @@ def _sink(sink: TableSink, restored: list[StateTable] | None = None) -> TableSin
 
 
 def _stored(sink: Operator) -> StateTable:
-    snapshot = sink.snapshot()
+    snapshot = sink.snapshot(CUT)
     assert snapshot is not None
     (state,) = snapshot.states
-    return state.materialize()
+    (table,) = tables_of(state)
+    return table
 
 
 def test_append_stages_every_row_in_order() -> None:
@@ -36,7 +37,7 @@ def test_append_stages_every_row_in_order() -> None:
     assert sink.take_pending(force=False) is None
     assert sink.take_pending(force=True) == batches
     assert sink.take_pending(force=True) is None
-    assert sink.snapshot() is None
+    assert sink.snapshot(CUT) is None
 
 
 def test_enough_bytes_are_staged_without_force() -> None:
@@ -118,7 +119,7 @@ def test_pending_rows_must_not_be_snapshotted_away() -> None:
     sink = _sink(TableSink("append"))
     run(sink, [pa.record_batch({"x": [1]})])
     with pytest.raises(AssertionError, match="pending"):
-        sink.snapshot()
+        sink.snapshot(CUT)
 
 
 def test_null_columns_find_their_type() -> None:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import accumulate
-
 import pyarrow as pa
 
 from tidegate.storage.ids import AttemptNumber, CheckpointId, JobId, OperatorUid, SubtaskIndex, VertexId
 from tidegate.storage.layout import CheckpointLayout
-from tidegate.storage.metadata import CheckpointMetadata, OperatorInfo, StateKind, SubtaskState
+from tidegate.storage.metadata import METADATA_VERSION, CheckpointMetadata, OperatorInfo, SubtaskState
 from tidegate.storage.metadata_file import create_metadata
-from tidegate.storage.state import StateTable, key_group_range
+from tidegate.storage.state import FrozenKeyedTable, StateChunk, key_group_range
 from tidegate.storage.state_file import write_state
 from tidegate.storage.store import Store
 
@@ -20,11 +17,12 @@ UID = OperatorUid("counts")
 _VERTEX = VertexId("counts")
 
 
-def keyed_table(groups: range, rows_per_group: int) -> StateTable:
+def keyed_state(groups: range, rows_per_group: int) -> FrozenKeyedTable:
     """State of one subtask that owns these key groups: each row says which group it belongs to."""
-    sizes = [rows_per_group if group in groups else 0 for group in range(MAX_PARALLELISM)]
     owned = [group for group in groups for _ in range(rows_per_group)]
-    return StateTable("n", StateKind.KEYED, pa.record_batch({"group": pa.array(owned, pa.int64())}), _sums(sizes))
+    rows = pa.record_batch({"group": pa.array(owned, pa.int64())})
+    sums = tuple(range(0, len(owned) + 1, rows_per_group))
+    return FrozenKeyedTable("n", lambda: StateChunk(rows, groups.start, sums))
 
 
 def complete(
@@ -43,12 +41,12 @@ def complete(
     layout = CheckpointLayout(job_id)
     subtasks = [SubtaskState(VertexId("source"), SubtaskIndex(0), None)]
     for index in map(SubtaskIndex, range(parallelism)):
-        tables = [(UID, keyed_table(key_group_range(index, MAX_PARALLELISM, parallelism), 2))]
+        states = [(UID, keyed_state(key_group_range(index, MAX_PARALLELISM, parallelism), 2))]
         path = layout.state_file(CheckpointId(number), _VERTEX, index)
-        handle = write_state(store, path, tables, inline_bytes_max=inline_bytes_max)
+        handle = write_state(store, path, states, inline_bytes_max=inline_bytes_max)
         subtasks.append(SubtaskState(_VERTEX, index, handle))
     metadata = CheckpointMetadata(
-        version=1,
+        version=METADATA_VERSION,
         job_id=job_id,
         job_name=job.rpartition("-")[0],
         checkpoint_id=CheckpointId(number),
@@ -68,7 +66,3 @@ def flip_bit(store: Store, path: str, position: int) -> None:
     content = bytearray(store.read(path))
     content[position] ^= 1 << position % 8
     store.write(path, [content])
-
-
-def _sums(sizes: Sequence[int]) -> tuple[int, ...]:
-    return tuple(accumulate(sizes, initial=0))

@@ -13,7 +13,7 @@ from tidegate.actors.operators.base import Operator
 from tidegate.actors.operators.partitioning import Partitioning, PartitioningKind
 from tidegate.storage.ids import AttemptNumber, CheckpointId, JobId, OperatorUid, SubtaskIndex, VertexId
 from tidegate.storage.in_flight import ChannelEnd, InFlightRows, write_in_flight
-from tidegate.storage.metadata import CheckpointMetadata, StateHandle, SubtaskState
+from tidegate.storage.metadata import METADATA_VERSION, CheckpointMetadata, StateHandle, SubtaskState
 from tidegate.storage.metadata_file import create_metadata
 from tidegate.storage.store import Store
 
@@ -65,7 +65,9 @@ def checkpoint_of(
         )
         for task in graph.tasks()
     )
-    return CheckpointMetadata(1, JOB, "demo", FIVE, AttemptNumber(0), 0, graph.operator_infos(), subtasks)
+    return CheckpointMetadata(
+        METADATA_VERSION, JOB, "demo", FIVE, AttemptNumber(0), 0, graph.operator_infos(), subtasks
+    )
 
 
 def store_in_flight(

@@ -16,7 +16,7 @@ from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.filesystem import FileSystemStore, open_store
 from tidegate.storage.ids import OperatorUid, SubtaskIndex, VertexId
 from tidegate.storage.metadata import StateHandle, StateKind
-from tidegate.storage.state import StateTable
+from tidegate.storage.state import FrozenTable
 from tidegate.storage.state_file import write_state
 
 UID = OperatorUid("count")
@@ -33,7 +33,7 @@ def store() -> Iterator[FileSystemStore]:
 def handle(store: FileSystemStore, kind: StateKind, subtask: int) -> StateHandle:
     """The state of one subtask: a few rows that say whose they are."""
     rows = pa.record_batch({"x": pa.array([10 * subtask, 10 * subtask + 1], pa.int64())})
-    found = write_state(store, f"count-{subtask}", [(UID, StateTable("s", kind, rows))], inline_bytes_max=0)
+    found = write_state(store, f"count-{subtask}", [(UID, FrozenTable("s", kind, lambda: rows))], inline_bytes_max=0)
     assert found is not None
     return found
 

@@ -19,6 +19,7 @@ from tidegate.actors.task.in_flight import ChannelRecorder
 from tidegate.actors.task.inputs import InputChannel
 from tidegate.actors.task.machine import TaskMachine
 from tidegate.actors.task.outputs import OutputChannel
+from tidegate.storage.metadata import StateKind
 from tidegate.storage.state import StateTable
 from tidegate.testing import Protocol
 
@@ -298,9 +299,7 @@ def _no_positions(effects: TaskEffects, restored: ev.TaskRestored) -> ev.TaskRes
 
 def _no_keyed_state(effects: TaskEffects, restored: ev.TaskRestored) -> ev.TaskRestored:
     def empty(table: StateTable) -> StateTable:
-        if not table.key_group_rows:
-            return table
-        return replace(table, rows=table.rows.slice(0, 0), key_group_rows=(0,) * len(table.key_group_rows))
+        return table if table.kind is not StateKind.KEYED else replace(table, rows=table.rows.slice(0, 0))
 
     return replace(restored, tables=tuple((uid, tuple(empty(t) for t in tables)) for uid, tables in restored.tables))
 

@@ -77,9 +77,9 @@ def test_schemas_come_back() -> None:
 
 def test_defaults_fill_fields_that_old_bytes_lack() -> None:
     """A field with a default that was added later does not make old bytes unreadable."""
-    section = SectionRef("u", "s", StateKind.LIST, 0, 0, 0, "")
+    section = SectionRef("u", "s", StateKind.LIST, 0, 0, 0)
     name_and_fields = {f.name: getattr(section, f.name) for f in dataclasses.fields(section)}
-    del name_and_fields["key_group_rows"]
+    del name_and_fields["removed"]
 
     old = msgpack.packb(msgpack.ExtType(1, encode(["SectionRef", name_and_fields])))
 
@@ -110,7 +110,7 @@ def test_unknown_bytes_are_an_error_that_names_them(data: bytes, named: str) -> 
 @settings(max_examples=60)
 def test_damaged_bytes_raise_nothing_but_codec_errors(data: st.DataObject) -> None:
     """Cutting or changing bytes gives a CodecError or some value, no error that callers do not expect."""
-    handle = StateHandle("p", None, 3, "c", (SectionRef("u", "s", StateKind.KEYED, 0, 3, 1, "c", (0, 1)),))
+    handle = StateHandle("p", None, 3, "c", (SectionRef("u", "s", StateKind.KEYED, 0, 3, 1),))
     batch = pa.record_batch({"x": [1, None], "s": ["a", "b"]})
     encoded = bytearray(encode((handle, batch, frozenset((1, 2)))))
     position = data.draw(st.integers(0, len(encoded) - 1))
@@ -137,7 +137,7 @@ def test_refuses_what_is_no_wire_value(value: Any) -> None:
 
 def test_a_refused_value_leaves_nothing_behind() -> None:
     """What was written of a value before it was refused is not part of the next one, however deep it lay."""
-    handle = StateHandle("p", None, 3, "c", (SectionRef("u", "s", StateKind.KEYED, 0, 3, 1, "c", (0, 1)),))
+    handle = StateHandle("p", None, 3, "c", (SectionRef("u", "s", StateKind.KEYED, 0, 3, 1),))
     encoded = encode((1, handle))
     with pytest.raises(CodecError, match="cannot encode"):
         encode((1, handle, StateHandle("q", None, 3, "c", (object(),))))

@@ -23,7 +23,7 @@ from tidegate.storage.in_flight import (
     write_in_flight,
 )
 from tidegate.storage.metadata import StateKind
-from tidegate.storage.state_file import verify_state
+from tidegate.storage.verification import verify_state
 
 PATH = "demo-1/chk-3/count-0-channels"
 EDGE = "source->count#0"

@@ -12,6 +12,7 @@ from tidegate.storage.filesystem import FileSystemStore
 from tidegate.storage.ids import AttemptNumber, CheckpointId, JobId, OperatorUid, SubtaskIndex, VertexId
 from tidegate.storage.layout import CheckpointLayout
 from tidegate.storage.metadata import (
+    METADATA_VERSION,
     CheckpointMetadata,
     OperatorInfo,
     SectionRef,
@@ -22,9 +23,9 @@ from tidegate.storage.metadata import (
 from tidegate.storage.metadata_file import create_metadata, decode_metadata, encode_metadata, read_metadata
 
 _JOB = JobId("demo-1a2b3c4d")
-_SECTION = SectionRef(OperatorUid("u"), "s", StateKind.KEYED, 64, 10, 2, "xxh3:0", (0, 2))
+_SECTION = SectionRef(OperatorUid("u"), "s", StateKind.KEYED, 64, 10, 2)
 _METADATA = CheckpointMetadata(
-    version=1,
+    version=METADATA_VERSION,
     job_id=_JOB,
     job_name="demo",
     checkpoint_id=CheckpointId(7),
@@ -80,11 +81,19 @@ def test_metadata_in_the_wrong_place_is_damage(memory_store: FileSystemStore) ->
 
 def test_a_newer_version_is_named_as_such() -> None:
     """An intact file of a later format is not called damaged."""
-    with pytest.raises(CodecError, match="format version 2"):
-        decode_metadata(seal(b"TGCKMETA", 2, b"whatever"))
+    with pytest.raises(CodecError, match="format version 3; this tidegate reads up to 2"):
+        decode_metadata(seal(b"TGCKMETA", 3, b"whatever"))
+
+
+def test_an_older_version_is_named_as_such() -> None:
+    """What an older tidegate wrote is not taken for damage, and not misread."""
+    with pytest.raises(
+        CodecError, match=r"_metadata was written by an older tidegate, in format version 1;"
+    ):
+        decode_metadata(seal(b"TGCKMETA", 1, b"whatever"))
 
 
 def test_another_value_is_no_metadata() -> None:
     """A sealed file that holds something else is refused by its type."""
     with pytest.raises(CodecError, match="holds a NoneType"):
-        decode_metadata(seal(b"TGCKMETA", 1, b"\xc0"))
+        decode_metadata(seal(b"TGCKMETA", METADATA_VERSION, b"\xc0"))

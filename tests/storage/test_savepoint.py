@@ -15,11 +15,19 @@ from tidegate.storage.filesystem import FileSystemStore, open_store
 from tidegate.storage.ids import AttemptNumber, CheckpointId, JobId, OperatorUid, SubtaskIndex, VertexId
 from tidegate.storage.in_flight import ChannelEnd, InFlightRows, read_in_flight, write_in_flight
 from tidegate.storage.layout import CheckpointLayout
-from tidegate.storage.metadata import CheckpointMetadata, OperatorInfo, SnapshotKind, StateKind, SubtaskState
+from tidegate.storage.metadata import (
+    METADATA_VERSION,
+    CheckpointMetadata,
+    OperatorInfo,
+    SnapshotKind,
+    StateKind,
+    SubtaskState,
+)
 from tidegate.storage.metadata_file import create_metadata, read_metadata
 from tidegate.storage.savepoint import discard_savepoint, write_savepoint
-from tidegate.storage.state import StateTable
-from tidegate.storage.state_file import read_state, verify_state, write_state
+from tidegate.storage.state import FrozenTable
+from tidegate.storage.state_file import read_state, write_state
+from tidegate.storage.verification import verify_state
 
 JOB, SEVEN = JobId("demo-1a2b3c4d"), CheckpointId(7)
 LAYOUT = CheckpointLayout(JOB)
@@ -37,8 +45,8 @@ def checkpoint(store: FileSystemStore, rows: int = 1000) -> CheckpointMetadata:
     """A checkpoint with state in files and inlined, in-flight rows, a subtask without state, and a shared file."""
 
     def state(subtask: int, path: str | None, rows: int) -> SubtaskState:
-        table = StateTable("n", StateKind.LIST, numbers(subtask, rows))
-        handle = write_state(store, path or "unused", [(UID, table)], inline_bytes_max=0 if path else 100_000)
+        frozen = FrozenTable("n", StateKind.LIST, lambda: numbers(subtask, rows))
+        handle = write_state(store, path or "unused", [(UID, frozen)], inline_bytes_max=0 if path else 100_000)
         return SubtaskState(VERTEX, SubtaskIndex(subtask), handle)
 
     first = state(0, LAYOUT.state_file(SEVEN, VERTEX, SubtaskIndex(0)), rows)
@@ -51,7 +59,7 @@ def checkpoint(store: FileSystemStore, rows: int = 1000) -> CheckpointMetadata:
         state(3, f"{LAYOUT.shared_dir()}/count-0", 10),
     )
     metadata = CheckpointMetadata(
-        version=1,
+        version=METADATA_VERSION,
         job_id=JOB,
         job_name="demo",
         checkpoint_id=SEVEN,

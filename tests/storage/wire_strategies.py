@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import types
+from collections.abc import Collection, Iterator
 from decimal import Decimal
 from itertools import accumulate
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -17,7 +18,7 @@ from tidegate.storage.codec import wire_types
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.ids import OperatorUid
 from tidegate.storage.metadata import StateKind
-from tidegate.storage.state import StateTable
+from tidegate.storage.state import StateChunk, StateTable
 
 _int64 = st.integers(-(2**63), 2**63 - 1)
 _text = st.text(max_size=8)
@@ -69,22 +70,44 @@ def record_batches(draw: st.DrawFn, rows: int | None = None, columns_min: int = 
     return pa.record_batch(arrays, schema=schema).slice(before, count if columns else 0)
 
 
+@dataclasses.dataclass(frozen=True)
+class FrozenChunks:
+    """A `FrozenState` of given chunks."""
+
+    state: str
+    kind: StateKind
+    given: tuple[StateChunk, ...]
+    removed: bool = False
+
+    def chunks(self) -> Iterator[StateChunk]:
+        """As they were given."""
+        return iter(self.given)
+
+
+MAX_PARALLELISM = 8
+
+
 @st.composite
-def state_tables(draw: st.DrawFn, max_parallelism: int = 8) -> StateTable:
-    """Tables of any kind; keyed ones with random, often empty key groups."""
-    kind = draw(st.sampled_from(StateKind))
-    name = draw(st.text(min_size=1, max_size=5))
-    if kind is not StateKind.KEYED:
-        return StateTable(name, kind, draw(record_batches(columns_min=1)))
-    sizes = draw(st.lists(st.sampled_from([0, 0, 1, 3]), min_size=max_parallelism, max_size=max_parallelism))
+def _keyed_chunks(draw: st.DrawFn) -> StateChunk:
+    first = draw(st.integers(0, MAX_PARALLELISM - 1))
+    sizes = draw(st.lists(st.sampled_from([0, 0, 1, 3]), min_size=1, max_size=MAX_PARALLELISM - first))
     sums = tuple(accumulate(sizes, initial=0))
-    return StateTable(name, kind, draw(record_batches(rows=sums[-1], columns_min=1)), sums)
+    return StateChunk(draw(record_batches(rows=sums[-1], columns_min=1)), first, sums)
 
 
-def operator_tables(max_size: int = 4) -> st.SearchStrategy[list[tuple[OperatorUid, StateTable]]]:
-    """Tables of a few operators, several of one operator among them."""
+@st.composite
+def frozen_states(draw: st.DrawFn, kinds: Collection[StateKind] = tuple(StateKind)) -> FrozenChunks:
+    """States of a few chunks, each of a schema of its own; keyed ones with random, often empty key groups."""
+    kind = draw(st.sampled_from(tuple(kinds)))
+    chunks = _keyed_chunks() if kind is StateKind.KEYED else record_batches(columns_min=1).map(StateChunk)
+    name, removed = draw(st.text(min_size=1, max_size=5)), draw(st.booleans())
+    return FrozenChunks(name, kind, tuple(draw(st.lists(chunks, max_size=3))), removed)
+
+
+def operator_states(max_size: int = 4) -> st.SearchStrategy[list[tuple[OperatorUid, FrozenChunks]]]:
+    """States of a few operators, several of one operator among them, some of them without rows."""
     uids = st.sampled_from(["counts", "Größe/ü", ""]).map(OperatorUid)
-    return st.lists(st.tuples(uids, state_tables()), min_size=1, max_size=max_size)
+    return st.lists(st.tuples(uids, frozen_states()), min_size=1, max_size=max_size)
 
 
 def plain_values() -> st.SearchStrategy[object]:
@@ -145,7 +168,7 @@ def _made(cls: type, **fields: Any) -> Any:
 def same_tables(left: StateTable, right: StateTable) -> bool:
     """Whether two tables are equal, schemas included."""
     return (
-        (left.state, left.kind, left.key_group_rows) == (right.state, right.kind, right.key_group_rows)
+        (left.state, left.kind, left.removed) == (right.state, right.kind, right.removed)
         and left.rows.schema.equals(right.rows.schema)
         and left.rows.equals(right.rows)
     )
