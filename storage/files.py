@@ -125,7 +125,7 @@ class MemoryFiles:
     def walk(self, key: str) -> Iterator[FileInfo]:
         prefix = key.rstrip("/") + "/"
         with self._lock:
-            found: dict[str, dict[str, Any]] = self._fs.find(key, detail=True)
-        for path, info in found.items():
-            if path.startswith(prefix):
-                yield FileInfo(path[len(prefix) :], info["size"], int(info["created"].timestamp() * 1000))
+            found = [path for path in self._fs.find(key) if path.startswith(prefix)]
+            infos = [(path, self._fs.size(path), self._fs.modified(path)) for path in found]
+        for path, size_bytes, modified in infos:
+            yield FileInfo(path[len(prefix) :], size_bytes, int(modified.timestamp() * 1000))

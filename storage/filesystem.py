@@ -8,6 +8,7 @@ checkpoints rest on it.
 
 from __future__ import annotations
 
+import errno
 import os
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -25,6 +26,11 @@ from tidegate.storage.store import Buffer, Store
 
 TIMEOUT_MS_DEFAULT = 60_000
 WRITE_TIMEOUT_MS_DEFAULT = 600_000
+_HINTS = {
+    errno.ENOSPC: "; free some space there, or give another folder",
+    errno.EDQUOT: "; free some space there, or raise the quota",
+    errno.EROFS: "; make the file system writable, or give another folder",
+}
 
 
 class FileSystemStore:
@@ -32,8 +38,13 @@ class FileSystemStore:
 
     def __init__(self, url: str, **options: object) -> None:
         """Open, without touching the storage, what `open_store` describes."""
-        self._url, self._root, self._files = _open_files(url, options)
+        self._url, self._root, self._files = self._open(url, options)
         self._options = options
+
+    @staticmethod
+    def _open(url: str, options: dict[str, object]) -> tuple[str, str, Files]:
+        """Normal url, key of the root, and the files behind it."""
+        return _open_files(url, options)
 
     @property
     def url(self) -> str:
@@ -120,6 +131,7 @@ class FileSystemStore:
             yield
         except OSError as error:
             hint = "; check credentials and permissions" if isinstance(error, PermissionError) else ""
+            hint = _HINTS.get(error.errno or 0, hint)
             raise StorageError(f"cannot {operation} {join_url(self._url, path)}: {error}{hint}") from error
 
 

@@ -1,26 +1,111 @@
-"""What every store must do, over the wire for S3."""
+"""What every store must do, over the wire for S3, and from another process for the one on Ray."""
 
 from __future__ import annotations
 
 import pickle
+import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from threading import Barrier
 
 import pytest
+import ray
 
+from tidegate.actors.runtimes.ray_memory_store import RayMemoryStore, open_store_on_ray, start_memory
+from tidegate.actors.simulation.faults import Faults
+from tidegate.actors.simulation.store import SimulatedDisk, SimulatedStore
+from tidegate.actors.simulation.world import World
 from tidegate.storage.errors import AlreadyExistsError, NotFoundError, StorageError
 from tidegate.storage.filesystem import FileSystemStore, check_conditional_create
+from tidegate.storage.ids import CheckpointId, JobId, SubtaskIndex, VertexId
+from tidegate.storage.local_copies import DuplicatingStore, LocalCopies
+from tidegate.storage.local_first import LocalFirstStore
+from tidegate.storage.memory_storage import MemoryStorage
+from tidegate.storage.store import Store
 
 
-def test_reads_back_what_was_written(store: FileSystemStore) -> None:
+@pytest.fixture(scope="module")
+def ray_memory() -> Iterator[str]:
+    """Url of the memory of an actor, in whatever Ray cluster there is."""
+    started = not ray.is_initialized()
+    if started:
+        ray.init(num_cpus=1, include_dashboard=False, configure_logging=False)
+    url, actor = start_memory(f"contract-{uuid.uuid4().hex}")
+    yield url
+    ray.kill(actor)
+    if started:
+        ray.shutdown()
+
+
+@pytest.fixture
+def ray_store(ray_memory: str) -> FileSystemStore:
+    """An empty store in the memory of an actor."""
+    return open_store_on_ray(f"{ray_memory}/{uuid.uuid4().hex}")
+
+
+@pytest.fixture
+def local_first_store(memory_store: Store, tmp_path: Path) -> LocalFirstStore:
+    """A store that prefers local copies, of which there are none."""
+    return LocalFirstStore(memory_store, str(tmp_path / "node"), JobId("job-1"), [])
+
+
+@pytest.fixture
+def duplicating_store(memory_store: Store, tmp_path: Path) -> DuplicatingStore:
+    """A store that keeps local copies of what is written."""
+    copies = LocalCopies(
+        str(tmp_path / "node"), JobId("job-1"), VertexId("map"), SubtaskIndex(0), size_bytes_max=20_000_000
+    )
+    return copies.store_for(memory_store, CheckpointId(1))
+
+
+@pytest.fixture
+def limited_store(memory_store: Store) -> MemoryStorage:
+    """A store in memory that limits states."""
+    return MemoryStorage(memory_store)
+
+
+@pytest.fixture
+def simulated_store() -> SimulatedStore:
+    """A store of the simulator, without faults."""
+    disk = SimulatedDisk(World(0, Faults()))
+    disk.reliable = True
+    return SimulatedStore(disk, "sim://root")
+
+
+KINDS = ("local", "memory", "s3", "ray", "local_first", "duplicating", "limited")
+
+
+@pytest.fixture(params=[*KINDS, "simulated"])
+def store(request: pytest.FixtureRequest) -> Store:
+    """Each kind of store in turn."""
+    chosen: Store = request.getfixturevalue(f"{request.param}_store")
+    return chosen
+
+
+@pytest.fixture(params=KINDS)
+def shared_store(request: pytest.FixtureRequest) -> Store:
+    """Each kind of store that programs use, from many threads."""
+    chosen: Store = request.getfixturevalue(f"{request.param}_store")
+    return chosen
+
+
+@pytest.fixture(params=["local", "memory", "s3", "ray"])
+def travelling_store(request: pytest.FixtureRequest) -> FileSystemStore:
+    """Each kind of store that goes from process to process."""
+    chosen = request.getfixturevalue(f"{request.param}_store")
+    assert isinstance(chosen, FileSystemStore)
+    return chosen
+
+
+def test_reads_back_what_was_written(store: Store) -> None:
     """The chunks arrive joined, in order, whatever kind of buffer they are; the size is the sum."""
     size_bytes = store.write("a/b", [b"he", bytearray(b"ll"), memoryview(b"o")])
 
     assert (size_bytes, store.read("a/b")) == (5, b"hello")
 
 
-def test_writes_an_empty_file(store: FileSystemStore) -> None:
+def test_writes_an_empty_file(store: Store) -> None:
     """No chunks make an empty file, not no file."""
     store.write("empty", [])
 
@@ -28,7 +113,7 @@ def test_writes_an_empty_file(store: FileSystemStore) -> None:
     assert store.read("empty") == b""
 
 
-def test_replaces_a_file(store: FileSystemStore) -> None:
+def test_replaces_a_file(store: Store) -> None:
     """A second write leaves nothing of the first."""
     store.write("f", [b"a longer first version"])
     store.write("f", [b"second"])
@@ -48,7 +133,7 @@ def test_replaces_a_file(store: FileSystemStore) -> None:
         (99, 1, b""),
     ],
 )
-def test_reads_a_range(store: FileSystemStore, offset: int, length: int | None, expected: bytes) -> None:
+def test_reads_a_range(store: Store, offset: int, length: int | None, expected: bytes) -> None:
     """A range gives its bytes, fewer where the file ends, none beyond its end."""
     store.write("f", [b"0123456789"])
 
@@ -56,7 +141,7 @@ def test_reads_a_range(store: FileSystemStore, offset: int, length: int | None, 
 
 
 @pytest.mark.parametrize(("offset", "length"), [(0, None), (1, 2), (0, 0)])
-def test_reading_a_missing_file_is_not_found(store: FileSystemStore, offset: int, length: int | None) -> None:
+def test_reading_a_missing_file_is_not_found(store: Store, offset: int, length: int | None) -> None:
     """Whatever the range, and for the name of a folder too, NotFoundError names the file."""
     store.write("folder/f", [b"x"])
 
@@ -65,7 +150,7 @@ def test_reading_a_missing_file_is_not_found(store: FileSystemStore, offset: int
             store.read(path, offset, length)
 
 
-def test_writes_a_large_file_in_odd_chunks(store: FileSystemStore) -> None:
+def test_writes_a_large_file_in_odd_chunks(store: Store) -> None:
     """A file larger than two parts of an upload arrives whole and in order."""
     chunks = [bytes([i]) * 5_000_003 for i in range(7)]
 
@@ -73,7 +158,7 @@ def test_writes_a_large_file_in_odd_chunks(store: FileSystemStore) -> None:
     assert store.read("large") == b"".join(chunks)
 
 
-def test_create_loses_against_what_is_there(store: FileSystemStore) -> None:
+def test_create_loses_against_what_is_there(store: Store) -> None:
     """The second create raises and changes nothing, also with equal bytes."""
     store.create("f", b"first")
 
@@ -83,7 +168,7 @@ def test_create_loses_against_what_is_there(store: FileSystemStore) -> None:
     assert store.read("f") == b"first"
 
 
-def test_create_after_delete_wins(store: FileSystemStore) -> None:
+def test_create_after_delete_wins(store: Store) -> None:
     """A name that was deleted is free again."""
     store.create("f", b"first")
     store.delete("f")
@@ -92,7 +177,7 @@ def test_create_after_delete_wins(store: FileSystemStore) -> None:
     assert store.read("f") == b"second"
 
 
-def test_one_of_many_creators_wins(store: FileSystemStore) -> None:
+def test_one_of_many_creators_wins(shared_store: Store) -> None:
     """Of threads that create one name at once, exactly one wins, and the file is its own."""
     rivals = 6
     start = Barrier(rivals)
@@ -100,7 +185,7 @@ def test_one_of_many_creators_wins(store: FileSystemStore) -> None:
     def create(rival: int) -> int | None:
         start.wait()
         try:
-            store.create("contested", b"%d" % rival * 1000)
+            shared_store.create("contested", b"%d" % rival * 1000)
         except AlreadyExistsError:
             return None
         return rival
@@ -109,10 +194,10 @@ def test_one_of_many_creators_wins(store: FileSystemStore) -> None:
         winners = [rival for rival in pool.map(create, range(rivals)) if rival is not None]
 
     assert len(winners) == 1
-    assert store.read("contested") == b"%d" % winners[0] * 1000
+    assert shared_store.read("contested") == b"%d" % winners[0] * 1000
 
 
-def test_an_interrupted_write_leaves_the_old_file(store: FileSystemStore) -> None:
+def test_an_interrupted_write_leaves_the_old_file(store: Store) -> None:
     """When the source of the chunks fails, its error comes through, and there is only the old file."""
     store.write("d/f", [b"old"])
 
@@ -129,7 +214,7 @@ def test_an_interrupted_write_leaves_the_old_file(store: FileSystemStore) -> Non
     assert store.read("d/f") == b"old"
 
 
-def test_lists_names_directly_below(store: FileSystemStore) -> None:
+def test_lists_names_directly_below(store: Store) -> None:
     """Files and folders, once each and sorted; not their content, not siblings that share the prefix."""
     for path in ("d/b", "d/a", "d/sub/1", "d/sub/2", "d2/x", "top"):
         store.write(path, [b"x"])
@@ -140,7 +225,7 @@ def test_lists_names_directly_below(store: FileSystemStore) -> None:
     assert (store.list("missing"), store.list("d/a"), store.list("to")) == ([], [], [])
 
 
-def test_exists_knows_files_only(store: FileSystemStore) -> None:
+def test_exists_knows_files_only(store: Store) -> None:
     """A folder, a prefix, or a name below a file is no file."""
     store.write("d/file", [b"x"])
 
@@ -148,7 +233,7 @@ def test_exists_knows_files_only(store: FileSystemStore) -> None:
     assert found == {"d/file": True, "d": False, "d/fil": False, "d/file/below": False, "missing": False}
 
 
-def test_deletes_one_file(store: FileSystemStore) -> None:
+def test_deletes_one_file(store: Store) -> None:
     """Deleting is quiet about what is not there, and takes neither folders nor siblings."""
     for path in ("d/f", "d/f2", "d/g"):
         store.write(path, [b"x"])
@@ -159,7 +244,7 @@ def test_deletes_one_file(store: FileSystemStore) -> None:
     assert store.list("d") == ["f2", "g"]
 
 
-def test_deletes_a_tree(store: FileSystemStore) -> None:
+def test_deletes_a_tree(store: Store) -> None:
     """Every file below goes, at any depth; a sibling that shares the prefix stays."""
     paths = ("d/f", "d/e/f/g", "d2/f", "dd")
     for path in paths:
@@ -172,24 +257,67 @@ def test_deletes_a_tree(store: FileSystemStore) -> None:
 
 
 @pytest.mark.parametrize("path", ["", "/f", "a//b", "../f", "a/../../f", "a/.", ".tmp-f", "a/\0"])
-def test_refuses_paths_that_leave_the_root(store: FileSystemStore, path: str) -> None:
+def test_refuses_paths_that_leave_the_root(shared_store: Store, path: str) -> None:
     """A path that is not plainly below the root is refused by every operation on files."""
+    store = shared_store
     for operation in (store.read, store.exists, store.delete, lambda p: store.create(p, b"")):
         with pytest.raises(StorageError, match="is no path inside"):
             operation(path)
 
 
-def test_reopens_from_its_pickle(store: FileSystemStore) -> None:
+def test_reopens_from_its_pickle(travelling_store: FileSystemStore) -> None:
     """A store that was sent to another process sees the same files under the same url."""
-    store.write("f", [b"x"])
+    travelling_store.write("f", [b"x"])
 
-    reopened = pickle.loads(pickle.dumps(store))
+    reopened = pickle.loads(pickle.dumps(travelling_store))
 
-    assert (reopened.url, reopened.read("f")) == (store.url, b"x")
+    assert (type(reopened), reopened.url) == (type(travelling_store), travelling_store.url)
+    assert reopened.read("f") == b"x"
 
 
-def test_passes_its_own_self_test(store: FileSystemStore) -> None:
+def test_passes_its_own_self_test(store: Store) -> None:
     """Every kind of store that we ship has a conditional create, and the probe leaves nothing behind."""
     check_conditional_create(store)
 
     assert store.list("") == []
+
+
+def test_walks_all_files(travelling_store: FileSystemStore) -> None:
+    """Every file at any depth, by its path from the folder on, with its size; nothing beside the folder."""
+    for path in ("d/b", "d/sub/deeper/1", "d/sub/2", "d2/x"):
+        travelling_store.write(path, [path.encode()])
+
+    found = [(file.path, file.size_bytes) for file in travelling_store.walk("d")]
+    assert found == [("b", 3), ("sub/2", 7), ("sub/deeper/1", 14)]
+    assert len(travelling_store.walk("")) == 4
+    assert list(travelling_store.walk("missing")) == []
+
+
+def test_knows_when_files_were_written(travelling_store: FileSystemStore) -> None:
+    """Where the storage has times, they are of this century, and those of later files are not earlier."""
+    for path in ("a", "b"):
+        travelling_store.write(path, [b"x"])
+
+    times = [file.modified_at_ms for file in travelling_store.walk("")]
+    if isinstance(travelling_store, RayMemoryStore):
+        assert times == [None, None]
+    else:
+        assert times == sorted(time for time in times if time is not None and time > 1_600_000_000_000)
+
+
+@pytest.mark.usefixtures("ray_memory")
+def test_a_memory_that_is_gone_is_a_storage_error() -> None:
+    """Whether its actor died or never was, the error says which actor that is; a new one of the name is found."""
+    name = f"gone-{uuid.uuid4().hex}"
+    url, actor = start_memory(name)
+    store = open_store_on_ray(url)
+    store.write("f", [b"x"])
+    ray.kill(actor)
+
+    for operation in (lambda: store.read("f"), lambda: open_store_on_ray(f"{url}-never").create("f", b"x")):
+        with pytest.raises(StorageError, match=f"'{name}.*/checkpoint-memory' that holds the checkpoints is gone"):
+            operation()
+    _, actor = start_memory(name)
+    assert not store.exists("f")
+    store.write("f", [b"y"])
+    ray.kill(actor)

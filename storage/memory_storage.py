@@ -1,0 +1,103 @@
+"""Checkpoint storage in memory: for tests and for jobs that hold little, whose checkpoints need not outlive them.
+
+Rules: a state of a subtask may have so many bytes and no more, so that whoever holds the checkpoints (the coordinator,
+which has every state inlined in its metadata) is not drowned by one; the error says whose state it was and what to do.
+Below this limit it is a store like any other. Where the bytes lie is up to the store that is wrapped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import pairwise
+
+from tidegate.storage.errors import StorageError
+from tidegate.storage.layout import (
+    METADATA_NAME,
+    NATIVE_MARK,
+    parse_channels_file_name,
+    parse_checkpoint_name,
+    parse_state_file_name,
+)
+from tidegate.storage.store import Buffer, Store
+
+STATE_BYTES_MAX_DEFAULT = 5 * 1024 * 1024
+MEMORY_SCHEMES = ("memory", "ray-memory")
+
+
+class MemoryStorage:
+    """A store in memory with a limit on each state of a subtask. As thread-safe as the store that it wraps."""
+
+    def __init__(self, store: Store, state_bytes_max: int = STATE_BYTES_MAX_DEFAULT) -> None:
+        """`store` holds the bytes; `state_bytes_max` is how many one state file may have."""
+        self._store = store
+        self.state_bytes_max = state_bytes_max
+
+    @property
+    def url(self) -> str:
+        return self._store.url
+
+    def write(self, path: str, chunks: Iterable[Buffer]) -> int:
+        """As of every store, and StorageError for a state that is too large."""
+        owner = _owner_of(path)
+        if owner is None:
+            return self._store.write(path, chunks)
+        parts: list[Buffer] = []
+        size_bytes = 0
+        for chunk in chunks:
+            size_bytes += memoryview(chunk).nbytes
+            if size_bytes > self.state_bytes_max:
+                # Only counted from here on, to say how large it is.
+                parts.clear()
+            else:
+                parts.append(bytes(chunk))
+        if size_bytes > self.state_bytes_max:
+            raise StorageError(
+                f"the state of {owner} has {size_bytes:,} bytes, and checkpoint storage in memory ({self.url}) takes "
+                f"at most {self.state_bytes_max:,} bytes of a state. Keep checkpoints in a file system: "
+                'storage="/folder" or "s3://bucket/prefix"'
+            )
+        return self._store.write(path, parts)
+
+    def create(self, path: str, data: Buffer) -> None:
+        self._store.create(path, data)
+
+    def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
+        return self._store.read(path, offset, length)
+
+    def exists(self, path: str) -> bool:
+        return self._store.exists(path)
+
+    def list(self, prefix: str) -> list[str]:
+        return self._store.list(prefix)
+
+    def delete(self, path: str) -> None:
+        self._store.delete(path)
+
+    def delete_tree(self, prefix: str) -> None:
+        self._store.delete_tree(prefix)
+
+
+def is_memory(url: str) -> bool:
+    """Whether what is stored at a url lies in the memory of some process."""
+    scheme, separator, _ = url.partition("://")
+    return bool(separator) and scheme in MEMORY_SCHEMES
+
+
+def inline_bytes_max_of(store: Store, configured: int) -> int:
+    """How large a state may be to be inlined in the metadata: with storage in memory, as large as it may be at all."""
+    return store.state_bytes_max if isinstance(store, MemoryStorage) else configured
+
+
+def _owner_of(path: str) -> str | None:
+    """Whose state a file of a checkpoint is, in words; None for what is no state."""
+    parts = path.split("/")
+    for part, below in pairwise(parts):
+        if parse_checkpoint_name(part) is None or below == METADATA_NAME:
+            continue
+        name = below.partition(NATIVE_MARK)[0]
+        found = parse_state_file_name(name) or parse_channels_file_name(name)
+        if found is not None:
+            vertex, subtask = found
+            what = "in-flight rows of " if parse_state_file_name(name) is None else ""
+            return f"{what}{vertex!r} subtask {subtask}"
+    return None
