@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import runpy
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -170,3 +171,53 @@ def test_a_union_refuses_checkpoints_while_some_subtasks_have_finished(tmp_path:
             job.trigger_checkpoint("30s")
         job.cancel()
         job.wait("60s")
+
+
+class Tags(tg.BroadcastProcessFunction):
+    """A function without keys."""
+
+
+def test_streams_of_the_broadcast_pattern_are_checked_at_once() -> None:
+    """Before anything runs: the second one is broadcast, and the function knows keys exactly if there are some."""
+    with local() as env:
+        a, b = (env.from_batches(pa.table({"k": [1], "x": [1]}), name=name) for name in "ab")
+        keyed = a.key_by("k")
+        assert keyed.connect(b.broadcast()).process(Rules(), schema=TOLD).schema == TOLD
+        for first, second in [(keyed, b.key_by("k")), (keyed, b.broadcast().key_by("k")), (a, b), (a, b.rebalance())]:
+            with pytest.raises(tg.ConfigurationError, match=r"Rules needs a second stream .* a\.connect\(rules\.broad"):
+                first.connect(second).process(Rules())  # type: ignore[arg-type]
+        with pytest.raises(tg.ConfigurationError, match=r"Rules is a .* the first stream has no keys: call key_by"):
+            a.connect(b.broadcast()).process(Rules())
+        with pytest.raises(tg.ConfigurationError, match=r"Tags is a .* knows no keys, but .* is keyed by \['k'\]"):
+            keyed.connect(b.broadcast()).process(Tags())
+        with pytest.raises(tg.ConfigurationError, match="the same number of key columns"):
+            keyed.connect(b)
+        with pytest.raises(tg.ConfigurationError, match="the same number of key columns"):
+            keyed.connect(b.broadcast()).process(tg.CoProcessFunction())
+        with pytest.raises(tg.ConfigurationError, match=r"derived from tg\.ProcessFunction"):
+            keyed.process(Rules())  # type: ignore[arg-type]
+        a.connect(b.broadcast()).process(Tags())
+        a.connect(b.broadcast().union(b.broadcast())).process(Tags())
+
+
+def test_the_example_of_fraud_rules_finds_what_a_batch_computation_finds(tmp_path: Path) -> None:
+    """Whatever order payments and limits come in, each is judged by the limit of its moment."""
+    example = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "fraud_rules.py"))
+    payments, limits = example["day"](accounts=10, payments=800)
+    changes = dict(zip(*(column.to_pylist() for column in limits.columns), strict=True))
+    expected = set()
+    for one in payments.to_pylist():
+        spent = sum(
+            other["amount"]
+            for other in payments.to_pylist()
+            if other["account"] == one["account"] and one["at"] - example["HOUR_MS"] < other["at"] <= one["at"]
+        )
+        limit = changes[max(since for since in changes if since <= one["at"])]
+        if spent > limit:
+            expected.add((one["account"], one["at"], spent, limit))
+    assert expected
+
+    with local() as env:
+        found = example["alerts"](env, payments, limits).collect()
+        finish(env, tmp_path)
+    assert sorted(expected, key=repr) == rows(found.to_arrow())
