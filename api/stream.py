@@ -183,7 +183,7 @@ class Stream:
         uid: str | None = None,
         parallelism: int | None = None,
     ) -> Stream:
-        """Call a `tg.ProcessFunction` with each row. Without key_by there is neither state nor timers.
+        """Call a `tg.ProcessFunction` with each row. Without key_by there is neither keyed state nor timers.
 
         `schema` is that of the rows that it returns; give it where a table, an aggregation or a key follows.
         """

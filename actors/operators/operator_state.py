@@ -19,7 +19,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from tidegate.actors.operators.keyed_state import TIMERS_STATE, KeyedState, ListState, MapState
+from tidegate.actors.operators.keyed_state import KeyedState, ListState, MapState
+from tidegate.actors.operators.state_types import one_nan
+from tidegate.actors.operators.timers import TIMERS_STATE
 from tidegate.storage.dictionaries import widened
 from tidegate.storage.errors import ConfigurationError, CorruptionError
 from tidegate.storage.metadata import StateKind
@@ -75,6 +77,9 @@ class OperatorListState:
         """A copy of the list."""
         return [self._typed.handed_out(value) for value in self._values]
 
+    def __len__(self) -> int:
+        return len(self._values)
+
     def add(self, value: Any) -> None:
         """Append a value. TypeError if it is None or not of the declared type."""
         self.add_all((value,))
@@ -94,7 +99,7 @@ class OperatorListState:
     def load(self, table: StateTable) -> None:
         """Append the rows of a stored table. CorruptionError if they are of another type."""
         rows = _checked(table, self._schema)
-        self._values.extend(self._typed.one_nan(value) for value in rows.column(0).to_pylist())
+        self._values.extend(one_nan(value) for value in rows.column(0).to_pylist())
 
     def freeze(self) -> FrozenState | None:
         """The list as it is now."""
@@ -104,7 +109,7 @@ class OperatorListState:
 
     @property
     def _schema(self) -> pa.Schema:
-        return pa.schema([pa.field(self.name, self._typed.dtype)])
+        return pa.schema([self._typed.field(self.name)])
 
 
 class WriteGate:
@@ -174,10 +179,10 @@ class BroadcastState:
         """Add the rows of a stored table. CorruptionError if they are of another type, or a key comes twice."""
         rows = _checked(table, self._schema)
         for key, value in zip(*(column.to_pylist() for column in rows.columns), strict=True):
-            found = self._key_typed.one_nan(key)
+            found = one_nan(key)
             if found in self._entries:
                 raise CorruptionError(f"broadcast state {self.name!r} holds the key {key!r} twice")
-            self._entries[found] = self._typed.one_nan(value)
+            self._entries[found] = one_nan(value)
 
     def freeze(self) -> FrozenState | None:
         """The map as it is now. None where it is empty."""
@@ -195,7 +200,7 @@ class BroadcastState:
 
     @property
     def _schema(self) -> pa.Schema:
-        return pa.schema([pa.field(KEY, self._key_typed.dtype), pa.field(VALUE, self._typed.dtype)])
+        return pa.schema([self._key_typed.field(KEY), self._typed.field(VALUE)])
 
 
 class OperatorStates:

@@ -97,6 +97,7 @@ def test_a_list_is_stored_as_a_column_with_its_name(
     opened = Opened(bind, keys=keys)
     opened.bound.add(3)
     opened.bound.add_all([1, 2])
+    assert len(opened.bound) == 3
 
     (table,) = tables(opened.freeze())
     assert ("numbers", kind) == (table.state, table.kind)
