@@ -26,6 +26,8 @@ ROWS = {
     "T9": "a task finished",
     "T10": "a checkpoint with finished tasks was restored",
     "T11": "a job was stopped with a savepoint",
+    "S5": "keyed state in several layers was restored",
+    "S10": "a completed checkpoint refers to files of one that was deleted",
 }
 """What counts for each row."""
 

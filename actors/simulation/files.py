@@ -10,6 +10,7 @@ import msgpack
 from tidegate.actors.identity import TaskId
 from tidegate.actors.simulation.store import SimulatedDisk, SimulatedStore
 from tidegate.actors.simulation.violation import InvariantViolated
+from tidegate.actors.task.lineage import Lineage
 from tidegate.storage.codec import decode
 from tidegate.storage.envelope import HEADER_BYTES
 from tidegate.storage.errors import CorruptionError, NotFoundError
@@ -18,7 +19,7 @@ from tidegate.storage.layout import CheckpointLayout
 from tidegate.storage.metadata import CheckpointMetadata, StateHandle
 from tidegate.storage.metadata_file import decode_metadata
 from tidegate.storage.table_log import TableEntry
-from tidegate.storage.verification import verify_state
+from tidegate.storage.verification import verify_native, verify_state
 
 TABLE_LOG = "/_tidegate/log/"
 
@@ -54,7 +55,9 @@ class FilesOracle:
         """Completed checkpoints whose metadata is there."""
         self._last_completed = 0
         self._committed: dict[str, int] = {}
-        self._referenced: dict[str, int] = {}
+        self._referenced: dict[str, set[int]] = {}
+        self._built_on: dict[int, frozenset[str]] = {}
+        """For each checkpoint that is being taken, the files of the one on which its tasks build."""
         self._covered: set[str] = set()
         self._visible: set[str] = set()
         self._generation = 0
@@ -102,9 +105,10 @@ class FilesOracle:
         self.newest = max(number, self.newest or 0)
         self.present[number] = metadata
         self._check_present(metadata)
-        for handle in handles_of(metadata):
-            if handle.path is not None:
-                self._referenced[f"{self._root}/{handle.path}"] = number
+        self._check_lineage(metadata)
+        self._built_on.pop(number, None)
+        for name in self._names_of(metadata):
+            self._referenced.setdefault(name, set()).add(number)
         self._covered |= data_files_of(metadata)
         self._completes(metadata)
 
@@ -114,6 +118,9 @@ class FilesOracle:
             for handle in handles_of(metadata):
                 if handle.path is not None:
                     verify_state(self._store, handle)
+            for subtask in metadata.subtasks:
+                for file in subtask.native_files:
+                    verify_native(self._store, file)
             for name in data_files_of(metadata):
                 if name not in self._disk.files:
                     raise NotFoundError(f"{name} does not exist")
@@ -153,15 +160,65 @@ class FilesOracle:
     def _file_deleted(self, name: str) -> None:
         if name in self._covered:
             raise InvariantViolated(5, f"{name} was deleted, and a completed checkpoint covers it")
-        number = self._referenced.get(name)
-        if number is not None:
-            raise InvariantViolated(5, f"{name} was deleted while checkpoint {number} refers to it")
+        numbers = self._referenced.get(name)
+        if numbers:
+            raise InvariantViolated(5, f"{name} was deleted while checkpoint {min(numbers)} refers to it")
+        for number, names in self._built_on.items():
+            if name in names:
+                raise InvariantViolated(5, f"{name} was deleted while checkpoint {number} is built on it")
         if name.startswith(self._folder) and name.endswith("/_metadata"):
             gone = self.present.pop(_number(name), None)
             if gone is not None:
-                for handle in handles_of(gone):
-                    if handle.path is not None:
-                        self._referenced.pop(f"{self._root}/{handle.path}", None)
+                for referenced in self._names_of(gone):
+                    self._referenced[referenced].discard(int(gone.checkpoint_id))
+                    if not self._referenced[referenced]:
+                        del self._referenced[referenced]
+
+    # --- layers ---------------------------------------------------------------------------------------------------
+
+    def built_on(self, number: int, lineage: Lineage) -> None:
+        """A task takes its snapshot, built on what it has in an older checkpoint: that stays until this one is over."""
+        names = frozenset(f"{self._root}/{path}" for path in lineage.paths)
+        gone = names - self._disk.files.keys()
+        if gone:
+            raise InvariantViolated(5, f"checkpoint {number} is built on {min(gone)}, which is not there any more")
+        self._built_on[number] = self._built_on.get(number, frozenset()) | names
+
+    def given_up(self, number: int) -> None:
+        """A checkpoint never completes: what it was built on may go."""
+        self._built_on.pop(number, None)
+
+    def attempt_is_over(self) -> None:
+        """No task takes part in any checkpoint any more."""
+        self._built_on.clear()
+
+    def writers_of(self, metadata: CheckpointMetadata) -> set[int]:
+        """The checkpoints for which the shared files of this one were written."""
+        start = len(self._layout.shared_dir()) + 1
+        paths = (path for subtask in metadata.subtasks for path in subtask.shared_paths)
+        return {int(path[start:].partition("/")[0].removeprefix("chk-")) for path in paths}
+
+    def unneeded_folders(self) -> int:
+        """Folders of shared files older than the newest checkpoint to which no checkpoint refers."""
+        needed = {f"chk-{number}" for metadata in self.present.values() for number in self.writers_of(metadata)}
+        folders = self._disk.names(f"{self._root}/{self._layout.shared_dir()}")
+        newest = self.newest or 0
+        return sum(int(name.removeprefix("chk-")) < newest for name in folders if name not in needed)
+
+    def _check_lineage(self, metadata: CheckpointMetadata) -> None:
+        """Shared files are the checkpoint's own, or those of completed ones: else nobody knows how long they stay."""
+        own = f"{self._layout.shared_checkpoint_dir(metadata.checkpoint_id)}/"
+        for subtask in metadata.subtasks:
+            for path in subtask.shared_paths:
+                if not path.startswith(own) and f"{self._root}/{path}" not in self._referenced:
+                    raise InvariantViolated(
+                        5, f"checkpoint {metadata.checkpoint_id} is built on {path}, and no completed one refers to it"
+                    )
+
+    def _names_of(self, metadata: CheckpointMetadata) -> frozenset[str]:
+        return frozenset(f"{self._root}/{path}" for subtask in metadata.subtasks for path in subtask.paths)
+
+    # --- the end --------------------------------------------------------------------------------------------------
 
     def check_end(self, retained: Iterable[int], tables: Iterable[str]) -> None:
         """The job is over: what is retained is there, and nothing else is left (invariant 5).
@@ -174,7 +231,7 @@ class FilesOracle:
             if metadata is None:
                 raise InvariantViolated(5, f"checkpoint {number} is retained, and its metadata is not there")
             keep.add(f"{self._root}/{self._layout.metadata(metadata.checkpoint_id)}")
-            keep |= {f"{self._root}/{h.path}" for h in handles_of(metadata) if h.path is not None}
+            keep |= self._names_of(metadata)
         missing = keep - self._disk.files.keys()
         if missing:
             raise InvariantViolated(5, f"{min(missing)} is gone, and a retained checkpoint refers to it")

@@ -208,6 +208,7 @@ class SimulatedJob:
     def drop_tasks(self) -> None:
         """The processes of all tasks are gone."""
         self.tasks.clear()
+        self.watch.cancelled()
 
     def deliver(self, task: TaskId, event: ev.TaskEvent) -> None:
         """An event reaches a task, if it is there."""

@@ -34,6 +34,9 @@ from tidegate.storage.metadata import CheckpointMetadata
 COMPLETED_WAITING_MAX = 8
 """Completed checkpoints beyond the retained ones that may still be there: commits and deletions take their time."""
 
+UNNEEDED_FOLDERS_MAX = 2 * COMPLETED_WAITING_MAX
+"""Folders of shared files that wait for being deleted."""
+
 
 @dataclass(slots=True)
 class _Cut:
@@ -70,7 +73,8 @@ class Oracle:
             for channel in graph.channels(edge):
                 self._inputs[graph.receiver(channel)].append(channel)
         self._sender = {channel: graph.sender(channel) for channels in self._inputs.values() for channel in channels}
-        self._attempt = -1
+        self.attempt = -1
+        """The newest attempt that was deployed."""
         self._sent: dict[ChannelId, int] = {}
         self._sent_rows: dict[ChannelId, int] = {}
         self._taken: dict[ChannelId, int] = {}
@@ -95,7 +99,7 @@ class Oracle:
             raise InvariantViolated(7, f"attempt {attempt} is restored from {restored}, and {newest} is complete")
         if newest is None and restored is not None and from_itself:
             raise InvariantViolated(7, f"attempt {attempt} is restored from {restored}, which is not complete")
-        self._attempt = attempt
+        self.attempt = attempt
         self._sent.clear()
         self._sent_rows.clear()
         self._taken.clear()
@@ -104,14 +108,14 @@ class Oracle:
 
     def finished(self, attempt: int, task: TaskId) -> None:
         """A task reports that it is over."""
-        if attempt == self._attempt:
+        if attempt == self.attempt:
             self._finished.add(task)
 
     # --- channels -------------------------------------------------------------------------------------------------
 
     def sent(self, frame: do.SendFrame) -> None:
         """A frame leaves its sender."""
-        if frame.attempt != self._attempt:
+        if frame.attempt != self.attempt:
             return
         due = self._sent.get(frame.channel, 0)
         if frame.first_sequence != due:
@@ -130,7 +134,7 @@ class Oracle:
 
     def after_event(self, machine: TaskMachine, event: ev.TaskEvent, full: bool) -> None:
         """A machine has handled an event: look at the queues that it may have changed."""
-        if machine.attempt != self._attempt:
+        if machine.attempt != self.attempt:
             return
         if isinstance(event, ev.FrameArrived):
             if event.attempt == machine.attempt:
@@ -158,7 +162,7 @@ class Oracle:
 
     def snapshot_taken(self, machine: TaskMachine, snapshot: do.PersistSnapshot) -> None:
         """A task's synchronous part is done."""
-        if machine.attempt != self._attempt:
+        if machine.attempt != self.attempt:
             return
         if any(number < snapshot.checkpoint_id for number in self._cuts):
             self.coverage.saw("T6")
@@ -175,7 +179,7 @@ class Oracle:
 
     def channels_stored(self, attempt: int, stored: do.PersistChannelState) -> None:
         """The in-flight rows of a task's snapshot are known."""
-        if attempt != self._attempt:
+        if attempt != self.attempt:
             return
         cut = self._cut(stored.checkpoint_id)
         for part in stored.channels:
@@ -192,19 +196,19 @@ class Oracle:
         return len(self._cuts)
 
     def _cut(self, checkpoint_id: int) -> _Cut:
-        return self._cuts.setdefault(checkpoint_id, _Cut(self._attempt))
+        return self._cuts.setdefault(checkpoint_id, _Cut(self.attempt))
 
     def _completes(self, metadata: CheckpointMetadata) -> None:
         number = int(metadata.checkpoint_id)
-        if metadata.attempt < self._attempt:
+        if metadata.attempt < self.attempt:
             raise InvariantViolated(
-                7, f"checkpoint {number} of attempt {metadata.attempt} completed after attempt {self._attempt} began"
+                7, f"checkpoint {number} of attempt {metadata.attempt} completed after attempt {self.attempt} began"
             )
         acknowledged = acknowledged_tasks(metadata)
         if acknowledged.keys() != self._tasks:
             missing = sorted(str(t) for t in self._tasks - acknowledged.keys())
             raise InvariantViolated(4, f"checkpoint {number} completed without {missing}")
-        cut = self._cuts.get(number) or _Cut(self._attempt)
+        cut = self._cuts.get(number) or _Cut(self.attempt)
         unseen = [t for t in self._tasks - cut.taken.keys() if t not in self._finished or not acknowledged[t]]
         if unseen:
             raise InvariantViolated(4, f"checkpoint {number} completed without a snapshot of {min(unseen)}")
@@ -215,11 +219,16 @@ class Oracle:
         kept = len(self.files.present)
         if kept > self._spec.checkpoints.retained + COMPLETED_WAITING_MAX:
             raise InvariantViolated(5, f"{kept} checkpoints are kept, {self._spec.checkpoints.retained} are retained")
+        unneeded = self.files.unneeded_folders()
+        if unneeded > UNNEEDED_FOLDERS_MAX:
+            raise InvariantViolated(5, f"{unneeded} folders of shared files are kept that no checkpoint refers to")
         finished = sum(acknowledged.values())
         if 0 < finished < len(acknowledged):
             self.with_finished.add(number)
         if any(subtask.in_flight is not None for subtask in metadata.subtasks):
             self.with_in_flight.add(number)
+        if self.files.writers_of(metadata) - self.files.present.keys():
+            self.coverage.saw("S10")
         for older in [n for n in self._cuts if n <= number]:
             del self._cuts[older]
         for memory in (self.with_finished, self.with_in_flight):

@@ -4,7 +4,7 @@ Rules:
 
 - Counts of checkpoints agree with each other and with what was completed; no duration is negative.
 - Sizes of a completed checkpoint are those of the files in its metadata: in-flight bytes are more than 0 exactly when
-  something was in flight.
+  something was in flight. What was written for it is no less than its own files, and no more than all of them.
 - A savepoint that a user was told of is whole in its own folder, and says what the checkpoint says that it is a copy
   of; a folder that nobody was told of is deleted again.
 """
@@ -22,10 +22,10 @@ from tidegate.actors.simulation.store import SimulatedDisk, SimulatedStore
 from tidegate.actors.simulation.violation import InvariantViolated
 from tidegate.storage.errors import CorruptionError, NotFoundError
 from tidegate.storage.ids import CheckpointId, JobId
-from tidegate.storage.layout import METADATA_NAME, savepoint_name
-from tidegate.storage.metadata import CheckpointMetadata
+from tidegate.storage.layout import METADATA_NAME, CheckpointLayout, savepoint_name
+from tidegate.storage.metadata import CheckpointMetadata, SubtaskState
 from tidegate.storage.metadata_file import decode_metadata
-from tidegate.storage.verification import verify_state
+from tidegate.storage.verification import verify_native, verify_state
 
 REMEMBERED = 100
 """Completed checkpoints whose sizes are known: more than a history has."""
@@ -60,6 +60,8 @@ class RecordsOracle:
             for handle in handles_of(copy):
                 if handle.path is not None:
                     verify_state(store, handle)
+            for file in (file for subtask in copy.subtasks for file in subtask.native_files):
+                verify_native(store, file)
         except (NotFoundError, CorruptionError) as error:
             raise InvariantViolated(5, f"savepoint {path} was given to the user and is not whole: {error}") from error
         finally:
@@ -94,15 +96,20 @@ class RecordsOracle:
         metadata = self._completed.get(number)
         if metadata is None:
             raise InvariantViolated(4, f"the statistics tell of checkpoint {number}, which never completed")
-        seen = (
-            sum(s.handle.size_bytes for s in metadata.subtasks if s.handle is not None),
-            sum(s.in_flight.size_bytes for s in metadata.subtasks if s.in_flight is not None),
-        )
+        in_flight_bytes = sum(s.in_flight.size_bytes for s in metadata.subtasks if s.in_flight is not None)
+        seen = (metadata.size_bytes - in_flight_bytes, in_flight_bytes)
         if seen != (record.state_bytes, record.in_flight_bytes):
             raise InvariantViolated(
                 4,
                 f"checkpoint {number} has {seen} bytes of state and in flight, the statistics tell of "
                 f"{(record.state_bytes, record.in_flight_bytes)}",
+            )
+        own_bytes = sum(_own_bytes(self._spec.job_id, metadata.checkpoint_id, subtask) for subtask in metadata.subtasks)
+        if not own_bytes <= record.incremental_bytes <= record.state_bytes:
+            raise InvariantViolated(
+                4,
+                f"checkpoint {number} has files of {own_bytes} bytes of its own, the statistics tell of "
+                f"{record.incremental_bytes}, and of {record.state_bytes} in all",
             )
 
     def _check_folders(self, job_id: JobId) -> None:
@@ -112,6 +119,15 @@ class RecordsOracle:
             folder = f"{before}{mark}{rest.partition('/')[0]}"
             if found and folder not in self._savepoints:
                 raise InvariantViolated(5, f"{name} is left of a savepoint that nobody was told of")
+
+
+def _own_bytes(job_id: JobId, checkpoint_id: CheckpointId, subtask: SubtaskState) -> int:
+    """Bytes of state that were certainly written for a checkpoint: an inlined layer may be an older one's."""
+    own = f"{CheckpointLayout(job_id).shared_checkpoint_dir(checkpoint_id)}/"
+    sizes = [(layer.path, layer.size_bytes) for layer in subtask.layers]
+    sizes += [(file.path, file.size_bytes) for file in subtask.native_files]
+    exclusive_bytes = 0 if subtask.handle is None else subtask.handle.size_bytes
+    return exclusive_bytes + sum(size for path, size in sizes if path is not None and path.startswith(own))
 
 
 def _without_places(metadata: CheckpointMetadata) -> CheckpointMetadata:

@@ -29,6 +29,7 @@ class Watch:
         self.answers: dict[str, do.CompleteRequest] = {}
         self._restored = restored
         self._options: dict[int, BarrierOptions] = {}
+        self._bases: dict[int, int | None] = {}
         self._open: set[int] = set()
         self._aborted: set[int] = set()
         self._acknowledged: set[tuple[int, str]] = set()
@@ -43,6 +44,7 @@ class Watch:
                 self.oracle.sent(instruction)
             case task_do.PersistSnapshot():
                 self.oracle.snapshot_taken(machine, instruction)
+                self._builds(machine, instruction)
             case task_do.PersistChannelState():
                 self.oracle.channels_stored(machine.attempt, instruction)
             case task_do.DiscardState():
@@ -52,6 +54,17 @@ class Watch:
                 self.coverage.saw("T9")
             case task_do.Acknowledge():
                 self._acknowledges(machine, instruction)
+
+    def _builds(self, machine: TaskMachine, snapshot: task_do.PersistSnapshot) -> None:
+        number = int(snapshot.checkpoint_id)
+        if snapshot.base is None or machine.attempt != self.oracle.attempt or number in self._aborted:
+            return
+        told, base = self._bases.get(number), snapshot.base.checkpoint_id
+        if base != told:
+            raise InvariantViolated(
+                5, f"{machine.descriptor.task} builds checkpoint {number} on {base}, and was told of {told}"
+            )
+        self.oracle.files.built_on(number, snapshot.base)
 
     def _acknowledges(self, machine: TaskMachine, instruction: task_do.Acknowledge) -> None:
         self.coverage.saw("T1")
@@ -95,10 +108,11 @@ class Watch:
                 return
             self._open.add(number)
             self._options[number] = event.options
+            self._bases[number] = event.base
             if event.options.kind is SnapshotKind.CHECKPOINT and not self._asked.keys() - self.answers.keys():
                 self.coverage.saw("C1")
             for old in [n for n in self._options if n < number - 50]:
-                del self._options[old]
+                del self._options[old], self._bases[old]
         elif isinstance(event, ev.CheckpointAborted):
             number = int(event.checkpoint_id)
             if number not in self._aborted:
@@ -106,6 +120,7 @@ class Watch:
                 self._aborted = {n for n in self._aborted if n > number - 50}
                 self._open.discard(number)
                 self.oracle.aborted(number)
+                self.oracle.files.given_up(number)
                 self.coverage.saw("C5")
         elif isinstance(event, ev.CheckpointCompleted):
             self._completed(int(event.checkpoint_id))
@@ -140,6 +155,10 @@ class Watch:
 
     # --- attempts and the end -------------------------------------------------------------------------------------
 
+    def cancelled(self) -> None:
+        """The tasks of the attempt are gone."""
+        self.oracle.files.attempt_is_over()
+
     def deployed(self, attempt: int, restore: RestorePoint | None) -> None:
         """An attempt starts."""
         spec = self.oracle._spec
@@ -156,6 +175,8 @@ class Watch:
         ignored = spec.checkpoints.ignore_in_flight_of
         if any(s.in_flight is not None for s in metadata.subtasks) and number != ignored:
             self.coverage.saw("T4")
+        if any(len(s.layers) > 1 for s in metadata.subtasks):
+            self.coverage.saw("S5")
         finished = sum(s.finished for s in metadata.subtasks)
         if 0 < finished < len(metadata.subtasks):
             self.coverage.saw("T10")

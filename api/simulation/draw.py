@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Hashable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tidegate.simulation.pipelines import TOPOLOGIES
 
@@ -32,8 +32,12 @@ DIMENSIONS: Mapping[str, tuple[Hashable, ...]] = {
     "ending": ("finish", "cancel", "fail", "suspend", "terminate"),
     "then": ("same", "rescaled"),
     "hooks": ("none", "one"),
+    "state": ("whole", "incremental"),
 }
 """Every dimension with its values."""
+
+_DRAWN_APART = frozenset({"state"})
+"""Dimensions that were added when seeds had been run: what a seed stands for besides stays what it was."""
 
 _WEIGHTS: Mapping[str, tuple[int, ...]] = {
     "mode": (4, 1),
@@ -85,10 +89,11 @@ def draw(seed: int) -> Scenario:
     for name, choices in DIMENSIONS.items():
         allowed = [c for c in choices if not any(_contradicts((other, v), (name, c)) for other, v in values.items())]
         weights = [dict(zip(choices, _WEIGHTS.get(name, (1,) * len(choices)), strict=True))[c] for c in allowed]
-        values[name] = chance.choices(allowed, weights)[0]
+        own = random.Random(f"{name} {seed}") if name in _DRAWN_APART else chance
+        values[name] = own.choices(allowed, weights)[0]
     widths = _widths(chance, values["width"])
     then_widths = _widths(chance, chance.choice(DIMENSIONS["width"])) if values["then"] == "rescaled" else widths
-    return Scenario(
+    scenario = Scenario(
         seed=seed,
         values=values,
         rows=chance.randrange(8, 60),
@@ -98,6 +103,16 @@ def draw(seed: int) -> Scenario:
         end_at_ms=chance.randrange(200, 2_000),
         aligned_timeout_ms=chance.choice((10, 50, 200)),
     )
+    return _with_layers(scenario) if values["state"] == "incremental" else scenario
+
+
+def _with_layers(scenario: Scenario) -> Scenario:
+    """Half of the incremental scenarios take many checkpoints, so that layers pile up before something is restored."""
+    chance = random.Random(f"layers {scenario.seed}")
+    if chance.random() < 0.5:
+        return scenario
+    values = {**scenario.values, "interval_ms": 60, "min_pause_ms": 0}
+    return replace(scenario, values=values, rows=chance.randrange(60, 150))
 
 
 def all_pairs() -> frozenset[Pair]:

@@ -17,7 +17,7 @@ class SimulationReport:
     """What came of one run. Of a violated one it is the shortest run of the seed that was found to show it.
 
     `faults` are those of this run: what was left out of the faults that were asked for is not needed to show it.
-    `settled_ms`: from the last possible fault to the end of the (last) job. `coverage` counts rows C1-C10 and T1-T11.
+    `settled_ms`: from the last possible fault to the end of the (last) job. `coverage` counts rows of the feature map.
     """
 
     seed: int

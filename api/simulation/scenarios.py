@@ -13,6 +13,7 @@ from dataclasses import replace
 from tidegate.actors.runtimes.context import DataPlaneOptions
 from tidegate.actors.simulation.faults import Faults
 from tidegate.actors.simulation.violation import InvariantViolated
+from tidegate.actors.state.options import StateBackendOptions
 from tidegate.actors.task.outputs import BufferLimits
 from tidegate.config import CheckpointConfig
 from tidegate.environment import StreamEnvironment
@@ -169,7 +170,8 @@ def _options(scenario: Scenario) -> DataPlaneOptions:
         linger_ms=20,
         turn_rows_max=_number(scenario.values["turn_rows"]),
     )
-    return DataPlaneOptions(limits=limits, source_rows_max=4)
+    backend = StateBackendOptions(incremental=scenario.values.get("state") == "incremental")
+    return DataPlaneOptions(limits=limits, source_rows_max=4, backend=backend)
 
 
 def _actions(scenario: Scenario) -> tuple[Action, ...]:

@@ -11,6 +11,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 
 from broken_coordinator import COORDINATOR_BREAKS
+from broken_layers import LAYER_BREAKS, LAYER_PATCHES
 from broken_rules import RULE_BREAKS, Patch
 from broken_tasks import TASK_BREAKS
 
@@ -34,8 +35,11 @@ class Break:
 
 
 BROKEN: dict[str, Break] = {
-    **{rule: Break(invariant, protocol) for rule, (invariant, protocol) in (TASK_BREAKS | COORDINATOR_BREAKS).items()},
-    **{rule: Break(invariant, patch=patch) for rule, (invariant, patch) in RULE_BREAKS.items()},
+    **{
+        rule: Break(invariant, protocol)
+        for rule, (invariant, protocol) in (TASK_BREAKS | COORDINATOR_BREAKS | LAYER_BREAKS).items()
+    },
+    **{rule: Break(invariant, patch=patch) for rule, (invariant, patch) in (RULE_BREAKS | LAYER_PATCHES).items()},
 }
 """Every break, by the rule."""
 

@@ -288,7 +288,8 @@ class _Restores(TaskEffects):
         return type(self).change(self, super().restore(restore))
 
 
-def _restoring(change: Callable[[Any, ev.TaskRestored], ev.TaskRestored]) -> type[TaskEffects]:
+def restoring(change: Callable[[Any, ev.TaskRestored], ev.TaskRestored]) -> type[TaskEffects]:
+    """Effects that restore something else."""
     return type("Restoring", (_Restores,), {"change": staticmethod(change)})
 
 
@@ -348,9 +349,9 @@ TASK_BREAKS: dict[str, tuple[int, Protocol]] = {
     "acknowledged before the file is durable": (5, Protocol(task_effects=AcknowledgesBeforeDurable)),
     "in-flight data is acknowledged and not durable": (5, Protocol(task_effects=LosesChannelFiles)),
     "sink files are acknowledged and not durable": (5, Protocol(task_effects=LosesDataFiles)),
-    "positions are not restored": (9, Protocol(task_effects=_restoring(_no_positions))),
-    "keyed state is not restored": (9, Protocol(task_effects=_restoring(_no_keyed_state))),
-    "in-flight data is not restored": (9, Protocol(task_effects=_restoring(_no_in_flight))),
-    "in-flight data is restored twice": (9, Protocol(task_effects=_restoring(_in_flight_twice))),
-    "operators that had finished run again": (9, Protocol(task_effects=_restoring(_nothing_finished))),
+    "positions are not restored": (9, Protocol(task_effects=restoring(_no_positions))),
+    "keyed state is not restored": (9, Protocol(task_effects=restoring(_no_keyed_state))),
+    "in-flight data is not restored": (9, Protocol(task_effects=restoring(_no_in_flight))),
+    "in-flight data is restored twice": (9, Protocol(task_effects=restoring(_in_flight_twice))),
+    "operators that had finished run again": (9, Protocol(task_effects=restoring(_nothing_finished))),
 }

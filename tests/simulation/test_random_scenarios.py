@@ -69,7 +69,7 @@ def test_an_induced_source_is_drained_before_the_savepoint() -> None:
 
 
 def test_the_seeds_exercise_every_row(reports: list[SimulationReport]) -> None:
-    """Each of the rows C1-C10 and T1-T11 is seen to happen, in a few dozen seeds already."""
+    """Each of the rows that are counted is seen to happen, in a few dozen seeds already."""
     counts: Counter[str] = Counter()
     for report in reports:
         counts.update(report.coverage)
