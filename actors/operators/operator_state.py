@@ -14,16 +14,17 @@ checkpoint without what a finished subtask had put into it would be wrong.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
 
 from tidegate.actors.operators.keyed_state import KeyedState, ListState, MapState
-from tidegate.actors.operators.state_types import one_nan
+from tidegate.actors.operators.state_types import check_serializers, one_nan
 from tidegate.actors.operators.timers import TIMERS_STATE
 from tidegate.storage.dictionaries import widened
 from tidegate.storage.errors import ConfigurationError, CorruptionError
+from tidegate.storage.ids import OperatorUid
 from tidegate.storage.metadata import StateKind
 from tidegate.storage.state import FrozenState, StateChunk, StateTable
 
@@ -97,18 +98,18 @@ class OperatorListState:
         self._values = []
 
     def load(self, table: StateTable) -> None:
-        """Append the rows of a stored table. CorruptionError if they are of another type."""
-        rows = _checked(table, self._schema)
-        self._values.extend(one_nan(value) for value in rows.column(0).to_pylist())
+        """Append the rows of a stored table, which are of the declared type."""
+        self._values.extend(one_nan(value) for value in table.rows.column(0).to_pylist())
 
     def freeze(self) -> FrozenState | None:
         """The list as it is now."""
         if not self._values and self._kind is not StateKind.UNION:
             return None
-        return FrozenOperatorState(self.name, self._kind, self._schema, (self._values,), len(self._values))
+        return FrozenOperatorState(self.name, self._kind, self.schema, (self._values,), len(self._values))
 
     @property
-    def _schema(self) -> pa.Schema:
+    def schema(self) -> pa.Schema:
+        """The columns of a stored table."""
         return pa.schema([self._typed.field(self.name)])
 
 
@@ -176,9 +177,8 @@ class BroadcastState:
         return self._key_typed.taken(key) in self._entries
 
     def load(self, table: StateTable) -> None:
-        """Add the rows of a stored table. CorruptionError if they are of another type, or a key comes twice."""
-        rows = _checked(table, self._schema)
-        for key, value in zip(*(column.to_pylist() for column in rows.columns), strict=True):
+        """Add the rows of a stored table, which are of the declared types. CorruptionError if a key comes twice."""
+        for key, value in zip(*(column.to_pylist() for column in table.rows.columns), strict=True):
             found = one_nan(key)
             if found in self._entries:
                 raise CorruptionError(f"broadcast state {self.name!r} holds the key {key!r} twice")
@@ -189,7 +189,7 @@ class BroadcastState:
         if not self._entries:
             return None
         self._frozen = True
-        return FrozenOperatorState(self.name, StateKind.BROADCAST, self._schema, self._entries, len(self._entries))
+        return FrozenOperatorState(self.name, StateKind.BROADCAST, self.schema, self._entries, len(self._entries))
 
     def _own(self) -> dict[Any, Any]:
         if self._gate.refusal is not None:
@@ -199,14 +199,16 @@ class BroadcastState:
         return self._entries
 
     @property
-    def _schema(self) -> pa.Schema:
+    def schema(self) -> pa.Schema:
+        """The columns of a stored table."""
         return pa.schema([self._key_typed.field(KEY), self._typed.field(VALUE)])
 
 
 class OperatorStates:
     """The operator states of one function in one subtask, and those that a checkpoint has for it."""
 
-    def __init__(self, restored: Iterable[StateTable], gate: WriteGate) -> None:
+    def __init__(self, uid: OperatorUid, restored: Iterable[StateTable], gate: WriteGate) -> None:
+        self._uid = uid
         self._gate = gate
         self._restored: dict[str, list[StateTable]] = {}
         for table in restored:
@@ -259,6 +261,8 @@ class OperatorStates:
             raise ConfigurationError(f"{method} takes a tg.{wanted.__name__}, not {declared!r}")
         if self._complete:
             raise ConfigurationError(f"state {declared.name!r} is bound too late: call context.{method}(...) in open")
+        if declared.ttl is not None:
+            raise ConfigurationError(f"state {declared.name!r}: only keyed state has a time to live; leave ttl= out")
         self.claim(declared.name)
 
     def _load(self, state: OperatorListState | BroadcastState, kind: StateKind) -> None:
@@ -269,17 +273,20 @@ class OperatorStates:
                     f"state {state.name!r} was stored as {table.kind.value} state and is bound with "
                     f"context.{_BOUND_BY[kind]}(...): bind it with {_BOUND_BY[table.kind]}, or give it a new name"
                 )
-            state.load(table)
+            state.load(replace(table, rows=self._declared(table, state.schema)))
 
-
-def _checked(table: StateTable, expected: pa.Schema) -> pa.RecordBatch:
-    rows = widened(table.rows)
-    if not rows.schema.equals(expected):
-        raise CorruptionError(
-            f"stored rows of state {table.state!r} have columns {_columns(rows.schema)}, but the program expects "
-            f"{_columns(expected)}; restore with the program that wrote them, or give the operator a new uid"
-        )
-    return rows
+    def _declared(self, table: StateTable, declared: pa.Schema) -> pa.RecordBatch:
+        """Stored rows with the declared types. ConfigurationError for types that cannot become these."""
+        rows = widened(table.rows)
+        for stored, field in zip(rows.schema, declared, strict=False):
+            check_serializers(stored, field, table.state)
+        if not rows.schema.equals(declared):
+            raise ConfigurationError(
+                f"operator {self._uid!r}, state {table.state!r}: the checkpoint has {_columns(rows.schema)}, but the "
+                f"program declares {_columns(declared)}; restore with the program that wrote it, or give the state a "
+                "new name"
+            )
+        return rows
 
 
 def _columns(schema: pa.Schema) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from tidegate.actors.operators.functions import ProcessContext, ProcessFunction
 from tidegate.actors.operators.keyed_state import ListState, MapState, ValueState
 from tidegate.actors.operators.operator_state import BroadcastState, OperatorListState
 from tidegate.actors.operators.process import ProcessOperator
+from tidegate.actors.operators.state_types import Pickled
+from tidegate.actors.operators.ttl import StateTtl
 from tidegate.storage.errors import ConfigurationError, CorruptionError
 from tidegate.storage.filesystem import open_store
 from tidegate.storage.ids import CheckpointId, OperatorUid
@@ -118,6 +121,32 @@ def test_a_broadcast_map_is_stored_as_keys_and_values() -> None:
     assert list(restored.items()) == [("b", {"x": 1}), ("a", {"x": 2})]
     assert (list(restored.keys()), list(restored.values())) == (["b", "a"], [{"x": 1}, {"x": 2}])
     assert (restored.get("a"), restored.get("c"), "b" in restored, "c" in restored) == ({"x": 2}, None, True, False)
+
+
+@dataclass
+class Limit:
+    """A type of the program's own."""
+
+    name: str
+    amounts: list[float]
+
+
+def test_values_of_python_types_come_back_as_such() -> None:
+    """Dataclasses rest as structs; what is pickled is marked, and not taken for anything else."""
+
+    def opens(context: ProcessContext) -> tuple[OperatorListState, BroadcastState]:
+        return context.list_state(ListState("limits", Limit)), context.broadcast_state(MapState("any", str, Pickled))
+
+    opened = Opened(opens)
+    opened.bound[0].add(Limit("a", [1.5]))
+    opened.bound[1].put("s", {1, 2})
+    stored = tables(opened.freeze())
+
+    assert stored[0].rows.schema.field(0).type == pa.struct({"name": pa.string(), "amounts": pa.list_(pa.float64())})
+    limits, anything = Opened(opens, stored).bound
+    assert (limits.get(), anything.get("s")) == ([Limit("a", [1.5])], {1, 2})
+    with pytest.raises(ConfigurationError, match=r"state 'any'.*pickled"):
+        Opened(lambda c: c.broadcast_state(MapState("any", str, bytes)), stored[1:])
 
 
 def test_what_changes_after_the_freeze_does_not_show() -> None:
@@ -231,6 +260,7 @@ def test_values_of_another_type_are_refused(wrong: object) -> None:
             "two states are named 'numbers'",
         ),
         (lambda c: c.list_state(ListState("timers", pa.int64())), "'timers' is tidegate's own"),
+        (lambda c: c.list_state(ListState("x", int, ttl=StateTtl("1h"))), "only keyed state has a time to live"),
         (lambda c: c.list_state(ValueState("x", pa.int64())), r"list_state takes a tg\.ListState"),
         (lambda c: c.broadcast_state(ListState("x", pa.int64())), r"broadcast_state takes a tg\.MapState"),
     ],
@@ -257,8 +287,8 @@ def test_a_state_is_bound_in_open_only() -> None:
         (
             lambda c: c.list_state(ListState("numbers", pa.string())),
             numbers(1),
-            (ConfigurationError, CorruptionError),
-            r"'numbers'.*int64.*string",
+            ConfigurationError,
+            r"operator 'op-uid', state 'numbers': .*int64.*string",
         ),
         (
             bind_broadcast,
@@ -275,7 +305,7 @@ def test_a_state_is_bound_in_open_only() -> None:
 def test_stored_states_that_do_not_fit_are_refused(
     bind: Callable[[ProcessContext], Any],
     table: StateTable,
-    error: type[Exception] | tuple[type[Exception], ...],
+    error: type[Exception],
     message: str,
 ) -> None:
     """With the name of the state, and what to do."""
