@@ -25,7 +25,9 @@ from tidegate.actors.operators.keyed_state import ListState, MapState, ValueStat
 from tidegate.actors.operators.operator_state import BroadcastState, OperatorListState
 from tidegate.actors.operators.process import ProcessOperator
 from tidegate.actors.operators.reducing_state import AggregateFunction, AggregatingState, ReducingState
+from tidegate.actors.operators.state_types import Pickled
 from tidegate.actors.operators.timers import TimeDomain, TimerService
+from tidegate.actors.operators.ttl import StateTtl
 from tidegate.storage.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -45,9 +47,11 @@ __all__ = [
     "ListState",
     "MapState",
     "OperatorListState",
+    "Pickled",
     "ProcessContext",
     "ProcessFunction",
     "ReducingState",
+    "StateTtl",
     "TimeDomain",
     "TimerService",
     "ValueState",

@@ -6,12 +6,13 @@ a failure belongs into state. Rows come and go as dicts. All calls come from one
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, TypeAlias
 
 from tidegate.actors.operators.base import MIN_WATERMARK_MS, OperatorContext
-from tidegate.actors.operators.keyed_state import KeyedStates, KeyScope, ListState, MapState, S
-from tidegate.actors.operators.keys import Key
+from tidegate.actors.operators.key_scope import KeyScope
+from tidegate.actors.operators.keyed_state import ListState, MapState, S
+from tidegate.actors.operators.keyed_states import KeyedStates
 from tidegate.actors.operators.operator_state import BroadcastState, OperatorListState, OperatorStates
 from tidegate.actors.operators.timers import TimeDomain, Timers, TimerService
 from tidegate.storage.errors import ConfigurationError
@@ -30,13 +31,11 @@ class ProcessContext:
         operator_states: OperatorStates,
         scope: KeyScope,
         timers: Timers,
-        row_of_key: Callable[[Key], dict[str, Any]],
     ) -> None:
         self._operator = context
         self._states = states
         self._operator_states = operator_states
         self._scope = scope
-        self._row_of_key = row_of_key
         self.timestamp: int | None = None
         """Event time in milliseconds: that of the row (None if the stream has none), or the moment of the timer."""
         self.time_domain: TimeDomain | None = None
@@ -64,7 +63,7 @@ class ProcessContext:
     @property
     def current_key(self) -> dict[str, Any]:
         """The key columns of the current key. ConfigurationError where there is no key."""
-        return self._row_of_key(self._scope.current("the current key"))
+        return self._scope.current_row("the current key")
 
     def state(self, declared: S) -> S:
         """Bind a state, in `open`: `self.count = self.context.state(tg.ValueState("count", pa.int64()))`.

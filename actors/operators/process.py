@@ -24,12 +24,14 @@ from tidegate.actors.kernels.partition import compact, subtask_table
 from tidegate.actors.operators.base import Emit, Operator, OperatorContext
 from tidegate.actors.operators.blame import blame, blame_row, failure
 from tidegate.actors.operators.functions import BaseProcessFunction, ProcessContext
-from tidegate.actors.operators.keyed_state import TIMERS_STATE, KeyedStates, KeyScope
-from tidegate.actors.operators.keys import Key, KeyCodec, check_owner, key_columns, key_schema
+from tidegate.actors.operators.key_scope import KeyScope
+from tidegate.actors.operators.keyed_states import KeyedStates
+from tidegate.actors.operators.keys import KeyCodec, check_owner, key_columns, key_schema
 from tidegate.actors.operators.operator_state import OperatorStates, WriteGate
 from tidegate.actors.operators.schemas import PinnedSchema
-from tidegate.actors.operators.timers import TimeDomain, Timers
+from tidegate.actors.operators.timers import TIMERS_STATE, TimeDomain, Timers
 from tidegate.actors.operators.watermarks import event_times_ms
+from tidegate.actors.state.backend import KeyRef
 from tidegate.storage.errors import ConfigurationError, TidegateError
 from tidegate.storage.metadata import StateKind
 from tidegate.storage.state import Cut, FrozenState, OperatorSnapshot, StateTable
@@ -67,7 +69,7 @@ class ProcessOperator(Operator):
         self._timestamps = tuple(timestamps)
         self._pinned = PinnedSchema(schema)
         self._scope = KeyScope()
-        self._states = KeyedStates(self._keys[0], self._scope)
+        self._states: KeyedStates | None = None
         self._timers = Timers()
         self._gate = WriteGate()
         self._codec: KeyCodec | None = None
@@ -82,17 +84,18 @@ class ProcessOperator(Operator):
         """
         super().open(context, restored)
         self._owners = subtask_table(context.max_parallelism, context.parallelism)
-        states = self._states if self._keys[0] else None
-        self._operator_states = OperatorStates((t for t in restored if t.kind is not StateKind.KEYED), self._gate)
-        self._ask = self.context_class(
-            context, states, self._operator_states, self._scope, self._timers, self._row_of_key
-        )
+        if self._keys[0]:
+            self._states = KeyedStates(context, self._keys[0], self._scope)
+        unkeyed = [table for table in restored if table.kind is not StateKind.KEYED]
+        self._operator_states = OperatorStates(context.uid, unkeyed, self._gate)
+        self._ask = self.context_class(context, self._states, self._operator_states, self._scope, self._timers)
         function = self._function
         function.context = self._ask
         self._handlers: tuple[Handler, ...] = tuple(getattr(function, name) for name in function.INPUT_METHODS)
         with self._blame_call("open"):
             function.open(self._ask)
-        self._states.complete()
+        if self._states is not None:
+            self._states.complete()
         self._operator_states.complete()
         for table in restored:
             if table.kind is StateKind.KEYED:
@@ -105,15 +108,17 @@ class ProcessOperator(Operator):
     def process_input(self, index: int, batch: pa.RecordBatch, emit: Emit) -> None:
         """Process a batch row by row. OperatorError if the function raises or the keys do not fit."""
         with blame(self.context, batch):
-            keys = self._keys_of(index, batch)
+            refs = self._enter(index, batch)
             times = self._times_of(index, batch)
         handler = self._handlers[index]
         for number, row in enumerate(batch.to_pylist()):
-            self._scope.key = keys[number]
+            self._scope.choose(number, refs[number])
             self._ask.timestamp = times[number]
             with blame_row(self.context, row, number):
                 self._collect(handler(row, self._ask))
             self._emit_rows(emit, _OUTPUT_ROWS_MAX)
+        if self._keys[index] and self._states is not None:
+            self._states.leave(batch.num_rows)
         self._end_call(emit)
 
     def advance_watermark(self, watermark_ms: int, emit: Emit) -> Iterator[None]:
@@ -134,11 +139,12 @@ class ProcessOperator(Operator):
         if not self._keys[0] and not self._operator_states:
             return None
         frozen: tuple[FrozenState, ...] = self._operator_states.freeze()
-        if self._codec is not None:
-            frozen += self._states.freeze(self._codec, self.context.max_parallelism)
+        snapshot = OperatorSnapshot(self.context.uid)
+        if self._codec is not None and self._states is not None:
+            snapshot = self._states.freeze(cut)
             timers = self._timers.freeze(self._codec, self.context.max_parallelism)
-            frozen += () if timers is None else (timers,)
-        return OperatorSnapshot(self.context.uid, frozen)
+            frozen += snapshot.states if timers is None else (*snapshot.states, timers)
+        return replace(snapshot, states=frozen)
 
     def finish(self, emit: Emit) -> Iterator[None]:
         """Drop the processing-time timers and emit what the function has left, in steps of a batch."""
@@ -154,8 +160,12 @@ class ProcessOperator(Operator):
             yield
 
     def close(self) -> None:
-        """Close the function."""
-        self._function.close()
+        """Close the function, and give up what the backend holds."""
+        try:
+            self._function.close()
+        finally:
+            if self._states is not None:
+                self._states.close()
 
     def _restore(self, table: StateTable) -> None:
         names = list(self._keys[0])
@@ -172,13 +182,15 @@ class ProcessOperator(Operator):
         stored = replace(table, rows=rows)
         if table.state == TIMERS_STATE:
             self._timers.load(codec, stored)
-        else:
-            self._states.load(codec, stored)
+        elif self._states is not None:
+            self._states.load(stored)
 
     def _key_codec(self, schema: pa.Schema) -> KeyCodec:
         """The codec of all keys; the first schema of key columns ever fixes it."""
         if self._codec is None:
             self._codec = KeyCodec(schema)
+            if self._states is not None:
+                self._states.fix_keys(self._codec)
         elif not schema.equals(self._codec.schema):
             raise OperatorError(
                 f"operator {self.context.name!r} (uid {self.context.uid!r}) has keys of types "
@@ -187,21 +199,17 @@ class ProcessOperator(Operator):
             )
         return self._codec
 
-    def _row_of_key(self, key: Key) -> dict[str, Any]:
-        assert self._codec is not None, "a key without a type"
-        return self._codec.as_row(key)
-
-    def _keys_of(self, index: int, batch: pa.RecordBatch) -> Sequence[Key | None]:
+    def _enter(self, index: int, batch: pa.RecordBatch) -> Sequence[KeyRef]:
+        """Work on the keys of a batch from now on; the backend's reference of each row's."""
         names = self._keys[index]
-        if not names:
+        if not names or self._states is None:
             return [None] * batch.num_rows
         if index not in self._seen or not self._seen[index].equals(batch.schema):
             self._key_codec(_renamed(key_schema(batch.schema, names), self._keys[0]))
             self._seen[index] = batch.schema
-        assert self._codec is not None
-        columns = key_columns(batch, names)
+        columns = key_columns(batch, names).rename_columns(list(self._keys[0]))
         check_owner(self.context, columns, self._owners)
-        return self._codec.encode(columns)
+        return self._states.enter(columns)
 
     def _times_of(self, index: int, batch: pa.RecordBatch) -> Sequence[int | None]:
         column = self._timestamps[index]
@@ -224,11 +232,15 @@ class ProcessOperator(Operator):
         """Fire as many of the timers that are due as one step may, and collect their rows; how many may still fire."""
         queue, pace = self._timers.queues[domain], self.context.pace
         self._ask.time_domain = domain
+        # A timer can only register others of its own key: no key comes in between that is not known now.
+        numbers = {key: number for number, key in enumerate(dict.fromkeys(queue.stage(time_ms, pace.timers_max)))}
+        assert self._states is not None, "timers without keys"
+        refs = self._states.enter(None, list(numbers))
         for _ in range(pace.timers_max):
-            if len(self._rows) >= _OUTPUT_ROWS_MAX or (timer := queue.pop_due(time_ms)) is None:
+            if len(self._rows) >= _OUTPUT_ROWS_MAX or (timer := queue.pop_due(time_ms, numbers)) is None:
                 break
             timestamp_ms, key = timer
-            self._scope.key = key
+            self._scope.choose(numbers[key], refs[numbers[key]])
             self._ask.timestamp = timestamp_ms
             with self._blame_timer(timestamp_ms):
                 if fires_left == 0:
@@ -240,6 +252,7 @@ class ProcessOperator(Operator):
                 self._collect(self._function.on_timer(timestamp_ms, self._ask))
             fires_left -= 1
             pace.rows += 1
+        self._states.leave(len(numbers))
         return fires_left
 
     def _collect(self, rows: Iterable[Mapping[str, Any]] | None) -> None:
@@ -266,7 +279,6 @@ class ProcessOperator(Operator):
             emit(batch)
 
     def _end_call(self, emit: Emit) -> None:
-        self._scope.key = None
         self._ask.timestamp = None
         self._emit_rows(emit, 1)
 

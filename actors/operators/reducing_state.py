@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
-import pyarrow as pa
-
 from tidegate.actors.operators.keyed_state import ValueState
+from tidegate.actors.operators.ttl import StateTtl
 
 
 class AggregateFunction(Protocol):
@@ -33,14 +32,18 @@ class AggregateFunction(Protocol):
 class ReducingState(ValueState):
     """One value for each key: the first that was added, then `reduce(kept, added)`."""
 
-    def __init__(self, name: str, reduce: Callable[[Any, Any], Any], dtype: pa.DataType) -> None:
-        super().__init__(name, dtype)
+    def __init__(
+        self, name: str, reduce: Callable[[Any, Any], Any], dtype: Any, *, ttl: StateTtl | None = None
+    ) -> None:
+        super().__init__(name, dtype, ttl=ttl)
         self._reduce = reduce
 
     def add(self, value: Any) -> None:
         """Fold a value in. TypeError if it, or the result, is None or not of the declared type."""
         kept, added = self.value(), self._typed.taken(value)
-        self._entries[self._key()] = added if kept is None else self._typed.taken(self._reduce(kept, added))
+        if kept is not None:
+            added = self._typed.taken(self._reduce(kept, self._typed.handed_out(added)))
+        self._cells.put(self._ref(), added)
 
     def get(self) -> Any:
         """What was folded for the current key; None where nothing was."""
@@ -50,15 +53,15 @@ class ReducingState(ValueState):
 class AggregatingState(ValueState):
     """One accumulator for each key, of type `dtype`, that an aggregate function folds values into."""
 
-    def __init__(self, name: str, function: AggregateFunction, dtype: pa.DataType) -> None:
-        super().__init__(name, dtype)
+    def __init__(self, name: str, function: AggregateFunction, dtype: Any, *, ttl: StateTtl | None = None) -> None:
+        super().__init__(name, dtype, ttl=ttl)
         self._function = function
 
     def add(self, value: Any) -> None:
         """Fold a value in. TypeError if the accumulator becomes None, or not of the declared type."""
         kept = self.value()
         accumulator = self._function.create_accumulator() if kept is None else kept
-        self._entries[self._key()] = self._typed.taken(self._function.add(value, accumulator))
+        self._cells.put(self._ref(), self._typed.taken(self._function.add(value, accumulator)))
 
     def get(self) -> Any:
         """The result for the current key; None where nothing was added."""

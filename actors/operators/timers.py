@@ -10,7 +10,8 @@ from __future__ import annotations
 import enum
 import heapq
 import operator
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,11 +19,14 @@ import pyarrow as pa
 
 from tidegate.actors.elements import MAX_WATERMARK_MS
 from tidegate.actors.operators.base import MIN_WATERMARK_MS
-from tidegate.actors.operators.keyed_state import TIMERS_STATE, KeyScope
+from tidegate.actors.operators.key_scope import KeyScope
 from tidegate.actors.operators.keys import Key, KeyCodec, keyed_chunk, sort_key
 from tidegate.storage.errors import ConfigurationError, CorruptionError
 from tidegate.storage.metadata import StateKind
 from tidegate.storage.state import StateChunk, StateTable
+
+TIMERS_STATE = "timers"
+"""Name of the table of timers, which lies beside those of the states."""
 
 _DOMAIN, _TIMESTAMP = "timer.domain", "timer.timestamp_ms"
 _COLUMNS = pa.schema([(_DOMAIN, pa.string()), (_TIMESTAMP, pa.int64())])
@@ -61,7 +65,9 @@ class TimerQueue:
     def __init__(self) -> None:
         self._timers: dict[tuple[int, Key], None] = {}
         self._heap: list[tuple[int, tuple[Any, ...], Key]] = []
-        """Every timer, and some that were deleted since: those are passed over."""
+        """Every timer that is not staged, and some that were deleted since: those are passed over."""
+        self._staged: deque[tuple[int, tuple[Any, ...], Key]] = deque()
+        """Timers that were taken from the heap, in order, to fire next."""
 
     def __len__(self) -> int:
         return len(self._timers)
@@ -78,34 +84,63 @@ class TimerQueue:
         if len(self._heap) > 2 * len(self._timers) + _STALE_MAX:
             self._heap = [(ms, sort_key(of), of) for ms, of in self._timers]
             heapq.heapify(self._heap)
+            self._staged.clear()
 
     def clear(self) -> None:
         """Delete all."""
         self._timers.clear()
         self._heap.clear()
+        self._staged.clear()
 
     def first_ms(self) -> int | None:
         """The moment of the timer that fires next."""
-        while self._heap and (self._heap[0][0], self._heap[0][2]) not in self._timers:
-            heapq.heappop(self._heap)
-        return self._heap[0][0] if self._heap else None
+        first = self._first()
+        return None if first is None else first[0]
 
     def is_due(self, time_ms: int) -> bool:
         """Whether the moment of a timer has come."""
         first_ms = self.first_ms()
         return first_ms is not None and first_ms <= time_ms
 
-    def pop_due(self, time_ms: int) -> tuple[int, Key] | None:
-        """Remove the timer that fires next, if its moment has come; its moment and key."""
-        if not self.is_due(time_ms):
+    def stage(self, time_ms: int, timers_max: int) -> list[Key]:
+        """The keys of the timers that fire next, so many at most; they stay registered."""
+        for entry in self._staged:
+            heapq.heappush(self._heap, entry)
+        self._staged.clear()
+        while len(self._staged) < timers_max and self._live(self._heap) and self._heap[0][0] <= time_ms:
+            self._staged.append(heapq.heappop(self._heap))
+        return [key for _, _, key in self._staged]
+
+    def pop_due(self, time_ms: int, keys: Container[Key]) -> tuple[int, Key] | None:
+        """Remove the timer that fires next, if its moment has come and it is one of these keys; its moment and key."""
+        first = self._first()
+        if first is None or first[0] > time_ms or first[2] not in keys:
             return None
-        timestamp_ms, _, key = heapq.heappop(self._heap)
+        if self._staged and self._staged[0] is first:
+            self._staged.popleft()
+        else:
+            heapq.heappop(self._heap)
+        timestamp_ms, _, key = first
         del self._timers[timestamp_ms, key]
         return timestamp_ms, key
 
     def freeze(self) -> tuple[tuple[int, Key], ...]:
         """All timers as they are now, in the order of registration."""
         return tuple(self._timers)
+
+    def _first(self) -> tuple[int, tuple[Any, ...], Key] | None:
+        """The timer that fires next."""
+        while self._staged and (self._staged[0][0], self._staged[0][2]) not in self._timers:
+            self._staged.popleft()
+        if not self._live(self._heap):
+            return self._staged[0] if self._staged else None
+        return min(self._staged[0], self._heap[0]) if self._staged else self._heap[0]
+
+    def _live(self, heap: list[tuple[int, tuple[Any, ...], Key]]) -> bool:
+        """Whether there are timers left in the heap, once deleted ones are gone from its top."""
+        while heap and (heap[0][0], heap[0][2]) not in self._timers:
+            heapq.heappop(heap)
+        return bool(heap)
 
 
 class Timers:

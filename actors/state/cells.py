@@ -7,6 +7,7 @@ begins the next one. Values are never changed in place.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -282,7 +283,9 @@ class ColumnarMaps(Cells):
         return entries
 
     def _loaded(self, stored: Any) -> Any:
-        return _Map(stored, self._epoch) if stored else None
+        # NaN as the one object as which it is put in: a dictionary finds no other again.
+        entries = [(math.nan if key != key else key, value) for key, value in stored or ()]
+        return _Map(entries, self._epoch) if entries else None
 
     def stored(self, held: Any) -> Any:
         """The entries, as Arrow takes them."""

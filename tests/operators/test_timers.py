@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from process_harness import MAX_PARALLELISM, Driven, Row
 
@@ -13,7 +14,8 @@ from tidegate.actors.errors import OperatorError
 from tidegate.actors.kernels.hashing import hash_columns
 from tidegate.actors.operators.base import MIN_WATERMARK_MS
 from tidegate.actors.operators.functions import ProcessContext, ProcessFunction, Rows
-from tidegate.actors.operators.keyed_state import KeyScope
+from tidegate.actors.operators.key_scope import EnteredKeys, KeyScope
+from tidegate.actors.operators.keys import KeyCodec
 from tidegate.actors.operators.timers import TimeDomain, TimerQueue, Timers, TimerService
 
 
@@ -113,7 +115,7 @@ def test_all_event_time_timers_fire_at_the_end_of_the_input() -> None:
 def test_a_moment_beyond_int64_is_the_end_of_time() -> None:
     """Python counts further than a checkpoint: such a timer fires at the end, or at once, and is stored as that."""
     timers, scope = Timers(), KeyScope()
-    scope.key = ("k",)
+    scope.enter(EnteredKeys(KeyCodec(pa.schema({"k": pa.string()})), None, [("k",)]))
     service = TimerService(timers, scope, lambda: 0, lambda: 0)
     service.register_event_time_timer(2**70)
     service.register_processing_time_timer(-(2**70))
@@ -157,8 +159,9 @@ def test_deleted_timers_are_forgotten() -> None:
 
     assert len(queue) == 1
     assert len(queue._heap) < 3000
-    assert queue.pop_due(30_000) == (20_000, ("k",))
-    assert queue.pop_due(30_000) is None
+    assert queue.pop_due(30_000, [("other",)]) is None
+    assert queue.pop_due(30_000, [("k",)]) == (20_000, ("k",))
+    assert queue.pop_due(30_000, [("k",)]) is None
 
 
 def test_a_timer_table_is_typed_and_sorted_by_key_group() -> None:
