@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from tidegate.storage.columnar import storage_dtype
+from tidegate.actors.kernels.fixed_width import storage_dtype
 from tidegate.storage.errors import ConfigurationError
 
 NO_MASK: NDArray[np.uint8] = np.empty(0, dtype=np.uint8)

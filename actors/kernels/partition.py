@@ -14,8 +14,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from tidegate.actors.kernels.columns import fixed_values
+from tidegate.actors.kernels.fixed_width import array_of, storage_dtype
 from tidegate.actors.kernels.jit import kernel
-from tidegate.storage.columnar import array_of, storage_dtype
 from tidegate.storage.state import subtask_of_key_group
 
 _SLACK_BYTES = 4096

@@ -13,6 +13,7 @@ from tidegate.actors.kernels import accumulate
 from tidegate.actors.kernels.columns import NO_MASK, fixed_values
 from tidegate.actors.kernels.hashing import hash_columns
 from tidegate.actors.kernels.key_index import KeyIndex
+from tidegate.actors.kernels.paged import PAGE_ROWS, gathered, mark_slots, revive, scatter, touched_pages
 from tidegate.actors.kernels.partition import gather, partition, subtask_table
 
 
@@ -25,10 +26,18 @@ def warm_kernels() -> None:
         gather(batch, partition(hashes, subtask_table(128, 2), 2).rows)
     slots = np.zeros(2, dtype=np.int32)
     ints, floats = fixed_values(batch.column("i")), fixed_values(batch.column("f"))
-    accumulate.count(np.zeros(1, dtype=np.int64), slots, NO_MASK)
-    accumulate.mark(np.zeros(1, dtype=np.uint8), slots, NO_MASK)
-    accumulate.sum_int64(np.zeros(1, dtype=np.int64), slots, ints, NO_MASK)
-    accumulate.sum_float64(np.zeros(1, dtype=np.float64), slots, floats, NO_MASK)
-    for extreme in (accumulate.minimum, accumulate.maximum):
-        extreme(np.zeros(1, dtype=np.int64), slots, ints, NO_MASK)
-        extreme(np.zeros(1, dtype=np.float64), slots, floats, NO_MASK)
+    for dtype, values in ((np.dtype(np.int64), ints), (np.dtype(np.float64), floats)):
+        page = np.zeros(PAGE_ROWS, dtype=dtype)
+        pages = np.array([page.ctypes.data], dtype=np.uintp)
+        for extreme in (accumulate.minimum, accumulate.maximum):
+            extreme(pages, slots, values, NO_MASK)
+        scatter(pages, slots, gathered(pages, slots, dtype))
+        accumulate.mark(pages, slots, NO_MASK)
+        revive(pages, slots, np.zeros(1, dtype=np.int32), np.zeros(1, dtype=np.int32))
+        if dtype == np.int64:
+            accumulate.count(pages, slots, NO_MASK)
+            accumulate.sum_int64(pages, slots, values, NO_MASK)
+        else:
+            accumulate.sum_float64(pages, slots, values, NO_MASK)
+    touched_pages(slots, np.zeros(1, dtype=np.int32))
+    mark_slots(np.zeros(1, dtype=np.uint64), slots)

@@ -1,6 +1,6 @@
 """Operators: what transforms batches inside a task, and what spreads them over the subtasks downstream.
 
 `base.py` is the contract. Stateless operators wrap functions and polars expressions; keyed aggregates keep their state
-in columns (`tidegate.storage.columnar`) and find it through `tidegate.actors.kernels`; `process.py` runs functions of
-the user row by row, with typed state and timers of their own. None of them does I/O.
+in tables of a backend (`tidegate.actors.state`) that `tidegate.actors.kernels` change in place; `process.py` runs
+functions of the user row by row, with typed state and timers of their own. None of them does I/O.
 """

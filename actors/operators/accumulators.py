@@ -1,4 +1,4 @@
-"""Accumulators: how each aggregate is kept, one slot a key, in the columns of a `ColumnarState`.
+"""Accumulators: how each aggregate is kept, one slot a key, in the columns of a `VectorTable` of any backend.
 
 Each accumulator names its columns and what a new slot holds, adds a batch to the slots of its rows, and shows
 the results of some slots. Nulls cost nothing until a batch has one: only then does a column keep track of
@@ -16,15 +16,16 @@ from numpy.typing import NDArray
 
 from tidegate.actors.kernels import accumulate
 from tidegate.actors.kernels.columns import NO_MASK, fixed_values, plain, valid_mask
+from tidegate.actors.kernels.fixed_width import array_of, storage_dtype
 from tidegate.actors.operators.aggregates import Aggregate, AggregateKind
-from tidegate.storage.columnar import ColumnarState, ValueColumn, ValueSpec, array_of, storage_dtype
+from tidegate.actors.state.backend import ValueColumn, ValueSpec, VectorTable
 
 
 class Accumulator(Protocol):
     """The accumulator of one aggregate over the slots of one state."""
 
-    def update(self, batch: pa.RecordBatch, slots: NDArray[np.int32], slots_before: int) -> None:
-        """Add the rows of a batch, row i to slot `slots[i]`. Slots from `slots_before` on are new.
+    def update(self, batch: pa.RecordBatch, slots: NDArray[np.int32]) -> None:
+        """Add the rows of a batch, row i to slot `slots[i]`, between `upsert` and `done` of the table.
 
         Raises OverflowError when an integer sum leaves the range of int64.
         """
@@ -44,44 +45,44 @@ def value_specs(aggregate: Aggregate, fields: Sequence[pa.Field]) -> list[ValueS
     return [ValueSpec(field.name, field.type, 0) for field in fields]
 
 
-def make_accumulator(aggregate: Aggregate, fields: Sequence[pa.Field], state: ColumnarState) -> Accumulator:
-    """The accumulator of an aggregate whose columns are in a state."""
+def make_accumulator(aggregate: Aggregate, fields: Sequence[pa.Field], table: VectorTable) -> Accumulator:
+    """The accumulator of an aggregate whose columns are in a table."""
     names = [field.name for field in fields]
     if aggregate.column is None:
-        return _Count(state, names[0], None)
+        return _Count(table, names[0], None)
     match aggregate.kind:
         case AggregateKind.COUNT:
-            return _Count(state, names[0], aggregate.column)
+            return _Count(table, names[0], aggregate.column)
         case AggregateKind.SUM:
-            return _Sum(state, names[0], aggregate.column)
+            return _Sum(table, names[0], aggregate.column)
         case AggregateKind.MEAN:
-            return _Mean(state, names[0], names[1], aggregate.column)
+            return _Mean(table, names[0], names[1], aggregate.column)
         case AggregateKind.MIN | AggregateKind.MAX:
-            return _Extreme(state, names[0], aggregate.column, aggregate.kind is AggregateKind.MIN)
+            return _Extreme(table, names[0], aggregate.column, aggregate.kind is AggregateKind.MIN)
 
 
 class _Count:
-    def __init__(self, state: ColumnarState, name: str, column: str | None) -> None:
-        self._counts = state.column(name)
+    def __init__(self, table: VectorTable, name: str, column: str | None) -> None:
+        self._counts = table.column(name)
         self._column = column
 
-    def update(self, batch: pa.RecordBatch, slots: NDArray[np.int32], slots_before: int) -> None:
+    def update(self, batch: pa.RecordBatch, slots: NDArray[np.int32]) -> None:
         mask = NO_MASK if self._column is None else valid_mask(plain(batch.column(self._column)))
-        accumulate.count(self._counts.values, slots, mask)
+        accumulate.count(self._counts.pages, slots, mask)
 
     def results(self, slots: NDArray[Any]) -> pa.Array:
         return self._counts.take(slots)
 
 
 class _Sum:
-    def __init__(self, state: ColumnarState, name: str, column: str) -> None:
-        self._sums = state.column(name)
+    def __init__(self, table: VectorTable, name: str, column: str) -> None:
+        self._sums = table.column(name)
         self._column = column
 
-    def update(self, batch: pa.RecordBatch, slots: NDArray[np.int32], slots_before: int) -> None:
+    def update(self, batch: pa.RecordBatch, slots: NDArray[np.int32]) -> None:
         values = plain(batch.column(self._column))
         mask = valid_mask(values)
-        _mark(self._sums, slots, mask, slots_before)
+        _mark(self._sums, slots, mask)
         _add(self._sums, slots, values, mask, self._column)
 
     def results(self, slots: NDArray[Any]) -> pa.Array:
@@ -89,53 +90,52 @@ class _Sum:
 
 
 class _Mean:
-    def __init__(self, state: ColumnarState, sums: str, counts: str, column: str) -> None:
-        self._sums = state.column(sums)
-        self._counts = state.column(counts)
+    def __init__(self, table: VectorTable, sums: str, counts: str, column: str) -> None:
+        self._sums = table.column(sums)
+        self._counts = table.column(counts)
         self._column = column
 
-    def update(self, batch: pa.RecordBatch, slots: NDArray[np.int32], slots_before: int) -> None:
+    def update(self, batch: pa.RecordBatch, slots: NDArray[np.int32]) -> None:
         values = plain(batch.column(self._column))
         mask = valid_mask(values)
         _add(self._sums, slots, values, mask, self._column)
-        accumulate.count(self._counts.values, slots, mask)
+        accumulate.count(self._counts.pages, slots, mask)
 
     def results(self, slots: NDArray[Any]) -> pa.Array:
-        counts = self._counts.values.take(slots)
+        counts = self._counts.raw(slots)
         has_value = (counts > 0).astype(np.uint8)
-        means = self._sums.values.take(slots) / np.maximum(counts, 1)
+        means = self._sums.raw(slots) / np.maximum(counts, 1)
         return array_of(means, None if has_value.all() else has_value, pa.float64())
 
 
 class _Extreme:
-    def __init__(self, state: ColumnarState, name: str, column: str, least: bool) -> None:
-        self._results = state.column(name)
+    def __init__(self, table: VectorTable, name: str, column: str, least: bool) -> None:
+        self._results = table.column(name)
         self._column = column
         self._kernel = accumulate.minimum if least else accumulate.maximum
 
-    def update(self, batch: pa.RecordBatch, slots: NDArray[np.int32], slots_before: int) -> None:
+    def update(self, batch: pa.RecordBatch, slots: NDArray[np.int32]) -> None:
         values = plain(batch.column(self._column))
         mask = valid_mask(values)
-        _mark(self._results, slots, mask, slots_before)
-        self._kernel(self._results.values, slots, fixed_values(values), mask)
+        _mark(self._results, slots, mask)
+        self._kernel(self._results.pages, slots, fixed_values(values), mask)
 
     def results(self, slots: NDArray[Any]) -> pa.Array:
         return self._results.take(slots)
 
 
-def _mark(column: ValueColumn, slots: NDArray[np.int32], mask: NDArray[np.uint8], slots_before: int) -> None:
-    """Note which slots get a value. Without nulls so far every slot has had one: a slot begins with a row."""
+def _mark(column: ValueColumn, slots: NDArray[np.int32], mask: NDArray[np.uint8]) -> None:
+    """Note which slots get a value. Without nulls so far every row has had one: it begins with a row of the input."""
     if len(mask) > 0:
-        accumulate.mark(column.track_nulls(slots_before), slots, mask)
-    elif column.valid is not None:
-        accumulate.mark(column.valid, slots, mask)
+        accumulate.mark(column.track_nulls(), slots, mask)
+    elif len(valid_pages := column.valid_pages) > 0:
+        accumulate.mark(valid_pages, slots, mask)
 
 
 def _add(column: ValueColumn, slots: NDArray[np.int32], values: pa.Array, mask: NDArray[np.uint8], name: str) -> None:
-    sums = column.values
-    if sums.dtype == np.float64:
-        accumulate.sum_float64(sums, slots, fixed_values(values.cast(pa.float64())), mask)
-    elif accumulate.sum_int64(sums, slots, fixed_values(values.cast(pa.int64())), mask):
+    if column.dtype == np.float64:
+        accumulate.sum_float64(column.pages, slots, fixed_values(values.cast(pa.float64())), mask)
+    elif accumulate.sum_int64(column.pages, slots, fixed_values(values.cast(pa.int64())), mask):
         raise OverflowError(f"the sum of column {name!r} does not fit into int64; cast the column to float64 first")
 
 

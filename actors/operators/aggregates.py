@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
+from tidegate.actors.kernels.fixed_width import storage_dtype
 from tidegate.storage.codec import wire
-from tidegate.storage.columnar import storage_dtype
 from tidegate.storage.errors import ConfigurationError
 
 

@@ -9,23 +9,23 @@ columns, then the accumulators.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Literal
 
-import numpy as np
 import pyarrow as pa
 
 from tidegate.actors.errors import OperatorError
-from tidegate.actors.kernels.hashing import hash_columns
-from tidegate.actors.kernels.key_index import KeyIndex
 from tidegate.actors.kernels.partition import compact, gather, subtask_table
+from tidegate.actors.kernels.upserted import Upserted
 from tidegate.actors.operators.accumulators import Accumulator, make_accumulator, value_specs
 from tidegate.actors.operators.aggregates import Aggregate, AggregateKind
+from tidegate.actors.operators.backends import frozen_backend, make_backend
 from tidegate.actors.operators.base import Emit, Operator, OperatorContext
 from tidegate.actors.operators.blame import blame
 from tidegate.actors.operators.keys import check_owner, key_columns, key_schema
-from tidegate.storage.columnar import ColumnarState
+from tidegate.actors.state.backend import KeyedBackend, VectorTable
 from tidegate.storage.errors import ConfigurationError, CorruptionError
-from tidegate.storage.state import OperatorSnapshot, StateTable
+from tidegate.storage.state import Cut, OperatorSnapshot, StateTable
 
 STATE_NAME = "aggregate"
 
@@ -51,8 +51,9 @@ class KeyedAggregate(Operator):
         self._aggregates = dict(aggregates)
         self._emit_mode = emit
         self._check_arguments()
-        self._index = KeyIndex(self._keys)
-        self._state: ColumnarState | None = None
+        self._backend: KeyedBackend | None = None
+        self._table: VectorTable | None = None
+        self._key_schema: pa.Schema | None = None
         self._fields: Fields = {}
         self._accumulators: list[Accumulator] = []
         self._seen_schema: pa.Schema | None = None
@@ -77,6 +78,10 @@ class KeyedAggregate(Operator):
         """
         super().open(context, restored)
         self._owners = subtask_table(context.max_parallelism, context.parallelism)
+        self._backend = make_backend(context, self._keys)
+        stored = self._backend.stored_schema(STATE_NAME)
+        if stored is not None:
+            self._create(*self._stored_layout(STATE_NAME, stored))
         for table in restored:
             self._restore(table)
 
@@ -87,17 +92,25 @@ class KeyedAggregate(Operator):
         if updates is not None:
             emit(updates)
 
-    def snapshot(self) -> OperatorSnapshot:
+    def snapshot(self, cut: Cut) -> OperatorSnapshot:
         """Freeze the state; without any key so far there is none."""
-        return OperatorSnapshot(self.context.uid, () if self._state is None else (self._state.freeze(),))
+        return frozen_backend(self.context, self._opened(), cut)
 
     def finish(self, emit: Emit) -> Iterator[None]:
         """In mode `final`, emit all keys in batches of at most 65,536 rows."""
-        if self._emit_mode == "final" and self._state is not None:
-            for first_slot, keys in self._state.key_chunks(_FINAL_ROWS_MAX):
-                slots = np.arange(first_slot, first_slot + keys.num_rows)
+        if self._emit_mode == "final" and self._table is not None:
+            for keys, slots in self._table.scan(_FINAL_ROWS_MAX):
                 emit(self._output(keys, [accumulator.results(slots) for accumulator in self._accumulators]))
                 yield
+
+    def close(self) -> None:
+        """Release what the backend holds."""
+        if self._backend is not None:
+            self._backend.close()
+
+    def _opened(self) -> KeyedBackend:
+        assert self._backend is not None, "an aggregate that is not open"
+        return self._backend
 
     def _check_arguments(self) -> None:
         if not self._keys:
@@ -118,12 +131,12 @@ class KeyedAggregate(Operator):
             return
         found = key_schema(schema, self._keys)
         fields = {name: a.state_fields(name, schema) for name, a in self._aggregates.items()}
-        if self._state is None:
+        if self._key_schema is None:
             self._create(found, fields)
-        elif not found.equals(self._state.key_schema) or fields != self._fields:
+        elif not found.equals(self._key_schema) or fields != self._fields:
             raise OperatorError(
                 f"operator {self.context.name!r} (uid {self.context.uid!r}) keeps "
-                f"{_shown(self._state.key_schema, self._fields)}, but the batch needs "
+                f"{_shown(self._key_schema, self._fields)}, but the batch needs "
                 f"{_shown(found, fields)}: a column has changed its type; cast it with with_columns "
                 f"before key_by, or pass schema= to the function that makes it"
             )
@@ -131,62 +144,57 @@ class KeyedAggregate(Operator):
 
     def _advance(self, batch: pa.RecordBatch) -> pa.RecordBatch | None:
         self._admit(batch.schema)
-        assert self._state is not None
+        assert self._table is not None
         keys = key_columns(batch, self._keys)
-        upserted = self._index.upsert(keys)
-        slots_before = self._state.rows
+        upserted = self._table.upsert(keys)
         if len(upserted.new_rows):
-            added = gather(keys, upserted.new_rows)
-            check_owner(self.context, added, self._owners)
-            self._state.append(added)
-        assert self._state.rows == self._index.size, "a key without state"
+            check_owner(self.context, gather(keys, upserted.new_rows), self._owners)
+        results = self._accumulate(batch, keys, upserted)
+        self._table.done()
+        return results
+
+    def _accumulate(self, batch: pa.RecordBatch, keys: pa.RecordBatch, upserted: Upserted) -> pa.RecordBatch | None:
         if self._emit_mode == "final":
             for accumulator in self._accumulators:
-                accumulator.update(batch, upserted.slots, slots_before)
+                accumulator.update(batch, upserted.slots)
             return None
         rows = upserted.first_rows
         all_distinct = len(rows) == batch.num_rows
         slots = upserted.slots if all_distinct else upserted.slots.take(rows)
         results = []
         for accumulator in self._accumulators:
-            accumulator.update(batch, upserted.slots, slots_before)
+            accumulator.update(batch, upserted.slots)
             results.append(accumulator.results(slots))  # at once: what was just written is still in the cache
         return self._output(keys if all_distinct else gather(keys, rows), results)
 
     def _create(self, schema: pa.Schema, fields: Fields) -> None:
         specs = [s for name, a in self._aggregates.items() for s in value_specs(a, fields[name])]
-        keys = self._keys
-        self._state = ColumnarState(
-            STATE_NAME, schema, specs, self.context.max_parallelism, lambda rows: hash_columns(rows, keys)
-        )
-        self._fields = fields
-        self._accumulators = [make_accumulator(a, fields[name], self._state) for name, a in self._aggregates.items()]
+        backend = self._opened()
+        self._table = table = backend.table(STATE_NAME, specs)
+        backend.fix_keys(schema)
+        self._key_schema, self._fields = schema, fields
+        self._accumulators = [make_accumulator(a, fields[name], table) for name, a in self._aggregates.items()]
 
     def _restore(self, table: StateTable) -> None:
+        if self._table is None:
+            if table.removed:
+                return  # of a key that the layers below have not got
+            self._create(*self._stored_layout(table.state, table.rows.schema))
         rows = compact(table.rows)
-        if self._state is None:
-            self._create(*self._stored_layout(table))
-        assert self._state is not None
-        self._state.check_stored(rows.schema)
-        if rows.num_rows == 0:
-            return
-        keys = rows.select(list(self._keys))
-        check_owner(self.context, keys, self._owners)
-        if len(self._index.upsert(keys).new_rows) < rows.num_rows:
-            raise CorruptionError(
-                f"state {table.state!r} of operator {self.context.uid!r} holds a key twice: the key groups "
-                f"of the checkpoint's tables overlap"
-            )
-        self._state.append_stored(rows)
+        if rows.schema.names[: len(self._keys)] == list(self._keys):
+            check_owner(self.context, rows.select(list(self._keys)), self._owners)
+        try:
+            self._opened().load(replace(table, rows=rows))
+        except CorruptionError as error:
+            raise CorruptionError(f"operator {self.context.uid!r}: {error}") from error
 
-    def _stored_layout(self, table: StateTable) -> tuple[pa.Schema, Fields]:
+    def _stored_layout(self, state: str, schema: pa.Schema) -> tuple[pa.Schema, Fields]:
         expected = list(self._keys)
         for name, aggregate in self._aggregates.items():
             expected += _state_names(name, aggregate)
-        schema = table.rows.schema
-        if table.state != STATE_NAME or schema.names != expected:
+        if state != STATE_NAME or schema.names != expected:
             raise CorruptionError(
-                f"operator {self.context.uid!r} expects stored columns {expected}, but state {table.state!r} "
+                f"operator {self.context.uid!r} expects stored columns {expected}, but state {state!r} "
                 f"has {schema.names}; restore with the keys and aggregates that wrote it, or change the uid"
             )
         fields = {

@@ -20,7 +20,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from tidegate.actors.kernels.upserted import Upserted
-from tidegate.storage.state import Cut, FrozenState, StateTable
+from tidegate.storage.state import Cut, FrozenNative, FrozenState, StateTable
 
 KeyRef: TypeAlias = Any
 """How a backend knows a key within a batch: a slot, or encoded bytes. Only good until `leave`."""
@@ -219,6 +219,20 @@ class KeyedBackend(Protocol):
 
     def freeze(self, cut: Cut) -> Sequence[FrozenState]:
         """All states as they are now, or with `cut.base` only what has changed since that."""
+        ...
+
+    def freeze_native(self, cut: Cut) -> FrozenNative | None:
+        """All states as files of the backend's own, where it has such and `cut` is not canonical; else `freeze` it is.
+
+        None also while there is no key.
+        """
+        ...
+
+    def stored_schema(self, state: str) -> pa.Schema | None:
+        """Key columns and value columns of a state that came with the files that the backend was opened on.
+
+        It has that without any `load`. None where there is no such state.
+        """
         ...
 
     def load(self, table: StateTable) -> None:

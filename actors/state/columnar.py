@@ -17,7 +17,7 @@ from tidegate.actors.state.cells import Cells, ColumnarLists, ColumnarMaps, Colu
 from tidegate.actors.state.key_space import KeySpace, key_pieces
 from tidegate.actors.state.vector_table import ColumnarTable
 from tidegate.storage.errors import ConfigurationError, CorruptionError
-from tidegate.storage.state import Cut, FrozenState, StateTable
+from tidegate.storage.state import Cut, FrozenNative, FrozenState, StateTable
 
 C = TypeVar("C", bound=Cells)
 
@@ -91,6 +91,14 @@ class ColumnarBackend:
         for cells in self._cells.values():
             frozen += cells.freeze(cut)
         return frozen
+
+    def freeze_native(self, cut: Cut) -> FrozenNative | None:
+        """None: there are no files."""
+        return None
+
+    def stored_schema(self, state: str) -> pa.Schema | None:
+        """None: a backend in memory begins empty."""
+        return None
 
     def load(self, table: StateTable) -> None:
         """Take a stored table in.

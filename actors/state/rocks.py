@@ -8,7 +8,6 @@ written; savepoints are rows (`freeze`), which any backend reads.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import TypeVar
 
 import pyarrow as pa
@@ -20,11 +19,12 @@ from tidegate.actors.state.rocks_cells import RocksCells, RocksLists, RocksMaps,
 from tidegate.actors.state.rocks_keys import database_keys
 from tidegate.actors.state.rocks_loading import RocksLoader
 from tidegate.actors.state.rocks_session import OwnedFolder, RocksSession
+from tidegate.actors.state.rocks_sweep import RocksSweeper
 from tidegate.actors.state.rocks_table import RocksTable
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.metadata import StateKind
 from tidegate.storage.rocks.database import reported, unlogged
-from tidegate.storage.rocks.description import HEAD, RocksDescription, RocksForm, RocksState
+from tidegate.storage.rocks.description import RocksDescription, RocksForm, RocksState
 from tidegate.storage.rocks.frozen import FrozenRocks
 from tidegate.storage.rocks.scan import scan_state
 from tidegate.storage.state import Cut, FrozenState, StateChunk, StateTable
@@ -32,28 +32,30 @@ from tidegate.storage.state import Cut, FrozenState, StateChunk, StateTable
 C = TypeVar("C", bound=RocksCells)
 
 
-@dataclass(frozen=True, slots=True)
 class FrozenRows:
-    """A `FrozenState`: the rows of one state, read from a snapshot of the database while it is written to."""
+    """A `FrozenState`: the rows of one state, read from the database as it was while it is written to.
 
-    description: RocksDescription
-    source: RocksState
-    snapshot: rocksdict.Snapshot
-    key_groups: range
-    folder: OwnedFolder
-    removed: bool = False
-    kind: StateKind = StateKind.KEYED
+    An iterator of RocksDB sees nothing that is written after it was made.
+    """
 
-    @property
-    def state(self) -> str:
-        """Name of the state."""
-        return self.source.name
+    removed = False
+    kind = StateKind.KEYED
+
+    def __init__(
+        self, cursor: rocksdict.RdictIter, description: RocksDescription, source: RocksState, session: RocksSession
+    ) -> None:
+        assert session.owned_folder is not None, "a snapshot of a closed backend"
+        self.state = source.name
+        self._held: tuple[rocksdict.RdictIter, OwnedFolder] | None = (cursor, session.owned_folder)
+        self._description = description
+        self._source = source
+        self._key_groups = session.key_groups
 
     def chunks(self) -> Iterator[StateChunk]:
         """The rows, sorted by key group. Raises StorageError, CorruptionError."""
-        with reported("read RocksDB", self.folder.path):
-            cursor = self.snapshot.iter()
-        yield from scan_state(cursor, self.description, self.source, self.key_groups, self.folder.path)
+        assert self._held is not None, "the rows of a snapshot are read once"
+        (cursor, folder), self._held = self._held, None
+        yield from scan_state(cursor, self._description, self._source, self._key_groups, folder.path)
 
 
 class RocksBackend:
@@ -65,8 +67,7 @@ class RocksBackend:
         self._loader = RocksLoader(self._session)
         self._tables: dict[str, RocksTable] = {}
         self._cells: dict[str, RocksCells] = {}
-        self._swept: bytes | None = None
-        """The key at which the next sweep begins."""
+        self._sweeper = RocksSweeper(self._session)
 
     @property
     def stored(self) -> RocksDescription | None:
@@ -116,28 +117,13 @@ class RocksBackend:
         self._session.batch_refs = ()
 
     def sweep(self, keys_max: int) -> None:
-        """Look at up to so many entries, and forget what has expired. StorageError."""
-        expiring = {cells.state.number: cells for cells in self._cells.values() if cells.spec.has_expired is not None}
-        if not expiring:
+        """Look at up to so many keys of each state, where the last call ended. StorageError."""
+        expiring = [cells for cells in self._cells.values() if cells.spec.has_expired is not None]
+        if not expiring or not self._session.has_keys:
             return
         self._flush()
         batch = rocksdict.WriteBatch(raw_mode=True)
-        with reported("read RocksDB", self._session.folder):
-            cursor = self._session.database.iter()
-            if self._swept is None:
-                cursor.seek_to_first()
-            else:
-                cursor.seek(self._swept)
-            for _ in range(keys_max):
-                if not cursor.valid():
-                    break
-                key = cursor.key()
-                cells = expiring.get(HEAD.unpack_from(key)[1])
-                if cells is not None:
-                    cells.swept(batch, key, cursor.value())
-                cursor.next()
-            cursor.status()
-            self._swept = cursor.key() if cursor.valid() else None
+        self._sweeper.sweep(expiring, keys_max, batch)
         self._write(batch)
 
     def keys(self, state: str, rows_max: int) -> Iterator[pa.RecordBatch]:
@@ -155,16 +141,23 @@ class RocksBackend:
         session = self._session
         if not session.has_keys:
             return ()
-        with reported("take a snapshot of RocksDB", session.folder):
-            snapshot = session.database.snapshot()
-        description, folder = session.describe(), session.owned_folder
-        assert folder is not None, "a snapshot of a closed backend"
-        return [FrozenRows(description, state, snapshot, session.key_groups, folder) for state in description.states]
+        description = session.describe()
+        with reported("read RocksDB", session.folder):
+            cursors = [session.database.iter() for _ in description.states]
+        frozen = zip(cursors, description.states, strict=True)
+        return [FrozenRows(cursor, description, state, session) for cursor, state in frozen]
 
     def freeze_native(self, cut: Cut) -> FrozenRocks | None:
         """All states as files; None while there was no key. StorageError if the disk does not take them."""
         self._flush()
         return self._session.freeze(cut.checkpoint_id) if self._session.has_keys else None
+
+    def stored_schema(self, state: str) -> pa.Schema | None:
+        """Key columns and value columns of a state in the files that the backend was opened on; None for none."""
+        if self.stored is None:
+            return None
+        found = [known.values for known in self.stored.states if known.name == state]
+        return pa.schema([*self.stored.keys, *found[0]]) if found else None
 
     def load(self, table: StateTable) -> None:
         """Take a stored table in.

@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,9 +14,26 @@ from numpy.typing import NDArray
 
 from tidegate.actors.kernels import accumulate
 from tidegate.actors.kernels.columns import NO_MASK
+from tidegate.actors.kernels.paged import PAGE_ROWS
 from tidegate.actors.kernels.reference import accumulate_reference
+from tidegate.actors.state.backend import ValueSpec
+from tidegate.actors.state.pages import PagedColumn
 
 _SLOTS = 5
+# The last slots of one page and the first of the next.
+_FIRST = PAGE_ROWS - 2
+_TYPES: dict[Any, pa.DataType] = {np.int64: pa.int64(), np.uint8: pa.uint8(), np.float64: pa.float64()}
+
+
+def _column(dtype: type, identity: float) -> PagedColumn:
+    column = PagedColumn(ValueSpec("x", _TYPES[dtype], identity))
+    column.grow(2)
+    return column
+
+
+def _values(column: PagedColumn) -> list[Any]:
+    values: list[Any] = column.raw(np.arange(_FIRST, _FIRST + _SLOTS)).tolist()
+    return values
 
 
 @st.composite
@@ -30,8 +48,8 @@ def _arrays(
 ) -> tuple[NDArray[np.int32], NDArray[Any], NDArray[np.uint8]]:
     mask = np.array([value is not None for value in values], dtype=np.uint8)
     beneath_null = 77
-    data = np.array([beneath_null if value is None else value for value in values], dtype=dtype)
-    return np.array(slots, dtype=np.int32), data, mask if masked or not mask.all() else NO_MASK
+    data: NDArray[Any] = np.array([beneath_null if value is None else value for value in values], dtype=dtype)
+    return np.array(slots, dtype=np.int32) + np.int32(_FIRST), data, mask if masked or not mask.all() else NO_MASK
 
 
 @settings(max_examples=80, deadline=None)
@@ -40,20 +58,20 @@ def test_integers(case: tuple[list[int], list[Any], bool]) -> None:
     """count, mark, sum, min and max of integers skip nulls."""
     slots, values, masked = case
     where, data, mask = _arrays(slots, values, np.int64, masked)
-    counts = np.zeros(_SLOTS, dtype=np.int64)
-    accumulate.count(counts, where, mask)
-    flags = np.zeros(_SLOTS, dtype=np.uint8)
-    accumulate.mark(flags, where, mask)
-    sums = np.zeros(_SLOTS, dtype=np.int64)
-    assert not accumulate.sum_int64(sums, where, data, mask)
-    least = np.full(_SLOTS, np.iinfo(np.int64).max)
-    accumulate.minimum(least, where, data, mask)
-    greatest = np.full(_SLOTS, np.iinfo(np.int64).min)
-    accumulate.maximum(greatest, where, data, mask)
+    counts = _column(np.int64, 0)
+    accumulate.count(counts.pages, where, mask)
+    flags = _column(np.uint8, 0)
+    accumulate.mark(flags.pages, where, mask)
+    sums = _column(np.int64, 0)
+    assert not accumulate.sum_int64(sums.pages, where, data, mask)
+    least = _column(np.int64, np.iinfo(np.int64).max)
+    accumulate.minimum(least.pages, where, data, mask)
+    greatest = _column(np.int64, np.iinfo(np.int64).min)
+    accumulate.maximum(greatest.pages, where, data, mask)
     for kind, result in (("sum", sums), ("min", least), ("max", greatest)):
-        shown = [v if f else None for v, f in zip(result.tolist(), flags.tolist(), strict=True)]
+        shown = [v if f else None for v, f in zip(_values(result), _values(flags), strict=True)]
         assert shown == accumulate_reference(kind, values, slots, _SLOTS)
-    assert counts.tolist() == accumulate_reference("count", values, slots, _SLOTS)
+    assert _values(counts) == accumulate_reference("count", values, slots, _SLOTS)
 
 
 @settings(max_examples=80, deadline=None)
@@ -62,16 +80,16 @@ def test_floats(case: tuple[list[int], list[Any], bool]) -> None:
     """Float sums are those of adding in row order; NaN is the greatest number for min and max."""
     slots, values, masked = case
     where, data, mask = _arrays(slots, values, np.float64, masked)
-    flags = np.zeros(_SLOTS, dtype=np.uint8)
-    accumulate.mark(flags, where, mask)
-    sums = np.zeros(_SLOTS)
-    accumulate.sum_float64(sums, where, data, mask)
-    least = np.full(_SLOTS, np.nan)
-    accumulate.minimum(least, where, data, mask)
-    greatest = np.full(_SLOTS, -np.inf)
-    accumulate.maximum(greatest, where, data, mask)
+    flags = _column(np.uint8, 0)
+    accumulate.mark(flags.pages, where, mask)
+    sums = _column(np.float64, 0)
+    accumulate.sum_float64(sums.pages, where, data, mask)
+    least = _column(np.float64, math.nan)
+    accumulate.minimum(least.pages, where, data, mask)
+    greatest = _column(np.float64, -math.inf)
+    accumulate.maximum(greatest.pages, where, data, mask)
     for kind, result in (("sum", sums), ("min", least), ("max", greatest)):
-        shown = [v if f else None for v, f in zip(result.tolist(), flags.tolist(), strict=True)]
+        shown = [v if f else None for v, f in zip(_values(result), _values(flags), strict=True)]
         assert repr(shown) == repr(accumulate_reference(kind, values, slots, _SLOTS))
 
 
@@ -79,14 +97,14 @@ def test_floats(case: tuple[list[int], list[Any], bool]) -> None:
 def test_overflow_is_reported(values: list[int]) -> None:
     """A sum that leaves int64, if only for a moment, is reported and not passed on as a wrong number."""
     slots = np.zeros(len(values), dtype=np.int32)
-    sums = np.zeros(1, dtype=np.int64)
-    assert accumulate.sum_int64(sums, slots, np.array(values, dtype=np.int64), NO_MASK)
+    sums = _column(np.int64, 0)
+    assert accumulate.sum_int64(sums.pages, slots, np.array(values, dtype=np.int64), NO_MASK)
 
 
 def test_extremes_are_no_overflow() -> None:
     """The least and the greatest int64 are sums like others."""
     slots = np.array([0, 1, 1], dtype=np.int32)
-    sums = np.zeros(2, dtype=np.int64)
+    sums = _column(np.int64, 0)
     values = np.array([-(2**63), 2**63 - 1, -(2**63)], dtype=np.int64)
-    assert not accumulate.sum_int64(sums, slots, values, NO_MASK)
-    assert sums.tolist() == [-(2**63), -1]
+    assert not accumulate.sum_int64(sums.pages, slots, values, NO_MASK)
+    assert sums.raw(np.array([0, 1])).tolist() == [-(2**63), -1]

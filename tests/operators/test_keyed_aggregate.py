@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import itertools
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -11,7 +12,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from operator_harness import Subtasks, context, opened, run
+from operator_harness import CUT, Subtasks, context, opened, run
 
 from tidegate.actors.errors import OperatorError
 from tidegate.actors.kernels.hashing import hash_columns
@@ -19,7 +20,7 @@ from tidegate.actors.operators import aggregates as tg
 from tidegate.actors.operators.aggregates import Aggregate
 from tidegate.actors.operators.keyed_aggregate import KeyedAggregate
 from tidegate.storage.errors import ConfigurationError, CorruptionError
-from tidegate.storage.state import StateTable
+from tidegate.storage.state import StateTable, tables_of
 
 _KEYS: dict[pa.DataType, st.SearchStrategy[Any]] = {
     pa.int32(): st.integers(-4, 4),
@@ -168,35 +169,37 @@ def test_snapshot_does_not_see_later_batches() -> None:
     """A frozen state stays as it was while the operator goes on, through new keys and new values."""
     operator = opened(KeyedAggregate(("k",), {"n": tg.count(), "s": tg.sum("x")}))
     run(operator, [pa.record_batch({"k": [1, 2], "x": pa.array([1, None], pa.int64())})], finish=False)
-    snapshot = operator.snapshot()
+    snapshot = operator.snapshot(CUT)
     assert snapshot is not None
     (frozen,) = snapshot.states
     run(operator, [pa.record_batch({"k": [1, 2, *range(3, 3000)], "x": [5] * 2999})], finish=False)
-    rows = sorted(frozen.materialize().rows.to_pylist(), key=lambda row: row["k"])
+    rows = sorted(tables_of(frozen)[0].rows.to_pylist(), key=lambda row: row["k"])
     assert rows == [{"k": 1, "n": 1, "s": 1}, {"k": 2, "n": 1, "s": None}]
 
 
 def test_stored_table_is_typed_and_sorted_by_key_group() -> None:
     """A checkpoint holds key columns in their types and accumulators by name; prefix sums say where groups are."""
-    first = Subtasks(lambda: KeyedAggregate(("k",), {"mean": tg.mean("x"), "day": tg.min("d")}), ("k",), 1)
+    operator = opened(KeyedAggregate(("k",), {"mean": tg.mean("x"), "day": tg.min("d")}))
     day = dt.date(2020, 2, 2)
-    first.process([pa.record_batch({"k": [f"key-{i}" for i in range(50)], "x": [1.5] * 50, "d": [day] * 50})])
-    (table,) = first.snapshot()
+    run(operator, [pa.record_batch({"k": [f"key-{i}" for i in range(50)], "x": [1.5] * 50, "d": [day] * 50})], False)
+    snapshot = operator.snapshot(CUT)
+    assert snapshot is not None
+    (table,) = snapshot.states[0].chunks()
     fields = [("k", pa.string()), ("mean.sum", pa.float64()), ("mean.count", pa.int64()), ("day", pa.date32())]
     assert table.rows.schema.equals(pa.schema(fields))
-    assert (table.key_group_rows[0], table.key_group_rows[-1], len(table.key_group_rows)) == (0, 50, 17)
+    assert (table.group_rows[0], table.group_rows[-1]) == (0, 50)
     groups = (hash_columns(table.rows, ["k"]) % 16).tolist()
     assert groups == sorted(groups)
     assert all(
         groups[start:stop] == [g] * (stop - start)
-        for g, (start, stop) in enumerate(zip(table.key_group_rows, table.key_group_rows[1:], strict=False))
+        for g, (start, stop) in enumerate(itertools.pairwise(table.group_rows), table.first_group)
     )
 
 
 def test_empty_state_restores_to_empty_state() -> None:
     """Without a batch there is no state; with restored state and no batch, the state is stored again as it was."""
     operator = opened(KeyedAggregate(("k",), {"n": tg.count()}))
-    snapshot = operator.snapshot()
+    snapshot = operator.snapshot(CUT)
     assert snapshot is not None
     assert snapshot.states == ()
     assert run(operator, []) == []
@@ -293,9 +296,11 @@ def test_a_column_that_changes_its_type_is_refused() -> None:
     run(operator, [ints])
     with pytest.raises(OperatorError, match=r"k: int64.*k: string"):
         run(operator, [texts])
-    snapshot = operator.snapshot()
+    snapshot = operator.snapshot(CUT)
     assert snapshot is not None
-    restored = opened(KeyedAggregate(("k",), {"n": tg.count()}), [s.materialize() for s in snapshot.states])
+    restored = opened(
+        KeyedAggregate(("k",), {"n": tg.count()}), [table for s in snapshot.states for table in tables_of(s)]
+    )
     with pytest.raises(OperatorError, match=r"k: int64.*k: string"):
         run(restored, [texts])
 
@@ -303,9 +308,10 @@ def test_a_column_that_changes_its_type_is_refused() -> None:
 def _stored(batch: pa.RecordBatch, **what: Aggregate) -> StateTable:
     operator = opened(KeyedAggregate(("k",), what))
     run(operator, [batch])
-    snapshot = operator.snapshot()
+    snapshot = operator.snapshot(CUT)
     assert snapshot is not None
-    return snapshot.states[0].materialize()
+    (table,) = tables_of(snapshot.states[0])
+    return table
 
 
 def test_state_of_another_aggregate_is_refused() -> None:
