@@ -6,6 +6,7 @@ usage. An error of ours is shown as one sentence, never as a traceback.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -18,11 +19,14 @@ from rich.pretty import Pretty
 from rich.table import Table
 
 from tidegate.recovery.checkpoints import CheckpointSummary, inspect, list_checkpoints, verify
+from tidegate.recovery.deletion import delete
 from tidegate.storage.errors import CodecError, ConfigurationError, CorruptionError, TidegateError
 from tidegate.storage.event_log import EventLog, LogEntry
-from tidegate.storage.filesystem import open_store
+from tidegate.storage.filesystem import join_url, open_store
 from tidegate.storage.ids import JobId
 from tidegate.storage.metadata import CheckpointMetadata, SectionRef, StateHandle, SubtaskState
+from tidegate.storage.sweeper import may_run, sweep
+from tidegate.storage.units import parse_duration_ms
 
 app = typer.Typer(
     help="Look at tidegate's checkpoints and event logs.",
@@ -38,6 +42,7 @@ JobOption = Annotated[str | None, typer.Option("--job", help="Name or id of one 
 CheckpointArgument = Annotated[
     str, typer.Argument(metavar="PATH", help="<root>/<job>/chk-<number> or <folder>/savepoint-<job>-<number>")
 ]
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 RootArgument = Annotated[str, typer.Argument(metavar="PATH", help="Checkpoint root: a folder or s3://bucket/prefix")]
 
 
@@ -90,6 +95,66 @@ def verify_command(path: CheckpointArgument) -> None:
         typer.echo(problem, err=True)
     typer.echo(f"{report.path} cannot be restored: {len(report.problems)} problem(s)", err=True)
     raise typer.Exit(1)
+
+
+@checkpoints_app.command("delete")
+def delete_command(path: CheckpointArgument, yes: YesOption = False) -> None:
+    """Delete a checkpoint or savepoint; files that other checkpoints of its job use stay."""
+    if not yes:
+        typer.confirm(f"Delete {path}?", abort=True)
+    with _explained():
+        files = delete(path)
+    typer.echo(f"{path} is deleted: {files} files")
+
+
+@checkpoints_app.command("sweep")
+def sweep_command(
+    path: RootArgument,
+    job: JobOption = None,
+    delete: Annotated[bool, typer.Option("--delete", help="Delete them; without it they are only listed.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Also for a job that may be running, because you know that it is dead.")
+    ] = False,
+    grace: Annotated[str, typer.Option("--grace", help="Leave alone what was written within this time.")] = "1h",
+    savepoints: Annotated[
+        list[str] | None, typer.Option("--savepoints", help="Another folder in which there may be savepoints.")
+    ] = None,
+) -> None:
+    """List, or delete, files of jobs under a root that no checkpoint, savepoint or table refers to.
+
+    Exit code 1 if a job was left out because it may be running.
+    """
+    count, size_bytes, left_out = 0, 0, 0
+    with _explained():
+        grace_ms = parse_duration_ms(grace, setting="--grace")
+        now_ms = int(time.time() * 1000)
+        store = open_store(path)
+        places = [open_store(url) for url in savepoints or ()]
+        for job_id in [JobId(name) for name in store.list("") if job in (None, name, name.rpartition("-")[0])]:
+            dry_run = not delete
+            if delete and not force and may_run(store, job_id, now_ms, grace_ms):
+                dry_run, left_out = True, left_out + 1
+                typer.echo(
+                    f"Job {job_id} may be running, it wrote to its event log within {grace}: nothing of it is deleted "
+                    "(--force if you know that it is dead)",
+                    err=True,
+                )
+            found = sweep(
+                store, job_id, now_ms=now_ms, grace_ms=grace_ms, dry_run=dry_run, force=force, savepoints=places
+            )
+            for orphan in found:
+                typer.echo(f"{orphan.size_bytes:>15,}  {join_url(store.url, orphan.path)}")
+            if not (delete and dry_run):
+                count += len(found)
+                size_bytes += sum(orphan.size_bytes for orphan in found)
+    if delete:
+        typer.echo(f"{count} files, {size_bytes:,} bytes, were deleted")
+    elif count:
+        typer.echo(f"Nothing refers to {count} files, {size_bytes:,} bytes; --delete deletes them")
+    else:
+        typer.echo(f"Nothing is left behind under {path}" + (f" of job {job}" if job else ""))
+    if left_out:
+        raise typer.Exit(1)
 
 
 @app.command("events")
