@@ -1,0 +1,140 @@
+"""What a subtask builds its snapshots on: only what the barrier names, and only while that is cheaper than anew."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tidegate.actors.elements import Barrier, BarrierOptions
+from tidegate.actors.task.lineage import DELTAS_BYTES_MIN, LAYERS_MAX, LINEAGES_MAX, Lineage, Lineages
+from tidegate.storage.ids import CheckpointId, OperatorUid
+from tidegate.storage.metadata import NativeFile, NativeState, SnapshotKind, StateHandle
+from tidegate.storage.state import Cut
+
+BASE_BYTES = 10 * DELTAS_BYTES_MIN
+
+
+def layers(*sizes: int) -> tuple[StateHandle, ...]:
+    """Layers of these sizes, the base first."""
+    return tuple(StateHandle(f"shared/{i}", None, size, "sum", ()) for i, size in enumerate(sizes))
+
+
+def native(*names: str) -> tuple[NativeState, ...]:
+    """The state of one operator as these files."""
+    files = tuple(NativeFile(name, f"shared/{name}", 10, "sum") for name in names)
+    return (NativeState(OperatorUid("agg"), "rocksdb", (0, 128), b"", files),)
+
+
+def lineage(checkpoint_id: int, *sizes: int) -> Lineage:
+    """What a subtask has in a checkpoint."""
+    return Lineage(CheckpointId(checkpoint_id), layers(*sizes))
+
+
+def cut(known: Lineages, checkpoint_id: int, base: int | None, **settings: object) -> Cut:
+    """What the snapshot of a barrier is to hold."""
+    options = BarrierOptions(kind=settings.get("kind", SnapshotKind.CHECKPOINT))  # type: ignore[arg-type]
+    barrier = Barrier(CheckpointId(checkpoint_id), 0, options, None if base is None else CheckpointId(base))
+    found, below = known.begin(barrier, finished=bool(settings.get("finished")))
+    assert found.base == (None if below is None else below.checkpoint_id)
+    return found
+
+
+def test_a_snapshot_is_built_on_what_its_barrier_names_and_on_nothing_else() -> None:
+    """Not on a newer one, which may fail yet, nor on one of which the subtask has no part, nor where none is named."""
+    known = Lineages()
+    known.remember(lineage(3, 100))
+    known.remember(lineage(4, 100, 10))
+
+    assert cut(known, 5, None) == Cut(CheckpointId(5))
+    assert cut(known, 6, 2) == Cut(CheckpointId(6))
+    assert cut(known, 7, 3) == Cut(CheckpointId(7), base=CheckpointId(3))
+    assert cut(known, 8, 4) == Cut(CheckpointId(8), base=CheckpointId(4))
+
+
+def test_what_was_given_up_is_no_base() -> None:
+    """Its files go."""
+    known = Lineages()
+    known.remember(lineage(3, 100))
+    known.forget(CheckpointId(3))
+
+    assert cut(known, 4, 3) == Cut(CheckpointId(4))
+
+
+@pytest.mark.parametrize("kind", [kind for kind in SnapshotKind if kind.is_savepoint])
+def test_a_savepoint_is_whole_and_in_the_common_form(kind: SnapshotKind) -> None:
+    """It is the user's, and has nothing in common with what the job deletes."""
+    known = Lineages()
+    known.remember(lineage(3, 100))
+
+    assert cut(known, 4, 3, kind=kind) == Cut(CheckpointId(4), canonical=True)
+
+
+def test_a_subtask_that_has_finished_builds_on_nothing() -> None:
+    """It has no state any more."""
+    known = Lineages()
+    known.remember(lineage(3, 100))
+
+    assert cut(known, 4, 3, finished=True) == Cut(CheckpointId(4))
+
+
+def test_nothing_is_built_on_an_empty_part() -> None:
+    """What is then put would have to be a base, and what was removed meanwhile has none below."""
+    known = Lineages()
+    known.remember(lineage(3))
+
+    assert cut(known, 4, 3) == Cut(CheckpointId(4))
+
+
+def test_native_files_need_no_layers() -> None:
+    """A backend with files of its own compacts by itself."""
+    known = Lineages()
+    known.remember(Lineage(CheckpointId(3), native=native("1.sst")))
+
+    assert cut(known, 4, 3) == Cut(CheckpointId(4), base=CheckpointId(3))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "extensible"),
+    [
+        ((BASE_BYTES,), True),
+        ((BASE_BYTES, *[1] * (LAYERS_MAX - 2)), True),
+        ((BASE_BYTES, *[1] * (LAYERS_MAX - 1)), False),
+        ((BASE_BYTES, BASE_BYTES), True),
+        ((BASE_BYTES, BASE_BYTES - 5, 6), False),
+        ((10, DELTAS_BYTES_MIN), True),
+        ((10, DELTAS_BYTES_MIN, 1), False),
+    ],
+)
+def test_layers_are_few_and_no_larger_than_their_base(sizes: tuple[int, ...], extensible: bool) -> None:
+    """Else the next snapshot is the base of a new stack: what a restore reads stays about twice the state."""
+    known = Lineages()
+    known.remember(lineage(3, *sizes))
+
+    assert (cut(known, 4, 3).base is not None) is extensible
+
+
+@given(st.lists(st.integers(1, BASE_BYTES), min_size=1, max_size=60), st.integers(1, BASE_BYTES))
+def test_storage_holds_a_bounded_multiple_of_the_state(deltas: list[int], whole: int) -> None:
+    """However many checkpoints: few layers, and before the last of them no more than the base and as much again."""
+    known = Lineages()
+    stack: tuple[StateHandle, ...] = ()
+    for number, size in enumerate(deltas, start=1):
+        below = cut(known, number, number - 1 or None).base
+        stack = layers(*(h.size_bytes for h in stack), size) if below is not None else layers(whole)
+        known.remember(Lineage(CheckpointId(number), stack))
+
+        assert len(stack) <= LAYERS_MAX
+        assert sum(h.size_bytes for h in stack[1:-1]) <= max(whole, DELTAS_BYTES_MIN)
+
+
+def test_what_is_remembered_is_bounded() -> None:
+    """Checkpoints of which nothing was heard any more: the oldest are forgotten, at the latest when a base is newer."""
+    known = Lineages()
+    for number in range(1, LINEAGES_MAX + 2):
+        known.remember(lineage(number, 100))
+
+    assert cut(known, 98, 1).base is None, "one more than may be"
+    assert cut(known, 99, 2).base == 2
+    assert cut(known, 100, 5).base == 5
+    assert cut(known, 101, 4).base is None, "bases only become newer"
