@@ -15,12 +15,14 @@ from tidegate.recovery.checkpoints import (
     load_operator_state,
     verify,
 )
+from tidegate.recovery.deletion import delete
 from tidegate.recovery.restart import RestartStrategy
 
 __all__ = [
     "CheckpointSummary",
     "RestartStrategy",
     "VerificationReport",
+    "delete",
     "inspect",
     "latest",
     "list_checkpoints",

@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 from tidegate.storage.errors import CodecError, CorruptionError, NotFoundError
 from tidegate.storage.filesystem import join_url, open_store
@@ -22,7 +21,7 @@ from tidegate.storage.layout import (
     parse_pointer,
     parse_savepoint_name,
 )
-from tidegate.storage.metadata import CheckpointMetadata
+from tidegate.storage.metadata import CheckpointMetadata, NativeFile, StateHandle
 from tidegate.storage.metadata_file import read_pointed
 from tidegate.storage.state import StateTable
 from tidegate.storage.store import Store
@@ -161,11 +160,13 @@ def verify(path: str, *, open_store: OpenStore = open_store) -> VerificationRepo
         problems.append(f"checkpoint {at.checkpoint_id} was given up and never completed")
     files = 1
     for subtask in metadata.subtasks:
-        checks = [(handle, partial(verify_state, store, handle)) for handle in subtask.handles]
-        checks += [(file, partial(verify_native, store, file)) for file in subtask.native_files]
-        for stored, check in checks:
+        everything: tuple[StateHandle | NativeFile, ...] = (*subtask.handles, *subtask.native_files)
+        for stored in everything:
             try:
-                check()
+                if isinstance(stored, NativeFile):
+                    verify_native(store, stored)
+                else:
+                    verify_state(store, stored)
             except (CorruptionError, CodecError, NotFoundError) as error:
                 problems.append(f"{subtask.vertex} subtask {subtask.subtask}: {error}")
             if stored.path is not None:

@@ -122,17 +122,16 @@ def _is_exact_number(before: pa.DataType, now: pa.DataType) -> bool:
     if not (pa.types.is_decimal(before) and pa.types.is_decimal(now)):
         return False
     digits_kept = now.precision - now.scale >= before.precision - before.scale
-    return digits_kept and now.scale >= before.scale and now.bit_width >= before.bit_width
+    return bool(digits_kept and now.scale >= before.scale and now.bit_width >= before.bit_width)
 
 
 def _is_finer(before: pa.DataType, now: pa.DataType) -> bool:
     """Whether a time has the same or a finer unit; whether its values fit is seen when they are converted."""
     types = pa.types
-    if types.is_timestamp(before) and types.is_timestamp(now):
-        alike = before.tz == now.tz
-    else:
-        alike = (types.is_time(before) and types.is_time(now)) or (types.is_duration(before) and types.is_duration(now))
-    return alike and _UNITS.index(before.unit) <= _UNITS.index(now.unit)
+    alike = types.is_timestamp(before) and types.is_timestamp(now) and before.tz == now.tz
+    alike = alike or (types.is_time(before) and types.is_time(now))
+    alike = alike or (types.is_duration(before) and types.is_duration(now))
+    return bool(alike and _UNITS.index(before.unit) <= _UNITS.index(now.unit))
 
 
 def _columns(schema: pa.Schema) -> str:

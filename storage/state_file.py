@@ -9,7 +9,7 @@ a checkpoint has to know all of these, because it is refused while some of their
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from itertools import chain
 
@@ -114,7 +114,7 @@ class _Encoder:
         self._done = False
         self.size_bytes = 0
 
-    def pieces(self) -> Iterator[Buffer]:
+    def pieces(self) -> Generator[Buffer]:
         for uid, state in self._states:
             chunks: list[ChunkRef] = []
             for chunk in state.chunks():

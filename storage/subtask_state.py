@@ -6,9 +6,9 @@ files of its own. Whoever applies the tables in this order has the state as it w
 
 from __future__ import annotations
 
-from tidegate.storage.errors import CorruptionError
 from tidegate.storage.ids import OperatorUid
-from tidegate.storage.metadata import NativeState, SectionRef, SubtaskState
+from tidegate.storage.metadata import SectionRef, SubtaskState
+from tidegate.storage.native import read_native
 from tidegate.storage.state import StateTable
 from tidegate.storage.state_file import Wanted, read_state
 from tidegate.storage.store import Store
@@ -23,7 +23,8 @@ def read_subtask_state(
 ) -> list[StateTable]:
     """The tables of one operator that are `wanted`, verified; of keyed state only the rows of `key_groups`.
 
-    Raises CorruptionError, NotFoundError, or CodecError if a newer tidegate wrote the state.
+    Raises CorruptionError, NotFoundError, CodecError if a newer tidegate wrote the state, or StorageError if files of a
+    backend cannot be kept on this machine while they are read.
     """
     tables: list[StateTable] = []
     for layer, handle in enumerate(subtask.layers):
@@ -32,16 +33,8 @@ def read_subtask_state(
         tables += read_state(store, subtask.handle, uid, key_groups, wanted=wanted)
     for native in subtask.native:
         if native.uid == uid and (key_groups is None or _meet(range(*native.key_groups), key_groups)):
-            tables += native_tables(store, native, key_groups)
+            tables += read_native(store, native, key_groups)
     return tables
-
-
-def native_tables(store: Store, native: NativeState, key_groups: range | None = None) -> list[StateTable]:
-    """Rows of some key groups of what a backend wrote as files of its own. CorruptionError, NotFoundError."""
-    raise CorruptionError(
-        f"operator {native.uid!r} has {len(native.files)} files of the state backend {native.backend!r} under "
-        f"{store.url}, which this tidegate cannot read"
-    )
 
 
 def operators_with_state(subtask: SubtaskState) -> frozenset[OperatorUid]:

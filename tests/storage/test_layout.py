@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.files import TEMPORARY_PREFIX
-from tidegate.storage.ids import CheckpointId, JobId, SubtaskIndex, VertexId
+from tidegate.storage.ids import CheckpointId, JobId, OperatorUid, SubtaskIndex, VertexId
 from tidegate.storage.layout import (
     CheckpointLayout,
     CheckpointPointer,
@@ -35,13 +35,33 @@ def test_spells_the_documented_paths() -> None:
         _LAYOUT.state_file(seven, VertexId("count"), SubtaskIndex(3)),
         _LAYOUT.channels_file(seven, VertexId("count"), SubtaskIndex(3)),
         _LAYOUT.shared_dir(),
+        _LAYOUT.layer_file(seven, VertexId("count"), SubtaskIndex(3)),
+        _LAYOUT.native_dir(seven, VertexId("count"), SubtaskIndex(3), OperatorUid("my/uid")),
         _LAYOUT.taskowned_dir(),
         _LAYOUT.events_dir(),
     )
 
     job = "demo-1a2b3c4d"
-    below = ("chk-7", "chk-7/_metadata", "chk-7/count-3", "chk-7/count-3-channels", "shared", "taskowned", "events")
-    assert found == tuple(f"{job}/{path}" for path in below)
+    own = ("chk-7", "chk-7/_metadata", "chk-7/count-3", "chk-7/count-3-channels")
+    shared = ("shared", "shared/chk-7/count-3", "shared/chk-7/count-3=my%2Fuid")
+    assert found == tuple(f"{job}/{path}" for path in (*own, *shared, "taskowned", "events"))
+
+
+@given(one=st.tuples(_any_text, st.integers(0, 99)), other=st.tuples(_any_text, st.integers(0, 99), _any_text))
+@settings(max_examples=80)
+@example(one=("a-0.b", 1), other=("a", 0, "b-1"))
+@example(one=("a-0=b", 1), other=("a", 0, "b-1"))
+def test_folders_of_backends_are_no_layer_files(one: tuple[str, int], other: tuple[str, int, str]) -> None:
+    """Whatever vertices and operators are called: a file and a folder of one name cannot both be there."""
+    seven = CheckpointId(7)
+    vertex, subtask, uid = VertexId(other[0]), SubtaskIndex(other[1]), OperatorUid(other[2])
+
+    layer = _LAYOUT.layer_file(seven, VertexId(one[0]), SubtaskIndex(one[1]))
+    folder = _LAYOUT.native_dir(seven, vertex, subtask, uid)
+
+    assert layer != folder
+    assert folder.startswith(f"{_LAYOUT.shared_checkpoint_dir(seven)}/")
+    assert "/" not in folder.removeprefix(f"{_LAYOUT.shared_checkpoint_dir(seven)}/")
 
 
 @given(text=_any_text)

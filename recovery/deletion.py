@@ -1,0 +1,74 @@
+"""Deleting a checkpoint or a savepoint that nobody wants any more.
+
+Rules: `_metadata` goes first, so that nobody finds a checkpoint half deleted. Files that checkpoints share stay as long
+as another checkpoint of the job refers to one; where one cannot be read, all of them stay. What a job has written to
+tables is none of a checkpoint's.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+from tidegate.recovery.checkpoints import OpenStore
+from tidegate.storage.errors import CodecError, CorruptionError, NotFoundError
+from tidegate.storage.filesystem import open_store
+from tidegate.storage.layout import CheckpointLayout, CheckpointPointer, parse_checkpoint_name, parse_pointer
+from tidegate.storage.metadata import CheckpointMetadata
+from tidegate.storage.metadata_file import read_metadata, read_pointed
+from tidegate.storage.store import Store
+
+_logger = logging.getLogger(__name__)
+
+
+def delete(path: str, *, open_store: OpenStore = open_store) -> int:
+    """Delete a checkpoint or savepoint, given as `recovery.inspect` takes it; returns how many files of it are gone.
+
+    Not for a checkpoint of a job that runs: the job relies on those that it retains, and deletes the others itself.
+    ConfigurationError for a path that names no checkpoint, NotFoundError if it was never completed, CorruptionError or
+    CodecError if its metadata cannot be read, so that nobody can tell what belongs to it, StorageError.
+    """
+    at = parse_pointer(path)
+    store = open_store(at.root)
+    metadata = read_pointed(store, at)
+    if at.savepoint:
+        store.delete(at.metadata)
+        store.delete_tree("")
+        return 1 + len(set(_paths(metadata)))
+    unneeded = _unneeded(store, at, metadata)
+    store.delete(at.metadata)
+    store.delete_tree(CheckpointLayout(at.job_id).checkpoint_dir(at.checkpoint_id))
+    for shared in sorted(unneeded):
+        store.delete(shared)
+    own = set(_paths(metadata)) - set(_shared_paths(metadata))
+    return 1 + len(own) + len(unneeded)
+
+
+def _unneeded(store: Store, at: CheckpointPointer, metadata: CheckpointMetadata) -> set[str]:
+    """Shared files of a checkpoint that no other one of its job refers to."""
+    unneeded = set(_shared_paths(metadata))
+    if unneeded:
+        for other in _others(store, at):
+            try:
+                unneeded -= set(_shared_paths(read_metadata(store, at.job_id, other.checkpoint_id)))
+            except NotFoundError:
+                continue
+            except (CorruptionError, CodecError) as error:
+                _logger.warning("Files that %s shares with other checkpoints stay, because of %s: %s", at, other, error)
+                return set()
+    return unneeded
+
+
+def _others(store: Store, at: CheckpointPointer) -> Iterator[CheckpointPointer]:
+    for name in store.list(CheckpointLayout(at.job_id).job_dir()):
+        checkpoint_id = parse_checkpoint_name(name)
+        if checkpoint_id is not None and checkpoint_id != at.checkpoint_id:
+            yield CheckpointPointer(at.root, at.job_id, checkpoint_id)
+
+
+def _paths(metadata: CheckpointMetadata) -> Iterator[str]:
+    return (path for subtask in metadata.subtasks for path in subtask.paths)
+
+
+def _shared_paths(metadata: CheckpointMetadata) -> Iterator[str]:
+    return (path for subtask in metadata.subtasks for path in subtask.shared_paths)
