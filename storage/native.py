@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -17,6 +17,7 @@ import xxhash
 
 from tidegate.storage.envelope import format_checksum
 from tidegate.storage.errors import CorruptionError, StorageError
+from tidegate.storage.local_first import LocalFirstStore
 from tidegate.storage.metadata import NativeFile, NativeState
 from tidegate.storage.state import FrozenNative, StateTable
 from tidegate.storage.store import Buffer, Store
@@ -42,16 +43,16 @@ def write_native(store: Store, dir_path: str, frozen: FrozenNative, base: Native
         frozen.release()
 
 
-def fetch_native(store: Store, native: NativeState, folder: str, *, copies: str | None = None) -> None:
+def fetch_native(store: Store, native: NativeState, folder: str) -> None:
     """Bring all files into a local folder, in which the backend can go on; what is in the folder before is deleted.
 
-    A file that is below the folder `copies` under its path is taken from there: linked if it never changes. Raises
-    CorruptionError, NotFoundError, or StorageError if the local folder cannot be used.
+    A file of which `store` has a copy on this node is linked, if it never changes. Raises CorruptionError,
+    NotFoundError, or StorageError if the local folder cannot be used.
     """
     with _used(folder):
         shutil.rmtree(folder, ignore_errors=True)
         os.makedirs(folder)
-    _fetch(store, native.files, folder, copies)
+    _fetch(store, native.files, folder)
     with _used(folder), open(os.path.join(folder, DESCRIPTION_NAME), "xb") as file:
         file.write(native.description)
 
@@ -61,8 +62,6 @@ def read_native(
     native: NativeState,
     key_groups: range | None = None,
     scratch_dir: str | None = None,
-    *,
-    copies: str | None = None,
 ) -> Iterator[StateTable]:
     """The rows of some key groups, as any backend can be restored from them, a bounded number at a time.
 
@@ -83,7 +82,7 @@ def read_native(
     with _used(scratch_dir or tempfile.gettempdir()):
         folder = tempfile.mkdtemp(prefix="tidegate-", dir=scratch_dir)
     try:
-        _fetch(store, needed, folder, copies)
+        _fetch(store, needed, folder)
         yield from stored_tables(native, groups, folder)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -113,36 +112,25 @@ def _digested(path: str, digest: xxhash.xxh3_64) -> Iterator[Buffer]:
             yield part
 
 
-def _fetch(store: Store, files: tuple[NativeFile, ...] | list[NativeFile], folder: str, copies: str | None) -> None:
+def _fetch(store: Store, files: Iterable[NativeFile], folder: str) -> None:
     for file in files:
         if os.path.basename(file.name) != file.name or file.name in ("", ".", ".."):
             raise CorruptionError(f"{file.name!r} cannot be the name of a file of a state backend")
         target = os.path.join(folder, file.name)
-        if copies is None or not _taken_from_copy(os.path.join(copies, file.path), file, target):
+        if not (file.name.endswith(_UNCHANGING_SUFFIX) and _linked(store, file, target)):
             _write_local(target, verified_native(store, file))
 
 
-def _taken_from_copy(copy: str, file: NativeFile, target: str) -> bool:
-    """Whether there is a copy that is whole."""
-    digest = xxhash.xxh3_64()
-    try:
-        size_bytes = sum(len(part) for part in _digested(copy, digest))
-        if size_bytes != file.size_bytes or format_checksum(digest.intdigest()) != file.checksum:
-            return False
-        _link_or_copy(copy, target, file)
-    except (OSError, StorageError):
+def _linked(store: Store, file: NativeFile, target: str) -> bool:
+    """Whether there is a verified copy on this node that could be linked."""
+    copy = store.local_file(file.path) if isinstance(store, LocalFirstStore) else None
+    if copy is None:
         return False
+    try:
+        os.link(copy, target)
+    except OSError:
+        return False  # it is on another file system, or has just gone
     return True
-
-
-def _link_or_copy(copy: str, target: str, file: NativeFile) -> None:
-    if file.name.endswith(_UNCHANGING_SUFFIX):
-        try:
-            os.link(copy, target)
-            return
-        except OSError:
-            pass  # another file system, say
-    shutil.copyfile(copy, target)
 
 
 def _write_local(target: str, parts: Iterator[Buffer]) -> None:

@@ -17,7 +17,7 @@ from tidegate.actors.state.backend import CellSpec, ValueSpec
 from tidegate.actors.state.factory import BackendPlace
 from tidegate.actors.state.rocks_cells import RocksCells, RocksLists, RocksMaps, RocksValues
 from tidegate.actors.state.rocks_keys import database_keys
-from tidegate.actors.state.rocks_loading import RocksLoader
+from tidegate.actors.state.rocks_loading import RocksLoader, columns_text
 from tidegate.actors.state.rocks_session import OwnedFolder, RocksSession
 from tidegate.actors.state.rocks_sweep import RocksSweeper
 from tidegate.actors.state.rocks_table import RocksTable
@@ -203,9 +203,9 @@ class RocksBackend:
     def _check_stored(self, schema: pa.Schema, stored: RocksDescription) -> None:
         if not schema.equals(stored.keys):
             raise ConfigurationError(
-                f"RocksDB files of operator {self._session.uid!r} have the key columns {_text(stored.keys)}, and the "
-                f"program has {_text(schema)}; restore with the keys that they were written with, or give the operator "
-                "a new uid"
+                f"RocksDB files of operator {self._session.uid!r} have the key columns "
+                f"{columns_text(stored.keys)}, and the program has {columns_text(schema)}; restore with the keys that "
+                "they were written with, or give the operator a new uid"
             )
         unbound = {state.name for state in stored.states} - self._tables.keys() - self._cells.keys()
         if unbound:
@@ -227,7 +227,3 @@ class RocksBackend:
         self._session.position += 1
         with reported("write RocksDB", self._session.folder):
             self._session.database.write(batch, unlogged())
-
-
-def _text(schema: pa.Schema) -> str:
-    return "(" + ", ".join(f"{field.name}: {field.type}" for field in schema) + ")"

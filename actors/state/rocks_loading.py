@@ -34,9 +34,8 @@ class RocksLoader:
     def load(self, target: RocksTable | RocksCells, table: StateTable) -> None:
         """Put the rows of a table, or remove its keys. Errors as of `RocksBackend.load`."""
         session = self._session
-        values = pa.schema([]) if table.removed else target.state.values
-        expected = pa.schema([*session.key_schema, *values])
-        rows = migrated(table.rows, expected, table.state, session.uid)
+        rows = table.rows
+        _check_columns(table, pa.schema([*session.key_schema, *(() if table.removed else target.state.values)]))
         if rows.num_rows == 0:
             return
         columns = rows.select(session.key_schema.names)
@@ -87,7 +86,20 @@ class RocksLoader:
             double = bool(np.any([target.has(key) for key in suspects]))
         if double:
             raise CorruptionError(
-                f"state {name!r} of operator {self._session.uid!r} holds a key twice: the key groups of the "
-                "checkpoint's tables overlap"
+                f"state {name!r} holds a key twice: the key groups of the checkpoint's tables overlap"
             )
         known |= groups
+
+
+def _check_columns(table: StateTable, expected: pa.Schema) -> None:
+    if not table.rows.schema.equals(expected):
+        raise CorruptionError(
+            f"stored rows of state {table.state!r} have columns {columns_text(table.rows.schema)}, but the program "
+            f"expects {columns_text(expected)}; restore with the program that wrote them, or give the operator a new "
+            "uid"
+        )
+
+
+def columns_text(schema: pa.Schema) -> str:
+    """Names and types of columns, for errors."""
+    return "(" + ", ".join(f"{field.name}: {field.type}" for field in schema) + ")"

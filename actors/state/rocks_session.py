@@ -105,7 +105,7 @@ class RocksSession:
     def scan(self, state: RocksState, rows_max: int) -> Iterator[pa.RecordBatch]:
         """The rows of a state as they are when the first is asked for, key columns first."""
         with reported("read RocksDB", self.folder):
-            cursor = self.database.snapshot().iter()
+            cursor = self.database.iter()
         for chunk in scan_state(cursor, self.describe(), state, self.key_groups, self.folder):
             for start in range(0, chunk.rows.num_rows, rows_max):
                 yield chunk.rows.slice(start, rows_max)

@@ -8,12 +8,14 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from rocks_backends import rocks_backend
 
 from tidegate.actors.kernels import accumulate
 from tidegate.actors.kernels.columns import NO_MASK
 from tidegate.actors.kernels.hashing import hash_columns
 from tidegate.actors.state.backend import CellSpec, KeyedBackend, ValueSpec, VectorTable
 from tidegate.actors.state.columnar import ColumnarBackend
+from tidegate.actors.state.rocks import RocksBackend
 from tidegate.storage.ids import CheckpointId
 from tidegate.storage.metadata import StateKind
 from tidegate.storage.state import Cut, FrozenState, StateTable
@@ -26,8 +28,15 @@ MakeBackend = Callable[[bool], KeyedBackend]
 
 BACKENDS: dict[str, MakeBackend] = {
     "columnar": lambda incremental: ColumnarBackend(MAX_PARALLELISM, tuple(KEYS.names), incremental),
+    "rocksdb": lambda _: rocks_backend(tuple(KEYS.names), MAX_PARALLELISM),
 }
 """Every backend that has to pass the contract tests."""
+
+EXAMPLES = {"columnar": 150, "rocksdb": 30}
+"""Random programs to try on each; opening a database takes time."""
+
+WITH_INCREMENTS = ("columnar",)
+"""Backends whose `freeze` takes a base; RocksDB has its files for that (`test_rocks_native.py`)."""
 
 Key = tuple[int, str | None]
 Rows = dict[str, dict[Key, Any]]
@@ -239,7 +248,7 @@ class Snapshots:
     def freeze(self, incremental: bool) -> None:
         """Freeze, on top of the newest complete checkpoint if so wanted and there is one."""
         self._number += 1
-        base = self.completed if incremental else None
+        base = self.completed if incremental and not isinstance(self.subject.backend, RocksBackend) else None
         cut = Cut(CheckpointId(self._number), None if base is None else base[0])
         frozen = self.subject.backend.freeze(cut)
         self._pending.append(_Pending(cut, frozen, [] if base is None else base[1], self.subject.expected()))

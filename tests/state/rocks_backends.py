@@ -1,0 +1,30 @@
+"""RocksDB backends for tests: each in a folder of its own, which goes with it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import weakref
+
+from tidegate.actors.state.factory import BackendPlace
+from tidegate.actors.state.rocks import RocksBackend
+from tidegate.storage.ids import OperatorUid
+
+MEMORY_BYTES = 4 * 1024 * 1024
+
+
+def rocks_backend(
+    key_names: tuple[str, ...], max_parallelism: int, key_groups: range | None = None, folder: str | None = None
+) -> RocksBackend:
+    """A backend in `folder`, or in a new one that is deleted when the backend is."""
+    parent = None
+    if folder is None:
+        parent = tempfile.mkdtemp(prefix="tidegate-test-")
+        folder = os.path.join(parent, "db")
+    groups = range(max_parallelism) if key_groups is None else key_groups
+    place = BackendPlace(OperatorUid("op"), key_names, max_parallelism, groups)
+    backend = RocksBackend(place, folder, MEMORY_BYTES)
+    if parent is not None:
+        weakref.finalize(backend, shutil.rmtree, parent, ignore_errors=True)
+    return backend
