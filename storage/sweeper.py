@@ -266,10 +266,7 @@ class _Sweep:
         if not name.startswith(_COLLECT_PREFIX) or not below.startswith(own_data):
             return False
         committed = self._committed_in(path.removesuffix(f"/{below}"))
-        suffix = f"/{path}"
-        return (
-            committed is not None and below not in committed and not any(f.endswith(suffix) for f in self._data_files)
-        )
+        return committed is not None and below not in committed and path not in self._data_files
 
     def _committed_in(self, folder: str) -> frozenset[str] | None:
         """Data files in the log of the table in a folder; None if it cannot be read."""

@@ -205,6 +205,7 @@ class TestTaskowned:
             root.file(f"{self.table}/{path}")
         log = TableLog(table)
         log.create(TableInfo.of(pa.schema([("n", pa.int64())]), "append"))
+        log.claim(JOB)
         log.commit(JOB, CheckpointId(1), (DataFile(committed, 1, 5, "xxh3:0"),))
         committable = Committable(UID, SUBTASK, f"{table.url}/", 0, (DataFile(pending, 1, 5, "xxh3:0"),))
         state = SubtaskState(VERTEX, SUBTASK, None, committables=(committable,))
