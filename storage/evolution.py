@@ -114,7 +114,7 @@ def _struct_refusal(before: pa.StructType, now: pa.StructType) -> str | None:
 
 def _is_list(data_type: pa.DataType) -> bool:
     types = pa.types
-    return types.is_list(data_type) or types.is_large_list(data_type) or types.is_fixed_size_list(data_type)
+    return bool(types.is_list(data_type) or types.is_large_list(data_type) or types.is_fixed_size_list(data_type))
 
 
 def _is_exact_number(before: pa.DataType, now: pa.DataType) -> bool:
