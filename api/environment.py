@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import getpass
 import os
-import tempfile
 import uuid
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
@@ -23,9 +21,10 @@ from tidegate.actors.sources import Source
 from tidegate.config import CheckpointConfig
 from tidegate.config_file import load_config
 from tidegate.job import Job
+from tidegate.places import temporary_folder
 from tidegate.recovery import RestartStrategy
 from tidegate.storage.errors import ConfigurationError
-from tidegate.storage.filesystem import check_conditional_create, open_store
+from tidegate.storage.filesystem import check_conditional_create
 from tidegate.storage.ids import OperatorUid
 from tidegate.stream import Stream
 from tidegate.submission import JobRequest, make_job_id, prepare
@@ -51,13 +50,13 @@ class StreamEnvironment:
         *,
         checkpoints: CheckpointConfig | None = None,
         options: DataPlaneOptions | None = None,
-        open_store: OpenStore = open_store,
+        open_store: OpenStore | None = None,
         session: RayDPSession | None = None,
     ) -> None:
         if parallelism < 1:
             raise ConfigurationError(f"parallelism={parallelism}: at least 1 is needed")
         self.parallelism = parallelism
-        self.open_store = open_store
+        self.open_store = open_store if open_store is not None else runtime.open_store
         self._runtime = runtime
         self._checkpoints = checkpoints if checkpoints is not None else CheckpointConfig()
         self._options = options if options is not None else DataPlaneOptions()
@@ -229,7 +228,7 @@ class StreamEnvironment:
         `suffix` of the job's id and `seed` are random unless they are given.
         """
         config = checkpoints if checkpoints is not None else self._checkpoints
-        store = self.open_store(config.storage if config.storage is not None else default_storage())
+        store = self.open_store(self._storage_of(config))
         graph = translate(self._nodes)
         urls = [store.url, *(table.url for table in self._tables)]
         if config.savepoints is not None:
@@ -252,6 +251,12 @@ class StreamEnvironment:
             seed=seed if seed is not None else uuid.uuid4().int % 2**32,
         )
         return prepare(request, self.open_store)
+
+    def _storage_of(self, config: CheckpointConfig) -> str:
+        """Where checkpoints go: the folder that was named, the coordinator's memory, or a temporary folder."""
+        if config.storage is not None:
+            return config.storage
+        return self._runtime.memory_url if config.checkpoint_storage == "jobmanager" else default_storage()
 
     # --- for streams ----------------------------------------------------------------------------------------------
 
@@ -311,4 +316,4 @@ def _timed(
 
 def default_storage() -> str:
     """Where checkpoints rest when nobody says: a folder of this user among the temporary files of this machine."""
-    return os.path.join(tempfile.gettempdir(), f"tidegate-{getpass.getuser()}", "checkpoints")
+    return temporary_folder("checkpoints")

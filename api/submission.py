@@ -19,13 +19,16 @@ from tidegate.actors.runtimes.context import DataPlaneOptions, JobContext, OpenS
 from tidegate.actors.runtimes.job import Submission
 from tidegate.actors.runtimes.restore_checks import check_restorable, check_restored_sources
 from tidegate.actors.sources import Source
+from tidegate.actors.state.options import StateBackendOptions
 from tidegate.actors.task.source import SplitPosition
 from tidegate.claims import check_tables, claim_tables
 from tidegate.config import CheckpointConfig
+from tidegate.places import temporary_folder
 from tidegate.recovery import RestartStrategy, latest
 from tidegate.storage.errors import ConfigurationError, CorruptionError, NotFoundError
 from tidegate.storage.ids import CheckpointId, JobId, OperatorUid, SubtaskIndex
 from tidegate.storage.layout import CheckpointLayout, escape, parse_checkpoint_name, parse_pointer
+from tidegate.storage.memory_storage import STATE_BYTES_MAX_DEFAULT
 from tidegate.storage.metadata import CheckpointMetadata
 from tidegate.storage.metadata_file import read_metadata, read_pointed
 from tidegate.storage.store import Store
@@ -108,6 +111,7 @@ def prepare(request: JobRequest, open_store: OpenStore) -> Submission:
         for v in graph.vertices
         if v.source is not None
     }
+    in_memory = request.checkpoints.checkpoint_storage == "jobmanager"
     context = JobContext(
         request.job_id,
         request.name,
@@ -116,12 +120,33 @@ def prepare(request: JobRequest, open_store: OpenStore) -> Submission:
         splits,
         replace(
             request.options,
-            inline_bytes_max=request.checkpoints.inline_bytes,
             exactly_once=request.checkpoints.mode == "exactly_once",
+            backend=_backend_of(request.checkpoints),
+            local_copies=_local_copies_of(request.checkpoints),
+            inline_bytes_max=STATE_BYTES_MAX_DEFAULT if in_memory else request.checkpoints.inline_bytes,
+            state_bytes_max=STATE_BYTES_MAX_DEFAULT if in_memory else None,
         ),
         request.hooks,
     )
     return Submission(_spec(request, graph, restore), context)
+
+
+def _backend_of(config: CheckpointConfig) -> StateBackendOptions:
+    directory = config.backend_directory if config.backend_directory is not None else temporary_folder("state")
+    return StateBackendOptions(
+        kind=config.backend,
+        incremental=config.incremental,
+        changelog=config.changelog,
+        compression=config.compression,
+        directory=directory if config.backend == "rocksdb" else None,
+        memory_bytes=config.backend_memory,
+    )
+
+
+def _local_copies_of(config: CheckpointConfig) -> str | None:
+    if not config.local_copies:
+        return None
+    return config.local_directory if config.local_directory is not None else temporary_folder("copies")
 
 
 def _spec(request: JobRequest, graph: JobGraph, restore: RestorePoint | None) -> JobSpec:

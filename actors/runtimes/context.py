@@ -32,6 +32,10 @@ class DataPlaneOptions:
     """False: barriers block nothing, and rows may be processed twice after a failure."""
     backend: StateBackendOptions = field(default_factory=StateBackendOptions)
     """Where keyed state lives; its folder is that of all jobs of this user on a machine."""
+    local_copies: str | None = None
+    """Folder of each machine in which tasks keep copies of their newest state; None: they keep none."""
+    state_bytes_max: int | None = None
+    """How large a state of a subtask may be; None: as large as it likes."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from tidegate.actors.runtimes.context import JobContext, OpenStore
 from tidegate.actors.runtimes.hook_calls import HookCalls, HookError
 from tidegate.storage.errors import AlreadyExistsError, FencedError, StorageError, TidegateError
 from tidegate.storage.ids import CheckpointId
+from tidegate.storage.local_copies import remove_copies
 from tidegate.storage.metadata import CheckpointMetadata, DataFile
 from tidegate.storage.metadata_file import create_metadata, read_metadata
 from tidegate.storage.savepoint import discard_savepoint, write_savepoint
@@ -151,7 +152,12 @@ class CoordinatorEffects:
                 log.warning("left %s behind for the sweep: %s", path, error)
 
     def sweep(self, retained: Iterable[CheckpointId], tables: Iterable[str]) -> None:
-        """After the last task is gone: delete what no retained checkpoint and no commit refers to."""
+        """After the last task is gone: delete what no retained checkpoint and no commit refers to.
+
+        Local copies on this node go too; those on other nodes when a later job starts there.
+        """
+        if self._context.options.local_copies is not None:
+            remove_copies(self._context.options.local_copies, self._context.job_id)
         try:
             sweep_checkpoints(self._open_store(self._context.root), self._context.layout, retained)
             for table in tables:

@@ -11,7 +11,7 @@ from tidegate.actors.coordinator.state import CoordinatorState, JobStatus
 from tidegate.actors.coordinator.statistics import CheckpointStatistics
 from tidegate.actors.graph.job_graph import JobGraph
 from tidegate.actors.identity import TaskId
-from tidegate.actors.runtimes.context import JobContext
+from tidegate.actors.runtimes.context import JobContext, OpenStore
 from tidegate.storage.ids import CheckpointId
 from tidegate.storage.metadata import SnapshotKind
 
@@ -150,6 +150,9 @@ class RunningJob(Protocol):
 class Runtime(Protocol):
     """Runs jobs."""
 
+    open_store: OpenStore
+    """Opens what the processes of a job read and write."""
+
     def check(self, graph: JobGraph, urls: Sequence[str]) -> None:
         """Refuse, with a ConfigurationError, what cannot run here; before a table is claimed or a source staged.
 
@@ -159,6 +162,11 @@ class Runtime(Protocol):
 
     def submit(self, submission: Submission) -> RunningJob:
         """Start a job."""
+        ...
+
+    @property
+    def memory_url(self) -> str:
+        """Where checkpoints go that are to lie in memory."""
         ...
 
     def stop(self) -> None:

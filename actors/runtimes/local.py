@@ -11,7 +11,6 @@ import itertools
 import logging
 import queue
 import threading
-import time
 import uuid
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -23,6 +22,7 @@ from tidegate.actors.coordinator.events import CoordinatorEvent
 from tidegate.actors.coordinator.statistics import CheckpointStatistics
 from tidegate.actors.graph.job_graph import JobGraph
 from tidegate.actors.identity import TaskId
+from tidegate.actors.runtimes.clock import now_ms
 from tidegate.actors.runtimes.context import OpenStore
 from tidegate.actors.runtimes.coordinator_effects import CoordinatorEffects
 from tidegate.actors.runtimes.coordinator_host import CoordinatorHost, replay
@@ -53,16 +53,13 @@ TURNS_A_ROUND_MAX = 16
 STOP_WAIT_S = 30
 
 
-def now_ms() -> int:
-    """Wall-clock time in ms."""
-    return time.time_ns() // 1_000_000
-
-
 class LocalRuntime:
     """Runs jobs in this process."""
 
+    memory_url = "memory://tidegate-checkpoints"
+
     def __init__(self, open_store: OpenStore = open_store) -> None:
-        self._open_store = open_store
+        self.open_store = open_store
         self._jobs: list[LocalJob] = []
 
     def check(self, graph: JobGraph, urls: Sequence[str]) -> None:
@@ -70,7 +67,7 @@ class LocalRuntime:
 
     def submit(self, submission: Submission) -> RunningJob:
         """Start a job on a thread of its own."""
-        job = LocalJob(submission, self._open_store)
+        job = LocalJob(submission, self.open_store)
         self._jobs.append(job)
         job.start()
         return job

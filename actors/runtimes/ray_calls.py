@@ -17,7 +17,8 @@ from typing import Any
 
 import ray
 
-from tidegate.actors.runtimes.ray_mailbox import Mailbox, now_ms
+from tidegate.actors.runtimes.clock import now_ms
+from tidegate.actors.runtimes.ray_mailbox import Mailbox
 
 LOST_CALL_GRACE_MS = 5_000
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"

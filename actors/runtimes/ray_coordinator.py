@@ -29,6 +29,7 @@ from tidegate.actors.coordinator.spec import JobSpec
 from tidegate.actors.coordinator.state import CoordinatorState
 from tidegate.actors.coordinator.statistics import CheckpointStatistics
 from tidegate.actors.identity import TaskId
+from tidegate.actors.runtimes.clock import now_ms
 from tidegate.actors.runtimes.context import JobContext
 from tidegate.actors.runtimes.coordinator_effects import CoordinatorEffects
 from tidegate.actors.runtimes.coordinator_host import CoordinatorHost, replay
@@ -43,7 +44,7 @@ from tidegate.actors.runtimes.job import (
 from tidegate.actors.runtimes.ray_calls import log_to_stderr
 from tidegate.actors.runtimes.ray_deployment import Deployment
 from tidegate.actors.runtimes.ray_fleet import Fleet, FleetOptions
-from tidegate.actors.runtimes.ray_mailbox import Mailbox, now_ms
+from tidegate.actors.runtimes.ray_mailbox import Mailbox
 from tidegate.actors.runtimes.ray_metrics import JobMetrics
 from tidegate.actors.runtimes.ray_shared import open_shared
 from tidegate.actors.runtimes.ray_task import ProcessInfo, process_info

@@ -25,10 +25,11 @@ from tidegate.actors.coordinator import instructions as do
 from tidegate.actors.coordinator.events import CoordinatorEvent
 from tidegate.actors.graph.job_graph import JobGraph
 from tidegate.actors.identity import TaskId
+from tidegate.actors.runtimes.clock import now_ms
 from tidegate.actors.runtimes.job import TaskProcessInfo
 from tidegate.actors.runtimes.ray_calls import watch_call
 from tidegate.actors.runtimes.ray_fleet import Fleet, Member, reason_of
-from tidegate.actors.runtimes.ray_mailbox import Mailbox, now_ms
+from tidegate.actors.runtimes.ray_mailbox import Mailbox
 from tidegate.actors.runtimes.ray_outcomes import Outcome
 from tidegate.actors.runtimes.ray_task import Order
 from tidegate.actors.task import events as ev

@@ -12,8 +12,9 @@ import itertools
 import logging
 import queue
 import threading
-import time
 from collections.abc import Callable
+
+from tidegate.actors.runtimes.clock import now_ms
 
 log = logging.getLogger(__name__)
 
@@ -21,11 +22,6 @@ TURNS_A_ROUND_MAX = 16
 MESSAGES_A_ROUND_MAX = 256
 
 Action = Callable[[], object]
-
-
-def now_ms() -> int:
-    """Wall-clock time in ms."""
-    return time.time_ns() // 1_000_000
 
 
 class Mailbox:

@@ -27,10 +27,10 @@ from tidegate.actors.runtimes.context import OpenStore
 from tidegate.actors.runtimes.job import Answer, JobProgress, Submission, TaskProcessInfo, progress_of, tables_of
 from tidegate.actors.runtimes.ray_coordinator import CoordinatorProcess, JobView
 from tidegate.actors.runtimes.ray_fleet import FleetOptions, SlotPlacement
+from tidegate.actors.runtimes.ray_memory_store import open_store_on_ray, start_memory
 from tidegate.actors.runtimes.ray_shared import SharedValue
 from tidegate.actors.runtimes.ray_task import Handle, ProcessInfo
 from tidegate.storage.errors import CheckpointError, ConfigurationError, JobFailedError
-from tidegate.storage.filesystem import open_store
 from tidegate.storage.ids import CheckpointId
 from tidegate.storage.metadata import SnapshotKind
 
@@ -69,14 +69,16 @@ class RayRuntime:
         self,
         placement: SlotPlacement | None = None,
         namespace: str = NAMESPACE,
-        open_store: OpenStore = open_store,
+        open_store: OpenStore = open_store_on_ray,
         standbys: int = 1,
     ) -> None:
         self._placement = placement
         self._namespace = namespace
-        self._open_store = open_store
+        self.open_store = open_store
         self._standbys = standbys
         self._jobs: list[RayJob] = []
+        self._memory: Any = None
+        """The actor that holds checkpoints in memory, once there is one."""
 
     def check(self, graph: JobGraph, urls: Sequence[str]) -> None:
         """Refuse what cannot run here. Raises ConfigurationError."""
@@ -88,6 +90,12 @@ class RayRuntime:
         for url in urls:
             _check_shared(url)
         self._first_slot(graph)
+
+    @property
+    def memory_url(self) -> str:
+        """The memory of an actor, which is started when it is first asked for."""
+        url, self._memory = start_memory("tidegate")
+        return url
 
     def submit(self, submission: Submission) -> RayJob:
         """Start a job. Raises ConfigurationError as `check` does."""
@@ -103,7 +111,7 @@ class RayRuntime:
             placement=self._placement,
             first_slot=slots.start,
             standbys=self._standbys,
-            open_store=self._open_store,
+            open_store=self.open_store,
         )
         # One copy in the object store, for the coordinator, its successors, and all tasks.
         context = SharedValue(submission.context)

@@ -32,9 +32,10 @@ from tidegate.actors.coordinator.events import CoordinatorEvent
 from tidegate.actors.coordinator.spec import RestorePoint
 from tidegate.actors.elements import Element, EndOfPartition
 from tidegate.actors.identity import ChannelId, TaskId
+from tidegate.actors.runtimes.clock import now_ms
 from tidegate.actors.runtimes.context import JobContext, OpenStore
 from tidegate.actors.runtimes.ray_calls import LOST_CALL_GRACE_MS, log_to_stderr, watch_call
-from tidegate.actors.runtimes.ray_mailbox import Mailbox, now_ms
+from tidegate.actors.runtimes.ray_mailbox import Mailbox
 from tidegate.actors.runtimes.ray_metrics import TaskMetrics
 from tidegate.actors.runtimes.ray_outcomes import Outcome, Outcomes
 from tidegate.actors.runtimes.task_effects import TaskEffects

@@ -21,6 +21,7 @@ from tidegate.actors.identity import TaskId
 from tidegate.actors.runtimes.restore_in_flight import RestoredChannels, restore_in_flight
 from tidegate.storage.errors import CorruptionError
 from tidegate.storage.ids import OperatorUid, SubtaskIndex
+from tidegate.storage.local_first import LocalFirstStore
 from tidegate.storage.metadata import CheckpointMetadata, OperatorInfo, SectionRef, StateKind, SubtaskState
 from tidegate.storage.metadata_file import read_metadata
 from tidegate.storage.state import StateTable, key_group_range
@@ -39,12 +40,18 @@ class RestoredTask:
     """What the same subtask had in the checkpoint; None where it had finished, or there were more or fewer of them."""
 
 
-def restore_task(store: Store, restore: RestorePoint, graph: JobGraph, task: TaskId) -> RestoredTask:
+def restore_task(
+    store: Store, restore: RestorePoint, graph: JobGraph, task: TaskId, local_copies: str | None = None
+) -> RestoredTask:
     """Read the state of one task; `store` is opened at the root of the restore point.
+
+    State of which there is a copy that is right in the folder `local_copies` is read from there.
 
     Raises StorageError (CorruptionError among them), and ConfigurationError for in-flight rows of another key.
     """
     metadata = read_metadata(store, restore.job_id, restore.checkpoint_id, savepoint=restore.savepoint)
+    if local_copies is not None and not restore.savepoint:
+        store = LocalFirstStore(store, local_copies, restore.job_id, metadata.subtasks)
     vertex = graph.vertex(task.vertex)
     uids = [spec.uid for spec in vertex.operators]
     if vertex.source is not None:

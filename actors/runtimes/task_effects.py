@@ -9,6 +9,7 @@ from tidegate.actors.coordinator.spec import RestorePoint
 from tidegate.actors.runtimes.context import JobContext, OpenStore
 from tidegate.actors.runtimes.persist import delete_files, write_snapshot
 from tidegate.actors.runtimes.restore import restore_task
+from tidegate.actors.runtimes.state_stores import StateStores
 from tidegate.actors.sources import SourceReader
 from tidegate.actors.task import events as ev
 from tidegate.actors.task import instructions as do
@@ -42,6 +43,7 @@ class TaskEffects:
         self._reader_lock = threading.Lock()
         self._reading = False
         self._closed = False
+        self._stores = StateStores(context, descriptor.task, open_store, now_ms())
         self._tables = {spec.uid: spec.table for spec in descriptor.operators if spec.table is not None}
 
     def restore(self, restore: RestorePoint | None) -> ev.TaskRestored:
@@ -49,7 +51,8 @@ class TaskEffects:
         if restore is None:
             return ev.TaskRestored(self._now_ms(), ())
         store = self._open_store(restore.root)
-        restored = restore_task(store, restore, self._context.graph, self._descriptor.task)
+        options, task = self._context.options, self._descriptor.task
+        restored = restore_task(store, restore, self._context.graph, task, options.local_copies)
         part, lineage = restored.part, None
         if part is not None and restore.job_id == self._context.job_id and not restore.savepoint:
             # The files of another job's checkpoint are not this job's to keep.
@@ -82,7 +85,8 @@ class TaskEffects:
 
         What is written when the task was closed meanwhile is deleted at once: the sweep may have been here already.
         """
-        store, checkpoint_id = self._open_store(self._context.root), instruction.checkpoint_id
+        checkpoint_id = instruction.checkpoint_id
+        store = self._stores.to_write(checkpoint_id)
         try:
             written = write_snapshot(store, self._context, self._descriptor.task, instruction)
         except StorageError as error:
@@ -90,6 +94,8 @@ class TaskEffects:
         if self._closed:
             delete_files(store, written.files(instruction.base))
             return None
+        base = frozenset[str]() if instruction.base is None else instruction.base.paths
+        self._stores.wrote(checkpoint_id, base | written.files(instruction.base).keys())
         return ev.SnapshotPersisted(
             self._now_ms(), checkpoint_id, written.handle, sync_ms, written.layer, written.native
         )
@@ -114,19 +120,34 @@ class TaskEffects:
             )
             for held in instruction.channels
         ]
+        store = self._stores.to_write(instruction.checkpoint_id)
         try:
             handle = write_in_flight(
-                self._open_store(self._context.root),
+                store,
                 self._context.layout.channels_file(instruction.checkpoint_id, task.vertex, task.subtask),
                 rows,
                 inline_bytes_max=self._context.options.inline_bytes_max,
             )
         except StorageError as error:
             return ev.SnapshotFailed(self._now_ms(), instruction.checkpoint_id, str(error), channels=True)
+        files = Written(handle).files(None)
         if self._closed:
-            delete_files(self._open_store(self._context.root), Written(handle).files(None))
+            delete_files(store, files)
             return None
+        self._stores.wrote(instruction.checkpoint_id, frozenset(files))
         return ev.ChannelStatePersisted(self._now_ms(), instruction.checkpoint_id, handle)
+
+    @property
+    def keeps_copies(self) -> bool:
+        """Whether `checkpoint_over` wants to be told."""
+        return self._stores.keeps_copies
+
+    def checkpoint_over(self, event: ev.CheckpointCompleted | ev.CheckpointAborted) -> None:
+        """A checkpoint is complete, or was given up: local copies that nobody needs any more go."""
+        if isinstance(event, ev.CheckpointCompleted):
+            self._stores.completed(event.checkpoint_id)
+        else:
+            self._stores.aborted(event.checkpoint_id)
 
     def stage(self, instruction: do.StageFile) -> ev.FileStaged | None:
         """Write one data file of a sink; nobody sees it before it is committed."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from functools import partial
 
 from tidegate.actors.coordinator import events as co
 from tidegate.actors.coordinator.spec import RestorePoint
@@ -43,6 +44,8 @@ class TaskHost:
             self.rows_in += event.batch.num_rows
         elif isinstance(event, ev.FrameArrived):
             self.rows_in += sum(getattr(element, "num_rows", 0) for element in event.elements)
+        elif isinstance(event, ev.CheckpointCompleted | ev.CheckpointAborted) and self._effects.keeps_copies:
+            self._port.run_io(partial(self._effects.checkpoint_over, event))
         begin_ms = self._port.now_ms()
         instructions = self.machine.handle(event)
         self._perform(instructions, self._port.now_ms() - begin_ms)

@@ -17,7 +17,7 @@ from tidegate.actors.coordinator import events as co
 from tidegate.actors.coordinator import instructions as do
 from tidegate.actors.graph.job_graph import JobGraph
 from tidegate.actors.hooks import MasterHook
-from tidegate.actors.runtimes.context import DataPlaneOptions, JobContext
+from tidegate.actors.runtimes.context import DataPlaneOptions, JobContext, OpenStore
 from tidegate.actors.runtimes.coordinator_host import CoordinatorHost
 from tidegate.actors.runtimes.job import RunningJob, Submission
 from tidegate.actors.runtimes.task_effects import TaskEffects
@@ -160,7 +160,7 @@ class Simulation:
         )  # fmt: skip
 
     def _plan(self, setting: JobSetting) -> tuple[Submission, CheckpointMetadata | None]:
-        env = StreamEnvironment(_PlanOnly(), setting.parallelism, options=setting.options, open_store=self.open_store)
+        env = StreamEnvironment(_PlanOnly(self.open_store), setting.parallelism, options=setting.options)
         setting.build(env)
         self.disk.reliable = True
         submission = env.plan(
@@ -233,6 +233,11 @@ def _place(error: BaseException) -> str:
 
 class _PlanOnly:
     """Stands for the runtime while a pipeline is planned: a simulation runs submissions itself."""
+
+    memory_url = "simulated-memory:"
+
+    def __init__(self, open_store: OpenStore) -> None:
+        self.open_store = open_store
 
     def check(self, graph: JobGraph, urls: Sequence[str]) -> None:
         """Nothing to refuse."""

@@ -1,0 +1,10 @@
+"""The clock of the runtimes that run in real time."""
+
+from __future__ import annotations
+
+import time
+
+
+def now_ms() -> int:
+    """Wall-clock time in ms."""
+    return time.time_ns() // 1_000_000

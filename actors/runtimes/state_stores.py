@@ -1,0 +1,77 @@
+"""Where one task writes its state to, and reads it from: the checkpoint storage, and beside it what the job asked for.
+
+With local copies everything that is written goes to the node's disk too, and what a restart reads comes from there as
+long as it is right. With storage in the coordinator's memory a state has a limit.
+"""
+
+from __future__ import annotations
+
+import threading
+
+from tidegate.actors.identity import TaskId
+from tidegate.actors.runtimes.context import JobContext, OpenStore
+from tidegate.storage.ids import CheckpointId
+from tidegate.storage.local_copies import LocalCopies, remove_stale_copies
+from tidegate.storage.memory_storage import MemoryStorage
+from tidegate.storage.store import Store
+
+COPIES_BYTES_MAX = 64 * 1024**3
+"""Local copies of a task never take more, whatever is retained."""
+STALE_MS = 7 * 24 * 3600 * 1000
+"""Copies of a job that has written none for so long are over: their node was not there when the job ended."""
+REMEMBERED_MAX = 64
+"""Checkpoints of which it is remembered which files they need; older ones were given up long ago."""
+
+
+class StateStores:
+    """The stores of one task of one attempt. Thread-safe."""
+
+    def __init__(self, context: JobContext, task: TaskId, open_store: OpenStore, now_ms: int) -> None:
+        self._context = context
+        self._open_store = open_store
+        self._lock = threading.Lock()
+        if (folder := context.options.local_copies) is not None:
+            remove_stale_copies(folder, now_ms - STALE_MS)
+        self._needed: dict[CheckpointId, frozenset[str]] = {}
+        self._copies = (
+            None
+            if folder is None
+            else LocalCopies(folder, context.job_id, task.vertex, task.subtask, size_bytes_max=COPIES_BYTES_MAX)
+        )
+
+    @property
+    def keeps_copies(self) -> bool:
+        """Whether it matters what became of a checkpoint."""
+        return self._copies is not None
+
+    def to_write(self, checkpoint_id: CheckpointId) -> Store:
+        """Where the files of one checkpoint go."""
+        store = self._open_store(self._context.root)
+        limit = self._context.options.state_bytes_max
+        if limit is not None:
+            store = MemoryStorage(store, limit)
+        return store if self._copies is None else self._copies.store_for(store, checkpoint_id)
+
+    def wrote(self, checkpoint_id: CheckpointId, needed: frozenset[str]) -> None:
+        """The task's part of a checkpoint is durable, and consists of these files."""
+        if self._copies is not None:
+            with self._lock:
+                self._needed[checkpoint_id] = self._needed.get(checkpoint_id, frozenset()) | needed
+                while len(self._needed) > REMEMBERED_MAX:
+                    del self._needed[min(self._needed)]
+
+    def completed(self, checkpoint_id: CheckpointId) -> None:
+        """The checkpoint is complete: copies that it does not need are over."""
+        if self._copies is not None:
+            with self._lock:
+                needed = self._needed.get(checkpoint_id)
+                self._needed = {n: paths for n, paths in self._needed.items() if n > checkpoint_id}
+            if needed is not None:
+                self._copies.confirmed(checkpoint_id, needed)
+
+    def aborted(self, checkpoint_id: CheckpointId) -> None:
+        """The checkpoint was given up, and its copies with it."""
+        if self._copies is not None:
+            with self._lock:
+                self._needed.pop(checkpoint_id, None)
+            self._copies.aborted(checkpoint_id)
