@@ -73,8 +73,10 @@ def test_a_confirmed_checkpoint_lets_go_of_older_ones(folder: Path, primary: Cou
     assert os.listdir(folder / JOB / "map%2F1-0") == ["chk-3"]
 
 
-def test_an_aborted_checkpoint_leaves_nothing(folder: Path, primary: CountingStore) -> None:
-    """What was copied for it goes, and what is still being written for it when it is aborted goes as well."""
+def test_an_aborted_checkpoint_leaves_nothing(
+    folder: Path, primary: CountingStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What was copied for it goes, also what is still being written when it is aborted, and that is no fault."""
     copies = copies_in(folder)
     write(copies, primary, ONE, "f")
     write(copies, primary, TWO, "f")
@@ -87,6 +89,7 @@ def test_an_aborted_checkpoint_leaves_nothing(folder: Path, primary: CountingSto
     assert copies.store_for(primary, ONE).write("g", chunks()) == 2
     assert os.listdir(folder / JOB / "map%2F1-0") == ["chk-2"]
     assert copies.size_bytes == 4
+    assert caplog.records == []
 
 
 def test_a_failed_write_leaves_no_copy(folder: Path, primary: CountingStore) -> None:
