@@ -39,6 +39,10 @@ DIMENSIONS: Mapping[str, tuple[Hashable, ...]] = {
 _DRAWN_APART = frozenset({"state"})
 """Dimensions that were added when seeds had been run: what a seed stands for besides stays what it was."""
 
+_ADDED: Mapping[str, tuple[Hashable, ...]] = {"topology": ("rules", "kept")}
+"""Values that were added when seeds had been run: so many seeds stand for one of them, the others for what they did."""
+_ADDED_SHARE = 0.2
+
 _WEIGHTS: Mapping[str, tuple[int, ...]] = {
     "mode": (4, 1),
     "max_concurrent": (3, 1, 1),
@@ -87,10 +91,15 @@ def draw(seed: int) -> Scenario:
     chance = random.Random(f"scenario {seed}")
     values: dict[str, Hashable] = {}
     for name, choices in DIMENSIONS.items():
+        added = _ADDED.get(name, ())
+        choices = tuple(choice for choice in choices if choice not in added)
         allowed = [c for c in choices if not any(_contradicts((other, v), (name, c)) for other, v in values.items())]
         weights = [dict(zip(choices, _WEIGHTS.get(name, (1,) * len(choices)), strict=True))[c] for c in allowed]
         own = random.Random(f"{name} {seed}") if name in _DRAWN_APART else chance
         values[name] = own.choices(allowed, weights)[0]
+        apart = random.Random(f"added {name} {seed}")
+        if added and apart.random() < _ADDED_SHARE:
+            values[name] = apart.choice(added)
     widths = _widths(chance, values["width"])
     then_widths = _widths(chance, chance.choice(DIMENSIONS["width"])) if values["then"] == "rescaled" else widths
     scenario = Scenario(

@@ -8,6 +8,7 @@ another one can be restored from its checkpoints.
 
 from __future__ import annotations
 
+import builtins
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,6 +20,7 @@ import pyarrow.compute as pc
 from tidegate.actors.operators.aggregates import count, sum
 from tidegate.environment import StreamEnvironment
 from tidegate.simulation.functions import DelayedRows, FlushedRows, Matched, Outside, OutsideSource, timed_rows
+from tidegate.simulation.operator_states import RULED, KeptRows, RuledTotals
 from tidegate.simulation.run import Rows, counted
 from tidegate.storage.table_log import TableMode
 from tidegate.stream import Stream
@@ -222,6 +224,32 @@ def _induced(env: StreamEnvironment, inputs: Sequence[Data], width: Sequence[int
     _table(totals, "final", width[2])
 
 
+def _rules(env: StreamEnvironment, inputs: Sequence[Data], width: Sequence[int]) -> None:
+    rows = _mapped(_source(env, inputs[0], 0, width[0]).rebalance(), "double", _doubled, width[1])
+    rules = _source(env, inputs[1], 1, width[3]).broadcast()
+    totals = rows.key_by("k").connect(rules).process(RuledTotals(), schema=RULED, uid="ruled", parallelism=width[2])
+    _table(totals, "final", width[2])
+
+
+def _expect_rules(inputs: Sequence[Data], _: Sequence[int]) -> Rows:
+    groups: dict[int, list[int]] = {}
+    for key, value in inputs[0]:
+        groups.setdefault(key, []).append(2 * value)
+    rules = [v for _, v in inputs[1]]
+    of_all = (len({k for k, _ in inputs[1]}), len(rules), builtins.sum(rules))
+    return {"sim://final": counted([(k, len(of_key), builtins.sum(of_key), *of_all) for k, of_key in groups.items()])}
+
+
+def _kept(env: StreamEnvironment, inputs: Sequence[Data], width: Sequence[int]) -> None:
+    rows = _source(env, inputs[0], 0, width[0]).rebalance()
+    kept = rows.process(KeptRows(), schema=SCHEMA, uid="kept", parallelism=width[1])
+    _table(kept, "rows", width[1])
+
+
+def _expect_kept(inputs: Sequence[Data], _: Sequence[int]) -> Rows:
+    return {"sim://rows": counted([(k, 2 * v) for k, v in inputs[0]] + [(-1, 1)] * len(inputs[0]))}
+
+
 def _expect_induced(inputs: Sequence[Data], _: Sequence[int]) -> Rows:
     return {"sim://final": _grouped([*inputs[0], *inputs[1]])}
 
@@ -237,4 +265,6 @@ TOPOLOGIES: Mapping[str, Topology] = {
     "flushes": Topology(_flushes, _expect_flushes),
     "induced": Topology(_induced, _expect_induced),
     "broadcast": Topology(_broadcast, _expect_broadcast, rescalable=False),
+    "rules": Topology(_rules, _expect_rules),
+    "kept": Topology(_kept, _expect_kept),
 }
