@@ -17,7 +17,7 @@ from tidegate.actors.operators.base import OperatorContext
 from tidegate.actors.operators.key_scope import EnteredKeys, KeyScope
 from tidegate.actors.operators.keyed_state import KeyedState, S
 from tidegate.actors.operators.keys import Key, KeyCodec
-from tidegate.actors.operators.state_types import check_serializers
+from tidegate.actors.operators.state_types import check_serializers, holds_pickles
 from tidegate.actors.operators.timers import TIMERS_STATE
 from tidegate.actors.operators.ttl import Clock, FrozenUnexpired, timed_now
 from tidegate.actors.state.backend import KeyRef
@@ -135,8 +135,8 @@ class KeyedStates:
             return frozen
         clock, field = self._clocks.get(frozen.state), self._states[frozen.state].stored_field
         if clock is not None and cut.base is None:
-            return FrozenUnexpired(frozen, clock.expired_ms)
-        return frozen if field.metadata is None else FrozenMarked(frozen, field)
+            frozen = FrozenUnexpired(frozen, clock.expired_ms)
+        return FrozenMarked(frozen, field) if holds_pickles(field) else frozen
 
     def _declared(self, state: KeyedState, stored: pa.RecordBatch) -> pa.RecordBatch:
         """Stored rows with the declared type."""
@@ -164,7 +164,7 @@ class KeyedStates:
 
 @dataclass(frozen=True, slots=True)
 class FrozenMarked:
-    """A `FrozenState` whose value column is described by `field`: what a backend knows is only its type."""
+    """A `FrozenState` whose value column is that of `field`: what its metadata says of pickles backends do not keep."""
 
     frozen: FrozenState
     field: pa.Field

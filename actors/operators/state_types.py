@@ -113,6 +113,11 @@ def check_serializers(stored: pa.Field, expected: pa.Field, state: str) -> None:
             check_serializers(stored.type.field(found), inner, state)
 
 
+def holds_pickles(field: pa.Field) -> bool:
+    """Whether the values of a stored field are pickled, or hold something that is."""
+    return _is_pickled(field) or any(holds_pickles(field.type.field(i)) for i in range(field.type.num_fields))
+
+
 class _Form:
     """How values of one type rest. `put` raises TypeError or ValueError for what does not fit."""
 
@@ -149,6 +154,8 @@ class _ArrowForm(_Form):
         exact = self._exact
         if type(value) is exact and (exact is not int or -_INT64_END <= value < _INT64_END):
             return one_nan(value) if exact is float else value
+        if value is None:
+            raise TypeError("None can be kept only within something else, and there only as Optional[...]")
         try:
             if pa.types.is_integer(self.dtype):
                 operator.index(value)  # Arrow would cut a float off
@@ -156,7 +163,7 @@ class _ArrowForm(_Form):
         except (pa.ArrowException, OverflowError) as error:
             raise TypeError(str(error)) from error
         if taken is None:
-            raise TypeError("None can be kept only within something else, and there only as Optional[...]")
+            raise TypeError("to Arrow it is null")
         return one_nan(taken)
 
     def get(self, stored: Any) -> Any:
