@@ -24,6 +24,7 @@ from tidegate.actors.operators.state_types import check_serializers, one_nan
 from tidegate.actors.operators.timers import TIMERS_STATE
 from tidegate.storage.dictionaries import widened
 from tidegate.storage.errors import ConfigurationError, CorruptionError
+from tidegate.storage.evolution import migrated
 from tidegate.storage.ids import OperatorUid
 from tidegate.storage.metadata import StateKind
 from tidegate.storage.state import FrozenState, StateChunk, StateTable
@@ -280,14 +281,4 @@ class OperatorStates:
         rows = widened(table.rows)
         for stored, field in zip(rows.schema, declared, strict=False):
             check_serializers(stored, field, table.state)
-        if not rows.schema.equals(declared):
-            raise ConfigurationError(
-                f"operator {self._uid!r}, state {table.state!r}: the checkpoint has {_columns(rows.schema)}, but the "
-                f"program declares {_columns(declared)}; restore with the program that wrote it, or give the state a "
-                "new name"
-            )
-        return rows
-
-
-def _columns(schema: pa.Schema) -> str:
-    return "(" + ", ".join(f"{field.name}: {field.type}" for field in schema) + ")"
+        return migrated(rows, declared, table.state, self._uid)

@@ -149,6 +149,20 @@ def test_values_of_python_types_come_back_as_such() -> None:
         Opened(lambda c: c.broadcast_state(MapState("any", str, bytes)), stored[1:])
 
 
+def test_stored_values_become_those_of_a_wider_type() -> None:
+    """In lists and in both columns of a map, also within structs."""
+    narrow = pa.struct({"x": pa.int16()})
+    stored = [
+        StateTable("numbers", StateKind.LIST, pa.record_batch({"numbers": pa.array([1, 2], pa.int32())})),
+        StateTable(
+            "rules", StateKind.BROADCAST, pa.record_batch({"key": ["a"], "value": pa.array([{"x": 7}], narrow)})
+        ),
+    ]
+    found, rules = Opened(lambda context: (bind_list(context), bind_broadcast(context)), stored).bound
+
+    assert (found.get(), dict(rules.items())) == ([1, 2], {"a": {"x": 7}})
+
+
 def test_what_changes_after_the_freeze_does_not_show() -> None:
     """Lists that grow, are replaced or cleared; maps in which entries are set and removed."""
     changes: list[Callable[[OperatorListState], object]] = [
@@ -288,7 +302,7 @@ def test_a_state_is_bound_in_open_only() -> None:
             lambda c: c.list_state(ListState("numbers", pa.string())),
             numbers(1),
             ConfigurationError,
-            r"operator 'op-uid', state 'numbers': .*int64.*string",
+            r"state 'numbers' of operator 'op-uid'.*int64.*string",
         ),
         (
             bind_broadcast,
