@@ -13,7 +13,6 @@ from dataclasses import replace
 from tidegate.actors.runtimes.context import DataPlaneOptions
 from tidegate.actors.simulation.faults import Faults
 from tidegate.actors.simulation.violation import InvariantViolated
-from tidegate.actors.state.options import StateBackendOptions
 from tidegate.actors.task.outputs import BufferLimits
 from tidegate.config import CheckpointConfig
 from tidegate.environment import StreamEnvironment
@@ -143,6 +142,7 @@ def _checkpoints(scenario: Scenario) -> CheckpointConfig:
             "tolerable_failed": values["tolerable"],
             "retained": values["retained"],
             "retention": values["retention"],
+            "incremental": values.get("state") == "incremental",
         }
     )
 
@@ -170,8 +170,7 @@ def _options(scenario: Scenario) -> DataPlaneOptions:
         linger_ms=20,
         turn_rows_max=_number(scenario.values["turn_rows"]),
     )
-    backend = StateBackendOptions(incremental=scenario.values.get("state") == "incremental")
-    return DataPlaneOptions(limits=limits, source_rows_max=4, backend=backend)
+    return DataPlaneOptions(limits=limits, source_rows_max=4)
 
 
 def _actions(scenario: Scenario) -> tuple[Action, ...]:
