@@ -11,12 +11,13 @@ import shutil
 import uuid
 import weakref
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 import pyarrow as pa
 import rocksdict
 
-from tidegate.storage.errors import CorruptionError
+from tidegate.storage.errors import CorruptionError, StorageError
 from tidegate.storage.ids import CheckpointId, OperatorUid
 from tidegate.storage.metadata import NativeState
 from tidegate.storage.native import DESCRIPTION_NAME
@@ -125,7 +126,8 @@ class RocksSession:
 
     def close(self) -> None:
         """Close the database, and delete it unless a snapshot of rows is still being read."""
-        self.database.close()
+        with suppress(StorageError), reported("close RocksDB", self.folder):
+            self.database.close()  # it writes what is in memory once more, and nobody needs that
         self.owned_folder = None
 
     def _take_over(self) -> RocksDescription | None:

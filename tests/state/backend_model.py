@@ -110,7 +110,10 @@ COLUMNS = (ValueSpec("n", pa.int64(), 0), ValueSpec("most", pa.float64(), float(
 class Cells:
     """A backend with a value, a list and a map for each key, beside what they should hold."""
 
-    def __init__(self, make: MakeBackend, incremental: bool, stored: Sequence[StateTable] = ()) -> None:
+    def __init__(
+        self, make: MakeBackend, incremental: bool, stored: Sequence[StateTable] = (), files: Rows | None = None
+    ) -> None:
+        """`stored` is loaded; `files` is what the backend has in files that it is opened on."""
         self.backend = make(incremental)
         self.values, self.lists, self.maps = (
             self.backend.values(VALUE),
@@ -120,8 +123,9 @@ class Cells:
         self.backend.fix_keys(KEYS)
         for table in stored:
             self.backend.load(table)
+        rows = composed(stored) if files is None else files
         self._model: dict[str, dict[Key, Any]] = {
-            name: {key: row[name] for key, row in composed(stored).get(name, {}).items()} for name in ("v", "l", "m")
+            name: {key: row[name] for key, row in rows.get(name, {}).items()} for name in ("v", "l", "m")
         }
         self._model["m"] = {key: dict(entries) for key, entries in self._model["m"].items()}
 
@@ -173,7 +177,7 @@ class Cells:
             self._check(ref, key_of(number))
         self.backend.leave()
         for name, of in self._model.items():
-            found = [(row["k"], row["s"]) for keys in self.backend.keys(name, 3) for row in keys.to_pylist()]
+            found = [(row["k"], row["s"]) for keys in self.backend.keys(name, 3 + len(of) // 10) for row in keys.to_pylist()]
             assert len(found) == len(set(found))
             assert set(found) == {key for key, held in of.items() if held}
 
@@ -188,13 +192,17 @@ class Cells:
 class Table:
     """A backend with a vectorised table (rows counted, greatest value), beside what it should hold."""
 
-    def __init__(self, make: MakeBackend, incremental: bool, stored: Sequence[StateTable] = ()) -> None:
+    def __init__(
+        self, make: MakeBackend, incremental: bool, stored: Sequence[StateTable] = (), files: Rows | None = None
+    ) -> None:
+        """As of `Cells`."""
         self.backend = make(incremental)
         self.table: VectorTable = self.backend.table("t", COLUMNS)
         self.backend.fix_keys(KEYS)
         for table in stored:
             self.backend.load(table)
-        self._model: dict[Key, dict[str, Any]] = composed(stored).get("t", {})
+        rows = composed(stored) if files is None else copy.deepcopy(files)
+        self._model: dict[Key, dict[str, Any]] = rows.get("t", {})
 
     def batch(self, changes: Sequence[tuple[int, float | None]]) -> None:
         """Count the rows of keys and take the greatest of their values, null being none."""
@@ -224,7 +232,7 @@ class Table:
     def check(self) -> None:
         """Everything is as the model has it, read from the backend."""
         found: dict[Key, dict[str, Any]] = {}
-        for keys, slots in self.table.scan(3):
+        for keys, slots in self.table.scan(3 + len(self._model) // 10):
             columns = [self.table.column(name).take(slots).to_pylist() for name in ("n", "most")]
             for key, n, most in zip(keys.to_pylist(), *columns, strict=True):
                 assert (key["k"], key["s"]) not in found

@@ -1,0 +1,363 @@
+"""Checkpoints of RocksDB as files: each holds the moment of its freeze, goes on in a database of the same key groups,
+and gives its rows to backends of any key groups."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+import rocksdict
+from backend_model import BACKENDS, KEYS, MAX_PARALLELISM, Cells, Rows, Subject, Table, composed, key_batch, tables
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rocks_backends import rocks_backend
+
+from tidegate.actors.kernels.hashing import hash_columns
+from tidegate.actors.state.backend import CellSpec
+from tidegate.actors.state.rocks import RocksBackend
+from tidegate.storage.errors import ConfigurationError, CorruptionError, StorageError
+from tidegate.storage.filesystem import FileSystemStore, open_store
+from tidegate.storage.ids import CheckpointId, JobId, SubtaskIndex, VertexId
+from tidegate.storage.local_copies import LocalCopies
+from tidegate.storage.local_first import LocalFirstStore
+from tidegate.storage.metadata import NativeFile, NativeState, SubtaskState
+from tidegate.storage.native import fetch_native, read_native, write_native
+from tidegate.storage.state import Cut, StateTable
+
+_KEYS = st.integers(0, 30)
+_CELLS = st.lists(
+    st.tuples(
+        _KEYS,
+        st.sampled_from(("put", "remove", "extend", "replace", "clear", "set", "discard", "empty")),
+        st.integers(0, 5),
+    ),
+    max_size=12,
+)
+_ROWS = st.lists(st.tuples(_KEYS, st.none() | st.integers(-9, 9).map(float)), min_size=1, max_size=12)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> FileSystemStore:
+    """Where checkpoints go."""
+    return open_store(str(tmp_path / "store"))
+
+
+def frozen(subject: Subject, store: FileSystemStore, number: int, base: NativeState | None = None) -> NativeState:
+    """A checkpoint of the backend's files."""
+    backend = subject.backend
+    assert isinstance(backend, RocksBackend)
+    native = backend.freeze_native(Cut(CheckpointId(number)))
+    assert native is not None
+    return write_native(store, f"chk-{number}", native, base)
+
+
+def opened(kind: type[Subject], store: FileSystemStore, native: NativeState, folder: Path, rows: Rows) -> Subject:
+    """A backend that goes on with the files of a checkpoint."""
+    fetch_native(store, native, str(folder))
+    return kind(lambda _: rocks_backend(tuple(KEYS.names), MAX_PARALLELISM, folder=str(folder)), True, files=rows)
+
+
+def file_of(native: NativeState, name: str) -> NativeFile | None:
+    """A file by name."""
+    return next((file for file in native.files if file.name == name), None)
+
+
+@pytest.mark.parametrize("kind", [Cells, Table])
+def test_checkpoints_of_files_hold_their_moment(kind: type[Subject], tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Random programs: whatever is built on what, every checkpoint has the state of its freeze; a restore goes on from
+    there, and its key groups can be split between backends of either kind."""
+
+    @settings(max_examples=15, deadline=None)
+    @given(
+        rounds=st.lists(
+            st.tuples(_CELLS if kind is Cells else _ROWS, _CELLS if kind is Cells else _ROWS, st.booleans()),
+            min_size=1,
+            max_size=5,
+        ),
+        split=st.integers(1, MAX_PARALLELISM - 1),
+        other=st.sampled_from(sorted(BACKENDS)),
+    )
+    def program(rounds: list[tuple[Any, Any, bool]], split: int, other: str) -> None:
+        folder = tmp_path_factory.mktemp("program")
+        store = open_store(str(folder / "store"))
+        subject: Subject = kind(BACKENDS["rocksdb"], True)
+        base: NativeState | None = None
+        for number, (before, after, restart) in enumerate(rounds, 1):
+            subject.batch(before)
+            expected = subject.expected()
+            backend = subject.backend
+            assert isinstance(backend, RocksBackend)
+            native = backend.freeze_native(Cut(CheckpointId(number)))
+            assert native is not None
+            subject.batch(after)
+            base = write_native(store, f"chk-{number}", native, base)
+            assert composed(list(read_native(store, base))) == expected
+            if restart:
+                subject.backend.close()
+                subject = opened(kind, store, base, folder / f"db-{number}", expected)
+                subject.check()
+        subject.backend.close()
+        assert base is not None
+        halves = [list(read_native(store, base, groups)) for groups in (range(split), range(split, MAX_PARALLELISM))]
+        assert composed([*halves[0], *halves[1]]) == expected
+        for part in halves:
+            restored = kind(BACKENDS[other], True, part)
+            restored.check()
+            restored.backend.close()
+
+    program()
+
+
+def test_only_new_files_are_uploaded(store: FileSystemStore, tmp_path: Path) -> None:
+    """The second checkpoint refers to the tables of the first one; a database that does not descend from it does not,
+    and one that was opened on it does."""
+    table = Table(BACKENDS["rocksdb"], True)
+    table.batch([(key, 1.0) for key in range(5000)])
+    first = frozen(table, store, 1)
+    table.batch([(1, 1.0)])
+    expected = table.expected()
+    second = frozen(table, store, 2, first)
+    tables_of = {file.name for file in first.files if file.name.endswith(".sst")}
+    assert tables_of
+    assert all(file_of(second, name) == file_of(first, name) for name in tables_of)
+    assert sum(f.size_bytes for f in second.files if f.path.startswith("chk-2/")) < first.size_bytes // 2
+    again = opened(Table, store, second, tmp_path / "db", expected)
+    again.batch([(2, 1.0)])
+    third = frozen(again, store, 3, second)
+    assert all(file_of(third, name) == file_of(first, name) for name in tables_of)
+    stranger = Table(BACKENDS["rocksdb"], True)
+    stranger.batch([(key, 1.0) for key in range(5000)])
+    assert all(file.path.startswith("chk-4/") for file in frozen(stranger, store, 4, first).files)
+    for subject in (table, again, stranger):
+        subject.backend.close()
+
+
+def test_a_checkpoint_that_was_given_up_leaves_nothing(store: FileSystemStore, tmp_path: Path) -> None:
+    """The folder of a snapshot goes with it, and the next snapshot is whole."""
+    folder = tmp_path / "work" / "db"
+    cells = Cells(lambda _: rocks_backend(tuple(KEYS.names), MAX_PARALLELISM, folder=str(folder)), True)
+    cells.batch([(1, "put", 1), (2, "extend", 2)])
+    backend = cells.backend
+    assert isinstance(backend, RocksBackend)
+    given_up = backend.freeze_native(Cut(CheckpointId(1)))
+    assert given_up is not None
+    assert len(os.listdir(tmp_path / "work")) == 2
+    given_up.release()
+    given_up.release()
+    assert os.listdir(tmp_path / "work") == ["db"]
+    dropped = backend.freeze_native(Cut(CheckpointId(2)))
+    del dropped
+    assert os.listdir(tmp_path / "work") == ["db"]
+    expected = cells.expected()
+    native = frozen(cells, store, 3)
+    backend.close()
+    assert os.listdir(tmp_path / "work") == []
+    assert composed(list(read_native(store, native))) == expected
+
+
+def test_without_a_key_there_are_no_files() -> None:
+    """Before the key columns are known there is nothing that a file could hold."""
+    backend = rocks_backend(("k",), MAX_PARALLELISM)
+    backend.values(CellSpec("v", pa.int64()))
+    assert backend.freeze_native(Cut(CheckpointId(1))) is None
+    assert list(backend.freeze(Cut(CheckpointId(1)))) == []
+    backend.close()
+
+
+def test_rows_are_read_though_the_backend_is_closed() -> None:
+    """A savepoint is written to the end after its task has stopped."""
+    cells = Cells(BACKENDS["rocksdb"], True)
+    cells.batch([(key, "put", key % 5) for key in range(300)])
+    states = cells.backend.freeze(Cut(CheckpointId(1), canonical=True))
+    expected = cells.expected()
+    cells.batch([(key, "put", 5) for key in range(300)])
+    cells.backend.close()
+    assert composed(tables(states)) == expected
+
+
+# --- a part of the key groups -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def many_tables(tmp_path: Path, store: FileSystemStore) -> tuple[NativeState, list[StateTable]]:
+    """A checkpoint whose levels have many small tables, and its rows."""
+    subject = Table(BACKENDS["rocksdb"], True)
+    subject.batch([(key, float(key)) for key in range(3000)])
+    native = frozen(subject, store, 1)
+    subject.backend.close()
+    fetch_native(store, native, str(tmp_path / "whole"))
+    options = rocksdict.Options(raw_mode=True)
+    options.set_target_file_size_base(8_000)
+    options.set_compression_type(rocksdict.DBCompressionType.none())
+    whole = rocksdict.Rdict(str(tmp_path / "whole"), rocksdict.Options(raw_mode=True))
+    rewritten = tmp_path / "rewritten"
+    database = rocksdict.Rdict(str(rewritten), options)
+    for key, value in whole.items():
+        database[key] = value
+    whole.close()
+    database.flush()
+    compaction = rocksdict.CompactOptions()
+    compaction.set_bottommost_level_compaction(rocksdict.BottommostLevelCompaction.force())
+    database.compact_range(None, None, compaction)
+    database.close()
+    (rewritten / "TIDEGATE").write_bytes(native.description)
+    subject = Table(lambda _: rocks_backend(tuple(KEYS.names), MAX_PARALLELISM, folder=str(rewritten)), True)
+    native = frozen(subject, store, 2)
+    rows = tables(subject.backend.freeze(Cut(CheckpointId(3))))
+    subject.backend.close()
+    return native, rows
+
+
+class CountingReads(FileSystemStore):
+    """Counts the bytes that are read."""
+
+    bytes_read = 0
+
+    def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
+        data = super().read(path, offset, length)
+        self.bytes_read += len(data)
+        return data
+
+
+def test_each_key_group_is_read_from_its_files_alone(
+    many_tables: tuple[NativeState, list[StateTable]], store: FileSystemStore
+) -> None:
+    """One key group costs a fraction of the bytes, and every one has exactly its rows."""
+    native, rows = many_tables
+    expected = composed(rows)["t"]
+    assert sum(file.name.endswith(".sst") for file in native.files) > 8
+    found = {}
+    for group in range(MAX_PARALLELISM):
+        counting = CountingReads(store.url)
+        part = composed(list(read_native(counting, native, range(group, group + 1)))).get("t", {})
+        batch = key_batch([key for key, _ in part])
+        assert {int(h) % MAX_PARALLELISM for h in hash_columns(batch, KEYS.names)} == {group}
+        assert counting.bytes_read < native.size_bytes / 3
+        found.update(part)
+    assert found == expected
+
+
+def test_key_groups_that_the_job_did_not_have(
+    many_tables: tuple[NativeState, list[StateTable]], store: FileSystemStore
+) -> None:
+    """Groups beyond the max parallelism are refused by name; an empty range reads nothing."""
+    native, _ = many_tables
+    with pytest.raises(ConfigurationError, match=r"max parallelism 16; key groups 8\.\.31 were asked for"):
+        list(read_native(store, native, range(8, 32)))
+    counting = CountingReads(store.url)
+    assert list(read_native(counting, native, range(3, 3))) == []
+    assert counting.bytes_read == 0
+
+
+def test_scratch_folders_are_cleared(
+    many_tables: tuple[NativeState, list[StateTable]], store: FileSystemStore, tmp_path: Path
+) -> None:
+    """Nothing stays in the scratch folder, whether all is read or the reader stops half-way."""
+    native, _ = many_tables
+    scratch = tmp_path / "scratch"
+    reader: Iterator[StateTable] = read_native(store, native, None, str(scratch))
+    next(reader)
+    assert os.listdir(scratch)
+    del reader
+    assert os.listdir(scratch) == []
+    list(read_native(store, native, None, str(scratch)))
+    assert os.listdir(scratch) == []
+
+
+# --- faults -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_bit_that_flips_on_the_local_disk_is_found(store: FileSystemStore, tmp_path: Path) -> None:
+    """RocksDB's own checksums: what was damaged after it was fetched is no row."""
+    table = Table(BACKENDS["rocksdb"], True)
+    table.batch([(key, 1.0) for key in range(2000)])
+    native = frozen(table, store, 1)
+    table.backend.close()
+    fetch_native(store, native, str(tmp_path / "db"))
+    (name,) = (file.name for file in native.files if file.name.endswith(".sst"))
+    data = bytearray((tmp_path / "db" / name).read_bytes())
+    data[len(data) // 3] ^= 1
+    (tmp_path / "db" / name).write_bytes(data)
+    with pytest.raises(CorruptionError, match=r"local folder .*Corruption"):
+        Table(lambda _: rocks_backend(tuple(KEYS.names), MAX_PARALLELISM, folder=str(tmp_path / "db")), True).check()
+
+
+def test_a_bit_that_flips_in_storage_is_found(store: FileSystemStore, tmp_path: Path) -> None:
+    """In any file: neither a restore nor a reader of rows takes it."""
+    cells = Cells(BACKENDS["rocksdb"], True)
+    cells.batch([(key, "put", key % 5) for key in range(100)])
+    native = frozen(cells, store, 1)
+    cells.backend.close()
+    for file in native.files:
+        data = store.read(file.path)
+        store.write(file.path, [data[:-1], bytes([data[-1] ^ 128])])
+        with pytest.raises(CorruptionError, match=f"{file.name} is damaged"):
+            fetch_native(store, native, str(tmp_path / "db"))
+        with pytest.raises(CorruptionError, match=f"{file.name} is damaged"):
+            list(read_native(store, native))
+        store.write(file.path, [data])
+    assert len(composed(list(read_native(store, native)))["v"]) == 100
+
+
+def test_a_folder_that_cannot_be_used(tmp_path: Path) -> None:
+    """The error names it."""
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(StorageError, match=r"local folder .*file/db"):
+        rocks_backend(("k",), MAX_PARALLELISM, folder=str(tmp_path / "file" / "db"))
+
+
+def test_a_snapshot_that_finds_no_room_says_so(tmp_path: Path) -> None:
+    """The folder has gone (a disk that was unmounted, say): the task is told, and nothing half-made stays."""
+    folder = tmp_path / "work" / "db"
+    cells = Cells(lambda _: rocks_backend(tuple(KEYS.names), MAX_PARALLELISM, folder=str(folder)), True)
+    cells.batch([(1, "put", 1)])
+    os.rename(tmp_path / "work", tmp_path / "elsewhere")
+    backend = cells.backend
+    assert isinstance(backend, RocksBackend)
+    with pytest.raises(StorageError, match=r"cannot take a snapshot of RocksDB in the local folder .*chk-1"):
+        backend.freeze_native(Cut(CheckpointId(1)))
+    assert os.listdir(tmp_path) == ["elsewhere"]
+    backend.close()
+
+
+def test_what_an_earlier_attempt_left_is_not_taken(tmp_path: Path) -> None:
+    """A folder without a description was not fetched to its end, or somebody died there: the backend begins empty."""
+    (tmp_path / "db").mkdir()
+    (tmp_path / "db" / "CURRENT").write_bytes(b"MANIFEST-000099\n")
+    cells = Cells(
+        lambda _: rocks_backend(tuple(KEYS.names), MAX_PARALLELISM, folder=str(tmp_path / "db")), True, files={}
+    )
+    cells.check()
+    cells.backend.close()
+
+
+def test_tables_are_linked_from_local_copies(tmp_path: Path) -> None:
+    """A restart on the same node copies no table: it links the copy that is there, and asks the storage for nothing."""
+    counting = CountingReads(str(tmp_path / "primary"))
+    job, vertex = JobId("job-1"), VertexId("v")
+    copies = LocalCopies(str(tmp_path / "node"), job, vertex, SubtaskIndex(0), size_bytes_max=10**9)
+    cells = Cells(BACKENDS["rocksdb"], True)
+    cells.batch([(key, "put", key % 5) for key in range(100)])
+    expected = cells.expected()
+    backend = cells.backend
+    assert isinstance(backend, RocksBackend)
+    snapshot = backend.freeze_native(Cut(CheckpointId(1)))
+    assert snapshot is not None
+    target = copies.store_for(counting, CheckpointId(1))
+    native = write_native(target, "job-1/shared/chk-1/v-0=op", snapshot, None)
+    backend.close()
+    part = SubtaskState(vertex, SubtaskIndex(0), None, native=(native,))
+    local = LocalFirstStore(counting, str(tmp_path / "node"), job, [part])
+    fetch_native(local, native, str(tmp_path / "db"))
+    assert counting.bytes_read == 0
+    names = [file.name for file in native.files if file.name.endswith(".sst")]
+    assert [os.stat(tmp_path / "db" / name).st_nlink for name in names] == [2] * len(names)
+    again = Cells(
+        lambda _: rocks_backend(tuple(KEYS.names), MAX_PARALLELISM, folder=str(tmp_path / "db")), True, files=expected
+    )
+    again.check()
+    again.backend.close()
