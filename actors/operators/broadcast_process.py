@@ -38,7 +38,8 @@ class BroadcastContext(ProcessContext):
 
         `key` holds the key columns, and is the current key meanwhile: what `state`, every other keyed state and
         `timer_service` do, they do for it. In no particular order; changes in place are welcome. Costs as much as
-        there are keys. Raises ConfigurationError outside of `process_broadcast`.
+        there are keys. With a time to live, keys whose value is over may be among them: they are without one then.
+        Raises ConfigurationError outside of `process_broadcast`.
         """
         if not self.broadcasting or self._states is None:
             raise ConfigurationError(

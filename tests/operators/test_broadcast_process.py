@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
 
 import pyarrow as pa
 import pytest
@@ -18,13 +20,15 @@ from tidegate.actors.operators.broadcast_process import (
     KeyedBroadcastProcessFunction,
 )
 from tidegate.actors.operators.functions import BaseProcessFunction, ProcessContext
-from tidegate.actors.operators.keyed_state import MapState, ValueState
+from tidegate.actors.operators.keyed_state import ListState, MapState, ValueState
+from tidegate.actors.state.options import StateBackendOptions
 from tidegate.storage.errors import TidegateError
 from tidegate.storage.ids import CheckpointId
 from tidegate.storage.metadata import StateKind
 from tidegate.storage.state import Cut, StateTable
 
 Row = dict[str, Any]
+COLUMNAR = StateBackendOptions()
 KEYED_SIDE, BROADCAST_SIDE = 0, 1
 
 
@@ -36,9 +40,10 @@ class Driven:
         function: BaseProcessFunction,
         keys: tuple[str, ...] = ("k",),
         restored: Sequence[StateTable] = (),
+        backend: StateBackendOptions = COLUMNAR,
     ) -> None:
         self._operator = BroadcastProcessOperator(function, (keys, ()), ("t", "t"))
-        self._operator.open(context(), restored)
+        self._operator.open(replace(context(), backend=backend), restored)
 
     def rows(self, side: int, *rows: Row) -> list[Row]:
         """Process rows of one side; what came of it."""
@@ -55,6 +60,10 @@ class Driven:
     def finish(self) -> None:
         """The input ends."""
         list(self._operator.finish(lambda batch: None))
+
+    def close(self) -> None:
+        """It is over."""
+        self._operator.close()
 
     def snapshot(self) -> list[StateTable]:
         """What is stored."""
@@ -126,6 +135,43 @@ def test_the_broadcast_side_goes_through_all_keys_that_have_a_state() -> None:
         assert sorted(told, key=lambda row: row["k"]) == [{"k": 1, "over": "1 of 2"}, {"k": 2, "over": "1 of 1"}]
         assert side.rows(BROADCAST_SIDE, {"name": "a", "limit": None}) == []
         assert side.rows(KEYED_SIDE, {"k": 1, "x": 20}) == []
+
+
+class Doubles(KeyedBroadcastProcessFunction):
+    """Changes the state of all keys, a part of them away, and gives each another state."""
+
+    def open(self, context: ProcessContext) -> None:
+        self.x = context.state(ValueState("x", pa.int64()))
+        self.had = context.state(ListState("had", pa.int64()))
+
+    def process(self, row: Row, context: ProcessContext) -> Iterator[Row]:
+        if row["x"] is None:
+            yield {"k": row["k"], "x": self.x.value(), "had": self.had.get()}
+        else:
+            self.x.update(row["x"])
+
+    def process_broadcast(self, row: Row, context: BroadcastContext) -> None:
+        def double(key: Row, state: ValueState) -> None:
+            self.had.add(state.value())
+            state.update(2 * state.value() if key["k"] % 3 else None)
+
+        context.apply_to_keyed_state(self.x, double)
+
+
+@pytest.mark.parametrize("kind", ["columnar", "rocksdb"])
+def test_many_keys_can_be_changed_while_they_are_gone_through(
+    tmp_path: Path, kind: Literal["columnar", "rocksdb"]
+) -> None:
+    """Every key comes once, whatever is done to it and however many batches of keys there are, on every backend."""
+    backend = StateBackendOptions(kind=kind, directory=str(tmp_path))
+    driven = Driven(Doubles(), backend=backend)
+    keys = range(10_000)
+    driven.rows(KEYED_SIDE, *({"k": k, "x": k} for k in keys))
+    driven.rows(BROADCAST_SIDE, {"name": "double"}, {"name": "double"})
+    told = driven.rows(KEYED_SIDE, *({"k": k, "x": None} for k in keys))
+    driven.close()
+
+    assert told == [{"k": k, "x": 4 * k, "had": [k, 2 * k]} if k % 3 else {"k": k, "x": None, "had": [k]} for k in keys]
 
 
 def test_both_kinds_of_state_are_in_a_snapshot_even_before_the_first_key() -> None:
