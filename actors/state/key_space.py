@@ -188,6 +188,10 @@ class KeySpace:
             slots = self.slots
         self._looked_at = (slots, rows)
 
+    def look_again(self) -> None:
+        """A snapshot has told what is gone: dead slots that were needed for it may not be any more."""
+        self._looked_at = (0, 0)
+
     def _append(self, keys: pa.RecordBatch, first_slot: int) -> None:
         assert self._keys is not None
         self._keys.append(keys)

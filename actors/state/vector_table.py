@@ -144,6 +144,7 @@ class ColumnarTable:
         if cut.base is None:
             return (self._frozen(None, False),) if self._rows else ()
         assert dirty is not None, "an incremental snapshot of a state that keeps no changes"
+        self._space.look_again()
         return self._frozen(dirty, False), self._frozen(dirty, True)
 
     def load(self, rows: pa.RecordBatch, layer: int) -> None:
