@@ -125,7 +125,8 @@ class Measurement:
     def run(self) -> Figures:
         """All parts, in order."""
         arguments, figures = self._arguments, self.figures
-        pids = [info.pid for info in self._job.processes() if info.task.vertex.startswith(TOTALS)]
+        self._until(lambda: bool(self._keyed_pids()))
+        pids = self._keyed_pids()
         before = _memory(pids, "Rss")
         self._let_through(arguments.keys // PARALLELISM)
         figures.memory["filled"] = _memory(pids, "Rss") - before
@@ -144,6 +145,9 @@ class Measurement:
         self._load()
         figures.memory["peak under load"] = _memory(pids, "VmHWM") - before
         return figures
+
+    def _keyed_pids(self) -> list[int]:
+        return [info.pid for info in self._job.processes() if info.task.vertex == TOTALS]
 
     def _let_through(self, rows: int) -> None:
         """Open the gate for so many more rows of each part, and wait until the keyed tasks have them."""
