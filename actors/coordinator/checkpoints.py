@@ -196,12 +196,12 @@ class CheckpointKeeper:
         )
 
     def _base(self, properties: CheckpointProperties) -> CheckpointId | None:
-        """The newest completed checkpoint: the attempt has taken it, or was restored from it. A savepoint is whole."""
+        """The newest retained checkpoint that can be one; tasks that have no part in it begin anew."""
         state = self._context.state
-        if properties.kind.is_savepoint or not state.completed:
+        if properties.kind.is_savepoint:
             return None
-        newest = state.completed[-1].checkpoint_id
-        return newest if state.shared.can_be_base(newest) else None
+        retained = (c.checkpoint_id for c in reversed(state.completed))
+        return next((number for number in retained if state.shared.can_be_base(number)), None)
 
     # --- collect --------------------------------------------------------------------------------------------------
 

@@ -3,8 +3,8 @@
 Rules:
 
 - Part of the fold over the event log, so no crash loses or miscounts a reference (invariant 5).
-- A checkpoint is built on the newest completed one that has keyed state to build on. What it refers to are files of
-  that one and files of its own.
+- A checkpoint is built on the newest retained one that has keyed state to build on: a savepoint has none, it is whole.
+  What it refers to are files of that one and files of its own.
 - A checkpoint that is not retained any more keeps its references while a pending one is built on it; after that the
   files go that nobody else refers to. None of them is ever referred to again: who is built on what was decided before.
 """
