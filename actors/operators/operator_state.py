@@ -77,7 +77,7 @@ class OperatorListState:
 
     def get(self) -> list[Any]:
         """A copy of the list."""
-        return [self._typed.handed_out(value) for value in self._values]
+        return list(self._values) if self._typed.plain else [self._typed.handed_out(value) for value in self._values]
 
     def __len__(self) -> int:
         return len(self._values)
@@ -164,6 +164,8 @@ class BroadcastState:
 
     def items(self) -> Iterator[tuple[Any, Any]]:
         """Entries in the order in which their keys first came, as they are now."""
+        if self._typed.plain:
+            return iter(list(self._entries.items()))
         return iter([(key, self._typed.handed_out(value)) for key, value in self._entries.items()])
 
     def keys(self) -> Iterator[Any]:

@@ -167,7 +167,16 @@ class _ArrowForm(_Form):
         return one_nan(taken)
 
     def get(self, stored: Any) -> Any:
-        return copy.deepcopy(stored) if not self.plain else stored
+        return stored if self.plain else _copied(stored)
+
+
+def _copied(stored: Any) -> Any:
+    """A value as Arrow gives it out, with lists and dicts of its own: all else in it cannot be changed."""
+    if type(stored) is dict:
+        return {name: _copied(part) for name, part in stored.items()}
+    if type(stored) is list:
+        return [_copied(part) for part in stored]
+    return tuple([_copied(part) for part in stored]) if type(stored) is tuple else stored
 
 
 class _MomentForm(_ArrowForm):
