@@ -9,6 +9,7 @@ columns, then the accumulators.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Literal
 
@@ -23,13 +24,16 @@ from tidegate.actors.operators.backends import frozen_backend, make_backend
 from tidegate.actors.operators.base import Emit, Operator, OperatorContext
 from tidegate.actors.operators.blame import blame
 from tidegate.actors.operators.keys import check_owner, key_columns, key_schema
-from tidegate.actors.state.backend import KeyedBackend, VectorTable
+from tidegate.actors.state.backend import KeyedBackend, ValueSpec, VectorTable
 from tidegate.storage.errors import ConfigurationError, CorruptionError
+from tidegate.storage.evolution import migrated
 from tidegate.storage.state import Cut, OperatorSnapshot, StateTable
 
 STATE_NAME = "aggregate"
 
 _FINAL_ROWS_MAX = 65_536
+
+_SUMS = (AggregateKind.SUM, AggregateKind.MEAN)
 
 Fields = dict[str, tuple[pa.Field, ...]]
 
@@ -82,8 +86,7 @@ class KeyedAggregate(Operator):
         stored = self._backend.stored_schema(STATE_NAME)
         if stored is not None:
             self._create(*self._stored_layout(STATE_NAME, stored))
-        for table in restored:
-            self._restore(table)
+        self._restore_all([replace(table, rows=compact(table.rows)) for table in restored])
 
     def process(self, batch: pa.RecordBatch, emit: Emit) -> None:
         """Add a batch to the accumulators. OperatorError if its columns do not fit, or a sum overflows."""
@@ -133,6 +136,8 @@ class KeyedAggregate(Operator):
         fields = {name: a.state_fields(name, schema) for name, a in self._aggregates.items()}
         if self._key_schema is None:
             self._create(found, fields)
+        elif self._seen_schema is None and found.equals(self._key_schema) and fields != self._fields:
+            self._evolve(fields)
         elif not found.equals(self._key_schema) or fields != self._fields:
             raise OperatorError(
                 f"operator {self.context.name!r} (uid {self.context.uid!r}) keeps "
@@ -168,25 +173,73 @@ class KeyedAggregate(Operator):
         return self._output(keys if all_distinct else gather(keys, rows), results)
 
     def _create(self, schema: pa.Schema, fields: Fields) -> None:
-        specs = [s for name, a in self._aggregates.items() for s in value_specs(a, fields[name])]
         backend = self._opened()
-        self._table = table = backend.table(STATE_NAME, specs)
+        table = backend.table(STATE_NAME, self._specs(fields))
         backend.fix_keys(schema)
-        self._key_schema, self._fields = schema, fields
+        self._key_schema = schema
+        self._use(table, fields)
+
+    def _evolve(self, fields: Fields) -> None:
+        """The first batch since the restore has other types than what is stored: the state takes them."""
+        expected = self._stored_schema(fields)
+        table = self._opened().retype(STATE_NAME, self._specs(fields), lambda rows: self._migrated(rows, expected))
+        self._use(table, fields)
+
+    def _use(self, table: VectorTable, fields: Fields) -> None:
+        self._table, self._fields = table, fields
         self._accumulators = [make_accumulator(a, fields[name], table) for name, a in self._aggregates.items()]
 
-    def _restore(self, table: StateTable) -> None:
+    def _specs(self, fields: Fields) -> list[ValueSpec]:
+        return [spec for name, a in self._aggregates.items() for spec in value_specs(a, fields[name])]
+
+    def _stored_schema(self, fields: Fields) -> pa.Schema:
+        assert self._key_schema is not None
+        return pa.schema([*self._key_schema, *(field for name in self._aggregates for field in fields[name])])
+
+    def _restore_all(self, tables: Sequence[StateTable]) -> None:
+        """Load stored tables. Layers that were written before and after a change of types meet in the newer ones."""
+        put = [table for table in tables if not table.removed]
+        if put and self._table is None:
+            self._create(*self._newest_layout(put))
         if self._table is None:
-            if table.removed:
-                return  # of a key that the layers below have not got
-            self._create(*self._stored_layout(table.state, table.rows.schema))
-        rows = compact(table.rows)
-        if rows.schema.names[: len(self._keys)] == list(self._keys):
-            check_owner(self.context, rows.select(list(self._keys)), self._owners)
-        try:
-            self._opened().load(replace(table, rows=rows))
-        except CorruptionError as error:
-            raise CorruptionError(f"operator {self.context.uid!r}: {error}") from error
+            return  # nothing but keys that are gone, of which the layers below have none
+        expected = self._stored_schema(self._fields)
+        for table in tables:
+            if table.rows.schema.names[: len(self._keys)] == list(self._keys):
+                check_owner(self.context, table.rows.select(list(self._keys)), self._owners)
+            rows = table.rows if table.removed else self._migrated(table.rows, expected)
+            try:
+                self._opened().load(replace(table, rows=rows))
+            except CorruptionError as error:
+                raise CorruptionError(f"operator {self.context.uid!r}: {error}") from error
+
+    def _newest_layout(self, tables: Sequence[StateTable]) -> tuple[pa.Schema, Fields]:
+        """The layout of stored tables that all of them can be brought into: types only ever become wider.
+
+        ConfigurationError if there is none.
+        """
+        for table in tables:
+            self._stored_layout(table.state, table.rows.schema)
+        refused = None
+        for schema in dict.fromkeys(table.rows.schema.remove_metadata() for table in reversed(tables)):
+            try:
+                for table in tables:
+                    self._migrated(table.rows.slice(0, 0), schema)
+            except ConfigurationError as error:
+                refused = refused or error
+                continue
+            return self._stored_layout(STATE_NAME, schema)
+        assert refused is not None, "no layout was tried"
+        raise refused
+
+    def _migrated(self, rows: pa.RecordBatch, expected: pa.Schema) -> pa.RecordBatch:
+        """Stored rows in the types of today. A sum of integers may become one of floats as long as it is exact."""
+        sums = {_state_names(name, a)[0] for name, a in self._aggregates.items() if a.kind in _SUMS}
+        for position, (before, now) in enumerate(zip(rows.schema, expected, strict=False)):
+            if before.name in sums and before.type == pa.int64() and now.type == pa.float64():
+                with suppress(pa.ArrowInvalid):
+                    rows = rows.set_column(position, now, rows.column(position).cast(now.type))
+        return migrated(rows.replace_schema_metadata(None), expected, STATE_NAME, self.context.uid)
 
     def _stored_layout(self, state: str, schema: pa.Schema) -> tuple[pa.Schema, Fields]:
         expected = list(self._keys)

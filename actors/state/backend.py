@@ -26,6 +26,10 @@ KeyRef: TypeAlias = Any
 """How a backend knows a key within a batch: a slot, or encoded bytes. Only good until `leave`."""
 
 
+Migrate: TypeAlias = Callable[[pa.RecordBatch], pa.RecordBatch]
+"""Makes stored rows of one schema into those of another."""
+
+
 @dataclass(frozen=True, slots=True)
 class CellSpec:
     """One state of a row-wise function: its name, and the Arrow type of its column in the stored table.
@@ -186,6 +190,13 @@ class KeyedBackend(Protocol):
 
     def table(self, name: str, columns: Sequence[ValueSpec]) -> VectorTable:
         """A vectorised state; `columns` are those of its values."""
+        ...
+
+    def retype(self, name: str, columns: Sequence[ValueSpec], migrate: Migrate) -> VectorTable:
+        """A vectorised state that takes the place of one with the same name and other types, and its rows.
+
+        Only before the first batch after a restore. Raises what `migrate` raises.
+        """
         ...
 
     def values(self, spec: CellSpec) -> ValueCells:

@@ -12,7 +12,7 @@ from typing import TypeVar
 import numpy as np
 import pyarrow as pa
 
-from tidegate.actors.state.backend import CellSpec, ValueSpec
+from tidegate.actors.state.backend import CellSpec, Migrate, ValueSpec
 from tidegate.actors.state.cells import Cells, ColumnarLists, ColumnarMaps, ColumnarValues
 from tidegate.actors.state.key_space import KeySpace, key_pieces
 from tidegate.actors.state.vector_table import ColumnarTable
@@ -20,6 +20,8 @@ from tidegate.storage.errors import ConfigurationError, CorruptionError
 from tidegate.storage.state import Cut, FrozenNative, FrozenState, StateTable
 
 C = TypeVar("C", bound=Cells)
+
+_MOVED_ROWS = 65_536
 
 
 class ColumnarBackend:
@@ -41,6 +43,17 @@ class ColumnarBackend:
         """A vectorised state."""
         self._check_new(name)
         self._tables[name] = table = ColumnarTable(self._space, name, columns, self._incremental)
+        return table
+
+    def retype(self, name: str, columns: Sequence[ValueSpec], migrate: Migrate) -> ColumnarTable:
+        """A vectorised state with other types that takes the rows of the one of that name."""
+        former = self._tables.pop(name)
+        self._space.drop(former)
+        table = self.table(name, columns)
+        for keys, slots in former.scan(_MOVED_ROWS):
+            values = [former.column(spec.name).take(slots) for spec in former.specs]
+            names = [*keys.schema.names, *(spec.name for spec in former.specs)]
+            table.load(migrate(pa.RecordBatch.from_arrays([*keys.columns, *values], names=names)), layer=0)
         return table
 
     def values(self, spec: CellSpec) -> ColumnarValues:

@@ -143,6 +143,10 @@ class KeySpace:
         self._states.append(state)
         state.grow(self.slots)
 
+    def drop(self, state: SlotState) -> None:
+        """A state has no slots any more."""
+        self._states.remove(state)
+
     def upsert(self, keys: pa.RecordBatch) -> Upserted:
         """Slots of the keys of a batch (key columns alone); new ones for keys that are not known."""
         assert self._keys is not None, "keys before their columns are known"

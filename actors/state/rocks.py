@@ -13,7 +13,7 @@ from typing import TypeVar
 import pyarrow as pa
 import rocksdict
 
-from tidegate.actors.state.backend import CellSpec, ValueSpec
+from tidegate.actors.state.backend import CellSpec, Migrate, ValueSpec
 from tidegate.actors.state.factory import BackendPlace
 from tidegate.actors.state.rocks_cells import RocksCells, RocksLists, RocksMaps, RocksValues
 from tidegate.actors.state.rocks_keys import database_keys
@@ -91,6 +91,15 @@ class RocksBackend:
         table = self._tables[name] = RocksTable(self._session, state, columns)
         if older is not None:
             self._loader.move(older, table)
+        return table
+
+    def retype(self, name: str, columns: Sequence[ValueSpec], migrate: Migrate) -> RocksTable:
+        """A vectorised state with other types that takes the rows of the one of that name."""
+        former = self._tables.pop(name).state
+        values = pa.schema([pa.field(spec.name, spec.data_type) for spec in columns])
+        state = self._session.declare(name, RocksForm.TABLE, values)
+        table = self._tables[name] = RocksTable(self._session, state, columns)
+        self._loader.move(former, table, migrate)
         return table
 
     def values(self, spec: CellSpec) -> RocksValues:

@@ -10,6 +10,7 @@ import pyarrow as pa
 import rocksdict
 
 from tidegate.actors.kernels.key_index import KeyIndex
+from tidegate.actors.state.backend import Migrate
 from tidegate.actors.state.rocks_cells import RocksCells
 from tidegate.actors.state.rocks_keys import database_keys, key_group_of
 from tidegate.actors.state.rocks_session import RocksSession
@@ -45,13 +46,13 @@ class RocksLoader:
             self._check_first(target, columns, keys)
         self._put(target, keys, None if table.removed else rows.columns[len(session.key_schema) :])
 
-    def move(self, source: RocksState, target: RocksTable | RocksCells) -> None:
-        """Rewrite the rows of a state under the types of the one that takes its place."""
+    def move(self, source: RocksState, target: RocksTable | RocksCells, migrate: Migrate | None = None) -> None:
+        """Rewrite the rows of a state under the types of the one that takes its place; `migrate`: other than usual."""
         session = self._session
         expected = pa.schema([*session.key_schema, *target.state.values])
         number = target.state.number if isinstance(target, RocksTable) else 0
         for rows in session.scan(source, _MOVED_ROWS):
-            moved = migrated(rows, expected, source.name, session.uid)
+            moved = migrated(rows, expected, source.name, session.uid) if migrate is None else migrate(rows)
             keys = database_keys(moved.select(session.key_schema.names), session.max_parallelism, number)
             self._put(target, keys, moved.columns[len(session.key_schema) :])
         with reported("write RocksDB", session.folder):
