@@ -89,7 +89,7 @@ def _words(data: NDArray[np.uint8], cursor: NDArray[np.int64], valid: NDArray[An
     kinds = pa.types
     if kinds.is_null(data_type):
         return pa.nulls(len(cursor))
-    words = _words_at(data, cursor)
+    words = np.where(valid, _words_at(data, cursor), 0)
     if kinds.is_boolean(data_type):
         bits = pa.py_buffer(np.packbits(words & 1, bitorder="little"))
         return pa.Array.from_buffers(data_type, len(words), [_bitmap(valid), bits])
