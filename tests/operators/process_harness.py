@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -13,6 +14,7 @@ from tidegate.actors.operators.base import OperatorContext, ProcessingTime
 from tidegate.actors.operators.functions import CoProcessFunction, ProcessFunction
 from tidegate.actors.operators.partitioners import HashPartitioner
 from tidegate.actors.operators.process import ProcessOperator
+from tidegate.actors.state.options import StateBackendOptions
 from tidegate.storage.ids import OperatorUid, SubtaskIndex
 from tidegate.storage.metadata import StateKind
 from tidegate.storage.state import StateTable, key_group_range, tables_of
@@ -32,6 +34,7 @@ class Driven:
         parallelism: int = 1,
         restored: Sequence[StateTable] = (),
         schema: pa.Schema | None = None,
+        backend: StateBackendOptions | None = None,
     ) -> None:
         self.out: list[Row] = []
         self.batches: list[pa.RecordBatch] = []
@@ -43,7 +46,11 @@ class Driven:
             uid, index = OperatorUid("op-uid"), SubtaskIndex(subtask)
             owned = key_group_range(subtask, MAX_PARALLELISM, parallelism)
             tables = [part for table in restored if (part := cut(table, keys[0], MAX_PARALLELISM, owned)).rows.num_rows]
-            operator.open(OperatorContext(uid, "op", index, parallelism, MAX_PARALLELISM, self._time), tables)
+            options = StateBackendOptions() if backend is None else backend
+            if options.directory is not None:
+                options = replace(options, directory=f"{options.directory}/{subtask}")
+            place = uid, "op", index, parallelism, MAX_PARALLELISM, self._time
+            operator.open(OperatorContext(*place, backend=options), tables)
             self.operators.append(operator)
 
     def rows(self, *rows: Row, schema: pa.Schema | None = None, input_index: int = 0) -> list[Row]:
