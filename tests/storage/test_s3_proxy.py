@@ -115,11 +115,11 @@ def test_a_server_that_stays_busy_is_given_up(open_s3: _Opener, proxy: S3Proxy) 
 
 def test_an_answer_that_takes_too_long_is_given_up(open_s3: _Opener, proxy: S3Proxy) -> None:
     """An answer that never comes is an error that says so, and the store is as good as new after it."""
-    store = open_s3(timeout_ms=400)
+    store = open_s3(timeout_ms=1_500)
     fault = proxy.inject("delay", 1_000)
 
     for operation in (lambda: store.write("f", [b"x"]), lambda: store.read("f"), lambda: store.create("g", b"x")):
-        with pytest.raises(StorageError, match=r"within 0.4 s|[Tt]imeout"):
+        with pytest.raises(StorageError, match=r"within 1.5 s|[Tt]imeout"):
             operation()
     fault.times = 0
     fault.release.set()
@@ -129,7 +129,7 @@ def test_an_answer_that_takes_too_long_is_given_up(open_s3: _Opener, proxy: S3Pr
 
 def test_one_slow_answer_is_asked_for_again(open_s3: _Opener, proxy: S3Proxy) -> None:
     """An attempt has a third of the time: one answer that is late does not use up all of it."""
-    store = open_s3(timeout_ms=3_000)
+    store = open_s3(timeout_ms=6_000)
     store.write("f", [b"x"])
     proxy.inject("delay", 1, gets)
 
@@ -141,10 +141,10 @@ def test_one_slow_answer_is_asked_for_again(open_s3: _Opener, proxy: S3Proxy) ->
 def test_parts_that_fail_are_sent_again(open_s3: _Opener, proxy: S3Proxy, action: str) -> None:
     """Faults of several parts at once leave a file that is whole and in order."""
     store = open_s3()
-    chunks = [bytes([i]) * PART for i in range(7)]
-    proxy.inject(action, 9, parts_only)  # type: ignore[arg-type]
+    chunks = [bytes([i]) * PART for i in range(5)]
+    proxy.inject(action, 5, parts_only)  # type: ignore[arg-type]
 
-    assert store.write("large", iter(chunks)) == 7 * PART
+    assert store.write("large", iter(chunks)) == 5 * PART
     assert store.read("large") == b"".join(chunks)
 
 
