@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 import uuid
 import weakref
 from collections.abc import Iterator, Sequence
@@ -33,6 +34,10 @@ from tidegate.storage.rocks.description import (
 )
 from tidegate.storage.rocks.frozen import FrozenRocks
 from tidegate.storage.rocks.scan import scan_state
+
+_UNWRITTEN = "rocksdb.num-immutable-mem-table"
+_POLL_S = 0.0005
+_POLLS_MAX = 20_000
 
 
 class OwnedFolder:
@@ -118,6 +123,7 @@ class RocksSession:
         groups = (self.key_groups.start, self.key_groups.stop)
         try:
             with reported("take a snapshot of RocksDB", target):
+                self._write_memory()
                 rocksdict.Checkpoint(self.database).create_checkpoint(target)
         except BaseException:
             shutil.rmtree(target, ignore_errors=True)
@@ -129,6 +135,17 @@ class RocksSession:
         with suppress(StorageError), reported("close RocksDB", self.folder):
             self.database.close()  # it writes what is in memory once more, and nobody needs that
         self.owned_folder = None
+
+    def _write_memory(self) -> None:
+        """Write what is in memory to files. Other threads go on: rocksdict would hold them up while it waits.
+
+        Not waiting to the end is no error: making a checkpoint waits too.
+        """
+        self.database.flush(wait=False)
+        for _ in range(_POLLS_MAX):
+            if not self.database.property_int_value(_UNWRITTEN):
+                return
+            time.sleep(_POLL_S)
 
     def _take_over(self) -> RocksDescription | None:
         """The description of files that are there for the operator; an empty folder otherwise."""

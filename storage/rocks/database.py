@@ -18,6 +18,8 @@ _FILE_BYTES = 32 * 1024 * 1024
 _BLOCK_BYTES = 8 * 1024
 _OPEN_FILES_MAX = 512
 _LOG_BYTES_MAX = 1024 * 1024
+_MANIFEST_BYTES_MAX = 1024 * 1024
+"""It is written with every checkpoint; RocksDB begins a new one where it would grow beyond this."""
 _BLOOM_BITS = 10
 
 
@@ -96,6 +98,7 @@ def _options(memory_bytes: int) -> rocksdict.Options:
     options.set_target_file_size_base(_FILE_BYTES)
     options.set_level_compaction_dynamic_level_bytes(True)
     options.set_max_open_files(_OPEN_FILES_MAX)
+    options.set_max_manifest_file_size(_MANIFEST_BYTES_MAX)
     options.set_max_log_file_size(_LOG_BYTES_MAX)
     options.set_keep_log_file_num(2)
     options.set_stats_dump_period_sec(0)
