@@ -10,7 +10,7 @@ from tidegate.storage.ids import CheckpointId, OperatorUid, SubtaskIndex
 from tidegate.storage.metadata import Committable, DataFile, SnapshotKind, StateHandle
 
 SINK = OperatorUid("sink")
-STATE, CHANNELS = SnapshotPart
+STATE, CHANNELS = SnapshotPart.STATE, SnapshotPart.CHANNELS
 
 
 def written(path: str = "chk/1") -> Written:
