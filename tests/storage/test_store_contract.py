@@ -70,7 +70,7 @@ def simulated_store() -> SimulatedStore:
     """A store of the simulator, without faults."""
     disk = SimulatedDisk(World(0, Faults()))
     disk.reliable = True
-    return SimulatedStore(disk, "sim://root")
+    return SimulatedStore(disk, "sim://contract")
 
 
 KINDS = ("local", "memory", "s3", "ray", "local_first", "duplicating", "limited")
