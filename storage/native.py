@@ -49,12 +49,24 @@ def fetch_native(store: Store, native: NativeState, folder: str) -> None:
     A file of which `store` has a copy on this node is linked, if it never changes. Raises CorruptionError,
     NotFoundError, or StorageError if the local folder cannot be used.
     """
-    with _used(folder):
+    try:
+        with _used(folder):
+            shutil.rmtree(folder, ignore_errors=True)
+            os.makedirs(folder)
+        _fetch(store, native.files, folder)
+        with _used(folder), open(os.path.join(folder, DESCRIPTION_NAME), "xb") as file:
+            file.write(native.description)
+    except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
-        os.makedirs(folder)
-    _fetch(store, native.files, folder)
-    with _used(folder), open(os.path.join(folder, DESCRIPTION_NAME), "xb") as file:
-        file.write(native.description)
+        raise
+
+
+def tables_of_fetched(native: NativeState) -> list[StateTable]:
+    """What an operator is restored from whose backend goes on with the files: of each state a table without rows, which
+    tells its columns. CodecError, CorruptionError."""
+    from tidegate.storage.rocks.restore import empty_tables
+
+    return empty_tables(native)
 
 
 def read_native(

@@ -19,11 +19,13 @@ from tidegate.actors.coordinator.spec import RestorePoint
 from tidegate.actors.graph.job_graph import JobGraph, JobVertex
 from tidegate.actors.identity import TaskId
 from tidegate.actors.runtimes.restore_in_flight import RestoredChannels, restore_in_flight
+from tidegate.actors.state.factory import backend_folder
 from tidegate.storage.errors import CorruptionError
 from tidegate.storage.ids import OperatorUid, SubtaskIndex
 from tidegate.storage.local_first import LocalFirstStore
 from tidegate.storage.metadata import CheckpointMetadata, OperatorInfo, SectionRef, StateKind, SubtaskState
 from tidegate.storage.metadata_file import read_metadata
+from tidegate.storage.native import fetch_native, tables_of_fetched
 from tidegate.storage.state import StateTable, key_group_range
 from tidegate.storage.store import Store
 from tidegate.storage.subtask_state import read_subtask_state
@@ -41,11 +43,18 @@ class RestoredTask:
 
 
 def restore_task(
-    store: Store, restore: RestorePoint, graph: JobGraph, task: TaskId, local_copies: str | None = None
+    store: Store,
+    restore: RestorePoint,
+    graph: JobGraph,
+    task: TaskId,
+    local_copies: str | None = None,
+    native_folder: str | None = None,
 ) -> RestoredTask:
     """Read the state of one task; `store` is opened at the root of the restore point.
 
-    State of which there is a copy that is right in the folder `local_copies` is read from there.
+    State of which there is a copy that is right in the folder `local_copies` is read from there. With `native_folder`,
+    files of a backend whose key groups are still those of the task are brought there, for the backend to go on with;
+    tables without rows stand for them.
 
     Raises StorageError (CorruptionError among them), and ConfigurationError for in-flight rows of another key.
     """
@@ -66,7 +75,9 @@ def restore_task(
             )
         return RestoredTask(tuple((uid, ()) for uid in uids), finished=True)
     tables = [
-        (uid, _tables_of(store, metadata, known[uid], task.subtask, vertex.parallelism)) for uid in uids if uid in known
+        (uid, _tables_of(store, metadata, known[uid], task.subtask, vertex.parallelism, native_folder))
+        for uid in uids
+        if uid in known
     ]
     return RestoredTask(tuple(tables), finished=False, in_flight=in_flight, part=_part(metadata, vertex, task))
 
@@ -84,7 +95,12 @@ def subtasks_of(metadata: CheckpointMetadata, uid: OperatorUid) -> list[SubtaskS
 
 
 def _tables_of(
-    store: Store, metadata: CheckpointMetadata, info: OperatorInfo, subtask: SubtaskIndex, parallelism: int
+    store: Store,
+    metadata: CheckpointMetadata,
+    info: OperatorInfo,
+    subtask: SubtaskIndex,
+    parallelism: int,
+    native_folder: str | None,
 ) -> tuple[StateTable, ...]:
     """What one operator of an unfinished vertex starts with in one subtask."""
     groups = key_group_range(subtask, info.max_parallelism, parallelism)
@@ -108,6 +124,12 @@ def _tables_of(
                 case StateKind.UNION:
                     return True
 
+        if native_folder is not None and old.subtask == subtask:
+            fetched = [n for n in old.native if n.uid == info.uid and n.key_groups == (groups.start, groups.stop)]
+            for native in fetched:
+                fetch_native(store, native, backend_folder(native_folder, info.uid))
+                found += tables_of_fetched(native)
+            old = replace(old, native=tuple(native for native in old.native if native not in fetched))
         found += read_subtask_state(store, old, info.uid, groups, wanted=wanted)
     found.sort(key=lambda table: table.layer)
     return tuple(_deal_out(found, subtask, parallelism) if rescaled else found)

@@ -52,9 +52,12 @@ class TaskEffects:
             return ev.TaskRestored(self._now_ms(), ())
         store = self._open_store(restore.root)
         options, task = self._context.options, self._descriptor.task
-        restored = restore_task(store, restore, self._context.graph, task, options.local_copies)
+        backend, own = self._descriptor.backend, restore.job_id == self._context.job_id and not restore.savepoint
+        # The program of another job may declare other types: rows are brought to those, files are not.
+        folder = backend.directory if backend.kind == "rocksdb" and own else None
+        restored = restore_task(store, restore, self._context.graph, task, options.local_copies, folder)
         part, lineage = restored.part, None
-        if part is not None and restore.job_id == self._context.job_id and not restore.savepoint:
+        if part is not None and own:
             # The files of another job's checkpoint are not this job's to keep.
             lineage = Lineage.of(restore.checkpoint_id, part)
         return ev.TaskRestored(self._now_ms(), restored.tables, restored.finished, restored.in_flight, lineage)

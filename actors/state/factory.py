@@ -32,4 +32,9 @@ def open_backend(options: StateBackendOptions, place: BackendPlace) -> KeyedBack
     # Imported late: a job in memory does not pay for loading RocksDB.
     from tidegate.actors.state.rocks import RocksBackend
 
-    return RocksBackend(place, os.path.join(options.directory, escape(place.uid)), options.memory_bytes)
+    return RocksBackend(place, backend_folder(options.directory, place.uid), options.memory_bytes)
+
+
+def backend_folder(directory: str, uid: OperatorUid) -> str:
+    """Where the backend of an operator works, and expects the files with which it is to go on."""
+    return os.path.join(directory, escape(uid))

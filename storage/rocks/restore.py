@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import pyarrow as pa
+
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.metadata import NativeState, StateKind
 from tidegate.storage.rocks.database import open_files, reported
@@ -30,6 +32,13 @@ def clipped(native: NativeState, key_groups: range | None) -> range:
             "Keep the max parallelism of the job that wrote the checkpoint"
         )
     return range(max(first, key_groups.start), min(end, key_groups.stop))
+
+
+def empty_tables(native: NativeState) -> list[StateTable]:
+    """A table without rows for each state. CodecError, CorruptionError."""
+    description = describe(native)
+    schemas = ((state.name, pa.schema([*description.keys, *state.values])) for state in description.states)
+    return [StateTable(name, StateKind.KEYED, pa.RecordBatch.from_pylist([], schema)) for name, schema in schemas]
 
 
 def stored_tables(native: NativeState, key_groups: range, folder: str) -> Iterator[StateTable]:
