@@ -20,7 +20,7 @@ import pyarrow as pa
 from tidegate.actors.operators.key_scope import KeyScope
 from tidegate.actors.operators.state_types import StateType
 from tidegate.actors.operators.ttl import Clock, StateTtl, TtlLists, TtlMaps, TtlValues, is_timed, timed_type
-from tidegate.actors.state.backend import CellSpec, KeyedBackend, KeyRef, ListCells, MapCells, ValueCells
+from tidegate.actors.state.backend import CellSpec, KeyedBackend, KeyRef, ListCells, MapCells, Migrate, ValueCells
 from tidegate.storage.errors import ConfigurationError
 
 
@@ -51,11 +51,12 @@ class KeyedState(ABC):
     def clear(self) -> None:
         """Forget what is kept for the current key."""
 
-    def bound(self, scope: KeyScope, backend: KeyedBackend, clock: Clock | None) -> Self:
+    def bound(self, scope: KeyScope, backend: KeyedBackend, clock: Clock | None, migrate: Migrate) -> Self:
         """The state of this declaration in a backend; `clock` says what expires, if the state has a time to live."""
-        state = copy.copy(self)
+        state, field = copy.copy(self), self.stored_field
         state._scope = scope
-        state._bind(backend, CellSpec(self.name, self.column_type, None if clock is None else clock.has_expired), clock)
+        has_expired = None if clock is None else clock.has_expired
+        state._bind(backend, CellSpec(self.name, field.type, has_expired, field.metadata, migrate), clock)
         return state
 
     @abstractmethod

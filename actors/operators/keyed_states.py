@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import pyarrow as pa
 
@@ -58,7 +59,8 @@ class KeyedStates:
             raise ConfigurationError(f"a state has the name of the key column {name!r}; choose another one")
         if declared.ttl is not None:
             self._clocks[name] = Clock(declared.ttl, self._context.time)
-        state = declared.bound(self._scope, self._backend, self._clocks.get(name))
+        migrate = partial(self._declared, declared)
+        state = declared.bound(self._scope, self._backend, self._clocks.get(name), migrate)
         self._states[name] = state
         return state
 
@@ -66,6 +68,10 @@ class KeyedStates:
         """The types of the key columns, once, after all states are bound."""
         self._codec = codec
         self._backend.fix_keys(codec.schema)
+
+    def stored_keys(self) -> pa.Schema | None:
+        """The key columns of states that came with files of the backend; None where none did."""
+        return self._backend.stored_keys
 
     def enter(self, columns: pa.RecordBatch | None, keys: Sequence[Key] | None = None) -> Sequence[KeyRef]:
         """Work on these keys until `leave`: stored key columns, or Python keys. The backend's reference of each."""

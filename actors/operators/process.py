@@ -37,6 +37,7 @@ from tidegate.storage.metadata import StateKind
 from tidegate.storage.state import Cut, FrozenState, OperatorSnapshot, StateTable
 
 _OUTPUT_ROWS_MAX = 65_536
+_CHANGE_BYTES = 64
 _CHAINED_TIMERS_MAX = 1000
 
 Handler = Callable[[dict[str, Any], ProcessContext], Iterable[Mapping[str, Any]] | None]
@@ -73,6 +74,7 @@ class ProcessOperator(Operator):
         self._timers = Timers()
         self._gate = WriteGate()
         self._codec: KeyCodec | None = None
+        self._changed_rows = 0
         self._seen: dict[int, pa.Schema] = {}
         self._rows: list[Mapping[str, Any]] = []
 
@@ -96,6 +98,7 @@ class ProcessOperator(Operator):
             function.open(self._ask)
         if self._states is not None:
             self._states.complete()
+            self._take_over(self._states)
         self._operator_states.complete()
         for table in restored:
             if table.kind is StateKind.KEYED:
@@ -119,6 +122,7 @@ class ProcessOperator(Operator):
             self._emit_rows(emit, _OUTPUT_ROWS_MAX)
         if self._keys[index] and self._states is not None:
             self._states.leave(batch.num_rows)
+            self._changed_rows += batch.num_rows
         self._end_call(emit)
 
     def advance_watermark(self, watermark_ms: int, emit: Emit) -> Iterator[None]:
@@ -141,10 +145,19 @@ class ProcessOperator(Operator):
         frozen: tuple[FrozenState, ...] = self._operator_states.freeze()
         snapshot = OperatorSnapshot(self.context.uid)
         if self._codec is not None and self._states is not None:
-            snapshot = self._states.freeze(cut)
+            snapshot = self._frozen(cut)
             timers = self._timers.freeze(self._codec, self.context.max_parallelism)
             frozen += snapshot.states if timers is None else (*snapshot.states, timers)
         return replace(snapshot, states=frozen)
+
+    def changes(self, cut: Cut) -> OperatorSnapshot | None:
+        """Freeze keyed states alone."""
+        return None if self._codec is None or self._states is None else self._frozen(cut)
+
+    @property
+    def changed_bytes(self) -> int:
+        """Rows that have come in, each a change of some state."""
+        return self._changed_rows * _CHANGE_BYTES
 
     def finish(self, emit: Emit) -> Iterator[None]:
         """Drop the processing-time timers and emit what the function has left, in steps of a batch."""
@@ -167,16 +180,31 @@ class ProcessOperator(Operator):
             if self._states is not None:
                 self._states.close()
 
-    def _restore(self, table: StateTable) -> None:
+    def _frozen(self, cut: Cut) -> OperatorSnapshot:
+        assert self._states is not None
+        if cut.keyed:
+            self._changed_rows = 0
+        return self._states.freeze(cut)
+
+    def _take_over(self, states: KeyedStates) -> None:
+        """Go on with the state that came with files of the backend, if there are such."""
+        stored = states.stored_keys()
+        if stored is not None:
+            self._check_keyed("the state", stored.names)
+            self._key_codec(stored)
+
+    def _check_keyed(self, what: str, columns: Sequence[str]) -> None:
         names = list(self._keys[0])
-        rows = compact(table.rows)
-        if not names or rows.schema.names[: len(names)] != names:
+        if not names or list(columns[: len(names)]) != names:
             raise ConfigurationError(
-                f"operator {self.context.name!r} (uid {self.context.uid!r}) is keyed by {names}, but state "
-                f"{table.state!r} of the checkpoint has columns {rows.schema.names}; key by the same columns as "
-                "before, or change the uid"
+                f"operator {self.context.name!r} (uid {self.context.uid!r}) is keyed by {names}, but {what} of the "
+                f"checkpoint has columns {list(columns)}; key by the same columns as before, or change the uid"
             )
-        keys = rows.select(names)
+
+    def _restore(self, table: StateTable) -> None:
+        rows = compact(table.rows)
+        self._check_keyed(f"state {table.state!r}", rows.schema.names)
+        keys = rows.select(list(self._keys[0]))
         codec = self._key_codec(keys.schema)
         check_owner(self.context, keys, self._owners)
         stored = replace(table, rows=rows)

@@ -35,12 +35,20 @@ class CellSpec:
     """One state of a row-wise function: its name, and the Arrow type of its column in the stored table.
 
     A list state has a list type, a map state a map type; `has_expired` tells of a stored value (of a list or map: of an
-    element's value) whether its time to live is over, None where nothing expires.
+    element's value) whether its time to live is over, None where nothing expires. `metadata` is that of the column's
+    field. `migrate` makes of rows that a backend finds in files of its own what the state is now.
     """
 
     name: str
     column_type: pa.DataType
     has_expired: Callable[[Any], bool] | None = None
+    metadata: Mapping[bytes, bytes] | None = None
+    migrate: Migrate | None = None
+
+    @property
+    def field(self) -> pa.Field:
+        """The field of the column in the stored table."""
+        return pa.field(self.name, self.column_type, metadata=self.metadata)
 
 
 class ValueCells(Protocol):
@@ -237,6 +245,11 @@ class KeyedBackend(Protocol):
 
         None also while there is no key.
         """
+        ...
+
+    @property
+    def stored_keys(self) -> pa.Schema | None:
+        """Key columns of the files that the backend was opened on, which `fix_keys` wants; None without files."""
         ...
 
     def stored_schema(self, state: str) -> pa.Schema | None:

@@ -109,6 +109,11 @@ class ColumnarBackend:
         """None: there are no files."""
         return None
 
+    @property
+    def stored_keys(self) -> pa.Schema | None:
+        """None: a backend in memory begins empty."""
+        return None
+
     def stored_schema(self, state: str) -> pa.Schema | None:
         """None: a backend in memory begins empty."""
         return None

@@ -161,6 +161,11 @@ class RocksBackend:
         self._flush()
         return self._session.freeze(cut.checkpoint_id) if self._session.has_keys else None
 
+    @property
+    def stored_keys(self) -> pa.Schema | None:
+        """Key columns of the files that the backend was opened on."""
+        return None if self.stored is None else self.stored.keys
+
     def stored_schema(self, state: str) -> pa.Schema | None:
         """Key columns and value columns of a state in the files that the backend was opened on; None for none."""
         if self.stored is None:
@@ -187,11 +192,11 @@ class RocksBackend:
         self._session.close()
 
     def _bound(self, cells: type[C], form: RocksForm, spec: CellSpec) -> C:
-        state, older = self._declared(spec.name, form, pa.schema([pa.field(spec.name, spec.column_type)]))
+        state, older = self._declared(spec.name, form, pa.schema([spec.field]))
         bound = cells(self._session, spec, state)
         self._cells[spec.name] = bound
         if older is not None:
-            self._loader.move(older, bound)
+            self._loader.move(older, bound, spec.migrate)
         return bound
 
     def _declared(self, name: str, form: RocksForm, values: pa.Schema) -> tuple[RocksState, RocksState | None]:
@@ -205,7 +210,7 @@ class RocksBackend:
                 f"state {name!r} of operator {self._session.uid!r} is a {known.form.value} in the checkpoint, and a "
                 f"{form.value} in the program; give the state a new name, or the operator a new uid"
             )
-        if known.values.equals(values):
+        if known.values.equals(values, check_metadata=True):
             return known, None
         return self._session.declare(name, form, values), known
 

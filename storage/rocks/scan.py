@@ -146,8 +146,8 @@ def _chunk_of(description: RocksDescription, state: RocksState, chunk: _Chunk, g
     """What has been read; `group` is one that goes on in the next chunk."""
     ends = chunk.ends if group is None else [*chunk.ends, len(chunk.keys)]
     keys = decode_rows(chunk.keys, description.keys)
-    names = [*description.keys.names, *state.values.names]
-    rows = pa.RecordBatch.from_arrays([*keys.columns, *_columns(state, chunk.values)], names=names)
+    schema = pa.schema([*description.keys, *state.values])
+    rows = pa.RecordBatch.from_arrays([*keys.columns, *_columns(state, chunk.values)], schema=schema)
     return StateChunk(rows, chunk.first_group, tuple(ends))
 
 

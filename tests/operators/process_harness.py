@@ -35,10 +35,11 @@ class Driven:
         restored: Sequence[StateTable] = (),
         schema: pa.Schema | None = None,
         backend: StateBackendOptions | None = None,
+        now_ms: int = 0,
     ) -> None:
         self.out: list[Row] = []
         self.batches: list[pa.RecordBatch] = []
-        self._time = ProcessingTime()
+        self._time = ProcessingTime(now_ms)
         self._partitioners = [HashPartitioner(k, MAX_PARALLELISM, parallelism) if k else None for k in keys]
         self.operators: list[ProcessOperator] = []
         for subtask in range(parallelism):
