@@ -8,12 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from state_harness import COLUMNAR, WHOLE, Keyed, rows_of, stored, table
 
+from tidegate.actors.kernels.hashing import hash_columns
 from tidegate.actors.operators.keyed_state import KeyedState, ListState, MapState, ValueState
 from tidegate.actors.operators.reducing_state import AggregatingState, ReducingState
 from tidegate.actors.operators.state_types import SERIALIZER_KEY, Pickled
@@ -188,6 +190,11 @@ def test_whole_snapshots_leave_out_what_has_expired(make: MakeKeyed) -> None:
     assert frozen["v"] == {f"k{n - 10}": {"value": n, "updated_ms": 10 * n} for n in left}
     assert frozen["xs"] == {f"k{n - 10}": [{"value": n, "updated_ms": 10 * n}] for n in left}
     assert frozen["m"] == {f"k{n - 10}": [(str(n), {"value": [n], "updated_ms": 10 * n})] for n in left}
+    for state in keyed.freeze(replace(WHOLE, checkpoint_id=CheckpointId(2), canonical=True)):
+        for chunk in state.chunks():
+            groups = hash_columns(chunk.rows, ["k"]) % np.uint64(8)
+            counts = np.bincount(groups.astype(np.int64) - chunk.first_group, minlength=len(chunk.group_rows) - 1)
+            assert [0, *np.cumsum(counts)] == list(chunk.group_rows), "rows are not where their key groups are"
     assert frozen["for ever"] == {f"k{n - 10}": n for n in range(10, 20)}
 
 

@@ -7,6 +7,8 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from process_harness import MAX_PARALLELISM, Driven, Row
 
 from tidegate.actors.elements import MAX_WATERMARK_MS
@@ -15,7 +17,7 @@ from tidegate.actors.kernels.hashing import hash_columns
 from tidegate.actors.operators.base import MIN_WATERMARK_MS
 from tidegate.actors.operators.functions import ProcessContext, ProcessFunction, Rows
 from tidegate.actors.operators.key_scope import EnteredKeys, KeyScope
-from tidegate.actors.operators.keys import KeyCodec
+from tidegate.actors.operators.keys import KeyCodec, sort_key
 from tidegate.actors.operators.timers import TimeDomain, TimerQueue, Timers, TimerService
 
 
@@ -162,6 +164,40 @@ def test_deleted_timers_are_forgotten() -> None:
     assert queue.pop_due(30_000, [("other",)]) is None
     assert queue.pop_due(30_000, [("k",)]) == (20_000, ("k",))
     assert queue.pop_due(30_000, [("k",)]) is None
+
+
+_MOMENTS, _KEYS = st.integers(0, 9), st.sampled_from([("a",), ("b",), (None,)])
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.just("add"), _MOMENTS, _KEYS)
+        | st.tuples(st.just("discard"), _MOMENTS, _KEYS)
+        | st.tuples(st.just("stage"), _MOMENTS, st.integers(0, 4))
+        | st.tuples(st.just("pop"), _MOMENTS, st.sets(_KEYS)),
+        max_size=60,
+    )
+)
+def test_timers_fire_in_order_however_they_are_staged(steps: list[tuple[str, int, Any]]) -> None:
+    """Staged or not, deleted and registered again meanwhile: the next one is the first that is registered."""
+    queue, model = TimerQueue(), set()
+    for step, at, what in steps:
+        due = sorted((timer for timer in model if timer[0] <= at), key=lambda timer: (timer[0], sort_key(timer[1])))
+        if step == "add":
+            queue.add(at, what)
+            model.add((at, what))
+        elif step == "discard":
+            queue.discard(at, what)
+            model.discard((at, what))
+        elif step == "stage":
+            assert [key for _, key in due[:what]] == queue.stage(at, what)
+        else:
+            expected = due[0] if due and due[0][1] in what else None
+            assert expected == queue.pop_due(at, what)
+            model.discard(expected)  # type: ignore[arg-type]
+        assert min((moment for moment, _ in model), default=None) == queue.first_ms()
+        assert len(model) == len(queue)
 
 
 def test_a_timer_table_is_typed_and_sorted_by_key_group() -> None:
