@@ -2,8 +2,9 @@
 
     python benchmarks/mutations.py [--seeds-max 600] [--workers 2] [--only TEXT]
 
-Prints a line a break: the invariant that it belongs to, how many seeds it took, and what was seen. Exit code 1 if a
-break was not noticed, or not tried.
+Prints a line a break: the invariant that it belongs to, how many seeds it took, and what was seen. An error that a
+broken machine raises has been noticed too, and says so. A `*` marks breaks whose scenarios are drawn in part only.
+Exit code 1 if a break was not noticed, or not tried.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class _Finding:
     took_s: float
     seen: str | None
     raised: bool = False
-    """Whether the run ended with an error that is no finding of the oracle."""
+    """Whether a machine raised an error before the oracle saw anything."""
 
 
 def main() -> int:
@@ -51,13 +52,14 @@ def main() -> int:
             tried += 1
             unnoticed += found.seen is None
             raised += found.raised
+            name = found.rule + (" *" if BROKEN[found.rule].fixed else "")
             print(
-                f"{BROKEN[found.rule].invariant:>4} {found.seeds:>6} {found.took_s:>6.1f}  {found.rule:<56} "
+                f"{BROKEN[found.rule].invariant:>4} {found.seeds:>6} {found.took_s:>6.1f}  {name:<56} "
                 f"{(found.seen or 'NOTHING')[:110]}",
                 flush=True,
             )
     print(
-        f"{tried} of {len(wanted)} breaks tried, {unnoticed} not noticed, {raised} raised an error that is no finding, "
+        f"{tried} of {len(wanted)} breaks tried, {unnoticed} not noticed, {raised} noticed by an error, "
         f"{time.monotonic() - started:,.0f} s"
     )
     return 1 if unnoticed or tried < len(wanted) else 0
@@ -75,7 +77,7 @@ def _try(task: tuple[str, int]) -> _Finding:
         try:
             seen = BROKEN[rule].simulate(seeds - 1).violation
         except Exception as error:  # noqa: BLE001 (one break must not end the others: a StopIteration would, silently)
-            return _Finding(rule, seeds, time.monotonic() - started, f"raised {error!r}", raised=True)
+            return _Finding(rule, seeds, time.monotonic() - started, f"raises {error!r}", raised=True)
     return _Finding(rule, seeds, time.monotonic() - started, seen)
 
 

@@ -7,8 +7,9 @@ missing row (6), whichever is seen first.
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from broken_coordinator import COORDINATOR_BREAKS
 from broken_layers import LAYER_BREAKS, LAYER_PATCHES
@@ -27,19 +28,36 @@ class Break:
     invariant: int
     protocol: Protocol | None = None
     patch: Patch = nullcontext
+    fixed: Mapping[str, Hashable] = field(default_factory=dict)
+    """What is not drawn: of the values of a scenario, and `rows`."""
 
     def simulate(self, seed: int, *, shrink: bool = False) -> SimulationReport:
         """Run a seed with the rule broken."""
+        scenario = draw(seed)
+        rows = self.fixed.get("rows", scenario.rows)
+        assert isinstance(rows, int)
+        values = {name: self.fixed.get(name, value) for name, value in scenario.values.items()}
         with self.patch():
-            return simulate_scenario(draw(seed), protocol=self.protocol, shrink=shrink)
+            return simulate_scenario(replace(scenario, values=values, rows=rows), protocol=self.protocol, shrink=shrink)
 
+
+_UNALIGNED = {"mode": "exactly-once", "alignment": "unaligned", "max_concurrent": 1}
+_FIXED: Mapping[str, Mapping[str, Hashable]] = {
+    "credit: what was lost is never asked for": _UNALIGNED | {"faults": "network", "buffers": "tiny", "rows": 60},
+    "the folder of a failed savepoint stays": {"faults": "storage", "ask": "savepoint"},
+}
+"""Breaks that need several unlikely things at once, and hundreds of seeds when all of these are drawn: the last grant
+of a channel lost and rows that wait for it; a savepoint that has written something and fails as often as is tried."""
 
 BROKEN: dict[str, Break] = {
     **{
-        rule: Break(invariant, protocol)
+        rule: Break(invariant, protocol, fixed=_FIXED.get(rule, {}))
         for rule, (invariant, protocol) in (TASK_BREAKS | COORDINATOR_BREAKS | LAYER_BREAKS).items()
     },
-    **{rule: Break(invariant, patch=patch) for rule, (invariant, patch) in (RULE_BREAKS | LAYER_PATCHES).items()},
+    **{
+        rule: Break(invariant, patch=patch, fixed=_FIXED.get(rule, {}))
+        for rule, (invariant, patch) in (RULE_BREAKS | LAYER_PATCHES).items()
+    },
 }
 """Every break, by the rule."""
 
