@@ -14,7 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidegate.actors.kernels.jit import kernel
-from tidegate.actors.kernels.paged import Pages, load_value, store_value
+from tidegate.actors.kernels.paged import Pages, load_value, prefetch_value, store_value
+
+_AHEAD = 16
+"""Rows between asking for a slot's cache line and using it, so that the misses of several rows overlap."""
 
 Slots = NDArray[np.int32]
 Mask = NDArray[np.uint8]
@@ -23,11 +26,14 @@ Mask = NDArray[np.uint8]
 @kernel
 def count(counts: Pages, slots: Slots, mask: Mask) -> None:
     """Add the number of rows of each slot. `counts` are pages of int64."""
+    last = slots.shape[0] - 1
     if mask.shape[0] == 0:
         for i in range(slots.shape[0]):
+            prefetch_value(counts, slots[min(i + _AHEAD, last)], np.int64(0))
             store_value(counts, slots[i], load_value(counts, slots[i], np.int64(0)) + 1)
     else:
         for i in range(slots.shape[0]):
+            prefetch_value(counts, slots[min(i + _AHEAD, last)], np.int64(0))
             store_value(counts, slots[i], load_value(counts, slots[i], np.int64(0)) + np.int64(mask[i]))
 
 
@@ -46,11 +52,14 @@ def mark(flags: Pages, slots: Slots, mask: Mask) -> None:
 @kernel
 def sum_float64(sums: Pages, slots: Slots, values: NDArray[np.float64], mask: Mask) -> None:
     """Add values to the sums of their slots. `sums` are pages of float64."""
+    last = slots.shape[0] - 1
     if mask.shape[0] == 0:
         for i in range(slots.shape[0]):
+            prefetch_value(sums, slots[min(i + _AHEAD, last)], values[i])
             store_value(sums, slots[i], load_value(sums, slots[i], values[i]) + values[i])
     else:
         for i in range(slots.shape[0]):
+            prefetch_value(sums, slots[min(i + _AHEAD, last)], values[i])
             if mask[i]:
                 store_value(sums, slots[i], load_value(sums, slots[i], values[i]) + values[i])
 
@@ -58,9 +67,11 @@ def sum_float64(sums: Pages, slots: Slots, values: NDArray[np.float64], mask: Ma
 @kernel
 def sum_int64(sums: Pages, slots: Slots, values: NDArray[np.int64], mask: Mask) -> bool:
     """Add values to the sums of their slots. True when a sum left the range of int64 (it is wrong then)."""
+    last = slots.shape[0] - 1
     masked = mask.shape[0] > 0
     overflow = np.int64(0)
     for i in range(slots.shape[0]):
+        prefetch_value(sums, slots[min(i + _AHEAD, last)], values[i])
         if not masked or mask[i]:
             before = load_value(sums, slots[i], values[i])
             after = before + values[i]
@@ -76,8 +87,10 @@ def minimum(results: Pages, slots: Slots, values: NDArray[Any], mask: Mask) -> N
 
     The identity is the type's greatest value (NaN for floats).
     """
+    last = slots.shape[0] - 1
     masked = mask.shape[0] > 0
     for i in range(slots.shape[0]):
+        prefetch_value(results, slots[min(i + _AHEAD, last)], values[i])
         if not masked or mask[i]:
             known = load_value(results, slots[i], values[i])
             if values[i] < known or known != known:
@@ -90,8 +103,10 @@ def maximum(results: Pages, slots: Slots, values: NDArray[Any], mask: Mask) -> N
 
     The identity is the type's smallest value.
     """
+    last = slots.shape[0] - 1
     masked = mask.shape[0] > 0
     for i in range(slots.shape[0]):
+        prefetch_value(results, slots[min(i + _AHEAD, last)], values[i])
         if not masked or mask[i]:
             value = values[i]
             if value > load_value(results, slots[i], value) or value != value:

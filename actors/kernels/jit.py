@@ -58,16 +58,21 @@ load32: Load = _define_load(32)
 """`load32(data, position)`: the 4 bytes from `position` on, little-endian, widened to uint64."""
 
 
+def emit_prefetch(builder: Any, pointer: Any) -> None:
+    """Code that starts to load the cache line at a pointer, to be written."""
+    address = builder.bitcast(pointer, ir.IntType(8).as_pointer())
+    i32 = ir.IntType(32)
+    function_type = ir.FunctionType(ir.VoidType(), [address.type, i32, i32, i32])
+    function = cgutils.get_or_insert_function(builder.module, function_type, "llvm.prefetch.p0i8")
+    for_writing, keep, data_cache = i32(1), i32(3), i32(1)
+    builder.call(function, [address, for_writing, keep, data_cache])
+
+
 @_intrinsic
 def _prefetch(typingctx: Any, data: Any, position: Any) -> Any:
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         array = cgutils.create_struct_proxy(signature.args[0])(context, builder, value=args[0])
-        pointer = builder.bitcast(builder.gep(array.data, [args[1]]), ir.IntType(8).as_pointer())
-        i32 = ir.IntType(32)
-        function_type = ir.FunctionType(ir.VoidType(), [pointer.type, i32, i32, i32])
-        function = cgutils.get_or_insert_function(builder.module, function_type, "llvm.prefetch.p0i8")
-        for_writing, keep, data_cache = i32(1), i32(3), i32(1)
-        builder.call(function, [pointer, for_writing, keep, data_cache])
+        emit_prefetch(builder, builder.gep(array.data, [args[1]]))
         return context.get_dummy_value()
 
     return types.void(data, types.int64), codegen

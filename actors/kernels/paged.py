@@ -21,7 +21,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from tidegate.actors.kernels.jit import kernel
+from tidegate.actors.kernels.jit import emit_prefetch, kernel
 
 PAGE_BITS = 12
 PAGE_ROWS = 1 << PAGE_BITS
@@ -61,11 +61,23 @@ def _store(typingctx: Any, pages: Any, slot: Any, value: Any) -> Any:
     return (types.void(pages, types.int64, value), codegen) if pages.dtype == types.uintp else None
 
 
+def _prefetch(typingctx: Any, pages: Any, slot: Any, like: Any) -> Any:
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        pointer = _pointer(context, builder, signature, args, signature.args[2])
+        emit_prefetch(builder, pointer)
+        return context.get_dummy_value()
+
+    return (types.void(pages, types.int64, like), codegen) if pages.dtype == types.uintp else None
+
+
 load_value = cast(Callable[[Pages, Any, Any], Any], intrinsic(_load))
 """`load_value(pages, slot, like)`: the value of a slot, of the type that the scalar `like` has."""
 
 store_value = cast(Callable[[Pages, Any, Any], None], intrinsic(_store))
 """`store_value(pages, slot, value)`: set the value of a slot; the type of `value` must be that of the pages."""
+
+prefetch_value = cast(Callable[[Pages, Any, Any], None], intrinsic(_prefetch))
+"""`prefetch_value(pages, slot, like)`: start loading the cache line of a slot, soon to be written."""
 
 
 def gathered(pages: Pages, slots: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:

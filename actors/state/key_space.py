@@ -22,6 +22,7 @@ from tidegate.actors.kernels.key_index import KeyIndex
 from tidegate.actors.kernels.paged import PAGE_ROWS
 from tidegate.actors.kernels.partition import gather
 from tidegate.actors.kernels.upserted import Upserted
+from tidegate.actors.state.arena import PageArena
 from tidegate.actors.state.backend import ValueSpec
 from tidegate.actors.state.pages import FrozenColumn, PagedColumn, pages_for
 
@@ -115,7 +116,9 @@ class KeySpace:
         self.names = key_names
         self._index = KeyIndex(key_names)
         self._keys: KeyColumns | None = None
-        self._groups = PagedColumn(_GROUP)
+        self.arena = PageArena()
+        """Where the pages of all states over these keys come from."""
+        self._groups = PagedColumn(_GROUP, self.arena)
         self._states: list[SlotState] = []
         self._readers = 0
         self._looked_at = (0, 0)
@@ -206,7 +209,11 @@ class KeySpace:
     def _rebuild(self, kept: NDArray[np.int32], slots: int) -> None:
         assert self._keys is not None
         frozen, schema = self._keys.freeze(), self._keys.schema
-        self._index, self._keys, self._groups = KeyIndex(self.names), KeyColumns(schema), PagedColumn(_GROUP)
+        self._index, self._keys, self._groups = (
+            KeyIndex(self.names),
+            KeyColumns(schema),
+            PagedColumn(_GROUP, self.arena),
+        )
         for start in range(0, len(kept), _PIECE_ROWS):
             keys = frozen.take(kept[start : start + _PIECE_ROWS])
             assert len(self._index.upsert(keys).new_rows) == keys.num_rows, "two slots with one key"

@@ -19,9 +19,11 @@ from numpy.typing import NDArray
 
 from tidegate.actors.kernels.fixed_width import array_of, storage_dtype
 from tidegate.actors.kernels.paged import NO_PAGES, PAGE_BITS, PAGE_ROWS, Pages, gathered, scatter
+from tidegate.actors.state.arena import PageArena
 from tidegate.actors.state.backend import ValueSpec
 
 _PAGES_MIN = 16
+_VALID = np.dtype(np.uint8)
 
 
 def pages_for(slots: int) -> int:
@@ -99,13 +101,14 @@ class PagedColumn:
     Validity has pages of its own (uint8, 1 where a value is) from the first null on.
     """
 
-    __slots__ = ("_addresses", "_arrays", "_valid", "_valid_addresses", "dtype", "spec")
+    __slots__ = ("_addresses", "_arena", "_arrays", "_valid", "_valid_addresses", "dtype", "spec")
 
-    def __init__(self, spec: ValueSpec) -> None:
+    def __init__(self, spec: ValueSpec, arena: PageArena | None = None) -> None:
         dtype = storage_dtype(spec.data_type)
         assert dtype is not None, f"{spec.data_type} has no fixed-width storage"
         self.spec = spec
         self.dtype = dtype
+        self._arena = PageArena() if arena is None else arena
         self._arrays: list[NDArray[Any]] = []
         self._addresses: Pages = NO_PAGES
         self._valid: list[NDArray[Any]] | None = None
@@ -126,16 +129,16 @@ class PagedColumn:
         known = len(self._arrays)
         if pages <= known:
             return
-        self._arrays += [np.full(PAGE_ROWS, self.spec.identity, dtype=self.dtype) for _ in range(pages - known)]
+        self._arrays += [self._page(self.dtype, self.spec.identity) for _ in range(pages - known)]
         self._addresses = _extended(self._addresses, self._arrays)
         if self._valid is not None:
-            self._valid += [np.zeros(PAGE_ROWS, dtype=np.uint8) for _ in range(pages - known)]
+            self._valid += [self._page(_VALID, 0) for _ in range(pages - known)]
             self._valid_addresses = _extended(self._valid_addresses, self._valid)
 
     def start_nulls(self) -> Pages:
         """Begin to keep validity, if that has not begun: every slot has a value so far. The pages of validity."""
         if self._valid is None:
-            self._valid = [np.ones(PAGE_ROWS, dtype=np.uint8) for _ in self._arrays]
+            self._valid = [self._page(_VALID, 1) for _ in self._arrays]
             self._valid_addresses = _extended(NO_PAGES, self._valid)
         return self._valid_addresses
 
@@ -151,10 +154,10 @@ class PagedColumn:
 
     def copy_page(self, page: int) -> None:
         """Put a copy in the place of a page, to write to."""
-        self._arrays[page] = copied = self._arrays[page].copy()
+        self._arrays[page] = copied = self._copied(self._arrays[page])
         self._addresses[page] = copied.ctypes.data
         if self._valid is not None:
-            self._valid[page] = valid = self._valid[page].copy()
+            self._valid[page] = valid = self._copied(self._valid[page])
             self._valid_addresses[page] = valid.ctypes.data
 
     def take(self, slots: NDArray[Any]) -> pa.Array:
@@ -177,7 +180,7 @@ class PagedColumn:
 
     def rebuilt(self, kept: NDArray[np.int32]) -> PagedColumn:
         """A column of its own with the values of some slots, in that order."""
-        column = PagedColumn(self.spec)
+        column = PagedColumn(self.spec, self._arena)
         column.grow(pages_for(len(kept)))
         if self._valid is not None:
             column.start_nulls()
@@ -186,8 +189,18 @@ class PagedColumn:
             column._arrays[page][: len(slots)] = self.raw(slots)
             if column._valid is not None:
                 column._valid[page][:] = 0
-                column._valid[page][: len(slots)] = gathered(self._valid_addresses, slots, np.dtype(np.uint8))
+                column._valid[page][: len(slots)] = gathered(self._valid_addresses, slots, _VALID)
         return column
+
+    def _page(self, dtype: np.dtype[Any], value: int | float) -> NDArray[Any]:
+        page = self._arena.take(dtype)
+        page.fill(value)
+        return page
+
+    def _copied(self, page: NDArray[Any]) -> NDArray[Any]:
+        copied = self._arena.take(page.dtype)
+        np.copyto(copied, page)
+        return copied
 
     def freeze(self) -> FrozenColumn:
         """The pages as they are; the caller pins them. Costs a reference a page."""
@@ -232,7 +245,7 @@ class FrozenColumn:
 
 
 def _taken(spec: ValueSpec, dtype: np.dtype[Any], pages: Pages, valid_pages: Pages, slots: NDArray[Any]) -> pa.Array:
-    valid = gathered(valid_pages, slots, np.dtype(np.uint8)) if len(valid_pages) else None
+    valid = gathered(valid_pages, slots, _VALID) if len(valid_pages) else None
     return array_of(gathered(pages, slots, dtype), valid, spec.data_type)
 
 
