@@ -71,6 +71,5 @@ FAST = (
     "complete without the last task",
     "state of the newest checkpoint is deleted",
     "layers: what the newest does not need goes",
-    "layers: those below are left out",
 )
 """Breaks that show within very few seeds: the tests try these, the benchmark `mutations.py` all."""
