@@ -22,7 +22,7 @@ import pyarrow as pa
 from tidegate.actors.errors import OperatorError
 from tidegate.actors.kernels.partition import compact, subtask_table
 from tidegate.actors.operators.base import Emit, Operator, OperatorContext
-from tidegate.actors.operators.blame import blame, blame_row, failure
+from tidegate.actors.operators.blame import blame, failure
 from tidegate.actors.operators.functions import BaseProcessFunction, ProcessContext
 from tidegate.actors.operators.key_scope import KeyScope
 from tidegate.actors.operators.keyed_states import KeyedStates
@@ -113,12 +113,8 @@ class ProcessOperator(Operator):
         with blame(self.context, batch):
             refs = self._enter(index, batch)
             times = self._times_of(index, batch)
-        handler = self._handlers[index]
-        for number, row in enumerate(batch.to_pylist()):
-            self._scope.choose(number, refs[number])
-            self._ask.timestamp = times[number]
-            with blame_row(self.context, row, number):
-                self._collect(handler(row, self._ask))
+        rows = enumerate(batch.to_pylist())
+        while self._process_rows(self._handlers[index], rows, refs, times):
             self._emit_rows(emit, _OUTPUT_ROWS_MAX)
         if self._keys[index] and self._states is not None:
             self._states.leave(batch.num_rows)
@@ -246,6 +242,29 @@ class ProcessOperator(Operator):
         times: list[int | None] = event_times_ms(batch, column).to_pylist()
         return times
 
+    def _process_rows(
+        self,
+        handler: Handler,
+        rows: Iterator[tuple[int, dict[str, Any]]],
+        refs: Sequence[KeyRef],
+        times: Sequence[int | None],
+    ) -> bool:
+        """Process rows until they have made a full batch; whether there may be more of them."""
+        scope, ask = self._scope, self._ask
+        number, row = 0, dict[str, Any]()
+        try:
+            for number, row in rows:
+                scope.choose(number, refs[number])
+                ask.timestamp = times[number]
+                self._collect(handler(row, ask))
+                if len(self._rows) >= _OUTPUT_ROWS_MAX:
+                    return True
+        except OperatorError:
+            raise
+        except Exception as error:
+            raise failure(self.context, error, f"row {number} of the batch", row) from error
+        return False
+
     def _fire(self, domain: TimeDomain, time_ms: int, emit: Emit) -> Iterator[None]:
         queue = self._timers.queues[domain]
         fires_left = _CHAINED_TIMERS_MAX * (len(queue) + 1)
@@ -264,30 +283,31 @@ class ProcessOperator(Operator):
         numbers = {key: number for number, key in enumerate(dict.fromkeys(queue.stage(time_ms, pace.timers_max)))}
         assert self._states is not None, "timers without keys"
         refs = self._states.enter(None, list(numbers))
-        for _ in range(pace.timers_max):
-            if len(self._rows) >= _OUTPUT_ROWS_MAX or (timer := queue.pop_due(time_ms, numbers)) is None:
-                break
-            timestamp_ms, key = timer
-            self._scope.choose(numbers[key], refs[numbers[key]])
-            self._ask.timestamp = timestamp_ms
-            with self._blame_timer(timestamp_ms):
+        with self._blame_timer():
+            for _ in range(pace.timers_max):
+                if len(self._rows) >= _OUTPUT_ROWS_MAX or (timer := queue.pop_due(time_ms, numbers)) is None:
+                    break
+                self._ask.timestamp, key = timer
+                self._scope.choose(numbers[key], refs[numbers[key]])
                 if fires_left == 0:
                     raise RuntimeError(
                         f"each timer registered another one that was due at once, {_CHAINED_TIMERS_MAX} in a row; at "
                         "the end of the input every event-time timer is due: register none while "
                         "context.current_watermark is tg.MAX_WATERMARK_MS"
                     )
-                self._collect(self._function.on_timer(timestamp_ms, self._ask))
-            fires_left -= 1
-            pace.rows += 1
+                self._collect(self._function.on_timer(timer[0], self._ask))
+                fires_left -= 1
+                pace.rows += 1
         self._states.leave(len(numbers))
         return fires_left
 
     def _collect(self, rows: Iterable[Mapping[str, Any]] | None) -> None:
+        if rows is None:
+            return
         if isinstance(rows, Mapping):
             raise TypeError("the function returned one dict; return an iterable of rows, or yield each row")
-        for row in rows or ():
-            if not isinstance(row, Mapping):
+        for row in rows:
+            if type(row) is not dict and not isinstance(row, Mapping):
                 raise TypeError(f"a row must be a dict, not {type(row).__name__}: {row!r}")
             self._rows.append(row)
 
@@ -320,13 +340,14 @@ class ProcessOperator(Operator):
             raise failure(self.context, error, f"in {method}") from error
 
     @contextmanager
-    def _blame_timer(self, timestamp_ms: int) -> Iterator[None]:
+    def _blame_timer(self) -> Iterator[None]:
         try:
             yield
         except OperatorError:
             raise
         except Exception as error:
-            raise failure(self.context, error, f"timer at {timestamp_ms} of key", self._ask.current_key) from error
+            place = f"timer at {self._ask.timestamp} of key"
+            raise failure(self.context, error, place, self._ask.current_key) from error
 
 
 def _own_copy(function: BaseProcessFunction) -> BaseProcessFunction:
