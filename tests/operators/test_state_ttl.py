@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -179,10 +180,10 @@ def test_whole_snapshots_leave_out_what_has_expired(make: MakeKeyed) -> None:
     value, items, entries, forever = map(keyed.bind, states)
     for number in range(20):
         at(keyed, 10 * number, f"k{number % 10}")
-        value.update(number)  # type: ignore[attr-defined]
-        items.add(number)  # type: ignore[attr-defined]
-        entries.put(str(number), [number])  # type: ignore[attr-defined]
-        forever.update(number)  # type: ignore[attr-defined]
+        value.update(number)
+        items.add(number)
+        entries.put(str(number), [number])
+        forever.update(number)
     at(keyed, 230)
     frozen = rows_of(keyed.freeze(replace(WHOLE, canonical=True)))
 
@@ -323,7 +324,10 @@ def test_pickled_state_with_a_time_to_live_says_so() -> None:
             lambda: StateTtl("1h", update="never"),
             r"update is one of on_create_and_write, .* not 'never'",
         ),
-        (lambda: StateTtl("1h", visibility="all"), "visibility is one of never_return_expired, .* not 'all'"),
+        (
+            partial(StateTtl, "1h", *["on_read_and_write", "all"]),
+            "visibility is one of never_return_expired, .* not 'all'",
+        ),
         (lambda: ValueState("v", int, ttl="1h"), r"state 'v': ttl is a tg.StateTtl\(\"1h\"\), not '1h'"),
     ],
 )
