@@ -301,3 +301,28 @@ def test_number_of_key_chunks_is_bounded() -> None:
     assert len(found.chunks) <= 11
     slots = pa.array([0, 1, 500, 511, 512, 998, 999], pa.int32()).to_numpy()
     assert slots.tolist() == found.take(slots).column("k").to_pylist()
+
+
+def test_changes_of_a_table_outlast_compaction() -> None:
+    """A row that changed before dead slots were given up is in the next increment, and no other is."""
+    backend = _make(True)
+    table, values = backend.table("t", COLUMNS), backend.values(VALUE)
+    backend.fix_keys(KEYS)
+    for ref in backend.enter(key_batch(range(10_000))):
+        values.put(ref, "x")
+    backend.leave()
+    table.upsert(key_batch(range(9_990, 10_010)))
+    table.done()
+    tables(backend.freeze(Cut(CheckpointId(1))))
+    for ref in backend.enter(key_batch(range(10_000))):
+        values.remove(ref)
+    backend.leave()
+    for number in (2, 3):
+        tables(backend.freeze(Cut(CheckpointId(number), CheckpointId(number - 1))))
+    upserted = table.upsert(key_batch([10_009]))
+    assert upserted.slots.tolist() == [10_009]
+    accumulate.count(table.column("n").pages, upserted.slots, NO_MASK)
+    table.done()
+    assert _refs(backend, [10_009]) == [19]
+    (changed,) = tables(backend.freeze(Cut(CheckpointId(4), CheckpointId(3))), layer=1)
+    assert changed.rows.select(["k", "n"]).to_pylist() == [{"k": 10_009, "n": 1}]
