@@ -121,7 +121,7 @@ def prepare(request: JobRequest, open_store: OpenStore) -> Submission:
         replace(
             request.options,
             exactly_once=request.checkpoints.mode == "exactly_once",
-            backend=_backend_of(request.checkpoints),
+            backend=_backend_of(request.checkpoints, request.options.backend),
             local_copies=_local_copies_of(request.checkpoints),
             inline_bytes_max=STATE_BYTES_MAX_DEFAULT if in_memory else request.checkpoints.inline_bytes,
             state_bytes_max=STATE_BYTES_MAX_DEFAULT if in_memory else None,
@@ -131,11 +131,12 @@ def prepare(request: JobRequest, open_store: OpenStore) -> Submission:
     return Submission(_spec(request, graph, restore), context)
 
 
-def _backend_of(config: CheckpointConfig) -> StateBackendOptions:
+def _backend_of(config: CheckpointConfig, options: StateBackendOptions) -> StateBackendOptions:
     directory = config.backend_directory if config.backend_directory is not None else temporary_folder("state")
-    return StateBackendOptions(
+    return replace(
+        options,
         kind=config.backend,
-        incremental=config.incremental,
+        incremental=config.incremental or config.changelog,
         changelog=config.changelog,
         compression=config.compression,
         directory=directory if config.backend == "rocksdb" else None,

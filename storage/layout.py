@@ -11,9 +11,10 @@ from urllib.parse import quote, unquote
 
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.filesystem import join_url
-from tidegate.storage.ids import CheckpointId, JobId, OperatorUid, SubtaskIndex, VertexId
+from tidegate.storage.ids import AttemptNumber, CheckpointId, JobId, OperatorUid, SubtaskIndex, VertexId
 
 METADATA_NAME = "_metadata"
+CHANGELOG_NAME = "changelog"
 _CHECKPOINT_PREFIX = "chk-"
 _SAVEPOINT_PREFIX = "savepoint-"
 _CHANNELS_SUFFIX = "-channels"
@@ -72,6 +73,17 @@ class CheckpointLayout:
         Its name has the `NATIVE_MARK` in it, so this is never a `layer_file`.
         """
         return f"{self.layer_file(checkpoint_id, vertex, subtask)}{NATIVE_MARK}{escape(uid)}"
+
+    def changelog_dir(self) -> str:
+        """Folder of the changelogs of all tasks."""
+        return f"{self.shared_dir()}/{CHANGELOG_NAME}"
+
+    def changelog_file(
+        self, vertex: VertexId, subtask: SubtaskIndex, attempt: AttemptNumber, number: int, whole: bool
+    ) -> str:
+        """A segment of the changelog of one subtask in one attempt, or a base."""
+        kind = "base" if whole else "segment"
+        return f"{self.changelog_dir()}/{escape(vertex)}-{subtask}.{attempt:06d}-{number:08d}.{kind}"
 
     def taskowned_dir(self) -> str:
         """Folder of files that tasks own."""

@@ -27,12 +27,14 @@ class Cut:
     """What a snapshot is to hold.
 
     With `base` only what has changed since the snapshot of that checkpoint, which is then the layer below; else the
-    whole state. `canonical`: in the form that every backend can read, because it is a savepoint.
+    whole state. `canonical`: in the form that every backend can read, because it is a savepoint. Without `keyed` the
+    keyed state is not frozen: the changelog has it.
     """
 
     checkpoint_id: CheckpointId
     base: CheckpointId | None = None
     canonical: bool = False
+    keyed: bool = True
 
 
 @wire

@@ -249,6 +249,8 @@ class _Sweep:
         folder, _, below = path.removeprefix(f"{self._layout.job_dir()}/").partition("/")
         if folder == "taskowned":
             return self._is_orphan_of_tasks(path, *below.split("/", 1))
+        if path.startswith(f"{self._layout.changelog_dir()}/"):
+            return path not in self._paths and not self._known.unreadable
         number = _checkpoint_of(path, self._job_id)
         if number is None or path in self._paths or path == self._layout.metadata(number):
             return False

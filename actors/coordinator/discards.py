@@ -25,10 +25,15 @@ class Discarder:
         self._start(checkpoint_id, CheckpointDiscard(voided, shared=None))
 
     def subsumed(self, checkpoint_id: CheckpointId) -> None:
-        """Delete a completed checkpoint that is not retained any more, once nothing pending is built on it."""
+        """Delete a completed checkpoint that is not retained any more, once nothing pending is built on it.
+
+        First the checkpoint itself, and when that is gone the shared files that it alone referred to: what can be
+        found never lacks a file.
+        """
         state = self._context.state
-        if all(pending.base != checkpoint_id for pending in state.pending.values()):
-            self._start(checkpoint_id, CheckpointDiscard(False, state.shared.release(checkpoint_id)))
+        built_on = any(pending.base == checkpoint_id for pending in state.pending.values())
+        if not built_on and checkpoint_id not in state.discards:
+            self._start(checkpoint_id, CheckpointDiscard(False, shared=()))
 
     def pending_is_over(self) -> None:
         """A checkpoint is pending no more: what was kept for it alone can go."""
@@ -97,8 +102,13 @@ class Discarder:
             self.repeat_savepoint(checkpoint_id)
 
     def done(self, checkpoint_id: CheckpointId) -> None:
-        """Nothing of a checkpoint is left."""
-        self._context.state.discards.pop(checkpoint_id, None)
+        """Nothing of a checkpoint is left, but for shared files that now nobody refers to."""
+        state = self._context.state
+        discard = state.discards.pop(checkpoint_id, None)
+        if discard is not None and discard.shared is not None:
+            paths = state.shared.release(checkpoint_id)
+            if paths:
+                self._start(checkpoint_id, CheckpointDiscard(False, paths))
 
     def failed(self, event: ev.CheckpointDiscardFailed) -> None:
         """Try again later, or leave it to the sweep."""
@@ -108,7 +118,8 @@ class Discarder:
             return
         discard.failures += 1
         if discard.failures >= spec.storage_attempts_max:
-            self.done(event.checkpoint_id)
+            del state.discards[event.checkpoint_id]
+            state.shared.leave(event.checkpoint_id)
             return
         due_at_ms = event.at_ms + spec.storage_retry_ms * discard.failures
         self._context.instruct(do.SetTimer(f"discard:{event.checkpoint_id}", due_at_ms))

@@ -4,9 +4,11 @@ Rules:
 
 - Part of the fold over the event log, so no crash loses or miscounts a reference (invariant 5).
 - A checkpoint is built on the newest retained one that has keyed state to build on: a savepoint has none, it is whole.
-  What it refers to are files of that one and files of its own.
-- A checkpoint that is not retained any more keeps its references while a pending one is built on it; after that the
-  files go that nobody else refers to. None of them is ever referred to again: who is built on what was decided before.
+  What it refers to are files of that one and files of its own; or files of changelogs, which tasks write beside their
+  checkpoints, and to which no later checkpoint comes back once one has left them out.
+- A checkpoint that is not retained any more keeps its references while a pending one is built on it, and until its
+  metadata is gone; after that the files go that nobody else refers to. None of them is ever referred to again: who is
+  built on what was decided before.
 """
 
 from __future__ import annotations
@@ -26,6 +28,8 @@ class SharedStateRegistry:
     """Shared files, by the completed checkpoints that refer to them: those on which another one can be built."""
 
     references: dict[CheckpointId, tuple[str, ...]] = field(default_factory=dict)
+    left: frozenset[CheckpointId] = frozenset()
+    """Checkpoints that could not be deleted: the files that they refer to stay until the sweep."""
 
     def register(self, metadata: CheckpointMetadata, base: CheckpointId | None) -> None:
         """A checkpoint that was built on `base` is complete."""
@@ -33,7 +37,8 @@ class SharedStateRegistry:
             return
         paths = tuple(dict.fromkeys(path for subtask in metadata.subtasks for path in subtask.shared_paths))
         known = () if base is None else frozenset(self.references[base])
-        own = own_folder(metadata.job_id, metadata.checkpoint_id)
+        changelogs = f"{CheckpointLayout(metadata.job_id).changelog_dir()}/"
+        own = own_folder(metadata.job_id, metadata.checkpoint_id), changelogs
         strange = next((path for path in paths if path not in known and not path.startswith(own)), None)
         assert strange is None, f"{strange} is neither a file of the checkpoint nor of the one that it is built on"
         self.references[metadata.checkpoint_id] = paths
@@ -48,6 +53,11 @@ class SharedStateRegistry:
         needed = {path for others in self.references.values() for path in others}
         return tuple(path for path in paths if path not in needed)
 
+    def leave(self, checkpoint_id: CheckpointId) -> None:
+        """A checkpoint could not be deleted, and nobody tries any more: its files stay as long as the job runs."""
+        if checkpoint_id in self.references:
+            self.left |= {checkpoint_id}
+
     def not_needed(self, own: CheckpointId, job_id: JobId, paths: Iterable[str]) -> tuple[str, ...]:
         """Those of the files that were written for checkpoint `own` and that no completed checkpoint refers to."""
         needed = {path for others in self.references.values() for path in others}
@@ -55,7 +65,7 @@ class SharedStateRegistry:
 
     def not_retained(self, retained: Container[CheckpointId]) -> tuple[CheckpointId, ...]:
         """Checkpoints with references that are there for pending ones alone."""
-        return tuple(number for number in self.references if number not in retained)
+        return tuple(n for n in self.references if n not in retained and n not in self.left)
 
 
 def own_folder(job_id: JobId, checkpoint_id: CheckpointId) -> str:

@@ -137,7 +137,7 @@ class SinkCommit:
 class CheckpointDiscard:
     """A checkpoint to delete. Of a voided one the tombstone stays.
 
-    `shared`: files that nobody else refers to. None: all that it wrote, because it never completed.
+    `shared`: files that nobody refers to any more. None: all that it wrote, because it never completed.
     """
 
     voided: bool

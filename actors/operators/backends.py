@@ -18,7 +18,9 @@ def make_backend(context: OperatorContext, key_names: Sequence[str]) -> KeyedBac
 
 def frozen_backend(context: OperatorContext, backend: KeyedBackend, cut: Cut) -> OperatorSnapshot:
     """All states of an operator's backend, as what its options say: files of its own, layers, or whole states."""
-    if context.backend.kind == "rocksdb" and not cut.canonical:
+    if not cut.keyed:
+        return OperatorSnapshot(context.uid)
+    if context.backend.kind == "rocksdb" and not cut.canonical and not context.backend.changelog:
         return OperatorSnapshot(context.uid, native=backend.freeze_native(cut))
     frozen = tuple(backend.freeze(cut))
     if context.backend.incremental:

@@ -122,6 +122,15 @@ class Operator:
         """The synchronous part of a snapshot: freeze the state that `cut` asks for. None from a stateless operator."""
         return None
 
+    def changes(self, cut: Cut) -> OperatorSnapshot | None:
+        """Freeze keyed state alone, between two snapshots: for the changelog. None from an operator that has none."""
+        return None
+
+    @property
+    def changed_bytes(self) -> int:
+        """About how many bytes of keyed state have changed since it was last frozen."""
+        return 0
+
     def finish(self, emit: Emit) -> Iterator[None]:
         """End of input: emit what is left. Nothing is processed afterwards.
 

@@ -60,6 +60,7 @@ class KeyedAggregate(Operator):
         self._key_schema: pa.Schema | None = None
         self._fields: Fields = {}
         self._accumulators: list[Accumulator] = []
+        self._changed_rows = 0
         self._seen_schema: pa.Schema | None = None
 
     def validate(self, input_schema: pa.Schema) -> None:
@@ -97,7 +98,19 @@ class KeyedAggregate(Operator):
 
     def snapshot(self, cut: Cut) -> OperatorSnapshot:
         """Freeze the state; without any key so far there is none."""
+        if cut.keyed:
+            self._changed_rows = 0
         return frozen_backend(self.context, self._opened(), cut)
+
+    def changes(self, cut: Cut) -> OperatorSnapshot:
+        """The same: there is no other state."""
+        return self.snapshot(cut)
+
+    @property
+    def changed_bytes(self) -> int:
+        """Rows that were changed, a number of times each if several batches did, with 8 bytes a column."""
+        columns = len(self._keys) + sum(len(fields) for fields in self._fields.values())
+        return self._changed_rows * columns * 8
 
     def finish(self, emit: Emit) -> Iterator[None]:
         """In mode `final`, emit all keys in batches of at most 65,536 rows."""
@@ -154,6 +167,7 @@ class KeyedAggregate(Operator):
         upserted = self._table.upsert(keys)
         if len(upserted.new_rows):
             check_owner(self.context, gather(keys, upserted.new_rows), self._owners)
+        self._changed_rows += len(upserted.first_rows)
         results = self._accumulate(batch, keys, upserted)
         self._table.done()
         return results

@@ -35,6 +35,7 @@ def sweep_checkpoints(store: Store, layout: CheckpointLayout, retained: Iterable
 
 
 def _sweep_shared(store: Store, layout: CheckpointLayout, referenced: set[str]) -> None:
+    _sweep_folder(store, layout.changelog_dir(), referenced)
     folders = {path.rpartition("/")[0] for path in referenced}
     for name in store.list(layout.shared_dir()):
         number = parse_checkpoint_name(name)

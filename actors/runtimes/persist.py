@@ -17,6 +17,7 @@ from tidegate.actors.task import instructions as do
 from tidegate.actors.task.lineage import LAYERS_MAX
 from tidegate.actors.task.snapshots import Written
 from tidegate.storage.errors import StorageError
+from tidegate.storage.ids import AttemptNumber
 from tidegate.storage.metadata import NativeState, StateHandle
 from tidegate.storage.native import write_native
 from tidegate.storage.state_file import write_state
@@ -54,6 +55,16 @@ def write_snapshot(store: Store, context: JobContext, task: TaskId, snapshot: do
             if s.native is not None:
                 s.native.release()
     return Written(handle, layer, tuple(native))
+
+
+def write_segment(
+    store: Store, context: JobContext, task: TaskId, attempt: AttemptNumber, segment: do.PersistSegment
+) -> StateHandle | None:
+    """Store what a subtask has frozen for its changelog; None if that is nothing. Raises StorageError."""
+    path = context.layout.changelog_file(task.vertex, task.subtask, attempt, segment.number, segment.whole)
+    put = [(s.uid, state) for s in segment.snapshots for state in (*s.states, *s.layer)]
+    inline_bytes = context.options.inline_bytes_max // LAYERS_MAX
+    return write_state(store, path, put, inline_bytes_max=inline_bytes, compression=context.options.backend.compression)
 
 
 def delete_files(store: Store, paths: Iterable[str]) -> None:

@@ -10,6 +10,7 @@ import threading
 
 from tidegate.actors.identity import TaskId
 from tidegate.actors.runtimes.context import JobContext, OpenStore
+from tidegate.actors.task.changelog import Chain
 from tidegate.storage.ids import CheckpointId
 from tidegate.storage.local_copies import LocalCopies, remove_stale_copies
 from tidegate.storage.memory_storage import MemoryStorage
@@ -32,7 +33,8 @@ class StateStores:
         self._lock = threading.Lock()
         if (folder := context.options.local_copies) is not None:
             remove_stale_copies(folder, now_ms - STALE_MS)
-        self._needed: dict[CheckpointId, frozenset[str]] = {}
+        self._needed: dict[CheckpointId, tuple[frozenset[str], Chain | None]] = {}
+        self._completed = CheckpointId(1)
         self._copies = (
             None
             if folder is None
@@ -44,30 +46,38 @@ class StateStores:
         """Whether it matters what became of a checkpoint."""
         return self._copies is not None
 
-    def to_write(self, checkpoint_id: CheckpointId) -> Store:
-        """Where the files of one checkpoint go."""
+    def to_write(self, checkpoint_id: CheckpointId | None) -> Store:
+        """Where the files of one checkpoint go, or with None those of the changelog."""
         store = self._open_store(self._context.root)
         limit = self._context.options.state_bytes_max
         if limit is not None:
             store = MemoryStorage(store, limit)
-        return store if self._copies is None else self._copies.store_for(store, checkpoint_id)
+        if self._copies is None:
+            return store
+        # Copies of the changelog count as those of the last checkpoint: the next one says which of them it needs.
+        return self._copies.store_for(store, self._completed if checkpoint_id is None else checkpoint_id)
 
-    def wrote(self, checkpoint_id: CheckpointId, needed: frozenset[str]) -> None:
-        """The task's part of a checkpoint is durable, and consists of these files."""
+    def wrote(self, checkpoint_id: CheckpointId, needed: frozenset[str], chain: Chain | None = None) -> None:
+        """The task's part of a checkpoint is durable, and consists of these files, and of layers of the changelog."""
         if self._copies is not None:
             with self._lock:
-                self._needed[checkpoint_id] = self._needed.get(checkpoint_id, frozenset()) | needed
+                before, chain_before = self._needed.get(checkpoint_id, (frozenset(), None))
+                self._needed[checkpoint_id] = before | needed, chain or chain_before
                 while len(self._needed) > REMEMBERED_MAX:
                     del self._needed[min(self._needed)]
 
     def completed(self, checkpoint_id: CheckpointId) -> None:
         """The checkpoint is complete: copies that it does not need are over."""
-        if self._copies is not None:
-            with self._lock:
-                needed = self._needed.get(checkpoint_id)
-                self._needed = {n: paths for n, paths in self._needed.items() if n > checkpoint_id}
-            if needed is not None:
-                self._copies.confirmed(checkpoint_id, needed)
+        if self._copies is None:
+            return
+        with self._lock:
+            known = self._needed.get(checkpoint_id)
+            self._needed = {n: needed for n, needed in self._needed.items() if n > checkpoint_id}
+            self._completed = max(self._completed, checkpoint_id)
+        if known is not None:
+            needed, chain = known
+            layers = () if chain is None else chain.handles
+            self._copies.confirmed(checkpoint_id, needed | {h.path for h in layers if h.path is not None})
 
     def aborted(self, checkpoint_id: CheckpointId) -> None:
         """The checkpoint was given up, and its copies with it."""

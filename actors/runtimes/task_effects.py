@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from tidegate.actors.coordinator.spec import RestorePoint
 from tidegate.actors.runtimes.context import JobContext, OpenStore
-from tidegate.actors.runtimes.persist import delete_files, write_snapshot
+from tidegate.actors.runtimes.persist import delete_files, write_segment, write_snapshot
 from tidegate.actors.runtimes.restore import restore_task
 from tidegate.actors.runtimes.state_stores import StateStores
 from tidegate.actors.sources import SourceReader
@@ -98,7 +98,7 @@ class TaskEffects:
             delete_files(store, written.files(instruction.base))
             return None
         base = frozenset[str]() if instruction.base is None else instruction.base.paths
-        self._stores.wrote(checkpoint_id, base | written.files(instruction.base).keys())
+        self._stores.wrote(checkpoint_id, base | written.files(instruction.base).keys(), instruction.chain)
         return ev.SnapshotPersisted(
             self._now_ms(), checkpoint_id, written.handle, sync_ms, written.layer, written.native
         )
@@ -139,6 +139,19 @@ class TaskEffects:
             return None
         self._stores.wrote(instruction.checkpoint_id, frozenset(files))
         return ev.ChannelStatePersisted(self._now_ms(), instruction.checkpoint_id, handle)
+
+    def persist_segment(self, instruction: do.PersistSegment) -> ev.SegmentPersisted | ev.SegmentFailed | None:
+        """Write a segment of the changelog, or a base. What comes too late is deleted, as by `persist`."""
+        store, descriptor = self._stores.to_write(None), self._descriptor
+        number, whole = instruction.number, instruction.whole
+        try:
+            handle = write_segment(store, self._context, descriptor.task, descriptor.attempt, instruction)
+        except StorageError as error:
+            return ev.SegmentFailed(self._now_ms(), number, whole, str(error))
+        if self._closed:
+            delete_files(store, Written(handle).files(None))
+            return None
+        return ev.SegmentPersisted(self._now_ms(), number, whole, handle)
 
     @property
     def keeps_copies(self) -> bool:

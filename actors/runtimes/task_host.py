@@ -82,6 +82,8 @@ class TaskHost:
                     port.run_io(lambda i=instruction: self._effects.persist(i, handled_ms))  # type: ignore[misc]
                 case do.PersistChannelState():
                     port.run_io(lambda i=instruction: self._effects.persist_channel_state(i))  # type: ignore[misc]
+                case do.PersistSegment():
+                    port.run_io(lambda i=instruction: self._effects.persist_segment(i))  # type: ignore[misc]
                 case do.StageFile():
                     port.run_io(lambda i=instruction: self._effects.stage(i))  # type: ignore[misc]
                 case do.DiscardState():

@@ -15,7 +15,7 @@ from tidegate.storage.codec import decode
 from tidegate.storage.envelope import HEADER_BYTES
 from tidegate.storage.errors import CorruptionError, NotFoundError
 from tidegate.storage.ids import JobId
-from tidegate.storage.layout import CheckpointLayout
+from tidegate.storage.layout import CHANGELOG_NAME, CheckpointLayout
 from tidegate.storage.metadata import CheckpointMetadata, StateHandle
 from tidegate.storage.metadata_file import decode_metadata
 from tidegate.storage.table_log import TableEntry
@@ -195,7 +195,8 @@ class FilesOracle:
     def writers_of(self, metadata: CheckpointMetadata) -> set[int]:
         """The checkpoints for which the shared files of this one were written."""
         start = len(self._layout.shared_dir()) + 1
-        paths = (path for subtask in metadata.subtasks for path in subtask.shared_paths)
+        log = f"{self._layout.changelog_dir()}/"
+        paths = (path for s in metadata.subtasks for path in s.shared_paths if not path.startswith(log))
         return {int(path[start:].partition("/")[0].removeprefix("chk-")) for path in paths}
 
     def unneeded_folders(self) -> int:
@@ -203,11 +204,13 @@ class FilesOracle:
         needed = {f"chk-{number}" for metadata in self.present.values() for number in self.writers_of(metadata)}
         folders = self._disk.names(f"{self._root}/{self._layout.shared_dir()}")
         newest = self.newest or 0
-        return sum(int(name.removeprefix("chk-")) < newest for name in folders if name not in needed)
+        own = (name for name in folders if name not in needed and name != CHANGELOG_NAME)
+        return sum(int(name.removeprefix("chk-")) < newest for name in own)
 
     def _check_lineage(self, metadata: CheckpointMetadata) -> None:
         """Shared files are the checkpoint's own, or those of completed ones: else nobody knows how long they stay."""
-        own = f"{self._layout.shared_checkpoint_dir(metadata.checkpoint_id)}/"
+        layout = self._layout
+        own = f"{layout.shared_checkpoint_dir(metadata.checkpoint_id)}/", f"{layout.changelog_dir()}/"
         for subtask in metadata.subtasks:
             for path in subtask.shared_paths:
                 if not path.startswith(own) and f"{self._root}/{path}" not in self._referenced:

@@ -9,6 +9,7 @@ BackendKind = Literal["columnar", "rocksdb"]
 Compression = Literal["lz4", "zstd"]
 
 MEMORY_BYTES = 64 * 1024 * 1024
+SEGMENT_BYTES = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +21,8 @@ class StateBackendOptions:
     """Whether a checkpoint writes only what has changed since the one that it is built on."""
     changelog: bool = False
     """Whether changes are written all the time, so that a checkpoint has little left to write."""
+    segment_bytes: int = SEGMENT_BYTES
+    """With a changelog: about so many bytes of changes are written without waiting for a checkpoint."""
     compression: Compression | None = None
     """How the chunks of state files are compressed."""
     directory: str | None = None

@@ -161,6 +161,16 @@ class OperatorChain:
         snapshots = (link.operator.snapshot(cut) for link in self._links)
         return [snapshot for snapshot in snapshots if snapshot is not None]
 
+    def changes(self, cut: Cut) -> tuple[OperatorSnapshot, ...]:
+        """Freeze the keyed state of every operator, and no other."""
+        changes = (link.operator.changes(cut) for link in self._links)
+        return tuple(change for change in changes if change is not None)
+
+    @property
+    def changed_bytes(self) -> int:
+        """About how many bytes of keyed state have changed since it was last frozen."""
+        return sum(link.operator.changed_bytes for link in self._links)
+
     def take_pending(self, force: bool) -> list[tuple[OperatorUid, tuple[pa.RecordBatch, ...]]]:
         """What the sinks of the chain want to be staged as files now, one entry a file."""
         staged = []

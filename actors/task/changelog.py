@@ -40,6 +40,11 @@ class ChangelogLimits:
     bytes_min: int = 256 * 1024
     """Segments of fewer bytes together are not worth a new base."""
 
+    @staticmethod
+    def of(segment_bytes: int) -> ChangelogLimits:
+        """Limits that suit segments of this size."""
+        return ChangelogLimits(segment_bytes=segment_bytes, bytes_min=segment_bytes // 4)
+
 
 class _Condition(enum.Enum):
     WRITING = "writing"

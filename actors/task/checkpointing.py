@@ -21,6 +21,7 @@ from tidegate.actors.identity import ChannelId
 from tidegate.actors.task import events as ev
 from tidegate.actors.task import instructions as do
 from tidegate.actors.task.barriers import BarrierHandler, Outcome
+from tidegate.actors.task.changelog_writer import ChangelogWriter
 from tidegate.actors.task.descriptor import TaskDescriptor
 from tidegate.actors.task.in_flight import ChannelRecorder
 from tidegate.actors.task.inputs import InputGate
@@ -60,6 +61,7 @@ class SubtaskCheckpoints:
         outputs: OutputGate,
         parts: SnapshotParts,
         instruct: Callable[[do.TaskInstruction], None],
+        changelog: ChangelogWriter | None = None,
     ) -> None:
         self._descriptor = descriptor
         self._handler = handler
@@ -71,6 +73,7 @@ class SubtaskCheckpoints:
         self._deadlines_ms: dict[CheckpointId, int] = {}
         self._barriers: dict[CheckpointId, Barrier] = {}
         self._lineages = Lineages()
+        self._changelog = changelog
         self._held: list[Callable[[int], None]] | None = None
         self._taken = CheckpointId(0)
         self.stopping: CheckpointId | None = None
@@ -89,6 +92,8 @@ class SubtaskCheckpoints:
         """The task starts from this part of a checkpoint, and its next snapshots may be built on that."""
         if lineage is not None:
             self._lineages.remember(lineage)
+            if self._changelog is not None:
+                self._changelog.restored(lineage.layers)
 
     def arrived(self, channel: ChannelId, elements: Sequence[Element], at_ms: int) -> None:
         """New elements have been queued on an input channel."""
@@ -139,8 +144,30 @@ class SubtaskCheckpoints:
             self._forget(older)
         return snapshot
 
-    def persisted(self, event: ev.SnapshotPersisted | ev.ChannelStatePersisted) -> None:
-        """A part of a snapshot is durable."""
+    def written(
+        self,
+        event: ev.SnapshotPersisted
+        | ev.ChannelStatePersisted
+        | ev.SnapshotFailed
+        | ev.SegmentPersisted
+        | ev.SegmentFailed,
+    ) -> None:
+        """Something that was to be written is durable, or never will be."""
+        if isinstance(event, ev.SnapshotFailed):
+            self._failed(event)
+        elif isinstance(event, ev.SegmentPersisted | ev.SegmentFailed):
+            self._logged(event)
+        else:
+            self._persisted(event)
+
+    def _logged(self, event: ev.SegmentPersisted | ev.SegmentFailed) -> None:
+        assert self._changelog is not None
+        self._changelog.answered(event)
+        for checkpoint_id in self.tracker.changelog_answered():
+            error = event.error if isinstance(event, ev.SegmentFailed) else "a part of the changelog was not written"
+            self._part_failed(checkpoint_id, SnapshotPart.CHANGELOG, error)
+
+    def _persisted(self, event: ev.SnapshotPersisted | ev.ChannelStatePersisted) -> None:
         if isinstance(event, ev.ChannelStatePersisted):
             part, written, sync_ms = SnapshotPart.CHANNELS, Written(event.handle), 0
         else:
@@ -148,14 +175,16 @@ class SubtaskCheckpoints:
             sync_ms = event.sync_ms
         self._discard(self.tracker.persisted(event.checkpoint_id, part, written, sync_ms))
 
-    def failed(self, event: ev.SnapshotFailed) -> None:
-        """A part of a snapshot could not be written."""
+    def _failed(self, event: ev.SnapshotFailed) -> None:
         part = SnapshotPart.CHANNELS if event.channels else SnapshotPart.STATE
-        declines, paths = self.tracker.failed(event.checkpoint_id, part)
+        self._part_failed(event.checkpoint_id, part, event.error)
+
+    def _part_failed(self, checkpoint_id: CheckpointId, part: SnapshotPart, error: str) -> None:
+        declines, paths = self.tracker.failed(checkpoint_id, part)
         self._discard(paths)
-        self._forget(event.checkpoint_id)
+        self._forget(checkpoint_id)
         if declines:
-            self.decline(event.checkpoint_id, CheckpointFailureReason.ASYNC_PART_FAILED, event.error)
+            self.decline(checkpoint_id, CheckpointFailureReason.ASYNC_PART_FAILED, error)
 
     def decline(self, checkpoint_id: CheckpointId, reason: CheckpointFailureReason, message: str) -> None:
         """Tell the coordinator that this task cannot take part."""
@@ -192,6 +221,8 @@ class SubtaskCheckpoints:
                 self.tracker.write_channels(checkpoint_id, empty=not channels)
                 if channels:
                     self._instruct(do.PersistChannelState(checkpoint_id, channels))
+        if self._changelog is not None and not self._parts.finished() and self._held is None:
+            self._changelog.go_on()
         self._acknowledge_durable(at_ms)
 
     # --- steps ----------------------------------------------------------------------------------------------------
@@ -236,6 +267,10 @@ class SubtaskCheckpoints:
         alignment_ms = self._handler.alignment_ms(at_ms)
         finished = self._parts.finished()
         cut, base = self._lineages.begin(barrier, finished)
+        chain, since = None, 0
+        if self._changelog is not None and not finished:
+            chain, since = self._changelog.for_snapshot()
+            cut, base = Cut(checkpoint_id, keyed=False), None
         self.tracker.begin(
             TaskSnapshot(
                 checkpoint_id=checkpoint_id,
@@ -247,6 +282,8 @@ class SubtaskCheckpoints:
                 started_at_ms=at_ms,
                 ends=self.tracker.ends(),
                 base=base,
+                chain=chain,
+                chain_since=since,
             )
         )
         if options.kind.stops:
@@ -255,7 +292,7 @@ class SubtaskCheckpoints:
         if cut.canonical:
             frozen = tuple(exclusive(snapshot) for snapshot in frozen)
         input_positions = self._inputs.row_positions()
-        self._instruct(do.PersistSnapshot(checkpoint_id, frozen, input_positions, output_positions, base))
+        self._instruct(do.PersistSnapshot(checkpoint_id, frozen, input_positions, output_positions, base, chain))
         if overtakes or may_overtake:
             self.tracker.await_channels(checkpoint_id)
             self._recorders[checkpoint_id] = recorder

@@ -167,6 +167,28 @@ class SnapshotFailed:
 
 @wire
 @dataclass(frozen=True, slots=True)
+class SegmentPersisted:
+    """A segment of the changelog, or a base for it (`whole`), is durable. `handle` is None if it was empty."""
+
+    at_ms: int
+    number: int
+    whole: bool
+    handle: StateHandle | None
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class SegmentFailed:
+    """A segment of the changelog, or a base, could not be written."""
+
+    at_ms: int
+    number: int
+    whole: bool
+    error: str
+
+
+@wire
+@dataclass(frozen=True, slots=True)
 class FileStaged:
     """A sink file is durable, and not visible to readers yet."""
 
@@ -208,6 +230,8 @@ TaskEvent = (
     | SnapshotPersisted
     | ChannelStatePersisted
     | SnapshotFailed
+    | SegmentPersisted
+    | SegmentFailed
     | FileStaged
     | TimerDue
 )

@@ -11,6 +11,7 @@ from tidegate.actors.elements import Element
 from tidegate.actors.failures import CheckpointFailureReason
 from tidegate.actors.identity import ChannelId
 from tidegate.actors.sources import SourceSplit
+from tidegate.actors.task.changelog import Chain
 from tidegate.actors.task.events import TaskTimer
 from tidegate.actors.task.lineage import Lineage
 from tidegate.actors.task.metrics import SnapshotMetrics
@@ -73,6 +74,20 @@ class PersistSnapshot:
     output_positions: tuple[tuple[ChannelId, int], ...]
     base: Lineage | None = None
     """What the snapshot is built on; without it the layers and native files of `snapshots` are whole."""
+    chain: Chain | None = None
+    """The layers of the changelog that belong to it; they are written on their own."""
+
+
+@dataclass(frozen=True, slots=True)
+class PersistSegment:
+    """Write a segment of the changelog, or with `whole` a base, beside processing.
+
+    Answered by `SegmentPersisted` or `SegmentFailed`. Holds references into the task's memory.
+    """
+
+    number: int
+    whole: bool
+    snapshots: tuple[OperatorSnapshot, ...]
 
 
 class Direction(enum.Enum):
@@ -184,6 +199,7 @@ TaskInstruction = (
     | ReadSource
     | PersistSnapshot
     | PersistChannelState
+    | PersistSegment
     | DiscardState
     | StageFile
     | SetTaskTimer

@@ -27,6 +27,7 @@ from tidegate.actors.task import events as ev
 from tidegate.actors.task import instructions as do
 from tidegate.actors.task.barriers import make_handler
 from tidegate.actors.task.chain import OperatorChain
+from tidegate.actors.task.changelog_writer import ChangelogWriter
 from tidegate.actors.task.checkpointing import SnapshotParts, SubtaskCheckpoints
 from tidegate.actors.task.descriptor import TaskDescriptor
 from tidegate.actors.task.emitter import Emitter
@@ -81,6 +82,7 @@ class TaskMachine:
                 finished=lambda: self._operators_finished,
             ),
             self._instructions.append,
+            ChangelogWriter.of(d.backend, self._chain, self._instructions.append),
         )
         self._source: SourceCursor | None = None
         self._operators_finished = False
@@ -272,17 +274,13 @@ class TaskMachine:
         if snapshot is not None and (snapshot.finished or event.checkpoint_id == self._checkpoints.stopping):
             self._final_complete = True
 
-    @_on.register
-    def _on_persisted(self, event: ev.SnapshotPersisted) -> None:
-        self._checkpoints.persisted(event)
-
-    @_on.register
-    def _on_channels_persisted(self, event: ev.ChannelStatePersisted) -> None:
-        self._checkpoints.persisted(event)
-
-    @_on.register
-    def _on_persist_failed(self, event: ev.SnapshotFailed) -> None:
-        self._checkpoints.failed(event)
+    @_on.register(ev.SnapshotPersisted)
+    @_on.register(ev.ChannelStatePersisted)
+    @_on.register(ev.SnapshotFailed)
+    @_on.register(ev.SegmentPersisted)
+    @_on.register(ev.SegmentFailed)
+    def _on_written(self, event: ev.SnapshotPersisted) -> None:
+        self._checkpoints.written(event)
 
     @_on.register
     def _on_staged(self, event: ev.FileStaged) -> None:

@@ -16,6 +16,7 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from tidegate.actors.task.changelog import Chain
 from tidegate.actors.task.lineage import Lineage
 from tidegate.storage.errors import ProtocolError
 from tidegate.storage.ids import CheckpointId, OperatorUid, SubtaskIndex
@@ -66,6 +67,7 @@ class SnapshotPart(enum.Enum):
 
     STATE = "state"
     CHANNELS = "channels"
+    CHANGELOG = "changelog"
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +105,10 @@ class TaskSnapshot:
     written: dict[SnapshotPart, Written] = field(default_factory=dict)
     base: Lineage | None = None
     """What it is built on."""
+    chain: Chain | None = None
+    """The layers of the changelog that make it whole."""
+    chain_since: int = 0
+    """Layers up to this one had been written for the snapshot before it."""
     sync_ms: int = 0
     acknowledged: bool = False
     cancelled: bool = False
@@ -111,6 +117,8 @@ class TaskSnapshot:
     def lineage(self) -> Lineage:
         """What later snapshots may be built on."""
         state = self.written[SnapshotPart.STATE]
+        if self.chain is not None:
+            return Lineage(self.checkpoint_id, self.chain.handles)
         below = () if self.base is None else self.base.layers
         return Lineage(self.checkpoint_id, below if state.layer is None else (*below, state.layer), state.native)
 
@@ -119,7 +127,9 @@ class TaskSnapshot:
         """Bytes of state that were written for it, those in flight left out."""
         state = self.written[SnapshotPart.STATE]
         inline = (h.size_bytes for h in (state.handle, state.layer) if h is not None and h.path is None)
-        return sum(inline) + sum(state.files(self.base).values())
+        logged = () if self.chain is None else self.chain.layers
+        segments = (layer.size_bytes for layer in logged if layer.number > self.chain_since)
+        return sum(inline) + sum(state.files(self.base).values()) + sum(segments)
 
 
 @dataclass(slots=True)
@@ -151,6 +161,9 @@ class SnapshotTracker:
     def begin(self, snapshot: TaskSnapshot) -> None:
         """The synchronous part is done."""
         assert snapshot.checkpoint_id not in self._snapshots, "a task takes each snapshot once"
+        if snapshot.chain is not None:
+            snapshot.missing.add(SnapshotPart.CHANGELOG)
+            snapshot.writing.add(SnapshotPart.CHANGELOG)
         self._snapshots[snapshot.checkpoint_id] = snapshot
 
     def await_channels(self, checkpoint_id: CheckpointId) -> None:
@@ -185,6 +198,20 @@ class SnapshotTracker:
         snapshot.sync_ms = max(snapshot.sync_ms, sync_ms)
         snapshot.written[part] = written
         return []
+
+    def changelog_answered(self) -> list[CheckpointId]:
+        """More of the changelog is durable, or never will be. Returns the snapshots that can never be."""
+        failed = []
+        for snapshot in self._snapshots.values():
+            chain = snapshot.chain
+            if chain is None or SnapshotPart.CHANGELOG not in snapshot.writing:
+                continue
+            if chain.durable and not snapshot.cancelled:
+                snapshot.writing.remove(SnapshotPart.CHANGELOG)
+                snapshot.missing.remove(SnapshotPart.CHANGELOG)
+            elif chain.failed:
+                failed.append(snapshot.checkpoint_id)
+        return failed
 
     def failed(self, checkpoint_id: CheckpointId, part: SnapshotPart) -> tuple[bool, list[str]]:
         """A part could not be written. Whether the checkpoint has to be declined, and what to discard."""
@@ -238,6 +265,8 @@ class SnapshotTracker:
         parts = () if snapshot.acknowledged or snapshot.cancelled else snapshot.written.values()
         paths = [path for written in parts for path in written.files(snapshot.base)]
         snapshot.cancelled = True
+        # The changelog goes on whoever needs it: nobody waits for it on behalf of this snapshot.
+        snapshot.writing.discard(SnapshotPart.CHANGELOG)
         self._forget_if_over(snapshot)
         return paths
 

@@ -32,14 +32,17 @@ DIMENSIONS: Mapping[str, tuple[Hashable, ...]] = {
     "ending": ("finish", "cancel", "fail", "suspend", "terminate"),
     "then": ("same", "rescaled"),
     "hooks": ("none", "one"),
-    "state": ("whole", "incremental"),
+    "state": ("whole", "incremental", "changelog"),
 }
 """Every dimension with its values."""
 
 _DRAWN_APART = frozenset({"state"})
 """Dimensions that were added when seeds had been run: what a seed stands for besides stays what it was."""
 
-_ADDED: Mapping[str, tuple[Hashable, ...]] = {"topology": ("rules", "kept")}
+_ADDED: Mapping[str, tuple[Hashable, ...]] = {
+    "topology": ("rules", "kept"),
+    "state": ("changelog",),
+}
 """Values that were added when seeds had been run: so many seeds stand for one of them, the others for what they did."""
 _ADDED_SHARE = 0.2
 
@@ -112,11 +115,11 @@ def draw(seed: int) -> Scenario:
         end_at_ms=chance.randrange(200, 2_000),
         aligned_timeout_ms=chance.choice((10, 50, 200)),
     )
-    return _with_layers(scenario) if values["state"] == "incremental" else scenario
+    return scenario if values["state"] == "whole" else _with_layers(scenario)
 
 
 def _with_layers(scenario: Scenario) -> Scenario:
-    """Half of the incremental scenarios take many checkpoints, so that layers pile up before something is restored."""
+    """Half of the scenarios with layers take many checkpoints, so that layers pile up before something is restored."""
     chance = random.Random(f"layers {scenario.seed}")
     if chance.random() < 0.5:
         return scenario

@@ -13,6 +13,7 @@ from dataclasses import replace
 from tidegate.actors.runtimes.context import DataPlaneOptions
 from tidegate.actors.simulation.faults import Faults
 from tidegate.actors.simulation.violation import InvariantViolated
+from tidegate.actors.state.options import StateBackendOptions
 from tidegate.actors.task.outputs import BufferLimits
 from tidegate.config import CheckpointConfig
 from tidegate.environment import StreamEnvironment
@@ -38,6 +39,7 @@ SETTLE_MS_MAX = 240_000
 """A random scenario is over so long after the last fault: a few timeouts, and the slowest reading of its few rows."""
 FAULTS_DURATION = "5s"
 
+_SEGMENT_BYTES = 300
 _FAULTS = {
     "none": Faults(duration=FAULTS_DURATION),
     "tasks": Faults(crash=0.01, delay="0ms..30ms", duration=FAULTS_DURATION, crashes_max=4),
@@ -143,6 +145,7 @@ def _checkpoints(scenario: Scenario) -> CheckpointConfig:
             "retained": values["retained"],
             "retention": values["retention"],
             "incremental": values.get("state") == "incremental",
+            "changelog": values.get("state") == "changelog",
         }
     )
 
@@ -170,7 +173,8 @@ def _options(scenario: Scenario) -> DataPlaneOptions:
         linger_ms=20,
         turn_rows_max=_number(scenario.values["turn_rows"]),
     )
-    return DataPlaneOptions(limits=limits, source_rows_max=4)
+    # So few rows are changed that the log goes on by itself, and is written whole, only where little is much.
+    return DataPlaneOptions(limits=limits, source_rows_max=4, backend=StateBackendOptions(segment_bytes=_SEGMENT_BYTES))
 
 
 def _actions(scenario: Scenario) -> tuple[Action, ...]:

@@ -146,8 +146,10 @@ class CoordinatorWorld:
     @property
     def leftovers(self) -> set[str]:
         """Shared files that no checkpoint refers to, and that nobody is about to delete."""
-        discards = self.machine.state.discards
+        discards, references = self.machine.state.discards, self.machine.state.shared.references
         asked = {path for discard in discards.values() for path in discard.shared or ()}
+        # The checkpoint goes first, and then its files.
+        asked |= {path for number in discards for path in references.get(number, ())}
         given_up = tuple(
             f"{LAYOUT.shared_checkpoint_dir(n)}/" for n, discard in discards.items() if discard.shared is None
         )

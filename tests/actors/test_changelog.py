@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -46,7 +48,8 @@ def test_a_snapshot_is_durable_with_all_its_layers() -> None:
     log.written(2, False, handle("s2"))
     assert not chain.durable
     log.written(1, True, handle("b1"))
-    assert chain.durable and paths(chain) == ["b1", "s2"]
+    assert chain.durable
+    assert paths(chain) == ["b1", "s2"]
     log.seal()
     empty = log.take()
     log.written(3, False, None)
@@ -78,7 +81,8 @@ def test_a_base_may_be_durable_before_the_segment_of_its_moment() -> None:
     log.seal_with_base()
     old = log.take()
     assert log.written(2, True, handle("b2")) == []
-    assert paths(log.chain) == ["b2"] and not old.durable
+    assert paths(log.chain) == ["b2"]
+    assert not old.durable
     assert log.written(2, False, handle("s2")) == []
     assert paths(old) == ["b1", "s2"]
 
@@ -93,7 +97,8 @@ def test_after_a_segment_that_failed_a_base_is_written() -> None:
     log.seal()
     through = log.take()
     log.failed(3, False)
-    assert through.failed and not before.failed
+    assert through.failed
+    assert not before.failed
     log.written(2, False, handle("s2"))
     assert paths(before) == ["b1", "s2"]
     assert Cut(4) == log.seal()
@@ -123,7 +128,8 @@ def test_limits() -> None:
     log.seal()
     assert not log.wants_base()
     log.written(1, True, handle("b1", 20))
-    assert log.wants_segment(100) and not log.wants_segment(99)
+    assert log.wants_segment(100)
+    assert not log.wants_segment(99)
     log.seal()
     assert not log.wants_segment(100)
     log.written(2, False, handle("s2", 20))
@@ -182,6 +188,7 @@ def test_chains_are_whole_and_nothing_they_refer_to_is_deleted(data: st.DataObje
             if chain.durable:
                 names = paths(chain)
                 spans = [covers[name] for name in names]
-                assert spans[0][0] == 0 and number == spans[-1][1]
-                assert all(a[1] == b[0] for a, b in zip(spans, spans[1:], strict=False))
+                assert spans[0][0] == 0
+                assert number == spans[-1][1]
+                assert all(a[1] == b[0] for a, b in itertools.pairwise(spans))
                 assert not deleted & set(names)

@@ -15,7 +15,7 @@ from tidegate.actors.coordinator.instructions import CoordinatorInstruction
 from tidegate.actors.coordinator.machine import CoordinatorMachine
 from tidegate.actors.coordinator.spec import JobSpec
 from tidegate.actors.task.events import TaskEvent
-from tidegate.actors.task.instructions import PersistChannelState, PersistSnapshot, TaskInstruction
+from tidegate.actors.task.instructions import PersistChannelState, PersistSegment, PersistSnapshot, TaskInstruction
 from tidegate.storage.codec import decode, encode, wire_types
 
 histories = st.builds(
@@ -92,7 +92,7 @@ def test_folding_the_log_gives_the_same_state_and_the_same_decisions(
         (CoordinatorEvent, set()),
         (CoordinatorInstruction, set()),
         (TaskEvent, set()),
-        (TaskInstruction, {PersistSnapshot, PersistChannelState}),
+        (TaskInstruction, {PersistSnapshot, PersistChannelState, PersistSegment}),
     ],
 )
 def test_every_message_can_travel(messages: object, stay: set[type]) -> None:

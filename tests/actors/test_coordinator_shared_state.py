@@ -46,8 +46,23 @@ def complete(job: Coordinator, *layers: int) -> list[do.CoordinatorInstruction]:
     return collect(job, number, *(layer(n, SINK) for n in layers)) + job.written(number)
 
 
-def discards(instructions: list[do.CoordinatorInstruction]) -> dict[int, tuple[str, ...] | None]:
-    """The checkpoints that are to be deleted, with the shared files that go along."""
+def discards(job: Coordinator, instructions: list[do.CoordinatorInstruction]) -> dict[int, tuple[str, ...] | None]:
+    """The checkpoints that are deleted, with the shared files that go when each is gone."""
+    found: dict[int, tuple[str, ...] | None] = {}
+    for discard in only(instructions, do.DiscardCheckpoint):
+        files = only(gone(job, discard.checkpoint_id), do.DiscardCheckpoint)
+        assert discard.shared in ((), None), "the checkpoint goes first"
+        found[discard.checkpoint_id] = files[0].shared if files else discard.shared
+    return found
+
+
+def gone(job: Coordinator, checkpoint_id: int) -> list[do.CoordinatorInstruction]:
+    """A deletion has succeeded."""
+    return job.tell(ev.CheckpointDiscarded(job.at_ms, CheckpointId(checkpoint_id)))
+
+
+def asked(instructions: list[do.CoordinatorInstruction]) -> dict[int, tuple[str, ...] | None]:
+    """The deletions that are asked for, and the shared files among them."""
     return {d.checkpoint_id: d.shared for d in only(instructions, do.DiscardCheckpoint)}
 
 
@@ -109,9 +124,9 @@ def test_a_shared_file_goes_with_the_last_checkpoint_that_refers_to_it() -> None
     job = Coordinator().run()
     complete(job, 1)
 
-    assert discards(complete(job, 1, 2)) == {1: ()}
-    assert discards(complete(job, 1, 2)) == {2: ()}
-    assert discards(complete(job, 4)) == {3: (path(1), path(2))}
+    assert discards(job, complete(job, 1, 2)) == {1: ()}
+    assert discards(job, complete(job, 1, 2)) == {2: ()}
+    assert discards(job, complete(job, 4)) == {3: (path(1), path(2))}
 
 
 def test_several_retained_checkpoints_count() -> None:
@@ -120,9 +135,9 @@ def test_several_retained_checkpoints_count() -> None:
     complete(job, 1)
     complete(job, 2)
 
-    assert discards(complete(job, 2, 3)) == {1: (path(1),)}
-    assert discards(complete(job, 4)) == {2: ()}
-    assert discards(complete(job, 4, 5)) == {3: (path(2), path(3))}
+    assert discards(job, complete(job, 2, 3)) == {1: (path(1),)}
+    assert discards(job, complete(job, 4)) == {2: ()}
+    assert discards(job, complete(job, 4, 5)) == {3: (path(2), path(3))}
 
 
 @pytest.mark.parametrize("fate", ["completes", "fails"])
@@ -133,13 +148,13 @@ def test_what_a_pending_checkpoint_is_built_on_stays_until_that_is_over(fate: st
     numbers = [trigger(job).checkpoint_id for _ in range(2)]
     assert numbers == [2, 3]
     collect(job, 2, layer(2, SINK))
-    assert discards(job.written(2)) == {}, "3 is built on it"
+    assert discards(job, job.written(2)) == {}, "3 is built on it"
 
     if fate == "fails":
-        assert discards(job.decline(3)) == {3: None, 1: (path(1),)}
+        assert discards(job, job.decline(3)) == {3: None, 1: (path(1),)}
     else:
         collect(job, 3, layer(1, SINK), layer(3, SINK))
-        assert discards(job.written(3)) == {2: (path(2),), 1: ()}
+        assert discards(job, job.written(3)) == {2: (path(2),), 1: ()}
 
 
 def test_a_failed_checkpoint_takes_along_what_it_wrote() -> None:
@@ -148,21 +163,36 @@ def test_a_failed_checkpoint_takes_along_what_it_wrote() -> None:
     complete(job, 1)
     trigger(job)
 
-    assert discards(job.decline(2)) == {2: None}
+    assert discards(job, job.decline(2)) == {2: None}
 
 
-def test_a_deletion_is_asked_for_again_with_the_same_files() -> None:
+def test_a_deletion_is_asked_for_again_until_nothing_is_left() -> None:
     """After a failure, and by the coordinator that takes over, though it has only the stored fold."""
     job = Coordinator().run()
     complete(job, 1)
-    complete(job, 2)
-
+    assert asked(complete(job, 2)) == {1: ()}
     job.tell(ev.CheckpointDiscardFailed(job.at_ms, CheckpointId(1), "no answer"))
-    assert discards(job.fire("discard:1")) == {1: (path(1),)}
+    assert asked(job.fire("discard:1")) == {1: ()}
     successor = Coordinator(machine=CoordinatorMachine(decode(encode(job.state))))
-    assert discards(successor.start(generation=2)) == {1: (path(1),)}
-    successor.tell(ev.CheckpointDiscarded(job.at_ms, CheckpointId(1)))
-    assert discards(successor.start(generation=3)) == {}
+    assert asked(successor.start(generation=2)) == {1: ()}
+
+    assert asked(gone(successor, 1)) == {1: (path(1),)}
+    assert asked(successor.start(generation=3)) == {1: (path(1),)}
+    assert asked(gone(successor, 1)) == {}
+    assert asked(successor.start(generation=4)) == {}
+
+
+def test_files_stay_while_a_checkpoint_that_refers_to_them_is_not_gone() -> None:
+    """Whoever finds its metadata finds its files; where it cannot be deleted they stay until the sweep."""
+    job = Coordinator(replace(spec(retained=1), storage_attempts_max=1)).run()
+    complete(job, 1)
+    assert asked(complete(job, 1, 2)) == {1: ()}
+    assert asked(complete(job, 3)) == {2: ()}
+    assert asked(gone(job, 2)) == {2: (path(2),)}
+    job.tell(ev.CheckpointDiscardFailed(job.at_ms, CheckpointId(1), "no answer"))
+
+    assert asked(complete(job, 4)) == {3: ()}
+    assert job.state.shared.references.keys() == {1, 3, 4}
 
 
 def test_references_survive_a_takeover() -> None:
@@ -173,8 +203,8 @@ def test_references_survive_a_takeover() -> None:
     successor.start(generation=2)
     successor.all_ready()
 
-    assert discards(complete(successor, 1, 2)) == {1: ()}
-    assert discards(complete(successor, 3)) == {2: (path(1), path(2))}
+    assert discards(successor, complete(successor, 1, 2)) == {1: ()}
+    assert discards(successor, complete(successor, 3)) == {2: (path(1), path(2))}
 
 
 def test_a_checkpoint_that_refers_to_strange_files_is_not_completed() -> None:
@@ -222,9 +252,9 @@ def test_an_acknowledgement_that_comes_again_after_the_completion_changes_nothin
         trigger(job)
         trigger(job)
         collect(job, 2, layer(1, SINK), layer(2, SINK))
-        assert discards(job.written(2)) == {}
+        assert discards(job, job.written(2)) == {}
     elif condition == "being deleted":
-        assert discards(complete(job, 1, 2)) == {1: ()}
+        assert asked(complete(job, 1, 2)) == {1: ()}
 
     assert only(collect(job, 1, layer(1, SINK)), do.DiscardFiles) == []
 
