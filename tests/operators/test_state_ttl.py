@@ -324,7 +324,7 @@ def test_pickled_state_with_a_time_to_live_says_so() -> None:
             r"update is one of on_create_and_write, .* not 'never'",
         ),
         (
-            partial(StateTtl, "1h", *["on_read_and_write", "all"]),
+            lambda: StateTtl("1h", visibility="all"),
             "visibility is one of never_return_expired, .* not 'all'",
         ),
         (lambda: ValueState("v", int, ttl="1h"), r"state 'v': ttl is a tg.StateTtl\(\"1h\"\), not '1h'"),
