@@ -33,6 +33,8 @@ from tidegate.storage.metadata import CheckpointMetadata
 
 COMPLETED_WAITING_MAX = 8
 """Completed checkpoints beyond the retained ones that may still be there: commits and deletions take their time."""
+PROBES_LATE = 3
+"""A task that waits for credit asks for it; after so many times of its limit `probe_ms` it should have done so."""
 
 UNNEEDED_FOLDERS_MAX = 2 * COMPLETED_WAITING_MAX
 """Folders of shared files that wait for being deleted."""
@@ -78,6 +80,8 @@ class Oracle:
         self._sent: dict[ChannelId, int] = {}
         self._sent_rows: dict[ChannelId, int] = {}
         self._taken: dict[ChannelId, int] = {}
+        self._starving_since_ms: dict[ChannelId, int] = {}
+        """Channels that wait for credit, and since when they have neither sent anything nor asked."""
         self._finished: set[TaskId] = set()
         self._cuts: dict[int, _Cut] = {}
         self.with_in_flight: set[int] = set()
@@ -103,6 +107,7 @@ class Oracle:
         self._sent.clear()
         self._sent_rows.clear()
         self._taken.clear()
+        self._starving_since_ms.clear()
         self._finished.clear()
         self._cuts.clear()
 
@@ -117,6 +122,7 @@ class Oracle:
         """A frame leaves its sender."""
         if frame.attempt != self.attempt:
             return
+        self._starving_since_ms.pop(frame.channel, None)
         due = self._sent.get(frame.channel, 0)
         if frame.first_sequence != due:
             raise InvariantViolated(1, f"{frame.channel} sends {frame.first_sequence} where {due} is due")
@@ -136,6 +142,8 @@ class Oracle:
         """A machine has handled an event: look at the queues that it may have changed."""
         if machine.attempt != self.attempt:
             return
+        if machine._outputs.starving:
+            self._check_starving(machine, event.at_ms)
         if isinstance(event, ev.FrameArrived):
             if event.attempt == machine.attempt:
                 self._check_queue(machine, event.channel)
@@ -151,6 +159,17 @@ class Oracle:
                 self._taken[channel] = taken
             if full and moved:
                 raise InvariantViolated(10, f"{machine.descriptor.task} takes input while an output queue is full")
+
+    def _check_starving(self, machine: TaskMachine, at_ms: int) -> None:
+        for channel, output in machine._outputs._channels.items():
+            if output.starved_at_bytes is None:
+                self._starving_since_ms.pop(channel, None)
+                continue
+            waited_ms = at_ms - self._starving_since_ms.setdefault(channel, at_ms)
+            if waited_ms > PROBES_LATE * machine.descriptor.limits.probe_ms:
+                raise InvariantViolated(
+                    7, f"{channel} has waited {waited_ms} ms for credit, and nobody has asked for it"
+                )
 
     def _check_queue(self, machine: TaskMachine, channel: ChannelId) -> None:
         credit_bytes = machine.descriptor.limits.credit_bytes

@@ -46,6 +46,12 @@ _ADDED: Mapping[str, tuple[Hashable, ...]] = {
 """Values that were added when seeds had been run: so many seeds stand for one of them, the others for what they did."""
 _ADDED_SHARE = 0.2
 
+_ORDERED = "ordered"
+_ORDERED_SHARE = 0.09
+"""Seeds that stand for the pipeline that sees the order of its rows, which was added later too."""
+_AS_DRAWN = 0.5
+"""Part of these in which everything else stays as it was drawn."""
+
 _WEIGHTS: Mapping[str, tuple[int, ...]] = {
     "mode": (4, 1),
     "max_concurrent": (3, 1, 1),
@@ -94,15 +100,15 @@ def draw(seed: int) -> Scenario:
     chance = random.Random(f"scenario {seed}")
     values: dict[str, Hashable] = {}
     for name, choices in DIMENSIONS.items():
-        added = _ADDED.get(name, ())
+        added = (*_ADDED.get(name, ()), _ORDERED)
         choices = tuple(choice for choice in choices if choice not in added)
         allowed = [c for c in choices if not any(_contradicts((other, v), (name, c)) for other, v in values.items())]
         weights = [dict(zip(choices, _WEIGHTS.get(name, (1,) * len(choices)), strict=True))[c] for c in allowed]
         own = random.Random(f"{name} {seed}") if name in _DRAWN_APART else chance
         values[name] = own.choices(allowed, weights)[0]
         apart = random.Random(f"added {name} {seed}")
-        if added and apart.random() < _ADDED_SHARE:
-            values[name] = apart.choice(added)
+        if name in _ADDED and apart.random() < _ADDED_SHARE:
+            values[name] = apart.choice(_ADDED[name])
     widths = _widths(chance, values["width"])
     then_widths = _widths(chance, chance.choice(DIMENSIONS["width"])) if values["then"] == "rescaled" else widths
     scenario = Scenario(
@@ -115,7 +121,10 @@ def draw(seed: int) -> Scenario:
         end_at_ms=chance.randrange(200, 2_000),
         aligned_timeout_ms=chance.choice((10, 50, 200)),
     )
-    return scenario if values["state"] == "whole" else _with_layers(scenario)
+    if values["state"] != "whole":
+        scenario = _with_layers(scenario)
+    later = random.Random(f"ordered {seed}")
+    return _ordered(later, scenario) if later.random() < _ORDERED_SHARE else scenario
 
 
 def _with_layers(scenario: Scenario) -> Scenario:
@@ -125,6 +134,31 @@ def _with_layers(scenario: Scenario) -> Scenario:
         return scenario
     values = {**scenario.values, "interval_ms": 60, "min_pause_ms": 0}
     return replace(scenario, values=values, rows=chance.randrange(60, 150))
+
+
+def _ordered(chance: random.Random, scenario: Scenario) -> Scenario:
+    """The same with the pipeline that sees the order of its rows.
+
+    Half of these go on at another parallelism, from a checkpoint that is likely to hold rows in flight, and with more
+    rows: of what is drawn otherwise hardly one scenario in some hundred does.
+    """
+    values = {**scenario.values, "topology": _ORDERED}
+    if chance.random() < _AS_DRAWN:
+        return replace(scenario, values=values)
+    values |= {
+        "mode": "exactly-once",
+        "alignment": chance.choice(("unaligned", "timeout")),
+        "max_concurrent": 1,
+        "interval_ms": chance.choice((60, 250)),
+        "retention": "retain_on_cancellation",
+        "width": "few",
+        "ending": "cancel",
+        "then": "rescaled",
+    }
+    few = _widths(chance, "few")
+    more = tuple(width + chance.choice((1, 2)) for width in few)
+    widths, then_widths = chance.choice(((few, more), (few, more), (more, few)))
+    return replace(scenario, values=values, rows=chance.randrange(30, 80), widths=widths, then_widths=then_widths)
 
 
 def all_pairs() -> frozenset[Pair]:

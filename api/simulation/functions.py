@@ -7,6 +7,7 @@ the last watermark reaches.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -21,6 +22,8 @@ from tidegate.storage.ids import CheckpointId
 LAST_MS = 2**62
 DELAY_MS = 25
 FLUSH_MS = 40
+PART = 1_000
+ORDERED_KEYS = 7
 _VALUES = pa.list_(pa.int64())
 
 Row = dict[str, Any]
@@ -93,6 +96,25 @@ class Matched(CoProcessFunction):
         context.timer_service.register_event_time_timer(LAST_MS)
 
 
+class InOrder(ProcessFunction):
+    """Looks whether the rows of a key come in the order of their parts; those beyond a gap leave with a negative value.
+
+    A value is `PART * (the part's number) + (the row's number)`: rows of one key and part are numbered without gaps. A
+    row that comes again (at-least-once) is no gap, one that overtakes another is.
+    """
+
+    def open(self, context: ProcessContext) -> None:
+        """How many rows of each part have come."""
+        self._seen = context.state(MapState("seen", pa.int64(), pa.int64()))
+
+    def process(self, row: Row, context: ProcessContext) -> list[Row]:
+        """The row, marked if one before it is missing."""
+        part, number = divmod(row["v"], PART)
+        seen = self._seen.get(part) or 0
+        self._seen.put(part, max(seen, number + 1))
+        return [row if number <= seen else {**row, "v": -1 - row["v"]}]
+
+
 class Outside:
     """A system outside the job: a master hook tells it of each checkpoint, and its source puts the mark into the data.
 
@@ -155,3 +177,15 @@ def timed_rows(data: Sequence[tuple[int, int]]) -> pa.Table:
         {"k": [k for k, _ in data], "v": [v for _, v in data], "t": times},
         schema=pa.schema([("k", pa.int64()), ("v", pa.int64()), ("t", pa.int64())]),
     )
+
+
+def numbered_rows(count: int, splits: int) -> list[tuple[int, int]]:
+    """So many rows of a few keys, with values for `InOrder`: parts are the splits that a `MemorySource` makes."""
+    rows = []
+    for part in range(splits):
+        numbers: Counter[int] = Counter()
+        for row in range(count * part // splits, count * (part + 1) // splits):
+            key = row % ORDERED_KEYS
+            rows.append((key, PART * part + numbers[key]))
+            numbers[key] += 1
+    return rows

@@ -1,7 +1,7 @@
 """Pipelines for random simulations, each with the rows that it must write, computed in plain Python.
 
 Rules: what a pipeline writes does not depend on how rows are batched, on parallelism, or on the order of rows of
-different subtasks. Every operator has a uid, and is chained to the same ones at any parallelism, so that a job of
+different splits. Every operator has a uid, and is chained to the same ones at any parallelism, so that a job of
 another one can be restored from its checkpoints.
 `width[i]` is the parallelism of the i-th operator, taken in turn.
 """
@@ -19,7 +19,16 @@ import pyarrow.compute as pc
 
 from tidegate.actors.operators.aggregates import count, sum
 from tidegate.environment import StreamEnvironment
-from tidegate.simulation.functions import DelayedRows, FlushedRows, Matched, Outside, OutsideSource, timed_rows
+from tidegate.simulation.functions import (
+    DelayedRows,
+    FlushedRows,
+    InOrder,
+    Matched,
+    Outside,
+    OutsideSource,
+    numbered_rows,
+    timed_rows,
+)
 from tidegate.simulation.operator_states import RULED, KeptRows, RuledTotals
 from tidegate.simulation.run import Rows, counted
 from tidegate.storage.table_log import TableMode
@@ -30,6 +39,8 @@ SIDES = pa.schema([("k", pa.int64()), ("l", pa.int64()), ("r", pa.int64())])
 PAIRS = pa.schema([("key", pa.int64()), ("w", pa.int64())])
 MATCHED = pa.schema([("k", pa.int64()), ("n", pa.int64()), ("l", pa.int64()), ("r", pa.int64())])
 SPLITS = 4
+ORDERED_SOURCES = 2
+"""Subtasks that read ordered rows, whatever is drawn: a split that moves to another one may overtake its old rows."""
 
 Data = Sequence[tuple[int, int]]
 
@@ -254,6 +265,16 @@ def _expect_induced(inputs: Sequence[Data], _: Sequence[int]) -> Rows:
     return {"sim://final": _grouped([*inputs[0], *inputs[1]])}
 
 
+def _ordered(env: StreamEnvironment, inputs: Sequence[Data], width: Sequence[int]) -> None:
+    source = _source(env, numbered_rows(len(inputs[0]), SPLITS), 0, ORDERED_SOURCES)
+    checked = source.key_by("k").process(InOrder(), schema=SCHEMA, uid="order", parallelism=width[1])
+    _table(checked.rebalance(), "rows", width[2])
+
+
+def _expect_ordered(inputs: Sequence[Data], _: Sequence[int]) -> Rows:
+    return {"sim://rows": counted(numbered_rows(len(inputs[0]), SPLITS))}
+
+
 TOPOLOGIES: Mapping[str, Topology] = {
     "chain": Topology(_chain, _expect_chain),
     "diamond": Topology(_diamond, _expect_diamond),
@@ -267,4 +288,5 @@ TOPOLOGIES: Mapping[str, Topology] = {
     "broadcast": Topology(_broadcast, _expect_broadcast, rescalable=False),
     "rules": Topology(_rules, _expect_rules),
     "kept": Topology(_kept, _expect_kept),
+    "ordered": Topology(_ordered, _expect_ordered),
 }
