@@ -4,7 +4,7 @@
 
 Prints a line a break: the invariant that it belongs to, how many seeds it took, and what was seen. An error that a
 broken machine raises has been noticed too, and says so. A `*` marks breaks whose scenarios are drawn in part only.
-Exit code 1 if a break was not noticed, or not tried.
+Exit code 1 if a break was not noticed, not tried, or does not fit the code that it breaks any more.
 """
 
 from __future__ import annotations
@@ -24,6 +24,10 @@ BROKEN: dict[str, Any] = importlib.import_module("broken").BROKEN
 """The breaks lie beside the tests that use them."""
 
 
+_MISFITS = (TypeError, AttributeError, NameError, ImportError)
+"""What a break raises when the function that it replaces has changed: it proves nothing then."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Finding:
     """What came of one break."""
@@ -34,6 +38,8 @@ class _Finding:
     seen: str | None
     raised: bool = False
     """Whether a machine raised an error before the oracle saw anything."""
+    misfit: str | None = None
+    """The error of a break that does not fit the code any more."""
 
 
 def main() -> int:
@@ -55,7 +61,7 @@ def main() -> int:
             name = found.rule + (" *" if BROKEN[found.rule].fixed else "")
             print(
                 f"{BROKEN[found.rule].invariant:>4} {found.seeds:>6} {found.took_s:>6.1f}  {name:<56} "
-                f"{(found.seen or 'NOTHING')[:110]}",
+                f"{(found.seen or found.misfit or 'NOTHING')[:110]}",
                 flush=True,
             )
     print(
@@ -76,6 +82,8 @@ def _try(task: tuple[str, int]) -> _Finding:
         seeds += 1
         try:
             seen = BROKEN[rule].simulate(seeds - 1).violation
+        except _MISFITS as error:
+            return _Finding(rule, seeds, time.monotonic() - started, None, misfit=repr(error))
         except Exception as error:  # noqa: BLE001 (one break must not end the others: a StopIteration would, silently)
             return _Finding(rule, seeds, time.monotonic() - started, f"raises {error!r}", raised=True)
     return _Finding(rule, seeds, time.monotonic() - started, seen)

@@ -101,10 +101,10 @@ def _deaf_to_the_end(self: ProcessOperator, watermark_ms: int, emit: Any) -> Ite
     return iter(()) if watermark_ms == MAX_WATERMARK_MS else _advance(self, watermark_ms, emit)
 
 
-def _skips_one(self: TimerQueue, time_ms: int) -> Any:
+def _skips_one(self: TimerQueue, *args: Any) -> Any:
     if len(self) == 3:
-        _pop_due(self, time_ms)
-    return _pop_due(self, time_ms)
+        _pop_due(self, *args)
+    return _pop_due(self, *args)
 
 
 # --- savepoints -------------------------------------------------------------------------------------------------------
