@@ -99,10 +99,9 @@ class ColumnarBackend:
     def freeze(self, cut: Cut) -> Sequence[FrozenState]:
         """All states that hold something, or with `cut.base` what has changed since that."""
         frozen: list[FrozenState] = []
-        for table in self._tables.values():
-            frozen += table.freeze(cut)
-        for cells in self._cells.values():
-            frozen += cells.freeze(cut)
+        states: list[ColumnarTable | Cells] = [*self._tables.values(), *self._cells.values()]
+        for state in states:
+            frozen += (part.now() for part in state.freeze(cut))
         return frozen
 
     def freeze_native(self, cut: Cut) -> FrozenNative | None:

@@ -91,3 +91,8 @@ def flags(bitmaps: Bitmaps, start: int, stop: int) -> NDArray[np.bool_]:
     """The same, a flag a slot."""
     bits = np.unpackbits(union(bitmaps, start, stop).view(np.uint8), bitorder="little", count=stop - start)
     return bits.view(np.bool_)
+
+
+def marked(bitmaps: Bitmaps) -> int:
+    """How many slots are marked, those that are in several bitmaps as often as that."""
+    return sum(int(np.bitwise_count(bitmap).sum()) for bitmap in bitmaps)

@@ -2,8 +2,9 @@
 
 Rules: what is produced is taken from `BLOCK_ROWS` slots or more at a time, at most twice as many rows, sorted by key
 group and cut between two groups into chunks of `CHUNK_ROWS_MIN` rows or more. As soon as a block is encoded its pages
-are let go of, so that the owner need not copy them and their memory is free if it did. A snapshot that is given up
-without being written keeps its pins: a page then is copied once at its next change, and nothing more.
+are let go of, so that the owner need not copy them and their memory is free if it did. A few changes are gathered when
+they are frozen, and pin nothing. A snapshot that is given up without being written keeps its pins: a page then is
+copied once at its next change, and nothing more.
 """
 
 from __future__ import annotations
@@ -17,13 +18,15 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from tidegate.actors.kernels.paged import PAGE_ROWS
-from tidegate.actors.state.dirty import Bitmaps, flags
+from tidegate.actors.state.dirty import Bitmaps, flags, marked
 from tidegate.actors.state.key_space import FrozenKeys
 from tidegate.actors.state.pages import FrozenColumn, Pinned, pages_for
 from tidegate.storage.metadata import StateKind
-from tidegate.storage.state import StateChunk
+from tidegate.storage.state import FrozenState, StateChunk
 
 BLOCK_ROWS = 16 * PAGE_ROWS
+GATHERED_ROWS_MAX = 8192
+"""So few rows are gathered at once: that takes a few ms, where pinned pages would be copied one by one."""
 CHUNK_ROWS_MIN = 8192
 
 
@@ -70,6 +73,12 @@ class FrozenSlots:
         finally:
             self.pinned.release(pages_for(self.slots))
 
+    def now(self) -> FrozenState:
+        """The same; what is little is gathered at once, so that no page stays pinned."""
+        if self.dirty is None or marked(self.dirty) > GATHERED_ROWS_MAX:
+            return self
+        return GatheredSlots(self.state, list(self.chunks()), self.removed)
+
     def _blocks(self) -> Iterator[tuple[NDArray[np.int32], int]]:
         """Slots to write, ascending, and the page up to which everything is done then."""
         collected: list[NDArray[np.int32]] = []
@@ -104,6 +113,20 @@ class FrozenSlots:
     def _let_go(self, start: int, stop: int) -> None:
         self.pinned.release(stop)
         self.values.let_go(start, stop)
+
+
+@dataclass(frozen=True, slots=True)
+class GatheredSlots:
+    """A `FrozenState` whose rows are there already."""
+
+    state: str
+    gathered: list[StateChunk]
+    removed: bool
+    kind: StateKind = StateKind.KEYED
+
+    def chunks(self) -> Iterator[StateChunk]:
+        """Rows, or keys that are gone."""
+        return iter(self.gathered)
 
 
 def _cut(chunk: StateChunk) -> Iterator[StateChunk]:

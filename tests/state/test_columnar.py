@@ -28,7 +28,7 @@ from tidegate.actors.kernels import accumulate
 from tidegate.actors.kernels.columns import NO_MASK
 from tidegate.actors.kernels.paged import PAGE_ROWS
 from tidegate.actors.state import frozen, key_space
-from tidegate.actors.state.backend import KeyedBackend
+from tidegate.actors.state.backend import KeyedBackend, ValueSpec
 from tidegate.actors.state.columnar import ColumnarBackend
 from tidegate.actors.state.key_space import KeyColumns
 from tidegate.storage.ids import CheckpointId
@@ -326,3 +326,26 @@ def test_changes_of_a_table_outlast_compaction() -> None:
     assert _refs(backend, [10_009]) == [19]
     (changed,) = tables(backend.freeze(Cut(CheckpointId(4), CheckpointId(3))), layer=1)
     assert changed.rows.select(["k", "n"]).to_pylist() == [{"k": 10_009, "n": 1}]
+
+
+def test_a_few_changes_are_gathered_when_they_are_frozen() -> None:
+    """They pin no page: what comes next is changed in place, and the frozen rows stay what they were."""
+    backend = ColumnarBackend(8, ("k",), incremental=True)
+    table = backend.table("t", [ValueSpec("n", pa.int64(), 0)])
+    backend.fix_keys(pa.schema([("k", pa.int64())]))
+
+    def put(keys: range, value: int) -> None:
+        upserted = table.upsert(pa.record_batch({"k": list(keys)}))
+        table.column("n").paged.put(upserted.slots, pa.array([value] * len(keys)))
+        table.done()
+
+    put(range(20_000), 1)
+    backend.freeze(Cut(CheckpointId(1)))[0]  # never written
+    put(range(100), 2)
+    changed, gone = backend.freeze(Cut(CheckpointId(2), base=CheckpointId(1)))
+    pages = table.column("n").pages.copy()
+    put(range(100), 3)
+
+    assert {2} == {n for chunk in changed.chunks() for n in chunk.rows.column("n").to_pylist()}
+    assert list(gone.chunks()) == []
+    assert pages.tolist() == table.column("n").pages.tolist()
