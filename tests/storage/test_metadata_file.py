@@ -87,9 +87,7 @@ def test_a_newer_version_is_named_as_such() -> None:
 
 def test_an_older_version_is_named_as_such() -> None:
     """What an older tidegate wrote is not taken for damage, and not misread."""
-    with pytest.raises(
-        CodecError, match=r"_metadata was written by an older tidegate, in format version 1;"
-    ):
+    with pytest.raises(CodecError, match=r"_metadata was written by an older tidegate, in format version 1;"):
         decode_metadata(seal(b"TGCKMETA", 1, b"whatever"))
 
 
