@@ -63,8 +63,8 @@ class EventLog:
         self._store = store
         self._folder = CheckpointLayout(job_id).events_dir()
 
-    def append(self, entry: LogEntry) -> None:
-        """Make the entry part of the log, durably. Repeating it with the same entry is safe.
+    def append(self, entry: LogEntry) -> int:
+        """Make the entry part of the log, durably; returns its bytes. Repeating it with the same entry is safe.
 
         Raises FencedError if another entry is there or the log has moved on beyond it, CodecError for events
         that are not wire values, and StorageError if it is unknown whether the entry is there: repeat it
@@ -91,6 +91,7 @@ class EventLog:
                 f"entry {entry.index} of {self._where()} has no predecessor: another coordinator has "
                 "continued the log and truncated it"
             )
+        return len(data)
 
     def read(self, index: int) -> LogEntry:
         """One entry. NotFoundError, CorruptionError, or CodecError for events that are not known here."""

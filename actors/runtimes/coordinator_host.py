@@ -29,6 +29,8 @@ APPEND_ATTEMPTS_MAX = 20
 APPEND_RETRY_MS = 200
 EVENTS_AN_ENTRY_MAX = 1_000
 ENTRIES_A_SNAPSHOT = 1_000
+BYTES_A_SNAPSHOT = 16 * 1024 * 1024
+"""Acknowledgements hold the state that is inlined: the log is cut before it outgrows a storage in memory."""
 
 
 def replay(event_log: EventLog) -> tuple[CoordinatorMachine, int]:
@@ -69,6 +71,7 @@ class CoordinatorHost:
         self._next_index = next_index
         self._incarnation = incarnation
         self._snapshot_index = next_index
+        self._bytes_since_snapshot = 0
         self._effects = effects
         self._port = port
         self._inbox: deque[ev.CoordinatorEvent] = deque()
@@ -103,11 +106,18 @@ class CoordinatorHost:
         self._append(entry, instructions, attempt=1)
 
     def _append(self, entry: LogEntry, instructions: Sequence[do.CoordinatorInstruction], attempt: int) -> None:
+        size_bytes = 0
+
+        def write() -> None:
+            nonlocal size_bytes
+            size_bytes = self._log.append(entry)
+
         def done(error: BaseException | None) -> None:
             if self._halted:
                 return
             if error is None:
                 self._next_index = entry.index + 1
+                self._bytes_since_snapshot += size_bytes
                 self._in_charge = True
                 for instruction in instructions:
                     self._perform(instruction)
@@ -129,17 +139,18 @@ class CoordinatorHost:
                 self._stop(f"entry {entry.index} of the event log cannot be written: {error}")
 
         if not self._halted:
-            self._port.append(lambda: self._log.append(entry), done)
+            self._port.append(write, done)
 
     def _stop(self, reason: str) -> None:
         self._halted = True
         self._port.halt(reason)
 
     def _store_fold_if_due(self) -> None:
-        if self._next_index - self._snapshot_index < ENTRIES_A_SNAPSHOT:
+        few = self._next_index - self._snapshot_index < ENTRIES_A_SNAPSHOT
+        if few and self._bytes_since_snapshot < BYTES_A_SNAPSHOT:
             return
         index, previous = self._next_index, self._snapshot_index
-        self._snapshot_index = index
+        self._snapshot_index, self._bytes_since_snapshot = index, 0
         encoded = encode(self.machine.state)
 
         def store_fold() -> None:

@@ -297,6 +297,22 @@ def test_the_fold_is_stored_and_the_log_cut(monkeypatch: pytest.MonkeyPatch) -> 
     assert machine.state == run.host.machine.state
 
 
+def test_a_log_of_large_entries_is_cut_sooner(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Inlined state makes entries large, and the log may lie in memory: what stays is bounded in bytes too."""
+    monkeypatch.setattr(coordinator_host, "BYTES_A_SNAPSHOT", 20_000)
+    run = Run()
+    run.submit()
+    store = open_store(run.root)
+    for n in range(50):
+        run.host.handle(ev.CheckpointRequested(n, f"request {n}" * 500))
+        run.port.settle()
+        assert sum(file.size_bytes for file in store.walk(f"{SPEC.job_id}/events")) < 60_000
+
+    machine, next_index = replay(run.log)
+    assert next_index == 52
+    assert machine.state == run.host.machine.state
+
+
 def test_an_unstored_fold_does_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
     """Storing it is an economy: when it fails, replay is longer, and the coordinator goes on."""
     monkeypatch.setattr(coordinator_host, "ENTRIES_A_SNAPSHOT", 2)
