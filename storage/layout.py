@@ -18,6 +18,7 @@ CHANGELOG_NAME = "changelog"
 _CHECKPOINT_PREFIX = "chk-"
 _SAVEPOINT_PREFIX = "savepoint-"
 _CHANNELS_SUFFIX = "-channels"
+_BASE, _SEGMENT = "base", "segment"
 NATIVE_MARK = "="
 """Folders of native files have it in their names, files beside them have not: no escaped name has."""
 
@@ -82,7 +83,7 @@ class CheckpointLayout:
         self, vertex: VertexId, subtask: SubtaskIndex, attempt: AttemptNumber, number: int, whole: bool
     ) -> str:
         """A segment of the changelog of one subtask in one attempt, or a base."""
-        kind = "base" if whole else "segment"
+        kind = _BASE if whole else _SEGMENT
         return f"{self.changelog_dir()}/{escape(vertex)}-{subtask}.{attempt:06d}-{number:08d}.{kind}"
 
     def taskowned_dir(self) -> str:
@@ -117,6 +118,17 @@ def parse_channels_file_name(name: str) -> tuple[VertexId, SubtaskIndex] | None:
     """Vertex and subtask of the last part of a `channels_file` path; None for any other name."""
     state_file_name = name.removesuffix(_CHANNELS_SUFFIX)
     return None if state_file_name == name else parse_state_file_name(state_file_name)
+
+
+def parse_changelog_file_name(name: str) -> tuple[VertexId, SubtaskIndex, AttemptNumber] | None:
+    """Vertex, subtask and attempt of the last part of a `changelog_file` path; None for any other name."""
+    task, numbers, kind = ("", "", *name.rsplit(".", 2))[-3:]
+    attempt, _, number = numbers.partition("-")
+    found = parse_state_file_name(task)
+    numbered = all(digits.isascii() and digits.isdigit() for digits in (attempt, number))
+    if found is None or not numbered or kind not in (_BASE, _SEGMENT):
+        return None
+    return *found, AttemptNumber(int(attempt))
 
 
 def savepoint_name(job_id: JobId, checkpoint_id: CheckpointId) -> str:

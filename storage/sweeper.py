@@ -7,6 +7,8 @@ Rules:
   or savepoint that goes back to their job. Where a checkpoint cannot be read, nothing that it might need is an orphan.
 - What was written within the grace period is no orphan yet: somebody may be about to refer to it.
 - Only folders and names that tidegate makes are looked at, and only of a job that has an event log.
+- Tasks write changelogs ahead of checkpoints: of those only files of attempts count as orphans after which another one
+  has completed a checkpoint, unless it is known that the job is dead.
 - A job that may be running is not swept. Before a file of an incomplete checkpoint is deleted, the checkpoint is
   voided, so that it cannot be completed afterwards, whoever is still alive; then everything is looked at again.
 - It may stop anywhere, and be repeated.
@@ -27,6 +29,7 @@ from tidegate.storage.ids import AttemptNumber, CheckpointId, JobId
 from tidegate.storage.layout import (
     CheckpointLayout,
     CheckpointPointer,
+    parse_changelog_file_name,
     parse_checkpoint_name,
     parse_pointer,
     parse_savepoint_name,
@@ -78,13 +81,14 @@ def find_orphans(
     job_id: JobId,
     *,
     written_before_ms: int | None = None,
+    dead: bool = False,
     savepoints: Iterable[Store] = (),
     open_store: OpenStore = open_store,
 ) -> list[Orphan]:
     """Files of a job that nothing refers to, sorted by path; empty for what is no job.
 
-    With `written_before_ms` (since the epoch) only those that are older. Savepoints are looked for under the root, and
-    under each of `savepoints`. Raises StorageError.
+    With `written_before_ms` (since the epoch) only those that are older; with `dead` also what a job that lived could
+    still refer to. Savepoints are looked for under the root, and under each of `savepoints`. Raises StorageError.
     """
     layout = CheckpointLayout(job_id)
     # Files first: what is completed meanwhile then counts as referred to.
@@ -97,7 +101,7 @@ def find_orphans(
     if not candidates or not is_job(store, job_id):
         return []
     known = _read_all(store, savepoints, open_store)
-    sweep = _Sweep(store, job_id, known, open_store)
+    sweep = _Sweep(store, job_id, known, open_store, dead)
     return [Orphan(f.path, f.size_bytes, f.modified_at_ms) for f in candidates if sweep.is_orphan(f.path)]
 
 
@@ -120,7 +124,12 @@ def sweep(
 
     def found() -> list[Orphan]:
         return find_orphans(
-            store, job_id, written_before_ms=now_ms - grace_ms, savepoints=savepoints, open_store=open_store
+            store,
+            job_id,
+            written_before_ms=now_ms - grace_ms,
+            dead=force,
+            savepoints=savepoints,
+            open_store=open_store,
         )
 
     orphans = found()
@@ -222,7 +231,7 @@ def _read(store: Store, at: CheckpointPointer, known: _Known) -> CheckpointMetad
 class _Sweep:
     """What of one job's folder is referred to."""
 
-    def __init__(self, store: Store, job_id: JobId, known: _Known, open_store: OpenStore) -> None:
+    def __init__(self, store: Store, job_id: JobId, known: _Known, open_store: OpenStore, dead: bool) -> None:
         self._store = store
         self._job_id = job_id
         self._known = known
@@ -230,6 +239,9 @@ class _Sweep:
         self._layout = CheckpointLayout(job_id)
         complete = known.complete.values()
         self._paths = {path for metadata in complete for subtask in metadata.subtasks for path in subtask.paths}
+        attempts = (metadata.attempt for (job, _), metadata in known.complete.items() if job == job_id)
+        self._attempt = None if dead else max(attempts, default=AttemptNumber(0))
+        """Of the newest checkpoint: it, and later ones, may go on with what they have written. None: nobody does."""
         self._unreadable = {at.checkpoint_id for at in known.unreadable if at.job_id == job_id and not at.savepoint}
         # However the root was spelled in the url of the table: what follows it is the same.
         own, mark = self._layout.taskowned_dir(), f"/{self._layout.taskowned_dir()}/"
@@ -250,7 +262,7 @@ class _Sweep:
         if folder == "taskowned":
             return self._is_orphan_of_tasks(path, *below.split("/", 1))
         if path.startswith(f"{self._layout.changelog_dir()}/"):
-            return path not in self._paths and not self._known.unreadable
+            return path not in self._paths and not self._known.unreadable and self._is_left(path)
         number = _checkpoint_of(path, self._job_id)
         if number is None or path in self._paths or path == self._layout.metadata(number):
             return False
@@ -258,6 +270,11 @@ class _Sweep:
             # Any checkpoint may refer to it.
             return not self._known.unreadable
         return number not in self._unreadable
+
+    def _is_left(self, path: str) -> bool:
+        """Whether no checkpoint to come can refer to a file of a changelog."""
+        written = parse_changelog_file_name(path.rpartition("/")[2])
+        return written is not None and (self._attempt is None or written[2] < self._attempt)
 
     def _is_orphan_of_tasks(self, path: str, name: str, below: str = "") -> bool:
         if self._known.unreadable or not below:

@@ -8,11 +8,12 @@ from hypothesis import strategies as st
 
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.files import TEMPORARY_PREFIX
-from tidegate.storage.ids import CheckpointId, JobId, OperatorUid, SubtaskIndex, VertexId
+from tidegate.storage.ids import AttemptNumber, CheckpointId, JobId, OperatorUid, SubtaskIndex, VertexId
 from tidegate.storage.layout import (
     CheckpointLayout,
     CheckpointPointer,
     escape,
+    parse_changelog_file_name,
     parse_channels_file_name,
     parse_checkpoint_name,
     parse_pointer,
@@ -45,6 +46,20 @@ def test_spells_the_documented_paths() -> None:
     own = ("chk-7", "chk-7/_metadata", "chk-7/count-3", "chk-7/count-3-channels")
     shared = ("shared", "shared/chk-7/count-3", "shared/chk-7/count-3=my%2Fuid")
     assert found == tuple(f"{job}/{path}" for path in (*own, *shared, "taskowned", "events"))
+
+
+@given(vertex=_any_text, subtask=st.integers(0, 99), attempt=st.integers(0, 10**7), whole=st.booleans())
+@settings(max_examples=80)
+@example(vertex="a.b-1.000001-00000002.base", subtask=0, attempt=3, whole=False)
+def test_files_of_changelogs_tell_their_attempt(vertex: str, subtask: int, attempt: int, whole: bool) -> None:
+    """Whatever the vertex is called; nothing else in a job's folder passes for one."""
+    written = VertexId(vertex), SubtaskIndex(subtask), AttemptNumber(attempt)
+    path = _LAYOUT.changelog_file(*written, 12, whole)
+
+    assert parse_changelog_file_name(path.removeprefix(f"{_LAYOUT.changelog_dir()}/")) == written
+    state_file = _LAYOUT.state_file(CheckpointId(7), VertexId(vertex), SubtaskIndex(subtask))
+    others = (state_file.rpartition("/")[2], "count-0.1-2.segments", "count-0.1.base", "base", "1-2.base", "x.1-2.base")
+    assert [parse_changelog_file_name(name) for name in others] == [None] * len(others)
 
 
 @given(one=st.tuples(_any_text, st.integers(0, 99)), other=st.tuples(_any_text, st.integers(0, 99), _any_text))

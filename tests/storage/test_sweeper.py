@@ -132,6 +132,22 @@ def test_finds_what_is_left_behind(root: Root) -> None:
     ]
 
 
+def test_what_a_changelog_is_ahead_of_checkpoints_stays_unless_the_job_is_dead(root: Root) -> None:
+    """No tombstone keeps a job that only sleeps from completing a checkpoint with them; older attempts are over."""
+    attempts = [AttemptNumber(n) for n in range(3)]
+    files = [root.file(LAYOUT.changelog_file(VERTEX, SUBTASK, attempt, 7, whole=False)) for attempt in attempts]
+    base = root.file(LAYOUT.changelog_file(VERTEX, SUBTASK, attempts[0], 3, whole=True))
+    root.complete(4, layers=[base], attempt=attempts[1])
+    left, *ahead = (str(file.path).removeprefix(f"{JOB}/") for file in files)
+
+    assert root.orphans() == [left]
+    assert root.orphans(dead=True) == [left, *ahead]
+    swept = sweep(root.store, JOB, now_ms=NOW_MS, dry_run=False)
+    assert [orphan.path for orphan in swept] == [f"{JOB}/{left}"]
+    assert len(sweep(root.store, JOB, now_ms=NOW_MS, dry_run=False, force=True)) == 2
+    assert root.store.exists(str(base.path))
+
+
 def test_a_checkpoint_of_another_job_may_refer_to_a_file(root: Root) -> None:
     """A shared file counts as needed whoever needs it."""
     shared = root.file(LAYOUT.layer_file(CheckpointId(1), VERTEX, SUBTASK))
