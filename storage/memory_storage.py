@@ -12,8 +12,10 @@ from itertools import pairwise
 
 from tidegate.storage.errors import StorageError
 from tidegate.storage.layout import (
+    CHANGELOG_NAME,
     METADATA_NAME,
     NATIVE_MARK,
+    parse_changelog_file_name,
     parse_channels_file_name,
     parse_checkpoint_name,
     parse_state_file_name,
@@ -92,6 +94,9 @@ def _owner_of(path: str) -> str | None:
     """Whose state a file of a checkpoint is, in words; None for what is no state."""
     parts = path.split("/")
     for part, below in pairwise(parts):
+        logged = parse_changelog_file_name(below) if part == CHANGELOG_NAME else None
+        if logged is not None:
+            return f"{logged[0]!r} subtask {logged[1]}"
         if parse_checkpoint_name(part) is None or below == METADATA_NAME:
             continue
         name = below.partition(NATIVE_MARK)[0]

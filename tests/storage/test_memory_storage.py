@@ -44,6 +44,7 @@ def test_a_state_within_the_limit_is_inlined(memory_store: FileSystemStore) -> N
         ("job-1/chk-12/map-0-channels", "in-flight rows of 'map' subtask 0"),
         ("job-1/shared/chk-2/sum-7", "'sum' subtask 7"),
         ("job-1/shared/chk-2/sum-7=totals/000012.sst", "'sum' subtask 7"),
+        ("job-1/shared/changelog/sum.up-7.000001-00000012.base", "'sum.up' subtask 7"),
     ],
 )
 def test_a_state_beyond_the_limit_is_refused(memory_store: FileSystemStore, path: str, owner: str) -> None:
