@@ -131,6 +131,8 @@ class InputGate:
     def __init__(self, channels: Sequence[ChannelId], credit_bytes: int) -> None:
         self._channels = {channel: InputChannel(channel, credit_bytes) for channel in channels}
         self._order = deque(channels)
+        self._recovering = False
+        """Whether anything that was in flight may wait, on any channel."""
 
     def __getitem__(self, channel: ChannelId) -> InputChannel:
         found = self._channels.get(channel)
@@ -141,11 +143,23 @@ class InputGate:
     def __iter__(self) -> Iterator[InputChannel]:
         return iter(self._channels.values())
 
+    def recover(self, channel: ChannelId, batches: Iterable[pa.RecordBatch]) -> None:
+        """Put batches that were in flight before everything else that the task processes."""
+        self[channel].recover(batches)
+        self._recovering = True
+
     def next_channel(self, blocked: Callable[[ChannelId], bool]) -> InputChannel | None:
-        """The next channel, round-robin, that has an element and is not blocked."""
+        """The next channel, round-robin, that has an element and is not blocked.
+
+        What was in flight comes first on all channels: a split whose old rows wait on one of them may be read by
+        another subtask now, and then its next rows come by another one.
+        """
+        if self._recovering:
+            self._recovering = any(channel.recovered for channel in self)
         for _ in range(len(self._order)):
             candidate = self._channels[self._order[0]]
-            if candidate.waiting and not blocked(candidate.channel):
+            ready = candidate.recovered if self._recovering else candidate.waiting
+            if ready and not blocked(candidate.channel):
                 return candidate
             self._order.rotate(-1)
         return None

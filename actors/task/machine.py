@@ -172,7 +172,7 @@ class TaskMachine:
         for channel, batches in event.in_flight:
             if event.finished:
                 raise ProtocolError(f"{self._descriptor.task} has finished and was restored with input of {channel}")
-            self._inputs[channel].recover(batches)
+            self._inputs.recover(channel, batches)
         # Sources, in-flight input, and timers that are due already emit, and before every task is there, into the void.
         self.status = TaskStatus.READY
         self._instructions.append(do.ReportReady(self.attempt))

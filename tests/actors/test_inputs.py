@@ -134,6 +134,20 @@ def test_a_blocked_channel_is_not_offered_and_still_receives() -> None:
     assert [channel.arrived - channel.taken for channel in gate] == [2, 1]
 
 
+def test_what_was_in_flight_comes_first_on_all_channels() -> None:
+    """A split may be read by another subtask after a restore: its new rows do not overtake the old channel's."""
+    gate = InputGate([A, B], BIG)
+    gate[B].accept(0, [batch(3)])
+    gate.recover(A, [batch(1), batch(2)])
+
+    taken = []
+    while (channel := gate.next_channel(nothing_blocked)) is not None:
+        taken += values(channel.take())
+        gate.served()
+
+    assert taken == [1, 2, 3]
+
+
 def test_positions_count_what_was_taken() -> None:
     """The cut of a snapshot lies before what is still queued."""
     gate = InputGate([A, B], BIG)
