@@ -40,8 +40,8 @@ PAIRS = pa.schema([("key", pa.int64()), ("w", pa.int64())])
 MATCHED = pa.schema([("k", pa.int64()), ("n", pa.int64()), ("l", pa.int64()), ("r", pa.int64())])
 SPLITS = 4
 ORDERED_SOURCES = 2
-"""Subtasks that read ordered rows, whatever is drawn: rows of a split that was moved twice while they were in flight lie
-on several channels, and between channels there is no order."""
+"""Subtasks that read ordered rows, whatever is drawn: rows of a split that was moved twice while they were in flight
+lie on several channels, and between channels there is no order."""
 
 Data = Sequence[tuple[int, int]]
 
