@@ -32,7 +32,8 @@ def open_backend(options: StateBackendOptions, place: BackendPlace) -> KeyedBack
     # Imported late: a job in memory does not pay for loading RocksDB.
     from tidegate.actors.state.rocks import RocksBackend
 
-    return RocksBackend(place, backend_folder(options.directory, place.uid), options.memory_bytes)
+    folder = backend_folder(options.directory, place.uid)
+    return RocksBackend(place, folder, options.memory_bytes, keeps_changes=options.changelog)
 
 
 def backend_folder(directory: str, uid: OperatorUid) -> str:

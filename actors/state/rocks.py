@@ -2,7 +2,7 @@
 
 Rules: a batch works on a working set that is fetched and written with few calls; memory is bounded by the options and
 by what one batch touches. Checkpoints are the database's own files (`freeze_native`), of which only new ones have to be
-written; savepoints are rows (`freeze`), which any backend reads.
+written; savepoints and the changelog are rows (`freeze`), which any backend reads.
 """
 
 from __future__ import annotations
@@ -61,9 +61,13 @@ class FrozenRows:
 class RocksBackend:
     """A `KeyedBackend` in a folder of its own. See `RocksSession` for what the folder may hold before."""
 
-    def __init__(self, place: BackendPlace, folder: str, memory_bytes: int) -> None:
-        """Open it. Raises StorageError if the folder cannot be used."""
-        self._session = RocksSession(place.uid, folder, place.max_parallelism, place.key_groups, memory_bytes)
+    def __init__(self, place: BackendPlace, folder: str, memory_bytes: int, keeps_changes: bool = False) -> None:
+        """Open it. `keeps_changes`: `freeze` on a base holds no more than has changed. Raises StorageError if the
+        folder cannot be used.
+        """
+        self._session = RocksSession(
+            place.uid, folder, place.max_parallelism, place.key_groups, memory_bytes, keeps_changes
+        )
         self._loader = RocksLoader(self._session)
         self._tables: dict[str, RocksTable] = {}
         self._cells: dict[str, RocksCells] = {}
@@ -145,12 +149,22 @@ class RocksBackend:
             yield rows.select(names)
 
     def freeze(self, cut: Cut) -> Sequence[FrozenState]:
-        """All states as rows, whatever the base is: for a savepoint."""
+        """All states as rows; where changes are kept and there is a base, those of keys that have changed since.
+
+        StorageError.
+        """
         self._flush()
         session = self._session
         if not session.has_keys:
             return ()
         description = session.describe()
+        changed: list[FrozenState] = []
+        bound: list[RocksTable | RocksCells] = [*self._tables.values(), *self._cells.values()]
+        for state in bound:
+            if state.changes is not None:
+                changed += state.changes.freeze(cut.checkpoint_id, cut.base, description)
+        if session.keeps_changes and cut.base is not None:
+            return changed
         with reported("read RocksDB", session.folder):
             cursors = [session.database.iter() for _ in description.states]
         frozen = zip(cursors, description.states, strict=True)

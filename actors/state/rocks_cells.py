@@ -14,6 +14,7 @@ from typing import Any
 import rocksdict
 
 from tidegate.actors.state.backend import CellSpec
+from tidegate.actors.state.rocks_changes import RocksChanges
 from tidegate.actors.state.rocks_keys import key_of_state, number_bytes
 from tidegate.actors.state.rocks_session import RocksSession
 from tidegate.storage.rocks.database import fetch, reported
@@ -29,6 +30,8 @@ class RocksCells:
     def __init__(self, session: RocksSession, spec: CellSpec, state: RocksState) -> None:
         self.spec = spec
         self.state = state
+        self.changes = RocksChanges(session, state) if session.keeps_changes else None
+        """Where keys are noted that have changed, if anybody wants to know."""
         self._session = session
         self._number = number_bytes(state.number)
 
@@ -40,8 +43,8 @@ class RocksCells:
         """Add the writes that make a key hold a stored value (None: nothing), whatever it holds before."""
         raise NotImplementedError
 
-    def swept(self, batch: rocksdict.WriteBatch, key: bytes, data: bytes) -> None:
-        """Add the writes that remove what has expired of an entry."""
+    def swept(self, batch: rocksdict.WriteBatch, key: bytes, data: bytes) -> bool:
+        """Add the writes that remove what has expired of an entry; whether there is something."""
         raise NotImplementedError
 
     def has(self, ref: bytes) -> bool:
@@ -106,6 +109,9 @@ class RocksValues(RocksCells):
     def flush(self, batch: rocksdict.WriteBatch) -> None:
         for ref in self._changed:
             self.replace(batch, ref, self._values[ref])
+        if self.changes is not None:
+            self.changes.put(self._key(ref) for ref in self._changed if self._values[ref] is not None)
+            self.changes.removed(self._key(ref) for ref in self._changed if self._values[ref] is None)
         self._fetched, self._values, self._changed = {}, {}, {}
 
     def replace(self, batch: rocksdict.WriteBatch, ref: bytes, value: Any) -> None:
@@ -114,10 +120,12 @@ class RocksValues(RocksCells):
         else:
             batch.put(self._key(ref), self._codec.encode(value))
 
-    def swept(self, batch: rocksdict.WriteBatch, key: bytes, data: bytes) -> None:
+    def swept(self, batch: rocksdict.WriteBatch, key: bytes, data: bytes) -> bool:
         assert self.spec.has_expired is not None
-        if self.spec.has_expired(self._codec.decode(data)):
+        expired = self.spec.has_expired(self._codec.decode(data))
+        if expired:
             batch.delete(key)
+        return expired
 
     def _fetch(self, ref: bytes) -> None:
         """Read the values of the whole batch, if that has not been done."""
@@ -168,13 +176,16 @@ class RocksLists(RocksCells):
             self._delete_all(batch, self._key(ref))
         for ref, values in self._added.items():
             self._append(batch, ref, values)
+        if self.changes is not None:
+            self.changes.put(self._key(ref) for ref in self._added)
+            self.changes.removed(self._key(ref) for ref in self._replaced if not self._added[ref])
         self._lists, self._added, self._replaced = {}, {}, {}
 
     def replace(self, batch: rocksdict.WriteBatch, ref: bytes, value: Any) -> None:
         self._delete_all(batch, self._key(ref))
         self._append(batch, ref, value or ())
 
-    def swept(self, batch: rocksdict.WriteBatch, key: bytes, data: bytes) -> None:
+    def swept(self, batch: rocksdict.WriteBatch, key: bytes, data: bytes) -> bool:
         has_expired = self.spec.has_expired
         assert has_expired is not None
         values = self._codec.decode(data)
@@ -183,6 +194,7 @@ class RocksLists(RocksCells):
             batch.delete(key)
         elif len(kept) < len(values):
             batch.put(key, self._codec.encode(kept))
+        return len(kept) < len(values)
 
     def _append(self, batch: rocksdict.WriteBatch, ref: bytes, values: Sequence[Any]) -> None:
         if values:
@@ -253,6 +265,9 @@ class RocksMaps(RocksCells):
             prefix, entries = self._key(ref), self._entries_of[ref]
             for encoded in changed:
                 self._write(batch, prefix + encoded, entries[encoded][1])
+        if self.changes is not None:
+            self.changes.put(self._key(ref) for ref in self._changed)
+            self.changes.removed(self._key(ref) for ref in (*self._cleared, *filter(self._lost, self._changed)))
         self._entries_of, self._whole, self._cleared, self._changed = {}, set(), {}, {}
 
     def replace(self, batch: rocksdict.WriteBatch, ref: bytes, value: Any) -> None:
@@ -261,10 +276,16 @@ class RocksMaps(RocksCells):
         for map_key, item in value or ():
             self._write(batch, prefix + self._keys.encode(map_key), item)
 
-    def swept(self, batch: rocksdict.WriteBatch, key: bytes, data: bytes) -> None:
+    def swept(self, batch: rocksdict.WriteBatch, key: bytes, data: bytes) -> bool:
         assert self.spec.has_expired is not None
-        if self.spec.has_expired(self._items.decode(data)):
+        expired = self.spec.has_expired(self._items.decode(data))
+        if expired:
             batch.delete(key)
+        return expired
+
+    def _lost(self, ref: bytes) -> bool:
+        """Whether an entry of a key's map was removed in this batch."""
+        return any(self._entries_of[ref][encoded][1] is None for encoded in self._changed[ref])
 
     def _write(self, batch: rocksdict.WriteBatch, key: bytes, value: Any) -> None:
         if value is None:

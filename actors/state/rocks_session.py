@@ -52,9 +52,19 @@ class RocksSession:
     """The database of one operator in one subtask, and what its states share."""
 
     def __init__(
-        self, uid: OperatorUid, folder: str, max_parallelism: int, key_groups: range, memory_bytes: int
+        self,
+        uid: OperatorUid,
+        folder: str,
+        max_parallelism: int,
+        key_groups: range,
+        memory_bytes: int,
+        keeps_changes: bool = False,
     ) -> None:
-        """Open it. Raises StorageError, CorruptionError, or CodecError for files of a newer tidegate."""
+        """Open it. Raises StorageError, CorruptionError, or CodecError for files of a newer tidegate.
+
+        `keeps_changes`: whether states note which keys have changed.
+        """
+        self.keeps_changes = keeps_changes
         self.uid = uid
         self.folder = folder
         self.max_parallelism = max_parallelism

@@ -61,7 +61,8 @@ class RocksSweeper:
                 row, keys = found, keys + 1
             if keys > keys_max or entries == ENTRIES_MAX:
                 return key
-            cells.swept(batch, key, cursor.value())
+            if cells.swept(batch, key, cursor.value()) and cells.changes is not None:
+                cells.changes.removed((row,))
             entries += 1
             cursor.next()
         return None

@@ -20,6 +20,7 @@ from tidegate.actors.kernels.partition import gather
 from tidegate.actors.kernels.upserted import Upserted
 from tidegate.actors.state.backend import ValueSpec
 from tidegate.actors.state.pages import PagedColumn, pages_for
+from tidegate.actors.state.rocks_changes import RocksChanges
 from tidegate.actors.state.rocks_keys import database_keys
 from tidegate.actors.state.rocks_session import RocksSession
 from tidegate.storage.rocks.database import fetch, reported, unlogged
@@ -87,6 +88,8 @@ class RocksTable:
         self.layout: TableLayout = table_layout(state.values)
         self.new_slots: NDArray[np.int32] = _NO_SLOTS
         """Slots whose key has no row yet."""
+        self.changes = RocksChanges(session, state) if session.keeps_changes else None
+        """Where keys are noted that have changed, if anybody wants to know."""
         self._session = session
         self._columns = {spec.name: RocksColumn(self, spec) for spec in specs}
         self._batch_keys: list[bytes] = []
@@ -125,6 +128,8 @@ class RocksTable:
         if keys:
             slots = np.arange(len(keys), dtype=np.int32)
             self.put(keys, [column.take(slots) for column in self._columns.values()])
+            if self.changes is not None:
+                self.changes.put(keys)
 
     def put(self, keys: Sequence[bytes], columns: Sequence[pa.Array]) -> None:
         """Write rows, a value column each, whatever is there. StorageError."""

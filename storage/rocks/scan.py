@@ -1,12 +1,12 @@
 """Rows of states out of RocksDB, in the form that every backend reads, a bounded number at a time.
 
-Keys are sorted by key group and state, so a state is read with one seek for each key group; what is sorted by key group
-in the database is so in the chunks.
+Keys are sorted by key group and state, so a state is read with one seek for each key group, and some of its rows with
+one seek each; what is sorted by key group in the database is so in the chunks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -48,6 +48,55 @@ def scan_state(
         yield _chunk_of(description, state, chunk, None)
 
 
+def scan_keys(
+    cursor: rocksdict.RdictIter,
+    description: RocksDescription,
+    state: RocksState,
+    keys: Iterable[bytes],
+    folder: str,
+    missing: bool = False,
+) -> Iterator[StateChunk]:
+    """The rows of some keys of one state; keys that have no row are passed over. Errors as of `scan_state`.
+
+    The keys are as in the database, in its order, each once. With `missing` the others: key columns of keys without a
+    row.
+    """
+    take = _row_reader(description, state)
+    head = HEAD.size
+    chunk: _Chunk | None = None
+    group = 0
+    for key in keys:
+        if _is_at(cursor, key, folder) == missing:
+            continue
+        key_group, _ = HEAD.unpack_from(key)
+        if chunk is None:
+            chunk = _Chunk(key_group)
+        else:
+            for _ in range(group, key_group):
+                chunk.end_group()
+        group = key_group
+        if missing:
+            chunk.keys.append(key[head:])
+            chunk.size_bytes += len(key)
+        else:
+            take(cursor, key[:head], chunk, folder)
+        if chunk.is_full:
+            yield _chunk_of(description, state, chunk, group, missing)
+            chunk = _Chunk(group)
+    if chunk is not None and chunk.keys:
+        yield _chunk_of(description, state, chunk, group, missing)
+
+
+def _is_at(cursor: rocksdict.RdictIter, key: bytes, folder: str) -> bool:
+    """Move to a key of a row, or of its first piece; whether there is one."""
+    with reported("read RocksDB", folder):
+        cursor.seek(key)
+        if cursor.valid():
+            return bool(cursor.key().startswith(key))
+        cursor.status()
+    return False
+
+
 @dataclass(slots=True)
 class _Chunk:
     """Rows that have been read: their keys, and what `_values` makes a column of."""
@@ -77,6 +126,22 @@ def _reader(description: RocksDescription, state: RocksState) -> _Take:
     if state.form in (RocksForm.TABLE, RocksForm.VALUE):
         return _take_rows
     return _Pieces(state, row_end(description.keys)).take
+
+
+def _row_reader(description: RocksDescription, state: RocksState) -> _Take:
+    if state.form in (RocksForm.TABLE, RocksForm.VALUE):
+        return _take_row
+    return _Pieces(state, row_end(description.keys)).take
+
+
+def _take_row(cursor: rocksdict.RdictIter, prefix: bytes, chunk: _Chunk, folder: str) -> bool:
+    """The entry at which the cursor is."""
+    with reported("read RocksDB", folder):
+        key, value = cursor.key(), cursor.value()
+    chunk.keys.append(key[len(prefix) :])
+    chunk.values.append(value)
+    chunk.size_bytes += len(key) + len(value)
+    return True
 
 
 def _take_rows(cursor: rocksdict.RdictIter, prefix: bytes, chunk: _Chunk, folder: str) -> bool:
@@ -142,10 +207,14 @@ class _Pieces:
         return True
 
 
-def _chunk_of(description: RocksDescription, state: RocksState, chunk: _Chunk, group: int | None) -> StateChunk:
+def _chunk_of(
+    description: RocksDescription, state: RocksState, chunk: _Chunk, group: int | None, keys_alone: bool = False
+) -> StateChunk:
     """What has been read; `group` is one that goes on in the next chunk."""
     ends = chunk.ends if group is None else [*chunk.ends, len(chunk.keys)]
     keys = decode_rows(chunk.keys, description.keys)
+    if keys_alone:
+        return StateChunk(keys, chunk.first_group, tuple(ends))
     schema = pa.schema([*description.keys, *state.values])
     rows = pa.RecordBatch.from_arrays([*keys.columns, *_columns(state, chunk.values)], schema=schema)
     return StateChunk(rows, chunk.first_group, tuple(ends))

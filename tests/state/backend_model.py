@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from rocks_backends import rocks_backend
+from rocks_backends import LoggedBackend, rocks_backend
 
 from tidegate.actors.kernels import accumulate
 from tidegate.actors.kernels.columns import NO_MASK
@@ -29,14 +29,15 @@ MakeBackend = Callable[[bool], KeyedBackend]
 BACKENDS: dict[str, MakeBackend] = {
     "columnar": lambda incremental: ColumnarBackend(MAX_PARALLELISM, tuple(KEYS.names), incremental),
     "rocksdb": lambda _: rocks_backend(tuple(KEYS.names), MAX_PARALLELISM),
+    "rocksdb with changelog": lambda _: rocks_backend(tuple(KEYS.names), MAX_PARALLELISM, kind=LoggedBackend),
 }
 """Every backend that has to pass the contract tests."""
 
-EXAMPLES = {"columnar": 150, "rocksdb": 30}
+EXAMPLES = {"columnar": 150, "rocksdb": 30, "rocksdb with changelog": 40}
 """Random programs to try on each; opening a database takes time."""
 
-WITH_INCREMENTS = ("columnar",)
-"""Backends whose `freeze` takes a base; RocksDB has its files for that (`test_rocks_native.py`)."""
+WITH_INCREMENTS = ("columnar", "rocksdb with changelog")
+"""Backends whose `freeze` takes a base; otherwise RocksDB has its files for that (`test_rocks_native.py`)."""
 
 Key = tuple[int, str | None]
 Rows = dict[str, dict[Key, Any]]
@@ -177,7 +178,9 @@ class Cells:
             self._check(ref, key_of(number))
         self.backend.leave()
         for name, of in self._model.items():
-            found = [(row["k"], row["s"]) for keys in self.backend.keys(name, 3 + len(of) // 10) for row in keys.to_pylist()]
+            found = [
+                (row["k"], row["s"]) for keys in self.backend.keys(name, 3 + len(of) // 10) for row in keys.to_pylist()
+            ]
             assert len(found) == len(set(found))
             assert set(found) == {key for key, held in of.items() if held}
 
@@ -256,7 +259,7 @@ class Snapshots:
     def freeze(self, incremental: bool) -> None:
         """Freeze, on top of the newest complete checkpoint if so wanted and there is one."""
         self._number += 1
-        base = self.completed if incremental and not isinstance(self.subject.backend, RocksBackend) else None
+        base = self.completed if incremental and type(self.subject.backend) is not RocksBackend else None
         cut = Cut(CheckpointId(self._number), None if base is None else base[0])
         frozen = self.subject.backend.freeze(cut)
         self._pending.append(_Pending(cut, frozen, [] if base is None else base[1], self.subject.expected()))

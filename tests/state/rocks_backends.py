@@ -14,8 +14,19 @@ from tidegate.storage.ids import OperatorUid
 MEMORY_BYTES = 4 * 1024 * 1024
 
 
+class LoggedBackend(RocksBackend):
+    """One that keeps what has changed, as for a changelog."""
+
+    def __init__(self, place: BackendPlace, folder: str, memory_bytes: int) -> None:
+        super().__init__(place, folder, memory_bytes, keeps_changes=True)
+
+
 def rocks_backend(
-    key_names: tuple[str, ...], max_parallelism: int, key_groups: range | None = None, folder: str | None = None
+    key_names: tuple[str, ...],
+    max_parallelism: int,
+    key_groups: range | None = None,
+    folder: str | None = None,
+    kind: type[RocksBackend] = RocksBackend,
 ) -> RocksBackend:
     """A backend in `folder`, or in a new one that is deleted when the backend is."""
     parent = None
@@ -24,7 +35,7 @@ def rocks_backend(
         folder = os.path.join(parent, "db")
     groups = range(max_parallelism) if key_groups is None else key_groups
     place = BackendPlace(OperatorUid("op"), key_names, max_parallelism, groups)
-    backend = RocksBackend(place, folder, MEMORY_BYTES)
+    backend = kind(place, folder, MEMORY_BYTES)
     if parent is not None:
         weakref.finalize(backend, shutil.rmtree, parent, ignore_errors=True)
     return backend
