@@ -12,6 +12,7 @@ state. Requests are counted by a proxy in front of the server; those for state a
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 import shutil
 import statistics
@@ -20,6 +21,7 @@ import time
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from common import describe_machine, kill, local_ray
 from rich.console import Console
@@ -30,8 +32,9 @@ import tidegate as tg
 from tidegate.actors.runtimes.ray_runtime import RayRuntime
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "storage"))
-from s3_proxy import S3Proxy, run_proxy
-from seaweed import BUCKET, run_seaweed
+_PROXY: Any = importlib.import_module("s3_proxy")
+_SEAWEED: Any = importlib.import_module("seaweed")
+"""The server and the proxy are those of the tests."""
 
 TIMEOUT_S = 600.0
 
@@ -45,7 +48,7 @@ class Restore:
     read_bytes: int
 
 
-def restart(local: bool, number: int, proxy: S3Proxy, arguments: argparse.Namespace) -> Restore:
+def restart(local: bool, number: int, proxy: Any, arguments: argparse.Namespace) -> Restore:
     """Fill a job, take a checkpoint, kill a keyed task, and follow the restart."""
     folder = arguments.folder
     gate = folder / f"gate-{number}"
@@ -54,11 +57,12 @@ def restart(local: bool, number: int, proxy: S3Proxy, arguments: argparse.Namesp
     env = tg.StreamEnvironment(runtime, PARALLELISM, options=tg.DataPlaneOptions(source_rows_max=65_536))
     rows = env.from_source(GatedSource(arguments.keys, str(gate)), name=SOURCE, uid=SOURCE)
     sums = {f"s{position}": tg.sum(f"v{position}") for position in range(SUMS)}
-    totals = rows.key_by("key").aggregate(emit="final", name=TOTALS, uid=TOTALS, n=tg.count(), **sums)
+    keyed = rows.key_by("key")
+    totals = keyed.aggregate(emit="final", name=TOTALS, uid=TOTALS, parallelism=PARALLELISM, n=tg.count(), **sums)
     totals.to_table(str(folder / f"table-{number}"), uid="table")
     copies = {"local_copies": True, "local_directory": str(folder / "copies")} if local else {}
     config = tg.CheckpointConfig(
-        storage=f"s3://{BUCKET}/restore-{number}",
+        storage=f"s3://{_SEAWEED.BUCKET}/restore-{number}",
         timeout="10min",
         incremental=True,
         retention="no_externalized_checkpoints",
@@ -138,8 +142,8 @@ def main() -> int:
     (arguments.folder / "s3").mkdir(parents=True)
     found: dict[str, list[Restore]] = {"S3": [], "local copies": []}
     with ExitStack() as stack:
-        server = stack.enter_context(run_seaweed(arguments.folder / "s3"))
-        proxy = stack.enter_context(run_proxy(server))
+        server = stack.enter_context(_SEAWEED.run_seaweed(arguments.folder / "s3"))
+        proxy = stack.enter_context(_PROXY.run_proxy(server))
         os.environ |= {
             "AWS_DEFAULT_REGION": "us-east-1",
             "AWS_ACCESS_KEY_ID": str(server.options["key"]),

@@ -34,6 +34,7 @@ from rich.console import Console
 from rich.table import Table
 
 import tidegate as tg
+from tidegate.actors.coordinator.statistics import CheckpointRecord
 from tidegate.actors.runtimes.ray_runtime import RayRuntime
 
 SOURCE, TOTALS = "rows", "totals"
@@ -103,9 +104,9 @@ class Figures:
     """What was measured. Times in ms, sizes in bytes."""
 
     plain_ms: list[float] = field(default_factory=list)
-    first: tg.CheckpointRecord | None = None
-    increments: list[tg.CheckpointRecord] = field(default_factory=list)
-    under_load: list[tg.CheckpointRecord] = field(default_factory=list)
+    first: CheckpointRecord | None = None
+    increments: list[CheckpointRecord] = field(default_factory=list)
+    under_load: list[CheckpointRecord] = field(default_factory=list)
     rate_during: list[float] = field(default_factory=list)
     rate_between: list[float] = field(default_factory=list)
     memory: dict[str, int] = field(default_factory=dict)
@@ -125,7 +126,7 @@ class Measurement:
     def run(self) -> Figures:
         """All parts, in order."""
         arguments, figures = self._arguments, self.figures
-        self._until(lambda: bool(self._keyed_pids()))
+        self._until(lambda: len(self._keyed_pids()) == PARALLELISM)
         pids = self._keyed_pids()
         before = _memory(pids, "Rss")
         self._let_through(arguments.keys // PARALLELISM)
@@ -165,8 +166,8 @@ class Measurement:
             self.figures.under_load.append(self._checkpoint_and_rate())
             self._say("under load", self.figures.under_load[-1])
 
-    def _checkpoint_and_rate(self) -> tg.CheckpointRecord:
-        answer: list[tg.CheckpointRecord] = []
+    def _checkpoint_and_rate(self) -> CheckpointRecord:
+        answer: list[CheckpointRecord] = []
         taking = threading.Thread(target=lambda: answer.append(self._checkpoint()))
         rows, started = self._rows(), time.monotonic()
         taking.start()
@@ -179,7 +180,7 @@ class Measurement:
         time.sleep(seconds)
         return (self._rows() - rows) / (time.monotonic() - started)
 
-    def _checkpoint(self) -> tg.CheckpointRecord:
+    def _checkpoint(self) -> CheckpointRecord:
         self._job.trigger_checkpoint("10min")
         newest = self._job.statistics().latest_completed
         assert newest is not None
@@ -195,7 +196,7 @@ class Measurement:
                 raise TimeoutError(f"waited in vain: {self._job.progress()}")
             time.sleep(0.1)
 
-    def _say(self, what: str, record: tg.CheckpointRecord) -> None:
+    def _say(self, what: str, record: CheckpointRecord) -> None:
         self._console.print(
             f"{what}: {record.duration_ms} ms, at most {_sync_ms(record)} ms synchronous and {_async_ms(record)} ms "
             f"asynchronous, wrote {record.incremental_bytes / 1e6:.1f} MB of {record.state_bytes / 1e6:.1f} MB",
@@ -204,12 +205,12 @@ class Measurement:
         )
 
 
-def _sync_ms(record: tg.CheckpointRecord) -> int:
-    return max(vertex.sync_ms.max for vertex in record.vertices)
+def _sync_ms(record: CheckpointRecord) -> int:
+    return max(vertex.sync_ms.max for vertex in record.vertices if vertex.vertex == TOTALS)
 
 
-def _async_ms(record: tg.CheckpointRecord) -> int:
-    return max(vertex.async_ms.max for vertex in record.vertices)
+def _async_ms(record: CheckpointRecord) -> int:
+    return max(vertex.async_ms.max for vertex in record.vertices if vertex.vertex == TOTALS)
 
 
 def _plain_write_ms(folder: Path, size_bytes: int) -> float:
@@ -307,7 +308,8 @@ def main() -> int:
         )
         rows = env.from_source(GatedSource(arguments.keys, str(gate)), name=SOURCE, uid=SOURCE)
         sums = {f"s{number}": tg.sum(f"v{number}") for number in range(SUMS)}
-        totals = rows.key_by("key").aggregate(emit="final", name=TOTALS, uid=TOTALS, n=tg.count(), **sums)
+        keyed = rows.key_by("key")
+        totals = keyed.aggregate(emit="final", name=TOTALS, uid=TOTALS, parallelism=PARALLELISM, n=tg.count(), **sums)
         totals.to_table(str(folder / "table"), uid="table")
         config = tg.CheckpointConfig(
             storage=str(folder / "checkpoints"),
