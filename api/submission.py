@@ -23,7 +23,7 @@ from tidegate.actors.state.options import StateBackendOptions
 from tidegate.actors.task.source import SplitPosition
 from tidegate.claims import check_tables, claim_tables
 from tidegate.config import CheckpointConfig
-from tidegate.places import temporary_folder
+from tidegate.places import own_folder
 from tidegate.recovery import RestartStrategy, latest
 from tidegate.storage.errors import ConfigurationError, CorruptionError, NotFoundError
 from tidegate.storage.ids import CheckpointId, JobId, OperatorUid, SubtaskIndex
@@ -132,7 +132,7 @@ def prepare(request: JobRequest, open_store: OpenStore) -> Submission:
 
 
 def _backend_of(config: CheckpointConfig, options: StateBackendOptions) -> StateBackendOptions:
-    directory = config.backend_directory if config.backend_directory is not None else temporary_folder("state")
+    directory = own_folder(config.backend_directory, "state")
     return replace(
         options,
         kind=config.backend,
@@ -147,7 +147,7 @@ def _backend_of(config: CheckpointConfig, options: StateBackendOptions) -> State
 def _local_copies_of(config: CheckpointConfig) -> str | None:
     if not config.local_copies:
         return None
-    return config.local_directory if config.local_directory is not None else temporary_folder("copies")
+    return own_folder(config.local_directory, "copies")
 
 
 def _spec(request: JobRequest, graph: JobGraph, restore: RestorePoint | None) -> JobSpec:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from tidegate.actors.graph.job_graph import JobGraph
 from tidegate.actors.hooks import MasterHook
 from tidegate.actors.identity import TaskId
+from tidegate.actors.runtimes.work_folders import work_folder
 from tidegate.actors.state.options import StateBackendOptions
 from tidegate.actors.task.descriptor import TaskDescriptor, describe_task
 from tidegate.actors.task.outputs import BufferLimits
 from tidegate.actors.task.source import SplitPosition
 from tidegate.storage.ids import AttemptNumber, JobId, OperatorUid
-from tidegate.storage.layout import CheckpointLayout, escape
+from tidegate.storage.layout import CheckpointLayout
 from tidegate.storage.store import Store
 
 OpenStore = Callable[[str], Store]
@@ -78,5 +78,4 @@ class JobContext:
         backend = self.options.backend
         if backend.directory is None:
             return backend
-        own = os.path.join(self.job_id, f"{escape(task.vertex)}-{task.subtask}", f"attempt-{attempt}")
-        return replace(backend, directory=os.path.join(backend.directory, own))
+        return replace(backend, directory=work_folder(backend.directory, self.job_id, task, attempt))

@@ -11,6 +11,7 @@ from tidegate.actors.coordinator import instructions as do
 from tidegate.actors.runtimes.checkpoint_sweep import sweep_checkpoints
 from tidegate.actors.runtimes.context import JobContext, OpenStore
 from tidegate.actors.runtimes.hook_calls import HookCalls, HookError
+from tidegate.actors.runtimes.work_folders import remove_work
 from tidegate.storage.errors import AlreadyExistsError, FencedError, StorageError, TidegateError
 from tidegate.storage.ids import CheckpointId
 from tidegate.storage.local_copies import remove_copies
@@ -154,8 +155,10 @@ class CoordinatorEffects:
     def sweep(self, retained: Iterable[CheckpointId], tables: Iterable[str]) -> None:
         """After the last task is gone: delete what no retained checkpoint and no commit refers to.
 
-        Local copies on this node go too; those on other nodes when a later job starts there.
+        Local copies, and folders of backends, on this node go too; copies on other nodes when a later job starts there.
         """
+        if (work := self._context.options.backend.directory) is not None:
+            remove_work(work, self._context.job_id)
         if self._context.options.local_copies is not None:
             remove_copies(self._context.options.local_copies, self._context.job_id)
         try:

@@ -82,7 +82,7 @@ def test_local_copies_are_those_of_the_newest_checkpoint(tmp_path: Path) -> None
         source.await_gate(1_000)
         for _ in range(2):
             number = int(job.trigger_checkpoint().rpartition("-")[2])
-        folder = Path(job_folder(str(copies), job.job_id))
+        folder = Path(job_folder(str(copies / "tidegate-copies"), job.job_id))
         found = {n for task in folder.iterdir() for n, _, _ in copies_below(str(task))}
         assert number == max(found)
         source.open_all()
