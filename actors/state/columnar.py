@@ -99,9 +99,11 @@ class ColumnarBackend:
     def freeze(self, cut: Cut) -> Sequence[FrozenState]:
         """All states that hold something, or with `cut.base` what has changed since that."""
         frozen: list[FrozenState] = []
-        states: list[ColumnarTable | Cells] = [*self._tables.values(), *self._cells.values()]
-        for state in states:
-            frozen += (part.now() for part in state.freeze(cut))
+        for table in self._tables.values():
+            frozen += (part.now() for part in table.freeze(cut))
+        for cells in self._cells.values():
+            # A single value may be large: all of them are encoded beside processing.
+            frozen += cells.freeze(cut)
         return frozen
 
     def freeze_native(self, cut: Cut) -> FrozenNative | None:

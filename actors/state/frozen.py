@@ -18,7 +18,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from tidegate.actors.kernels.paged import PAGE_ROWS
-from tidegate.actors.state.dirty import Bitmaps, flags, marked
+from tidegate.actors.state.dirty import Bitmaps, flags, marked, slots_in
 from tidegate.actors.state.key_space import FrozenKeys
 from tidegate.actors.state.pages import FrozenColumn, Pinned, pages_for
 from tidegate.storage.metadata import StateKind
@@ -77,7 +77,10 @@ class FrozenSlots:
         """The same; what is little is gathered at once, so that no page stays pinned."""
         if self.dirty is None or marked(self.dirty) > GATHERED_ROWS_MAX:
             return self
-        return GatheredSlots(self.state, list(self.chunks()), self.removed)
+        slots = self._wanted(slots_in(self.dirty, self.slots))
+        chunks = list(_cut(self._encoded(slots))) if len(slots) else []
+        self.pinned.release(pages_for(self.slots))
+        return GatheredSlots(self.state, chunks, self.removed)
 
     def _blocks(self) -> Iterator[tuple[NDArray[np.int32], int]]:
         """Slots to write, ascending, and the page up to which everything is done then."""
@@ -87,15 +90,20 @@ class FrozenSlots:
             slots = np.arange(start, stop, dtype=np.int32)
             if self.dirty is not None:
                 slots = slots[flags(self.dirty, start, stop)]
-            if len(slots):
-                live = self.values.live(slots)
-                slots = slots[~live] if self.removed else slots if live.all() else slots[live]
+            slots = self._wanted(slots)
             if len(slots):
                 collected.append(slots)
             if stop == self.slots or not collected or sum(map(len, collected)) >= BLOCK_ROWS:
                 none = np.zeros(0, dtype=np.int32)
                 yield np.concatenate(collected) if collected else none, pages_for(stop)
                 collected = []
+
+    def _wanted(self, slots: NDArray[np.int32]) -> NDArray[np.int32]:
+        """Those of some slots that have the state, or of keys that are gone those that have not."""
+        if not len(slots):
+            return slots
+        live = self.values.live(slots)
+        return slots[~live] if self.removed else slots if live.all() else slots[live]
 
     def _encoded(self, slots: NDArray[np.int32]) -> StateChunk:
         """Rows of some slots, ascending, sorted by key group; each value is moved once."""

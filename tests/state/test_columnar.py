@@ -28,7 +28,7 @@ from tidegate.actors.kernels import accumulate
 from tidegate.actors.kernels.columns import NO_MASK
 from tidegate.actors.kernels.paged import PAGE_ROWS
 from tidegate.actors.state import frozen, key_space
-from tidegate.actors.state.backend import KeyedBackend, ValueSpec
+from tidegate.actors.state.backend import CellSpec, KeyedBackend, ValueSpec
 from tidegate.actors.state.columnar import ColumnarBackend
 from tidegate.actors.state.key_space import KeyColumns
 from tidegate.storage.ids import CheckpointId
@@ -349,3 +349,36 @@ def test_a_few_changes_are_gathered_when_they_are_frozen() -> None:
     assert {2} == {n for chunk in changed.chunks() for n in chunk.rows.column("n").to_pylist()}
     assert list(gone.chunks()) == []
     assert pages.tolist() == table.column("n").pages.tolist()
+
+
+def test_changes_that_lie_far_apart_are_gathered() -> None:
+    """In the order of the slots, without any that is not marked; a key that is gone is told of as such."""
+    backend = ColumnarBackend(8, ("k",), incremental=True)
+    table = backend.table("t", [ValueSpec("n", pa.int64(), 0)])
+    backend.fix_keys(pa.schema([("k", pa.int64())]))
+    table.upsert(pa.record_batch({"k": list(range(200_000))}))
+    table.done()
+    backend.freeze(Cut(CheckpointId(1)))
+    for changed in ([199_999, 0], [63, 64, 65_535, 65_536, 131_071]):
+        table.upsert(pa.record_batch({"k": changed}))
+        table.done()
+
+    put, gone = backend.freeze(Cut(CheckpointId(2), base=CheckpointId(1)))
+
+    found = [key for chunk in put.chunks() for key in chunk.rows.column("k").to_pylist()]
+    assert sorted(found) == [0, 63, 64, 65_535, 65_536, 131_071, 199_999]
+    assert list(gone.chunks()) == []
+
+
+def test_values_of_functions_are_not_gathered() -> None:
+    """However few they are, each may be large: they are encoded by who writes the snapshot."""
+    backend = ColumnarBackend(8, ("k",), incremental=True)
+    cells = backend.values(CellSpec("v", pa.int64()))
+    backend.fix_keys(pa.schema([("k", pa.int64())]))
+    backend.freeze(Cut(CheckpointId(1)))
+    cells.put(backend.enter(pa.record_batch({"k": [1]}))[0], "no number")
+    backend.leave()
+
+    changed, _ = backend.freeze(Cut(CheckpointId(2), base=CheckpointId(1)))
+    with pytest.raises(pa.ArrowInvalid):
+        list(changed.chunks())
