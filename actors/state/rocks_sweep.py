@@ -50,10 +50,10 @@ class RocksSweeper:
         while cursor.valid():
             key: bytes = cursor.key()
             group, number = HEAD.unpack_from(key)
+            group += number > wanted
+            if group >= self._session.key_groups.stop:
+                return None  # what lies behind all key groups are no rows
             if number != wanted:
-                group += number > wanted
-                if group >= self._session.key_groups.stop:
-                    return None
                 cursor.seek(HEAD.pack(group, wanted))
                 continue
             found = key[: end(key, HEAD.size)]

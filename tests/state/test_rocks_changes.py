@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from rocks_backends import LoggedBackend, rocks_backend
 
 from tidegate.actors.state import rocks_changes
+from tidegate.actors.state.backend import CellSpec
 from tidegate.actors.state.rocks import RocksBackend
 from tidegate.actors.state.rocks_changes import RocksChanges
 from tidegate.storage.ids import CheckpointId
@@ -163,3 +164,24 @@ def test_what_follows_a_removal_does_not_hide_it(what: str) -> None:
     snapshots.freeze(True)
     snapshots.complete(0)
     cells.backend.close()
+
+
+def test_a_sweep_ends_before_what_is_kept_on_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The keys that have changed lie behind all rows, and are none."""
+    monkeypatch.setattr(rocks_changes, "KEYS_MAX", 3)
+    backend = LOGGED(True)
+    values = backend.values(CellSpec("v", pa.int64(), has_expired=lambda value: value < 10))
+    lists = backend.lists(CellSpec("l", pa.list_(pa.int64()), has_expired=lambda value: value < 10))
+    backend.fix_keys(KEYS)
+    for ref, number in zip(backend.enter(key_batch(range(20))), range(20), strict=True):
+        values.put(ref, number)
+        lists.extend(ref, [number])
+    backend.leave()
+
+    for _ in range(3):
+        backend.sweep(30)
+    refs = backend.enter(key_batch(range(20)))
+    assert [values.get(ref) for ref in refs] == [None] * 10 + [*range(10, 20)]
+    assert [list(lists.get(ref)) for ref in refs] == [[]] * 10 + [[n] for n in range(10, 20)]
+    backend.leave()
+    backend.close()
