@@ -84,4 +84,7 @@ class StateStores:
         if self._copies is not None:
             with self._lock:
                 self._needed.pop(checkpoint_id, None)
-            self._copies.aborted(checkpoint_id)
+                with_changelog = checkpoint_id == self._completed
+            if not with_changelog:
+                # Before any is complete the copies of the changelog lie with those of the first one: that may fail.
+                self._copies.aborted(checkpoint_id)
