@@ -22,7 +22,6 @@ from tidegate.actors.kernels.key_index import KeyIndex
 from tidegate.actors.kernels.paged import PAGE_ROWS
 from tidegate.actors.kernels.partition import gather
 from tidegate.actors.kernels.upserted import Upserted
-from tidegate.actors.state.arena import PageArena
 from tidegate.actors.state.backend import ValueSpec
 from tidegate.actors.state.pages import FrozenColumn, PagedColumn, pages_for
 
@@ -116,9 +115,8 @@ class KeySpace:
         self.names = key_names
         self._index = KeyIndex(key_names)
         self._keys: KeyColumns | None = None
-        self.arena = PageArena()
         """Where the pages of all states over these keys come from."""
-        self._groups = PagedColumn(_GROUP, self.arena)
+        self._groups = PagedColumn(_GROUP)
         self._states: list[SlotState] = []
         self._readers = 0
         self._looked_at = (0, 0)
@@ -212,7 +210,7 @@ class KeySpace:
         self._index, self._keys, self._groups = (
             KeyIndex(self.names),
             KeyColumns(schema),
-            PagedColumn(_GROUP, self.arena),
+            PagedColumn(_GROUP),
         )
         for start in range(0, len(kept), _PIECE_ROWS):
             keys = frozen.take(kept[start : start + _PIECE_ROWS])

@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 
 from tidegate.actors.kernels.fixed_width import array_of, storage_dtype
 from tidegate.actors.kernels.paged import NO_PAGES, PAGE_BITS, PAGE_ROWS, Pages, gathered, scatter
-from tidegate.actors.state.arena import PageArena
 from tidegate.actors.state.backend import ValueSpec
 
 _PAGES_MIN = 16
@@ -101,14 +100,13 @@ class PagedColumn:
     Validity has pages of its own (uint8, 1 where a value is) from the first null on.
     """
 
-    __slots__ = ("_addresses", "_arena", "_arrays", "_valid", "_valid_addresses", "dtype", "spec")
+    __slots__ = ("_addresses", "_arrays", "_valid", "_valid_addresses", "dtype", "spec")
 
-    def __init__(self, spec: ValueSpec, arena: PageArena | None = None) -> None:
+    def __init__(self, spec: ValueSpec) -> None:
         dtype = storage_dtype(spec.data_type)
         assert dtype is not None, f"{spec.data_type} has no fixed-width storage"
         self.spec = spec
         self.dtype = dtype
-        self._arena = PageArena() if arena is None else arena
         self._arrays: list[NDArray[Any]] = []
         self._addresses: Pages = NO_PAGES
         self._valid: list[NDArray[Any]] | None = None
@@ -129,16 +127,16 @@ class PagedColumn:
         known = len(self._arrays)
         if pages <= known:
             return
-        self._arrays += [self._page(self.dtype, self.spec.identity) for _ in range(pages - known)]
+        self._arrays += [np.full(PAGE_ROWS, self.spec.identity, dtype=self.dtype) for _ in range(pages - known)]
         self._addresses = _extended(self._addresses, self._arrays)
         if self._valid is not None:
-            self._valid += [self._page(_VALID, 0) for _ in range(pages - known)]
+            self._valid += [np.full(PAGE_ROWS, 0, dtype=_VALID) for _ in range(pages - known)]
             self._valid_addresses = _extended(self._valid_addresses, self._valid)
 
     def start_nulls(self) -> Pages:
         """Begin to keep validity, if that has not begun: every slot has a value so far. The pages of validity."""
         if self._valid is None:
-            self._valid = [self._page(_VALID, 1) for _ in self._arrays]
+            self._valid = [np.full(PAGE_ROWS, 1, dtype=_VALID) for _ in self._arrays]
             self._valid_addresses = _extended(NO_PAGES, self._valid)
         return self._valid_addresses
 
@@ -154,10 +152,10 @@ class PagedColumn:
 
     def copy_page(self, page: int) -> None:
         """Put a copy in the place of a page, to write to."""
-        self._arrays[page] = copied = self._copied(self._arrays[page])
+        self._arrays[page] = copied = self._arrays[page].copy()
         self._addresses[page] = copied.ctypes.data
         if self._valid is not None:
-            self._valid[page] = valid = self._copied(self._valid[page])
+            self._valid[page] = valid = self._valid[page].copy()
             self._valid_addresses[page] = valid.ctypes.data
 
     def take(self, slots: NDArray[Any]) -> pa.Array:
@@ -180,7 +178,7 @@ class PagedColumn:
 
     def rebuilt(self, kept: NDArray[np.int32]) -> PagedColumn:
         """A column of its own with the values of some slots, in that order."""
-        column = PagedColumn(self.spec, self._arena)
+        column = PagedColumn(self.spec)
         column.grow(pages_for(len(kept)))
         if self._valid is not None:
             column.start_nulls()
@@ -191,16 +189,6 @@ class PagedColumn:
                 column._valid[page][:] = 0
                 column._valid[page][: len(slots)] = gathered(self._valid_addresses, slots, _VALID)
         return column
-
-    def _page(self, dtype: np.dtype[Any], value: int | float) -> NDArray[Any]:
-        page = self._arena.take(dtype)
-        page.fill(value)
-        return page
-
-    def _copied(self, page: NDArray[Any]) -> NDArray[Any]:
-        copied = self._arena.take(page.dtype)
-        np.copyto(copied, page)
-        return copied
 
     def freeze(self) -> FrozenColumn:
         """The pages as they are; the caller pins them. Costs a reference a page."""

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from tidegate.actors.kernels.paged import Pages, revive, scatter, touched_pages
 from tidegate.actors.kernels.upserted import Upserted
-from tidegate.actors.state.arena import PageArena
 from tidegate.actors.state.backend import ValueSpec
 from tidegate.actors.state.dirty import Bitmaps, DirtySlots
 from tidegate.actors.state.frozen import FrozenSlots
@@ -33,9 +32,9 @@ class TableColumn:
 
     __slots__ = ("_table", "paged")
 
-    def __init__(self, table: ColumnarTable, spec: ValueSpec, arena: PageArena) -> None:
+    def __init__(self, table: ColumnarTable, spec: ValueSpec) -> None:
         self._table = table
-        self.paged = PagedColumn(spec, arena)
+        self.paged = PagedColumn(spec)
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -77,8 +76,8 @@ class ColumnarTable:
         self.new_slots: NDArray[np.int32] = _NO_SLOTS
         """Slots that got a row with this batch."""
         self._space = space
-        self._columns = {spec.name: TableColumn(self, spec, space.arena) for spec in specs}
-        self._live = PagedColumn(_LIVE, space.arena)
+        self._columns = {spec.name: TableColumn(self, spec) for spec in specs}
+        self._live = PagedColumn(_LIVE)
         self._pins = Pins()
         self._dirty = DirtySlots() if incremental else None
         self._rows = 0
