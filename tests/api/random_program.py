@@ -18,8 +18,8 @@ from local_jobs import WAIT_S
 import tidegate as tg
 
 Row = dict[str, Any]
-DOINGS = ("read", "put", "clear", "append", "replace", "set", "discard", "fold", "near", "far", "unfar")
-KEYS = (None, *"abcdefg")
+DOINGS = ("put", "clear", "clear", "append", "replace", "set", "discard", "fold", "near", "far", "unfar")
+KEYS = (None, *"abcde")
 ROW = pa.schema([("k", pa.string()), ("do", pa.string()), ("x", pa.int64()), ("n", pa.int64()), ("t", pa.int64())])
 TOLD = pa.schema([("k", pa.string()), ("n", pa.int64()), ("shown", pa.string())])
 STATES = ("value", "items", "entries", "low", "lasting")
