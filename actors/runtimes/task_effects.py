@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 
@@ -20,6 +21,8 @@ from tidegate.actors.task.snapshots import Written
 from tidegate.storage.errors import StorageError
 from tidegate.storage.in_flight import ChannelEnd, InFlightRows, write_in_flight
 from tidegate.storage.table_files import write_data_file
+
+log = logging.getLogger(__name__)
 
 
 class TaskEffects:
@@ -154,6 +157,8 @@ class TaskEffects:
         try:
             handle = write_segment(store, self._context, descriptor.task, descriptor.attempt, instruction)
         except StorageError as error:
+            # A checkpoint tells of it only if it needs what was to be written, which may be none.
+            log.warning("a part of the changelog of %s was not written: %s", descriptor.task, error)
             return ev.SegmentFailed(self._now_ms(), number, whole, str(error))
         if self._closed:
             delete_files(store, Written(handle).files(None))

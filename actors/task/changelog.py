@@ -11,7 +11,8 @@ Rules:
   coordinator counts those. A file that no snapshot has taken into its chain is the task's own to delete.
 - Where there is nothing to build on, at the beginning and after a segment that could not be written, the next thing
   written is a base.
-- Segments in flight that no checkpoint has asked for, and layers of a chain, are bounded.
+- Segments in flight that no checkpoint has asked for, and layers of a chain, are bounded. After a failure no state is
+  written whole before a snapshot asks for it, and where no base comes a snapshot has to wait for one in the end.
 """
 
 from __future__ import annotations
@@ -105,6 +106,10 @@ class ChangeLog:
     """A base that is being written while the old one still counts."""
     _left_out: list[Layer] = field(default_factory=list)
     """Layers that are still being written, and that only older snapshots may have in their chains."""
+    _paused: bool = False
+    """Whether something could not be written since the last snapshot was taken."""
+    _discarded: list[StateHandle] = field(default_factory=list)
+    """What the task has to delete, and has not been told of."""
 
     def __post_init__(self) -> None:
         if self.restored:
@@ -118,20 +123,30 @@ class ChangeLog:
 
     def wants_segment(self, changed_bytes: int) -> bool:
         """Whether changes of about so many bytes are to be written now."""
+        if self._base is None and self._paused:
+            return False
         in_flight = sum(layer.condition is _Condition.WRITING for layer in self._segments)
         return changed_bytes >= self.limits.segment_bytes and in_flight < self.limits.in_flight_max
 
     def wants_base(self) -> bool:
         """Whether the state is to be written whole, beside processing."""
         base = self._base
-        if base is None or base.condition is not _Condition.DURABLE or self._coming is not None:
+        if base is None or base.condition is not _Condition.DURABLE or self._coming is not None or self._paused:
             return False
         bytes_above = sum(layer.size_bytes for layer in self._segments)
         large = bytes_above > max(self.limits.bytes_min, self.limits.ratio_max * base.size_bytes)
-        return large or len(self._segments) + len(base.handles) >= self.limits.layers_max
+        return large or self._layers >= self.limits.layers_max
 
     def seal(self) -> Cut:
-        """Begin a segment with all changes since the last one, or a base where there is nothing to build on."""
+        """Begin a segment with all changes since the last one, or a base where there is nothing to build on.
+
+        There is nothing either where bases have failed until layers are far too many: a snapshot has to wait for one.
+        """
+        if self._paused and self._coming is None and self._layers >= 2 * self.limits.layers_max:
+            self._discarded += self._start_anew()
+        return self._begin()
+
+    def _begin(self) -> Cut:
         self._newest += 1
         if self._base is None:
             self._base = Layer(self._newest, whole=True)
@@ -142,12 +157,13 @@ class ChangeLog:
     def seal_with_base(self) -> tuple[Cut, Cut]:
         """Begin a segment, and a base of the same moment: to be frozen in this order, with nothing between."""
         assert self._base is not None and self._coming is None
-        segment = self.seal()
+        segment = self._begin()
         self._coming = Layer(self._newest, whole=True)
         return segment, Cut(segment.checkpoint_id)
 
     def take(self) -> Chain:
         """The chain of a snapshot whose segment was just sealed."""
+        self._paused = False
         chain = self.chain
         for layer in chain.layers:
             layer.taken = True
@@ -160,19 +176,28 @@ class ChangeLog:
         layer.handles = () if handle is None else (handle,)
         if layer in self._left_out:
             self._left_out.remove(layer)
-            return _own([layer])
-        return self._replace_base() if layer is self._coming else []
+            return self._taken_over() + _own([layer])
+        return self._taken_over() + (self._replace_base() if layer is self._coming else [])
 
     def failed(self, number: int, whole: bool) -> list[StateHandle]:
         """A segment or a base could not be written. Returns what the task has to delete now."""
         layer = self._find(number, whole)
         layer.condition = _Condition.FAILED
+        self._paused = True
         if layer in self._left_out:
             self._left_out.remove(layer)
-            return []
+            return self._taken_over()
         if layer is self._coming:
             self._coming = None
-        return self._start_anew_if_broken()
+        return self._taken_over() + self._start_anew_if_broken()
+
+    @property
+    def _layers(self) -> int:
+        return 0 if self._base is None else len(self._base.handles) + len(self._segments)
+
+    def _taken_over(self) -> list[StateHandle]:
+        discarded, self._discarded = self._discarded, []
+        return discarded
 
     def _find(self, number: int, whole: bool) -> Layer:
         known = (self._base, self._coming, *self._segments, *self._left_out)
@@ -197,8 +222,10 @@ class ChangeLog:
         broken = [layer.number for layer in layers if layer.condition is _Condition.FAILED]
         if not broken or (self._coming is not None and self._coming.number >= max(broken)):
             return []
-        if self._coming is not None:
-            layers.append(self._coming)
+        return self._start_anew()
+
+    def _start_anew(self) -> list[StateHandle]:
+        layers = [layer for layer in (self._base, *self._segments, self._coming) if layer is not None]
         self._base, self._segments, self._coming = None, [], None
         return self._leave_out(layers)
 

@@ -144,6 +144,46 @@ def test_limits() -> None:
     assert many.wants_base()
 
 
+def test_after_a_failure_no_state_is_written_whole_before_a_snapshot_asks() -> None:
+    """A storage that takes no bases would have the whole state encoded again and again, without any rest."""
+    log = ChangeLog(limits=ChangelogLimits(segment_bytes=100, layers_max=2, bytes_min=15))
+    log.seal()
+    log.written(1, True, handle("b1"))
+    log.seal()
+    log.written(2, False, handle("s2", 100))
+    assert log.wants_base()
+    log.seal_with_base()
+    log.failed(3, True)
+    log.written(3, False, None)
+    assert not log.wants_base()
+    assert log.wants_segment(100)
+    log.seal()
+    log.take()
+    assert log.wants_base()
+
+    log.failed(4, False)
+    assert not log.wants_segment(100)
+    assert Cut(5) == log.seal()
+
+
+def test_layers_are_bounded_where_no_base_can_be_written() -> None:
+    """In the end a snapshot waits for a base, and fails with it; what no snapshot has taken is deleted."""
+    log = ChangeLog(limits=ChangelogLimits(layers_max=2))
+    log.seal()
+    log.written(1, True, handle("b1"))
+    log.take()
+    for number in (2, 3):
+        log.seal_with_base()
+        assert log.failed(number, True) == []
+        assert log.written(number, False, handle(f"s{number}")) == []
+    assert Cut(4, base=3) == log.seal()
+    log.written(4, False, handle("s4"))
+    assert Cut(5) == log.seal()
+    snapshot = log.take()
+    assert [handle("s2"), handle("s3"), handle("s4")] == log.failed(5, True)
+    assert snapshot.failed
+
+
 def test_what_is_not_being_written_cannot_come() -> None:
     """Twice, or a number that was never given: the runtime is broken."""
     log = ChangeLog()
@@ -157,7 +197,7 @@ def test_what_is_not_being_written_cannot_come() -> None:
 @given(st.data())
 def test_chains_are_whole_and_nothing_they_refer_to_is_deleted(data: st.DataObject) -> None:
     """Whatever comes in which order: a durable chain holds every change, and its files are nobody's to delete."""
-    log = ChangeLog()
+    log = ChangeLog(limits=ChangelogLimits(layers_max=data.draw(st.integers(1, 4))))
     writing: dict[tuple[int, bool], tuple[int, int]] = {}
     covers: dict[str, tuple[int, int]] = {}
     deleted: set[str] = set()
