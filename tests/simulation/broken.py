@@ -11,6 +11,7 @@ from collections.abc import Hashable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 
+from broken_changelog import CHANGELOG_FIXED, CHANGELOG_PATCHES
 from broken_coordinator import COORDINATOR_BREAKS
 from broken_layers import LAYER_BREAKS, LAYER_PATCHES
 from broken_rules import RULE_BREAKS, Patch
@@ -45,9 +46,11 @@ _UNALIGNED = {"mode": "exactly-once", "alignment": "unaligned", "max_concurrent"
 _FIXED: Mapping[str, Mapping[str, Hashable]] = {
     "credit: what was lost is never asked for": _UNALIGNED | {"faults": "network", "buffers": "tiny", "rows": 60},
     "the folder of a failed savepoint stays": {"faults": "storage", "ask": "savepoint"},
+    **CHANGELOG_FIXED,
 }
 """Breaks that need several unlikely things at once, and hundreds of seeds when all of these are drawn: the last grant
-of a channel lost and rows that wait for it; a savepoint that has written something and fails as often as is tried."""
+of a channel lost and rows that wait for it; a savepoint that has written something and fails as often as is tried; a
+log that goes on by itself, and a checkpoint of it that is restored."""
 
 BROKEN: dict[str, Break] = {
     **{
@@ -56,7 +59,7 @@ BROKEN: dict[str, Break] = {
     },
     **{
         rule: Break(invariant, patch=patch, fixed=_FIXED.get(rule, {}))
-        for rule, (invariant, patch) in (RULE_BREAKS | LAYER_PATCHES).items()
+        for rule, (invariant, patch) in (RULE_BREAKS | LAYER_PATCHES | CHANGELOG_PATCHES).items()
     },
 }
 """Every break, by the rule."""
@@ -71,5 +74,6 @@ FAST = (
     "complete without the last task",
     "state of the newest checkpoint is deleted",
     "layers: what the newest does not need goes",
+    "changelog: a task deletes what a checkpoint has",
 )
 """Breaks that show within very few seeds: the tests try these, the benchmark `mutations.py` all."""

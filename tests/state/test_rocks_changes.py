@@ -82,6 +82,7 @@ def test_many_snapshots_without_room_on_one_base(monkeypatch: pytest.MonkeyPatch
     assert len(changes._history) == 16
     assert marks(table.backend) > 30
     for _ in range(2):
+        table.batch([(key, 1.0) for key in range(10)])
         snapshots.freeze(True)
         snapshots.complete(0)
     snapshots.freeze(True)
