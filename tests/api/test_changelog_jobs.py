@@ -43,6 +43,7 @@ class Running(tg.ProcessFunction):
         count = (self._count.value() or 0) + 1
         self._count.update(count)
         self._seen.add(x)
+        even = self._even.value()
         if x % 2:
             self._even.clear()
         else:
@@ -50,8 +51,7 @@ class Running(tg.ProcessFunction):
         self._entries.put(x % 30, x)
         if x % 3 == 0:
             self._entries.remove((x + 15) % 30)
-        seen, even = len(self._seen.get()), self._even.value()
-        entries = sum(self._entries.values())
+        seen, entries = len(self._seen.get()), sum(self._entries.values())
         return [{"k": row["k"], "x": x, "count": count, "seen": seen, "even": even, "entries": entries}]
 
 
@@ -65,7 +65,8 @@ def expected_rows(start: int) -> list[tuple[int | None, ...]]:
         if x % 3 == 0:
             held.pop((x + 15) % 30, None)
         count = x // KEYS + 1
-        found.append((x % KEYS, x, count, count, None if x % 2 else x, sum(held.values())))
+        even = x - KEYS if x >= KEYS and x % 2 else None  # what the row before it left
+        found.append((x % KEYS, x, count, count, even, sum(held.values())))
     return sorted(found[start:], key=repr)
 
 

@@ -6,7 +6,19 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from backend_model import BACKENDS, KEYS, MAX_PARALLELISM, Cells, Snapshots, Table, composed, key_batch, tables
+from backend_model import (
+    BACKENDS,
+    KEYS,
+    LIST,
+    MAP,
+    MAX_PARALLELISM,
+    Cells,
+    Snapshots,
+    Table,
+    composed,
+    key_batch,
+    tables,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rocks_backends import LoggedBackend, rocks_backend
@@ -185,4 +197,32 @@ def test_a_sweep_ends_before_what_is_kept_on_disk(monkeypatch: pytest.MonkeyPatc
     assert [values.get(ref) for ref in refs] == [None] * 10 + [*range(10, 20)]
     assert [list(lists.get(ref)) for ref in refs] == [[]] * 10 + [[n] for n in range(10, 20)]
     backend.leave()
+    backend.close()
+
+
+@pytest.mark.parametrize("keys_max", [1, 65_536])
+def test_what_a_sweep_leaves_of_a_key_has_changed(monkeypatch: pytest.MonkeyPatch, keys_max: int) -> None:
+    """Of a list and a map that expire in part the rest is in the next increment; keys that expire whole are gone."""
+    monkeypatch.setattr(rocks_changes, "KEYS_MAX", keys_max)
+    limit = 0
+    backend = LOGGED(True)
+
+    def spec(of: CellSpec) -> CellSpec:
+        return CellSpec(of.name, of.column_type, lambda value: value < limit)
+
+    lists, maps = backend.lists(spec(LIST)), backend.maps(spec(MAP))
+    backend.fix_keys(KEYS)
+    for number, ref in enumerate(backend.enter(key_batch(range(4)))):
+        for value in (number, number + 2):
+            lists.extend(ref, [value])
+            maps.put(ref, f"entry-{value}", value)
+    backend.leave()
+    stored = tables(backend.freeze(Cut(CheckpointId(1))))
+    limit = 3
+    backend.sweep(10)
+    stored += tables(backend.freeze(Cut(CheckpointId(2), CheckpointId(1))), layer=1)
+    found = composed(stored)
+    assert {key[0]: row["l"] for key, row in found["l"].items()} == {1: [3], 2: [4], 3: [3, 5]}
+    assert {key[0]: [n for _, n in row["m"]] for key, row in found["m"].items()} == {1: [3], 2: [4], 3: [3, 5]}
+    assert {key for table in stored if table.removed for key in table.rows.column("k").to_pylist()} == {0}
     backend.close()
