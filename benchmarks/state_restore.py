@@ -26,7 +26,7 @@ from typing import Any
 from common import describe_machine, kill, local_ray
 from rich.console import Console
 from rich.table import Table
-from state_snapshots import KEY_BYTES, PARALLELISM, SOURCE, SUMS, TOTALS, GatedSource
+from state_snapshots import KEY_BYTES, PARALLELISM, SOURCE, SUMS, TOTALS, GatedSource, open_gate
 
 import tidegate as tg
 from tidegate.actors.runtimes.ray_runtime import RayRuntime
@@ -52,7 +52,7 @@ def restart(local: bool, number: int, proxy: Any, arguments: argparse.Namespace)
     """Fill a job, take a checkpoint, kill a keyed task, and follow the restart."""
     folder = arguments.folder
     gate = folder / f"gate-{number}"
-    gate.write_text("0")
+    open_gate(gate, 0)
     runtime = RayRuntime(standbys=1)
     env = tg.StreamEnvironment(runtime, PARALLELISM, options=tg.DataPlaneOptions(source_rows_max=65_536))
     rows = env.from_source(GatedSource(arguments.keys, str(gate)), name=SOURCE, uid=SOURCE)
@@ -70,7 +70,7 @@ def restart(local: bool, number: int, proxy: Any, arguments: argparse.Namespace)
     )
     job = env.execute("restore", checkpoints=config, restart=tg.RestartStrategy.fixed_delay(attempts=5, delay=0))
     try:
-        gate.write_text(str(arguments.keys // PARALLELISM))
+        open_gate(gate, arguments.keys // PARALLELISM)
         _until(lambda: job.progress().rows_in.get(TOTALS, 0) >= arguments.keys)
         path = job.trigger_checkpoint("10min")
         before = job.progress().attempt

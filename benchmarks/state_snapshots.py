@@ -29,7 +29,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-from common import describe_machine, local_ray
+from common import ENDED, describe_machine, local_ray
 from rich.console import Console
 from rich.table import Table
 
@@ -99,6 +99,13 @@ class _GatedReader:
         """Nothing to release."""
 
 
+def open_gate(gate: Path, rows: int) -> None:
+    """Let so many rows of each part through, all told; at once, so that no reader finds half a number."""
+    written = gate.with_suffix(".new")
+    written.write_text(str(rows))
+    written.rename(gate)
+
+
 @dataclass
 class Figures:
     """What was measured. Times in ms, sizes in bytes."""
@@ -153,12 +160,12 @@ class Measurement:
     def _let_through(self, rows: int) -> None:
         """Open the gate for so many more rows of each part, and wait until the keyed tasks have them."""
         self._open_rows += rows
-        self._gate.write_text(str(self._open_rows))
+        open_gate(self._gate, self._open_rows)
         wanted = self._open_rows * PARALLELISM
         self._until(lambda: self._rows() >= wanted)
 
     def _load(self) -> None:
-        self._gate.write_text(str(ENDLESS_ROWS))
+        open_gate(self._gate, ENDLESS_ROWS)
         start = self._rows()
         self._until(lambda: self._rows() > start + self._arguments.keys // 4)
         for _ in range(self._arguments.checkpoints):
@@ -192,7 +199,7 @@ class Measurement:
     def _until(self, condition: Callable[[], bool]) -> None:
         deadline = time.monotonic() + TIMEOUT_S
         while not condition():
-            if time.monotonic() > deadline:
+            if time.monotonic() > deadline or self._job.status() in ENDED:
                 raise TimeoutError(f"waited in vain: {self._job.progress()}")
             time.sleep(0.1)
 
@@ -300,7 +307,7 @@ def main() -> int:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     gate = folder / "gate"
-    gate.write_text("0")
+    open_gate(gate, 0)
     with local_ray():
         runtime = RayRuntime(standbys=0)
         env = tg.StreamEnvironment(
