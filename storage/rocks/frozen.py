@@ -69,9 +69,11 @@ class FrozenRocks:
 def needed_for(live_files: list[dict[str, Any]]) -> dict[str, tuple[int, int] | None]:
     """Names of tables, each with the key groups that cannot be read without it.
 
-    RocksDB opens every table of level 0 when it begins to read. In a deeper level, where tables do not overlap, it
-    opens the first one that ends at or behind the key that it looks for: so a table is also needed for the key groups
-    between the one before it and itself.
+    RocksDB opens every table of level 0 when it begins to read. In a deeper level it opens the first table that ends at
+    or behind the key that it looks for, and the next one when it comes to the end of that: so a table is also needed
+    for the last key group of the one before it, and for those between the two. Tables of such a level overlap in no
+    entry, but may have the same key, an older entry in an older table: which of these comes first cannot be seen from
+    their keys, so they are needed together.
     """
     needed: dict[str, tuple[int, int] | None] = {}
     levels = defaultdict(list)
@@ -82,9 +84,21 @@ def needed_for(live_files: list[dict[str, Any]]) -> dict[str, tuple[int, int] | 
         else:
             levels[file["level"]].append((file["start_key"], file["end_key"], name))
     for tables in levels.values():
-        start = 0
-        for first_key, last_key, name in sorted(tables):
+        before = 0
+        for first_key, last_key, names in _together(sorted(tables)):
             first, last = (HEAD.unpack_from(key)[0] for key in (first_key, last_key))
-            needed[name] = (min(start, first), last + 1)
-            start = last + 1
+            needed |= dict.fromkeys(names, (min(before, first), last + 1))
+            before = last
     return needed
+
+
+def _together(tables: list[tuple[bytes, bytes, str]]) -> list[tuple[bytes, bytes, list[str]]]:
+    """Tables, sorted, with those that have a key in common as one."""
+    found: list[tuple[bytes, bytes, list[str]]] = []
+    for first_key, last_key, name in tables:
+        if found and first_key <= found[-1][1]:
+            start_key, end_key, names = found[-1]
+            found[-1] = start_key, max(end_key, last_key), [*names, name]
+        else:
+            found.append((first_key, last_key, [name]))
+    return found

@@ -88,6 +88,8 @@ PHASES = st.lists(
     min_size=2,
     max_size=3,
 )
+FAILURE = (Step(9, None, "checkpoint"), Step(6, 3, "checkpoint"))
+"""What every example has in its first job: a restart that goes on from a checkpoint of the same job."""
 EXAMPLES = 4
 """Of each backend; an example runs jobs for a second or two, so one that fails is shown as it is, not shrunk."""
 
@@ -133,7 +135,7 @@ class Run:
                 elif phase.lost is None:
                     self._take(source, job.stop(savepoint=str(self._folder / "savepoints"), timeout="60s"))
                 else:
-                    source.read_up_to(min(self._read + phase.lost, len(self.rows)))
+                    source.read_up_to(job, min(self._read + phase.lost, len(self.rows)))
                     job.cancel()
                     assert job.wait("60s") == "cancelled"
         finally:
@@ -153,14 +155,14 @@ class Run:
     def _step(self, job: tg.Job, source: StoppingSource, step: Step) -> None:
         before, self._read = self._read, min(self._read + step.rows, len(self.rows))
         fails_at = None if step.fails_at is None else before + step.fails_at
-        source.read_up_to(self._read, fails_at if fails_at is not None and fails_at < self._read else None)
+        source.read_up_to(job, self._read, fails_at if fails_at is not None and fails_at < self._read else None)
         if step.snapshot == "checkpoint":
             self._take(source, job.trigger_checkpoint("60s"))
         elif step.snapshot == "savepoint":
             self._take(source, job.savepoint(str(self._folder / "savepoints"), "60s"))
 
     def _finish(self, job: tg.Job, source: StoppingSource) -> None:
-        source.read_up_to(len(self.rows))
+        source.read_up_to(job, len(self.rows))
         self._take(source, job.savepoint(str(self._folder / "savepoints"), "60s"))
         source.end()
         assert job.wait("60s") == "finished"
@@ -250,6 +252,7 @@ def test_a_program_is_the_same_whatever_happens_to_its_job(backend: str, data: s
     rows = numbered(data.draw(PROGRAMS))
     jobs = data.draw(PHASES)
     jobs = [replace(phase, backend=backend) if n % 2 == 0 else phase for n, phase in enumerate(jobs)]
+    jobs[0] = replace(jobs[0], steps=(*FAILURE, *jobs[0].steps))
     with tempfile.TemporaryDirectory() as folder:
         run = Run(rows, Path(folder))
         for phase in jobs:

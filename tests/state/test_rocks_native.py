@@ -27,6 +27,8 @@ from tidegate.storage.local_copies import LocalCopies
 from tidegate.storage.local_first import LocalFirstStore
 from tidegate.storage.metadata import NativeFile, NativeState, SubtaskState
 from tidegate.storage.native import fetch_native, read_native, write_native
+from tidegate.storage.rocks.description import HEAD
+from tidegate.storage.rocks.frozen import needed_for
 from tidegate.storage.state import Cut, StateTable
 
 _KEYS = st.integers(0, 30)
@@ -244,6 +246,43 @@ def test_each_key_group_is_read_from_its_files_alone(
         assert counting.bytes_read < native.size_bytes / 3
         found.update(part)
     assert found == expected
+
+
+def live(name: str, level: int, first: tuple[int, int], last: tuple[int, int]) -> dict[str, Any]:
+    """A table as RocksDB tells of it; keys are a key group and something in it."""
+    start_key, end_key = (HEAD.pack(group, 1) + bytes([key]) for group, key in (first, last))
+    return {"name": f"/{name}", "level": level, "start_key": start_key, "end_key": end_key}
+
+
+def test_a_table_is_needed_for_all_key_groups_that_lead_to_it() -> None:
+    """For those before it, as RocksDB looks for them there, with the last one of the table before: at its end the next
+    one is opened. Tables with a common key are opened in an order that their keys do not tell."""
+    tables = [
+        live("9", 6, (2, 0), (4, 9)),
+        live("3", 6, (7, 1), (7, 1)),
+        live("5", 6, (7, 1), (8, 2)),
+        live("4", 6, (8, 2), (8, 2)),
+        live("6", 6, (11, 0), (12, 0)),
+        live("7", 0, (5, 0), (5, 0)),
+    ]
+    expected = {"9": (0, 5), "3": (4, 9), "5": (4, 9), "4": (4, 9), "6": (8, 13), "7": None}
+    assert expected == needed_for(tables)
+
+
+def test_every_key_group_is_read_from_tables_that_compaction_has_moved(store: FileSystemStore) -> None:
+    """A table a batch, some of which end with a key group and some of which have the same key."""
+    subject = Table(BACKENDS["rocksdb"], True)
+    groups = (hash_columns(key_batch(range(200)), KEYS.names) % np.uint64(MAX_PARALLELISM)).tolist()
+    snapshots = []
+    for number, own in enumerate([*sorted(GROUPS), 9, 9, 9]):
+        subject.batch([(key, float(key)) for key, group in enumerate(groups) if group == own])
+        snapshots.append(frozen(subject, store, number + 1))
+    rows = tables(subject.backend.freeze(Cut(CheckpointId(100))))
+    subject.backend.close()
+    found: dict[Any, Any] = {}
+    for group in range(MAX_PARALLELISM):
+        found |= composed(list(read_native(store, snapshots[-1], range(group, group + 1)))).get("t", {})
+    assert composed(rows)["t"] == found
 
 
 def test_key_groups_that_the_job_did_not_have(
