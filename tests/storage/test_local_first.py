@@ -122,7 +122,7 @@ def test_a_damaged_copy_is_passed_over(
     damage(local_name(tmp_path / "node", path))
     store = LocalFirstStore(primary, str(tmp_path / "node"), JOB, [state])
 
-    with caplog.at_level(logging.INFO):
+    with caplog.at_level(logging.INFO, logger="tidegate"):
         assert restored(store, state) == (ROWS, NATIVE)
         assert restored(store, state) == (ROWS, NATIVE)
     assert {path} == set(primary.reads)
