@@ -1,7 +1,9 @@
-"""Why a checkpoint fails: a closed list (C6), those of Flink's `CheckpointFailureReason` that tidegate can meet.
+"""Why things fail, and how that is put into words.
 
-A reason that is *counted* brings the job nearer to its tolerable number of failed checkpoints; the others are nobody's
-fault (a request that came too early, a task that had just finished, an attempt that failed for its own reason).
+The reasons for which a checkpoint fails are a closed list, those of Flink's `CheckpointFailureReason` that tidegate can
+meet. A reason that is *counted* brings the job nearer to its tolerable number of failed checkpoints; the others are
+nobody's fault (a request that came too early, a task that had just finished, an attempt that failed for a reason of its
+own).
 """
 
 from __future__ import annotations
@@ -54,3 +56,43 @@ _COUNTED = frozenset(
         CheckpointFailureReason.SAVEPOINT_NOT_WRITTEN,
     }
 )
+
+TEXT_BYTES_MAX = 4 * 1024
+_TAIL_BYTES = 1024
+_NOTE_BYTES = 64
+
+
+def bounded_text(text: str) -> str:
+    """The text in at most `TEXT_BYTES_MAX` bytes of UTF-8, for events, logs and messages.
+
+    What is left out is left out of the middle: an error begins with what failed and ends with the cause. Lone
+    surrogates, which no encoding takes, are escaped.
+    """
+    if len(text) <= TEXT_BYTES_MAX:
+        encoded = text.encode("utf-8", "backslashreplace")
+        if len(encoded) <= TEXT_BYTES_MAX:
+            return encoded.decode()
+    head_bytes = TEXT_BYTES_MAX - _TAIL_BYTES - _NOTE_BYTES
+    head = text[:head_bytes].encode("utf-8", "backslashreplace")[:head_bytes].decode("utf-8", "ignore")
+    tail = text[-_TAIL_BYTES:].encode("utf-8", "backslashreplace")[-_TAIL_BYTES:].decode("utf-8", "ignore")
+    return f"{head} … (cut; {len(text)} characters in all) … {tail}"
+
+
+def error_text(error: BaseException) -> str:
+    """The error's class and message, bounded. Never raises, whatever the code of the error's class does."""
+    try:
+        name = str.__str__(type(error).__name__)
+        message = str.__str__(str(error))
+    except BaseException as raised:  # noqa: BLE001 (code of the user; the failure must be told all the same)
+        return f"{type.__dict__['__name__'].__get__(type(error))}, whose text cannot be read: {type(raised).__name__}"
+    return bounded_text(f"{name}: {message}" if message else name)
+
+
+def value_text(value: object, characters_max: int = 500) -> str:
+    """What a value looks like, for an error's text. Never raises, whatever the code of the value's class does."""
+    try:
+        text = str.__str__(repr(value))
+    except BaseException as raised:  # noqa: BLE001 (as in `error_text`)
+        name = type.__dict__["__name__"].__get__(type(value))
+        return f"<a {name}, whose repr raised {type(raised).__name__}>"
+    return text if len(text) <= characters_max else text[:characters_max] + "…"

@@ -15,11 +15,13 @@ from tidegate.actors.coordinator import events as ev
 from tidegate.actors.coordinator import instructions as do
 from tidegate.actors.coordinator.machine import CoordinatorMachine
 from tidegate.actors.coordinator.state import CoordinatorState
+from tidegate.actors.failures import error_text
 from tidegate.actors.runtimes.coordinator_effects import CoordinatorEffects
+from tidegate.actors.runtimes.event_border import fit_for_the_log
 from tidegate.actors.runtimes.ports import CoordinatorPort
 from tidegate.actors.task import events as task_ev
 from tidegate.storage.codec import decode, encode
-from tidegate.storage.errors import FencedError, StorageError
+from tidegate.storage.errors import CodecError, FencedError, StorageError
 from tidegate.storage.event_log import EventLog, LogEntry
 from tidegate.storage.ids import Generation
 
@@ -87,6 +89,15 @@ class CoordinatorHost:
     def handle(self, event: ev.CoordinatorEvent) -> None:
         """Take in one fact."""
         if self._halted:
+            return
+        try:
+            event = fit_for_the_log(event)
+        except CodecError as error:
+            text = error_text(error)
+            if isinstance(event, ev.CheckpointRequested):
+                self._port.complete_request(do.CompleteRequest(event.request, None, text))
+            else:
+                self._stop(f"a {type(event).__name__} cannot be written to the event log: {text}")
             return
         self._inbox.append(event)
         if not self._appending:

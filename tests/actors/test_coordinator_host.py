@@ -334,3 +334,24 @@ def test_an_empty_log_replays_to_a_new_machine() -> None:
     machine, next_index = replay(log)
 
     assert (next_index, machine.state) == (0, CoordinatorMachine().state)
+
+
+def test_a_request_that_cannot_be_written_down_is_answered_with_the_cause() -> None:
+    """And the job goes on."""
+    run = Run()
+    run.submit()
+    run.host.handle(ev.CheckpointRequested(0, "request", target="memory://\udcff"))
+    (answer,) = run.port.answers
+    assert "surrogates not allowed" in str(answer.error)
+    assert not run.port.halted
+
+
+def test_a_failure_with_a_rude_text_is_logged() -> None:
+    """A lone surrogate and megabytes of message stop nobody."""
+    run = Run()
+    run.submit()
+    run.host.handle(ev.TaskFailed(0, AttemptNumber(0), SOURCE, "\udcff" * 1_000_000))
+    run.port.settle()
+    assert not run.port.halted
+    assert r"\udcff" in str(run.host.machine.state.last_failure)
+    assert run.events()[-1] == ["TaskFailed"]
