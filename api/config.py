@@ -25,6 +25,7 @@ from tidegate.actors.state.options import MEMORY_BYTES
 from tidegate.config_names import KEYS, setting_keys, titled, unknown_setting
 from tidegate.config_values import INTERVAL_MS_MIN
 from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.lease import LEASE_MS_DEFAULT
 from tidegate.storage.state_file import INLINE_BYTES_MAX
 
 __all__ = ["INTERVAL_MS_MIN", "CheckpointConfig", "setting_keys", "unknown_setting"]
@@ -134,6 +135,9 @@ class CheckpointConfig(BaseModel):
         default="filesystem", alias=KEYS["checkpoint_storage"][0]
     )
     """`"jobmanager"`: state goes into the coordinator's memory (and metadata), 5 MB for each subtask at most."""
+
+    lease: Annotated[int, BeforeValidator(of.lease)] = Field(default=LEASE_MS_DEFAULT, alias=KEYS["lease"][0])
+    """Milliseconds without a sign of life after which the job counts as dead; at least 1,000."""
 
     @model_validator(mode="wrap")
     @classmethod

@@ -34,6 +34,7 @@ KEYS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "local_copies": ("state.backend.local-recovery", "execution.checkpointing.local-backup.enabled"),
         "local_directory": ("taskmanager.state.local.root-dirs", "execution.checkpointing.local-backup.dirs"),
         "checkpoint_storage": ("state.checkpoint-storage", "execution.checkpointing.storage"),
+        "lease": ("high-availability.lease-duration",),
     }
 )
 """Keys of each setting. Where there are two, the second is the one that Flink 2 documents; the older one holds too."""

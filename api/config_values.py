@@ -15,6 +15,8 @@ from tidegate.storage.units import parse_duration_ms, parse_size_bytes
 INTERVAL_MS_MIN = 10
 """Intervals below this switch periodic checkpoints off, and no timeout may be below it (both as in Flink)."""
 
+LEASE_MS_MIN = 1_000
+
 _BACKENDS = {"columnar": "columnar", "hashmap": "columnar", "rocksdb": "rocksdb"}
 
 
@@ -40,6 +42,14 @@ def timeout(value: str | timedelta | int, info: ValidationInfo) -> int:
     if timeout_ms < INTERVAL_MS_MIN:
         raise ConfigurationError(f"{label(info)}: {timeout_ms} ms is too short; give {INTERVAL_MS_MIN} ms or more")
     return timeout_ms
+
+
+def lease(value: str | timedelta | int, info: ValidationInfo) -> int:
+    """Milliseconds, not so few that a renewal that takes its time comes too late."""
+    lease_ms = duration(value, info)
+    if lease_ms < LEASE_MS_MIN:
+        raise ConfigurationError(f"{label(info)}: {lease_ms} ms is too short; give {LEASE_MS_MIN} ms or more")
+    return lease_ms
 
 
 def size(value: str | int, info: ValidationInfo) -> int:

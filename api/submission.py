@@ -127,6 +127,7 @@ def prepare(request: JobRequest, open_store: OpenStore) -> Submission:
             state_bytes_max=STATE_BYTES_MAX_DEFAULT if in_memory else None,
         ),
         request.hooks,
+        request.checkpoints.lease,
     )
     return Submission(_spec(request, graph, restore), context)
 

@@ -25,7 +25,7 @@ from tidegate.storage.event_log import EventLog, LogEntry
 from tidegate.storage.filesystem import join_url, open_store
 from tidegate.storage.ids import JobId
 from tidegate.storage.metadata import CheckpointMetadata, SectionRef, StateHandle, SubtaskState
-from tidegate.storage.sweeper import may_run, sweep
+from tidegate.storage.sweeper import may_run, sweep, why_may_run
 from tidegate.storage.units import parse_duration_ms
 
 app = typer.Typer(
@@ -135,7 +135,7 @@ def sweep_command(
             if delete and not force and may_run(store, job_id, now_ms, grace_ms):
                 dry_run, left_out = True, left_out + 1
                 typer.echo(
-                    f"Job {job_id} may be running, it wrote to its event log within {grace}: nothing of it is deleted "
+                    f"Job {job_id} may be running, {why_may_run(store, job_id)}: nothing of it is deleted "
                     "(--force if you know that it is dead)",
                     err=True,
                 )

@@ -94,6 +94,10 @@ class CheckpointLayout:
         """Folder of the event log."""
         return f"{self.job_id}/events"
 
+    def lease(self) -> str:
+        """The file that the job renews as long as it lives."""
+        return f"{self.job_id}/lease"
+
 
 def checkpoint_name(checkpoint_id: CheckpointId) -> str:
     """Folder name of a checkpoint: `chk-17`."""

@@ -9,8 +9,9 @@ Rules:
 - Only folders and names that tidegate makes are looked at, and only of a job that has an event log.
 - Tasks write changelogs ahead of checkpoints: of those only files of attempts count as orphans after which another one
   has completed a checkpoint, unless it is known that the job is dead.
-- A job that may be running is not swept. Before a file of an incomplete checkpoint is deleted, the checkpoint is
-  voided, so that it cannot be completed afterwards, whoever is still alive; then everything is looked at again.
+- A job that may be running is not swept: its lease says so, however long it has written nothing else. Before a file of
+  an incomplete checkpoint is deleted, the checkpoint is voided, so that it cannot be completed afterwards, whoever is
+  still alive; then everything is looked at again.
 - It may stop anywhere, and be repeated.
 """
 
@@ -34,6 +35,7 @@ from tidegate.storage.layout import (
     parse_pointer,
     parse_savepoint_name,
 )
+from tidegate.storage.lease import is_alive, read_lease
 from tidegate.storage.metadata import METADATA_VERSION, CheckpointMetadata
 from tidegate.storage.metadata_file import create_metadata, read_pointed
 from tidegate.storage.store import Store
@@ -71,9 +73,23 @@ def is_job(store: Store, job_id: JobId) -> bool:
 
 
 def may_run(store: WalkableStore, job_id: JobId, now_ms: int, grace_ms: int = GRACE_MS_DEFAULT) -> bool:
-    """Whether a job has written to its event log within the grace period, or nobody can tell."""
+    """Whether a job lives as far as its lease says.
+
+    Of a job that never had one, whether it has written to its event log within the grace period, or nobody can tell.
+    """
+    if store.exists(CheckpointLayout(job_id).lease()):
+        return is_alive(store, job_id, now_ms)
     times = [file.modified_at_ms for file in store.walk(CheckpointLayout(job_id).events_dir())]
     return any(time is None or time > now_ms - grace_ms for time in times)
+
+
+def why_may_run(store: Store, job_id: JobId) -> str:
+    """What lets a job that may run seem so, in words."""
+    try:
+        lease = read_lease(store, job_id)
+    except CorruptionError as error:
+        return f"and nobody can tell: {error}"
+    return "it wrote to its event log not long ago" if lease is None else f"its lease was renewed by {lease.holder}"
 
 
 def find_orphans(
@@ -118,8 +134,8 @@ def sweep(
 ) -> list[Orphan]:
     """The orphans of a job; with `dry_run=False` they are deleted.
 
-    `force` sweeps a job whose event log is younger than the grace period: its caller knows that it is dead. Raises
-    ConfigurationError for a job that may run, StorageError.
+    `force` sweeps a job whose lease has not expired: its caller knows that it is dead. Raises ConfigurationError for a
+    job that may run, StorageError.
     """
 
     def found() -> list[Orphan]:
@@ -137,8 +153,7 @@ def sweep(
         return orphans
     if not force and may_run(store, job_id, now_ms, grace_ms):
         raise ConfigurationError(
-            f"job {job_id} may be running: its event log was written to within the last {grace_ms:,} ms. "
-            "Wait, or use force if you know that it is dead"
+            f"job {job_id} may be running, {why_may_run(store, job_id)}. Wait, or use force if you know that it is dead"
         )
     _void_incomplete(store, job_id, orphans, now_ms)
     still = set(found())

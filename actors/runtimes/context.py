@@ -15,6 +15,7 @@ from tidegate.actors.task.outputs import BufferLimits
 from tidegate.actors.task.source import SplitPosition
 from tidegate.storage.ids import AttemptNumber, JobId, OperatorUid
 from tidegate.storage.layout import CheckpointLayout
+from tidegate.storage.lease import LEASE_MS_DEFAULT
 from tidegate.storage.store import Store
 
 OpenStore = Callable[[str], Store]
@@ -50,6 +51,8 @@ class JobContext:
     """Splits of each source, for a fresh start."""
     options: DataPlaneOptions = field(default_factory=DataPlaneOptions)
     hooks: tuple[MasterHook, ...] = ()
+    lease_ms: int = LEASE_MS_DEFAULT
+    """After so long without a sign of life the job counts as dead."""
 
     @property
     def layout(self) -> CheckpointLayout:

@@ -36,6 +36,7 @@ from tidegate.actors.runtimes.job import (
     progress_of,
     tables_of,
 )
+from tidegate.actors.runtimes.lease_keeper import LeaseKeeper
 from tidegate.actors.runtimes.task_effects import TaskEffects
 from tidegate.actors.runtimes.task_host import TaskHost
 from tidegate.actors.task import events as ev
@@ -108,16 +109,15 @@ class LocalJob:
         self._thread = threading.Thread(target=self._run, name=f"tidegate-{self._spec.job_name}", daemon=True)
         event_log = EventLog(open_store(self._context.root), self._context.job_id)
         machine, next_index = replay(event_log)
-        effects = CoordinatorEffects(self._context, open_store, now_ms)
-        self._coordinator = CoordinatorHost(
-            machine, next_index, event_log, effects, _CoordinatorPort(self), uuid.uuid4().hex
-        )
-        self._effects = effects
+        self._effects = CoordinatorEffects(self._context, open_store, now_ms)
+        port, incarnation = _CoordinatorPort(self), uuid.uuid4().hex
+        self._coordinator = CoordinatorHost(machine, next_index, event_log, self._effects, port, incarnation)
 
     # --- for users ------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Start the loop."""
+        self._lease = LeaseKeeper.started(self._context, self._open_store)
         self._post(self._coordinator.start)
         self._tell_coordinator(lambda: co.JobSubmitted(now_ms(), self._spec))
         self._thread.start()
@@ -185,6 +185,7 @@ class LocalJob:
                 self._step()
         except BaseException as error:
             log.exception("the local runtime of %s broke down", self._spec.job_name)
+            self._lease.end()
             self._done.set_exception(error)
         finally:
             self._drop_tasks()
@@ -282,6 +283,7 @@ class LocalJob:
         tables = [] if state.commits else tables_of(self._context)
         self._effects.sweep([c.checkpoint_id for c in state.completed], tables)
         self._coordinator.halt()
+        self._lease.end()
         self._done.set_result(progress_of(state, {}))
 
 
@@ -394,4 +396,5 @@ class _CoordinatorPort:
         self.halt(reason)
 
     def halt(self, reason: str) -> None:
+        self._job._lease.end()
         self._job._done.set_exception(StorageError(f"the coordinator stopped: {reason}"))

@@ -41,6 +41,7 @@ from tidegate.actors.runtimes.job import (
     progress_of,
     tables_of,
 )
+from tidegate.actors.runtimes.lease_keeper import LeaseKeeper
 from tidegate.actors.runtimes.ray_calls import log_to_stderr
 from tidegate.actors.runtimes.ray_deployment import Deployment
 from tidegate.actors.runtimes.ray_fleet import Fleet, FleetOptions
@@ -98,6 +99,7 @@ class CoordinatorProcess:
         self._inherited: frozenset[str] = frozenset()
         """Requests that a predecessor had written down."""
         self._host: CoordinatorHost | None = None
+        self._lease: LeaseKeeper | None = None
         self._metrics: JobMetrics | None = None
         self._mailbox = Mailbox("tidegate-coordinator", lambda: False, self._tick, TICK_MS, self._broke_down)
         self._log_pool = ThreadPoolExecutor(1, thread_name_prefix="tidegate-log")
@@ -193,6 +195,8 @@ class CoordinatorProcess:
     # --- on the mailbox -------------------------------------------------------------------------------------------
 
     def _start(self) -> None:
+        if self._lease is None:
+            self._lease = LeaseKeeper.started(self._context, self._options.open_store, self._options.driver)
         event_log = EventLog(self._options.open_store(self._context.root), self._context.job_id)
         machine, next_index = self._replay(event_log)
         known = answers_of(machine.state)
@@ -288,6 +292,7 @@ class CoordinatorProcess:
         def swept(future: Future[None]) -> None:
             if (error := future.exception()) is not None:
                 log.warning("the sweep of %s failed, files are left behind", self._spec.job_name, exc_info=error)
+            self._end_lease()
             self._final = final
             self._ended.set()
 
@@ -299,8 +304,13 @@ class CoordinatorProcess:
         if self._host is not None:
             self._host.halt()
         self._deployment.close()
+        self._end_lease()
         self._broken = reason
         self._ended.set()
+
+    def _end_lease(self) -> None:
+        if self._lease is not None:
+            self._lease.end()
 
     def _broke_down(self, error: Exception) -> None:
         self._stop(f"{type(error).__name__}: {error}")

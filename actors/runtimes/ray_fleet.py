@@ -32,6 +32,7 @@ from tidegate.actors.runtimes.context import OpenStore
 from tidegate.actors.runtimes.ray_task import Handle, ProcessInfo, TaskProcess
 from tidegate.storage.errors import TidegateError
 from tidegate.storage.ids import VertexId
+from tidegate.storage.processes import ProcessId
 
 log = logging.getLogger(__name__)
 
@@ -72,6 +73,8 @@ class FleetOptions:
     first_slot: int
     standbys: int
     open_store: OpenStore
+    driver: ProcessId | None = None
+    """The process that has submitted the job: all processes of the job go with it."""
 
 
 @dataclass(slots=True, eq=False)

@@ -33,6 +33,7 @@ from tidegate.actors.runtimes.ray_task import Handle, ProcessInfo
 from tidegate.storage.errors import CheckpointError, ConfigurationError, JobFailedError
 from tidegate.storage.ids import CheckpointId
 from tidegate.storage.metadata import SnapshotKind
+from tidegate.storage.processes import this_process
 
 __all__ = ["RayJob", "RayRuntime", "SlotPlacement"]
 
@@ -112,6 +113,7 @@ class RayRuntime:
             first_slot=slots.start,
             standbys=self._standbys,
             open_store=self.open_store,
+            driver=this_process(),
         )
         # One copy in the object store, for the coordinator, its successors, and all tasks.
         context = SharedValue(submission.context)

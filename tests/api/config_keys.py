@@ -27,6 +27,7 @@ KEYS: dict[str, tuple[str, ...]] = {
     "local_copies": ("state.backend.local-recovery", "execution.checkpointing.local-backup.enabled"),
     "local_directory": ("taskmanager.state.local.root-dirs", "execution.checkpointing.local-backup.dirs"),
     "checkpoint_storage": ("state.checkpoint-storage", "execution.checkpointing.storage"),
+    "lease": ("high-availability.lease-duration",),
 }
 
 GIVEN: dict[str, tuple[object, object]] = {
@@ -54,6 +55,7 @@ GIVEN: dict[str, tuple[object, object]] = {
     "local_copies": (True, True),
     "local_directory": ("/mnt/disk/copies", "/mnt/disk/copies"),
     "checkpoint_storage": ("JOBMANAGER", "jobmanager"),
+    "lease": ("5s", 5_000),
 }
 """Name to a value as people write it, and the value that is kept."""
 

@@ -41,6 +41,7 @@ def test_defaults() -> None:
         "local_copies": False,
         "local_directory": None,
         "checkpoint_storage": "filesystem",
+        "lease": 30_000,
     }
 
 
@@ -122,6 +123,7 @@ def test_min_pause_may_exceed_interval() -> None:
         ("local_copies", "here"),
         ("local_directory", 3),
         ("checkpoint_storage", "tape"),
+        ("lease", "10ms"),
     ],
 )
 def test_wrong_value_is_refused_by_every_name(name: str, value: object) -> None:

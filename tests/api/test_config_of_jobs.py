@@ -64,6 +64,12 @@ def test_inline_bytes_reach_the_tasks(tmp_path: Path) -> None:
     assert planned(local(), checkpoints).context.options.inline_bytes_max == 1_024
 
 
+def test_the_lease_reaches_the_job(tmp_path: Path) -> None:
+    """Whoever drives the job renews it."""
+    checkpoints = tg.CheckpointConfig(storage=str(tmp_path / "checkpoints"), lease="5s")
+    assert planned(local(), checkpoints).context.lease_ms == 5_000
+
+
 def test_settings_of_a_file_reach_the_coordinator(tmp_path: Path) -> None:
     """config= of the environment takes every key, by the file as by a mapping."""
     path = tmp_path / "job.yaml"

@@ -220,6 +220,6 @@ def test_old_checkpoints_and_rubbish_are_deleted(tmp_path: Path) -> None:
 
     (newest,) = job.checkpoints()
     folders = sorted(p.name for p in (tmp_path / "checkpoints" / job.job_id).iterdir())
-    assert folders == sorted([newest.path.rsplit("/", 1)[1], "events"])
+    assert folders == sorted([newest.path.rsplit("/", 1)[1], "events", "lease"])
     referenced = {tmp_path / "out" / path for path in out.log.referenced_paths()}
     assert set((tmp_path / "out" / "data").rglob("*.parquet")) == referenced
