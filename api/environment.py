@@ -23,9 +23,10 @@ from tidegate.config_file import load_config
 from tidegate.job import Job
 from tidegate.places import temporary_folder
 from tidegate.recovery import RestartStrategy
-from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.errors import ConfigurationError, StorageError
 from tidegate.storage.filesystem import check_conditional_create
 from tidegate.storage.ids import OperatorUid
+from tidegate.storage.private_folders import make_private
 from tidegate.stream import Stream
 from tidegate.submission import JobRequest, make_job_id, prepare
 from tidegate.tables import CollectedRows, OutputTable
@@ -315,5 +316,13 @@ def _timed(
 
 
 def default_storage() -> str:
-    """Where checkpoints rest when nobody says: a folder of this user among the temporary files of this machine."""
-    return temporary_folder("checkpoints")
+    """Where checkpoints rest when nobody says: a folder of this user among the temporary files of this machine.
+
+    ConfigurationError if what is there is not this user's alone.
+    """
+    folder = temporary_folder("checkpoints")
+    try:
+        make_private(folder)
+    except OSError as error:
+        raise StorageError(f"cannot make {folder} for checkpoints: {error}; name a folder by `storage`") from error
+    return folder

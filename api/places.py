@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import getpass
 import os
+import pwd
 import tempfile
 
 
 def temporary_folder(purpose: str) -> str:
     """A folder of this user among the temporary files of a machine."""
-    return os.path.join(tempfile.gettempdir(), f"tidegate-{getpass.getuser()}", purpose)
+    return os.path.join(tempfile.gettempdir(), f"tidegate-{_user_name()}", purpose)
 
 
 def own_folder(named: str | None, purpose: str) -> str:
@@ -19,3 +19,11 @@ def own_folder(named: str | None, purpose: str) -> str:
     folders that are called as these are) is none of that.
     """
     return temporary_folder(purpose) if named is None else os.path.join(named, f"tidegate-{purpose}")
+
+
+def _user_name() -> str:
+    """Of the user whose rights this process has, whatever the environment says: the folder must be that user's."""
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return str(os.geteuid())

@@ -9,13 +9,13 @@ Rules:
 - Copies are bounded in bytes. Those of an aborted checkpoint go, and when a checkpoint is confirmed those of older ones
   go, but for what it still refers to.
 - Nothing is synced: a copy is verified before it is read, and there is the primary.
+- The folder is this user's alone (`private_folders.py`). Where it is not, no copies are kept and none are deleted.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-import shutil
 import threading
 import uuid
 from collections.abc import Collection, Iterable, Iterator
@@ -23,10 +23,19 @@ from contextlib import suppress
 from dataclasses import dataclass
 from io import FileIO
 
+from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.files import TEMPORARY_PREFIX
 from tidegate.storage.ids import CheckpointId, JobId, SubtaskIndex, VertexId
 from tidegate.storage.layout import CheckpointLayout, checkpoint_name, escape, parse_checkpoint_name
 from tidegate.storage.local_files import LocalFiles
+from tidegate.storage.private_folders import (
+    is_private,
+    list_inside,
+    make_inside,
+    make_private,
+    open_private,
+    remove_inside,
+)
 from tidegate.storage.store import Buffer, Store
 
 _logger = logging.getLogger(__name__)
@@ -40,7 +49,9 @@ class LocalCopies:
     ) -> None:
         """`folder` is the node's, for all jobs; at most `size_bytes_max` bytes are kept for this task."""
         self._task = f"{vertex} subtask {subtask}"
-        self._folder = os.path.join(job_folder(folder, job_id), f"{escape(vertex)}-{subtask}")
+        self._private = folder
+        self._below = os.path.join(CheckpointLayout(job_id).job_dir(), f"{escape(vertex)}-{subtask}")
+        self._folder = os.path.join(folder, self._below)
         self._size_bytes_max = size_bytes_max
         self._lock = threading.Lock()
         self._kept: dict[CheckpointId, dict[str, int]] = {}
@@ -49,6 +60,8 @@ class LocalCopies:
         self._confirmed = CheckpointId(0)
         self._aborted: set[CheckpointId] = set()
         self._warned = False
+        if not usable_folder(folder) or not list_inside(folder, self._below):
+            return
         with suppress(OSError):
             LocalFiles().delete_temporary(self._folder)
         for checkpoint_id, path, copy in copies_below(self._folder):
@@ -70,7 +83,7 @@ class LocalCopies:
                 paths = self._kept[number]
                 for path in [path for path in paths if path not in still_needed]:
                     self._size_bytes -= paths.pop(path)
-                    _delete(os.path.join(self._checkpoint_folder(number), path))
+                    remove_inside(self._private, os.path.join(self._checkpoint_folder(number), path))
                 if not paths:
                     del self._kept[number]
             self._clear()
@@ -89,13 +102,14 @@ class LocalCopies:
             return self._size_bytes
 
     def _begin(self, checkpoint_id: CheckpointId, path: str) -> _Copy:
-        copy = _Copy(checkpoint_id, path, os.path.join(self._checkpoint_folder(checkpoint_id), path))
+        target = os.path.join(self._checkpoint_folder(checkpoint_id), path)
+        copy = _Copy(checkpoint_id, path, os.path.join(self._private, target))
         try:
-            folder = os.path.dirname(copy.target)
-            os.makedirs(folder, exist_ok=True)
+            make_private(self._private)
+            folder = make_inside(self._private, os.path.dirname(target))
             copy.temporary = os.path.join(folder, f"{TEMPORARY_PREFIX}{uuid.uuid4().hex}")
-            copy.file = FileIO(copy.temporary, "x")
-        except OSError as error:
+            copy.file = FileIO(copy.temporary, "x", opener=open_private)
+        except (ConfigurationError, OSError) as error:
             self._drop(copy, str(error))
         return copy
 
@@ -143,7 +157,8 @@ class LocalCopies:
                 copy.file.close()
             copy.file = None
         if copy.temporary:
-            _delete(copy.temporary)
+            with suppress(OSError):
+                os.unlink(copy.temporary)
         with self._lock:
             self._size_bytes -= copy.size_bytes
             copy.size_bytes = 0
@@ -160,18 +175,18 @@ class LocalCopies:
             )
 
     def _checkpoint_folder(self, checkpoint_id: CheckpointId) -> str:
-        return os.path.join(self._folder, checkpoint_name(checkpoint_id))
+        """That of one checkpoint, from the node's folder on."""
+        return os.path.join(self._below, checkpoint_name(checkpoint_id))
 
     def _is_over(self, checkpoint_id: CheckpointId) -> bool:
         return checkpoint_id in self._aborted or checkpoint_id < self._confirmed
 
     def _clear(self) -> None:
         """Delete folders of checkpoints that are over and of which nothing is kept."""
-        with suppress(OSError):
-            for name in os.listdir(self._folder):
-                number = parse_checkpoint_name(name)
-                if number is not None and self._is_over(number) and number not in self._kept:
-                    shutil.rmtree(os.path.join(self._folder, name), ignore_errors=True)
+        for name in list_inside(self._private, self._below):
+            number = parse_checkpoint_name(name)
+            if number is not None and self._is_over(number) and number not in self._kept:
+                remove_inside(self._private, os.path.join(self._below, name))
 
 
 @dataclass(slots=True)
@@ -234,24 +249,22 @@ class DuplicatingStore:
         self._primary.delete_tree(prefix)
 
 
-def _delete(path: str) -> None:
-    with suppress(OSError):
-        os.unlink(path)
-
-
 def job_folder(folder: str, job_id: JobId) -> str:
     """Where a node keeps the copies of one job."""
     return os.path.join(folder, CheckpointLayout(job_id).job_dir())
 
 
 def copies_below(task_folder: str) -> Iterator[tuple[CheckpointId, str, str]]:
-    """Checkpoint, path in the primary storage, and name of every copy of one task. Nothing if it cannot be read."""
+    """Checkpoint, path in the primary storage, and name of every copy of one task. Nothing if it cannot be read.
+
+    Links are passed over.
+    """
     with suppress(OSError):
         for entry in sorted(os.listdir(task_folder)):
             checkpoint_id = parse_checkpoint_name(entry)
-            if checkpoint_id is None:
-                continue
             root = os.path.join(task_folder, entry)
+            if checkpoint_id is None or os.path.islink(root):
+                continue
             for folder, _, names in os.walk(root):
                 for name in names:
                     copy = os.path.join(folder, name)
@@ -259,9 +272,19 @@ def copies_below(task_folder: str) -> Iterator[tuple[CheckpointId, str, str]]:
                         yield checkpoint_id, os.path.relpath(copy, root), copy
 
 
+def usable_folder(folder: str) -> bool:
+    """Whether a node's folder is there, and is this user's alone: copies count, and are deleted, in such a one only."""
+    try:
+        return is_private(folder)
+    except (ConfigurationError, OSError) as error:
+        _logger.info("Local copies of state are left alone: %s", error)
+        return False
+
+
 def remove_copies(folder: str, job_id: JobId) -> None:
     """Delete all copies of a job that is over; what cannot be deleted is left for `remove_stale_copies`."""
-    shutil.rmtree(job_folder(folder, job_id), ignore_errors=True)
+    if usable_folder(folder):
+        remove_inside(folder, CheckpointLayout(job_id).job_dir())
 
 
 def remove_stale_copies(folder: str, older_than_ms: int) -> list[JobId]:
@@ -269,15 +292,13 @@ def remove_stale_copies(folder: str, older_than_ms: int) -> list[JobId]:
 
     They are those of jobs that ended without a chance to clear up. A job that lives loses no more than a short cut.
     """
-    removed = []
-    try:
-        jobs = sorted(os.listdir(folder))
-    except OSError:
+    if not usable_folder(folder):
         return []
-    for job in jobs:
+    removed = []
+    for job in list_inside(folder):
         path = os.path.join(folder, job)
-        if os.path.isdir(path) and _newest_ms(path) < older_than_ms:
-            shutil.rmtree(path, ignore_errors=True)
+        if os.path.isdir(path) and not os.path.islink(path) and _newest_ms(path) < older_than_ms:
+            remove_inside(folder, job)
             removed.append(JobId(job))
     return removed
 
@@ -288,5 +309,5 @@ def _newest_ms(folder: str) -> int:
     for below, _, names in os.walk(folder):
         for path in (below, *(os.path.join(below, name) for name in names)):
             with suppress(OSError):
-                newest_ns = max(newest_ns, os.stat(path).st_mtime_ns)
+                newest_ns = max(newest_ns, os.lstat(path).st_mtime_ns)
     return newest_ns // 1_000_000

@@ -2,7 +2,8 @@
 
 Rules: the checkpoint's metadata says what each file must be; a copy is read as a whole and verified once, before its
 first byte is used. A copy that is missing or not right is passed over for the primary, with a line in the log that says
-why; so is one that vanishes later. While copies are right the primary is not asked for them.
+why; so is one that vanishes later. While copies are right the primary is not asked for them. Copies count only in a
+folder that is this user's alone, and links in it do not: what is in state may run when it is read.
 """
 
 from __future__ import annotations
@@ -13,10 +14,11 @@ import threading
 from collections.abc import Iterable
 
 from tidegate.storage.errors import StorageError
-from tidegate.storage.filesystem import FileSystemStore, open_store
 from tidegate.storage.ids import JobId
-from tidegate.storage.local_copies import copies_below, job_folder
+from tidegate.storage.layout import CheckpointLayout
+from tidegate.storage.local_copies import copies_below, job_folder, usable_folder
 from tidegate.storage.metadata import NativeFile, StateHandle, SubtaskState
+from tidegate.storage.private_folders import PrivateStore, list_inside
 from tidegate.storage.store import Buffer, Store
 from tidegate.storage.verification import verified_native, verified_state
 
@@ -80,7 +82,7 @@ class _LocalCopy:
         self._primary_url = primary.url
         self._path = file.path
         self._file = file
-        self._store: FileSystemStore | None = None if root is None else open_store(root)
+        self._store: PrivateStore | None = None if root is None else PrivateStore(root)
         self._lock = threading.Lock()
         self._verified = False
 
@@ -106,7 +108,7 @@ class _LocalCopy:
         store = self._usable()
         return None if store is None else os.path.join(store.url, self._path)
 
-    def _usable(self) -> FileSystemStore | None:
+    def _usable(self) -> PrivateStore | None:
         with self._lock:
             if not self._verified:
                 self._verified = True
@@ -149,10 +151,9 @@ def _files_of(subtask: SubtaskState) -> dict[str, StateHandle | NativeFile]:
 
 def _roots_by_path(folder: str, job_id: JobId) -> dict[str, str]:
     """The local folder below which there is a copy of each path."""
-    job = job_folder(folder, job_id)
-    try:
-        tasks = sorted(os.listdir(job))
-    except OSError:
+    if not usable_folder(folder):
         return {}
+    job = job_folder(folder, job_id)
+    tasks = list_inside(folder, CheckpointLayout(job_id).job_dir())
     found = (copy for task in tasks for copy in copies_below(os.path.join(job, task)))
     return {path: copy.removesuffix(path) for _, path, copy in found}

@@ -19,6 +19,7 @@ from tidegate.storage.envelope import format_checksum
 from tidegate.storage.errors import CorruptionError, StorageError
 from tidegate.storage.local_first import LocalFirstStore
 from tidegate.storage.metadata import NativeFile, NativeState
+from tidegate.storage.private_folders import FOLDER_MODE, open_private
 from tidegate.storage.state import FrozenNative, StateTable
 from tidegate.storage.store import Buffer, Store
 from tidegate.storage.verification import verified_native
@@ -52,9 +53,9 @@ def fetch_native(store: Store, native: NativeState, folder: str) -> None:
     try:
         with _used(folder):
             shutil.rmtree(folder, ignore_errors=True)
-            os.makedirs(folder)
+            os.makedirs(folder, FOLDER_MODE)
         _fetch(store, native.files, folder)
-        with _used(folder), open(os.path.join(folder, DESCRIPTION_NAME), "xb") as file:
+        with _used(folder), open(os.path.join(folder, DESCRIPTION_NAME), "xb", opener=open_private) as file:
             file.write(native.description)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
@@ -146,7 +147,7 @@ def _linked(store: Store, file: NativeFile, target: str) -> bool:
 
 
 def _write_local(target: str, parts: Iterator[Buffer]) -> None:
-    with _used(os.path.dirname(target)), open(target, "xb") as file:
+    with _used(os.path.dirname(target)), open(target, "xb", opener=open_private) as file:
         for part in parts:
             file.write(part)
 

@@ -11,7 +11,7 @@ from tidegate.actors.runtimes.context import JobContext, OpenStore
 from tidegate.actors.runtimes.persist import delete_files, write_segment, write_snapshot
 from tidegate.actors.runtimes.restore import restore_task
 from tidegate.actors.runtimes.state_stores import StateStores
-from tidegate.actors.runtimes.work_folders import remove_earlier
+from tidegate.actors.runtimes.work_folders import prepare_work
 from tidegate.actors.sources import SourceReader
 from tidegate.actors.task import events as ev
 from tidegate.actors.task import instructions as do
@@ -57,7 +57,7 @@ class TaskEffects:
         """
         work = self._context.options.backend.directory
         if work is not None:
-            remove_earlier(work, self._context.job_id, self._descriptor.task, self._descriptor.attempt)
+            prepare_work(work, self._context.job_id, self._descriptor.task, self._descriptor.attempt)
         if restore is None:
             return ev.TaskRestored(self._now_ms(), ())
         store = self._open_store(restore.root)

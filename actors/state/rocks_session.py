@@ -22,6 +22,7 @@ from tidegate.storage.errors import CorruptionError, StorageError
 from tidegate.storage.ids import CheckpointId, OperatorUid
 from tidegate.storage.metadata import NativeState
 from tidegate.storage.native import DESCRIPTION_NAME
+from tidegate.storage.private_folders import FOLDER_MODE, open_private
 from tidegate.storage.rocks.database import open_database, reported
 from tidegate.storage.rocks.description import (
     FORMAT_VERSION,
@@ -162,12 +163,12 @@ class RocksSession:
         path = os.path.join(self.folder, DESCRIPTION_NAME)
         with reported("use RocksDB", self.folder):
             if os.path.exists(path):
-                with open(path, "rb") as file:
+                with open(path, "rb", opener=open_private) as file:
                     data = file.read()
                 os.unlink(path)
             else:
                 shutil.rmtree(self.folder, ignore_errors=True)
-                os.makedirs(self.folder)
+                os.makedirs(self.folder, FOLDER_MODE)
                 return None
         groups = (self.key_groups.start, self.key_groups.stop)
         stored = describe(NativeState(self.uid, ROCKSDB, groups, data, ()))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from local_jobs import NO_RESTART, GatedSource, opening
 
 import tidegate as tg
 from tidegate import recovery
+from tidegate.environment import default_storage
 
 ROWS, GATE = 400, 200
 
@@ -98,3 +101,41 @@ def test_what_killed_tasks_left_of_rocksdb_goes_with_the_next_attempt_and_the_jo
 
     assert seen == [["attempt-0"], ["attempt-1"]]
     assert list(left.rglob("attempt-*")) == []
+
+
+@pytest.mark.parametrize("planted", ["link", "group-writable"])
+def test_rocksdb_does_not_work_where_others_may_have_planted_files(tmp_path: Path, planted: str) -> None:
+    """Files that lie where a task begins are taken for its state, so the job says why it does not start."""
+    folder, elsewhere = tmp_path / "tidegate-state", tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    if planted == "link":
+        folder.symlink_to(elsewhere)
+    else:
+        folder.mkdir()
+        folder.chmod(0o770)
+    config = tg.CheckpointConfig(storage=tmp_path / "c", backend="rocksdb", backend_directory=tmp_path)
+    with tg.StreamEnvironment.local(1) as env:
+        env.from_batches(pa.table({"k": [1]})).key_by("k").aggregate(n=tg.count()).collect()
+        job = env.execute("planted", checkpoints=config, restart=NO_RESTART)
+        with pytest.raises(tg.JobFailedError, match=r"tidegate-state (is a link|can be written to by other users)"):
+            job.wait("60s")
+    assert os.listdir(folder) == []
+
+
+def test_checkpoints_are_not_kept_where_others_may_have_planted_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The folder that is taken when none is named lies where everybody may put something: one is refused."""
+    tmp_path.chmod(0o1777)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    (tmp_path / "elsewhere").mkdir()
+    default_storage()
+    (own,) = tmp_path.glob("tidegate-*")
+    shutil.rmtree(own)
+    own.symlink_to(tmp_path / "elsewhere")
+
+    with tg.StreamEnvironment.local(1) as env:
+        env.from_batches(pa.table({"k": [1]})).collect()
+        with pytest.raises(tg.ConfigurationError, match=f"{own} is a link"):
+            env.execute("planted")
+    assert os.listdir(tmp_path / "elsewhere") == []

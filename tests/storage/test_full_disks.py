@@ -73,7 +73,8 @@ def test_checkpoints_are_written_though_copies_cannot_be(
 ) -> None:
     """With a local disk that takes nothing, the primary storage has every file, and one warning says why."""
     primary = open_store(str(tmp_path / "primary"))
-    copies = LocalCopies(str(small_disk), JobId("job-1"), VertexId("map"), SubtaskIndex(0), size_bytes_max=10**9)
+    node = str(small_disk / "node")
+    copies = LocalCopies(node, JobId("job-1"), VertexId("map"), SubtaskIndex(0), size_bytes_max=10**9)
     if how == "read-only":
         make_read_only(small_disk)
     chunk = os.urandom(10_000)

@@ -130,6 +130,29 @@ def test_a_damaged_copy_is_passed_over(
     assert store.local_file(path) is None
 
 
+@pytest.mark.parametrize("planted", ["link", "folder", "owner"])
+def test_what_others_may_have_planted_is_no_copy(
+    tmp_path: Path, primary: CountingStore, planted: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A checksum can be met by who knows how, and state may hold pickles: only what this user has put there is read."""
+    node = tmp_path / "node"
+    state = checkpoint(primary, node)
+    if planted == "link":
+        for path in (PATH, NATIVE_PATH):
+            copy = local_name(node, path)
+            copy.rename(tmp_path / copy.name)
+            copy.symlink_to(tmp_path / copy.name)
+    elif planted == "folder":
+        node.chmod(0o770)
+    else:
+        monkeypatch.setattr(os, "geteuid", lambda: 4242)
+    store = LocalFirstStore(primary, str(node), JOB, [state])
+
+    assert restored(store, state) == (ROWS, NATIVE)
+    assert {PATH, NATIVE_PATH} == set(primary.reads)
+    assert store.local_file(NATIVE_PATH) is None
+
+
 def test_a_copy_that_vanishes_is_passed_over(
     tmp_path: Path, primary: CountingStore, caplog: pytest.LogCaptureFixture
 ) -> None:
