@@ -33,11 +33,13 @@ $(STAMP): pyproject.toml constraints.txt
 	fi; \
 	"$(BIN)/python" -c 'import pip' 2>/dev/null || "$$found" -m venv --clear "$(VENV)" || { \
 	    echo "$$found cannot make a virtual environment (Debian: apt install python3.11-venv)." >&2; exit 1; }
-	"$(BIN)/python" -m pip install --quiet --constraint constraints.txt --editable '.[examples,dev]'
+	@echo "installing tidegate and what it needs in $(VENV); the first time this takes some minutes ..."
+	@"$(BIN)/python" scripts/show_install.py constraints.txt \
+	    "$(BIN)/python" -u -m pip install --progress-bar off --constraint constraints.txt --editable '.[examples,dev]'
 	@touch "$@"
 
 demo: $(STAMP)  ## Run the flight delays demo on Ray and Spark; ARGS= goes to it
-	"$(BIN)/python" examples/flight_delays.py $(ARGS)
+	@"$(BIN)/python" examples/flight_delays.py $(ARGS)
 
 test: $(STAMP)  ## Run the tests; ARGS= goes to pytest
 	"$(BIN)/pytest" $(ARGS)

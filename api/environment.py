@@ -132,6 +132,11 @@ class StreamEnvironment:
             raise ConfigurationError("this environment has no Spark; make one with StreamEnvironment.raydp(...)")
         return self._session.spark
 
+    @property
+    def dashboard_url(self) -> str | None:
+        """Where Ray's dashboard is. None without one, and where this environment has not initialised Ray."""
+        return None if self._session is None else self._session.dashboard_url
+
     # --- sources --------------------------------------------------------------------------------------------------
 
     def from_batches(

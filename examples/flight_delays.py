@@ -1,11 +1,12 @@
-"""The main job: delays of 336,776 real flights, per carrier and origin, exactly once, while they stream by.
+"""The main job: delays of real flights, per carrier and origin, exactly once, while they stream by.
 
-    make demo                               the job on Ray and Spark, on this machine
-    make demo ARGS="--repeat 50 --kill"     a longer stream, and a task process killed in the middle of it
+    make demo                                  the job on Ray and Spark, on this machine; one of its processes is killed
+    make demo ARGS="--repeat 200 --no-kill"    a longer stream, undisturbed
 
-Spark cleans the flights; tidegate streams them through Ray actors beside the Spark executors and keeps a table of
-running aggregates, committed with every checkpoint; in the end Spark computes the same from the same rows as a batch,
-and both are compared row by row.
+Spark cleans the 336,776 flights out of New York in 2013. tidegate streams them, again and again, through Ray actors
+beside the Spark executors and keeps a table of running aggregates, committed with every checkpoint. In the middle of it
+a task's process is killed, and the job goes on from its newest checkpoint. In the end Spark computes the same from the
+same rows as a batch, and both are compared row by row.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ import signal
 import sys
 import time
 import zipfile
+from collections import deque
+from collections.abc import Iterator
 from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
@@ -31,6 +34,11 @@ import tidegate as tg
 
 KEYS = ("carrier", "origin")
 RELATIVE_TOLERANCE = 1e-12
+
+TERMINAL = ("finished", "failed", "cancelled", "suspended")
+CHECKPOINTS_BEFORE_KILL = 3
+POLL_S = 0.02
+RATE_WINDOW_S = 1.0
 
 
 def flights(spark: SparkSession, folder: Path, repeat: int) -> DataFrame:
@@ -49,39 +57,120 @@ def flights(spark: SparkSession, folder: Path, repeat: int) -> DataFrame:
     return arrived.crossJoin(spark.range(repeat).select()).repartition(4) if repeat > 1 else arrived.repartition(4)
 
 
-def follow(job: tg.Job, rows_total: int, kill: bool, console: Console) -> None:
-    """Show a progress bar until the job is over; with `kill`, kill a task process in the middle."""
-    columns = (
-        TextColumn("[bold]{task.description}"),
-        BarColumn(),
-        TextColumn("{task.percentage:>3.0f} %  {task.fields[rate]:>6.2f} M rows/s  {task.fields[checkpoint]}"),
-        TimeElapsedColumn(),
+class Follower:
+    """Watches a job until it is over: how far it is, how fast, and what a kill costs it."""
+
+    def __init__(self, job: tg.Job, table: tg.OutputTable, rows_total: int, console: Console) -> None:
+        self._job = job
+        self._table = table
+        self._rows_total = rows_total
+        self._console = console
+        self._attempt = 0
+        self._rows_before = 0
+        """Rows that the checkpoint covered from which this attempt has started."""
+        self._samples: deque[tuple[float, int]] = deque(maxlen=round(RATE_WINDOW_S / POLL_S))
+        self._first_rows_at: float | None = None
+        self._killed_at: float | None = None
+        self.recovery_ms: int | None = None
+        """From the kill until rows came in again."""
+        self.streamed_s = 0.0
+        """From the first rows to the end of the job."""
+
+    def follow(self, kill: bool) -> tg.JobProgress:
+        """Show a progress bar until the job is over; with `kill`, kill a task's process on the way."""
+        columns = (
+            TextColumn("[bold]{task.description}"),
+            BarColumn(),
+            TextColumn("{task.percentage:>3.0f} %  {task.fields[rate]:>6.2f} M rows/s  {task.fields[checkpoint]}"),
+            TimeElapsedColumn(),
+        )
+        with Progress(*columns, console=self._console) as bar:
+            shown = bar.add_task("starting", total=self._rows_total, rate=0.0, checkpoint="no checkpoint yet")
+            while (progress := self._job.progress()).status not in TERMINAL:
+                now = time.monotonic()
+                rows = self._rows(progress, now)
+                checkpoint = "no checkpoint yet"
+                if progress.last_checkpoint is not None:
+                    checkpoint = f"checkpoint {progress.last_checkpoint} took {progress.last_checkpoint_ms} ms"
+                bar.update(
+                    shown,
+                    completed=rows,
+                    rate=self._rate(rows, now),
+                    checkpoint=checkpoint,
+                    description=progress.status,
+                )
+                enough = progress.completed_checkpoints >= CHECKPOINTS_BEFORE_KILL and rows > self._rows_total // 3
+                if kill and enough and progress.status == "running":
+                    kill = False
+                    self._kill(rows)
+                time.sleep(POLL_S)
+            self.streamed_s = time.monotonic() - (self._first_rows_at or time.monotonic())
+            done = self._rows_total if progress.status == "finished" else None
+            rate = self._rows_total / max(POLL_S, self.streamed_s) / 1e6
+            checkpoints = f"{progress.completed_checkpoints} checkpoints"
+            bar.update(shown, rate=rate, checkpoint=checkpoints, description=progress.status, completed=done)
+        if kill:
+            self._console.print(
+                "[yellow]the stream was over before there was a chance to kill; give a greater --repeat"
+            )
+        return progress
+
+    def _rows(self, progress: tg.JobProgress, now: float) -> int:
+        """Rows of the stream that are behind the sources; a new attempt begins with those of its checkpoint."""
+        if progress.attempt != self._attempt:
+            self._attempt = progress.attempt
+            self._rows_before = sum(self._table.to_arrow()["flights"].to_pylist())
+            self._samples.clear()
+        rows_in: int = progress.rows_in.get("flights", 0)
+        if rows_in and self._first_rows_at is None:
+            self._first_rows_at = now
+        if rows_in and self._killed_at is not None and self._attempt:
+            self.recovery_ms = round((now - self._killed_at) * 1000)
+            self._killed_at = None
+            self._console.print(
+                f"[green]recovered[/green] after {self.recovery_ms} ms, "
+                f"from a checkpoint with {self._rows_before:,} rows"
+            )
+        return min(self._rows_before + rows_in, self._rows_total)
+
+    def _rate(self, rows: int, now: float) -> float:
+        """Million rows a second, over the last second."""
+        self._samples.append((now, rows))
+        then, rows_then = self._samples[0]
+        return max(0, rows - rows_then) / max(POLL_S, now - then) / 1e6
+
+    def _kill(self, rows: int) -> None:
+        victim = random.choice(self._job.processes())
+        self._killed_at = time.monotonic()
+        os.kill(victim.pid, signal.SIGKILL)
+        self._console.print(
+            f"[red]kill -9[/red] {victim.actor} (process {victim.pid}) at {rows:,} rows", highlight=False
+        )
+
+
+def summary(job: tg.Job, progress: tg.JobProgress, follower: Follower, rows_total: int) -> Iterator[str]:
+    """What the job did, a sentence a line."""
+    rate = rows_total / max(POLL_S, follower.streamed_s) / 1e6
+    yield f"{rows_total:,} rows in {follower.streamed_s:.1f} s: {rate:.2f} M rows/s, whatever came in between"
+    durations = job.statistics().duration_ms
+    yield (
+        f"{progress.completed_checkpoints} checkpoints completed, in {durations.min} to {durations.max} ms, "
+        f"{durations.avg:.0f} ms on average"
     )
-    seen_rows, seen_at = 0, time.monotonic()
-    with Progress(*columns, console=console) as bar:
-        shown = bar.add_task("flights", total=rows_total, rate=0.0, checkpoint="no checkpoint yet")
-        while True:
-            progress = job.progress()
-            rows = max((n for vertex, n in progress.rows_in.items() if vertex == "flights"), default=seen_rows)
-            now = time.monotonic()
-            rate = max(0, rows - seen_rows) / max(1e-9, now - seen_at) / 1e6
-            seen_rows, seen_at = rows, now
-            checkpoint = "no checkpoint yet"
-            if progress.last_checkpoint is not None:
-                checkpoint = f"checkpoint {progress.last_checkpoint} took {progress.last_checkpoint_ms} ms"
-            done = rows_total if progress.status == "finished" else min(rows, rows_total)
-            bar.update(shown, completed=done, rate=rate, checkpoint=checkpoint, description=progress.status)
-            if progress.status not in ("running", "restarting"):
-                break
-            if kill and progress.completed_checkpoints >= 1 and rows > rows_total // 4:
-                kill = False
-                victim = random.choice(job.processes())
-                console.print(f"[red]kill -9[/red] {victim.actor} (process {victim.pid}) at {rows:,} rows")
-                os.kill(victim.pid, signal.SIGKILL)
-            time.sleep(0.2)
-    job.wait("1min")
-    if kill:
-        console.print("[yellow]the stream was over before there was a chance to kill; give a greater --repeat")
+    if follower.recovery_ms is not None:
+        yield f"1 process killed; rows came in again {follower.recovery_ms} ms later, from the newest checkpoint"
+
+
+def next_steps(job: tg.Job, table: tg.OutputTable) -> Iterator[str]:
+    """Where the files are, and what to type to look at them."""
+    tidegate = Path(sys.executable).with_name("tidegate")
+    command = tidegate.relative_to(Path.cwd()) if tidegate.is_relative_to(Path.cwd()) else tidegate
+    yield f"The table lies in {table.url}, checkpoints and the log of what the coordinator decided in {job.root}."
+    yield "Look at them:"
+    yield f"  {command} checkpoints list {job.root}"
+    yield f"  {command} checkpoints show {job.checkpoints()[-1].path}"
+    yield f"  {command} checkpoints verify {job.checkpoints()[-1].path}"
+    yield f"  {command} events {job.root}"
 
 
 def compare(streamed: DataFrame, batch: DataFrame) -> list[str]:
@@ -112,10 +201,10 @@ def show(rows: DataFrame, console: Console) -> None:
 def main() -> int:
     """Run the demo. Exit code 1 if the table is not what Spark computes."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeat", type=int, default=10, help="how many times the year is streamed (default 10)")
-    parser.add_argument("--kill", action="store_true", help="kill a task process in the middle")
+    parser.add_argument("--repeat", type=int, default=60, help="how many times the year is streamed (default 60)")
+    parser.add_argument("--kill", action=argparse.BooleanOptionalAction, default=True, help="kill a task's process")
     parser.add_argument("--folder", type=Path, default=Path(".demo"), help="where files go (default .demo)")
-    parser.add_argument("--interval", default="1s", help="time between checkpoints (default 1s)")
+    parser.add_argument("--interval", default="250ms", help="time between checkpoints (default 250ms)")
     arguments = parser.parse_args()
     if arguments.repeat < 1:
         parser.error("--repeat must be at least 1")
@@ -125,6 +214,8 @@ def main() -> int:
     console = Console()
     console.print("starting Ray, and Spark on it ...")
     options = tg.DataPlaneOptions(source_rows_max=32_768)
+    # The bar shows the job; what its tasks print lies in Ray's session directory. Ray reads this when it is imported.
+    os.environ["RAY_DEDUP_LOGS_SKIP_REGEX"] = "A worker died or was killed while executing a task"
     with tg.StreamEnvironment.raydp(
         executors=2,
         executor_cores=1,
@@ -133,6 +224,8 @@ def main() -> int:
         options=options,
         ray_options={"log_to_driver": False},
     ) as env:
+        if env.dashboard_url is not None:
+            console.print(f"Ray's dashboard: {env.dashboard_url}")
         df = flights(env.spark, folder, arguments.repeat).cache()
         rows_total = df.count()
         console.print(f"Spark has cleaned {rows_total:,} flights; staging them for replay ...")
@@ -153,12 +246,11 @@ def main() -> int:
             checkpoints=tg.CheckpointConfig(interval=arguments.interval, storage=str(folder / "checkpoints")),
             restart=tg.RestartStrategy.fixed_delay(attempts=3, delay="100ms"),
         )
-        follow(job, rows_total, arguments.kill, console)
-        progress = job.progress()
-        console.print(
-            f"{progress.status}: {progress.completed_checkpoints} checkpoints, {progress.restarts} restarts; "
-            f"{out.rows_committed():,} updates committed"
-        )
+        follower = Follower(job, out, rows_total, console)
+        progress = follower.follow(arguments.kill)
+        job.wait("1min")
+        for line in summary(job, progress, follower, rows_total):
+            console.print(line)
         streamed = out.read(env.spark)
         batch = df.groupBy(*KEYS).agg(
             F.count("*").alias("flights"), F.mean("delay").alias("mean_delay"), F.max("delay").alias("worst_delay")
@@ -171,6 +263,8 @@ def main() -> int:
                 console.print(f"  {difference}")
             return 1
         console.print(f"[bold green]equal to Spark's batch aggregation of the same rows: all {streamed.count()} rows")
+        for line in next_steps(job, out):
+            console.print(line, highlight=False, soft_wrap=True)
     return 0
 
 

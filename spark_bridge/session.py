@@ -18,7 +18,8 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
@@ -32,6 +33,7 @@ from tidegate.spark_bridge.bounded import call_bounded
 from tidegate.spark_bridge.cluster_java import check_cluster_java
 from tidegate.spark_bridge.errors import SparkBridgeError, SparkTimeoutError
 from tidegate.spark_bridge.java import ensure_java
+from tidegate.spark_bridge.jvm_output import filtered_jvm_output
 from tidegate.spark_bridge.resources import SessionResources
 from tidegate.storage.errors import ConfigurationError
 
@@ -60,6 +62,7 @@ class RayDPSession:
         self._resources = resources
         self._owns_ray = False
         self._started_cluster = False
+        self._dashboard_url: str | None = None
         self._spark: SparkSession | None = None
         self._placement_group: PlacementGroup | None = None
         self._stopped = False
@@ -120,6 +123,11 @@ class RayDPSession:
         return self._placement_group
 
     @property
+    def dashboard_url(self) -> str | None:
+        """Where Ray's dashboard is; None without one, and when the caller had initialised Ray."""
+        return self._dashboard_url
+
+    @property
     def slots(self) -> int:
         """Task slots of all executors together; each is one CPU of its bundle."""
         return self._resources.slots
@@ -178,6 +186,8 @@ class RayDPSession:
                 "address": "local",
                 "num_cpus": self._resources.cluster_cpus,
                 "include_dashboard": include_dashboard,
+                # What Ray says at INFO while it starts is its dashboard's address, which `dashboard_url` has.
+                "logging_level": logging.WARNING,
             }
         elif address.startswith("ray://"):
             raise ConfigurationError(
@@ -188,7 +198,9 @@ class RayDPSession:
             settings = {"address": address}
         self._owns_ray = True
         self._started_cluster = address is None
-        ray.init(**{**settings, "namespace": NAMESPACE, **options})
+        with _without_notice_of_tokens():
+            context = ray.init(**{**settings, "namespace": NAMESPACE, **options})
+        self._dashboard_url = f"http://{context.dashboard_url}" if context.dashboard_url else None
         if address is not None:
             check_cluster_java()
 
@@ -223,12 +235,13 @@ class RayDPSession:
             assert isinstance(session, SparkSession)
             return session
 
-        self._spark = call_bounded(
-            start,
-            timeout_s=timeout_s,
-            what="starting Spark on Ray",
-            advice="See the logs of RayDPSparkMaster in Ray's session directory; every node needs its Java.",
-        )
+        with filtered_jvm_output():
+            self._spark = call_bounded(
+                start,
+                timeout_s=timeout_s,
+                what="starting Spark on Ray",
+                advice="See the logs of RayDPSparkMaster in Ray's session directory; every node needs its Java.",
+            )
 
     def _spark_defaults(self) -> dict[str, str]:
         defaults = {
@@ -280,6 +293,18 @@ def _refuse_second_session(active: RayDPSession | None) -> None:
             "this process has a Spark context already, and Spark allows one a process. Stop it first, or run "
             "tidegate on that Spark cluster."
         )
+
+
+@contextmanager
+def _without_notice_of_tokens() -> Iterator[None]:
+    """Ray warns that it protects a cluster of its own by a token, which is what one wants, and tells how to stop it."""
+    notices = logging.getLogger("ray._private.authentication.authentication_token_setup")
+    level = notices.level
+    notices.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        notices.setLevel(level)
 
 
 def _registered_executors(context: SparkContext) -> int:
