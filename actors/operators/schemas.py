@@ -13,6 +13,8 @@ from typing import Any
 import polars as pl
 import pyarrow as pa
 
+from tidegate.actors.operators.row_values import InexactValueError, exact_array, exact_cast
+
 _ADVICE = "pass schema= to fix names and types"
 
 
@@ -47,9 +49,11 @@ class PinnedSchema:
                 if not (self._given or pa.types.is_null(column.type)):
                     raise _mismatch(name, wanted, column.type)
                 try:
-                    column = column.cast(wanted)
-                except pa.ArrowException as error:
+                    column = exact_cast(column, wanted)
+                except (pa.ArrowException, InexactValueError) as error:
                     raise _mismatch(name, wanted, column.type, str(error)) from error
+            if column.null_count and not self.schema.field(position).nullable:
+                raise SchemaMismatchError(f"column {name!r} cannot be null in schema=, and is null in a row")
             columns.append(column)
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
 
@@ -68,19 +72,16 @@ class PinnedSchema:
 
     def _column(self, name: str, values: list[Any]) -> pa.Array:
         wanted = pa.null() if self.schema is None else self.schema.field(name).type
-        if pa.types.is_null(wanted):
-            try:
-                return pa.array(values)
-            except pa.ArrowException as error:
-                raise SchemaMismatchError(f"values of column {name!r} have no common type: {error}") from error
         try:
-            return pa.array(values, type=wanted)
+            return exact_array(values, None if pa.types.is_null(wanted) else wanted)
+        except InexactValueError as error:
+            if self._given:
+                advice = "return what fits, or give the column another type in schema="
+                raise SchemaMismatchError(f"column {name!r}: {error}; {advice}") from error
+            was = "" if pa.types.is_null(wanted) else f" was {wanted} before"
+            raise SchemaMismatchError(f"column {name!r}{was}: {error}; {_ADVICE}") from error
         except (pa.ArrowException, OverflowError) as error:
-            try:
-                found = pa.array(values).type
-            except pa.ArrowException:
-                found = "a mixture of types"
-            raise _mismatch(name, wanted, found, str(error)) from error
+            raise SchemaMismatchError(f"values of column {name!r} have no common type: {error}") from error
 
     def _promote(self, position: int, found: pa.DataType) -> None:
         assert self.schema is not None

@@ -24,6 +24,7 @@ from typing import Any
 import cloudpickle
 import pyarrow as pa
 
+from tidegate.actors.operators.row_values import check_text, exact_array, shown
 from tidegate.storage.dictionaries import widened_type
 from tidegate.storage.errors import ConfigurationError
 
@@ -82,7 +83,9 @@ class StateType:
         try:
             return form.put(value)
         except (TypeError, ValueError) as error:
-            raise TypeError(f"state {self._name!r} keeps {form.described}, and was given {value!r}: {error}") from error
+            raise TypeError(
+                f"state {self._name!r} keeps {form.described}, and was given {shown(value)}: {error}"
+            ) from error
 
     def handed_out(self, stored: Any) -> Any:
         """The value of what rests (None is None), as an object that the caller may change."""
@@ -153,14 +156,16 @@ class _ArrowForm(_Form):
     def put(self, value: Any) -> Any:
         exact = self._exact
         if type(value) is exact and (exact is not int or -_INT64_END <= value < _INT64_END):
+            if exact is str and not value.isascii():
+                check_text(value)  # or the checkpoint would fail that has to write it
             return one_nan(value) if exact is float else value
         if value is None:
             raise TypeError("None can be kept only within something else, and there only as Optional[...]")
         try:
             if pa.types.is_integer(self.dtype):
-                operator.index(value)  # Arrow would cut a float off
-            taken = pa.scalar(value, type=self.dtype).as_py()
-        except (pa.ArrowException, OverflowError) as error:
+                operator.index(value)  # a float is none, whatever its value
+            taken = exact_array([value], self.dtype)[0].as_py()
+        except pa.ArrowException as error:
             raise TypeError(str(error)) from error
         if taken is None:
             raise TypeError("to Arrow it is null")

@@ -105,7 +105,7 @@ def test_null_columns_find_their_type_later() -> None:
 @pytest.mark.parametrize(
     ("later", "said"),
     [
-        (pa.record_batch({"x": ["text"], "s": ["a"]}), r"column 'x' was int64 before and is string.*schema="),
+        (pa.record_batch({"x": ["text"], "s": ["a"]}), r"column 'x' was int64 before.*(string|'text').*schema="),
         (pa.record_batch({"x": [1]}), r"missing: 's'.*schema="),
         (pa.record_batch({"x": [1], "s": ["a"], "new": [1]}), r"new: 'new'.*schema="),
     ],
