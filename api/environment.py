@@ -21,6 +21,7 @@ from tidegate.actors.sources import Source
 from tidegate.config import CheckpointConfig
 from tidegate.config_file import load_config
 from tidegate.job import Job
+from tidegate.names import name_taken
 from tidegate.places import temporary_folder
 from tidegate.recovery import RestartStrategy
 from tidegate.storage.errors import ConfigurationError, StorageError
@@ -207,14 +208,18 @@ class StreamEnvironment:
     ) -> Job:
         """Run the streams made so far as one job, and start anew with an empty environment.
 
-        restore: "latest" goes on from the newest checkpoint of a job of this name (afresh if there is none); a path
+        restore: "latest" goes on from the newest whole checkpoint of a job of this name, afresh if no run of this name
+        has ever completed one; "latest_or_fresh" starts afresh also where they are all damaged or gone; a path
         `<storage>/<job>/chk-N` goes on from that one. `restart` defaults to three restarts, one second apart.
         `hooks` are told of every checkpoint (see `tg.MasterHook`).
         Raises ConfigurationError, TableError or StorageError for what cannot work; nothing has started then.
         """
-        submission = self.plan(name, checkpoints=checkpoints, restart=restart, restore=restore, hooks=hooks)
-        savepoints = (checkpoints if checkpoints is not None else self._checkpoints).savepoints
-        running = self._runtime.submit(submission)
+        request = self._request(name, checkpoints, restart, restore, hooks)
+        store, savepoints = self.open_store(request.root), request.checkpoints.savepoints
+        with name_taken(store, name, request.job_id, make_job_id(name, ""), request.checkpoints.lease) as lease:
+            submission = prepare(request, self.open_store)
+            lease.abandon()
+            running = self._runtime.submit(submission)
         self._reset()
         return Job(running, submission.spec.job_id, name, submission.spec.root, self.open_store, savepoints)
 
@@ -231,8 +236,22 @@ class StreamEnvironment:
     ) -> Submission:
         """What `execute` submits, after every check; sources are staged and tables claimed.
 
-        `suffix` of the job's id and `seed` are random unless they are given.
+        `suffix` of the job's id and `seed` are random unless they are given. Unlike `execute` this does not ask
+        whether a job of this name runs.
         """
+        return prepare(self._request(name, checkpoints, restart, restore, hooks, suffix, seed), self.open_store)
+
+    def _request(
+        self,
+        name: str,
+        checkpoints: CheckpointConfig | None,
+        restart: RestartStrategy | None,
+        restore: str | None,
+        hooks: Sequence[MasterHook],
+        suffix: str | None = None,
+        seed: int | None = None,
+    ) -> JobRequest:
+        """What is asked for, after every check for which nothing but the program and the stores is needed."""
         config = checkpoints if checkpoints is not None else self._checkpoints
         store = self.open_store(self._storage_of(config))
         graph = translate(self._nodes)
@@ -242,7 +261,7 @@ class StreamEnvironment:
         self._runtime.check(graph, urls)
         for url in dict.fromkeys(urls):
             check_conditional_create(self.open_store(url))
-        request = JobRequest(
+        return JobRequest(
             name=name,
             job_id=make_job_id(name, suffix if suffix is not None else uuid.uuid4().hex[:8]),
             graph=graph,
@@ -256,7 +275,6 @@ class StreamEnvironment:
             options=self._options,
             seed=seed if seed is not None else uuid.uuid4().int % 2**32,
         )
-        return prepare(request, self.open_store)
 
     def _storage_of(self, config: CheckpointConfig) -> str:
         """Where checkpoints go: the folder that was named, the coordinator's memory, or a temporary folder."""

@@ -56,6 +56,12 @@ class Job:
         progress = self._running.wait(timeout_s)
         if progress is None:
             raise TimeoutError(f"job {self.name!r} is still {self.status()} after {timeout}")
+        if progress.status == "failed" and progress.superseded:
+            # Restored, this job would evict the one that has taken over from it.
+            raise JobFailedError(
+                f"job {self.name!r} ({self.job_id}) failed: {progress.reason}. Leave that job alone if it does what "
+                f"this one was to do; `tidegate checkpoints list {self.root}` shows what each of them has completed"
+            )
         if progress.status == "failed":
             raise JobFailedError(
                 f"job {self.name!r} failed: {progress.reason}. Its checkpoints are under {self.root}; execute it again "

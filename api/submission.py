@@ -24,14 +24,14 @@ from tidegate.actors.task.source import SplitPosition
 from tidegate.claims import check_tables, claim_tables
 from tidegate.config import CheckpointConfig
 from tidegate.places import own_folder
-from tidegate.recovery import RestartStrategy, latest
+from tidegate.recovery import RestartStrategy
+from tidegate.restoring import restore_point
 from tidegate.storage.errors import ConfigurationError, CorruptionError, NotFoundError
 from tidegate.storage.ids import CheckpointId, JobId, OperatorUid, SubtaskIndex
 from tidegate.storage.layout import CheckpointLayout, escape, parse_checkpoint_name, parse_pointer
 from tidegate.storage.memory_storage import STATE_BYTES_MAX_DEFAULT
 from tidegate.storage.metadata import CheckpointMetadata
 from tidegate.storage.metadata_file import read_metadata, read_pointed
-from tidegate.storage.store import Store
 from tidegate.storage.table_log import TableLog
 from tidegate.tables import CollectedRows, OutputTable
 
@@ -92,7 +92,9 @@ def prepare(request: JobRequest, open_store: OpenStore) -> Submission:
     Raises ConfigurationError, TableError and StorageError; nothing has started then.
     """
     _check_hooks(request.hooks)
-    restore, metadata = _restore_point(request, open_store)
+    restore, metadata = restore_point(
+        request.restore, request.name, request.root, request.checkpoints.ignore_in_flight_of, open_store
+    )
     if metadata is not None and restore is not None:
         check_restorable(metadata, request.graph, ignore_in_flight=restore.ignore_in_flight)
         check_restored_sources(open_store(restore.root), metadata, request.graph)
@@ -200,42 +202,6 @@ def _check_hooks(hooks: Sequence[MasterHook]) -> None:
         if hook.identifier in seen:
             raise ConfigurationError(f"two master hooks have the identifier {hook.identifier!r}: give each its own")
         seen.add(hook.identifier)
-
-
-def _restore_point(request: JobRequest, open_store: OpenStore) -> tuple[RestorePoint | None, CheckpointMetadata | None]:
-    if request.restore is None:
-        return None, None
-    pointer = request.restore
-    if pointer == "latest":
-        newest = latest(request.root, request.name, open_store=open_store)
-        if newest is None:
-            log.info("job %r has no checkpoint under %s yet: it starts afresh", request.name, request.root)
-            return None, None
-        pointer = newest.path
-    at = parse_pointer(pointer)
-    try:
-        metadata = read_pointed(open_store(at.root), at)
-    except NotFoundError as error:
-        folder = at.root.rpartition("/")[0] if at.savepoint else at.root
-        raise ConfigurationError(
-            f"restore={pointer!r}: there is no completed checkpoint or savepoint; `tidegate checkpoints list {folder}` "
-            "shows those that there are"
-        ) from error
-    if metadata.void or (metadata.origin_root is not None and _given_up(metadata, open_store(metadata.origin_root))):
-        raise ConfigurationError(f"restore={pointer!r}: this checkpoint was given up; choose another one")
-    ignore = request.checkpoints.ignore_in_flight_of == at.checkpoint_id
-    return RestorePoint(at.root, at.job_id, at.checkpoint_id, metadata.final, at.savepoint, ignore), metadata
-
-
-def _given_up(savepoint: CheckpointMetadata, origin: Store) -> bool:
-    """Whether the job of a savepoint has voided its checkpoint, and so gone on without the rows that it covers.
-
-    The savepoint is deleted then, but a coordinator that was lost may have left it behind for a while.
-    """
-    try:
-        return read_metadata(origin, savepoint.job_id, savepoint.checkpoint_id).void
-    except (NotFoundError, CorruptionError):
-        return False
 
 
 def _lineage(

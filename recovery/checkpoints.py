@@ -21,6 +21,7 @@ from tidegate.storage.layout import (
     parse_pointer,
     parse_savepoint_name,
 )
+from tidegate.storage.lease import read_lease
 from tidegate.storage.metadata import CheckpointMetadata, NativeFile, StateHandle
 from tidegate.storage.metadata_file import read_pointed
 from tidegate.storage.state import StateTable
@@ -81,14 +82,14 @@ def list_checkpoints(
     ordered: list[tuple[int, CheckpointSummary]] = []
     names = store.list("")
     for at in _savepoints(store, names):
-        summary = _summarise(open_store(at.root), at)
+        summary = _summarise(open_store(at.root), at, store)
         if summary is not None and job in (None, summary.job_id, summary.job_name):
             ordered.append((summary.triggered_at_ms, summary))
     for job_id in map(JobId, names):
         # A checkpoint whose time can't be read takes its place by its number, after the one before it.
         at_ms = 0
         for checkpoint_id in _checkpoint_ids(store, job_id):
-            summary = _summarise(store, CheckpointPointer(store.url, job_id, checkpoint_id))
+            summary = _summarise(store, CheckpointPointer(store.url, job_id, checkpoint_id), store)
             if summary is None or job not in (None, summary.job_id, summary.job_name):
                 continue
             at_ms = max(at_ms, summary.triggered_at_ms)
@@ -104,19 +105,25 @@ def latest(url: str, job: str | None = None, *, open_store: OpenStore = open_sto
     its successor. Damaged checkpoints are passed over, with a warning in the log. Raises StorageError for faults of the
     storage.
     """
+    return latest_and_damaged(url, job, open_store=open_store)[0]
+
+
+def latest_and_damaged(
+    url: str, job: str | None = None, *, open_store: OpenStore = open_store
+) -> tuple[CheckpointSummary | None, tuple[CheckpointSummary, ...]]:
+    """What `latest` finds, and the damaged ones that it has passed over, each with its reason, newest first."""
+    damaged: list[CheckpointSummary] = []
     summaries = list_checkpoints(url, job, open_store=open_store)
     later = _jobs_after(summaries)
     summaries.sort(key=lambda summary: -later.get(summary.job_id, 0))
     for summary in reversed(summaries):
         report = verify(summary.path, open_store=open_store)
         if report.ok:
-            return replace(summary, verified=True)
-        _logger.warning(
-            "Checkpoint %s is damaged and passed over for the one before it: %s",
-            summary.path,
-            "; ".join(report.problems),
-        )
-    return None
+            return replace(summary, verified=True), tuple(damaged)
+        reason = "; ".join(report.problems)
+        _logger.warning("Checkpoint %s is damaged and passed over for the one before it: %s", summary.path, reason)
+        damaged.append(replace(summary, verified=False, reason=reason))
+    return None, tuple(damaged)
 
 
 def _jobs_after(summaries: Sequence[CheckpointSummary]) -> dict[JobId, int]:
@@ -130,6 +137,21 @@ def _jobs_after(summaries: Sequence[CheckpointSummary]) -> dict[JobId, int]:
             job_id, distance = origin[job_id], distance + 1
             after[job_id] = max(after.get(job_id, 0), distance)
     return after
+
+
+def job_name(store: Store, job_id: JobId) -> str:
+    """What a job under a root is called, as far as its lease tells; else the part of its id that is made of that."""
+    try:
+        lease = read_lease(store, job_id)
+    except CorruptionError:
+        lease = None
+    # The id ends with random digits, see JobId.
+    return lease.job_name if lease is not None else job_id.rpartition("-")[0] or job_id
+
+
+def is_of_job(store: Store, job_id: JobId, job: str | None) -> bool:
+    """Whether a folder under a root is that of the job with this name or id; None is any job."""
+    return job is None or job in (job_id, job_id.rpartition("-")[0]) or job == job_name(store, job_id)
 
 
 def inspect(path: str) -> CheckpointMetadata:
@@ -201,17 +223,25 @@ def _checkpoint_ids(store: Store, job_id: JobId) -> list[CheckpointId]:
     return sorted(found for found in map(parse_checkpoint_name, names) if found is not None)
 
 
-def _summarise(store: Store, at: CheckpointPointer) -> CheckpointSummary | None:
+def _summarise(store: Store, at: CheckpointPointer, names: Store) -> CheckpointSummary | None:
+    """`names` is where the job has its folder, whose lease knows what it is called."""
     path, job_id = str(at), at.job_id
     try:
         metadata = read_pointed(store, at)
     except NotFoundError:
         return None
     except (CorruptionError, CodecError) as error:
-        # The name is the part of the id before the random digits, see JobId.
-        name = job_id.rpartition("-")[0] or job_id
         return CheckpointSummary(
-            path, job_id, name, at.checkpoint_id, -1, -1, 0, False, str(error), savepoint=at.savepoint
+            path,
+            job_id,
+            job_name(names, job_id),
+            at.checkpoint_id,
+            -1,
+            -1,
+            0,
+            False,
+            str(error),
+            savepoint=at.savepoint,
         )
     if metadata.void:
         return None

@@ -18,7 +18,7 @@ from rich.markup import escape
 from rich.pretty import Pretty
 from rich.table import Table
 
-from tidegate.recovery.checkpoints import CheckpointSummary, inspect, list_checkpoints, verify
+from tidegate.recovery.checkpoints import CheckpointSummary, inspect, is_of_job, list_checkpoints, verify
 from tidegate.recovery.deletion import delete
 from tidegate.storage.errors import CodecError, ConfigurationError, CorruptionError, TidegateError
 from tidegate.storage.event_log import EventLog, LogEntry
@@ -130,7 +130,7 @@ def sweep_command(
         now_ms = int(time.time() * 1000)
         store = open_store(path)
         places = [open_store(url) for url in savepoints or ()]
-        for job_id in [JobId(name) for name in store.list("") if job in (None, name, name.rpartition("-")[0])]:
+        for job_id in [JobId(name) for name in store.list("") if is_of_job(store, JobId(name), job)]:
             dry_run = not delete
             if delete and not force and may_run(store, job_id, now_ms, grace_ms):
                 dry_run, left_out = True, left_out + 1
@@ -163,7 +163,7 @@ def events_command(path: RootArgument, job: JobOption = None) -> None:
     unreadable = 0
     with _explained():
         store = open_store(path)
-        jobs = [JobId(name) for name in store.list("") if job in (None, name, name.rpartition("-")[0])]
+        jobs = [JobId(name) for name in store.list("") if is_of_job(store, JobId(name), job)]
         shown = 0
         for job_id in jobs:
             log = EventLog(store, job_id)

@@ -57,7 +57,15 @@ class SinkCommitter:
         spec = self._context.spec
         commit = self._context.state.commits[0]
         commit.failures += 1
-        if event.fenced or commit.failures >= spec.storage_attempts_max:
+        if event.fenced:
+            # Whoever restored this job would take the table from its new owner in turn.
+            self._context.state.superseded = True
+            self._context.storage_failure = (
+                f"the sink files of checkpoint {event.checkpoint_id} are not committed, because a newer job is in "
+                f"charge of their table ({event.error})"
+            )
+            return
+        if commit.failures >= spec.storage_attempts_max:
             self._context.storage_failure = (
                 f"the sink files of checkpoint {event.checkpoint_id} could not be committed in "
                 f"{commit.failures} attempts ({event.error}); a job restored from it commits them"

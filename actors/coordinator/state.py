@@ -207,6 +207,8 @@ class CoordinatorState:
     ending_reason: str | None = None
     gave_up: bool = False
     """Storage did not answer within the allowed attempts: the job ends without waiting for it."""
+    superseded: bool = False
+    """A newer job has claimed a table of this one, and is in charge of it."""
     statistics: CheckpointStatistics = field(default_factory=CheckpointStatistics)
 
     def move(self, input: JobInput) -> None:

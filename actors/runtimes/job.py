@@ -52,6 +52,8 @@ class JobProgress:
     last_checkpoint_bytes: int | None
     last_failure: str | None
     rows_in: dict[str, int]
+    superseded: bool = False
+    """Whether the job has ended because a newer one is in charge of a table of it."""
 
 
 def progress_of(state: CoordinatorState, rows_in: dict[str, int]) -> JobProgress:
@@ -70,6 +72,7 @@ def progress_of(state: CoordinatorState, rows_in: dict[str, int]) -> JobProgress
         last_checkpoint_bytes=None if newest is None else newest.state_bytes + newest.in_flight_bytes,
         last_failure=state.last_failure,
         rows_in=rows_in,
+        superseded=state.superseded,
     )
 
 

@@ -28,7 +28,8 @@ END_WAIT_S = 5.0
 class LeaseKeeper:
     """Keeps one job's lease from `start` to `end` or `abandon`.
 
-    `driver`: the process that starts this one again if it is lost.
+    `driver`: the process that starts this one again if it is lost. `own`: no other process goes on with the lease, so
+    within this one it is known at once when nobody renews it any more.
     """
 
     def __init__(
@@ -39,10 +40,11 @@ class LeaseKeeper:
         lease_ms: int,
         driver: ProcessId | None = None,
         clock: Callable[[], int] = now_ms,
+        own: bool = True,
     ) -> None:
         self._store = store
         self._clock = clock
-        self._token = uuid.uuid4().hex
+        self._token = uuid.uuid4().hex if own else ""
         self._lease = Lease(job_id, job_name, this_process(), self._token, clock(), lease_ms, driver=driver)
         self._renewed = True
         self._stopped = threading.Event()
@@ -58,7 +60,8 @@ class LeaseKeeper:
 
     def start(self) -> None:
         """Take the lease, and go on renewing it. Never raises: a job runs on without one while storage is away."""
-        hold(self._token)
+        if self._token:
+            hold(self._token)
         self._renew()
         self._thread.start()
 

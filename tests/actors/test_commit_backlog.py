@@ -84,7 +84,7 @@ def test_a_fenced_commit_fails_the_job_at_once() -> None:
     assert only(told, do.SetTimer) == []
     (end,) = only(told, do.EndJob)
     assert (end.status, job.status) == ("failed", JobStatus.FAILED)
-    assert "could not be committed in 1 attempts (the table is owned by 'b')" in (end.reason or "")
+    assert "a newer job is in charge of their table (the table is owned by 'b')" in (end.reason or "")
 
 
 # --- the I/O ------------------------------------------------------------------------------------------------------

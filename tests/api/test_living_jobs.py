@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from local_jobs import NO_RESTART, GatedSource, config, finish, local, numbers
 from typer.testing import CliRunner
 
+import tidegate as tg
 from tidegate.cli import app
-from tidegate.storage.filesystem import open_store
-from tidegate.storage.lease import read_lease
+from tidegate.names import await_end
+from tidegate.storage.filesystem import FileSystemStore, open_store
+from tidegate.storage.ids import JobId
+from tidegate.storage.lease import CLOCKS_DIFFER_MS_MAX, Lease, read_lease, write_lease
+from tidegate.storage.processes import ProcessId, this_process
 
 
 def age(folder: Path) -> None:
@@ -54,3 +60,108 @@ def test_a_job_that_is_over_says_so(tmp_path: Path) -> None:
     lease = read_lease(open_store(str(tmp_path)), job.job_id)
     assert lease is not None
     assert (lease.ended, lease.job_name) == (True, "test job")
+
+
+def test_a_second_job_of_a_name_is_refused_while_the_first_lives(tmp_path: Path) -> None:
+    """And the first goes on; under another name, another root, or after its end the second one may start."""
+    source = GatedSource(20, gates=[10])
+    with local(parallelism=1, rows_max=5) as env:
+        env.from_source(source).collect()
+        first = env.execute("My Job", checkpoints=config(tmp_path), restart=NO_RESTART)
+        source.await_gate(10)
+        for restore in (None, "latest", "latest_or_fresh"):
+            with local() as other:
+                other.from_batches(numbers(10)).collect()
+                with pytest.raises(tg.ConfigurationError) as refusal:
+                    other.execute("My Job", checkpoints=config(tmp_path), restart=NO_RESTART, restore=restore)
+        assert f"is running already: {first.job_id}, of process {os.getpid()}" in str(refusal.value)
+        assert "restore" not in str(refusal.value), "restored, it would evict the one that lives"
+        assert [path.name for path in tmp_path.iterdir() if any(path.iterdir())] == [first.job_id]
+
+        for name, root in (("my job", tmp_path), ("My Job", tmp_path / "other")):
+            with local() as other:
+                other.from_batches(numbers(10)).collect()
+                assert other.execute(name, checkpoints=config(root)).wait("60s") == "finished"
+        source.open_all()
+        assert first.wait("60s") == "finished"
+    with local() as env:
+        env.from_batches(numbers(10)).collect()
+        assert env.execute("My Job", checkpoints=config(tmp_path)).wait("60s") == "finished"
+
+
+def test_a_submission_that_fails_leaves_the_name_free(tmp_path: Path) -> None:
+    """Also where it fails after the name was taken."""
+    with local() as env:
+        env.from_batches(numbers(10)).collect()
+        with pytest.raises(tg.ConfigurationError, match="names no checkpoint"):
+            env.execute("job", checkpoints=config(tmp_path), restore="nonsense")
+        env.execute("job", checkpoints=config(tmp_path)).wait("60s")
+
+
+class Waiting:
+    """Clocks that go on when somebody waits, and what happens then."""
+
+    def __init__(self, store: FileSystemStore, *then: Lease) -> None:
+        self.now_ms = 1_000_000
+        self.slept = 0
+        self._store = store
+        self._then = list(then)
+
+    def sleep(self, seconds: float) -> None:
+        """Some time passes."""
+        self.slept += 1
+        self.now_ms += round(seconds * 1000)
+        if self._then and self.slept > 3:
+            write_lease(self._store, self._then.pop(0))
+
+    def await_end(self, name: str = "job", clock_ms: int | None = None) -> None:
+        """Look at the one job that there is."""
+        await_end(
+            self._store,
+            JOB,
+            name,
+            clock=lambda: self.now_ms if clock_ms is None else clock_ms,
+            monotonic=lambda: self.now_ms / 1000,
+            sleep=self.sleep,
+        )
+
+
+JOB = JobId("job-12345678")
+ELSEWHERE = Lease(JOB, "job", ProcessId("another host", "another place", 1, "5"), "token", 1_000_000, 1_000)
+
+
+def test_a_job_of_another_machine_is_waited_for(tmp_path: Path) -> None:
+    """Until its lease expires, by whatever clock, or it says that it is over."""
+    store = open_store(str(tmp_path))
+    write_lease(store, ELSEWHERE)
+    expired, ended = Waiting(store), Waiting(store, ELSEWHERE.ended_at(1_000_000))
+
+    expired.await_end()
+    assert expired.now_ms > 1_000_000 + 1_000 + CLOCKS_DIFFER_MS_MAX
+    by_no_clock = Waiting(store)
+    by_no_clock.await_end(clock_ms=500_000)
+    assert by_no_clock.slept > 3, "by its clock the lease would never expire"
+    ended.await_end()
+    assert ended.slept == 4
+
+    nothing = Waiting(store)
+    write_lease(store, ELSEWHERE)
+    nothing.await_end("another name")
+    assert nothing.slept == 0
+
+
+def test_a_job_of_another_machine_that_gives_a_sign_of_life_is_left_alone(tmp_path: Path) -> None:
+    """One renewal is enough; but not one by what Ray is about to end."""
+    store = open_store(str(tmp_path))
+    write_lease(store, ELSEWHERE)
+    with pytest.raises(tg.ConfigurationError, match="of process 1 on another host"):
+        Waiting(store, ELSEWHERE.renewed(1_000_700)).await_end()
+
+    orphan = replace(ELSEWHERE, driver=replace(this_process(), began="1"))
+    write_lease(store, orphan)
+    Waiting(store, orphan.renewed(1_000_700)).await_end()
+    write_lease(store, orphan)
+    with pytest.raises(tg.ConfigurationError, match="is running already"):
+        Waiting(
+            store, *[replace(orphan, renewals=n, renewed_at_ms=1_000_000 + 200 * n) for n in range(1, 1_000)]
+        ).await_end()

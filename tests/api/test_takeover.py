@@ -22,6 +22,7 @@ from local_jobs import (
     local,
     nothing,
     opening,
+    thought_dead,
 )
 
 import tidegate as tg
@@ -88,7 +89,7 @@ def test_a_checkpoint_that_was_fenced_off_is_shown_by_the_restore(tmp_path: Path
         source.open_gate(10)
         source.await_gate(20)
         fenced = old.trigger_checkpoint("60s")
-        with pytest.raises(tg.JobFailedError, match=r"checkpoint 2 could not be committed in 1 attempts .*is owned by"):
+        with pytest.raises(tg.JobFailedError, match=r"checkpoint 2 are not committed.*is owned by"):
             old.wait("60s")
     assert numbers_in(tmp_path) == [*range(10), 1000]
 
@@ -117,6 +118,7 @@ def test_the_latest_is_of_the_job_that_took_over(tmp_path: Path) -> None:
         source.await_gate(10)
         path = old.trigger_checkpoint("60s")
         await_events(old, "SinksCommitted", 1)
+        thought_dead(old)
 
         with opening(GatedSource(ROWS, gates=[15])) as second, local(1) as other:
             program(other, second, tmp_path)
@@ -129,8 +131,9 @@ def test_the_latest_is_of_the_job_that_took_over(tmp_path: Path) -> None:
         source.open_gate(10)
         source.await_gate(20)
         zombie = old.trigger_checkpoint("60s")
-        with pytest.raises(tg.JobFailedError, match="is owned by"):
+        with pytest.raises(tg.JobFailedError, match=f"is owned by '{successor.job_id}'") as evicted:
             old.wait("60s")
+        assert "restore" not in str(evicted.value), "restored, it would evict its successor"
     assert Path(zombie, "_metadata").exists()
 
     with local(1) as env:

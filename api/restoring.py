@@ -1,0 +1,111 @@
+"""Which checkpoint a job starts from.
+
+Rules:
+
+- `"latest"` is the newest checkpoint of a job of this name that is whole. Damaged ones are passed over, and said.
+- A job starts afresh only when no run of its name has completed a checkpoint, or gone on from one: then nothing of it
+  is in a table yet. Where there was one and none is left that is whole, its rows would come twice: that is an error,
+  and `"latest_or_fresh"` is how a user says that this is wanted.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+from tidegate.actors.coordinator.spec import RestorePoint
+from tidegate.actors.runtimes.context import OpenStore
+from tidegate.actors.runtimes.coordinator_host import replay
+from tidegate.recovery.checkpoints import is_of_job, latest_and_damaged
+from tidegate.storage.errors import CodecError, ConfigurationError, CorruptionError, NotFoundError
+from tidegate.storage.event_log import EventLog
+from tidegate.storage.ids import JobId
+from tidegate.storage.layout import CheckpointLayout, CheckpointPointer, parse_pointer
+from tidegate.storage.metadata import CheckpointMetadata
+from tidegate.storage.metadata_file import read_metadata, read_pointed
+from tidegate.storage.store import Store
+
+log = logging.getLogger(__name__)
+
+LATEST, LATEST_OR_FRESH = "latest", "latest_or_fresh"
+REASONS_SHOWN_MAX = 20
+REASON_CHARACTERS_MAX = 500
+
+
+def restore_point(
+    restore: str | None, name: str, root: str, ignore_in_flight_of: int | None, open_store: OpenStore
+) -> tuple[RestorePoint | None, CheckpointMetadata | None]:
+    """What `restore=` of a job of this name means; None to start afresh. ConfigurationError for what cannot be."""
+    if restore is None:
+        return None, None
+    pointer = _newest(restore, name, root, open_store) if restore in (LATEST, LATEST_OR_FRESH) else restore
+    if pointer is None:
+        return None, None
+    at = parse_pointer(pointer)
+    try:
+        metadata = read_pointed(open_store(at.root), at)
+    except NotFoundError as error:
+        folder = at.root.rpartition("/")[0] if at.savepoint else at.root
+        raise ConfigurationError(
+            f"restore={pointer!r}: there is no completed checkpoint or savepoint; `tidegate checkpoints list {folder}` "
+            "shows those that there are"
+        ) from error
+    if metadata.void or (metadata.origin_root is not None and _given_up(metadata, open_store(metadata.origin_root))):
+        raise ConfigurationError(f"restore={pointer!r}: this checkpoint was given up; choose another one")
+    ignore = ignore_in_flight_of == at.checkpoint_id
+    return RestorePoint(at.root, at.job_id, at.checkpoint_id, metadata.final, at.savepoint, ignore), metadata
+
+
+def _newest(restore: str, name: str, root: str, open_store: OpenStore) -> str | None:
+    """Path of the newest checkpoint of the name that is whole, None to start afresh."""
+    newest, damaged = latest_and_damaged(root, name, open_store=open_store)
+    if newest is not None:
+        return newest.path
+    reasons = [f"{summary.path}: {summary.reason}" for summary in damaged]
+    reasons = reasons or list(_lost(open_store(root), name))
+    if not reasons:
+        log.info("job %r has no checkpoint under %s yet: it starts afresh", name, root)
+        return None
+    shown = [reason[:REASON_CHARACTERS_MAX] for reason in reasons[:REASONS_SHOWN_MAX]]
+    found = f"no checkpoint of job {name!r} under {root} is whole ({'; '.join(shown)})"
+    if restore == LATEST_OR_FRESH:
+        log.warning("%s: it starts afresh, as was asked for", found)
+        return None
+    raise ConfigurationError(
+        f"restore={restore!r}: {found}. Restore these files from a copy, or name a savepoint. To start afresh say "
+        f"restore={LATEST_OR_FRESH!r}: whatever earlier runs have written to tables is then written again, so empty "
+        "the tables or write to others"
+    )
+
+
+def _lost(store: Store, name: str) -> Iterator[str]:
+    """Runs of a name that had a checkpoint, of which none is there, and why nobody must forget them."""
+    for job_id in map(JobId, store.list("")):
+        if not is_of_job(store, job_id, name):
+            continue
+        event_log = EventLog(store, job_id)
+        if not event_log.indices():
+            continue
+        try:
+            state = replay(event_log)[0].state
+        except (CorruptionError, CodecError) as error:
+            yield f"{job_id} may have had one, nobody can tell: {error}"
+            continue
+        layout = CheckpointLayout(job_id)
+        gone = [CheckpointPointer(store.url, job_id, completed.checkpoint_id) for completed in state.completed]
+        yield from (f"{at}: {layout.metadata(at.checkpoint_id)} is gone" for at in gone)
+        if not gone and state.completed_checkpoints:
+            yield f"{job_id} has completed {state.completed_checkpoints}, which are deleted"
+        elif not gone and state.spec is not None and state.spec.restore is not None:
+            yield f"{job_id} went on from {state.spec.restore.pointer}, which is gone"
+
+
+def _given_up(savepoint: CheckpointMetadata, origin: Store) -> bool:
+    """Whether the job of a savepoint has voided its checkpoint, and so gone on without the rows that it covers.
+
+    The savepoint is deleted then, but a coordinator that was lost may have left it behind for a while.
+    """
+    try:
+        return read_metadata(origin, savepoint.job_id, savepoint.checkpoint_id).void
+    except (NotFoundError, CorruptionError):
+        return False
