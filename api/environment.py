@@ -24,8 +24,8 @@ from tidegate.job import Job
 from tidegate.names import name_taken
 from tidegate.places import temporary_folder
 from tidegate.recovery import RestartStrategy
+from tidegate.storage.create_check import check_conditional_create
 from tidegate.storage.errors import ConfigurationError, StorageError
-from tidegate.storage.filesystem import check_conditional_create
 from tidegate.storage.ids import OperatorUid
 from tidegate.storage.private_folders import make_private
 from tidegate.stream import Stream

@@ -6,6 +6,7 @@ every conditional create decides something exactly once, and every fault of the 
 
 from __future__ import annotations
 
+from tidegate.storage.create_check import check_conditional_create
 from tidegate.storage.errors import (
     AlreadyExistsError,
     CodecError,
@@ -18,7 +19,7 @@ from tidegate.storage.errors import (
     TidegateError,
 )
 from tidegate.storage.event_log import EventLog, LogEntry
-from tidegate.storage.filesystem import FileSystemStore, check_conditional_create, open_store
+from tidegate.storage.filesystem import FileSystemStore, open_store
 from tidegate.storage.layout import CheckpointLayout, parse_pointer
 from tidegate.storage.metadata import CheckpointMetadata, DataFile, StateHandle, StateKind
 from tidegate.storage.metadata_file import create_metadata, read_metadata

@@ -31,6 +31,10 @@ class FileInfo:
 class Files(Protocol):
     """Operations by absolute key. Raises OSError (FileNotFoundError from `read`) for faults. Thread-safe."""
 
+    def place(self, key: str) -> str:
+        """Name of the disk or server that decides who wins a create under a root. Never raises."""
+        ...
+
     def write(self, key: str, chunks: Iterable[Buffer]) -> int:
         """Write or replace a whole file; returns its bytes."""
         ...
@@ -76,6 +80,9 @@ class MemoryFiles:
 
     def __init__(self) -> None:
         self._fs: Any = fsspec.filesystem("memory")
+
+    def place(self, key: str) -> str:
+        return "memory"
 
     def write(self, key: str, chunks: Iterable[Buffer]) -> int:
         data = b"".join(chunks)

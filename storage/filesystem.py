@@ -1,16 +1,13 @@
 """`FileSystemStore`: a `Store` over local folders, S3, or the memory of this process, chosen by the url.
 
 Rules: whatever a file system raises comes out as a StorageError that names operation, place and cause; paths
-cannot leave the root; a store pickles as its url and options and opens again anywhere. A store whose
-conditional create overwrites is refused by `check_conditional_create`, because fencing and completing
-checkpoints rest on it.
+cannot leave the root; a store pickles as its url and options and opens again anywhere.
 """
 
 from __future__ import annotations
 
 import errno
 import os
-import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -22,7 +19,7 @@ from tidegate.storage.errors import (
 )
 from tidegate.storage.files import TEMPORARY_PREFIX, FileInfo, Files, MemoryFiles
 from tidegate.storage.local_files import LocalFiles
-from tidegate.storage.store import Buffer, Store
+from tidegate.storage.store import Buffer
 
 TIMEOUT_MS_DEFAULT = 60_000
 WRITE_TIMEOUT_MS_DEFAULT = 600_000
@@ -49,6 +46,11 @@ class FileSystemStore:
     @property
     def url(self) -> str:
         return self._url
+
+    @property
+    def place(self) -> str:
+        """What decides who wins a create here: equal for stores on one disk, or in one bucket."""
+        return self._files.place(self._root)
 
     def __repr__(self) -> str:
         return f"FileSystemStore({self._url!r})"
@@ -144,29 +146,6 @@ def open_store(url: str, **options: object) -> FileSystemStore:
     scheme or a wrong option.
     """
     return FileSystemStore(url, **options)
-
-
-def check_conditional_create(store: Store) -> None:
-    """Create one file twice and see that the second attempt loses and changes nothing.
-
-    Raises ConfigurationError if the storage cannot do that: two coordinators could then both own a job.
-    """
-    path = f"_tidegate-probe-{uuid.uuid4().hex}"
-    store.create(path, b"first")
-    try:
-        try:
-            store.create(path, b"second")
-            refused = False
-        except AlreadyExistsError:
-            refused = True
-        if not refused or store.read(path) != b"first":
-            raise ConfigurationError(
-                f"the storage at {store.url} has no conditional create (a put with `If-None-Match: *` "
-                "replaced a file): exactly-once cannot be kept on it. Use a local folder, AWS S3, or an S3 "
-                "server that supports it"
-            )
-    finally:
-        store.delete(path)
 
 
 def join_url(root: str, path: str) -> str:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import os
 import time
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
@@ -34,6 +35,7 @@ PARTS_IN_MEMORY_MAX = 4
 CREATE_TRIES_MAX = 5
 _NOT_APPLIED_STATUS = (409, 503)
 _UPLOAD_MARK = "tidegate-upload"
+_ENDPOINT_VARIABLES = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_PROFILE")
 
 _logger = logging.getLogger(__name__)
 
@@ -47,7 +49,11 @@ class S3Files:
         `timeout_ms` bounds each request, retries included; `write_timeout_ms` bounds a whole write.
         """
         self._requests = S3Requests(options, timeout_ms)
+        self._server = " ".join([repr(options), *(os.environ.get(name, "") for name in _ENDPOINT_VARIABLES)])
         self._write_timeout_s = write_timeout_ms / 1000
+
+    def place(self, key: str) -> str:
+        return f"{_address(key)['Bucket']} {self._server}"
 
     def write(self, key: str, chunks: Iterable[Buffer]) -> int:
         deadline_s = time.monotonic() + self._write_timeout_s

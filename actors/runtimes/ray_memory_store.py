@@ -83,6 +83,9 @@ class RayMemoryFiles:
         self._timeout_s = timeout_ms / 1000
         self._actor: Any = None
 
+    def place(self, key: str) -> str:
+        return f"{SCHEME}{self._name}"
+
     def write(self, key: str, chunks: Iterable[Buffer]) -> int:
         data = b"".join(chunks)
         self._put(key, data, True)

@@ -77,6 +77,9 @@ class SimulatedDisk:
 class SimulatedStore:
     """The part of the disk under one url."""
 
+    for_one_thread = True
+    """What threads of its user would do here could not be replayed."""
+
     def __init__(self, disk: SimulatedDisk, url: str) -> None:
         self._disk = disk
         self._url = url.rstrip("/")

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from tidegate.storage.create_check import check_conditional_create
 from tidegate.storage.errors import AlreadyExistsError, ConfigurationError, StorageError
-from tidegate.storage.filesystem import FileSystemStore, check_conditional_create, join_url, open_store
+from tidegate.storage.filesystem import FileSystemStore, join_url, open_store
 from tidegate.storage.store import Buffer
 
 

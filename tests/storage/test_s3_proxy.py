@@ -13,9 +13,10 @@ from s3_proxy import Request, S3Proxy, run_proxy
 from seaweed import BUCKET, S3Server
 
 from tidegate.storage import s3_files
+from tidegate.storage.create_check import check_conditional_create
 from tidegate.storage.errors import AlreadyExistsError, ConfigurationError, StorageError
 from tidegate.storage.event_log import EventLog, LogEntry
-from tidegate.storage.filesystem import FileSystemStore, check_conditional_create, open_store
+from tidegate.storage.filesystem import FileSystemStore, open_store
 from tidegate.storage.ids import Generation, JobId
 from tidegate.storage.s3_requests import TRIES_MAX
 

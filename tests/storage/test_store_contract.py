@@ -16,8 +16,9 @@ from tidegate.actors.runtimes.ray_memory_store import RayMemoryStore, open_store
 from tidegate.actors.simulation.faults import Faults
 from tidegate.actors.simulation.store import SimulatedDisk, SimulatedStore
 from tidegate.actors.simulation.world import World
+from tidegate.storage.create_check import check_conditional_create
 from tidegate.storage.errors import AlreadyExistsError, NotFoundError, StorageError
-from tidegate.storage.filesystem import FileSystemStore, check_conditional_create
+from tidegate.storage.filesystem import FileSystemStore
 from tidegate.storage.ids import CheckpointId, JobId, SubtaskIndex, VertexId
 from tidegate.storage.local_copies import DuplicatingStore, LocalCopies
 from tidegate.storage.local_first import LocalFirstStore
