@@ -9,6 +9,8 @@ own).
 from __future__ import annotations
 
 import enum
+import logging
+import threading
 
 from tidegate.storage.codec import wire
 
@@ -96,3 +98,23 @@ def value_text(value: object, characters_max: int = 500) -> str:
         name = type.__dict__["__name__"].__get__(type(value))
         return f"<a {name}, whose repr raised {type(raised).__name__}>"
     return text if len(text) <= characters_max else text[:characters_max] + "…"
+
+
+def interrupts(error: BaseException) -> bool:
+    """Whether somebody pressed Ctrl-C, which only the main thread is told: no failure of what happened to run there.
+
+    In any other thread code of the user has raised it, as any other error.
+    """
+    return isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread()
+
+
+def log_failure(log: logging.Logger, message: str, error: BaseException) -> None:
+    """Log what failed and its cause in a line, and where it was raised for those who want details.
+
+    Never raises: user code may have closed what the log is written to, and the failure is told elsewhere.
+    """
+    try:
+        log.warning("%s: %s", message, error_text(error))
+        log.debug("%s", message, exc_info=error)
+    except BaseException:  # noqa: BLE001 (there is nowhere left to say it)
+        return

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 import pyarrow as pa
 
 from tidegate.actors.errors import OperatorError
+from tidegate.actors.failures import error_text, interrupts, value_text
 from tidegate.actors.operators.base import OperatorContext
 
 _ROW_CHARACTERS_MAX = 500
@@ -25,7 +26,9 @@ def blame(context: OperatorContext, batch: pa.RecordBatch) -> Iterator[None]:
         yield
     except OperatorError:
         raise
-    except Exception as error:
+    except BaseException as error:
+        if not is_failure(error):
+            raise
         first = batch.slice(0, 1).to_pylist()
         raise failure(context, error, "first row of the batch", first[0] if first else {}) from error
 
@@ -37,18 +40,26 @@ def blame_row(context: OperatorContext, row: Mapping[str, object], number: int) 
         yield
     except OperatorError:
         raise
-    except Exception as error:
+    except BaseException as error:
+        if not is_failure(error):
+            raise
         raise failure(context, error, f"row {number} of the batch", row) from error
 
 
+def is_failure(error: BaseException) -> bool:
+    """Whether code of the user has failed: by whatever it raises, also an exit or the panic of a library.
+
+    Not Ctrl-C, and not the end of a generator of ours that nobody reads any more.
+    """
+    return not interrupts(error) and not isinstance(error, GeneratorExit)
+
+
 def failure(
-    context: OperatorContext, error: Exception, place: str, row: Mapping[str, object] | None = None
+    context: OperatorContext, error: BaseException, place: str, row: Mapping[str, object] | None = None
 ) -> OperatorError:
     """The error to raise for `error`, found at `place` and, where there is one, `row`."""
-    shown = "" if row is None else f": {dict(row)!r}"
-    if len(shown) > _ROW_CHARACTERS_MAX:
-        shown = shown[:_ROW_CHARACTERS_MAX] + "…"
+    shown = "" if row is None else f": {value_text(dict(row), _ROW_CHARACTERS_MAX)}"
     return OperatorError(
         f"operator {context.name!r} (uid {context.uid!r}) failed on subtask {context.subtask + 1} of "
-        f"{context.parallelism}: {type(error).__name__}: {error}; {place}{shown}"
+        f"{context.parallelism}: {error_text(error)}; {place}{shown}"
     )

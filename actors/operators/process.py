@@ -20,9 +20,10 @@ from typing import Any
 import pyarrow as pa
 
 from tidegate.actors.errors import OperatorError
+from tidegate.actors.failures import error_text
 from tidegate.actors.kernels.partition import compact, subtask_table
 from tidegate.actors.operators.base import Emit, Operator, OperatorContext
-from tidegate.actors.operators.blame import blame, failure
+from tidegate.actors.operators.blame import blame, failure, is_failure
 from tidegate.actors.operators.functions import BaseProcessFunction, ProcessContext
 from tidegate.actors.operators.key_scope import KeyScope
 from tidegate.actors.operators.keyed_states import KeyedStates
@@ -261,7 +262,9 @@ class ProcessOperator(Operator):
                     return True
         except OperatorError:
             raise
-        except Exception as error:
+        except BaseException as error:
+            if not is_failure(error):
+                raise
             raise failure(self.context, error, f"row {number} of the batch", row) from error
         return False
 
@@ -321,7 +324,9 @@ class ProcessOperator(Operator):
                 self._pinned.from_rows(rows[start : start + _OUTPUT_ROWS_MAX])
                 for start in range(0, len(rows), _OUTPUT_ROWS_MAX)
             ]
-        except Exception as error:
+        except BaseException as error:
+            if not is_failure(error):
+                raise
             raise failure(self.context, error, "first of the rows that the function returned", rows[0]) from error
         for batch in batches:
             emit(batch)
@@ -336,7 +341,9 @@ class ProcessOperator(Operator):
             yield
         except TidegateError:
             raise
-        except Exception as error:
+        except BaseException as error:
+            if not is_failure(error):
+                raise
             raise failure(self.context, error, f"in {method}") from error
 
     @contextmanager
@@ -345,7 +352,9 @@ class ProcessOperator(Operator):
             yield
         except OperatorError:
             raise
-        except Exception as error:
+        except BaseException as error:
+            if not is_failure(error):
+                raise
             place = f"timer at {self._ask.timestamp} of key"
             raise failure(self.context, error, place, self._ask.current_key) from error
 
@@ -353,10 +362,12 @@ class ProcessOperator(Operator):
 def _own_copy(function: BaseProcessFunction) -> BaseProcessFunction:
     try:
         return copy.deepcopy(function)
-    except Exception as error:
+    except BaseException as error:
+        if not is_failure(error):
+            raise
         raise ConfigurationError(
-            f"{type(function).__name__} cannot be copied ({error}), and each subtask needs a copy of its own; make "
-            "in open what cannot be copied"
+            f"{type(function).__name__} cannot be copied ({error_text(error)}), and each subtask needs a copy of its "
+            "own; make in open what cannot be copied"
         ) from error
 
 

@@ -7,15 +7,16 @@ and the threads of the old one end with their reads.
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 
 from tidegate.actors.graph.job_graph import JobGraph
+from tidegate.actors.runtimes.threads import WorkerPool
 
 IO_THREADS = 4
 """Threads for everything but reads of sources."""
 
 
-def io_pool(graph: JobGraph) -> ThreadPoolExecutor:
-    """The pool of one attempt. Threads are started as they are needed."""
+def io_pool(graph: JobGraph, died: Callable[[BaseException], object]) -> WorkerPool:
+    """The pool of one attempt."""
     sources = sum(vertex.parallelism for vertex in graph.vertices if vertex.source is not None)
-    return ThreadPoolExecutor(IO_THREADS + sources, thread_name_prefix="tidegate-io")
+    return WorkerPool(IO_THREADS + sources, "tidegate-io", died)

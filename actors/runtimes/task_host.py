@@ -8,6 +8,7 @@ from functools import partial
 
 from tidegate.actors.coordinator import events as co
 from tidegate.actors.coordinator.spec import RestorePoint
+from tidegate.actors.failures import interrupts, log_failure
 from tidegate.actors.runtimes.ports import TaskPort
 from tidegate.actors.runtimes.task_effects import TaskEffects
 from tidegate.actors.task import events as ev
@@ -61,11 +62,13 @@ class TaskHost:
 
     def close(self) -> None:
         """Release what the task holds, also in the middle of its life. Never raises: the task is over anyway."""
-        try:
-            self.machine.close()
-        except Exception as error:
-            log.warning("an operator of %s could not be closed", self.machine.descriptor.task, exc_info=error)
-        self._effects.close()
+        for what, close in (("an operator", self.machine.close), ("the source", self._effects.close)):
+            try:
+                close()
+            except BaseException as error:
+                if interrupts(error):
+                    raise
+                log_failure(log, f"{what} of {self.machine.descriptor.task} could not be closed", error)
 
     def _perform(self, instructions: Sequence[do.TaskInstruction], handled_ms: int) -> None:
         task, port = self.machine.descriptor.task, self._port

@@ -1,0 +1,132 @@
+"""The world as the machines of a local job see it: messages go through the job's one queue, I/O to its pools."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TYPE_CHECKING
+
+from tidegate.actors.coordinator import events as co
+from tidegate.actors.coordinator import instructions as do
+from tidegate.actors.coordinator.events import CoordinatorEvent
+from tidegate.actors.identity import TaskId
+from tidegate.actors.runtimes.clock import now_ms
+from tidegate.actors.runtimes.job import Answer
+from tidegate.actors.runtimes.task_host import TaskHost
+from tidegate.actors.task import events as ev
+from tidegate.actors.task import instructions as task_do
+
+if TYPE_CHECKING:
+    from tidegate.actors.runtimes.local_job import LocalJob
+
+
+class LocalTaskPort:
+    """The world as one task of a local job sees it."""
+
+    def __init__(self, job: LocalJob, task: TaskId) -> None:
+        self._job = job
+        self._task = task
+        self.host: TaskHost | None = None
+
+    def now_ms(self) -> int:
+        return now_ms()
+
+    def send_frame(self, frame: task_do.SendFrame) -> None:
+        receiver = self._job._context.graph.receiver(frame.channel)
+        event = ev.FrameArrived(now_ms(), frame.attempt, frame.channel, frame.first_sequence, frame.elements)
+        self._job._local.append(lambda: self._job._deliver(receiver, event))
+
+    def grant_credit(self, grant: task_do.GrantCredit) -> None:
+        sender = self._job._context.graph.sender(grant.channel)
+        event = ev.CreditGranted(now_ms(), grant.attempt, grant.channel, grant.total_bytes)
+        self._job._local.append(lambda: self._job._deliver(sender, event))
+
+    def report(self, event: CoordinatorEvent) -> None:
+        self._job._local.append(lambda: self._job._coordinator.handle(event))
+
+    def run_io(self, work: Callable[[], ev.TaskEvent | None]) -> None:
+        host = self.host
+        assert host is not None
+
+        def done(future: Future[ev.TaskEvent | None]) -> None:
+            self._job._post(lambda: self._finish_io(host, future))
+
+        self._job._pool.submit(work, done)
+
+    def _finish_io(self, host: TaskHost, future: Future[ev.TaskEvent | None]) -> None:
+        def finish() -> None:
+            event = future.result()
+            if event is not None:
+                host.handle(event)
+
+        self._job._guarded(self._task, host, finish)
+
+    def set_timer(self, instruction: task_do.SetTaskTimer) -> None:
+        host = self.host
+        assert host is not None
+
+        def due() -> None:
+            self._job._guarded(self._task, host, lambda: host.handle(ev.TimerDue(now_ms(), instruction.timer)))
+
+        self._job._call_at(instruction.due_at_ms, due)
+
+
+class LocalCoordinatorPort:
+    """The world as the coordinator of a local job sees it."""
+
+    def __init__(self, job: LocalJob) -> None:
+        self._job = job
+
+    def now_ms(self) -> int:
+        return now_ms()
+
+    def deploy(self, instruction: do.DeployAttempt) -> None:
+        self._job.deploy(instruction)
+
+    def cancel_attempt(self, instruction: do.CancelAttempt) -> None:
+        self._job._drop_tasks()
+
+    def tell(self, task: TaskId, event: ev.TaskEvent) -> None:
+        self._job._local.append(lambda: self._job._deliver(task, event))
+
+    def run_io(self, work: Callable[[], CoordinatorEvent | None]) -> None:
+        def finish(future: Future[CoordinatorEvent | None]) -> None:
+            event = future.result()
+            if event is not None:
+                self._job._coordinator.handle(event)
+
+        self._job._coordinator_pool.submit(work, lambda future: self._job._post(lambda: finish(future)))
+
+    def append(self, work: Callable[[], None], done: Callable[[BaseException | None], None]) -> None:
+        def finish(future: Future[None]) -> None:
+            self._job._post(lambda: done(future.exception()))
+
+        self._job._log_pool.submit(work, finish)
+
+    def set_timer(self, timer: str, due_at_ms: int) -> None:
+        self._job._named[timer] = due_at_ms
+
+        def fire() -> None:
+            if self._job._named.get(timer) == due_at_ms:
+                del self._job._named[timer]
+                self._job._coordinator.handle(co.TimerFired(now_ms(), timer))
+
+        self._job._call_at(due_at_ms, fire)
+
+    def call_later(self, delay_ms: int, action: Callable[[], None]) -> None:
+        self._job._call_at(now_ms() + delay_ms, action)
+
+    def complete_request(self, instruction: do.CompleteRequest) -> None:
+        future = self._job._requests.pop(instruction.request, None)
+        if future is not None:
+            future.set_result(Answer(instruction.checkpoint_id, instruction.error, instruction.path))
+
+    def end_job(self, instruction: do.EndJob) -> None:
+        self._job.end(instruction)
+
+    def replay_again(self, reason: str) -> None:
+        # A job's id is new with each submission, so nobody else can have written to its log.
+        self.halt(reason)
+
+    def halt(self, reason: str) -> None:
+        self._job._break_down(f"the coordinator stopped: {reason}")

@@ -1,0 +1,160 @@
+"""Threads of our own, for code that may block, raise anything, or fork.
+
+Rules:
+
+- All are daemons that nobody joins without a limit: a read that blocks for ever must not keep a process from ending.
+- All are started with the pool, so that a process that can start no thread any more says so before it has work to do.
+- Whatever a piece of work raises, also an exit, is its result. A thread that dies for another reason tells `died`.
+- The queue has a limit. Who asks for more gets an error: nothing of ours has so much to do at once.
+- A process that user code has forked must not go on as a second copy of a task: it ends when that code has returned.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import TypeVar
+
+T = TypeVar("T")
+
+WAITING_MAX = 10_000
+
+EXIT_UNREPORTED = 77
+"""A failure could not be told to anybody: the process ends, which is noticed."""
+EXIT_FORKED = 78
+"""A copy of the process came out of user code."""
+
+_CANNOT_START = "can't start new thread"
+_FORKED = b"tidegate: a process that user code has forked came back from it, and ends here\n"
+
+
+def _nothing() -> None:
+    """What follows when nobody asked for anything."""
+
+
+def leave(code: int, last_words: bytes) -> None:
+    """End the process now, without asking anybody."""
+    try:
+        os.write(2, last_words)
+    finally:
+        os._exit(code)
+
+
+def leave_if_forked(pid: int) -> None:
+    """End the process if it is not the one with this id."""
+    if os.getpid() != pid:
+        leave(EXIT_FORKED, _FORKED)
+
+
+def lacks_threads(error: BaseException | None) -> bool:
+    """Whether an error, or what caused it, says that the process can start no thread any more."""
+    for _ in range(100):  # Causes can form a ring.
+        if error is None:
+            return False
+        if type(error) is RuntimeError and error.args == (_CANNOT_START,):
+            return True
+        error = error.__context__ if error.__cause__ is None else error.__cause__
+    return False
+
+
+class WorkerPool:
+    """Runs pieces of work side by side. RuntimeError from the constructor if its threads cannot be started."""
+
+    def __init__(self, threads: int, name: str, died: Callable[[BaseException], object]) -> None:
+        self._name = name
+        self._died = died
+        self._pid = os.getpid()
+        self._work: queue.Queue[Callable[[], object] | None] = queue.Queue(WAITING_MAX + threads)
+        self._lock = threading.Lock()
+        self._alive = threads
+        self._closed = False
+        self._idle = threading.Event()
+        self._then: Callable[[], object] = _nothing
+        self._threads = [
+            threading.Thread(target=self._run, name=f"{name}-{number}", daemon=True) for number in range(threads)
+        ]
+        started = 0
+        try:
+            for thread in self._threads:
+                thread.start()
+                started += 1
+        except RuntimeError:
+            with self._lock:
+                self._alive = started
+            self.close()
+            raise
+
+    def submit(self, work: Callable[[], T], done: Callable[[Future[T]], object]) -> None:
+        """Have work done, and then `done` called with its result or error, on the same thread.
+
+        Nothing happens once the pool is closed. RuntimeError if too much waits already.
+        """
+
+        def run() -> None:
+            future: Future[T] = Future()
+            try:
+                future.set_result(work())
+            except BaseException as error:  # noqa: BLE001 (code of users, too: `done` is told)
+                future.set_exception(error)
+            finally:
+                leave_if_forked(self._pid)
+            done(future)
+
+        with self._lock:
+            if self._closed:
+                return
+            if self._work.qsize() >= WAITING_MAX:
+                raise RuntimeError(f"{WAITING_MAX} pieces of work wait for the threads {self._name}")
+            self._work.put_nowait(run)
+
+    def close(self, then: Callable[[], object] = _nothing) -> None:
+        """Drop what waits. `then` is called once, by the last thread that comes back; this does not wait for it."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed, self._then = True, then
+            nobody = not self._alive
+            with suppress(queue.Empty):
+                while True:
+                    self._work.get_nowait()
+            for _ in self._threads:
+                self._work.put_nowait(None)
+        if nobody:
+            self._over()
+
+    def join(self, timeout_s: float) -> bool:
+        """Wait, after `close`, until all threads have come back; whether they have."""
+        return self._idle.wait(timeout_s)
+
+    def _run(self) -> None:
+        try:
+            while not self._closed:
+                work = self._work.get()
+                if work is not None:
+                    work()
+                del work  # An idle thread must not keep what it has done.
+        except BaseException as error:  # noqa: BLE001 (whatever it is, a thread of ours is gone)
+            self._died(error)
+        finally:
+            with self._lock:
+                self._alive -= 1
+                last = self._closed and self._alive == 0
+            if last:
+                self._over()
+
+    def _over(self) -> None:
+        try:
+            self._then()
+        finally:
+            self._idle.set()
+
+
+def join_all(pools: tuple[WorkerPool, ...], timeout_s: float) -> bool:
+    """Wait for closed pools, all together for so long; whether all have come to an end."""
+    deadline_s = time.monotonic() + timeout_s
+    return all(pool.join(max(0.0, deadline_s - time.monotonic())) for pool in pools)
