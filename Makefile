@@ -11,6 +11,8 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.tidegate-setup
 SCRIPTS := $(wildcard scripts/*.py examples/*.py benchmarks/*.py)
 ARGS ?=
+# Processes of a test run: as many as there are processors, within reason.
+JOBS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 2 ? 2 : n > 4 ? 4 : n)))
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
@@ -41,8 +43,9 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP)  ## Run the flight delays demo on Ray and Spark; ARGS= goes to it
 	@"$(BIN)/python" examples/flight_delays.py $(ARGS)
 
-test: $(STAMP)  ## Run the tests; ARGS= goes to pytest
-	"$(BIN)/pytest" $(ARGS)
+test: $(STAMP)  ## Run the tests, JOBS= of them at a time; ARGS= goes to pytest
+	"$(BIN)/python" -m tidegate.actors.runtimes.warm_up
+	"$(BIN)/pytest" --numprocesses $(JOBS) --dist loadgroup --no-loadscope-reorder --max-worker-restart 0 --durations 15 $(ARGS)
 
 check: $(STAMP) typings  ## Lint, format, types, import directions: reports all, changes nothing
 	@failed=(); \

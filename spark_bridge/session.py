@@ -183,7 +183,6 @@ class RayDPSession:
             return
         if address is None:
             settings: dict[str, Any] = {
-                "address": "local",
                 "num_cpus": self._resources.cluster_cpus,
                 "include_dashboard": include_dashboard,
                 # What Ray says at INFO while it starts is its dashboard's address, which `dashboard_url` has.
@@ -195,11 +194,13 @@ class RayDPSession:
                 "Give the address of the head node (host:port) or 'auto'."
             )
         else:
-            settings = {"address": address}
+            settings = {}
         self._owns_ray = True
         self._started_cluster = address is None
+        settings |= {"namespace": NAMESPACE, **options}
+        # Without an address Ray would join the cluster that it last saw on this machine, whosever that is.
         with _without_notice_of_tokens():
-            context = ray.init(**{**settings, "namespace": NAMESPACE, **options})
+            context = ray.init(address="local" if address is None else address, **settings)
         self._dashboard_url = f"http://{context.dashboard_url}" if context.dashboard_url else None
         if address is not None:
             check_cluster_java()

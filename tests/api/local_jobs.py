@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +10,7 @@ from random import Random
 
 import polars as pl
 import pyarrow as pa
+from waiting import until
 
 import tidegate as tg
 from tidegate.storage.filesystem import FileSystemStore
@@ -62,9 +62,11 @@ def rows(table: pa.Table | pl.DataFrame) -> list[tuple[object, ...]]:
 
 def await_events(job: tg.Job, name: str, count: int) -> None:
     """Read the job's log until this event has happened so often."""
-    deadline_s = time.monotonic() + WAIT_S
-    while sum(type(event).__name__ == name for event in job.events()) < count:
-        assert time.monotonic() < deadline_s, f"{name} has not happened {count} times"
+
+    def names() -> list[str]:
+        return [type(event).__name__ for event in job.events()]
+
+    until(f"{name}, {count} times", lambda: names().count(name) >= count, names)
 
 
 def thought_dead(job: tg.Job) -> None:
@@ -98,7 +100,7 @@ class GatedSource:
         return GatedReader(self)
 
     def await_gate(self, row: int) -> None:
-        """Wait until every split has read all rows before a gate."""
+        """Wait until every split has read all rows before a gate, and its task has processed them."""
         for _ in (length for length in self.lengths if length > row):
             assert self._gates[row][0].acquire(timeout=WAIT_S), f"gate {row} was not reached"
 
@@ -113,11 +115,15 @@ class GatedSource:
 
     def pass_gate(self, row: int) -> None:
         """Called by readers before they read this row: where there is a gate, wait for it to be opened."""
-        if row not in self._gates or self._gates[row][1].is_set():
+        if not self.closed_at(row):
             return
         reached, opened = self._gates[row]
         reached.release()
         assert opened.wait(WAIT_S), f"gate {row} was never opened"
+
+    def closed_at(self, row: int) -> bool:
+        """Whether there is a gate before a row, and it is closed."""
+        return row in self._gates and not self._gates[row][1].is_set()
 
     def next_gate(self, row: int, otherwise: int) -> int:
         """The first gate after a row."""
@@ -130,14 +136,23 @@ class GatedSource:
 
 
 class GatedReader:
-    """Reads up to the next gate at most, so that all rows before a gate are read before it."""
+    """Reads up to the next gate at most, so that all rows before a gate are read before it.
+
+    A source is read a batch or two ahead of what it has processed. So the first read at a gate gives no rows, and only
+    the next one, which is asked for when the rows before it are on their way, says that the gate was reached. Whatever
+    is aligned and asked for after that covers them.
+    """
 
     def __init__(self, source: GatedSource) -> None:
         self._source = source
+        self._came_to: set[tuple[str, int]] = set()
 
     def read(self, split: tg.SourceSplit, offset: int, rows_max: int) -> tg.ReadResult:
         """Rows of a split; waits at a gate."""
         if offset < split.rows:
+            if self._source.closed_at(offset) and (split.split_id, offset) not in self._came_to:
+                self._came_to.add((split.split_id, offset))
+                return tg.ReadResult(None, offset, False)
             self._source.pass_gate(offset)
         stop = min(offset + rows_max, self._source.next_gate(offset, split.rows), split.rows)
         xs = list(range(offset, stop))

@@ -8,7 +8,6 @@ their own, of which only the end is compared, and far ones fire at the end of th
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -217,10 +216,7 @@ class StoppingSource:
         return StoppingReader(self, self.failures)
 
     def read_up_to(self, job: tg.Job, limit: int, fail_at: int | None = None) -> None:
-        """Let rows before `limit` pass, and wait until the job has read them; it fails once at `fail_at`, if it is one.
-
-        Raises JobFailedError if the job is over instead.
-        """
+        """Let rows before `limit` pass, and wait until the job has read them; it fails once at `fail_at`, if any."""
         with self._changed:
             if fail_at is not None:
                 self._armed.add(fail_at)
@@ -228,11 +224,10 @@ class StoppingSource:
             self._limit = limit
             self._reached.clear()
             self._changed.notify_all()
-            deadline_s = time.monotonic() + WAIT_S
-            while self.failures < self._expected_failures or len(self._reached) < self.SPLITS:
-                assert time.monotonic() < deadline_s, f"rows before {limit} were not read"
-                if not self._changed.wait(1) and job.status() not in ("running", "restarting"):
-                    raise AssertionError(f"the job is over: {job.wait('10s')}")
+            read = self._changed.wait_for(
+                lambda: self.failures >= self._expected_failures and len(self._reached) == self.SPLITS, WAIT_S
+            )
+        assert read, f"rows before {limit} were not read: {job.progress()}"
 
     def end(self) -> None:
         """The splits end where they were read to, and whoever waits is let go."""

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 import shutil
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from local_jobs import NO_RESTART, WAIT_S, GatedSource, opening
+from local_jobs import NO_RESTART, GatedSource, opening
+from waiting import until
 
 import tidegate as tg
 from tidegate import recovery
@@ -120,13 +120,6 @@ def check(tables: tuple[tg.CollectedRows, tg.CollectedRows], start: int) -> None
     assert sorted((tuple(row.values()) for row in running.to_pylist()), key=repr) == expected_rows(start)
 
 
-def until(happened: Callable[[], bool], what: str) -> None:
-    """Wait for what the job does by itself."""
-    deadline_s = time.monotonic() + WAIT_S
-    while not happened():
-        assert time.monotonic() < deadline_s, f"{what} has not happened"
-
-
 def asked(job: tg.Job) -> bool:
     """Ask for a checkpoint; whether there is one. There is none while a failed attempt is not over."""
     try:
@@ -166,7 +159,7 @@ def test_changes_are_written_before_a_checkpoint_asks(program: Program, backend:
         tables = program.build(env, source)
         job = env.execute("job", checkpoints=program.config(backend), restart=NO_RESTART)
         source.await_gate(GATE)
-        until(lambda: any(path.endswith(".segment") for path in program.changelog(job)), "a segment")
+        until("a segment", lambda: any(path.endswith(".segment") for path in program.changelog(job)))
         assert job.statistics().completed == 0
         path = job.trigger_checkpoint()
         assert referenced(path) <= program.changelog(job)
@@ -196,7 +189,7 @@ def test_old_segments_go_when_a_base_has_taken_their_place(program: Program, bac
         path = job.trigger_checkpoint()
         first = referenced(path)
         source.open_gate(GATE)
-        until(lambda: has_later_bases(program.changelog(job), path), "a base beside processing")
+        until("a base beside processing", lambda: has_later_bases(program.changelog(job), path))
         for gate in gates[1:]:
             source.await_gate(gate)
             assert referenced(path) <= program.changelog(job), (
@@ -204,8 +197,8 @@ def test_old_segments_go_when_a_base_has_taken_their_place(program: Program, bac
             )
             path = job.trigger_checkpoint()
             if gate == gates[-1]:
-                until(lambda: not first & referenced(job.trigger_checkpoint()), "that other bases have come")
-                until(lambda: not first & program.changelog(job), "that old files have gone")
+                until("that other bases have come", lambda: not first & referenced(job.trigger_checkpoint()))
+                until("that old files have gone", lambda: not first & program.changelog(job))
             source.open_gate(gate)
         assert job.wait("60s") == "finished"
     assert program.changelog(job) == set()
@@ -225,7 +218,7 @@ def test_a_task_that_fails_goes_on_from_its_log(program: Program, backend: str) 
         source.await_gate(GATE)
         job.trigger_checkpoint()
         source.open_gate(GATE)
-        until(lambda: len(program.failures) == 1 and asked(job), "a checkpoint of the second attempt")
+        until("a checkpoint of the second attempt", lambda: len(program.failures) == 1 and asked(job))
         source.open_all()
         assert job.wait("60s") == "finished"
     assert program.failures == []
@@ -260,7 +253,7 @@ def stopped(program: Program, backend: str, ask: Callable[[tg.Job], str]) -> str
         program.build(env, source)
         job = env.execute("job", checkpoints=program.config(backend), restart=NO_RESTART)
         source.await_gate(GATE)
-        until(lambda: any(path.endswith(".segment") for path in program.changelog(job)), "a segment")
+        until("a segment", lambda: any(path.endswith(".segment") for path in program.changelog(job)))
         path = ask(job)
         job.cancel()
         assert job.wait("60s") == "cancelled"

@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from local_jobs import NO_RESTART, GatedSource, config, finish, local, opening, rows
+from local_jobs import NO_RESTART, GatedSource, await_events, config, finish, local, opening, rows
 
 import tidegate as tg
 
@@ -82,11 +82,11 @@ def test_broadcast_and_keyed_state_go_on_at_another_parallelism(
         second = env.execute("test job", checkpoints=config(tmp_path, **settings), restart=NO_RESTART, restore=path)
         source.await_gate(50)
         rules.await_gate(FLUSH)
-        # What every checkpoint covers has been processed: rows before the gate, then the rule that flushes them.
-        second.trigger_checkpoint("30s")
+        # A savepoint is aligned: rows before the gate were processed before it, and then the rule that flushes them.
+        second.savepoint(str(tmp_path / "rows"))
         rules.open_gate(FLUSH)
         rules.await_gate(FLUSH + 1)
-        second.trigger_checkpoint("30s")
+        second.savepoint(str(tmp_path / "rule"))
         rules.open_all()
         source.open_all()
         assert second.wait("60s") == "finished"
@@ -164,6 +164,7 @@ def test_a_union_refuses_checkpoints_while_some_subtasks_have_finished(tmp_path:
         settings = config(tmp_path, tolerable_failed=100)
         job = env.execute("test job", checkpoints=settings, restart=NO_RESTART)
         source.await_gate(30)
+        await_events(job, "TaskReachedEndOfData", 1)
         if union:
             with pytest.raises(tg.CheckpointError, match="union"):
                 job.trigger_checkpoint("30s")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import sys
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,6 +10,8 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import waiting
+from ray import cloudpickle
 
 from tidegate.actors.coordinator.spec import CheckpointSettings, JobSpec
 from tidegate.actors.graph.stream_graph import StreamNode, translate
@@ -21,6 +23,7 @@ from tidegate.actors.operators.stateless import MapBatches
 from tidegate.actors.operators.table_sink import TableSink
 from tidegate.actors.runtimes.context import DataPlaneOptions, JobContext
 from tidegate.actors.runtimes.job import JobProgress, Submission
+from tidegate.actors.sources import ReadResult, Source, SourceReader, SourceSplit
 from tidegate.actors.task.source import SplitPosition
 from tidegate.recovery.restart import RestartStrategy
 from tidegate.storage.filesystem import open_store
@@ -28,15 +31,17 @@ from tidegate.storage.ids import JobId, OperatorUid
 from tidegate.storage.table_files import read_table
 from tidegate.storage.table_log import TableInfo, TableLog
 
-KEYS = 101
+ROWS, KEYS = 20_000, 101
 ROWS_A_BATCH = 100
-POLL_S = 0.02
-GATE_S = 0.05
-UNTIL_TIMEOUT_S = 90.0
+PACE_S = 0.02
 
 _SCHEMA = pa.schema([("k", pa.int64()), ("n", pa.int64()), ("total", pa.int64())])
 
 Function = Callable[[pa.RecordBatch], pa.RecordBatch]
+
+# Processes of the job cannot import the modules of the tests: they are sent by value.
+for _module in (waiting, sys.modules[__name__]):
+    cloudpickle.register_pickle_by_value(_module)
 
 
 @dataclass(frozen=True)
@@ -52,32 +57,64 @@ class KeyedJob:
         return read_table(open_store(self.table_url)).select(_SCHEMA.names).sort_by("k")
 
 
-def gated(gate: Path) -> Function:
-    """A function that is slow as long as a file is missing, so that the job cannot end before a test lets it."""
+@dataclass(frozen=True)
+class Gated:
+    """A source that gives row after row while a file is missing, and never all of them: the job cannot end before a
+    test lets it, however long that takes, and is never without rows for long."""
 
-    def wait(batch: pa.RecordBatch) -> pa.RecordBatch:
-        if not gate.exists():
-            time.sleep(GATE_S)
-        return batch
+    source: Source
+    gate: Path
 
-    return wait
+    @property
+    def schema(self) -> pa.Schema:
+        """That of the source."""
+        return self.source.schema
+
+    def splits(self) -> Sequence[SourceSplit]:
+        """Those of the source."""
+        return self.source.splits()
+
+    def reader(self) -> SourceReader:
+        """A reader that looks at the gate before each read."""
+        return GatedReader(self.source.reader(), self.gate)
+
+
+class GatedReader:
+    """See `Gated`."""
+
+    def __init__(self, reader: SourceReader, gate: Path) -> None:
+        self._reader = reader
+        self._gate = gate
+
+    def read(self, split: SourceSplit, offset: int, rows_max: int) -> ReadResult:
+        """A row of the first half of a split as long as the gate is closed, or none."""
+        if not self._gate.exists():
+            waiting.pause(PACE_S)
+            if offset >= split.rows // 2:
+                return ReadResult(None, offset, False)
+            rows_max = 1
+        return self._reader.read(split, offset, rows_max)
+
+    def close(self) -> None:
+        """Of the source."""
+        self._reader.close()
 
 
 def keyed_job(
     folder: Path,
-    function: Function,
+    gate: Path,
     *,
     name: str,
-    rows: int = 80_000,
+    function: Function = lambda batch: batch,
     parallelism: int = 2,
     interval_ms: int | None = 150,
     restart: RestartStrategy | None = None,
     root: str | None = None,
 ) -> KeyedJob:
-    """source -> `function` | key by k | count and sum -> upsert table; checkpoints and table under `folder`."""
-    data = _data(rows)
+    """gated source -> `function` | key by k | count and sum -> upsert table; checkpoints and table under `folder`."""
+    data = _data()
     table_url = str(folder / "table")
-    graph = translate(_nodes(MemorySource(data, 2 * parallelism), function, table_url, parallelism))
+    graph = translate(_nodes(Gated(MemorySource(data, 2 * parallelism), gate), function, table_url, parallelism))
     job_id = JobId(f"{name}-{uuid.uuid4().hex[:8]}")
     table_log = TableLog(open_store(table_url))
     table_log.create(TableInfo.of(_SCHEMA, "upsert", ("k",)))
@@ -106,22 +143,24 @@ def keyed_job(
 
 
 def until(what: str, look: Callable[[], JobProgress], condition: Callable[[JobProgress], bool]) -> JobProgress:
-    """Wait for a condition of a job's progress, for a bounded time."""
-    deadline = time.monotonic() + UNTIL_TIMEOUT_S
-    while True:
-        progress = look()
-        if condition(progress):
-            return progress
-        assert time.monotonic() < deadline, f"waited in vain for {what}; the job is at {progress}"
-        time.sleep(POLL_S)
+    """Wait for a condition of a job's progress; the progress that fulfils it."""
+    seen = look()
+
+    def happened() -> bool:
+        nonlocal seen
+        seen = look()
+        return condition(seen)
+
+    waiting.until(what, happened, lambda: seen)
+    return seen
 
 
-def _data(rows: int) -> pa.Table:
+def _data() -> pa.Table:
     random = np.random.default_rng(7)
-    return pa.table({"k": random.integers(0, KEYS, rows), "v": random.integers(-1000, 1000, rows)})
+    return pa.table({"k": random.integers(0, KEYS, ROWS), "v": random.integers(-1000, 1000, ROWS)})
 
 
-def _nodes(source: MemorySource, function: Function, table_url: str, parallelism: int) -> Sequence[StreamNode]:
+def _nodes(source: Source, function: Function, table_url: str, parallelism: int) -> Sequence[StreamNode]:
     rows = StreamNode(OperatorUid("rows"), "rows", parallelism, source.schema, source=source)
     mapped = StreamNode(
         OperatorUid("map"), "check", parallelism, None, factory=lambda: MapBatches(function), inputs=((rows, None),)

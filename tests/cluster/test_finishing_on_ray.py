@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from ray_jobs import gated, until
+import waiting
+from ray_jobs import Gated, until
 
 import tidegate as tg
 from tidegate.actors.coordinator.events import TaskFinished
+from tidegate.actors.memory_source import MemorySource
 from tidegate.actors.runtimes.ray_runtime import RayRuntime, SlotPlacement
 from tidegate.spark_bridge import RayDPSession
 
-WAIT_S = 90.0
+SPLITS = 8
 ROWS, SHORT_ROWS, KEYS = 20_000, 500, 11
 TABLE = pa.table({"k": [n % KEYS for n in range(ROWS)], "n": list(range(ROWS))})
 SHORT = TABLE.slice(0, SHORT_ROWS)
@@ -37,11 +38,9 @@ def env(raydp_session: RayDPSession) -> Iterator[tg.StreamEnvironment]:
 
 
 def start(env: tg.StreamEnvironment, folder: Path, restore: str | None = None) -> tuple[tg.Job, tg.OutputTable]:
-    """A short source, and a long one that is slow until `folder/gate` is there, summed up by key."""
+    """A short source, and a long one that does not end until `folder/gate` is there, summed up by key."""
     short = env.from_batches(SHORT, splits=1, name="short", uid="short")
-    long = env.from_batches(TABLE, name="long", uid="long").map_batches(
-        gated(folder / "gate"), schema=TABLE.schema, uid="gated"
-    )
+    long = env.from_source(Gated(MemorySource(TABLE, SPLITS), folder / "gate"), name="long", uid="long")
     totals = short.union(long).key_by("k").aggregate(emit="final", total=tg.sum("n"), uid="totals")
     table = totals.to_table(str(folder / "table"), uid="table")
     config = tg.CheckpointConfig(
@@ -53,17 +52,17 @@ def start(env: tg.StreamEnvironment, folder: Path, restore: str | None = None) -
 
 def await_finished(job: tg.Job, vertex: str) -> None:
     """Wait until the coordinator knows that the tasks of a vertex have finished."""
-    deadline = time.monotonic() + WAIT_S
     completed = -1
-    while time.monotonic() < deadline:
-        progress = job.progress()
-        if progress.completed_checkpoints == completed:
-            continue
+
+    def finished() -> bool:
+        nonlocal completed
+        before, completed = completed, job.progress().completed_checkpoints
         # A task finishes after a checkpoint, and the whole history is read again each time: not more often than needed.
-        completed = progress.completed_checkpoints
-        if any(isinstance(event, TaskFinished) and event.task.vertex == vertex for event in job.events()):
-            return
-    raise AssertionError(f"{vertex} does not finish: {job.progress()}")
+        return completed != before and any(
+            isinstance(event, TaskFinished) and event.task.vertex == vertex for event in job.events()
+        )
+
+    waiting.until(f"{vertex} to finish", finished, job.progress)
 
 
 def totals_of(table: tg.OutputTable) -> dict[int, int]:

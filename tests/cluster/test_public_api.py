@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
+from waiting import until
 
 import tidegate as tg
 from tidegate import recovery
@@ -57,10 +57,8 @@ def in_order(frame: DataFrame) -> list[tuple[object, ...]]:
 
 
 def until_checkpoint(job: tg.Job) -> None:
-    """Return when a checkpoint of the job is complete; fail after two minutes without one."""
-    deadline = time.monotonic() + 120
-    while job.progress().completed_checkpoints < 1:
-        assert time.monotonic() < deadline, f"no checkpoint: {job.progress()}"
+    """Return when a checkpoint of the job is complete."""
+    until("a checkpoint", lambda: job.progress().completed_checkpoints > 0, job.progress)
 
 
 def test_a_dataframe_is_aggregated_as_spark_would(

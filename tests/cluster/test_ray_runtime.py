@@ -11,7 +11,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 import ray
-from ray_jobs import gated, keyed_job, until
+from ray_jobs import ROWS, keyed_job, until
 
 from tidegate.actors.coordinator.state import CoordinatorState
 from tidegate.actors.runtimes.job import JobProgress, progress_of
@@ -55,7 +55,7 @@ def end_of(job: RayJob) -> JobProgress:
 def test_a_keyed_job_gives_the_reference_and_shows_itself(runtime: RayRuntime, tmp_path: Path) -> None:
     """Actors have names for people, rows rise, a requested checkpoint is taken, and the table is exact."""
     gate = tmp_path / "gate"
-    keyed = keyed_job(tmp_path, gated(gate), name="flow", interval_ms=None)
+    keyed = keyed_job(tmp_path, gate, name="flow", interval_ms=None)
     job = runtime.submit(keyed.submission)
     first = until("rows", job.progress, lambda p: p.rows_in.get("totals", 0) > 0)
     until("more rows", job.progress, lambda p: p.rows_in["totals"] > first.rows_in["totals"])
@@ -72,7 +72,7 @@ def test_a_keyed_job_gives_the_reference_and_shows_itself(runtime: RayRuntime, t
     gate.touch()
     end = end_of(job)
     assert (end.status, end.restarts, end.failed_checkpoints) == ("finished", 0, 0)
-    assert end.rows_in == {"rows": 80_000, "totals": 80_000}
+    assert end.rows_in == {"rows": ROWS, "totals": ROWS}
     assert keyed.table().equals(keyed.expected)
     assert job.tasks() == ()
     with pytest.raises(CheckpointError, match="the job is finished"):
@@ -82,7 +82,7 @@ def test_a_keyed_job_gives_the_reference_and_shows_itself(runtime: RayRuntime, t
 def test_a_task_that_is_killed_is_replaced_by_a_standby(placement: SlotPlacement, tmp_path: Path) -> None:
     """After `kill -9` the task goes on in the spare process, the others in their own, and no row is lost or doubled."""
     gate = tmp_path / "gate"
-    keyed = keyed_job(tmp_path, gated(gate), name="killed", restart=AT_ONCE)
+    keyed = keyed_job(tmp_path, gate, name="killed", restart=AT_ONCE)
     runtime = RayRuntime(placement, standbys=1)
     try:
         job = runtime.submit(keyed.submission)
@@ -108,7 +108,7 @@ def test_a_task_that_is_killed_is_replaced_by_a_standby(placement: SlotPlacement
 def test_a_lost_coordinator_comes_back_from_its_log(runtime: RayRuntime, tmp_path: Path) -> None:
     """After `kill -9` of the coordinator a new generation restores the newest checkpoint, and the table is exact."""
     gate = tmp_path / "gate"
-    keyed = keyed_job(tmp_path, gated(gate), name="headless", restart=RestartStrategy.none())
+    keyed = keyed_job(tmp_path, gate, name="headless", restart=RestartStrategy.none())
     job = runtime.submit(keyed.submission)
     before = until("a checkpoint", job.progress, running_with_a_checkpoint)
     coordinator, tasks = job.coordinator().pid, {process.pid for process in job.tasks()}
@@ -125,16 +125,17 @@ def test_a_lost_coordinator_comes_back_from_its_log(runtime: RayRuntime, tmp_pat
 def test_a_failed_function_is_tried_again_and_then_fails_the_job_by_name(runtime: RayRuntime, tmp_path: Path) -> None:
     """A failure of user code costs no process. When attempts are used up, the reason names operator and error."""
     gate, fuse = tmp_path / "never", tmp_path / "fuse"
-    pause = gated(gate)
 
     def fail_once(batch: pa.RecordBatch) -> pa.RecordBatch:
         if fuse.exists():
             fuse.unlink(missing_ok=True)
             raise ValueError("no such carrier")
-        return pause(batch)
+        return batch
 
     once = RestartStrategy.fixed_delay(attempts=1, delay=0)
-    job = runtime.submit(keyed_job(tmp_path, fail_once, name="retried", restart=once, parallelism=1).submission)
+    job = runtime.submit(
+        keyed_job(tmp_path, gate, function=fail_once, name="retried", restart=once, parallelism=1).submission
+    )
     until("a checkpoint", job.progress, running_with_a_checkpoint)
     before = job.tasks()
     fuse.touch()
@@ -150,8 +151,8 @@ def test_a_failed_function_is_tried_again_and_then_fails_the_job_by_name(runtime
 
 def test_a_cancelled_job_leaves_no_process_and_frees_its_slots(runtime: RayRuntime, tmp_path: Path) -> None:
     """While a job runs, its slots are not given away; once it is cancelled its actors go and another job may start."""
-    first = keyed_job(tmp_path / "first", gated(tmp_path / "never"), name="cancelled", parallelism=1)
-    second = keyed_job(tmp_path / "second", gated(tmp_path / "never"), name="second", parallelism=4)
+    first = keyed_job(tmp_path / "first", tmp_path / "never", name="cancelled", parallelism=1)
+    second = keyed_job(tmp_path / "second", tmp_path / "never", name="second", parallelism=4)
     job = runtime.submit(first.submission)
     with pytest.raises(ConfigurationError, match=r"needs 4 neighbouring task slots.* taken by cancelled"):
         runtime.check(second.submission.context.graph, ())
@@ -164,7 +165,7 @@ def test_a_cancelled_job_leaves_no_process_and_frees_its_slots(runtime: RayRunti
 
 def test_a_coordinator_that_is_lost_for_good_fails_the_job(runtime: RayRuntime, tmp_path: Path) -> None:
     """Whoever asks about such a job is told so, and its tasks do not go on without it."""
-    job = runtime.submit(keyed_job(tmp_path, gated(tmp_path / "never"), name="lost", parallelism=1).submission)
+    job = runtime.submit(keyed_job(tmp_path, tmp_path / "never", name="lost", parallelism=1).submission)
     until("rows", job.progress, lambda p: p.rows_in.get("totals", 0) > 0)
     ray.kill(ray.get_actor("lost/coordinator", namespace="tidegate"), no_restart=True)
     with pytest.raises(JobFailedError, match="coordinator of job 'lost' is lost for good"):
@@ -176,10 +177,10 @@ def test_a_coordinator_that_is_lost_for_good_fails_the_job(runtime: RayRuntime, 
 
 def test_what_cannot_run_here_is_refused_at_once(runtime: RayRuntime, tmp_path: Path) -> None:
     """More subtasks than slots, and storage that other processes do not see, are errors that say so."""
-    wide = keyed_job(tmp_path / "wide", gated(tmp_path / "never"), name="wide", parallelism=5).submission
+    wide = keyed_job(tmp_path / "wide", tmp_path / "never", name="wide", parallelism=5).submission
     with pytest.raises(ConfigurationError, match="parallelism 5, and there are 4 task slots"):
         runtime.submit(wide)
-    local = keyed_job(tmp_path / "local", gated(tmp_path / "never"), name="local").submission
+    local = keyed_job(tmp_path / "local", tmp_path / "never", name="local").submission
     in_memory = replace(local, context=replace(local.context, root="memory://checkpoints"))
     with pytest.raises(ConfigurationError, match="memory of one process"):
         runtime.submit(in_memory)

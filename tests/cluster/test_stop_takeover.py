@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from ray_jobs import gated, keyed_job, until
+import waiting
+from ray_jobs import keyed_job, until
 
 from tidegate.actors.runtimes.ray_runtime import RayRuntime, SlotPlacement
 from tidegate.spark_bridge import RayDPSession
@@ -30,10 +30,9 @@ def slow_answers(slow: Path, created: Path) -> Callable[[str], Store]:
 
         def slowly(path: str, data: Buffer) -> None:
             create(path, data)
-            if "/chk-" in path and path.endswith("/_metadata"):
-                while slow.exists():
-                    created.touch()
-                    time.sleep(0.02)
+            if "/chk-" in path and path.endswith("/_metadata") and slow.exists():
+                created.touch()
+                waiting.until("the answer", lambda: not slow.exists())
 
         store.create = slowly  # type: ignore[method-assign]
         return store
@@ -53,7 +52,7 @@ def test_a_stop_that_worked_is_answered_though_its_coordinator_died(placement: S
     slow, created = tmp_path / "slow", tmp_path / "created"
     runtime = RayRuntime(placement, standbys=0, open_store=slow_answers(slow, created))
     try:
-        keyed = keyed_job(tmp_path, gated(tmp_path / "gate"), name="stopped", interval_ms=None, parallelism=1)
+        keyed = keyed_job(tmp_path, tmp_path / "gate", name="stopped", interval_ms=None, parallelism=1)
         job = runtime.submit(keyed.submission)
         until("rows", job.progress, lambda p: p.rows_in.get("totals", 0) > 0)
         coordinator = job.coordinator().pid

@@ -7,7 +7,7 @@ import os
 import socket
 import subprocess
 import sysconfig
-import time
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -16,11 +16,11 @@ from pathlib import Path
 import botocore.session
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
+from waiting import until
 
 BUCKET = "tidegate-tests"
-_KEY, _SECRET = "tidegate", "tidegate-secret"
-_START_TRIES_MAX = 3
-_READY_WITHIN_S = 60.0
+_KEY = "tidegate"
+_START_TRIES_MAX = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,27 +28,30 @@ class S3Server:
     """Where a running server is and who may use it."""
 
     endpoint_url: str
+    secret: str
+    """Its own: who asks another server at this place, which took the port first, is refused."""
 
     @property
     def options(self) -> dict[str, object]:
         """Options of `open_store` for this server."""
-        return {"endpoint_url": self.endpoint_url, "key": _KEY, "secret": _SECRET}
+        return {"endpoint_url": self.endpoint_url, "key": _KEY, "secret": self.secret}
 
 
 @contextmanager
 def run_seaweed(folder: Path) -> Iterator[S3Server]:
     """Start a server on `folder`, wait until it has made the bucket, and stop it at the end."""
-    identity = {"accessKey": _KEY, "secretKey": _SECRET}
+    secret = uuid.uuid4().hex
+    identity = {"accessKey": _KEY, "secretKey": secret}
     actions = ["Admin", "Read", "Write", "List", "Tagging"]
     config = {"identities": [{"name": "tests", "credentials": [identity], "actions": actions}]}
     (folder / "s3.json").write_text(json.dumps(config))
     for attempt in range(_START_TRIES_MAX):
-        # Another process may take a port between the choice and the start, so a start that dies is tried
-        # again.
+        # Another process may take a port between the choice and the start, so a start that dies is tried again, on
+        # other ports.
         ports = _free_ports(5)
         process = _start(folder, ports)
         try:
-            server = S3Server(f"http://127.0.0.1:{ports[0]}")
+            server = S3Server(f"http://127.0.0.1:{ports[0]}", secret)
             if _make_bucket(process, server):
                 yield server
                 return
@@ -91,24 +94,26 @@ def _start(folder: Path, ports: list[int]) -> subprocess.Popen[bytes]:
 
 
 def _make_bucket(process: subprocess.Popen[bytes], server: S3Server) -> bool:
-    """Whether the server made the bucket before it died or the time was over."""
+    """Whether the server made the bucket before it died."""
     client = botocore.session.get_session().create_client(
         "s3",
         endpoint_url=server.endpoint_url,
         aws_access_key_id=_KEY,
-        aws_secret_access_key=_SECRET,
+        aws_secret_access_key=server.secret,
         region_name="us-east-1",
         config=Config(connect_timeout=2, read_timeout=10, retries={"total_max_attempts": 1}),
     )
-    deadline = time.monotonic() + _READY_WITHIN_S
-    while time.monotonic() < deadline:
+    made = False
+
+    def over() -> bool:
+        nonlocal made
         with suppress(BotoCoreError, ClientError):
             client.create_bucket(Bucket=BUCKET)
-            return True
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(timeout=0.1)
-            return False
-    return False
+            made = True
+        return made or process.poll() is not None
+
+    until("the S3 server", over)
+    return made
 
 
 def _free_ports(count: int) -> list[int]:

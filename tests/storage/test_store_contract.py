@@ -8,11 +8,14 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Barrier
+from typing import Any
 
 import pytest
 import ray
+from ray.exceptions import RayError
+from waiting import until
 
-from tidegate.actors.runtimes.ray_memory_store import RayMemoryStore, open_store_on_ray, start_memory
+from tidegate.actors.runtimes.ray_memory_store import RayMemoryStore, actor_name, open_store_on_ray, start_memory
 from tidegate.actors.simulation.faults import Faults
 from tidegate.actors.simulation.store import SimulatedDisk, SimulatedStore
 from tidegate.actors.simulation.world import World
@@ -28,10 +31,10 @@ from tidegate.storage.store import Store
 
 @pytest.fixture(scope="module")
 def ray_memory() -> Iterator[str]:
-    """Url of the memory of an actor, in whatever Ray cluster there is."""
+    """Url of the memory of an actor, in the Ray cluster of this process: its own, whatever else runs on the machine."""
     started = not ray.is_initialized()
     if started:
-        ray.init(num_cpus=1, include_dashboard=False, configure_logging=False)
+        ray.init(address="local", num_cpus=1, include_dashboard=False, configure_logging=False)
     url, actor = start_memory(f"contract-{uuid.uuid4().hex}")
     yield url
     ray.kill(actor)
@@ -306,6 +309,19 @@ def test_knows_when_files_were_written(travelling_store: FileSystemStore) -> Non
         assert times == sorted(time for time in times if time is not None and time > 1_600_000_000_000)
 
 
+def is_alive(actor: Any) -> bool:
+    """Whether an actor still answers. One that is being killed does, for a while."""
+    try:
+        return bool(ray.get(actor.sizes.remote("")) is not None)
+    except RayError:
+        return False
+
+
+def named_actors() -> set[str]:
+    """Names that are taken. That of an actor that has died stays so for a while."""
+    return {found["name"] for found in ray.util.list_named_actors(all_namespaces=True)}
+
+
 @pytest.mark.usefixtures("ray_memory")
 def test_a_memory_that_is_gone_is_a_storage_error() -> None:
     """Whether its actor died or never was, the error says which actor that is; a new one of the name is found."""
@@ -314,10 +330,12 @@ def test_a_memory_that_is_gone_is_a_storage_error() -> None:
     store = open_store_on_ray(url)
     store.write("f", [b"x"])
     ray.kill(actor)
+    until("the death of the actor", lambda: not is_alive(actor))
 
     for operation in (lambda: store.read("f"), lambda: open_store_on_ray(f"{url}-never").create("f", b"x")):
         with pytest.raises(StorageError, match=f"'{name}.*/checkpoint-memory' that holds the checkpoints is gone"):
             operation()
+    until("the name to be free", lambda: actor_name(name) not in named_actors())
     _, actor = start_memory(name)
     assert not store.exists("f")
     store.write("f", [b"y"])

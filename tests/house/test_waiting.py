@@ -1,0 +1,90 @@
+"""Tests wait for events, not for time, and nothing joins a Ray that happens to run on the machine."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from repository import ROOT, files
+
+TESTS = ROOT / "tests"
+WAITING = TESTS / "waiting.py"
+CLOCKS = {
+    "time.monotonic",
+    "time.monotonic_ns",
+    "time.perf_counter",
+    "time.perf_counter_ns",
+    "time.time",
+    "time.time_ns",
+}
+
+
+def calls(source: str) -> Iterator[tuple[str, ast.Call]]:
+    """The name of what is called, as it is written, and the call."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name | ast.Attribute):
+            yield ast.unparse(node.func), node
+
+
+def sleeps(source: str) -> list[int]:
+    """Lines that let time pass."""
+    return [call.lineno for name, call in calls(source) if name.rpartition(".")[2] == "sleep"]
+
+
+def clocks(source: str) -> list[int]:
+    """Lines that ask what time it is."""
+    return [call.lineno for name, call in calls(source) if name in CLOCKS]
+
+
+def joining(source: str) -> list[int]:
+    """Lines that start Ray or join one, and do not say which."""
+    found = [(call.lineno, [word.arg for word in call.keywords]) for name, call in calls(source) if name == "ray.init"]
+    return [line for line, words in found if "address" not in words]
+
+
+def offences(check: object, paths: list[Path]) -> list[str]:
+    """`file:line` of each line that a check finds."""
+    assert callable(check)
+    return [f"{path.relative_to(ROOT)}:{line}" for path in paths for line in check(path.read_text())]
+
+
+def python_files() -> list[Path]:
+    """All of ours, tests and scripts included."""
+    return [path for path in files() if path.suffix == ".py"]
+
+
+def test_no_test_waits_for_time_to_pass() -> None:
+    """A test that sleeps is slow on a quiet machine and fails on a busy one: see `waiting.until`."""
+    tests = [path for path in python_files() if path.is_relative_to(TESTS) and path != WAITING]
+    assert offences(sleeps, tests) == []
+    assert offences(clocks, tests) == []
+
+
+def test_nobody_joins_whatever_ray_there_is() -> None:
+    """Without an address `ray.init` joins the cluster that it last saw on the machine, which is somebody else's."""
+    assert offences(joining, python_files()) == []
+
+
+@pytest.mark.parametrize(
+    ("check", "line"),
+    [
+        (sleeps, "time.sleep(1)"),
+        (sleeps, "await asyncio.sleep(0.1)"),
+        (sleeps, "sleep(1)"),
+        (clocks, "assert time.monotonic() - started < 20"),
+        (joining, "ray.init(num_cpus=1)"),
+        (joining, "ray.init(**options)"),
+    ],
+)
+def test_offences_are_recognised(check: object, line: str) -> None:
+    """The rules bite."""
+    assert callable(check)
+    assert check(f"async def f():\n    {line}\n") == [2]
+
+
+def test_what_is_allowed_is_allowed() -> None:
+    """Waiting for an event with a limit, and a Ray that is named."""
+    source = 'until("it", happened)\nevent.wait(60)\nray.init(address="local", num_cpus=1)\n'
+    assert sleeps(source) + clocks(source) + joining(source) == []
