@@ -44,7 +44,6 @@ demo: $(STAMP)  ## Run the flight delays demo on Ray and Spark; ARGS= goes to it
 	@"$(BIN)/python" examples/flight_delays.py $(ARGS)
 
 test: $(STAMP)  ## Run the tests, JOBS= of them at a time; ARGS= goes to pytest
-	"$(BIN)/python" -m tidegate.actors.runtimes.warm_up
 	"$(BIN)/pytest" --numprocesses $(JOBS) --dist loadgroup --no-loadscope-reorder --max-worker-restart 0 --durations 15 $(ARGS)
 
 check: $(STAMP) typings  ## Lint, format, types, import directions: reports all, changes nothing

@@ -44,6 +44,7 @@ NAMESPACE = "tidegate"
 _STOP_TIMEOUT_S = 30.0
 _GATEWAY_KILL_TIMEOUT_S = 5.0
 _EXECUTOR_POLL_S = 0.1
+_RAY_STARTS_MAX = 3
 
 # RayDP registers an unbounded stop that would hang the exit of a process whose cluster has died. Ours, below,
 # is registered when a session starts.
@@ -198,9 +199,8 @@ class RayDPSession:
         self._owns_ray = True
         self._started_cluster = address is None
         settings |= {"namespace": NAMESPACE, **options}
-        # Without an address Ray would join the cluster that it last saw on this machine, whosever that is.
         with _without_notice_of_tokens():
-            context = ray.init(address="local" if address is None else address, **settings)
+            context = _start_local_ray(settings) if address is None else ray.init(address=address, **settings)
         self._dashboard_url = f"http://{context.dashboard_url}" if context.dashboard_url else None
         if address is not None:
             check_cluster_java()
@@ -281,6 +281,20 @@ class RayDPSession:
             logger.warning("session %r: %s failed: %s", self._app_name, what, error)
             return False
         return True
+
+
+def _start_local_ray(settings: dict[str, Any]) -> Any:
+    """A Ray of our own. Without an address it would be whatever cluster Ray last saw on this machine."""
+    for _ in range(_RAY_STARTS_MAX - 1):
+        try:
+            return ray.init(address="local", **settings)
+        except Exception as error:
+            # Ray gives its processes 30 s, come what may, which a busy machine may need for other things.
+            if "timed out during startup" not in str(error):
+                raise
+            logger.warning("Ray has not started yet, and is started again: %s", error)
+            ray.shutdown()
+    return ray.init(address="local", **settings)
 
 
 def _refuse_second_session(active: RayDPSession | None) -> None:

@@ -5,13 +5,20 @@ not for compiling, and releases the GIL (`nogil=True`), so that heartbeats and t
 snapshots go on. A kernel only touches arrays that its caller hands in and checks nothing: the typed functions
 around it do.
 
+The processes of a job, and those of a test run, come to a fresh cache together. numba writes its index before the data
+that it names, and numbers data anew after a change of the source: who reads or writes at the same moment could be given
+the code of other types, or of the old source. So one does it at a time.
+
 numba keys its cache by the file that a kernel is in. After a change of an intrinsic here, delete the
 `__pycache__` folders of this package: kernels elsewhere have the old one compiled in.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import fcntl
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar, cast
 
 import numba
@@ -27,7 +34,31 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 def kernel(function: F) -> F:
     """Decorator: compile with the options that all kernels share, keeping the type of the Python function."""
-    return cast(F, numba.njit(cache=True, nogil=True)(function))
+    dispatcher = numba.njit(cache=True, nogil=True)(function)
+    one_at_a_time(dispatcher._cache._cache_file)
+    return cast(F, dispatcher)
+
+
+def one_at_a_time(files: Any) -> None:
+    """Let one process at a time read or write the files that numba keeps a function's machine code in."""
+    load, save = files.load, files.save
+
+    @contextmanager
+    def alone() -> Iterator[None]:
+        os.makedirs(files._cache_path, exist_ok=True)
+        with open(f"{files._index_path}.lock", "ab") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+    def load_alone(key: object) -> object:
+        with alone():
+            return load(key)
+
+    def save_alone(key: object, data: object) -> None:
+        with alone():
+            save(key, data)
+
+    files.load, files.save = load_alone, save_alone
 
 
 def _intrinsic(function: Callable[..., Any]) -> Any:

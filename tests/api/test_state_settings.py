@@ -58,14 +58,18 @@ def test_state_in_the_coordinators_memory_needs_no_folder(tmp_path: Path) -> Non
 
 def test_state_that_is_too_large_for_the_coordinators_memory_is_refused(tmp_path: Path) -> None:
     """The checkpoint fails, and the error says whose state it is, how large it may be, and what to do."""
-    table = pa.table({"k": np.arange(2_000_000)})
-    with tg.StreamEnvironment.local(1, options=tg.DataPlaneOptions(source_rows_max=20_000)) as env:
-        env.from_batches(table).key_by("k").aggregate(n=tg.count(), emit="final", uid="counts", name="counts").collect()
+    source = GatedSource(500_000, gates=(450_000,))
+    with tg.StreamEnvironment.local(1, options=tg.DataPlaneOptions(source_rows_max=50_000)) as env, opening(source):
+        rows = env.from_source(source).key_by("x")
+        rows.aggregate(n=tg.count(), emit="final", uid="counts", name="counts").collect()
         job = env.execute(
             "large",
-            checkpoints=tg.CheckpointConfig(interval="10ms", storage=tmp_path, checkpoint_storage="jobmanager"),
+            checkpoints=config(tmp_path, checkpoint_storage="jobmanager"),
             restart=tg.RestartStrategy.none(),
         )
+        source.await_gate(450_000)
+        with pytest.raises(tg.CheckpointError):
+            job.trigger_checkpoint()
         with pytest.raises(tg.JobFailedError, match=r"counts.* subtask 0 has [\d,]+ bytes.*at most 5,242,880.*s3://"):
             job.wait("60s")
 

@@ -33,7 +33,7 @@ from tidegate.storage.table_log import TableInfo, TableLog
 
 ROWS, KEYS = 20_000, 101
 ROWS_A_BATCH = 100
-PACE_S = 0.02
+PACE_S = 0.05
 
 _SCHEMA = pa.schema([("k", pa.int64()), ("n", pa.int64()), ("total", pa.int64())])
 
@@ -59,8 +59,10 @@ class KeyedJob:
 
 @dataclass(frozen=True)
 class Gated:
-    """A source that gives row after row while a file is missing, and never all of them: the job cannot end before a
-    test lets it, however long that takes, and is never without rows for long."""
+    """A source that gives a row now and then while a file is missing, and never the last of a split.
+
+    So the job cannot end before a test lets it, however long that takes.
+    """
 
     source: Source
     gate: Path
@@ -87,10 +89,10 @@ class GatedReader:
         self._gate = gate
 
     def read(self, split: SourceSplit, offset: int, rows_max: int) -> ReadResult:
-        """A row of the first half of a split as long as the gate is closed, or none."""
+        """One row or none as long as the gate is closed."""
         if not self._gate.exists():
             waiting.pause(PACE_S)
-            if offset >= split.rows // 2:
+            if offset + 1 >= split.rows:
                 return ReadResult(None, offset, False)
             rows_max = 1
         return self._reader.read(split, offset, rows_max)

@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
+from ray_jobs import Gated
 from waiting import until
 
 import tidegate as tg
 from tidegate import recovery
+from tidegate.actors.memory_source import MemorySource
 from tidegate.actors.runtimes.ray_runtime import RayRuntime, SlotPlacement
 from tidegate.spark_bridge import RayDPSession
 
@@ -36,10 +38,15 @@ def rows(raydp_session: RayDPSession) -> DataFrame:
     return numbers.select(name.alias("name"), (F.col("id") % 3).alias("part"), (F.col("id") % 1_000).alias("value"))
 
 
-def totals(env: tg.StreamEnvironment, rows: DataFrame, url: Path) -> tg.OutputTable:
-    """Running aggregates of the rows in an upsert table."""
-    keyed = env.from_dataframe(rows, uid="rows").key_by("name", "part")
-    running = keyed.aggregate(n=tg.count(), total=tg.sum("value"), mean=tg.mean("value"), uid="totals")
+def totals(env: tg.StreamEnvironment, rows: DataFrame, url: Path, gate: Path | None = None) -> tg.OutputTable:
+    """Running aggregates of the rows in an upsert table; with a gate the job does not end before the file is there."""
+    stream = env.from_dataframe(rows, uid="rows")
+    if gate is not None:
+        nothing = Gated(MemorySource(stream.schema.empty_table(), 1), gate)
+        stream = stream.union(env.from_source(nothing, uid="nothing", parallelism=1))
+    running = stream.key_by("name", "part").aggregate(
+        n=tg.count(), total=tg.sum("value"), mean=tg.mean("value"), uid="totals"
+    )
     return running.to_table(str(url), mode="upsert", keys=["name", "part"], uid="table")
 
 
@@ -76,7 +83,8 @@ def test_a_cancelled_job_is_gone_on_with(
 ) -> None:
     """restore="latest" reads on in what was staged, with the state and the table of the checkpoint."""
     checkpoints = tg.CheckpointConfig(interval="100ms", storage=str(tmp_path / "checkpoints"))
-    totals(env, rows, tmp_path / "table")
+    gate = tmp_path / "gate"
+    totals(env, rows, tmp_path / "table", gate)
     first = env.execute("in two parts", checkpoints=checkpoints)
     until_checkpoint(first)
     first.cancel()
@@ -85,7 +93,8 @@ def test_a_cancelled_job_is_gone_on_with(
     assert newest is not None
     assert newest.job_id == first.job_id
 
-    out = totals(env, rows, tmp_path / "table")
+    gate.touch()
+    out = totals(env, rows, tmp_path / "table", gate)
     second = env.execute("in two parts", checkpoints=checkpoints, restore="latest")
     assert second.wait("5min") == "finished"
     assert in_order(out.read(raydp_session.spark)) == batch_totals(rows)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
+import signal
 import socket
 import subprocess
 import sysconfig
@@ -20,6 +22,8 @@ from waiting import until
 
 BUCKET = "tidegate-tests"
 _KEY = "tidegate"
+_LIBC = ctypes.CDLL(None)
+_PR_SET_PDEATHSIG = 1
 _START_TRIES_MAX = 5
 
 
@@ -80,8 +84,9 @@ def _start(folder: Path, ports: list[int]) -> subprocess.Popen[bytes]:
         "-s3.port.lance=0",
         "-admin.ui=false",
         "-webdav=false",
+        "-master.telemetry=false",
     ]
-    environment = os.environ | {"HOME": str(folder), "GOMEMLIMIT": "150MiB", "GOGC": "50"}
+    environment = os.environ | {"HOME": str(folder)}
     with (folder / "weed.log").open("wb") as log:
         return subprocess.Popen(
             command,
@@ -90,7 +95,13 @@ def _start(folder: Path, ports: list[int]) -> subprocess.Popen[bytes]:
             stdin=subprocess.DEVNULL,
             env=environment,
             cwd=folder,
+            preexec_fn=_die_with_parent,
         )
+
+
+def _die_with_parent() -> None:
+    """However a test run ends, killed for instance, no server outlives it."""
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _make_bucket(process: subprocess.Popen[bytes], server: S3Server) -> bool:

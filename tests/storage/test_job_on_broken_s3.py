@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pyarrow as pa
 import pytest
 from s3_proxy import Fault, Request, S3Proxy, run_proxy
@@ -37,6 +39,12 @@ def _break(proxy: S3Proxy) -> list[Fault]:
 
 def test_a_broken_wire_costs_time_and_nothing_else(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """Lost answers, resets and a server that is busy for longer than one checkpoint tries: each row counts once."""
+    broken = threading.Event()
+
+    def held(batch: pa.RecordBatch) -> pa.RecordBatch:
+        assert broken.wait(60), "nothing of the job is done before the wire breaks"
+        return batch
+
     with run_proxy(s3_server) as proxy:
         monkeypatch.setenv("AWS_ACCESS_KEY_ID", str(s3_server.options["key"]))
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", str(s3_server.options["secret"]))
@@ -44,10 +52,12 @@ def test_a_broken_wire_costs_time_and_nothing_else(s3_server: S3Server, monkeypa
         storage, table = f"s3://{BUCKET}/broken/checkpoints", f"s3://{BUCKET}/broken/table"
         checkpoints = tg.CheckpointConfig(interval="50ms", storage=storage, inline_bytes=100, tolerable_failed=100)
         with tg.StreamEnvironment.local(parallelism=2, options=tg.DataPlaneOptions(source_rows_max=500)) as env:
-            totals = env.from_batches(ROWS).key_by("k").aggregate(n=tg.count(), total=tg.sum("v"), emit="final")
+            rows = env.from_batches(ROWS).map_batches(held, schema=ROWS.schema)
+            totals = rows.key_by("k").aggregate(n=tg.count(), total=tg.sum("v"), emit="final")
             out = totals.to_table(table)
             job = env.execute("on broken s3", checkpoints=checkpoints)
             faults = _break(proxy)
+            broken.set()
             assert job.wait("240s") == "finished"
 
         expected = ROWS.group_by("k").aggregate([("v", "count"), ("v", "sum")]).sort_by("k")
