@@ -34,7 +34,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 def kernel(function: F) -> F:
     """Decorator: compile with the options that all kernels share, keeping the type of the Python function."""
-    dispatcher = numba.njit(cache=True, nogil=True)(function)
+    dispatcher: Any = numba.njit(cache=True, nogil=True)(function)
     one_at_a_time(dispatcher._cache._cache_file)
     return cast(F, dispatcher)
 

@@ -17,7 +17,7 @@ from tidegate.storage.filesystem import FileSystemStore
 from tidegate.storage.lease import read_lease, write_lease
 from tidegate.storage.store import Buffer
 
-WAIT_S = 60
+WAIT_S = 120
 NO_RESTART = tg.RestartStrategy.none()
 SMALL = tg.DataPlaneOptions(source_rows_max=50)
 

@@ -71,7 +71,7 @@ def test_broadcast_and_keyed_state_go_on_at_another_parallelism(
         first = env.execute("test job", checkpoints=config(tmp_path, **settings), restart=NO_RESTART)
         source.await_gate(30)
         rules.await_gate(3)
-        path = first.trigger_checkpoint("30s")
+        path = first.trigger_checkpoint("60s")
         first.cancel()
     with (
         opening(GatedSource(ROWS, ROWS, gates=[50])) as source,
@@ -128,7 +128,7 @@ def test_lists_go_on_at_another_parallelism(tmp_path: Path, before: int, after: 
         settings = config(tmp_path, unaligned=unaligned)
         first = env.execute("test job", checkpoints=settings, restart=NO_RESTART)
         source.await_gate(30)
-        path = first.trigger_checkpoint("30s")
+        path = first.trigger_checkpoint("60s")
         first.cancel()
     with opening(GatedSource(ROWS, ROWS)) as source, local(after) as env:
         found = buffered(env, source)
@@ -167,9 +167,9 @@ def test_a_union_refuses_checkpoints_while_some_subtasks_have_finished(tmp_path:
         await_events(job, "TaskReachedEndOfData", 1)
         if union:
             with pytest.raises(tg.CheckpointError, match="union"):
-                job.trigger_checkpoint("30s")
+                job.trigger_checkpoint("60s")
         else:
-            job.trigger_checkpoint("30s")
+            job.trigger_checkpoint("60s")
         job.cancel()
         job.wait("60s")
 

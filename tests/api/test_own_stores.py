@@ -101,7 +101,7 @@ def test_a_source_that_blocks_does_not_keep_a_job_from_being_cancelled(tmp_path:
             assert source.reading.acquire(timeout=WAIT_S)
         job.cancel()
 
-        assert job.wait("20s") == "cancelled"
+        assert job.wait("60s") == "cancelled"
         env.close()
         assert not source.closed.acquire(blocking=False)
     finally:

@@ -87,7 +87,7 @@ def test_what_has_finished_is_neither_needed_nor_run_again(env: tg.StreamEnviron
     kill_process_of(job, "long")
     until("the next attempt", job.progress, lambda p: p.restarts == 1 and p.rows_in.get("long", 0) > 0)
     (tmp_path / "gate").touch()
-    assert job.wait("90s") == "finished"
+    assert job.wait("4min") == "finished"
     end = job.progress()
     assert (end.restarts, end.rows_in.get("short", 0)) == (1, 0)
     assert totals_of(table) == EXPECTED
@@ -99,11 +99,11 @@ def test_a_suspended_job_goes_on_from_its_savepoint(env: tg.StreamEnvironment, t
     await_finished(job, "short")
     (tmp_path / "file").touch()
     with pytest.raises(tg.CheckpointError, match="could not be written"):
-        job.stop(savepoint=str(tmp_path / "file"), timeout="60s")
+        job.stop(savepoint=str(tmp_path / "file"), timeout="2min")
     until("the job to go on", job.progress, lambda p: p.status == "running" and p.rows_in.get("long", 0) > 0)
-    path = job.stop(timeout="60s")
+    path = job.stop(timeout="2min")
     assert (job.status(), table.to_arrow().num_rows) == ("suspended", 0)
     (tmp_path / "gate").touch()
     job, table = start(env, tmp_path, restore=path)
-    assert job.wait("90s") == "finished"
+    assert job.wait("4min") == "finished"
     assert totals_of(table) == EXPECTED

@@ -20,7 +20,7 @@ from tidegate.recovery.restart import RestartStrategy
 from tidegate.spark_bridge import RayDPSession
 from tidegate.storage.errors import CheckpointError, ConfigurationError, JobFailedError
 
-WAIT_S = 90.0
+WAIT_S = 240.0
 EMPTY = progress_of(CoordinatorState(), {})
 AT_ONCE = RestartStrategy.fixed_delay(attempts=3, delay=0)
 

@@ -18,7 +18,7 @@ from tidegate.storage.filesystem import open_store
 from tidegate.storage.metadata import SnapshotKind
 from tidegate.storage.store import Buffer, Store
 
-WAIT_S = 90.0
+WAIT_S = 240.0
 
 
 def slow_answers(slow: Path, created: Path) -> Callable[[str], Store]:

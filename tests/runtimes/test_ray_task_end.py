@@ -23,7 +23,7 @@ from tidegate.actors.task.source import SplitPosition
 from tidegate.storage.filesystem import open_store
 from tidegate.storage.ids import AttemptNumber, CheckpointId, JobId, OperatorUid
 
-TIMEOUT_S = 30.0
+TIMEOUT_S = 120.0
 FIRST = AttemptNumber(0)
 CHECKPOINT = CheckpointId(1)
 

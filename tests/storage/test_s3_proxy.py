@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from threading import Thread
 
 import pytest
 from s3_proxy import Request, S3Proxy, run_proxy
 from seaweed import BUCKET, S3Server
+from waiting import until
 
 from tidegate.storage import s3_files
 from tidegate.storage.create_check import check_conditional_create
@@ -124,8 +126,15 @@ def test_an_answer_that_takes_too_long_is_given_up(open_s3: _Opener, proxy: S3Pr
             operation()
     fault.times = 0
     fault.release.set()
-    store.write("h", [b"x"])
-    assert store.read("h") == b"x"
+
+    def as_good_as_new() -> bool:
+        # An answer within so short a time is not to be had at once on a busy machine.
+        with suppress(StorageError):
+            store.write("h", [b"x"])
+            return store.read("h") == b"x"
+        return False
+
+    until("an answer", as_good_as_new)
 
 
 def test_one_slow_answer_is_asked_for_again(open_s3: _Opener, proxy: S3Proxy) -> None:
@@ -165,7 +174,7 @@ def test_parts_are_uploaded_beside_each_other_within_a_bound(open_s3: _Opener, p
     writer.start()
     in_flight = s3_files.PARTS_IN_MEMORY_MAX - 1
     for _ in range(in_flight):
-        assert fault.arrived.acquire(timeout=20)
+        assert fault.arrived.acquire(timeout=60)
     assert not fault.arrived.acquire(timeout=0.2)
     # The chunk after the last full part is what told that the part was full.
     assert len(taken) <= s3_files.PARTS_IN_MEMORY_MAX + 1
