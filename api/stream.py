@@ -115,9 +115,14 @@ class Stream:
         uid: str | None = None,
         parallelism: int | None = None,
     ) -> Stream:
-        """Keep the rows for which a polars expression, or a function of the row, is true."""
+        """Keep the rows for which a polars expression, or a function of the row, is true.
+
+        An expression must work row by row, here and in `with_columns` and `select`: ConfigurationError for `cum_sum`,
+        `shift`, `over` and others that look at more than one row.
+        """
         if isinstance(condition, pl.Expr):
             expression = condition
+            _schema_after(FilterExpr(expression), self.schema)
             return self._then(lambda: FilterExpr(expression), self.schema, name, uid, parallelism)
         fn = condition
         return self._then(lambda: FilterRows(fn), self.schema, name, uid, parallelism)
@@ -369,7 +374,7 @@ def _schema_after(operator: Operator, schema: pa.Schema | None) -> pa.Schema | N
     operator.open(OperatorContext(OperatorUid("plan"), "plan", SubtaskIndex(0), 1, 1), ())
     emitted: list[pa.RecordBatch] = []
     operator.process(pa.RecordBatch.from_pylist([], schema), emitted.append)
-    return emitted[0].schema
+    return emitted[0].schema if emitted else schema
 
 
 def _columns(schema: pa.Schema) -> str:

@@ -1,8 +1,7 @@
 """Operators around polars expressions: vectorised, picklable, and with no copy on the way in.
 
-Rules: an expression works row by row: one that looks at other rows (`sum`, `shift`, `over`) sees only those
-of the same batch, and batches are cut differently on every run. Columns that no expression computes pass as
-they are.
+Rules: an expression works row by row; one that looks at other rows (`sum`, `shift`, `over`) is refused
+(`row_wise.py`), because batches are cut differently on every run. Columns that no expression computes pass as they are.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ import pyarrow as pa
 
 from tidegate.actors.operators.base import Emit, Operator
 from tidegate.actors.operators.blame import blame
+from tidegate.actors.operators.row_wise import check_row_wise
 from tidegate.actors.operators.schemas import FromPolars, polars_frame
 from tidegate.storage.errors import ConfigurationError
 
@@ -22,6 +22,7 @@ class FilterExpr(Operator):
     def __init__(self, expression: pl.Expr) -> None:
         if not isinstance(expression, pl.Expr):
             raise ConfigurationError(f"filter needs a polars expression or a function, not {type(expression).__name__}")
+        check_row_wise(expression, "filter")
         self._expression = expression
 
     def process(self, batch: pa.RecordBatch, emit: Emit) -> None:
@@ -75,6 +76,7 @@ def _checked(expressions: tuple[pl.Expr, ...], method: str) -> tuple[pl.Expr, ..
             raise ConfigurationError(
                 f"{method} needs polars expressions (pl.col(...)), not {type(expression).__name__}"
             )
+        check_row_wise(expression, method)
     return expressions
 
 

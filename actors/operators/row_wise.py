@@ -1,0 +1,152 @@
+"""Tells whether a polars expression works row by row: what it computes for a row must not depend on the other rows.
+
+Batches are cut differently on every run, also when rows are replayed after a failure, so an expression that looks at
+other rows would give other results there. Polars says of each function whether it may be computed in parts (row
+separable) and whether it keeps the number of rows. An expression is row-wise if all its parts are. Nothing is
+evaluated: functions of the user in it must not see rows that are made up. What polars cannot say is refused.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator
+from typing import Any, TypeAlias
+
+import polars as pl
+
+from tidegate.storage.errors import ConfigurationError
+
+Node: TypeAlias = Any
+"""A part of an expression as polars writes it down: a string or a dict with one key, its kind."""
+
+_COLUMN: Node = {"Column": "column"}
+_RANDOM = frozenset({"Random", "Sample", "Shuffle"})
+_LOOKED_UP = frozenset({"IsIn", "Replace", "ReplaceStrict", "ContainsAny", "ReplaceMany", "ExtractMany", "FindMany"})
+"""Functions that polars calls row separable although all inputs but the first are looked at as a whole."""
+_ADVICE = (
+    "an expression must work row by row, because batches are cut differently on every run. Use "
+    "key_by(...).aggregate(...) for sums and counts, key_by(...).process(...) to remember rows, flat_map to make "
+    "several rows of one, and map_batches(lambda batch: ...) if it is meant for each batch by itself"
+)
+
+
+class _NotRowWiseError(Exception):
+    """Why an expression is not row-wise."""
+
+
+def check_row_wise(expression: pl.Expr, method: str) -> None:
+    """Raise ConfigurationError for an expression that looks beyond a row, changes the number of rows, or is random."""
+    try:
+        written = expression.meta.serialize(format="json")
+        simple = _simple(json.loads(written))
+        _walk(pl.Expr.deserialize(io.StringIO(json.dumps(simple)), format="json"))
+    except _NotRowWiseError as reason:
+        raise ConfigurationError(f"{method}({_shown(expression)}): {reason}; {_ADVICE}") from None
+    except (pl.exceptions.PolarsError, ValueError) as error:
+        raise ConfigurationError(
+            f"{method}({_shown(expression)}): it cannot be told whether this works row by row ({error}); {_ADVICE}"
+        ) from error
+
+
+def _walk(expression: pl.Expr) -> None:
+    meta = expression.meta
+    if not meta.is_row_separable():
+        raise _NotRowWiseError(f"{_shown(expression)} looks at more than one row")
+    if not (meta.is_length_preserving() or meta.is_scalar()):
+        raise _NotRowWiseError(f"{_shown(expression)} changes the number of rows")
+    for part in meta.pop():
+        _walk(part)
+
+
+def _simple(node: Node) -> Node:
+    """The expression with plain columns in the place of what polars can only tell when it knows the schema."""
+    if isinstance(node, list):
+        return [_simple(part) for part in node]
+    if not isinstance(node, dict):
+        return _COLUMN if node == "Element" else node
+    if len(node) == 1:
+        ((kind, inner),) = node.items()
+        match kind:
+            case "Literal":
+                return node
+            case "Selector" | "Field":
+                return _COLUMN
+            case "RenameAlias":
+                return _simple(inner["expr"])
+            case "Eval":  # within the list of one row; there it may look at all elements
+                _check_not_random(inner["evaluation"])
+                return _simple(inner["expr"])
+            case "StructEval":
+                return _joined([inner["expr"], *inner["evaluation"]])
+            case "AnonymousFunction":
+                _check_function(inner)
+                return _joined(inner["input"])
+            case "Function":
+                return _function(inner)
+    return {name: _simple(part) for name, part in node.items()}
+
+
+def _function(node: Node) -> Node:
+    name = _leaf_name(node["function"])
+    if name in _RANDOM:
+        raise _NotRowWiseError("it is random, so that a replay gives other rows")
+    first, *others = node["input"]
+    if name == "SelectFields":
+        return _simple(first)
+    if name in _LOOKED_UP:
+        if not all(isinstance(other, dict) and "Literal" in other for other in others):
+            raise _NotRowWiseError(
+                f"{name} looks up values in all rows of a column; give it a list of values, or use "
+                'pl.col("list").list.contains(...) where each row has a list of its own'
+            )
+        return _simple(first)
+    if name == "Strptime" and node["function"]["StringExpr"]["Strptime"][1]["format"] is None:
+        raise _NotRowWiseError("without format= the first rows of each batch decide how text is read; give format=")
+    return {"Function": {**node, "input": _simple(node["input"])}}
+
+
+def _leaf_name(function: Node) -> str | None:
+    """`IsIn` of `{"Boolean": {"IsIn": {...}}}`; functions are written down below their family, and some alone."""
+    names: list[str] = []
+    while isinstance(function, dict) and len(function) == 1:
+        ((name, function),) = function.items()
+        names.append(name)
+    if isinstance(function, str):
+        names.append(function)
+    return next((name for name in names if name in _RANDOM | _LOOKED_UP | {"SelectFields", "Strptime"}), None)
+
+
+def _check_function(node: Node) -> None:
+    flags = str(node.get("options", {}).get("flags", ""))
+    if not {"ROW_SEPARABLE", "LENGTH_PRESERVING"} <= {flag.strip() for flag in flags.split("|")}:
+        raise _NotRowWiseError(
+            "it calls a function of yours with all rows of the batch; say is_elementwise=True if it works row by row"
+        )
+
+
+def _check_not_random(node: Node) -> None:
+    if any(name in _RANDOM for name in _names(node)):
+        raise _NotRowWiseError("it is random, so that a replay gives other rows")
+
+
+def _names(node: Node) -> Iterator[str]:
+    if isinstance(node, list):
+        for part in node:
+            yield from _names(part)
+    elif isinstance(node, dict):
+        for name, part in node.items():
+            if name != "Literal":
+                yield name
+                yield from _names(part)
+    elif isinstance(node, str):
+        yield node
+
+
+def _joined(parts: list[Node]) -> Node:
+    return {"Function": {"input": _simple(parts), "function": "AsStruct"}}
+
+
+def _shown(expression: pl.Expr) -> str:
+    text = " ".join(str(expression).split())
+    return text if len(text) <= 200 else text[:200] + "…"
