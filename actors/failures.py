@@ -34,6 +34,7 @@ class CheckpointFailureReason(enum.Enum):
     JOB_FAILOVER = "the attempt failed"
     COORDINATOR_LOST = "the coordinator was lost"
     JOB_ENDING = "the job is ending"
+    STORAGE_AWAY = "checkpoint storage does not answer"
     # Counted.
     DECLINED = "a task declined"
     ASYNC_PART_FAILED = "the asynchronous part of a task's snapshot failed"

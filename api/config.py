@@ -21,6 +21,7 @@ from pydantic import (
 )
 
 from tidegate import config_values as of
+from tidegate.actors.coordinator.outages import STORAGE_OUTAGE_MS
 from tidegate.actors.state.options import MEMORY_BYTES
 from tidegate.config_names import KEYS, setting_keys, titled, unknown_setting
 from tidegate.config_values import INTERVAL_MS_MIN
@@ -74,6 +75,11 @@ class CheckpointConfig(BaseModel):
         default=0, alias=KEYS["tolerable_failed"][0]
     )
     """Checkpoints that may fail in a row before the job does."""
+
+    storage_outage: Annotated[int, BeforeValidator(of.duration)] = Field(
+        default=STORAGE_OUTAGE_MS, alias=KEYS["storage_outage"][0]
+    )
+    """Milliseconds for which the job goes on while storage does not answer or takes nothing; then it has failed."""
 
     retained: Annotated[int, BeforeValidator(of.at_least_one)] = Field(default=1, alias=KEYS["retained"][0])
     """Completed checkpoints to keep; at least 1."""

@@ -20,6 +20,7 @@ KEYS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "unaligned": ("execution.checkpointing.unaligned", "execution.checkpointing.unaligned.enabled"),
         "aligned_timeout": ("execution.checkpointing.aligned-checkpoint-timeout",),
         "tolerable_failed": ("execution.checkpointing.tolerable-failed-checkpoints",),
+        "storage_outage": ("execution.checkpointing.storage-outage",),
         "retained": ("state.checkpoints.num-retained", "execution.checkpointing.num-retained"),
         "retention": ("execution.checkpointing.externalized-checkpoint-retention",),
         "inline_bytes": ("state.storage.fs.memory-threshold", "execution.checkpointing.data-inline-threshold"),

@@ -159,8 +159,7 @@ class Job:
     def events(self) -> list[Any]:
         """Every event that the coordinator has decided by, oldest first, as far as the log reaches back."""
         log = EventLog(self._open_store(self.root), self.job_id)
-        indices = log.indices()
-        return [event for entry in log.entries(indices[0] if indices else 0) for event in entry.events]
+        return [event for entry in log.entries(log.oldest()) for event in entry.events]
 
     def __repr__(self) -> str:
         return f"Job({self.name!r}, {self.job_id!r})"

@@ -184,6 +184,7 @@ def _spec(request: JobRequest, graph: JobGraph, restore: RestorePoint | None) ->
             else CheckpointId(config.ignore_in_flight_of),
         ),
         restart=request.restart,
+        storage_outage_ms=config.storage_outage,
         restore=restore,
         edges=tuple(
             JobEdgeInfo(e.upstream, e.downstream, e.partitioning.kind is PartitioningKind.FORWARD) for e in graph.edges

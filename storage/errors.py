@@ -23,6 +23,14 @@ class CorruptionError(StorageError):
     """Bytes were read that do not match their checksum or their format."""
 
 
+class StateTooLargeError(StorageError):
+    """A state has more bytes than its storage takes."""
+
+
+class LogDeletedError(StorageError):
+    """The event log of a job that runs is gone: somebody has deleted its folder."""
+
+
 class CodecError(TidegateError):
     """A value cannot be encoded, or bytes cannot be decoded into known types."""
 
@@ -52,3 +60,10 @@ class CheckpointError(TidegateError):
 
 class JobFailedError(TidegateError):
     """A job has failed; the message holds the reason."""
+
+
+def may_pass(error: StorageError) -> bool:
+    """Whether the same operation may succeed later, when the storage is back, or has room again."""
+    return not isinstance(
+        error, AlreadyExistsError | NotFoundError | CorruptionError | StateTooLargeError | LogDeletedError
+    )

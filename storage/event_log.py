@@ -5,16 +5,19 @@ Rules:
 - Entries are made by conditional create and never changed. That is the fence: of two coordinators that both
   want to write entry k, one gets FencedError.
 - A create whose answer was lost may be repeated: finding the very same entry means that it was ours.
-- The predecessor of the newest entry is never truncated. So a coordinator that slept while others wrote,
-  folded and truncated can't mistake the hole that truncation left for the end of the log: it finds no
-  predecessor, and is fenced.
+- A coordinator that slept while others wrote, folded and truncated must not mistake the hole that truncation left for
+  the end of the log. Two rules see to that. The predecessor of the newest entry is never truncated: a writer that
+  looks for it and finds none is fenced. And entries with which a coordinator took over are never truncated (the writer
+  names them, `keep`): the first entry that is not a sleeper's own is the one with which its successor took over. So a
+  writer has to look for the predecessor of its first entry, and of one that it creates again because an answer was
+  lost; for the others the create alone decides (`look` False).
 - Entries are contiguous. A hole, or damage, is an error, never the end.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +28,7 @@ from tidegate.storage.errors import (
     CodecError,
     CorruptionError,
     FencedError,
+    LogDeletedError,
     NotFoundError,
 )
 from tidegate.storage.filesystem import join_url
@@ -63,12 +67,14 @@ class EventLog:
         self._store = store
         self._folder = CheckpointLayout(job_id).events_dir()
 
-    def append(self, entry: LogEntry) -> int:
+    def append(self, entry: LogEntry, *, look: bool = True) -> int:
         """Make the entry part of the log, durably; returns its bytes. Repeating it with the same entry is safe.
 
-        Raises FencedError if another entry is there or the log has moved on beyond it, CodecError for events
-        that are not wire values, and StorageError if it is unknown whether the entry is there: repeat it
-        then.
+        `look`: whether its predecessor is looked for; it may be left out as the module says.
+
+        Raises FencedError if another entry is there or the log has moved on beyond it, LogDeletedError if the log is
+        gone, CodecError for events that are not wire values, and StorageError if it is unknown whether the entry is
+        there: repeat it then.
         """
         path = self._entry_path(entry.index)
         data = seal(_ENTRY_MAGIC, LOG_VERSION, encode(entry))
@@ -83,10 +89,15 @@ class EventLog:
                     f"entry {entry.index} of {self._where()} was written by coordinator generation "
                     f"{found.generation}, not by generation {entry.generation}: it has taken over"
                 ) from None
-        if not self._continues(entry.index):
+        if look and not self._continues(entry.index):
             if created:
-                # Nobody can need this file: what is at or below it has been folded into a snapshot.
+                # Nobody can need this file: what is at or below it has been folded into a snapshot, or is deleted.
                 self._store.delete(path)
+            if not any(index > entry.index for index in self.indices()):
+                raise LogDeletedError(
+                    f"the entries before {entry.index} of {self._where()} are gone and nobody has continued the log: "
+                    "was the folder deleted while the job was running?"
+                )
             raise FencedError(
                 f"entry {entry.index} of {self._where()} has no predecessor: another coordinator has "
                 "continued the log and truncated it"
@@ -106,6 +117,16 @@ class EventLog:
         """Indices of all entries that are there, ascending. Lists the folder."""
         found = (_parse_index(name) for name in self._store.list(self._folder))
         return sorted(index for index in found if index is not None)
+
+    def oldest(self) -> int:
+        """The index from which on every entry is there; what was kept of a truncated part comes before it."""
+        known = self.indices()
+        oldest = known[-1] if known else 0
+        for index in reversed(known[:-1]):
+            if index != oldest - 1:
+                break
+            oldest = index
+        return oldest
 
     def entries(self, from_index: int) -> Iterator[LogEntry]:
         """All entries from an index on, in order. CorruptionError for a damaged entry or a hole."""
@@ -139,8 +160,8 @@ class EventLog:
                 _logger.warning("Snapshot %d of %s is passed over: %s", index, self._where(), error)
         return None
 
-    def truncate(self, before_index: int) -> None:
-        """Delete what is not needed to fold the log from `before_index` on.
+    def truncate(self, before_index: int, keep: Set[int] = frozenset()) -> None:
+        """Delete what is not needed to fold the log from `before_index` on, but for the entries to `keep`.
 
         The newest undamaged snapshot stays, and every entry from the one before it on; nothing is deleted
         without a snapshot. Entries go in ascending order, so that a crash leaves no hole.
@@ -151,7 +172,7 @@ class EventLog:
         snapshot_index = latest[0]
         keep_from = min(before_index, snapshot_index) - 1
         for index in self.indices():
-            if index < keep_from:
+            if index < keep_from and index not in keep:
                 self._store.delete(self._entry_path(index))
         for index in self._snapshot_indices():
             if index < min(before_index, snapshot_index):

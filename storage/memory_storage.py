@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import pairwise
 
-from tidegate.storage.errors import StorageError
+from tidegate.storage.errors import StateTooLargeError
 from tidegate.storage.layout import (
     CHANGELOG_NAME,
     METADATA_NAME,
@@ -53,7 +53,7 @@ class MemoryStorage:
             else:
                 parts.append(bytes(chunk))
         if size_bytes > self.state_bytes_max:
-            raise StorageError(
+            raise StateTooLargeError(
                 f"the state of {owner} has {size_bytes:,} bytes, and checkpoint storage in memory ({self.url}) takes "
                 f"at most {self.state_bytes_max:,} bytes of a state. Keep checkpoints in a file system: "
                 'storage="/folder" or "s3://bucket/prefix"'

@@ -178,6 +178,12 @@ class SubtaskState:
         return tuple(file for state in self.native for file in state.files)
 
     @property
+    def names(self) -> int:
+        """How many files and states it names: what its description costs, to an order of magnitude."""
+        states = sum(1 + len(handle.sections) for handle in self.handles)
+        return states + len(self.native_files) + sum(len(c.files) for c in self.committables)
+
+    @property
     def paths(self) -> tuple[str, ...]:
         """Every file, relative to the storage root."""
         return (*(h.path for h in self.handles if h.path is not None), *(file.path for file in self.native_files))

@@ -26,7 +26,13 @@ from tidegate.storage.ids import CheckpointId
 
 _ATTEMPT_IS_OVER = frozenset({Reason.JOB_FAILOVER, Reason.COORDINATOR_LOST})
 _MAY_COME_AGAIN = frozenset(
-    {Reason.TASK_NOT_READY, Reason.TASK_CLOSING, Reason.UNION_STATE_PARTLY_FINISHED, Reason.CANCEL_BARRIER}
+    {
+        Reason.TASK_NOT_READY,
+        Reason.TASK_CLOSING,
+        Reason.UNION_STATE_PARTLY_FINISHED,
+        Reason.CANCEL_BARRIER,
+        Reason.STORAGE_AWAY,
+    }
 )
 
 

@@ -106,7 +106,7 @@ class CheckpointKeeper:
         """A timer of ours is due."""
         number = int(argument)
         if name == "periodic":
-            self._periodic(number, at_ms)
+            self.tick(at_ms)
             return
         act: dict[str, Callable[[CheckpointId], None]] = {
             "timeout": lambda n: self._expire(n, at_ms),
@@ -121,7 +121,7 @@ class CheckpointKeeper:
 
     def trigger_if_due(self, at_ms: int) -> None:
         """Start the checkpoints whose time has come."""
-        while True:
+        while not self._context.state.storage_away:
             decision = decide(self._demand(at_ms), self._context.settings, at_ms)
             if isinstance(decision, Start):
                 self._context.state.requests = decision.queue
@@ -129,7 +129,7 @@ class CheckpointKeeper:
                 continue
             if isinstance(decision, Pause):
                 state = self._context.state
-                state.due = False
+                state.due_since_ms = None
                 self._context.instruct(do.SetTimer(f"periodic:{state.attempt}", decision.until_ms))
             return
 
@@ -137,7 +137,7 @@ class CheckpointKeeper:
         state = self._context.state
         return Demand(
             queue=state.requests,
-            due=state.due,
+            due=state.due_since_ms is not None,
             final=len(state.ended) == len(self._context.spec.tasks) and at_ms >= state.final_not_before_ms,
             pending=len(state.pending),
             commits_waiting=len(state.commits),
@@ -145,17 +145,25 @@ class CheckpointKeeper:
             last_completed_at_ms=state.last_completed_at_ms,
         )
 
-    def _periodic(self, attempt: int, at_ms: int) -> None:
+    def tick(self, at_ms: int) -> None:
+        """A periodic checkpoint is due, and started as soon as it may be; till then there are no further ticks."""
+        if self._context.settings.interval_ms is not None and self._context.state.due_since_ms is None:
+            self._context.state.due_since_ms = at_ms
+
+    def _wait_for_next_tick(self, at_ms: int) -> None:
+        """A checkpoint has been started: the next one is due in the rhythm of the ticks."""
         state, interval_ms = self._context.state, self._context.settings.interval_ms
-        if attempt == state.attempt and state.status is JobStatus.RUNNING:
+        if state.due_since_ms is not None:
             assert interval_ms is not None
-            state.due = state.stopping is None
-            self._context.instruct(do.SetTimer(f"periodic:{attempt}", at_ms + interval_ms))
+            missed = max(0, at_ms - state.due_since_ms) // interval_ms
+            next_ms = state.due_since_ms + (missed + 1) * interval_ms
+            state.due_since_ms = None
+            self._context.instruct(do.SetTimer(f"periodic:{state.attempt}", next_ms))
 
     def _trigger(self, properties: CheckpointProperties, requests: tuple[str, ...], at_ms: int) -> None:
         state, spec = self._context.state, self._context.spec
         if not properties.kind.is_savepoint:
-            state.due = False
+            self._wait_for_next_tick(at_ms)
         elif self._too_many_copies():
             self._refuse_copy(requests)
             return
@@ -266,13 +274,22 @@ class CheckpointKeeper:
             and event.attempt == pending.attempt
             and pending.phase in (PendingPhase.COLLECTING, PendingPhase.ACKNOWLEDGED)
         ):
-            self.abandoner.give_up(pending, event.reason, event.at_ms, f"{event.task}: {event.message}")
+            reason = event.reason
+            if reason is Reason.STORAGE_AWAY and event.away_ms >= self._context.spec.storage_outage_ms:
+                reason = Reason.ASYNC_PART_FAILED
+            self.abandoner.give_up(pending, reason, event.at_ms, f"{event.task}: {event.message}")
 
     def task_finished(self, task: TaskId, at_ms: int) -> None:
         """A checkpoint that was triggered before it was known that the task leaves waits for it in vain."""
         for pending in list(self._context.state.pending.values()):
             if pending.attempt == self._context.state.attempt and task in pending.waiting:
                 self.abandoner.give_up(pending, Reason.TASK_FINISHED, at_ms, str(task))
+
+    def storage_went_away(self, event: ev.StorageWentAway) -> None:
+        """Nothing can be decided for some time: ordinary checkpoints are given up, what users wait for is not."""
+        for pending in list(self._context.state.pending.values()):
+            if pending.phase.open and pending.properties.subsumable:
+                self.abandoner.give_up(pending, Reason.STORAGE_AWAY, event.at_ms, event.error)
 
     def _expire(self, checkpoint_id: CheckpointId, at_ms: int) -> None:
         pending = self._context.state.pending.get(checkpoint_id)

@@ -11,6 +11,7 @@ from tidegate.actors.coordinator import events as ev
 from tidegate.actors.coordinator import instructions as do
 from tidegate.actors.coordinator.context import CoordinatorContext
 from tidegate.actors.coordinator.discards import Discarder
+from tidegate.actors.coordinator.outages import pause_ms
 from tidegate.actors.coordinator.state import SinkCommit
 from tidegate.storage.ids import CheckpointId
 from tidegate.storage.metadata import Committable
@@ -51,7 +52,7 @@ class SinkCommitter:
             self._next()
 
     def failed(self, event: ev.SinkCommitFailed) -> None:
-        """Try again: a commit is idempotent. After too many attempts the job fails, and a restore commits."""
+        """Try again: a commit is idempotent. After too long the job fails, and a restore commits."""
         if not self._is_first(event.checkpoint_id):
             return
         spec = self._context.spec
@@ -65,13 +66,13 @@ class SinkCommitter:
                 f"charge of their table ({event.error})"
             )
             return
-        if commit.failures >= spec.storage_attempts_max:
+        if event.away_ms >= spec.storage_outage_ms:
             self._context.storage_failure = (
                 f"the sink files of checkpoint {event.checkpoint_id} could not be committed in "
                 f"{commit.failures} attempts ({event.error}); a job restored from it commits them"
             )
             return
-        due_at_ms = event.at_ms + spec.storage_retry_ms * commit.failures
+        due_at_ms = event.at_ms + pause_ms(spec.storage_retry_ms, commit.failures)
         self._context.instruct(do.SetTimer(f"commit:{event.checkpoint_id}", due_at_ms))
 
     def _is_first(self, checkpoint_id: CheckpointId) -> bool:

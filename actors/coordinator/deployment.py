@@ -11,6 +11,7 @@ from tidegate.actors.coordinator import events as ev
 from tidegate.actors.coordinator import instructions as do
 from tidegate.actors.coordinator.context import CoordinatorContext
 from tidegate.actors.coordinator.failure_manager import forgive
+from tidegate.actors.coordinator.outages import pause_ms
 from tidegate.actors.coordinator.phases import JobInput, JobStatus
 from tidegate.actors.coordinator.spec import RestorePoint
 from tidegate.actors.coordinator.state import NEVER_MS
@@ -31,7 +32,8 @@ class Deployer:
         state.attempt = AttemptNumber(state.attempt + 1)
         state.ready, state.ended, state.finished = {}, {}, {}
         state.committed_files = {}
-        state.restart_due = state.due = False
+        state.restart_due = False
+        state.due_since_ms = None
         state.final_not_before_ms = NEVER_MS
         state.hook_failures = 0
         forgive(state)
@@ -64,7 +66,7 @@ class Deployer:
                 f"the master hooks could not be restored in {state.hook_failures} attempts: {event.error}"
             )
             return
-        due_at_ms = event.at_ms + spec.storage_retry_ms * state.hook_failures
+        due_at_ms = event.at_ms + pause_ms(spec.storage_retry_ms, state.hook_failures)
         self._context.instruct(do.SetTimer(f"hooks:{state.attempt}", due_at_ms))
 
     def repeat_hooks(self, attempt: int) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from tidegate.actors.coordinator import events as ev
 from tidegate.actors.coordinator import instructions as do
 from tidegate.actors.coordinator.context import CoordinatorContext
+from tidegate.actors.coordinator.outages import pause_ms
 from tidegate.actors.coordinator.state import CheckpointDiscard, SavepointDiscard
 from tidegate.storage.ids import CheckpointId
 from tidegate.storage.metadata import SubtaskState
@@ -85,7 +86,7 @@ class Discarder:
         if discard.failures >= spec.storage_attempts_max:
             self.savepoint_done(event.checkpoint_id)
             return
-        due_at_ms = event.at_ms + spec.storage_retry_ms * discard.failures
+        due_at_ms = event.at_ms + pause_ms(spec.storage_retry_ms, discard.failures)
         self._context.instruct(do.SetTimer(f"discard-savepoint:{event.checkpoint_id}", due_at_ms))
 
     def repeat(self, checkpoint_id: CheckpointId) -> None:
@@ -121,7 +122,7 @@ class Discarder:
             del state.discards[event.checkpoint_id]
             state.shared.leave(event.checkpoint_id)
             return
-        due_at_ms = event.at_ms + spec.storage_retry_ms * discard.failures
+        due_at_ms = event.at_ms + pause_ms(spec.storage_retry_ms, discard.failures)
         self._context.instruct(do.SetTimer(f"discard:{event.checkpoint_id}", due_at_ms))
 
     def _start(self, checkpoint_id: CheckpointId, discard: CheckpointDiscard) -> None:

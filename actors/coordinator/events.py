@@ -111,6 +111,8 @@ class CheckpointDeclined:
     checkpoint_id: CheckpointId
     reason: CheckpointFailureReason
     message: str
+    away_ms: int = 0
+    """Of reason STORAGE_AWAY: for how long nothing could be written."""
 
 
 @wire
@@ -212,11 +214,12 @@ class CheckpointVoided:
 @wire
 @dataclass(frozen=True, slots=True)
 class MetadataWriteFailed:
-    """It is not known whether `_metadata` (or the tombstone) was written."""
+    """It is not known whether `_metadata` (or the tombstone) was written. `away_ms`: for how long that has been so."""
 
     at_ms: int
     checkpoint_id: CheckpointId
     error: str
+    away_ms: int = 0
 
 
 @wire
@@ -233,13 +236,14 @@ class SinksCommitted:
 class SinkCommitFailed:
     """It is not known whether the sink files of a completed checkpoint are visible.
 
-    `fenced`: they are not, because another job has claimed the table.
+    `fenced`: they are not, because another job has claimed the table. `away_ms`: for how long commits have failed.
     """
 
     at_ms: int
     checkpoint_id: CheckpointId
     error: str
     fenced: bool = False
+    away_ms: int = 0
 
 
 @wire
@@ -278,6 +282,23 @@ class TimerFired:
     timer: str
 
 
+@wire
+@dataclass(frozen=True, slots=True)
+class StorageWentAway:
+    """The event log cannot be written. Nothing can be decided before `StorageCameBack`."""
+
+    at_ms: int
+    error: str
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class StorageCameBack:
+    """The event log can be written again."""
+
+    at_ms: int
+
+
 CoordinatorEvent = (
     JobSubmitted
     | CoordinatorStarted
@@ -305,4 +326,6 @@ CoordinatorEvent = (
     | CheckpointDiscardFailed
     | CancelRequested
     | TimerFired
+    | StorageWentAway
+    | StorageCameBack
 )

@@ -1,7 +1,7 @@
 """The coordinator machine: deployment, checkpoints, failover and the end of one job, as a fold over its events.
 
-Every event is logged before the instructions that follow from it are carried out, and replaying the log (dropping the
-instructions) gives the same state. Rules that it keeps:
+Every event that changes something is logged before the instructions that follow from it are carried out, and replaying
+the log (dropping the instructions) gives the same state. Rules that it keeps:
 
 - A checkpoint is complete when, and only when, its `_metadata` was created by one conditional create (invariant 4).
 - An attempt is restored only after the fate of every checkpoint is known, from the newest completed one (invariant 7).
@@ -25,6 +25,7 @@ from tidegate.actors.coordinator.context import CoordinatorContext
 from tidegate.actors.coordinator.deployment import Deployer
 from tidegate.actors.coordinator.phases import JobInput, JobStatus, PendingPhase
 from tidegate.actors.coordinator.properties import keeps_checkpoints
+from tidegate.actors.coordinator.relevance import changes_nothing
 from tidegate.actors.coordinator.shared_state import SharedStateRegistry
 from tidegate.actors.coordinator.state import CoordinatorState
 from tidegate.actors.failures import CheckpointFailureReason as Reason
@@ -54,6 +55,8 @@ class CoordinatorMachine:
     def handle(self, event: ev.CoordinatorEvent) -> list[do.CoordinatorInstruction]:
         """Take in one fact; returns what has to be done about it, in order, once the fact is logged."""
         assert not self._instructions
+        if self.ignores(event):
+            return []
         if self.state.status.terminal and not isinstance(event, ev.CoordinatorStarted):
             self._on_after_end(event)
         else:
@@ -65,6 +68,10 @@ class CoordinatorMachine:
         instructions = list(self._instructions)
         self._instructions.clear()
         return instructions
+
+    def ignores(self, event: ev.CoordinatorEvent) -> bool:
+        """Whether nothing follows from this fact, now or later: it need not be logged."""
+        return changes_nothing(event, self.state)
 
     # --- life of the job ------------------------------------------------------------------------------------------
 
@@ -87,6 +94,7 @@ class CoordinatorMachine:
         if event.generation <= self.state.generation:
             raise ProtocolError(f"generation {event.generation} follows {self.state.generation}")
         self.state.generation = event.generation
+        self.state.storage_away = False
         if self.state.spec is None:
             return
         if self.state.status.terminal:
@@ -133,6 +141,17 @@ class CoordinatorMachine:
             if self.state.status is JobStatus.RUNNING and len(self.state.finished) == len(self._context.spec.tasks):
                 # Each was covered by a checkpoint when it left, so nothing is missing.
                 self._end(JobStatus.FINISHED, None, event.at_ms)
+
+    @_on.register
+    def _on_storage_went_away(self, event: ev.StorageWentAway) -> None:
+        self.state.storage_away = True
+        self._checkpoints.storage_went_away(event)
+
+    @_on.register
+    def _on_storage_came_back(self, event: ev.StorageCameBack) -> None:
+        self.state.storage_away = False
+        if self.state.status is JobStatus.RUNNING:
+            self._checkpoints.tick(event.at_ms)
 
     @_on.register
     def _on_cancel(self, event: ev.CancelRequested) -> None:

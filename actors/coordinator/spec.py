@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
+from tidegate.actors.coordinator.outages import STORAGE_OUTAGE_MS
 from tidegate.actors.identity import TaskId
 from tidegate.recovery.restart import RestartStrategy
 from tidegate.storage.codec import wire
@@ -101,5 +102,9 @@ class JobSpec:
     seed: int = 0
     """Decides the random initial delay of the periodic trigger: machines have no randomness of their own."""
     deploy_timeout_ms: int = 120_000
+    storage_outage_ms: int = STORAGE_OUTAGE_MS
+    """For how long the job goes on while storage does not answer."""
     storage_attempts_max: int = 10
-    storage_retry_ms: int = 500
+    """Of what the job can do without: savepoints, deletions; and of calls of master hooks."""
+    storage_retry_ms: int = 200
+    """The pause before the second attempt; those that follow grow."""

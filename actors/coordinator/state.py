@@ -189,8 +189,8 @@ class CoordinatorState:
     savepoint_discards: dict[CheckpointId, SavepointDiscard] = field(default_factory=dict)
     requests: tuple[CheckpointRequest, ...] = ()
     """Requests for a checkpoint that has not been started."""
-    due: bool = False
-    """A periodic checkpoint is due and could not be started yet."""
+    due_since_ms: int | None = None
+    """Since when a periodic checkpoint is due that could not be started yet."""
     final_not_before_ms: int = NEVER_MS
     """After a checkpoint that came too early for a task, the final one is not tried again before this time."""
     stopping: CheckpointId | None = None
@@ -205,6 +205,8 @@ class CoordinatorState:
     last_failure: str | None = None
     ending_status: JobStatus | None = None
     ending_reason: str | None = None
+    storage_away: bool = False
+    """The event log cannot be written: no checkpoint is started."""
     gave_up: bool = False
     """Storage did not answer within the allowed attempts: the job ends without waiting for it."""
     superseded: bool = False

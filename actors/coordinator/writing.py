@@ -23,6 +23,7 @@ from tidegate.actors.coordinator.commits import SinkCommitter
 from tidegate.actors.coordinator.context import CoordinatorContext
 from tidegate.actors.coordinator.discards import Discarder
 from tidegate.actors.coordinator.failure_manager import forgive
+from tidegate.actors.coordinator.outages import pause_ms
 from tidegate.actors.coordinator.phases import JobStatus, PendingInput, PendingPhase
 from tidegate.actors.coordinator.state import CompletedCheckpoint, PendingCheckpoint
 from tidegate.actors.failures import CheckpointFailureReason as Reason
@@ -129,16 +130,17 @@ class CheckpointWriter:
         self._end_if_last(pending, metadata)
 
     def write_failed(self, event: ev.MetadataWriteFailed) -> None:
-        """It is not known whether the metadata is there: find out by trying to void it, a bounded number of times."""
+        """It is not known whether the metadata is there: find out by trying to void it, for a bounded time."""
         pending = self._in(event.checkpoint_id, PendingPhase.WRITING, PendingPhase.VOIDING)
         if pending is None:
             return
         pending.advance(PendingInput.FATE_UNKNOWN)
         pending.failures += 1
-        if pending.failures >= self._context.spec.storage_attempts_max:
+        if event.away_ms >= self._context.spec.storage_outage_ms:
             self._context.storage_failure = (
                 f"checkpoint storage does not answer: the fate of checkpoint {event.checkpoint_id} is unknown "
-                f"after {pending.failures} attempts ({event.error}); restore with restore='latest' once it does"
+                f"after {pending.failures} attempts in {event.away_ms / 1000:g} s ({event.error}); restore with "
+                "restore='latest' once it does"
             )
             return
         self._retry(f"void:{event.checkpoint_id}", event.at_ms, pending.failures)
@@ -198,7 +200,7 @@ class CheckpointWriter:
         self._context.instruct(do.VoidCheckpoint(tombstone))
 
     def _retry(self, timer: str, at_ms: int, failures: int) -> None:
-        self._context.instruct(do.SetTimer(timer, at_ms + self._context.spec.storage_retry_ms * failures))
+        self._context.instruct(do.SetTimer(timer, at_ms + pause_ms(self._context.spec.storage_retry_ms, failures)))
 
     def _end_if_last(self, pending: PendingCheckpoint, metadata: CheckpointMetadata) -> None:
         state = self._context.state

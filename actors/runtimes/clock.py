@@ -8,3 +8,8 @@ import time
 def now_ms() -> int:
     """Wall-clock time in ms."""
     return time.time_ns() // 1_000_000
+
+
+def monotonic_ms() -> int:
+    """Time since some moment in ms, which nobody sets."""
+    return time.monotonic_ns() // 1_000_000

@@ -1,55 +1,66 @@
 """Drives one coordinator machine: logs first, acts afterwards.
 
-Events that come in together become one entry of the event log (a group commit). The instructions that follow from
-them are held back until the entry is durable. An entry that cannot be written stops the coordinator, a lost create
-means that a newer generation is in charge.
+Rules:
+
+- The instructions that follow from an event are held back until it is durable.
+- Events that come in together become one entry of the event log (a group commit). Events without instructions are held:
+  nobody has acted on them, so they may be lost with the process, as a message on its way may. They travel with the next
+  entry; their number is bounded, and so is the time of all but those that are of use only with what comes after them.
+- What changes nothing is not logged at all.
+- While storage is away the machine is told that, and nothing else: it decides on nothing that it could not log. A
+  coordinator whose log stays away for too long, or is gone, ends the job; a lost create means that a newer generation
+  is in charge.
 """
 
 from __future__ import annotations
 
-import logging
 from collections import deque
-from collections.abc import Sequence
+from dataclasses import replace
 
 from tidegate.actors.coordinator import events as ev
 from tidegate.actors.coordinator import instructions as do
 from tidegate.actors.coordinator.machine import CoordinatorMachine
 from tidegate.actors.coordinator.state import CoordinatorState
-from tidegate.actors.failures import error_text
+from tidegate.actors.failures import CheckpointFailureReason, bounded_text, error_text
 from tidegate.actors.runtimes.coordinator_effects import CoordinatorEffects
 from tidegate.actors.runtimes.event_border import fit_for_the_log
+from tidegate.actors.runtimes.inlined_state import InlinedState
+from tidegate.actors.runtimes.log_writer import LogPosition, LogWriter, StoredFold
+from tidegate.actors.runtimes.outage_notes import OutageNotes
 from tidegate.actors.runtimes.ports import CoordinatorPort
 from tidegate.actors.task import events as task_ev
-from tidegate.storage.codec import decode, encode
-from tidegate.storage.errors import CodecError, FencedError, StorageError
-from tidegate.storage.event_log import EventLog, LogEntry
+from tidegate.storage.codec import decode
+from tidegate.storage.errors import CodecError, FencedError
+from tidegate.storage.event_log import EventLog
 from tidegate.storage.ids import Generation
 
-log = logging.getLogger(__name__)
-
-APPEND_ATTEMPTS_MAX = 20
-APPEND_RETRY_MS = 200
 EVENTS_AN_ENTRY_MAX = 1_000
-ENTRIES_A_SNAPSHOT = 1_000
-BYTES_A_SNAPSHOT = 16 * 1024 * 1024
-"""Acknowledgements hold the state that is inlined: the log is cut before it outgrows a storage in memory."""
+NAMES_AN_ENTRY_MAX = 10_000
+"""Files and states that the acknowledgements of an entry name: they are most of its bytes."""
+HOLD_MS = 1_000
+"""How long an event without instructions waits for others, but for those that mean nothing alone."""
+_MEANS_NOTHING_ALONE = (ev.CheckpointAcknowledged, ev.CheckpointDiscarded, ev.SavepointDiscarded, ev.TaskReady)
+"""A coordinator that takes over drops what was not acknowledged by all, asks for deletions again, deploys anew."""
 
 
-def replay(event_log: EventLog) -> tuple[CoordinatorMachine, int]:
-    """The machine as the log leaves it, and the index of the next entry."""
+def replay(event_log: EventLog) -> tuple[CoordinatorMachine, LogPosition]:
+    """The machine as the log leaves it, and where the log goes on."""
     snapshot = event_log.latest_snapshot()
     state: CoordinatorState | None = None
     index = 0
+    takeovers: tuple[int, ...] = ()
     if snapshot is not None:
-        index, encoded = snapshot
-        assert isinstance(encoded, bytes)
-        state = decode(encoded)
+        index, fold = snapshot
+        assert isinstance(fold, StoredFold)
+        state, takeovers = decode(fold.state), fold.takeovers
     machine = CoordinatorMachine(state)
     for entry in event_log.entries(index):
+        if isinstance(entry.events[0], ev.CoordinatorStarted):
+            takeovers = (*takeovers, entry.index)
         for event in entry.events:
             machine.handle(event)
         index = entry.index + 1
-    return machine, index
+    return machine, LogPosition(index, takeovers)
 
 
 class CoordinatorHost:
@@ -61,7 +72,7 @@ class CoordinatorHost:
     def __init__(
         self,
         machine: CoordinatorMachine,
-        next_index: int,
+        position: LogPosition,
         event_log: EventLog,
         effects: CoordinatorEffects,
         port: CoordinatorPort,
@@ -69,17 +80,21 @@ class CoordinatorHost:
     ) -> None:
         self.machine = machine
         self.generation = Generation(machine.state.generation + 1)
-        self._log = event_log
-        self._next_index = next_index
-        self._incarnation = incarnation
-        self._snapshot_index = next_index
-        self._bytes_since_snapshot = 0
+        self._log = LogWriter(event_log, position, self.generation, port, incarnation)
         self._effects = effects
         self._port = port
+        self._inlined = InlinedState()
+        self._state_notes = OutageNotes("state and metadata of checkpoints", port.monotonic_ms)
+        self._table_notes = OutageNotes("output tables", port.monotonic_ms)
         self._inbox: deque[ev.CoordinatorEvent] = deque()
+        self._held: list[ev.CoordinatorEvent] = []
+        """Taken in by the machine, and not logged yet."""
+        self._held_names = 0
+        self._instructions: list[do.CoordinatorInstruction] = []
+        """What follows from the events that are held."""
+        self._flushes = False
+        """Whether the events that are held are going to be logged at some time, whatever comes."""
         self._appending = False
-        self._in_charge = False
-        """Whether an entry of this incarnation is in the log: then nobody older can fence it."""
         self._halted = False
 
     def start(self) -> None:
@@ -90,6 +105,9 @@ class CoordinatorHost:
         """Take in one fact."""
         if self._halted:
             return
+        if self._log.away and self._refused(event):
+            return
+        event = self._timed(self._inlined.take(event))
         try:
             event = fit_for_the_log(event)
         except CodecError as error:
@@ -97,7 +115,8 @@ class CoordinatorHost:
             if isinstance(event, ev.CheckpointRequested):
                 self._port.complete_request(do.CompleteRequest(event.request, None, text))
             else:
-                self._stop(f"a {type(event).__name__} cannot be written to the event log: {text}")
+                self._halted = True
+                self._port.halt(f"a {type(event).__name__} cannot be written to the event log: {text}")
             return
         self._inbox.append(event)
         if not self._appending:
@@ -107,72 +126,100 @@ class CoordinatorHost:
         """Stop; nothing is logged or done from now on."""
         self._halted = True
 
+    def _refused(self, event: ev.CoordinatorEvent) -> bool:
+        """What users ask for while storage is away: it does not wait for that, and so the inbox stays bounded."""
+        if isinstance(event, ev.CheckpointRequested):
+            reason = CheckpointFailureReason.STORAGE_AWAY
+            self._port.complete_request(do.CompleteRequest(event.request, None, reason.value, reason=reason))
+            return True
+        return isinstance(event, ev.CancelRequested) and any(isinstance(e, ev.CancelRequested) for e in self._inbox)
+
+    def _timed(self, event: ev.CoordinatorEvent) -> ev.CoordinatorEvent:
+        """The event, with the time for which what it tells of has failed."""
+        state, tables, meanwhile = self._state_notes, self._table_notes, "checkpoints fail meanwhile, the job goes on"
+        match event:
+            case ev.CheckpointDeclined(reason=CheckpointFailureReason.STORAGE_AWAY, message=error):
+                return replace(event, away_ms=state.failed(error, meanwhile))
+            case ev.MetadataWriteFailed(error=error):
+                return replace(event, away_ms=state.failed(error, meanwhile))
+            case ev.SinkCommitFailed(error=error, fenced=False):
+                return replace(event, away_ms=tables.failed(error, "it is tried again, the job goes on"))
+            case ev.MetadataWritten():
+                state.worked()
+            case ev.SinksCommitted():
+                tables.worked()
+        return event
+
+    # --- the log --------------------------------------------------------------------------------------------------
+
     def _next_entry(self) -> None:
-        if self._halted or not self._inbox:
+        """Let the machine take in what is there, and begin an entry if something follows from that."""
+        if self._halted:
             return
-        events = tuple(self._inbox.popleft() for _ in range(min(len(self._inbox), EVENTS_AN_ENTRY_MAX)))
-        instructions = [i for event in events for i in self.machine.handle(event)]
-        entry = LogEntry(self._next_index, self.generation, self._port.now_ms(), self._incarnation, events)
+        while self._inbox and not self._full:
+            self._take_in(self._inbox.popleft())
+        if self._held and (self._instructions or self._full or not self._log.in_charge):
+            self._append()
+        elif not self._flushes and not all(isinstance(event, _MEANS_NOTHING_ALONE) for event in self._held):
+            self._flushes = True
+            self._port.call_later(HOLD_MS, self._flush)
+
+    @property
+    def _full(self) -> bool:
+        return len(self._held) >= EVENTS_AN_ENTRY_MAX or self._held_names >= NAMES_AN_ENTRY_MAX
+
+    def _take_in(self, event: ev.CoordinatorEvent) -> None:
+        if not self.machine.ignores(event):
+            self._held.append(event)
+            if isinstance(event, ev.CheckpointAcknowledged):
+                self._held_names += event.state.names
+            self._instructions += self.machine.handle(event)
+
+    def _flush(self) -> None:
+        self._flushes = False
+        if self._held and not self._appending and not self._halted:
+            self._append()
+
+    def _append(self) -> None:
+        events, self._held, self._held_names = tuple(self._held), [], 0
+        instructions, self._instructions = self._instructions, []
         self._appending = True
-        self._append(entry, instructions, attempt=1)
+        if self.machine.state.spec is not None:
+            self._log.outage_ms = self.machine.state.spec.storage_outage_ms
 
-    def _append(self, entry: LogEntry, instructions: Sequence[do.CoordinatorInstruction], attempt: int) -> None:
-        size_bytes = 0
-
-        def write() -> None:
-            nonlocal size_bytes
-            size_bytes = self._log.append(entry)
-
-        def done(error: BaseException | None) -> None:
+        def written() -> None:
             if self._halted:
                 return
-            if error is None:
-                self._next_index = entry.index + 1
-                self._bytes_since_snapshot += size_bytes
-                self._in_charge = True
-                for instruction in instructions:
-                    self._perform(instruction)
-                self._store_fold_if_due()
-                # Only now: what is reported while instructions are carried out waits for the next entry.
-                self._appending = False
-                self._next_entry()
-            elif isinstance(error, FencedError) and not self._in_charge:
-                # What the predecessor had on its way landed after the replay: it did not take over, it was late.
-                self._halted = True
-                self._port.replay_again(str(error))
-            elif isinstance(error, FencedError):
-                self._stop(f"a newer coordinator is in charge: {error}")
-            elif isinstance(error, StorageError) and attempt < APPEND_ATTEMPTS_MAX:
-                self._port.call_later(
-                    APPEND_RETRY_MS * min(attempt, 10), lambda: self._append(entry, instructions, attempt + 1)
-                )
+            for instruction in instructions:
+                self._perform(instruction)
+            self._inlined.keep(self.machine.state.pending)
+            if self.machine.state.storage_away:
+                self._take_in(ev.StorageCameBack(self._port.now_ms()))
             else:
-                self._stop(f"entry {entry.index} of the event log cannot be written: {error}")
+                self._log.store_fold_if_due(self.machine.state)
+            # Only now: what is reported while instructions are carried out waits for the next entry.
+            self._appending = False
+            self._next_entry()
 
-        if not self._halted:
-            self._port.append(write, done)
+        def went_away(error: str) -> None:
+            if not self._halted:
+                self._take_in(ev.StorageWentAway(self._port.now_ms(), bounded_text(error)))
 
-    def _stop(self, reason: str) -> None:
-        self._halted = True
-        self._port.halt(reason)
+        def failed(error: BaseException) -> None:
+            if self._halted:
+                return
+            self._halted = True
+            if not isinstance(error, FencedError):
+                self._port.halt(str(error))
+            elif self._log.in_charge:
+                self._port.halt(f"a newer coordinator is in charge: {error}")
+            else:
+                # What the predecessor had on its way landed after the replay: it did not take over, it was late.
+                self._port.replay_again(str(error))
 
-    def _store_fold_if_due(self) -> None:
-        few = self._next_index - self._snapshot_index < ENTRIES_A_SNAPSHOT
-        if few and self._bytes_since_snapshot < BYTES_A_SNAPSHOT:
-            return
-        index, previous = self._next_index, self._snapshot_index
-        self._snapshot_index, self._bytes_since_snapshot = index, 0
-        encoded = encode(self.machine.state)
+        self._log.append(events, written, went_away, failed)
 
-        def store_fold() -> None:
-            self._log.write_snapshot(index, encoded)
-            self._log.truncate(previous)
-
-        def stored(error: BaseException | None) -> None:
-            if error is not None:
-                log.warning("the fold at entry %d was not stored, replay stays longer: %s", index, error)
-
-        self._port.append(store_fold, stored)
+    # --- instructions ---------------------------------------------------------------------------------------------
 
     def _perform(self, instruction: do.CoordinatorInstruction) -> None:
         port, effects = self._port, self._effects
@@ -201,12 +248,14 @@ class CoordinatorHost:
                 port.run_io(lambda: effects.trigger_hooks(instruction))
             case do.RestoreHooks():
                 port.run_io(lambda: effects.restore_hooks(instruction))
-            case do.WriteSavepoint():
-                port.run_io(lambda: effects.write_savepoint(instruction))
+            case do.WriteSavepoint(target, metadata):
+                savepoint = do.WriteSavepoint(target, self._inlined.put_back(metadata))
+                port.run_io(lambda: effects.write_savepoint(savepoint))
             case do.DiscardSavepoint():
                 port.run_io(lambda: effects.discard_savepoint(instruction))
             case do.WriteMetadata(metadata) | do.VoidCheckpoint(metadata):
-                port.run_io(lambda: effects.write_metadata(metadata))
+                whole = self._inlined.put_back(metadata)
+                port.run_io(lambda: effects.write_metadata(whole))
             case do.CommitSinks():
                 port.run_io(lambda: effects.commit_sinks(instruction))
             case do.DiscardCheckpoint():

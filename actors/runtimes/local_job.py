@@ -83,10 +83,10 @@ class LocalJob:
         self._done: Future[JobProgress] = Future()
         self._thread = threading.Thread(target=self._run, name=f"tidegate-{self._spec.job_name}", daemon=True)
         event_log = EventLog(open_store(self._context.root), self._context.job_id)
-        machine, next_index = replay(event_log)
+        machine, position = replay(event_log)
         self._effects = CoordinatorEffects(self._context, open_store, now_ms)
         port, incarnation = LocalCoordinatorPort(self), uuid.uuid4().hex
-        self._coordinator = CoordinatorHost(machine, next_index, event_log, self._effects, port, incarnation)
+        self._coordinator = CoordinatorHost(machine, position, event_log, self._effects, port, incarnation)
         self._pool = io_pool(self._context.graph, self._thread_died)
         # Of its own: a source that blocks must not keep the coordinator from its work, nor a master hook from its log.
         self._coordinator_pool = WorkerPool(IO_THREADS, "tidegate-coordinator", self._thread_died)

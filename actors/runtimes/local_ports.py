@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
@@ -10,7 +11,7 @@ from tidegate.actors.coordinator import events as co
 from tidegate.actors.coordinator import instructions as do
 from tidegate.actors.coordinator.events import CoordinatorEvent
 from tidegate.actors.identity import TaskId
-from tidegate.actors.runtimes.clock import now_ms
+from tidegate.actors.runtimes.clock import monotonic_ms, now_ms
 from tidegate.actors.runtimes.job import Answer
 from tidegate.actors.runtimes.task_host import TaskHost
 from tidegate.actors.task import events as ev
@@ -18,6 +19,8 @@ from tidegate.actors.task import instructions as task_do
 
 if TYPE_CHECKING:
     from tidegate.actors.runtimes.local_job import LocalJob
+
+log = logging.getLogger(__name__)
 
 
 class LocalTaskPort:
@@ -80,6 +83,9 @@ class LocalCoordinatorPort:
     def now_ms(self) -> int:
         return now_ms()
 
+    def monotonic_ms(self) -> int:
+        return monotonic_ms()
+
     def deploy(self, instruction: do.DeployAttempt) -> None:
         self._job.deploy(instruction)
 
@@ -129,4 +135,5 @@ class LocalCoordinatorPort:
         self.halt(reason)
 
     def halt(self, reason: str) -> None:
+        log.error("job %s has failed: its coordinator stops: %s", self._job.name, reason)
         self._job._break_down(f"the coordinator stopped: {reason}")

@@ -47,6 +47,10 @@ class CoordinatorPort(Protocol):
         """The time."""
         ...
 
+    def monotonic_ms(self) -> int:
+        """A time that nobody sets: how long something takes."""
+        ...
+
     def deploy(self, instruction: DeployAttempt) -> None:
         """Start all tasks of an attempt."""
         ...
@@ -88,5 +92,5 @@ class CoordinatorPort(Protocol):
         ...
 
     def halt(self, reason: str) -> None:
-        """This coordinator must not go on: it was fenced, or its log cannot be written."""
+        """This coordinator must not go on: it was fenced, or its log cannot be written. The job has failed for it."""
         ...

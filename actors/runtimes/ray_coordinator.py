@@ -29,7 +29,7 @@ from tidegate.actors.coordinator.spec import JobSpec
 from tidegate.actors.coordinator.state import CoordinatorState
 from tidegate.actors.coordinator.statistics import CheckpointStatistics
 from tidegate.actors.identity import TaskId
-from tidegate.actors.runtimes.clock import now_ms
+from tidegate.actors.runtimes.clock import monotonic_ms, now_ms
 from tidegate.actors.runtimes.context import JobContext
 from tidegate.actors.runtimes.coordinator_effects import CoordinatorEffects
 from tidegate.actors.runtimes.coordinator_host import CoordinatorHost, replay
@@ -198,7 +198,7 @@ class CoordinatorProcess:
         if self._lease is None:
             self._lease = LeaseKeeper.started(self._context, self._options.open_store, self._options.driver)
         event_log = EventLog(self._options.open_store(self._context.root), self._context.job_id)
-        machine, next_index = self._replay(event_log)
+        machine, position = self._replay(event_log)
         known = answers_of(machine.state)
         self._inherited = frozenset(known)
         for request, answer in known.items():
@@ -206,13 +206,13 @@ class CoordinatorProcess:
             if answer is not None and not future.done():
                 future.set_result(answer)
         port = _Port(self)
-        self._host = CoordinatorHost(machine, next_index, event_log, self._effects, port, uuid.uuid4().hex)
-        if next_index > 0:
+        self._host = CoordinatorHost(machine, position, event_log, self._effects, port, uuid.uuid4().hex)
+        if position.next_index > 0:
             log.warning(
                 "the coordinator of %s was lost; generation %d goes on from entry %d",
                 self._spec.job_name,
                 self._host.generation,
-                next_index,
+                position.next_index,
             )
         self._host.start()
         if machine.state.spec is None:
@@ -324,6 +324,9 @@ class _Port:
 
     def now_ms(self) -> int:
         return now_ms()
+
+    def monotonic_ms(self) -> int:
+        return monotonic_ms()
 
     def deploy(self, instruction: do.DeployAttempt) -> None:
         self._process._deployment.deploy(instruction)

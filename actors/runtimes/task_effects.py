@@ -18,7 +18,7 @@ from tidegate.actors.task import instructions as do
 from tidegate.actors.task.descriptor import TaskDescriptor
 from tidegate.actors.task.lineage import Lineage
 from tidegate.actors.task.snapshots import Written
-from tidegate.storage.errors import StorageError
+from tidegate.storage.errors import StorageError, may_pass
 from tidegate.storage.in_flight import ChannelEnd, InFlightRows, write_in_flight
 from tidegate.storage.table_files import write_data_file
 
@@ -103,7 +103,7 @@ class TaskEffects:
         try:
             written = write_snapshot(store, self._context, self._descriptor.task, instruction)
         except StorageError as error:
-            return ev.SnapshotFailed(self._now_ms(), checkpoint_id, str(error))
+            return ev.SnapshotFailed(self._now_ms(), checkpoint_id, str(error), away=may_pass(error))
         if self._closed:
             delete_files(store, written.files(instruction.base))
             return None
@@ -142,7 +142,9 @@ class TaskEffects:
                 inline_bytes_max=self._context.options.inline_bytes_max,
             )
         except StorageError as error:
-            return ev.SnapshotFailed(self._now_ms(), instruction.checkpoint_id, str(error), channels=True)
+            return ev.SnapshotFailed(
+                self._now_ms(), instruction.checkpoint_id, str(error), channels=True, away=may_pass(error)
+            )
         files = Written(handle).files(None)
         if self._closed:
             delete_files(store, files)
@@ -159,7 +161,7 @@ class TaskEffects:
         except StorageError as error:
             # A checkpoint tells of it only if it needs what was to be written, which may be none.
             log.warning("a part of the changelog of %s was not written: %s", descriptor.task, error)
-            return ev.SegmentFailed(self._now_ms(), number, whole, str(error))
+            return ev.SegmentFailed(self._now_ms(), number, whole, str(error), away=may_pass(error))
         if self._closed:
             delete_files(store, Written(handle).files(None))
             return None

@@ -133,7 +133,7 @@ class SimulatedJob:
         """A coordinator incarnation replays the log and takes over."""
         event_log = EventLog(self.open_store(self.context.root), self.context.job_id)
         try:
-            machine, next_index = replay(event_log)
+            machine, position = replay(event_log)
         except StorageError as error:
             self.world.note(f"coordinator cannot replay: {error}")
             self.world.after(RECOVERY_MS, self.start_coordinator)
@@ -141,13 +141,11 @@ class SimulatedJob:
         self._incarnations += 1
         port = SimulatedCoordinatorPort(self)
         effects = CoordinatorEffects(self.context, self.open_store, port.now_ms)
-        host = self._make_coordinator(
-            machine, next_index, event_log, effects, port, f"incarnation-{self._incarnations}"
-        )
+        host = self._make_coordinator(machine, position, event_log, effects, port, f"incarnation-{self._incarnations}")
         port.host = host
         port.effects = effects
         self.coordinator = host
-        self.world.note("coordinator generation", host.generation, "starts at entry", next_index)
+        self.world.note("coordinator generation", host.generation, "starts at entry", position.next_index)
         host.start()
         if host.machine.state.spec is None:
             host.handle(co.JobSubmitted(self.world.now_ms, self.spec))

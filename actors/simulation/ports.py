@@ -134,6 +134,9 @@ class SimulatedCoordinatorPort:
     def now_ms(self) -> int:
         return self._job.world.now_ms
 
+    def monotonic_ms(self) -> int:
+        return self._job.world.now_ms
+
     def deploy(self, instruction: do.DeployAttempt) -> None:
         self._job.deploy(instruction)
 

@@ -164,8 +164,10 @@ class SubtaskCheckpoints:
         assert self._changelog is not None
         self._changelog.answered(event)
         for checkpoint_id in self.tracker.changelog_answered():
-            error = event.error if isinstance(event, ev.SegmentFailed) else "a part of the changelog was not written"
-            self._part_failed(checkpoint_id, SnapshotPart.CHANGELOG, error)
+            error, away = "a part of the changelog was not written", True
+            if isinstance(event, ev.SegmentFailed):
+                error, away = event.error, event.away
+            self._part_failed(checkpoint_id, SnapshotPart.CHANGELOG, error, away)
 
     def _persisted(self, event: ev.SnapshotPersisted | ev.ChannelStatePersisted) -> None:
         if isinstance(event, ev.ChannelStatePersisted):
@@ -177,14 +179,15 @@ class SubtaskCheckpoints:
 
     def _failed(self, event: ev.SnapshotFailed) -> None:
         part = SnapshotPart.CHANNELS if event.channels else SnapshotPart.STATE
-        self._part_failed(event.checkpoint_id, part, event.error)
+        self._part_failed(event.checkpoint_id, part, event.error, event.away)
 
-    def _part_failed(self, checkpoint_id: CheckpointId, part: SnapshotPart, error: str) -> None:
+    def _part_failed(self, checkpoint_id: CheckpointId, part: SnapshotPart, error: str, away: bool) -> None:
         declines, paths = self.tracker.failed(checkpoint_id, part)
         self._discard(paths)
         self._forget(checkpoint_id)
         if declines:
-            self.decline(checkpoint_id, CheckpointFailureReason.ASYNC_PART_FAILED, error)
+            reason = CheckpointFailureReason.STORAGE_AWAY if away else CheckpointFailureReason.ASYNC_PART_FAILED
+            self.decline(checkpoint_id, reason, error)
 
     def decline(self, checkpoint_id: CheckpointId, reason: CheckpointFailureReason, message: str) -> None:
         """Tell the coordinator that this task cannot take part."""

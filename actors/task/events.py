@@ -157,12 +157,13 @@ class ChannelStatePersisted:
 @wire
 @dataclass(frozen=True, slots=True)
 class SnapshotFailed:
-    """The state of a snapshot, or what was in flight (`channels`), could not be written."""
+    """The state of a snapshot, or what was in flight (`channels`), could not be written. `away`: it may pass."""
 
     at_ms: int
     checkpoint_id: CheckpointId
     error: str
     channels: bool = False
+    away: bool = False
 
 
 @wire
@@ -179,12 +180,13 @@ class SegmentPersisted:
 @wire
 @dataclass(frozen=True, slots=True)
 class SegmentFailed:
-    """A segment of the changelog, or a base, could not be written."""
+    """A segment of the changelog, or a base, could not be written. `away`: it may pass."""
 
     at_ms: int
     number: int
     whole: bool
     error: str
+    away: bool = False
 
 
 @wire

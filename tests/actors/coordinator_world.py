@@ -20,14 +20,19 @@ from tidegate.actors.coordinator.state import JobStatus
 from tidegate.actors.failures import CheckpointFailureReason
 from tidegate.actors.identity import TaskId
 from tidegate.recovery.restart import RestartStrategy
+from tidegate.storage.codec import encode
 from tidegate.storage.ids import AttemptNumber, CheckpointId, Generation
 from tidegate.storage.metadata import CheckpointMetadata, SnapshotKind, StateHandle
+
+FAILING_MS = 1_000
+"""How long it takes until storage has failed once."""
 
 JOB = replace(
     SPEC,
     checkpoints=CheckpointSettings(interval_ms=100, timeout_ms=1_000, tolerable_failures=3, retained=2),
     restart=RestartStrategy.fixed_delay(1_000, 50),
     storage_attempts_max=100,
+    storage_outage_ms=1_000 * FAILING_MS,
 )
 
 CONCURRENT = replace(JOB, checkpoints=replace(JOB.checkpoints, max_concurrent=3, retained=1))
@@ -38,6 +43,7 @@ BUSY = replace(
     checkpoints=replace(JOB.checkpoints, max_concurrent=3, min_pause_ms=20),
     hooks=("hook",),
     storage_attempts_max=4,
+    storage_outage_ms=4 * FAILING_MS,
 )
 """Concurrent checkpoints, hooks, savepoints, and little patience with storage."""
 LAYERS_MAX = 3
@@ -101,6 +107,7 @@ class CoordinatorWorld:
         """Savepoints whose own folder is there."""
         self.shared = SharedFiles(lambda: (m for m in self._storage.values() if not m.void))
         self._not_deleted: dict[CheckpointId, int] = {}
+        self._failures: dict[str, int] = {}
         self._take_over()
         self._tell(ev.JobSubmitted(self.at_ms, self.job))
 
@@ -164,6 +171,8 @@ class CoordinatorWorld:
         if tasks is not None:
             for task in TASKS:
                 steps += self._task_steps(tasks, task)
+        if self.machine.state.storage_away:
+            return [("storage comes back", lambda: self._tell(ev.StorageCameBack(self.at_ms)))]
         if self._timers:
             steps.append(("timer", self._fire_next))
         return steps
@@ -185,7 +194,7 @@ class CoordinatorWorld:
 
     def _ends(self) -> list[Step]:
         tasks = self.tasks
-        if tasks is None or self.machine.state.status is not JobStatus.RUNNING:
+        if tasks is None or self.machine.state.status is not JobStatus.RUNNING or self.machine.state.storage_away:
             return []
         open_tasks = [
             t for t in TASKS if t not in tasks.ended | tasks.halted and (t == SOURCE or SOURCE in tasks.ended)
@@ -202,6 +211,9 @@ class CoordinatorWorld:
         steps += [(f"lose {type(i).__name__}", lambda i=i: self._notices.remove(i)) for i in self._notices]  # type: ignore[misc]
         if self.log and isinstance(self.log[-1], ev.CheckpointAcknowledged):
             steps.append(("repeat", lambda: self._tell(self.log[-1])))
+        if self.machine.state.storage_away:
+            return []
+        steps.append(("storage goes away", lambda: self._tell(ev.StorageWentAway(self.at_ms, "no answer"))))
         tasks = self.tasks
         if tasks is not None and SINK not in tasks.finished:
             steps.append(("task fails", lambda: self._tell(ev.TaskFailed(self.at_ms, tasks.attempt, SINK, "boom"))))
@@ -214,6 +226,12 @@ class CoordinatorWorld:
     # --- the machine ----------------------------------------------------------------------------------------------
 
     def _tell(self, event: ev.CoordinatorEvent) -> None:
+        if self.machine.ignores(event):
+            # It is not logged either: a replay of the others gives the same.
+            before = encode(self.machine.state)
+            assert self.machine.handle(event) == []
+            assert encode(self.machine.state) == before, "what is ignored changes nothing"
+            return
         instructions = self.machine.handle(event)
         self.log.append(event)
         self.answers.append(instructions)
@@ -316,6 +334,7 @@ class CoordinatorWorld:
                     n = metadata.checkpoint_id
                     found = self._storage.setdefault(n, metadata)
                     answer = ev.CheckpointVoided if found.void else ev.MetadataWritten
+                    self._failures.pop("metadata", None)
                     self._tell(answer(self.at_ms, n))
                 case do.WriteSavepoint(_, metadata):
                     self.savepoints.add(metadata.checkpoint_id)
@@ -328,6 +347,7 @@ class CoordinatorWorld:
                 case do.RestoreHooks(attempt):
                     self._tell(ev.HooksRestored(self.at_ms, attempt))
                 case do.CommitSinks(n):
+                    self._failures.pop("tables", None)
                     self._tell(ev.SinksCommitted(self.at_ms, n))
                 case do.DiscardCheckpoint(n):
                     self.shared.deleted(instruction)
@@ -344,7 +364,9 @@ class CoordinatorWorld:
                 case do.WriteMetadata(metadata) | do.VoidCheckpoint(metadata):
                     if lost:
                         self._storage.setdefault(metadata.checkpoint_id, metadata)
-                    self._tell(ev.MetadataWriteFailed(self.at_ms, metadata.checkpoint_id, "no answer"))
+                    self._tell(
+                        ev.MetadataWriteFailed(self.at_ms, metadata.checkpoint_id, "no answer", self._fails("metadata"))
+                    )
                 case do.WriteSavepoint(_, metadata):
                     if lost:
                         self.savepoints.add(metadata.checkpoint_id)
@@ -360,7 +382,7 @@ class CoordinatorWorld:
                 case do.RestoreHooks(attempt):
                     self._tell(ev.HookRestoreFailed(self.at_ms, attempt, "not today"))
                 case do.CommitSinks(n):
-                    self._tell(ev.SinkCommitFailed(self.at_ms, n, "no answer"))
+                    self._tell(ev.SinkCommitFailed(self.at_ms, n, "no answer", away_ms=self._fails("tables")))
                 case do.DiscardCheckpoint(n):
                     if lost:
                         self.shared.deleted(instruction)
@@ -369,6 +391,11 @@ class CoordinatorWorld:
         return act
 
     # --- tasks ----------------------------------------------------------------------------------------------------
+
+    def _fails(self, what: str) -> int:
+        """For how long something has failed, one time more."""
+        self._failures[what] = self._failures.get(what, 0) + FAILING_MS
+        return self._failures[what]
 
     def _noticing(self, instruction: do.CoordinatorInstruction) -> Callable[[], None]:
         def act() -> None:

@@ -182,14 +182,18 @@ class Coordinator:
     def voided(self, checkpoint_id: int) -> list[do.CoordinatorInstruction]:
         return self.tell(ev.CheckpointVoided(self.at_ms, CheckpointId(checkpoint_id)))
 
-    def write_failed(self, checkpoint_id: int, error: str = "no answer") -> list[do.CoordinatorInstruction]:
-        return self.tell(ev.MetadataWriteFailed(self.at_ms, CheckpointId(checkpoint_id), error))
+    def write_failed(
+        self, checkpoint_id: int, error: str = "no answer", away_ms: int = 0
+    ) -> list[do.CoordinatorInstruction]:
+        return self.tell(ev.MetadataWriteFailed(self.at_ms, CheckpointId(checkpoint_id), error, away_ms))
 
     def committed(self, checkpoint_id: int) -> list[do.CoordinatorInstruction]:
         return self.tell(ev.SinksCommitted(self.at_ms, CheckpointId(checkpoint_id)))
 
-    def commit_failed(self, checkpoint_id: int, error: str = "no answer") -> list[do.CoordinatorInstruction]:
-        return self.tell(ev.SinkCommitFailed(self.at_ms, CheckpointId(checkpoint_id), error))
+    def commit_failed(
+        self, checkpoint_id: int, error: str = "no answer", away_ms: int = 0
+    ) -> list[do.CoordinatorInstruction]:
+        return self.tell(ev.SinkCommitFailed(self.at_ms, CheckpointId(checkpoint_id), error, away_ms=away_ms))
 
     def fail(self, reason: str = "boom", attempt: int | None = None) -> list[do.CoordinatorInstruction]:
         number = self.state.attempt if attempt is None else AttemptNumber(attempt)

@@ -348,17 +348,18 @@ def test_if_the_tombstone_won_the_checkpoint_has_failed_and_its_files_come_with_
     assert metadata.subtasks[1].committables == (files(0, "f0", "f1"),)
 
 
-def test_storage_that_never_answers_fails_the_job_after_bounded_attempts() -> None:
-    """Invariant 7: the fate of the checkpoint stays unknown, so the job ends with that as its reason."""
+def test_storage_that_never_answers_fails_the_job_when_the_outage_has_lasted_too_long() -> None:
+    """Invariant 7: the fate of the checkpoint stays unknown, so the job ends with that as its reason, not before."""
     coordinator, _ = ambiguous()
-    coordinator.write_failed(1)
+    outage_ms = coordinator.state.spec.storage_outage_ms
+    assert only(coordinator.write_failed(1, away_ms=outage_ms - 1), do.EndJob) == []
     coordinator.fire("void:1")
 
-    found = coordinator.write_failed(1, "connection refused")
+    found = coordinator.write_failed(1, "connection refused", outage_ms)
 
     (end,) = only(found, do.EndJob)
     assert end.status == "failed"
-    assert "fate of checkpoint 1 is unknown after 3 attempts (connection refused)" in (end.reason or "")
+    assert "fate of checkpoint 1 is unknown after 3 attempts in 600 s (connection refused)" in (end.reason or "")
 
 
 # --- sink commits -------------------------------------------------------------------------------------------------
@@ -405,15 +406,15 @@ def test_numbers_start_anew_with_an_attempt() -> None:
 
 
 def test_a_commit_that_fails_is_repeated_and_then_fails_the_job() -> None:
-    """Commits are idempotent, so they are repeated with growing pauses; after the last attempt the job says why."""
+    """Commits are idempotent, so they are repeated with growing pauses; after too long the job says why."""
     coordinator = Coordinator().run()
     coordinator.complete(files(0, "f0"))
     commit = do.CommitSinks(CheckpointId(1), (files(0, "f0"),))
     for attempt in (1, 2):
-        assert coordinator.commit_failed(1) == [do.SetTimer("commit:1", 100 * attempt)]
+        assert coordinator.commit_failed(1, away_ms=599_999) == [do.SetTimer("commit:1", 100 * attempt)]
         assert coordinator.fire("commit:1") == [commit]
 
-    (end,) = only(coordinator.commit_failed(1, "table lost"), do.EndJob)
+    (end,) = only(coordinator.commit_failed(1, "table lost", SPEC.storage_outage_ms), do.EndJob)
 
     assert end.status == "failed"
     assert "sink files of checkpoint 1 could not be committed in 3 attempts (table lost)" in (end.reason or "")

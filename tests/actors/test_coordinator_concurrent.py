@@ -266,8 +266,7 @@ def test_checkpoints_whose_files_were_never_committed_stay_whatever_the_retentio
     """C8, invariant 6: only a job that is restored from them can still commit."""
     coordinator = Coordinator(spec(restart=RestartStrategy.none(), retention=Retention.NEVER_RETAIN)).run()
     coordinator.complete(files(0, "f0"))
-    for _ in range(3):
-        coordinator.commit_failed(1)
+    coordinator.commit_failed(1, away_ms=600_000)
 
     assert coordinator.status is JobStatus.FAILED
     assert [c.checkpoint_id for c in coordinator.state.completed] == [1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
@@ -16,7 +17,7 @@ from tidegate.actors.coordinator.machine import CoordinatorMachine
 from tidegate.actors.coordinator.state import JobStatus
 from tidegate.actors.graph.stream_graph import translate
 from tidegate.actors.identity import TaskId
-from tidegate.actors.runtimes import coordinator_host
+from tidegate.actors.runtimes import coordinator_host, log_writer
 from tidegate.actors.runtimes.context import JobContext
 from tidegate.actors.runtimes.coordinator_effects import CoordinatorEffects
 from tidegate.actors.runtimes.coordinator_host import CoordinatorHost, replay
@@ -25,6 +26,7 @@ from tidegate.storage.errors import FencedError, StorageError
 from tidegate.storage.event_log import EventLog
 from tidegate.storage.filesystem import open_store
 from tidegate.storage.ids import AttemptNumber, CheckpointId
+from tidegate.storage.metadata import SnapshotKind
 from tidegate.storage.metadata_file import read_metadata
 
 _numbers = count()
@@ -46,9 +48,13 @@ class Port:
     halted: list[str] = field(default_factory=list)
     replayed_again: list[str] = field(default_factory=list)
     on_deploy: Callable[[], None] | None = None
+    elapsed_ms: int = 0
 
     def now_ms(self) -> int:
         return 7
+
+    def monotonic_ms(self) -> int:
+        return self.elapsed_ms
 
     def deploy(self, instruction: do.DeployAttempt) -> None:
         self.deployed.append(instruction)
@@ -102,6 +108,13 @@ class Port:
         while self.appends:
             self.append_next()
 
+    def wait(self) -> int:
+        """Let the next of the delayed actions happen, when its time has come; returns how long that took."""
+        delay_ms, action = self.later.pop(0)
+        self.elapsed_ms += delay_ms
+        action()
+        return delay_ms
+
 
 class Run:
     """A job on a log in memory; `host` is its present coordinator."""
@@ -116,9 +129,9 @@ class Run:
     def take_over(self) -> tuple[CoordinatorHost, Port]:
         """A new coordinator, which has replayed the log and logged that it exists."""
         self.port = Port()
-        machine, next_index = replay(self.log)
+        machine, position = replay(self.log)
         effects = CoordinatorEffects(self.context, open_store, self.port.now_ms)
-        self.host = CoordinatorHost(machine, next_index, self.log, effects, self.port, f"incarnation {next(_numbers)}")
+        self.host = CoordinatorHost(machine, position, self.log, effects, self.port, f"incarnation {next(_numbers)}")
         self.host.start()
         return self.host, self.port
 
@@ -129,7 +142,7 @@ class Run:
 
     def events(self) -> list[list[str]]:
         """Names of the events of each entry."""
-        return [[type(e).__name__ for e in entry.events] for entry in self.log.entries(self.log.indices()[0])]
+        return [[type(e).__name__ for e in entry.events] for entry in self.log.entries(self.log.oldest())]
 
 
 def test_nothing_is_done_before_it_is_logged() -> None:
@@ -168,7 +181,7 @@ def test_what_is_reported_while_instructions_are_carried_out_waits_for_its_own_e
     def fail_at_once() -> None:
         run.port.on_deploy = None
         run.host.handle(ev.TaskFailed(0, AttemptNumber(0), SOURCE, "no room"))
-        run.host.handle(ev.TaskFailed(0, AttemptNumber(0), SINK, "no room"))
+        run.host.handle(ev.CancelRequested(0))
 
     run.port.on_deploy = fail_at_once
     run.host.handle(ev.JobSubmitted(0, SPEC))
@@ -177,7 +190,7 @@ def test_what_is_reported_while_instructions_are_carried_out_waits_for_its_own_e
 
     assert len(run.port.appends) == 1
     run.port.settle()
-    assert run.events()[-1] == ["TaskFailed", "TaskFailed"]
+    assert run.events()[-1] == ["TaskFailed", "CancelRequested"]
     assert run.port.halted == []
 
 
@@ -190,27 +203,177 @@ def test_an_append_without_an_answer_is_repeated(happens: bool) -> None:
 
     run.port.append_next(StorageError("no answer"), happens=happens)
     assert run.port.deployed == []
-    ((delay_ms, again),) = run.port.later
-    assert delay_ms == coordinator_host.APPEND_RETRY_MS
-    again()
+    assert run.port.wait() == log_writer.FIRST_PAUSE_MS
     run.port.settle()
 
     assert len(run.port.deployed) == 1
-    assert run.events() == [["CoordinatorStarted"], ["JobSubmitted"]]
+    assert run.events()[:2] == [["CoordinatorStarted"], ["JobSubmitted"]]
 
 
-def test_a_log_that_cannot_be_written_stops_the_coordinator() -> None:
-    """Attempts are bounded; afterwards nothing is done and nothing is listened to."""
+def test_a_log_that_cannot_be_written_stops_the_coordinator(caplog: pytest.LogCaptureFixture) -> None:
+    """It is tried for as long as an outage may last, with growing pauses; afterwards nothing is done or listened to."""
     run = Run()
-    for _ in range(coordinator_host.APPEND_ATTEMPTS_MAX):
-        run.port.append_next(StorageError("no answer"), happens=False)
-        while run.port.later:
-            run.port.later.pop(0)[1]()
+    run.submit()
+    run.host.handle(ev.TaskFailed(0, AttemptNumber(0), SINK, "boom"))
+    pauses = []
+    with caplog.at_level(logging.WARNING):
+        while not run.port.halted:
+            run.port.append_next(StorageError("no answer"), happens=False)
+            if run.port.later:
+                pauses.append(run.port.wait())
 
+    assert pauses[:7] == [200, 400, 800, 1_600, 3_200, 6_400, 10_000]
+    assert max(pauses) == 10_000
+    assert sum(pauses) == run.port.elapsed_ms == SPEC.storage_outage_ms
+    (reason,) = run.port.halted
+    assert reason == "the event log could not be written for 600 s (storage_outage is 600 s): no answer"
+    assert len(run.port.deployed) == 1, "what was decided last is not acted on"
+    told = [record.getMessage() for record in caplog.records]
+    assert told[0].startswith("the event log cannot be written (no answer); the job goes on without checkpoints")
+    assert 5 <= len(told) <= 11, "at once, and then rarely"
+    run.host.handle(ev.CancelRequested(0))
     assert run.port.appends == []
-    assert run.port.halted == ["entry 0 of the event log cannot be written: no answer"]
-    run.host.handle(ev.JobSubmitted(0, SPEC))
-    assert run.port.appends == []
+
+
+def running() -> Run:
+    """A job whose tasks are ready."""
+    run = Run()
+    run.submit()
+    for task in TASKS:
+        run.host.handle(ev.TaskReady(0, AttemptNumber(0), task))
+    run.port.settle()
+    return run
+
+
+def test_an_outage_gives_up_the_checkpoint_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
+    """While the log is away, nothing follows from anything; then the tasks are told of what was given up."""
+    run = running()
+    run.host.handle(ev.TimerFired(0, "periodic:0"))
+    run.port.settle()
+    run.host.handle(ev.TaskReachedEndOfData(0, AttemptNumber(0), SOURCE))
+    run.port.wait()
+    run.port.told.clear()
+    run.port.append_next(StorageError("no answer"), happens=False)
+    state = run.host.machine.state
+    assert (state.failed_checkpoints, dict(state.pending), state.storage_away) == (1, {}, True)
+
+    run.host.handle(ev.CheckpointAcknowledged(0, AttemptNumber(0), SINK, CheckpointId(1), part(1, SINK)))
+    run.host.handle(ev.TaskFailed(0, AttemptNumber(0), SINK, "boom"))
+    run.host.handle(ev.CheckpointRequested(0, "mine", SnapshotKind.SAVEPOINT, "memory://savepoints"))
+    for _ in range(3):
+        run.host.handle(ev.CancelRequested(0))
+    assert (state.status, run.port.told, len(run.host._inbox)) == (JobStatus.RUNNING, [], 3)
+    (refused,) = run.port.answers
+    assert (refused.request, refused.error) == ("mine", "checkpoint storage does not answer")
+
+    with caplog.at_level(logging.WARNING):
+        run.port.wait()
+        run.port.append_next()
+    assert "the event log can be written again, after 0.2 s" in caplog.text
+    assert run.port.told == []
+    run.port.settle()
+    assert run.events()[-2:] == [
+        ["TaskReachedEndOfData"],
+        ["StorageWentAway", "StorageCameBack", "CheckpointAcknowledged", "TaskFailed", "CancelRequested"],
+    ]
+    machine, _ = replay(run.log)
+    assert machine.state == run.host.machine.state
+
+
+def test_an_outage_that_is_over_begins_the_next_checkpoint() -> None:
+    """A job without a failure besides goes on as before, and its attempt too."""
+    run = running()
+    run.port.told.clear()
+    run.host.handle(ev.TimerFired(0, "periodic:0"))
+    run.port.append_next(StorageError("No space left on device"), happens=False)
+    run.port.wait()
+    run.port.settle()
+
+    state = run.host.machine.state
+    assert (state.failed_checkpoints, list(state.pending), state.attempt) == (1, [2], 0)
+    told = [(type(event).__name__, event.checkpoint_id) for task, event in run.port.told if task == SOURCE]
+    assert told == [("CheckpointTriggered", 1), ("CheckpointAborted", 1), ("CheckpointTriggered", 2)]
+
+
+def test_what_fails_for_want_of_storage_carries_for_how_long() -> None:
+    """The machine has no clock: it is told, by one that nobody sets, and a success ends the count."""
+    run = running()
+    for wait_ms, expected_ms in ((0, 0), (5_000, 5_000), (7_000, 12_000)):
+        run.port.elapsed_ms += wait_ms
+        for event in (
+            ev.MetadataWriteFailed(0, CheckpointId(1), "no answer"),
+            ev.SinkCommitFailed(0, CheckpointId(1), "no answer"),
+        ):
+            timed = run.host._timed(event)
+            assert isinstance(timed, ev.MetadataWriteFailed | ev.SinkCommitFailed)
+            assert timed.away_ms == expected_ms
+    run.host._timed(ev.MetadataWritten(0, CheckpointId(1)))
+    again = run.host._timed(ev.MetadataWriteFailed(0, CheckpointId(1), "no answer"))
+    assert isinstance(again, ev.MetadataWriteFailed)
+    assert again.away_ms == 0
+
+
+# --- what is logged, and when -------------------------------------------------------------------------------------
+
+
+def test_what_changes_nothing_is_not_logged() -> None:
+    """A timer whose time has passed it by, and reports of an attempt that is over."""
+    run = running()
+    before = run.log.indices()
+    for event in (
+        ev.TimerFired(0, "timeout:1"),
+        ev.TimerFired(0, "deploy:0"),
+        ev.TaskFailed(0, AttemptNumber(-1), SINK, "boom"),
+        ev.TaskFinished(0, AttemptNumber(-1), SINK),
+    ):
+        run.host.handle(event)
+    assert (run.port.appends, run.port.later, run.log.indices()) == ([], [], before)
+
+
+def test_an_event_without_instructions_waits_for_one_with() -> None:
+    """Acknowledgements travel with the one that makes the checkpoint complete."""
+    run = running()
+    run.host.handle(ev.TimerFired(0, "periodic:0"))
+    run.port.settle()
+    entries = len(run.log.indices())
+    run.host.handle(ev.CheckpointAcknowledged(0, AttemptNumber(0), SOURCE, CheckpointId(1), part(1, SOURCE)))
+    assert (run.port.appends, run.port.later) == ([], [])
+
+    run.host.handle(ev.CheckpointAcknowledged(0, AttemptNumber(0), SINK, CheckpointId(1), part(1, SINK)))
+    run.port.settle()
+
+    assert run.events()[entries:] == [["CheckpointAcknowledged", "CheckpointAcknowledged"]]
+    assert len(run.port.io) == 1
+
+
+def test_what_people_read_is_logged_soon() -> None:
+    """An event that nothing follows from, and that means something alone, does not wait for ever."""
+    run = running()
+    run.host.handle(ev.TaskReachedEndOfData(0, AttemptNumber(0), SOURCE))
+    run.host.handle(ev.TaskReachedEndOfData(0, AttemptNumber(0), SINK))
+    assert [delay_ms for delay_ms, _ in run.port.later] == [coordinator_host.HOLD_MS]
+    run.port.wait()
+    run.port.settle()
+    assert run.events()[-1] == ["TaskReachedEndOfData", "TaskReachedEndOfData"]
+
+
+def test_what_is_held_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So many events make an entry, whatever they are; and so many names of files."""
+    monkeypatch.setattr(coordinator_host, "EVENTS_AN_ENTRY_MAX", 3)
+    run = running()
+    run.host.handle(ev.TimerFired(0, "periodic:0"))
+    run.port.settle()
+    entries = len(run.log.indices())
+    for _ in range(7):
+        run.host.handle(ev.CheckpointAcknowledged(0, AttemptNumber(0), SOURCE, CheckpointId(1), part(1, SOURCE)))
+        run.port.settle()
+    assert [len(events) for events in run.events()[entries:]] == [3, 3]
+    monkeypatch.setattr(coordinator_host, "NAMES_AN_ENTRY_MAX", 1)
+    run.host.handle(ev.CheckpointAcknowledged(0, AttemptNumber(0), SOURCE, CheckpointId(1), part(1, SOURCE)))
+    assert len(run.port.appends) == 1
+
+
+# --- other coordinators -------------------------------------------------------------------------------------------
 
 
 def test_a_coordinator_that_was_replaced_halts_and_does_nothing_more() -> None:
@@ -281,7 +444,7 @@ def test_instructions_reach_the_tasks() -> None:
 
 def test_the_fold_is_stored_and_the_log_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every so many entries the state is stored; replay starts there and gives the same machine."""
-    monkeypatch.setattr(coordinator_host, "ENTRIES_A_SNAPSHOT", 5)
+    monkeypatch.setattr(log_writer, "ENTRIES_A_SNAPSHOT", 5)
     run = Run()
     run.submit()
     for n in range(20):
@@ -291,15 +454,16 @@ def test_the_fold_is_stored_and_the_log_cut(monkeypatch: pytest.MonkeyPatch) -> 
     snapshot = run.log.latest_snapshot()
     assert snapshot is not None
     assert snapshot[0] == 20
-    assert run.log.indices()[0] > 0, "what was folded twice over is deleted"
-    machine, next_index = replay(run.log)
-    assert next_index == 22
+    assert run.log.oldest() > 0, "what was folded twice over is deleted"
+    assert run.log.indices()[0] == 0, "but for the entry with which a coordinator took over"
+    machine, position = replay(run.log)
+    assert position.next_index == 22
     assert machine.state == run.host.machine.state
 
 
 def test_a_log_of_large_entries_is_cut_sooner(monkeypatch: pytest.MonkeyPatch) -> None:
     """Inlined state makes entries large, and the log may lie in memory: what stays is bounded in bytes too."""
-    monkeypatch.setattr(coordinator_host, "BYTES_A_SNAPSHOT", 20_000)
+    monkeypatch.setattr(log_writer, "BYTES_A_SNAPSHOT", 20_000)
     run = Run()
     run.submit()
     store = open_store(run.root)
@@ -308,14 +472,14 @@ def test_a_log_of_large_entries_is_cut_sooner(monkeypatch: pytest.MonkeyPatch) -
         run.port.settle()
         assert sum(file.size_bytes for file in store.walk(f"{SPEC.job_id}/events")) < 60_000
 
-    machine, next_index = replay(run.log)
-    assert next_index == 52
+    machine, position = replay(run.log)
+    assert position.next_index == 52
     assert machine.state == run.host.machine.state
 
 
 def test_an_unstored_fold_does_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
     """Storing it is an economy: when it fails, replay is longer, and the coordinator goes on."""
-    monkeypatch.setattr(coordinator_host, "ENTRIES_A_SNAPSHOT", 2)
+    monkeypatch.setattr(log_writer, "ENTRIES_A_SNAPSHOT", 2)
     run = Run()
     run.port.append_next()
     run.host.handle(ev.JobSubmitted(0, SPEC))
@@ -324,16 +488,16 @@ def test_an_unstored_fold_does_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
     run.host.handle(ev.CancelRequested(0))
     run.port.settle()
 
-    machine, next_index = replay(run.log)
-    assert (next_index, machine.state.status) == (3, JobStatus.CANCELLED)
+    machine, position = replay(run.log)
+    assert (position.next_index, machine.state.status) == (3, JobStatus.CANCELLED)
 
 
 def test_an_empty_log_replays_to_a_new_machine() -> None:
     """The first generation starts from nothing."""
     log = EventLog(open_store("memory://nothing-here"), SPEC.job_id)
-    machine, next_index = replay(log)
+    machine, position = replay(log)
 
-    assert (next_index, machine.state) == (0, CoordinatorMachine().state)
+    assert (position.next_index, machine.state) == (0, CoordinatorMachine().state)
 
 
 def test_a_request_that_cannot_be_written_down_is_answered_with_the_cause() -> None:

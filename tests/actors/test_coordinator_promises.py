@@ -186,10 +186,7 @@ def test_whoever_asked_is_answered_when_storage_never_says_what_became_of_it() -
     coordinator.start_savepoint()
     coordinator.acknowledge_all(1)
     coordinator.exported(1)
-    for _ in range(SPEC.storage_attempts_max - 1):
-        coordinator.write_failed(1)
-
-    found = coordinator.write_failed(1)
+    found = coordinator.write_failed(1, away_ms=SPEC.storage_outage_ms)
 
     assert [(a.request, a.reason) for a in only(found, do.CompleteRequest)] == [("wanted", Reason.METADATA_NOT_WRITTEN)]
     assert only(found, do.DiscardSavepoint)

@@ -162,7 +162,7 @@ def test_a_write_that_fails_is_told_and_a_deletion_that_fails_is_logged(caplog: 
     frozen = (OperatorSnapshot(OperatorUid("work"), (FrozenSum(1),)),)
 
     assert effects.persist(do.PersistSnapshot(CheckpointId(1), frozen, (), ()), 0) == ev.SnapshotFailed(
-        7, CheckpointId(1), "disk full"
+        7, CheckpointId(1), "disk full", away=True
     )
     with caplog.at_level(logging.WARNING):
         effects.discard(do.DiscardState(("job-12345678/chk-1/work-0",)))

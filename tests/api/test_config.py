@@ -27,6 +27,7 @@ def test_defaults() -> None:
         "unaligned": False,
         "aligned_timeout": 0,
         "tolerable_failed": 0,
+        "storage_outage": 600_000,
         "retained": 1,
         "retention": "retain_on_cancellation",
         "inline_bytes": 20 * 1024,

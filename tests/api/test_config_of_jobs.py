@@ -58,6 +58,11 @@ def test_every_setting_reaches_the_coordinator(
     assert CheckpointSettings(**{"interval_ms": None, **expected}) == spec(tmp_path, **settings).checkpoints  # type: ignore[arg-type]
 
 
+def test_the_storage_outage_reaches_the_coordinator(tmp_path: Path) -> None:
+    """It is about all of the job's storage, not about checkpoints alone."""
+    assert spec(tmp_path, storage_outage="30s").storage_outage_ms == 30_000
+
+
 def test_inline_bytes_reach_the_tasks(tmp_path: Path) -> None:
     """How much state is inlined is decided by the tasks, which write it."""
     checkpoints = tg.CheckpointConfig(storage=str(tmp_path / "checkpoints"), inline_bytes="1kb")

@@ -240,7 +240,7 @@ def test_every_checkpoint_that_was_not_shown_is_shown_by_the_restore(tmp_path: P
         env = tg.StreamEnvironment(runtime, 1, options=tg.DataPlaneOptions(source_rows_max=10))
         env.from_source(source, uid="source").to_table(str(tmp_path / "out"), uid="out")
         submission = env.plan("unshown", checkpoints=config(tmp_path / "checkpoints"), restart=NO_RESTART)
-        running = runtime.submit(replace(submission, spec=replace(submission.spec, storage_attempts_max=1)))
+        running = runtime.submit(replace(submission, spec=replace(submission.spec, storage_outage_ms=0)))
         for gate in gates:
             source.await_gate(gate)
             running.trigger_checkpoint(WAIT_S)

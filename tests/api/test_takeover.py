@@ -158,7 +158,7 @@ def left_uncommitted(folder: Path) -> JobId:
     with opening(GatedSource(ROWS, gates=[10])) as source, tg.StreamEnvironment(runtime, 1, options=SMALL) as env:
         program(env, source, folder)
         submission = env.plan("job", checkpoints=config(folder / "checkpoints"), restart=NO_RESTART)
-        running = runtime.submit(replace(submission, spec=replace(submission.spec, storage_attempts_max=1)))
+        running = runtime.submit(replace(submission, spec=replace(submission.spec, storage_outage_ms=0)))
         source.await_gate(10)
         running.trigger_checkpoint(WAIT_S)
         progress = running.wait(WAIT_S)

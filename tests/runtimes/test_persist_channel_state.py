@@ -104,7 +104,7 @@ def test_a_storage_that_fails_fails_the_snapshot(store: FileSystemStore) -> None
 
     failed = effects(store.url, opened=Full).persist_channel_state(STORED)
 
-    assert failed == ev.SnapshotFailed(7, CheckpointId(5), "disk full", channels=True)
+    assert failed == ev.SnapshotFailed(7, CheckpointId(5), "disk full", channels=True, away=True)
 
 
 def test_what_a_closed_task_still_writes_is_deleted(store: FileSystemStore) -> None:

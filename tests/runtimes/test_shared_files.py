@@ -130,7 +130,7 @@ def test_what_cannot_be_written_whole_leaves_nothing_behind(store: FileSystemSto
 
     event = task_effects(store.url, opened=HalfFull).persist(snapshot(SIX, base), 0)
 
-    assert event == ev.SnapshotFailed(7, SIX, "disk full")
+    assert event == ev.SnapshotFailed(7, SIX, "disk full", away=True)
     assert files_in(store) == {f"{JOB}/shared/chk-5/count-1"}
 
 

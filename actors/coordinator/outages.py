@@ -1,0 +1,12 @@
+"""How long an outage of storage is put up with, and how often it is tried meanwhile: growing pauses up to a limit."""
+
+from __future__ import annotations
+
+STORAGE_OUTAGE_MS = 600_000
+"""For how long a job goes on without storage, where its configuration says nothing else."""
+PAUSE_MS_MAX = 10_000
+
+
+def pause_ms(first_ms: int, failures: int) -> int:
+    """How long to wait after so many failures in a row: each time twice as long."""
+    return min(first_ms << min(failures - 1, 32), max(first_ms, PAUSE_MS_MAX))
