@@ -12,19 +12,21 @@ Rules:
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
 import uuid
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from typing import Any
 
 import ray
 
 from tidegate.actors.coordinator import events as co
 from tidegate.actors.coordinator import instructions as do
 from tidegate.actors.coordinator.events import CoordinatorEvent
+from tidegate.actors.coordinator.machine import CoordinatorMachine
+from tidegate.actors.coordinator.outages import pause_ms
 from tidegate.actors.coordinator.spec import JobSpec
 from tidegate.actors.coordinator.state import CoordinatorState
 from tidegate.actors.coordinator.statistics import CheckpointStatistics
@@ -42,6 +44,8 @@ from tidegate.actors.runtimes.job import (
     tables_of,
 )
 from tidegate.actors.runtimes.lease_keeper import LeaseKeeper
+from tidegate.actors.runtimes.log_writer import FIRST_PAUSE_MS, LogPosition
+from tidegate.actors.runtimes.outage_notes import OutageNotes
 from tidegate.actors.runtimes.ray_calls import log_to_stderr
 from tidegate.actors.runtimes.ray_deployment import Deployment
 from tidegate.actors.runtimes.ray_fleet import Fleet, FleetOptions
@@ -60,7 +64,6 @@ log = logging.getLogger(__name__)
 IO_THREADS = 4
 TICK_MS = 1_000
 TAKEOVERS_MAX = 5
-REPLAY_ATTEMPTS_MAX = 10
 REPLAY_RETRY_S = 0.5
 TASKS_GONE_TIMEOUT_S = 15.0
 
@@ -227,19 +230,20 @@ class CoordinatorProcess:
             log.warning("the log has grown during the takeover, it is replayed again: %s", reason)
             self._start()
 
-    def _replay(self, event_log: EventLog) -> Any:
+    def _replay(self, event_log: EventLog) -> tuple[CoordinatorMachine, LogPosition]:
         """Replay the log, trying again while storage is away: without the log there is nothing else to do."""
-        for attempt in range(1, REPLAY_ATTEMPTS_MAX + 1):
+        notes = OutageNotes("the event log", monotonic_ms)
+        for attempt in itertools.count(1):
             try:
                 return replay(event_log)
             except CorruptionError:
                 raise
             except StorageError as error:
-                if attempt == REPLAY_ATTEMPTS_MAX:
+                away_ms = notes.failed(error, "the job waits until its log can be read")
+                if away_ms >= self._spec.storage_outage_ms:
                     raise
-                log.warning("the event log cannot be read yet (attempt %d): %s", attempt, error)
-                threading.Event().wait(REPLAY_RETRY_S * attempt)
-        raise AssertionError("the last attempt raises")
+                threading.Event().wait(pause_ms(FIRST_PAUSE_MS, attempt) / 1000)
+        raise AssertionError("it returns or raises")
 
     def _handle(self, event: CoordinatorEvent) -> None:
         if self._host is not None:

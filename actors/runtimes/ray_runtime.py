@@ -174,7 +174,7 @@ class RayJob:
         self._last = progress_of(CoordinatorState(), {})
         self._seen = False
         self._statistics = CheckpointStatistics()
-        self._end: JobProgress | JobFailedError | None = None
+        self._end: JobProgress | None = None
 
     @property
     def over(self) -> bool:
@@ -182,18 +182,17 @@ class RayJob:
         return self._look(0.0) is not None
 
     def progress(self) -> JobProgress:
-        """The job now. Raises JobFailedError when its coordinator is lost for good."""
-        end = self._look(0.0)
-        return self._last if end is None else _progress_or_raise(end)
+        """The job now; it has failed where its coordinator is lost for good, or could not go on."""
+        return self._look(0.0) or self._last
 
     def wait(self, timeout_s: float | None) -> JobProgress | None:
-        """Wait for a terminal status; None when the time is over first. JobFailedError as in `progress`."""
+        """Wait for a terminal status; None when the time is over first."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
             left_s = WAIT_STEP_S if deadline is None else max(0.0, deadline - time.monotonic())
             end = self._look(min(left_s, WAIT_STEP_S))
             if end is not None:
-                return _progress_or_raise(end)
+                return end
             if deadline is not None and time.monotonic() >= deadline:
                 return None
 
@@ -208,8 +207,7 @@ class RayJob:
             _check_shared(target)
         end = self._look(0.0)
         if end is not None:
-            status = end.status if isinstance(end, JobProgress) else "failed"
-            raise CheckpointError(f"no {kind.value} was taken: the job is {status}")
+            raise CheckpointError(f"no {kind.value} was taken: the job is {end.status}")
         request = uuid.uuid4().hex
         what = f"take a {kind.value}"
         deadline = time.monotonic() + timeout_s
@@ -265,14 +263,14 @@ class RayJob:
 
     # --- the coordinator's process --------------------------------------------------------------------------------
 
-    def _look(self, wait_s: float) -> JobProgress | JobFailedError | None:
+    def _look(self, wait_s: float) -> JobProgress | None:
         """Ask for the state of the job, and remember it. Returns its end, if it has come to one."""
         if self._end is not None:
             return self._end
         try:
             view: JobView = ray.get(self._coordinator.view.remote(wait_s), timeout=wait_s + CALL_TIMEOUT_S)
         except ActorDiedError as error:
-            return self._lost(error)
+            return self._failed(f"its coordinator is lost for good: {_one_line(error)}")
         except (RayActorError, GetTimeoutError) as error:
             log.info("the coordinator of %r does not answer: %s", self.name, error)
             self._last = replace(self._last, status="restarting")
@@ -288,17 +286,13 @@ class RayJob:
         if view.ended:
             if view.broken is None:
                 return self._ended(view.progress)
-            return self._ended(
-                JobFailedError(f"the coordinator of job {self.name!r} had to stop: {view.broken}. {_ADVICE}")
-            )
+            return self._failed(f"its coordinator had to stop: {view.broken}")
         return None
 
-    def _lost(self, error: ActorDiedError) -> JobProgress | JobFailedError | None:
-        return self._ended(
-            JobFailedError(f"the coordinator of job {self.name!r} is lost for good: {_one_line(error)}. {_ADVICE}")
-        )
+    def _failed(self, reason: str) -> JobProgress:
+        return self._ended(replace(self._last, status="failed", reason=reason))
 
-    def _ended(self, end: JobProgress | JobFailedError) -> JobProgress | JobFailedError:
+    def _ended(self, end: JobProgress) -> JobProgress:
         with self._lock:
             if self._end is None:
                 self._end = end
@@ -326,15 +320,6 @@ class RayJob:
                         f"({error}); look for dead nodes, and execute the job again with restore='latest'"
                     ) from error
             threading.Event().wait(RETRY_STEP_S)
-
-
-_ADVICE = 'Its checkpoints are kept; execute it again with restore="latest"'
-
-
-def _progress_or_raise(end: JobProgress | JobFailedError) -> JobProgress:
-    if isinstance(end, JobFailedError):
-        raise end
-    return end
 
 
 def _one_line(error: BaseException) -> str:

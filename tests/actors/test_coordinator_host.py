@@ -229,7 +229,7 @@ def test_a_log_that_cannot_be_written_stops_the_coordinator(caplog: pytest.LogCa
     assert reason == "the event log could not be written for 600 s (storage_outage is 600 s): no answer"
     assert len(run.port.deployed) == 1, "what was decided last is not acted on"
     told = [record.getMessage() for record in caplog.records]
-    assert told[0].startswith("the event log cannot be written (no answer); the job goes on without checkpoints")
+    assert told[0].startswith("the event log cannot be reached (no answer); the job goes on without checkpoints")
     assert 5 <= len(told) <= 11, "at once, and then rarely"
     run.host.handle(ev.CancelRequested(0))
     assert run.port.appends == []
@@ -269,7 +269,7 @@ def test_an_outage_gives_up_the_checkpoint_and_nothing_else(caplog: pytest.LogCa
     with caplog.at_level(logging.WARNING):
         run.port.wait()
         run.port.append_next()
-    assert "the event log can be written again, after 0.2 s" in caplog.text
+    assert "the event log can be reached again, after 0.2 s" in caplog.text
     assert run.port.told == []
     run.port.settle()
     assert run.events()[-2:] == [
