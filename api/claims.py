@@ -1,8 +1,10 @@
-"""Taking over the tables of a job: nothing that a restored checkpoint covers may be lost, whoever owns the table now.
+"""Taking over the tables of a job: nothing that a restored checkpoint covers may be lost, nor anybody be evicted.
 
-A job that died between completing a checkpoint and committing it has left its sink files to whoever restores it. Where
-it still owns the table they are committed in its name; where another job has claimed the table since, the new job
-commits them in its own, as its checkpoint 0, after its claim has taken the table back to what the checkpoint covers.
+- A table is refused while the job that owns it lives: its lease says so, under the checkpoint root that its claim
+  names. This is a courtesy, decided by a clock; what keeps rows exactly-once is that only the owner commits.
+- A job that died between completing a checkpoint and committing it has left its sink files to whoever restores it:
+  the claim of the new job takes them along, and its first commit shows them.
+- A job that is restored from a final checkpoint has nothing to process and completes none: it commits at once.
 """
 
 from __future__ import annotations
@@ -11,10 +13,11 @@ import logging
 from collections.abc import Mapping, Sequence
 
 from tidegate.actors.runtimes.context import OpenStore
-from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.errors import ConfigurationError, StorageError
 from tidegate.storage.ids import CheckpointId, JobId
+from tidegate.storage.lease import is_alive
 from tidegate.storage.metadata import CheckpointMetadata, DataFile
-from tidegate.storage.table_log import TableEntryKind, TableLog
+from tidegate.storage.table_log import TableLog
 from tidegate.tables import OutputTable
 
 log = logging.getLogger(__name__)
@@ -25,18 +28,30 @@ EPOCH_BITS = 40
 LeftOver = dict[str, list[tuple[CheckpointId, tuple[DataFile, ...]]]]
 
 
-def check_tables(tables: Sequence[OutputTable], job_id: JobId, covering: Sequence[CheckpointMetadata]) -> None:
-    """Raise TableError for what `claim_tables` would refuse, before anything expensive is done."""
+def check_tables(
+    tables: Sequence[OutputTable],
+    job_id: JobId,
+    covering: Sequence[CheckpointMetadata],
+    open_store: OpenStore,
+    now_ms: int,
+) -> None:
+    """Raise what `claim_tables` would refuse, before anything expensive is done; and refuse tables of living jobs."""
     for table in tables:
+        _check_owner_is_gone(table, job_id, open_store, now_ms)
         table.log.check_claim(table.info, job_id, _origin(covering), table.if_exists)
 
 
 def claim_tables(
-    tables: Sequence[OutputTable], job_id: JobId, covering: Sequence[CheckpointMetadata], open_store: OpenStore
+    tables: Sequence[OutputTable],
+    job_id: JobId,
+    covering: Sequence[CheckpointMetadata],
+    open_store: OpenStore,
+    home: str,
 ) -> Mapping[str, int]:
-    """Make a job the owner of its tables. `covering`: the restored checkpoint and those before it that are left.
+    """Make a job, which has its checkpoints under `home`, the owner of its tables.
 
-    Returns the first version of the job in each table. Raises TableError, ConfigurationError, StorageError.
+    `covering`: the restored checkpoint and those before it that are left. Returns the first version of the job in each
+    table. Raises TableError, ConfigurationError, StorageError.
     """
     left = _left_over(covering, open_store)
     urls = {table.url for table in tables}
@@ -46,17 +61,33 @@ def claim_tables(
     for table in tables:
         table_log = table.log
         table_log.create(table.info)
-        rest = left.get(table.url, [])
-        if rest and _owner(table_log) == covering[-1].job_id:
-            for checkpoint_id, files in rest:
-                table_log.commit(covering[-1].job_id, checkpoint_id, files)
-            rest = []
-        table_log.claim(job_id, _origin(covering), table.if_exists)
-        if rest:
-            table_log.commit(job_id, CheckpointId(0), tuple(file for _, files in rest for file in files))
-        claims = sum(entry.kind is TableEntryKind.CLAIMED for entry in table_log.entries())
-        first_versions[table.url] = claims << EPOCH_BITS
+        files = tuple(file for _, files in left.get(table.url, ()) for file in files)
+        table_log.claim(job_id, _origin(covering), table.if_exists, home=home, uncommitted=files)
+        if covering and covering[-1].final:
+            table_log.commit(job_id, CheckpointId(0), ())
+        first_versions[table.url] = table_log.claims() << EPOCH_BITS
     return first_versions
+
+
+def _check_owner_is_gone(table: OutputTable, job_id: JobId, open_store: OpenStore, now_ms: int) -> None:
+    owner = table.log.owner()
+    if owner is None or owner.job_id == job_id or owner.home is None:
+        return
+    try:
+        alive = is_alive(open_store(owner.home), owner.job_id, now_ms)
+    except (StorageError, ConfigurationError) as error:
+        # Memory goes with its processes, and the job with its memory.
+        log.warning(
+            "the table at %s belongs to job %s, and %s cannot tell whether it lives: %s",
+            table.url, owner.job_id, owner.home, error,
+        )  # fmt: skip
+        return
+    if alive:
+        raise ConfigurationError(
+            f"the table at {table.url} is being written by job {owner.job_id}, which lives (its checkpoints are under "
+            f"{owner.home}): wait for its end, or stop or cancel it first, or write to another url. A job that was "
+            "killed on another machine counts as living until its lease has expired"
+        )
 
 
 def _origin(covering: Sequence[CheckpointMetadata]) -> tuple[JobId, CheckpointId] | None:
@@ -74,12 +105,13 @@ def _left_over(covering: Sequence[CheckpointMetadata], open_store: OpenStore) ->
         for url, found in files.items():
             left.setdefault(url, []).append((metadata.checkpoint_id, tuple(found)))
     for url, items in list(left.items()):
-        entries = TableLog(open_store(url)).entries()
-        committed = {e.checkpoint_id for e in entries if e.job_id == covering[-1].job_id}
-        left[url] = [item for item in items if item[0] not in committed]
-        if not entries:
+        origin = covering[-1]
+        numbers = TableLog(open_store(url)).uncommitted(
+            origin.job_id, origin.checkpoint_id, [checkpoint_id for checkpoint_id, _ in items]
+        )
+        if numbers is None:
             log.warning("the table at %s is gone; what the restored checkpoint covers of it is not written again", url)
-            left[url] = []
+        left[url] = [item for item in items if item[0] in (numbers or ())]
     return {url: items for url, items in left.items() if items}
 
 
@@ -88,7 +120,8 @@ def _commit_elsewhere(
 ) -> None:
     """The old job wrote to a table that the new one does not have."""
     table_log = TableLog(open_store(url))
-    if _owner(table_log) != job_id:
+    owner = table_log.owner()
+    if owner is None or owner.job_id != job_id:
         rows = sum(file.rows for _, files in items for file in files)
         raise ConfigurationError(
             f"the checkpoint covers {rows} rows of the table at {url} that were never committed, because another job "
@@ -96,8 +129,3 @@ def _commit_elsewhere(
         )
     for checkpoint_id, files in items:
         table_log.commit(job_id, checkpoint_id, files)
-
-
-def _owner(table_log: TableLog) -> JobId | None:
-    claims = [entry.job_id for entry in table_log.entries() if entry.kind is TableEntryKind.CLAIMED]
-    return claims[-1] if claims else None

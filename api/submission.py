@@ -15,6 +15,7 @@ from tidegate.actors.hooks import MasterHook
 from tidegate.actors.identity import TaskId
 from tidegate.actors.operators.partitioning import PartitioningKind
 from tidegate.actors.operators.table_sink import TableSink
+from tidegate.actors.runtimes.clock import now_ms
 from tidegate.actors.runtimes.context import DataPlaneOptions, JobContext, OpenStore
 from tidegate.actors.runtimes.job import Submission
 from tidegate.actors.runtimes.restore_checks import check_restorable, check_restored_sources
@@ -104,9 +105,9 @@ def prepare(request: JobRequest, open_store: OpenStore) -> Submission:
     }
     tables = [*request.tables, *bound.values()]
     covering = [] if restore is None or metadata is None else _checkpoints_up_to(restore, metadata, open_store)
-    check_tables(tables, request.job_id, covering)
+    check_tables(tables, request.job_id, covering, open_store, now_ms())
     graph = _with_staged_sources(request, metadata, lineage)
-    first_versions = claim_tables(tables, request.job_id, covering, open_store)
+    first_versions = claim_tables(tables, request.job_id, covering, open_store, request.root)
     graph = _with_tables(graph, bound, {table.url: table for table in tables}, first_versions)
     splits = {
         v.source.uid: tuple(SplitPosition(split) for split in v.source.source.splits())
@@ -190,6 +191,7 @@ def _spec(request: JobRequest, graph: JobGraph, restore: RestorePoint | None) ->
             JobEdgeInfo(e.upstream, e.downstream, e.partitioning.kind is PartitioningKind.FORWARD) for e in graph.edges
         ),
         hooks=tuple(hook.identifier for hook in request.hooks),
+        tables=tuple(spec.table for v in graph.vertices for spec in v.operators if spec.table is not None),
         seed=request.seed,
     )
 
@@ -265,7 +267,7 @@ def _collect_url(
     """Where the rows go: where the restored job had collected before, so that `to_arrow` gives all of them."""
     for root, job_id in lineage:
         url = _taskowned(root, job_id, "collect", rows.uid)
-        if TableLog(open_store(url)).entries():
+        if TableLog(open_store(url)).exists():
             return url
     return _taskowned(request.root, request.job_id, "collect", rows.uid)
 

@@ -40,7 +40,7 @@ class OutputTable:
 
     def rows_committed(self) -> int:
         """Number of rows in committed files; in upsert mode several may be versions of one."""
-        return TableLog(self._store).snapshot().rows
+        return TableLog(self._store).rows()
 
     @property
     def log(self) -> TableLog:

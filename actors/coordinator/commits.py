@@ -3,6 +3,9 @@
 Rules: checkpoints are committed one at a time, in the order of their numbers; whenever one is committed, older ones are
 deleted, all but the newest retained ones and those that are not committed (invariants 5 and 6). So what is kept is
 bounded also where the sinks lag all the time.
+
+The first completed checkpoint of an attempt is committed to every output table, with files or without: what a table
+shows changes with the first commit of an owner, or of one that goes on from an older checkpoint of its own.
 """
 
 from __future__ import annotations
@@ -24,10 +27,12 @@ class SinkCommitter:
         self._context = context
         self._discards = discards
 
-    def add(self, checkpoint_id: CheckpointId, committables: tuple[Committable, ...]) -> None:
-        """A checkpoint is complete; its turn comes after those before it."""
+    def add(self, checkpoint_id: CheckpointId, attempt: int, committables: tuple[Committable, ...]) -> None:
+        """A checkpoint of an attempt is complete; its turn comes after those before it."""
         state = self._context.state
-        state.commits = (*state.commits, SinkCommit(checkpoint_id, committables))
+        tables = self._context.spec.tables if attempt != state.told_attempt else ()
+        state.told_attempt = attempt
+        state.commits = (*state.commits, SinkCommit(checkpoint_id, committables, tables=tables))
         if len(state.commits) == 1:
             self._next()
 
@@ -81,8 +86,8 @@ class SinkCommitter:
 
     def _next(self) -> None:
         commit = self._context.state.commits[0]
-        if commit.committables:
-            self._context.instruct(do.CommitSinks(commit.checkpoint_id, commit.committables))
+        if commit.committables or commit.tables:
+            self._context.instruct(do.CommitSinks(commit.checkpoint_id, commit.committables, commit.tables))
         else:
             self.done(commit.checkpoint_id)
 

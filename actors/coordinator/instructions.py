@@ -136,10 +136,14 @@ class VoidCheckpoint:
 @wire
 @dataclass(frozen=True, slots=True)
 class CommitSinks:
-    """Make the sink files of a completed checkpoint visible, once. Answered by `SinksCommitted` or a failure."""
+    """Make the sink files of a completed checkpoint visible, once. Answered by `SinksCommitted` or a failure.
+
+    `tables` are told of it even if it has no files for them: what they show may be about to be replaced.
+    """
 
     checkpoint_id: CheckpointId
     committables: tuple[Committable, ...]
+    tables: tuple[str, ...] = ()
 
 
 @wire

@@ -99,6 +99,8 @@ class JobSpec:
     edges: tuple[JobEdgeInfo, ...] = ()
     hooks: tuple[str, ...] = ()
     """Identifiers of the job's master hooks."""
+    tables: tuple[str, ...] = ()
+    """Urls of the job's output tables."""
     seed: int = 0
     """Decides the random initial delay of the periodic trigger: machines have no randomness of their own."""
     deploy_timeout_ms: int = 120_000

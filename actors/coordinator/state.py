@@ -130,6 +130,7 @@ class SinkCommit:
     checkpoint_id: CheckpointId
     committables: tuple[Committable, ...]
     failures: int = 0
+    tables: tuple[str, ...] = ()
 
 
 @wire
@@ -176,6 +177,8 @@ class CoordinatorState:
     """In the order of their numbers."""
     completed: tuple[CompletedCheckpoint, ...] = ()
     commits: tuple[SinkCommit, ...] = ()
+    told_attempt: int = -1
+    """The newest attempt of which all output tables are told that it has completed a checkpoint."""
     committed_files: dict[tuple[TaskId, OperatorUid], int] = field(default_factory=dict)
     """How many files of each sink subtask of this attempt belong to completed checkpoints."""
     union_operators: dict[OperatorUid, None] = field(default_factory=dict)

@@ -118,7 +118,8 @@ class CheckpointWriter:
         current = pending.attempt == state.attempt
         if current:
             self._count_committed(pending)
-        self._commits.add(event.checkpoint_id, tuple(c for s in metadata.subtasks for c in s.committables))
+        committables = tuple(c for s in metadata.subtasks for c in s.committables)
+        self._commits.add(event.checkpoint_id, pending.attempt, committables)
         if current and state.status is JobStatus.RUNNING:
             instruct(do.NotifyCompleted(state.attempt, event.checkpoint_id, state.unfinished))
         for request in pending.requests:

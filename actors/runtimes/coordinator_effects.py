@@ -99,7 +99,7 @@ class CoordinatorEffects:
 
     def commit_sinks(self, instruction: do.CommitSinks) -> ev.SinksCommitted | ev.SinkCommitFailed:
         """Commit the files of every table; each commit is atomic and idempotent."""
-        files: dict[str, list[DataFile]] = {}
+        files: dict[str, list[DataFile]] = {table: [] for table in instruction.tables}
         for committable in instruction.committables:
             files.setdefault(committable.table, []).extend(committable.files)
         try:

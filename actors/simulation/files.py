@@ -9,26 +9,22 @@ import msgpack
 
 from tidegate.actors.identity import TaskId
 from tidegate.actors.simulation.store import SimulatedDisk, SimulatedStore
+from tidegate.actors.simulation.tables import TablesOracle, data_files_of
 from tidegate.actors.simulation.violation import InvariantViolated
 from tidegate.actors.task.lineage import Lineage
-from tidegate.storage.codec import decode
 from tidegate.storage.envelope import HEADER_BYTES
 from tidegate.storage.errors import CorruptionError, NotFoundError
 from tidegate.storage.ids import JobId
 from tidegate.storage.layout import CHANGELOG_NAME, CheckpointLayout
 from tidegate.storage.metadata import CheckpointMetadata, StateHandle
 from tidegate.storage.metadata_file import decode_metadata
-from tidegate.storage.table_log import TableEntry
 from tidegate.storage.verification import verify_native, verify_state
-
-TABLE_LOG = "/_tidegate/log/"
 
 
 class FilesOracle:
     """Watches the files of one job.
 
-    `completes` is called for each checkpoint that completes, after its files were checked. `inherited` are data files
-    of the checkpoint that the job was restored from: its checkpoint 0 may commit them.
+    `completes` is called for each checkpoint that completes, after its files were checked.
     """
 
     def __init__(
@@ -37,7 +33,7 @@ class FilesOracle:
         root: str,
         job_id: JobId,
         completes: Callable[[CheckpointMetadata], None],
-        inherited: Iterable[str] = (),
+        tables: TablesOracle,
     ) -> None:
         self._disk = disk
         self._root = root.rstrip("/")
@@ -46,7 +42,7 @@ class FilesOracle:
         self._job_id = job_id
         self._folder = f"{self._root}/{self._layout.job_dir()}/"
         self._completes = completes
-        self._inherited = frozenset(inherited)
+        self._tables = tables
         self.completed = 0
         """Checkpoints that were completed."""
         self.newest: int | None = None
@@ -54,21 +50,15 @@ class FilesOracle:
         self.present: dict[int, CheckpointMetadata] = {}
         """Completed checkpoints whose metadata is there."""
         self._last_completed = 0
-        self._committed: dict[str, int] = {}
         self._referenced: dict[str, set[int]] = {}
         self._built_on: dict[int, frozenset[str]] = {}
         """For each checkpoint that is being taken, the files of the one on which its tasks build."""
         self._covered: set[str] = set()
-        self._visible: set[str] = set()
         self._generation = 0
         self._newest_entry = -1
         self._log: deque[str] = deque(maxlen=100)
         disk.created.append(self._file_created)
         disk.deleted.append(self._file_deleted)
-
-    def covered_files(self) -> frozenset[str]:
-        """Names of all data files that completed checkpoints cover."""
-        return frozenset(self._covered)
 
     def _file_created(self, name: str, data: bytes) -> None:
         if name.startswith(self._folder):
@@ -78,10 +68,6 @@ class FilesOracle:
                     self._completed(name, metadata)
             elif "/events/" in name and "snapshot" not in name:
                 self._logged(name, data)
-        elif TABLE_LOG in name:
-            entry: TableEntry = decode(memoryview(data)[HEADER_BYTES:])
-            if entry.job_id == self._job_id and entry.files:
-                self._commits(name.split(TABLE_LOG)[0], entry)
 
     def _logged(self, name: str, data: bytes) -> None:
         # Only the outermost layer is decoded: the events of an entry are most of it.
@@ -110,6 +96,7 @@ class FilesOracle:
         for name in self._names_of(metadata):
             self._referenced.setdefault(name, set()).add(number)
         self._covered |= data_files_of(metadata)
+        self._tables.completed(metadata)
         self._completes(metadata)
 
     def _check_present(self, metadata: CheckpointMetadata) -> None:
@@ -130,32 +117,6 @@ class FilesOracle:
             ) from error
         finally:
             self._disk.reliable = reliable
-
-    def _commits(self, table: str, entry: TableEntry) -> None:
-        number = int(entry.checkpoint_id or 0)
-        if number <= self._committed.get(table, -1):
-            raise InvariantViolated(
-                6, f"{table}: checkpoint {number} was committed after checkpoint {self._committed[table]}"
-            )
-        self._committed[table] = number
-        files = {f"{table}/{file.path}" for file in entry.files}
-        if len(files) < len(entry.files):
-            raise InvariantViolated(6, f"{table}: checkpoint {number} commits a file twice")
-        metadata = self.present.get(number)
-        covered = self._inherited if number == 0 else data_files_of(metadata) if metadata is not None else frozenset()
-        extra = files - covered
-        if extra:
-            raise InvariantViolated(6, f"{min(extra)} was committed, and no completed checkpoint covers it")
-        twice = files & self._visible
-        if twice:
-            raise InvariantViolated(6, f"{min(twice)} was committed twice, now with checkpoint {number}")
-        missing = [name for name in covered - files - self._visible if name.startswith(f"{table}/data/")]
-        if missing and number:
-            raise InvariantViolated(6, f"checkpoint {number} covers {min(missing)}, and its commit leaves it out")
-        self._visible |= files
-        gone = [name for name in files if name not in self._disk.files]
-        if gone:
-            raise InvariantViolated(5, f"{min(gone)} was committed, and is not there")
 
     def _file_deleted(self, name: str) -> None:
         if name in self._covered:
@@ -240,36 +201,17 @@ class FilesOracle:
             raise InvariantViolated(5, f"{min(missing)} is gone, and a retained checkpoint refers to it")
         own = (f"{self._folder}events/", f"{self._folder}taskowned/")
         data = tuple(f"{table.rstrip('/')}/data/{self._job_id}/" for table in tables)
-        shown = self._shown(tables)
+        shown = {name for table in tables for name in self._tables.referenced(table.rstrip("/"))}
         for name in self._disk.files:
             if name.startswith(self._folder) and name not in keep and not name.startswith(own):
                 raise InvariantViolated(5, f"{name} is left behind and nobody refers to it")
             if name.startswith(data) and name not in shown:
                 raise InvariantViolated(5, f"{name} is left behind and no commit refers to it")
 
-    def _shown(self, tables: Iterable[str]) -> set[str]:
-        prefixes = tuple(f"{table.rstrip('/')}{TABLE_LOG}" for table in tables)
-        return {
-            f"{name.split(TABLE_LOG)[0]}/{file.path}"
-            for name, content in self._disk.files.items()
-            if name.startswith(prefixes)
-            for file in decode(memoryview(content)[HEADER_BYTES:]).files
-        }
-
 
 def handles_of(metadata: CheckpointMetadata) -> list[StateHandle]:
     """Every handle of a checkpoint."""
     return [handle for subtask in metadata.subtasks for handle in subtask.handles]
-
-
-def data_files_of(metadata: CheckpointMetadata) -> frozenset[str]:
-    """Full names of the data files that a checkpoint asks to be committed."""
-    return frozenset(
-        f"{committable.table.rstrip('/')}/{file.path}"
-        for subtask in metadata.subtasks
-        for committable in subtask.committables
-        for file in committable.files
-    )
 
 
 def acknowledged_tasks(metadata: CheckpointMetadata) -> Mapping[TaskId, bool]:

@@ -25,6 +25,7 @@ from tidegate.actors.simulation.coverage import Coverage
 from tidegate.actors.simulation.files import FilesOracle, acknowledged_tasks
 from tidegate.actors.simulation.records import RecordsOracle
 from tidegate.actors.simulation.store import SimulatedDisk
+from tidegate.actors.simulation.tables import Covered, TablesOracle
 from tidegate.actors.simulation.violation import InvariantViolated
 from tidegate.actors.task import events as ev
 from tidegate.actors.task import instructions as do
@@ -62,10 +63,13 @@ class Oracle:
         spec: JobSpec,
         graph: JobGraph,
         coverage: Coverage | None = None,
-        inherited: Iterable[str] = (),
+        inherited: Covered | None = None,
     ) -> None:
         self.coverage = coverage if coverage is not None else Coverage()
-        self.files = FilesOracle(disk, spec.root, spec.job_id, self._completes, inherited)
+        self.tables = TablesOracle(disk, spec.job_id, inherited)
+        if spec.restore is not None:
+            self.tables.restored(spec.restore.job_id, spec.restore.checkpoint_id)
+        self.files = FilesOracle(disk, spec.root, spec.job_id, self._completes, self.tables)
         self.records = RecordsOracle(disk, spec)
         self._spec = spec
         self._tasks = frozenset(spec.tasks)
@@ -104,6 +108,7 @@ class Oracle:
         if newest is None and restored is not None and from_itself:
             raise InvariantViolated(7, f"attempt {attempt} is restored from {restored}, which is not complete")
         self.attempt = attempt
+        self.tables.deployed(restored if from_itself else None)
         self._sent.clear()
         self._sent_rows.clear()
         self._taken.clear()

@@ -26,6 +26,7 @@ from tidegate.actors.simulation.faults import Faults
 from tidegate.actors.simulation.job import SimulatedJob
 from tidegate.actors.simulation.oracle import Oracle
 from tidegate.actors.simulation.store import SimulatedDisk, SimulatedStore
+from tidegate.actors.simulation.tables import Covered
 from tidegate.actors.simulation.violation import InvariantViolated
 from tidegate.actors.simulation.watch import Watch
 from tidegate.actors.simulation.world import World
@@ -108,7 +109,7 @@ class Simulation:
         self.coverage = Coverage()
         self._protocol = protocol if protocol is not None else Protocol()
         self._jobs = 0
-        self._covered: frozenset[str] = frozenset()
+        self._covered: Covered = {}
 
     def open_store(self, url: str) -> Store:
         """The store at a url of this world."""
@@ -152,7 +153,7 @@ class Simulation:
             violation = f"the coordinator cannot go on: {error}"
         self.disk.reliable = True
         rows = None if violation is not None else self._rows(job.context)
-        self._covered |= oracle.files.covered_files()
+        self._covered = oracle.tables.covered
         settled_ms = world.now_ms - world.faulty_until_ms
         return JobRun(
             job, violation, status, reason, oracle.completed, restarts, world.now_ms - start_ms, settled_ms, rows,

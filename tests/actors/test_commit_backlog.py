@@ -118,7 +118,10 @@ class AwayStore(FileSystemStore):
 
 
 def test_a_tables_log_is_read_once_however_many_commits_there_are() -> None:
-    """Commits that each read all commits before them grow slower and slower until checkpoints cannot be kept up."""
+    """Commits that each read all commits before them grow slower and slower until checkpoints cannot be kept up.
+
+    What is read besides is the entry before the one that is made.
+    """
     table = f"memory://commit-backlog-{next(_numbers)}"
     source = node("source")
     context = JobContext(SPEC.job_id, SPEC.job_name, f"{table}-root", translate([source]), {})
@@ -134,7 +137,7 @@ def test_a_tables_log_is_read_once_however_many_commits_there_are() -> None:
         assert effects.commit_sinks(commit) == ev.SinksCommitted(7, number)
 
     assert len(log.entries()) == 12
-    assert set(found.values()) == {1}
+    assert max(found.values()) <= 2
     assert listed == {LOG_FOLDER: 1}
 
 

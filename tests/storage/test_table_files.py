@@ -156,6 +156,7 @@ def test_deletes_what_nobody_refers_to(store: FileSystemStore) -> None:
     log.commit(_JOB, CheckpointId(1), (kept,))
     log.commit(_JOB, CheckpointId(2), (hidden,))
     log.claim(JobId("other-1"), (_JOB, CheckpointId(1)))
+    log.commit(JobId("other-1"), CheckpointId(1), ())
     for path in ("demo-1/000000/a", "demo-1/000001/b", "demo-1/000002/c", "demo-1/000010/d", "other-1/000000/e"):
         write_data_file(store, f"data/{path}.parquet", [batch])
 
