@@ -18,6 +18,7 @@ from tidegate.config import CheckpointConfig
 from tidegate.config_file import load_config
 from tidegate.environment import StreamEnvironment
 from tidegate.job import Job
+from tidegate.keyed_stream import KeyedStream
 from tidegate.process import (
     MAX_WATERMARK_MS,
     MIN_WATERMARK_MS,
@@ -51,7 +52,7 @@ from tidegate.storage.errors import (
     TableError,
     TidegateError,
 )
-from tidegate.stream import KeyedStream, Stream
+from tidegate.stream import Stream
 from tidegate.tables import CollectedRows, OutputTable
 
 __all__ = [

@@ -31,7 +31,8 @@ from tidegate.actors.operators.ttl import StateTtl
 from tidegate.storage.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from tidegate.stream import KeyedStream, Stream
+    from tidegate.keyed_stream import KeyedStream
+    from tidegate.stream import Stream
 
 __all__ = [
     "MAX_WATERMARK_MS",

@@ -2,32 +2,43 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Literal
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import polars as pl
 import pyarrow as pa
 
 from tidegate.actors.graph.stream_graph import StreamNode
-from tidegate.actors.operators.aggregates import Aggregate
-from tidegate.actors.operators.base import Operator, OperatorContext, OperatorFactory
+from tidegate.actors.operators.base import OperatorFactory
 from tidegate.actors.operators.expressions import FilterExpr, Select, WithColumns
-from tidegate.actors.operators.keyed_aggregate import KeyedAggregate
 from tidegate.actors.operators.partitioning import Partitioning, PartitioningKind
 from tidegate.actors.operators.process import ProcessOperator
 from tidegate.actors.operators.stateless import BatchResult, FilterRows, FlatMap, Map, MapBatches, Row
 from tidegate.actors.operators.table_sink import TableSink
 from tidegate.actors.operators.watermarks import WatermarkGenerator, check_timestamp_column
+from tidegate.columns import (
+    columns_of,
+    computed_columns,
+    name_after,
+    passed_columns,
+    reads_only,
+    schema_after,
+)
+from tidegate.keyed_stream import KeyedStream
 from tidegate.process import ConnectedStreams, ProcessFunction
 from tidegate.storage.errors import ConfigurationError
-from tidegate.storage.ids import OperatorUid, SubtaskIndex
 from tidegate.storage.table_log import IfExists, TableInfo, TableMode
 from tidegate.storage.units import parse_duration_ms
 from tidegate.tables import CollectedRows, OutputTable
+from tidegate.updating import Updating
 
 if TYPE_CHECKING:
     from tidegate.environment import StreamEnvironment
+
+log = logging.getLogger(__name__)
 
 StreamInput = tuple[StreamNode, Partitioning | None]
 
@@ -45,9 +56,12 @@ class Stream:
         inputs: tuple[StreamInput, ...],
         keyed_by: tuple[str, ...] = (),
         timestamp: str | None = None,
+        updating: Updating | None = None,
     ) -> None:
         self._env = env
         self._inputs = inputs
+        self._updating = updating
+        """What the rows are versions of; None where each row stands for itself."""
         self.timestamp = timestamp
         """Column of event time, as far as the rows have it; None where none was named."""
         self._keyed_by = keyed_by
@@ -79,9 +93,11 @@ class Stream:
     ) -> Stream:
         """Call `fn` with each Arrow batch. It returns a batch, a table, a polars DataFrame, or None.
 
-        `schema` is that of the result; give it where a table or an aggregation follows.
+        `schema` is that of the result; give it where a table or an aggregation follows. Behind an aggregate that emits
+        updates `fn` must keep every row and its keys.
         """
-        return self._then(lambda: MapBatches(fn, schema), schema, name, uid, parallelism)
+        updating = self._updates_with(schema, name)
+        return self._then(lambda: MapBatches(fn, schema), schema, name, uid, parallelism, updating=updating)
 
     def map(
         self,
@@ -93,7 +109,8 @@ class Stream:
         parallelism: int | None = None,
     ) -> Stream:
         """Call `fn` with each row as a dict; it returns the new row. Row-wise, so slower than `with_columns`."""
-        return self._then(lambda: Map(fn, schema), schema, name, uid, parallelism)
+        updating = self._updates_with(schema, name)
+        return self._then(lambda: Map(fn, schema), schema, name, uid, parallelism, updating=updating)
 
     def flat_map(
         self,
@@ -122,8 +139,11 @@ class Stream:
         """
         if isinstance(condition, pl.Expr):
             expression = condition
-            _schema_after(FilterExpr(expression), self.schema)
-            return self._then(lambda: FilterExpr(expression), self.schema, name, uid, parallelism)
+            schema_after(FilterExpr(expression), self.schema)
+            updating = self._updating
+            if updating is not None and not reads_only(expression, updating.keys):
+                raise updating.refuse(repr(name), "it would drop newer versions of rows whose old ones have passed")
+            return self._then(lambda: FilterExpr(expression), self.schema, name, uid, parallelism, updating=updating)
         fn = condition
         return self._then(lambda: FilterRows(fn), self.schema, name, uid, parallelism)
 
@@ -131,25 +151,30 @@ class Stream:
         self, *expressions: pl.Expr, name: str = "with_columns", uid: str | None = None, parallelism: int | None = None
     ) -> Stream:
         """Add columns computed by polars expressions, or replace those of the same name."""
-        schema = _schema_after(WithColumns(*expressions), self.schema)
-        return self._then(lambda: WithColumns(*expressions), schema, name, uid, parallelism)
+        schema = schema_after(WithColumns(*expressions), self.schema)
+        untouched = {column: column for column in self._own_columns() - computed_columns(expressions, self.schema)}
+        passed = {**untouched, **passed_columns(expressions, self.schema)}
+        return self._computed(lambda: WithColumns(*expressions), schema, passed, name, uid, parallelism)
 
     def select(
         self, *expressions: pl.Expr | str, name: str = "select", uid: str | None = None, parallelism: int | None = None
     ) -> Stream:
-        """Keep only these columns: names, or polars expressions."""
-        schema = _schema_after(Select(*expressions), self.schema)
-        return self._then(lambda: Select(*expressions), schema, name, uid, parallelism)
+        """Keep only these columns: names, or polars expressions. Event time follows its column to another name."""
+        schema = schema_after(Select(*expressions), self.schema)
+        passed = passed_columns(expressions, self.schema)
+        return self._computed(lambda: Select(*expressions), schema, passed, name, uid, parallelism)
 
     def union(self, *others: Stream) -> Stream:
         """All rows of several streams of the same columns, in no particular order."""
+        for stream in (self, *others):
+            if stream._updating is not None:
+                raise stream._updating.refuse("union")
         for other in others:
             if other._env is not self._env:
                 raise ConfigurationError("union: the streams belong to different environments")
             if self.schema is not None and other.schema is not None and not self.schema.equals(other.schema):
-                raise ConfigurationError(
-                    f"union: the streams have different columns: {_columns(self.schema)} and {_columns(other.schema)}"
-                )
+                mine, theirs = columns_of(self.schema), columns_of(other.schema)
+                raise ConfigurationError(f"union: the streams have different columns: {mine} and {theirs}")
         timestamp = self.timestamp if all(other.timestamp == self.timestamp for other in others) else None
         return Stream(self._env, tuple(i for stream in (self, *others) for i in stream._inputs), (), timestamp)
 
@@ -176,8 +201,11 @@ class Stream:
         delay_ms = parse_duration_ms(max_out_of_orderness, setting="max_out_of_orderness")
         # In the subtasks that make the rows: a watermark is best where the order is still that of the source.
         parallelism = parallelism if parallelism is not None else self._inputs[0][0].parallelism
-        timed = self._then(lambda: WatermarkGenerator(column, delay_ms), self.schema, name, uid, parallelism)
-        return Stream(self._env, timed._inputs, (), column)
+        updating = self._updating
+        timed = self._then(
+            lambda: WatermarkGenerator(column, delay_ms), self.schema, name, uid, parallelism, updating=updating
+        )
+        return Stream(self._env, timed._inputs, (), column, updating)
 
     def process(
         self,
@@ -198,10 +226,14 @@ class Stream:
 
     def rebalance(self) -> Stream:
         """Deal batches out evenly over the subtasks of the next operator."""
+        if self._updating is not None:
+            raise self._updating.refuse("rebalance", "versions of one row would overtake each other")
         return self._partitioned(Partitioning(PartitioningKind.REBALANCE))
 
     def broadcast(self) -> Stream:
         """Send every batch to every subtask of the next operator."""
+        if self._updating is not None:
+            raise self._updating.refuse("broadcast")
         return self._partitioned(Partitioning(PartitioningKind.BROADCAST))
 
     def key_by(self, *keys: str) -> KeyedStream:
@@ -213,7 +245,7 @@ class Stream:
         if self.schema is not None:
             for key in keys:
                 if key not in self.schema.names:
-                    raise ConfigurationError(f"key_by: there is no column {key!r}; there are {_columns(self.schema)}")
+                    raise ConfigurationError(f"key_by: there is no column {key!r}; there are {columns_of(self.schema)}")
         return KeyedStream(self, keys)
 
     def to_table(
@@ -230,21 +262,29 @@ class Stream:
         """Write to a table, exactly once: rows are visible when the checkpoint that covers them is complete.
 
         mode="append" keeps every row; mode="upsert" keeps the newest row of each key in `keys`; use it for running
-        aggregates. Rows of a key keep their order as long as one subtask makes them. A new job refuses a table that has
-        rows unless `if_exists` says "append" or "overwrite"; a job restored from a checkpoint goes on where it was.
+        aggregates, whose keys it must have. Rows of a key keep their order as long as one subtask makes them. A new job
+        refuses a table that has rows unless `if_exists` says "append" or "overwrite"; a job restored from a checkpoint
+        goes on where it was.
         """
         info = self._table_info(mode, tuple(keys), name)
+        if self._updating is not None:
+            self._updating.check_upsert(repr(name), tuple(keys))
         table = OutputTable(url, info, if_exists, self._env.open_store)
         self._env.add_table(table)
         rows = self if mode == "append" else self._together(tuple(keys), parallelism)
-        rows._then(lambda: TableSink(mode, tuple(keys)), self.schema, name, uid, parallelism, table=table.url)
+        sink = partial(TableSink, mode, tuple(keys))
+        rows._then(sink, self.schema, name, uid, parallelism, table=table.url, updating=self._updating)
         return table
 
     def collect(self, *, name: str = "collect", uid: str | None = None) -> CollectedRows:
-        """Collect the rows of a bounded job, exactly once; read them with `to_arrow()` after it."""
+        """Collect the rows of a bounded job, exactly once; read them with `to_arrow()` after it.
+
+        Of an aggregate that emits updates these are all versions of its rows.
+        """
         rows = CollectedRows(self._env.new_uid(name, uid), self._table_info("append", (), name), self._env.open_store)
         self._env.add_collected(rows)
-        self._then(lambda: TableSink("append", ()), self.schema, name, rows.uid, None, table=rows.placeholder)
+        sink = partial(TableSink, "append", ())
+        self._then(sink, self.schema, name, rows.uid, None, table=rows.placeholder, updating=self._updating)
         return rows
 
     def _table_info(self, mode: TableMode, keys: tuple[str, ...], name: str) -> TableInfo:
@@ -265,7 +305,53 @@ class Stream:
         return self._partitioned(Partitioning(PartitioningKind.HASH, keys))
 
     def _partitioned(self, partitioning: Partitioning) -> Stream:
-        return Stream(self._env, tuple((node, partitioning) for node, _ in self._inputs), (), self.timestamp)
+        inputs = tuple((node, partitioning) for node, _ in self._inputs)
+        return Stream(self._env, inputs, (), self.timestamp, self._updating)
+
+    def _keyed(self, keys: tuple[str, ...], updates: bool) -> Stream:
+        """This stream of an aggregate: a row of a key comes from one subtask, as one of many versions or for good."""
+        node = self._inputs[0][0]
+        updating = Updating(keys, f"{node.name!r} (uid {node.uid!r})") if updates else None
+        return Stream(self._env, self._inputs, keys, self.timestamp, updating)
+
+    def _in_order(self, parallelism: int | None) -> Stream:
+        """This stream, so partitioned that versions of a row do not overtake each other at another parallelism."""
+        upstream, partitioning = self._inputs[0]
+        parallelism = parallelism if parallelism is not None else self._env.parallelism
+        if self._updating is None or partitioning is not None or upstream.parallelism == parallelism:
+            return self
+        return self._partitioned(Partitioning(PartitioningKind.HASH, self._updating.keys))
+
+    def _own_columns(self) -> set[str]:
+        """Columns of the stream, as far as they matter and are known."""
+        if self.schema is not None:
+            return set(self.schema.names)
+        keys = () if self._updating is None else self._updating.keys
+        return {*keys, *(() if self.timestamp is None else (self.timestamp,))}
+
+    def _updates_with(self, schema: pa.Schema | None, name: str) -> Updating | None:
+        """The updates after a function that keeps each row; its result must have the keys."""
+        if self._updating is None or schema is None:
+            return self._updating
+        return self._updating.renamed(repr(name), {column: column for column in schema.names})
+
+    def _computed(
+        self,
+        factory: OperatorFactory,
+        schema: pa.Schema | None,
+        passed: Mapping[str, str],
+        name: str,
+        uid: str | None,
+        parallelism: int | None,
+    ) -> Stream:
+        """What expressions make of the rows, of which they pass some columns on as they are."""
+        updating = None if self._updating is None else self._updating.renamed(repr(name), passed)
+        result = self._then(factory, schema, name, uid, parallelism, updating=updating)
+        renamed = None if self.timestamp is None else name_after(self.timestamp, passed)
+        if self.timestamp is not None and renamed is None and result.timestamp is None:
+            said = "%s (uid %r) drops the column of event time, %r: rows after it have no timestamp; keep the column"
+            log.warning(said, name, result._inputs[0][0].uid, self.timestamp)
+        return Stream(self._env, result._inputs, (), renamed or result.timestamp, updating)
 
     def joined_by(
         self,
@@ -288,8 +374,13 @@ class Stream:
         parallelism: int | None,
         table: str | None = None,
         second: Stream | None = None,
+        updating: Updating | None = None,
     ) -> Stream:
-        inputs = (self._inputs, () if second is None else second._inputs)
+        """The stream behind a new operator. `updating` says that it can follow updates, and what its own rows are."""
+        for stream in (self,) if second is None else (self, second):
+            if stream._updating is not None and updating is None:
+                raise stream._updating.refuse(repr(name))
+        inputs = (self._in_order(parallelism)._inputs, () if second is None else second._inputs)
         node = StreamNode(
             uid=self._env.new_uid(name, uid),
             name=name,
@@ -302,80 +393,4 @@ class Stream:
         )
         self._env.add_node(node)
         kept = schema is None or self.timestamp in schema.names
-        return Stream(self._env, ((node, None),), (), self.timestamp if kept else None)
-
-
-class KeyedStream:
-    """A stream partitioned by key."""
-
-    def __init__(self, stream: Stream, keys: tuple[str, ...]) -> None:
-        self.stream = stream
-        """The rows, not partitioned yet."""
-        self.keys = keys
-        """The key columns."""
-
-    def partitioned(self) -> Stream:
-        """The rows, partitioned by key on their way into the next operator."""
-        return self.stream._partitioned(Partitioning(PartitioningKind.HASH, self.keys))
-
-    def connect(self, other: KeyedStream | Stream) -> ConnectedStreams:
-        """This stream and another keyed one, for one operator to process: rows of one key meet, and share its state.
-
-        Or a broadcast one, all of whose rows meet all keys: `connect(rules.broadcast())`.
-        """
-        return ConnectedStreams(self, other)
-
-    def process(
-        self,
-        function: ProcessFunction,
-        *,
-        schema: pa.Schema | None = None,
-        name: str = "process",
-        uid: str | None = None,
-        parallelism: int | None = None,
-    ) -> Stream:
-        """Call a `tg.ProcessFunction` with each row, with state and timers of the row's key.
-
-        `schema` is that of the rows that it returns; give it where a table, an aggregation or a key follows.
-        """
-        keys, timestamps = (self.keys,), (self.stream.timestamp,)
-        ProcessOperator(function, keys, timestamps, schema)
-        return self.partitioned()._then(
-            lambda: ProcessOperator(function, keys, timestamps, schema), schema, name, uid, parallelism
-        )
-
-    def aggregate(
-        self,
-        *,
-        emit: Literal["update", "final"] = "update",
-        name: str = "aggregate",
-        uid: str | None = None,
-        parallelism: int | None = None,
-        **aggregates: Aggregate,
-    ) -> Stream:
-        """Aggregate each key: `aggregate(n=tg.count(), worst=tg.max("delay"))`.
-
-        emit="update": after each batch one row for every key in it, with the values so far. emit="final": one row a
-        key when a bounded input has ended. The columns are the keys, then the aggregates.
-        """
-        keys, schema = self.keys, self.stream.schema
-        operator = KeyedAggregate(keys, aggregates, emit)
-        output = None if schema is None else operator.output_schema(schema)
-        result = self.partitioned()._then(
-            lambda: KeyedAggregate(keys, aggregates, emit), output, name, uid, parallelism
-        )
-        return Stream(result._env, result._inputs, keyed_by=keys, timestamp=result.timestamp)
-
-
-def _schema_after(operator: Operator, schema: pa.Schema | None) -> pa.Schema | None:
-    """Columns that polars expressions make, found by evaluating them on no rows. OperatorError if they cannot be."""
-    if schema is None:
-        return None
-    operator.open(OperatorContext(OperatorUid("plan"), "plan", SubtaskIndex(0), 1, 1), ())
-    emitted: list[pa.RecordBatch] = []
-    operator.process(pa.RecordBatch.from_pylist([], schema), emitted.append)
-    return emitted[0].schema if emitted else schema
-
-
-def _columns(schema: pa.Schema) -> str:
-    return ", ".join(f"{field.name}: {field.type}" for field in schema)
+        return Stream(self._env, ((node, None),), (), self.timestamp if kept else None, updating)
