@@ -210,7 +210,7 @@ class StreamEnvironment:
 
         restore: "latest" goes on from the newest whole checkpoint of a job of this name, afresh if no run of this name
         has ever completed one; "latest_or_fresh" starts afresh also where they are all damaged or gone; a path
-        `<storage>/<job>/chk-N` goes on from that one. `restart` defaults to three restarts, one second apart.
+        `<storage>/<job>/chk-N` goes on from that one. `restart` defaults to three restarts in a row, one second apart.
         `hooks` are told of every checkpoint (see `tg.MasterHook`).
         Raises ConfigurationError, TableError or StorageError for what cannot work; nothing has started then.
         """

@@ -92,7 +92,7 @@ def _lost(store: Store, name: str) -> Iterator[str]:
             yield f"{job_id} may have had one, nobody can tell: {error}"
             continue
         layout = CheckpointLayout(job_id)
-        gone = [CheckpointPointer(store.url, job_id, completed.checkpoint_id) for completed in state.completed]
+        gone = [CheckpointPointer(store.url, job_id, checkpoint_id) for checkpoint_id in sorted(state.kept)]
         yield from (f"{at}: {layout.metadata(at.checkpoint_id)} is gone" for at in gone)
         if not gone and state.completed_checkpoints:
             yield f"{job_id} has completed {state.completed_checkpoints}, which are deleted"

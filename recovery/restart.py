@@ -26,10 +26,10 @@ class RestartStrategy:
 
     @staticmethod
     def fixed_delay(attempts: int, delay: str | timedelta | int) -> RestartStrategy:
-        """Restart up to `attempts` times in the life of the job, `delay` (`"1s"`, a timedelta, or ms) after
-        each failure.
+        """Restart up to `attempts` times in a row, `delay` (`"1s"`, a timedelta, or ms) after each failure.
 
-        Raises ConfigurationError for a negative or unreadable value.
+        A completed checkpoint begins a new row: a job that fails now and then, and gets on in between, goes on for
+        ever. Raises ConfigurationError for a negative or unreadable value.
         """
         if attempts < 0:
             raise ConfigurationError(f"fixed_delay(attempts={attempts}): attempts must be 0 or more")
@@ -38,8 +38,8 @@ class RestartStrategy:
     def decide(self, failure_times_ms: tuple[int, ...], now_ms: int) -> int | None:
         """Milliseconds to wait from `now_ms` on before the restart, or None to give up.
 
-        `failure_times_ms` are the times of all failures of the job so far, oldest first, the present one
-        last.
+        `failure_times_ms` are the times of all failures since the newest completed checkpoint, oldest first, the
+        present one last.
         """
         raise NotImplementedError
 

@@ -67,3 +67,7 @@ def may_pass(error: StorageError) -> bool:
     return not isinstance(
         error, AlreadyExistsError | NotFoundError | CorruptionError | StateTooLargeError | LogDeletedError
     )
+
+
+DAMAGE = (CorruptionError, NotFoundError, CodecError)
+"""What reading something that was complete raises when it is damaged, and not when storage is away."""

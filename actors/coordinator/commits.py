@@ -97,3 +97,8 @@ class SinkCommitter:
         subsumed, state.completed = state.completed[:-kept], state.completed[-kept:]
         for checkpoint in subsumed:
             self._discards.subsumed(checkpoint.checkpoint_id)
+        newest = state.completed[-1].checkpoint_id
+        superfluous = [d.checkpoint_id for d in state.damaged if d.checkpoint_id < newest]
+        state.damaged = tuple(d for d in state.damaged if d.checkpoint_id > newest)
+        for checkpoint_id in superfluous:
+            self._discards.subsumed(checkpoint_id)

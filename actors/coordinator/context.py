@@ -25,6 +25,10 @@ class CoordinatorContext:
         """The attempt has to fail with this reason."""
         self.stop_failure: str | None = None
         """The savepoint of a stop has failed: the tasks have ended their data, so the attempt has to start anew."""
+        self.passed_over: str | None = None
+        """The checkpoint that the attempt starts from is damaged: the one before it is next."""
+        self.restore_failure: str | None = None
+        """No checkpoint is left that the job could start from: it has to end."""
         self.storage_failure: str | None = None
         """Storage did not answer within the allowed attempts: the job has to end."""
         self.nothing_follows = False

@@ -1,8 +1,9 @@
-"""Deploys the attempts of a job: master hooks are restored first, then all tasks, then the sources start.
+"""Deploys the attempts of a job: tables are taken back where it has to be, master hooks are restored, then all tasks,
+then the sources start.
 
-Rules: an attempt starts from the newest completed checkpoint of the job, or from what the user named before there is
-one (invariant 7). Hooks are restored before any task is deployed, a bounded number of times; an attempt that is not
-ready in time has failed.
+Rules: an attempt starts from the newest completed checkpoint of the job that is not known to be damaged, or from what
+the user named before there is one (invariant 7). Hooks are restored before any task is deployed, a bounded number of
+times; an attempt that is not ready in time has failed.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from tidegate.actors.coordinator import events as ev
 from tidegate.actors.coordinator import instructions as do
 from tidegate.actors.coordinator.context import CoordinatorContext
 from tidegate.actors.coordinator.failure_manager import forgive
+from tidegate.actors.coordinator.fallback import passed_over_text
 from tidegate.actors.coordinator.outages import pause_ms
 from tidegate.actors.coordinator.phases import JobInput, JobStatus
 from tidegate.actors.coordinator.spec import RestorePoint
@@ -35,24 +37,55 @@ class Deployer:
         state.restart_due = False
         state.due_since_ms = None
         state.final_not_before_ms = NEVER_MS
-        state.hook_failures = 0
+        state.hook_failures = state.table_failures = 0
+        state.restoring_hooks = False
         forgive(state)
-        restore = self._restore_point()
+        restore = self.restore_point()
         if restore is not None:
             state.statistics.was_restored(RestoredCheckpoint(restore.checkpoint_id, at_ms, restore.pointer))
-        state.restoring_hooks = restore is not None and bool(self._context.spec.hooks)
-        if state.restoring_hooks and restore is not None:
-            self._context.instruct(do.RestoreHooks(state.attempt, restore))
+        if state.fallback is not None:
+            self._take_tables_back()
         else:
-            self._context.instruct(do.DeployAttempt(state.attempt, restore))
+            self._begin()
         self._set_limit(at_ms)
+
+    def tables_taken_back(self, event: ev.TablesTakenBack) -> None:
+        """Now the hooks, or the tasks."""
+        if self._waits_for_tables(event.attempt):
+            self._context.state.fallback = None
+            self._begin()
+            self._set_limit(event.at_ms)
+
+    def tables_not_taken_back(self, event: ev.TablesNotTakenBack) -> None:
+        """Try again, a bounded number of times: without that, rows would come twice."""
+        state, spec = self._context.state, self._context.spec
+        if not self._waits_for_tables(event.attempt):
+            return
+        if event.fenced:
+            state.superseded = True
+            self._context.restore_failure = f"a newer job is in charge of a table of this one ({event.error})"
+            return
+        state.table_failures += 1
+        if state.table_failures >= spec.storage_attempts_max:
+            self._context.attempt_failure = (
+                f"the tables could not be taken back to checkpoint {state.fallback} in {state.table_failures} "
+                f"attempts: {event.error}"
+            )
+            return
+        due_at_ms = event.at_ms + pause_ms(spec.storage_retry_ms, state.table_failures)
+        self._context.instruct(do.SetTimer(f"tables:{state.attempt}", due_at_ms))
+
+    def repeat_tables(self, attempt: int) -> None:
+        """The time for another attempt has come."""
+        if self._waits_for_tables(attempt):
+            self._take_tables_back()
 
     def hooks_restored(self, event: ev.HooksRestored) -> None:
         """Now the tasks."""
         state = self._context.state
         if self._waits_for_hooks(event.attempt):
             state.restoring_hooks = False
-            self._context.instruct(do.DeployAttempt(state.attempt, self._restore_point()))
+            self._context.instruct(do.DeployAttempt(state.attempt, self.restore_point()))
             self._set_limit(event.at_ms)
 
     def hooks_not_restored(self, event: ev.HookRestoreFailed) -> None:
@@ -71,7 +104,7 @@ class Deployer:
 
     def repeat_hooks(self, attempt: int) -> None:
         """The time for another attempt has come."""
-        restore = self._restore_point()
+        restore = self.restore_point()
         if self._waits_for_hooks(attempt) and restore is not None:
             self._context.instruct(do.RestoreHooks(self._context.state.attempt, restore))
 
@@ -93,11 +126,42 @@ class Deployer:
         if state.status is not JobStatus.DEPLOYING or attempt != state.attempt:
             return
         limit_ms = spec.deploy_timeout_ms
-        if state.restoring_hooks:
+        if state.fallback is not None:
+            self._context.attempt_failure = f"the tables were not taken back within {limit_ms} ms"
+        elif state.restoring_hooks:
             self._context.attempt_failure = f"the master hooks were not restored within {limit_ms} ms"
         else:
             missing = next(t for t in spec.tasks if t not in state.ready)
             self._context.attempt_failure = f"{missing} was not ready within {limit_ms} ms"
+
+    def restore_point(self) -> RestorePoint | None:
+        """What the attempt starts from."""
+        state, spec = self._context.state, self._context.spec
+        restore = spec.restore
+        if state.completed:
+            # `ignore_in_flight_of` names a checkpoint of the job before, never one of this job that has its number.
+            newest = state.completed[-1]
+            restore = RestorePoint(spec.root, spec.job_id, newest.checkpoint_id, newest.final)
+        return restore
+
+    def _begin(self) -> None:
+        """The hooks, or else the tasks."""
+        state, restore = self._context.state, self.restore_point()
+        state.restoring_hooks = restore is not None and bool(self._context.spec.hooks)
+        if state.restoring_hooks and restore is not None:
+            self._context.instruct(do.RestoreHooks(state.attempt, restore))
+        else:
+            self._context.instruct(do.DeployAttempt(state.attempt, restore))
+
+    def _take_tables_back(self) -> None:
+        state = self._context.state
+        assert state.fallback is not None
+        reason = passed_over_text(state.damaged)
+        self._context.instruct(do.TakeTablesBack(state.attempt, state.fallback, reason))
+
+    def _waits_for_tables(self, attempt: int) -> bool:
+        state = self._context.state
+        return state.status is JobStatus.DEPLOYING and state.fallback is not None and attempt == state.attempt
 
     def _waits_for_hooks(self, attempt: int) -> bool:
         state = self._context.state
@@ -106,12 +170,3 @@ class Deployer:
     def _set_limit(self, at_ms: int) -> None:
         due_at_ms = at_ms + self._context.spec.deploy_timeout_ms
         self._context.instruct(do.SetTimer(f"deploy:{self._context.state.attempt}", due_at_ms))
-
-    def _restore_point(self) -> RestorePoint | None:
-        state, spec = self._context.state, self._context.spec
-        restore = spec.restore
-        if state.completed:
-            # `ignore_in_flight_of` names a checkpoint of the job before, never one of this job that has its number.
-            newest = state.completed[-1]
-            restore = RestorePoint(spec.root, spec.job_id, newest.checkpoint_id, newest.final)
-        return restore

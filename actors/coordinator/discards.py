@@ -39,7 +39,7 @@ class Discarder:
     def pending_is_over(self) -> None:
         """A checkpoint is pending no more: what was kept for it alone can go."""
         state = self._context.state
-        retained = {c.checkpoint_id for c in state.completed}
+        retained = set(state.kept)
         for checkpoint_id in state.shared.not_retained(retained):
             self.subsumed(checkpoint_id)
 
@@ -50,7 +50,7 @@ class Discarder:
         return (
             (discard is not None and discard.shared is not None)
             or state.shared.can_be_base(checkpoint_id)
-            or any(c.checkpoint_id == checkpoint_id for c in state.completed)
+            or checkpoint_id in state.kept
         )
 
     def state_of(self, checkpoint_id: CheckpointId, subtask: SubtaskState) -> None:
@@ -127,7 +127,7 @@ class Discarder:
 
     def _start(self, checkpoint_id: CheckpointId, discard: CheckpointDiscard) -> None:
         state = self._context.state
-        needed = {*(c.checkpoint_id for c in state.completed), *(c.checkpoint_id for c in state.commits)}
+        needed = {*state.kept, *(c.checkpoint_id for c in state.commits)}
         assert checkpoint_id not in needed, "what is retained, or not committed, is never deleted (invariant 5)"
         state.discards[checkpoint_id] = discard
         self.repeat(checkpoint_id)

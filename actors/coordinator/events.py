@@ -156,6 +156,40 @@ class HookRestoreFailed:
 
 @wire
 @dataclass(frozen=True, slots=True)
+class CheckpointDamaged:
+    """A part of the checkpoint that this attempt starts from is damaged or gone: nobody can start from it.
+
+    A storage that does not answer is no damage.
+    """
+
+    at_ms: int
+    attempt: AttemptNumber
+    checkpoint_id: CheckpointId
+    reason: str
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class TablesTakenBack:
+    """Every table of the job goes on from what the checkpoint covers that this attempt starts from."""
+
+    at_ms: int
+    attempt: AttemptNumber
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class TablesNotTakenBack:
+    """It is not known of every table. `fenced`: another job has claimed one."""
+
+    at_ms: int
+    attempt: AttemptNumber
+    error: str
+    fenced: bool = False
+
+
+@wire
+@dataclass(frozen=True, slots=True)
 class SavepointWritten:
     """The savepoint's own folder is whole; `path` is where a job can be restored from."""
 
@@ -313,6 +347,9 @@ CoordinatorEvent = (
     | HookFailed
     | HooksRestored
     | HookRestoreFailed
+    | CheckpointDamaged
+    | TablesTakenBack
+    | TablesNotTakenBack
     | SavepointWritten
     | SavepointWriteFailed
     | SavepointDiscarded

@@ -73,6 +73,19 @@ class RestoreHooks:
 
 @wire
 @dataclass(frozen=True, slots=True)
+class TakeTablesBack:
+    """Claim every table of the job anew, back to a checkpoint of its own, because newer ones are damaged. Answered.
+
+    What was committed after that checkpoint is processed again. `reason` says what was passed over, and why.
+    """
+
+    attempt: AttemptNumber
+    checkpoint_id: CheckpointId
+    reason: str
+
+
+@wire
+@dataclass(frozen=True, slots=True)
 class WriteSavepoint:
     """Copy everything that a fully acknowledged savepoint refers to into a folder of its own under `target`.
 
@@ -206,6 +219,7 @@ CoordinatorInstruction = (
     | CancelAttempt
     | TriggerHooks
     | RestoreHooks
+    | TakeTablesBack
     | TriggerCheckpoint
     | WriteSavepoint
     | DiscardSavepoint

@@ -4,7 +4,8 @@ Every event that changes something is logged before the instructions that follow
 the log (dropping the instructions) gives the same state. Rules that it keeps:
 
 - A checkpoint is complete when, and only when, its `_metadata` was created by one conditional create (invariant 4).
-- An attempt is restored only after the fate of every checkpoint is known, from the newest completed one (invariant 7).
+- An attempt is restored only after the fate of every checkpoint is known, from the newest completed one that is whole
+  (invariant 7).
 - Sink files are committed checkpoint by checkpoint, in order, and a checkpoint is deleted only after its sink files
   were committed and newer ones are complete (invariants 5 and 6).
 - Checkpoint ids are never used twice, failed or not.
@@ -23,6 +24,7 @@ from tidegate.actors.coordinator import instructions as do
 from tidegate.actors.coordinator.checkpoints import CheckpointKeeper
 from tidegate.actors.coordinator.context import CoordinatorContext
 from tidegate.actors.coordinator.deployment import Deployer
+from tidegate.actors.coordinator.fallback import pass_over
 from tidegate.actors.coordinator.phases import JobInput, JobStatus, PendingPhase
 from tidegate.actors.coordinator.properties import keeps_checkpoints
 from tidegate.actors.coordinator.relevance import changes_nothing
@@ -123,6 +125,18 @@ class CoordinatorMachine:
         self._deployer.hooks_not_restored(event)
 
     @_on.register
+    def _on_tables_taken_back(self, event: ev.TablesTakenBack) -> None:
+        self._deployer.tables_taken_back(event)
+
+    @_on.register
+    def _on_tables_not_taken_back(self, event: ev.TablesNotTakenBack) -> None:
+        self._deployer.tables_not_taken_back(event)
+
+    @_on.register
+    def _on_damaged(self, event: ev.CheckpointDamaged) -> None:
+        pass_over(self._context, self._deployer.restore_point(), event)
+
+    @_on.register
     def _on_task_failed(self, event: ev.TaskFailed) -> None:
         if event.attempt == self.state.attempt:
             self._fail_attempt(f"{event.task}: {event.reason}", event.at_ms)
@@ -168,6 +182,8 @@ class CoordinatorMachine:
             self._deployer.expire(int(argument))
         elif name == "hooks":
             self._deployer.repeat_hooks(int(argument))
+        elif name == "tables":
+            self._deployer.repeat_tables(int(argument))
         elif name == "ending":
             self._forget_tasks()
         else:
@@ -293,7 +309,9 @@ class CoordinatorMachine:
         if state.status is JobStatus.RUNNING:
             self._checkpoints.writer.proceed(at_ms)
         self._judge(at_ms)
-        if state.status is JobStatus.RESTARTING and state.restart_due and not state.pending:
+        # What is committed late is hidden with the rest when tables are taken back.
+        committed = state.fallback is None or not state.commits
+        if state.status is JobStatus.RESTARTING and state.restart_due and not state.pending and committed:
             self._deployer.deploy(at_ms)
         elif state.status is JobStatus.RUNNING:
             self._checkpoints.trigger_if_due(at_ms)
@@ -306,6 +324,15 @@ class CoordinatorMachine:
         end, context.end = context.end, None
         if end is not None and state.status is not JobStatus.ENDING:
             self._end(end, None, at_ms)
+        restore_failure, context.restore_failure = context.restore_failure, None
+        if restore_failure is not None:
+            self._end(JobStatus.FAILED, restore_failure, at_ms)
+        passed_over, context.passed_over = context.passed_over, None
+        if passed_over is not None:
+            # The attempt has not begun, so no restart strategy is asked; there are only so many checkpoints.
+            state.last_failure = passed_over
+            self._leave_attempt(passed_over, at_ms)
+            state.restart_due = True
         stop_failure, context.stop_failure = context.stop_failure, None
         if stop_failure is not None and state.status is JobStatus.RUNNING:
             state.last_failure = stop_failure
@@ -331,7 +358,7 @@ class CoordinatorMachine:
         state.move(_OVER[state.ending_status])
         if not state.gave_up and not keeps_checkpoints(self._context.settings.retention, state.status):
             # What is not retained is swept with the rest; of a job that gave up, a restore needs it.
-            state.completed, state.shared = (), SharedStateRegistry()
+            state.completed, state.damaged, state.shared = (), (), SharedStateRegistry()
         self._instructions.append(do.EndJob(state.status.value, state.ending_reason))
 
     def _on_after_end(self, event: ev.CoordinatorEvent) -> None:

@@ -30,8 +30,10 @@ def changes_nothing(event: ev.CoordinatorEvent, state: CoordinatorState) -> bool
     match event:
         case ev.TimerFired(timer=timer):
             return _has_passed(timer, state)
-        case ev.TaskReady(attempt=attempt):
+        case ev.TaskReady(attempt=attempt) | ev.CheckpointDamaged(attempt=attempt):
             return attempt != state.attempt or state.status is not JobStatus.DEPLOYING
+        case ev.TablesTakenBack(attempt=attempt) | ev.TablesNotTakenBack(attempt=attempt):
+            return attempt != state.attempt or state.fallback is None
         case ev.TaskFailed(attempt=attempt):
             return attempt != state.attempt or state.status is JobStatus.RESTARTING
         case ev.TaskReachedEndOfData(attempt=attempt) | ev.TaskFinished(attempt=attempt):
@@ -54,6 +56,7 @@ def _has_passed(timer: str, state: CoordinatorState) -> bool:
         "restart": lambda: state.status is JobStatus.RESTARTING and number == state.attempt + 1,
         "deploy": lambda: state.status is JobStatus.DEPLOYING and number == state.attempt,
         "hooks": lambda: state.restoring_hooks and number == state.attempt,
+        "tables": lambda: state.fallback is not None and number == state.attempt,
         "periodic": lambda: state.status is JobStatus.RUNNING and number == state.attempt,
         "final": lambda: state.status is JobStatus.RUNNING and number == state.attempt,
         "timeout": lambda: pending is not None and pending.phase.open,

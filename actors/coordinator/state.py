@@ -32,6 +32,7 @@ __all__ = [
     "CheckpointDiscard",
     "CompletedCheckpoint",
     "CoordinatorState",
+    "DamagedCheckpoint",
     "JobStatus",
     "PendingCheckpoint",
     "PendingPhase",
@@ -123,6 +124,15 @@ class CompletedCheckpoint:
 
 
 @wire
+@dataclass(frozen=True, slots=True)
+class DamagedCheckpoint:
+    """A completed checkpoint that could not be restored, and why."""
+
+    checkpoint_id: CheckpointId
+    reason: str
+
+
+@wire
 @dataclass(slots=True)
 class SinkCommit:
     """Sink files of a completed checkpoint that are not known to be visible yet."""
@@ -176,6 +186,11 @@ class CoordinatorState:
     pending: dict[CheckpointId, PendingCheckpoint] = field(default_factory=dict)
     """In the order of their numbers."""
     completed: tuple[CompletedCheckpoint, ...] = ()
+    damaged: tuple[DamagedCheckpoint, ...] = ()
+    """Completed ones that were passed over, newest first; they stay until a newer one is complete."""
+    fallback: CheckpointId | None = None
+    """The checkpoint that tables have to be taken back to before a task is deployed."""
+    table_failures: int = 0
     commits: tuple[SinkCommit, ...] = ()
     told_attempt: int = -1
     """The newest attempt of which all output tables are told that it has completed a checkpoint."""
@@ -200,6 +215,7 @@ class CoordinatorState:
     """The pending savepoint after which the job ends."""
     restart_due: bool = False
     failure_times_ms: tuple[int, ...] = ()
+    """Of the attempts that have failed since the newest completed checkpoint."""
     consecutive_failures: int = 0
     """Counted failures of checkpoints since the last one completed."""
     failed_checkpoints: int = 0
@@ -219,6 +235,11 @@ class CoordinatorState:
     def move(self, input: JobInput) -> None:
         """Enter the status that follows. ProtocolError, and no change, if none does."""
         self.status = next_status(self.status, input)
+
+    @property
+    def kept(self) -> tuple[CheckpointId, ...]:
+        """Completed checkpoints that are not to be deleted: those that are retained, and damaged ones among them."""
+        return (*(c.checkpoint_id for c in self.completed), *(d.checkpoint_id for d in self.damaged))
 
     @property
     def unfinished(self) -> tuple[TaskId, ...]:

@@ -129,6 +129,16 @@ class RestoredCheckpoint:
 
 
 @wire
+@dataclass(frozen=True, slots=True)
+class PassedOverCheckpoint:
+    """A checkpoint that could not be restored; `reason` says what is damaged."""
+
+    checkpoint_id: CheckpointId
+    at_ms: int
+    reason: str
+
+
+@wire
 @dataclass(slots=True)
 class CheckpointStatistics:
     """Of one job, over all its attempts. `history` is oldest first; `by_kind` counts completed ones."""
@@ -138,6 +148,8 @@ class CheckpointStatistics:
     completed: int = 0
     failed: int = 0
     restored: int = 0
+    passed_over: int = 0
+    """Damaged ones, for which an older one was restored."""
     by_kind: dict[str, int] = field(default_factory=dict)
     duration_ms: Summary = Summary()
     state_bytes: Summary = Summary()
@@ -147,6 +159,7 @@ class CheckpointStatistics:
     latest_savepoint: CheckpointRecord | None = None
     latest_failed: CheckpointRecord | None = None
     latest_restored: RestoredCheckpoint | None = None
+    latest_passed_over: PassedOverCheckpoint | None = None
     subtasks: dict[TaskId, SubtaskStatistics] = field(default_factory=dict)
     """Of the newest completed checkpoint."""
 
@@ -182,6 +195,11 @@ class CheckpointStatistics:
         """An attempt starts from a checkpoint."""
         self.restored += 1
         self.latest_restored = restored
+
+    def was_passed_over(self, damaged: PassedOverCheckpoint) -> None:
+        """A checkpoint is damaged, and an attempt starts from an older one, if there is one."""
+        self.passed_over += 1
+        self.latest_passed_over = damaged
 
     def copy(self) -> CheckpointStatistics:
         """What does not change when this one does."""

@@ -1,18 +1,22 @@
 """The sweep of a job's checkpoints when the job is over: what no retained one refers to is deleted.
 
 Rules: of a checkpoint that goes, `_metadata` goes first, so that nobody finds it half deleted. Shared files are looked
-at last, when everything is known that retained checkpoints refer to; where one of them cannot be read none is deleted.
+at last, when everything is known that retained checkpoints refer to; where the metadata of one of them is damaged or
+gone, none is deleted.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 
-from tidegate.storage.errors import NotFoundError
+from tidegate.storage.errors import DAMAGE
 from tidegate.storage.ids import CheckpointId
 from tidegate.storage.layout import NATIVE_MARK, CheckpointLayout, parse_checkpoint_name
 from tidegate.storage.metadata_file import read_metadata
 from tidegate.storage.store import Store
+
+_logger = logging.getLogger(__name__)
 
 
 def sweep_checkpoints(store: Store, layout: CheckpointLayout, retained: Iterable[CheckpointId]) -> None:
@@ -24,14 +28,18 @@ def sweep_checkpoints(store: Store, layout: CheckpointLayout, retained: Iterable
             store.delete(layout.metadata(number))
             store.delete_tree(layout.checkpoint_dir(number))
     referenced: set[str] = set()
+    readable = True
     for number in kept:
         try:
             metadata = read_metadata(store, layout.job_id, number)
-        except NotFoundError:
+        except DAMAGE as error:
+            _logger.warning("Shared files of %s stay, because of its checkpoint %d: %s", layout.job_id, number, error)
+            readable = False
             continue
         referenced |= {layout.metadata(number), *(path for subtask in metadata.subtasks for path in subtask.paths)}
         _sweep_folder(store, layout.checkpoint_dir(number), referenced)
-    _sweep_shared(store, layout, referenced)
+    if readable:
+        _sweep_shared(store, layout, referenced)
 
 
 def _sweep_shared(store: Store, layout: CheckpointLayout, referenced: set[str]) -> None:

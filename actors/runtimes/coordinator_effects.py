@@ -11,8 +11,9 @@ from tidegate.actors.coordinator import instructions as do
 from tidegate.actors.runtimes.checkpoint_sweep import sweep_checkpoints
 from tidegate.actors.runtimes.context import JobContext, OpenStore
 from tidegate.actors.runtimes.hook_calls import HookCalls, HookError
+from tidegate.actors.runtimes.job import tables_of
 from tidegate.actors.runtimes.work_folders import remove_work
-from tidegate.storage.errors import AlreadyExistsError, FencedError, StorageError, TidegateError
+from tidegate.storage.errors import DAMAGE, AlreadyExistsError, FencedError, StorageError, TidegateError
 from tidegate.storage.ids import CheckpointId
 from tidegate.storage.local_copies import remove_copies
 from tidegate.storage.metadata import CheckpointMetadata, DataFile
@@ -82,13 +83,29 @@ class CoordinatorEffects:
             return ev.HookFailed(self._now_ms(), instruction.checkpoint_id, str(error))
         return ev.HooksTriggered(self._now_ms(), instruction.checkpoint_id, states)
 
-    def restore_hooks(self, instruction: do.RestoreHooks) -> ev.HooksRestored | ev.HookRestoreFailed:
+    def take_tables_back(self, instruction: do.TakeTablesBack) -> ev.TablesTakenBack | ev.TablesNotTakenBack:
+        """Every table goes on from what the checkpoint covers; repeating that changes nothing."""
+        job_id, attempt = self._context.job_id, instruction.attempt
+        try:
+            for table in tables_of(self._context):
+                self._table_log(table).claim(job_id, restored_from=(job_id, instruction.checkpoint_id))
+        except FencedError as error:
+            return ev.TablesNotTakenBack(self._now_ms(), attempt, str(error), fenced=True)
+        except TidegateError as error:
+            return ev.TablesNotTakenBack(self._now_ms(), attempt, str(error))
+        return ev.TablesTakenBack(self._now_ms(), attempt)
+
+    def restore_hooks(
+        self, instruction: do.RestoreHooks
+    ) -> ev.HooksRestored | ev.HookRestoreFailed | ev.CheckpointDamaged:
         """Give every master hook what it had kept with the checkpoint."""
         restore = instruction.restore
         try:
             store = self._open_store(restore.root)
             metadata = read_metadata(store, restore.job_id, restore.checkpoint_id, savepoint=restore.savepoint)
             self._hooks.restore(restore.checkpoint_id, dict(metadata.hooks))
+        except DAMAGE as error:
+            return ev.CheckpointDamaged(self._now_ms(), instruction.attempt, restore.checkpoint_id, str(error))
         except (TidegateError, HookError) as error:
             return ev.HookRestoreFailed(self._now_ms(), instruction.attempt, str(error))
         return ev.HooksRestored(self._now_ms(), instruction.attempt)

@@ -14,6 +14,7 @@ Rules:
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from dataclasses import replace
 
@@ -33,6 +34,8 @@ from tidegate.storage.codec import decode
 from tidegate.storage.errors import CodecError, FencedError
 from tidegate.storage.event_log import EventLog
 from tidegate.storage.ids import Generation
+
+log = logging.getLogger(__name__)
 
 EVENTS_AN_ENTRY_MAX = 1_000
 NAMES_AN_ENTRY_MAX = 10_000
@@ -248,6 +251,9 @@ class CoordinatorHost:
                 port.run_io(lambda: effects.trigger_hooks(instruction))
             case do.RestoreHooks():
                 port.run_io(lambda: effects.restore_hooks(instruction))
+            case do.TakeTablesBack(_, checkpoint_id, reason):
+                log.warning("%s: the job goes on from checkpoint %d, before it", reason, checkpoint_id)
+                port.run_io(lambda: effects.take_tables_back(instruction))
             case do.WriteSavepoint(target, metadata):
                 savepoint = do.WriteSavepoint(target, self._inlined.put_back(metadata))
                 port.run_io(lambda: effects.write_savepoint(savepoint))

@@ -304,7 +304,7 @@ class LocalJob:
         self._drop_tasks()
         state = self._coordinator.machine.state
         tables = [] if state.commits else tables_of(self._context)
-        self._effects.sweep([c.checkpoint_id for c in state.completed], tables)
+        self._effects.sweep(state.kept, tables)
         self._coordinator.halt()
         self._lease.end()
         self._done.set_result(progress_of(state, {}))

@@ -291,7 +291,7 @@ class CoordinatorProcess:
         def sweep() -> None:
             wait(gone, timeout=TASKS_GONE_TIMEOUT_S)
             tables = [] if state.commits else tables_of(self._context)
-            self._effects.sweep([c.checkpoint_id for c in state.completed], tables)
+            self._effects.sweep(state.kept, tables)
 
         def swept(future: Future[None]) -> None:
             if (error := future.exception()) is not None:

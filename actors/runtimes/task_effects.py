@@ -18,7 +18,7 @@ from tidegate.actors.task import instructions as do
 from tidegate.actors.task.descriptor import TaskDescriptor
 from tidegate.actors.task.lineage import Lineage
 from tidegate.actors.task.snapshots import Written
-from tidegate.storage.errors import StorageError, may_pass
+from tidegate.storage.errors import DAMAGE, StorageError, may_pass
 from tidegate.storage.in_flight import ChannelEnd, InFlightRows, write_in_flight
 from tidegate.storage.table_files import write_data_file
 
@@ -50,10 +50,11 @@ class TaskEffects:
         self._stores = StateStores(context, descriptor.task, open_store, now_ms())
         self._tables = {spec.uid: spec.table for spec in descriptor.operators if spec.table is not None}
 
-    def restore(self, restore: RestorePoint | None) -> ev.TaskRestored:
+    def restore(self, restore: RestorePoint | None) -> ev.TaskRestored | ev.DamageFound:
         """Read what the operators of this task had in a checkpoint, and what was in flight towards it.
 
-        What earlier attempts have left on this node's disk is deleted before.
+        A checkpoint that is damaged is no fault of the task. What earlier attempts have left on this node's disk is
+        deleted before.
         """
         work = self._context.options.backend.directory
         if work is not None:
@@ -65,7 +66,10 @@ class TaskEffects:
         backend, own = self._descriptor.backend, restore.job_id == self._context.job_id and not restore.savepoint
         # The program of another job may declare other types: rows are brought to those, files are not.
         folder = backend.directory if backend.kind == "rocksdb" and own else None
-        restored = restore_task(store, restore, self._context.graph, task, options.local_copies, folder)
+        try:
+            restored = restore_task(store, restore, self._context.graph, task, options.local_copies, folder)
+        except DAMAGE as error:
+            return ev.DamageFound(self._now_ms(), restore.checkpoint_id, f"{task}: {error}")
         part, lineage = restored.part, None
         if part is not None and own:
             # The files of another job's checkpoint are not this job's to keep.

@@ -41,6 +41,10 @@ class TaskHost:
 
     def handle(self, event: ev.TaskEvent) -> None:
         """Let the machine take in one fact, and do what follows. Whatever it raises has failed the task."""
+        if isinstance(event, ev.DamageFound):
+            attempt = self.machine.attempt
+            self._port.report(co.CheckpointDamaged(event.at_ms, attempt, event.checkpoint_id, event.reason))
+            return
         if isinstance(event, ev.SourceBatchRead) and event.batch is not None:
             self.rows_in += event.batch.num_rows
         elif isinstance(event, ev.FrameArrived):

@@ -262,8 +262,8 @@ class SimulatedJob:
         state = port.host.machine.state
         self.disk.reliable = True
         tables = [] if state.commits else tables_of(self.context)
-        port.effects.sweep([c.checkpoint_id for c in state.completed], tables)
-        self.watch.oracle.files.check_end([c.checkpoint_id for c in state.completed], tables)
+        port.effects.sweep(state.kept, tables)
+        self.watch.oracle.files.check_end(state.kept, tables)
         self.watch.ended(state, self.coordinator_crashes)
         self.world.note("job ends:", state.status.value, state.ending_reason or "")
         self.ended = state

@@ -18,6 +18,16 @@ from tidegate.storage.state import StateTable
 
 @wire
 @dataclass(frozen=True, slots=True)
+class DamageFound:
+    """The checkpoint that the task starts from is damaged. The task has nothing to decide: its host reports it."""
+
+    at_ms: int
+    checkpoint_id: CheckpointId
+    reason: str
+
+
+@wire
+@dataclass(frozen=True, slots=True)
 class TaskRestored:
     """The state of every operator was read (`tables` is empty on a fresh start); the task may open.
 
@@ -220,7 +230,8 @@ class TimerDue:
 
 
 TaskEvent = (
-    TaskRestored
+    DamageFound
+    | TaskRestored
     | TasksStarted
     | FrameArrived
     | CreditGranted

@@ -118,7 +118,7 @@ def _run(scenario: Scenario, faults: Faults, protocol: Protocol | None) -> Simul
     violation = first.violation or _first_ended_well(scenario, first, expected)
     if violation is None:
         try:
-            second = simulation.run(setting(scenario.then_widths, (), _pointer(first) or "latest", False))
+            second = simulation.run(setting(scenario.then_widths, (), _pointer(first) or "latest_or_fresh", False))
         except TidegateError as error:
             violation = f"invariant 7: the second job was refused: {error}"
         else:

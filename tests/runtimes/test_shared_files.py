@@ -286,4 +286,4 @@ def test_no_shared_file_is_swept_where_a_retained_checkpoint_cannot_be_read(
     coordinator_effects(store).sweep([FIVE, SIX], [])
 
     assert {OF_FIVE[1], OF_FIVE[2]} <= files_in(store)
-    assert "did not finish" in caplog.text
+    assert "Shared files of demo-1a2b3c4d stay" in caplog.text
