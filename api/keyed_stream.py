@@ -44,6 +44,7 @@ class KeyedStream:
         name: str = "process",
         uid: str | None = None,
         parallelism: int | None = None,
+        batch_rows: tuple[int, int] | None = None,
     ) -> Stream:
         """Call a `tg.ProcessFunction` with each row, with state and timers of the row's key.
 
@@ -52,7 +53,7 @@ class KeyedStream:
         keys, timestamps = (self.keys,), (self.stream.timestamp,)
         ProcessOperator(function, keys, timestamps, schema)
         return self.partitioned()._then(
-            lambda: ProcessOperator(function, keys, timestamps, schema), schema, name, uid, parallelism
+            lambda: ProcessOperator(function, keys, timestamps, schema), schema, name, uid, parallelism, batch_rows
         )
 
     def aggregate(

@@ -89,6 +89,7 @@ class ConnectedStreams:
         name: str = "process",
         uid: str | None = None,
         parallelism: int | None = None,
+        batch_rows: tuple[int, int] | None = None,
     ) -> Stream:
         """Call `process1` with each row of the first stream and `process2` with each of the second, in no fixed order.
 
@@ -109,7 +110,7 @@ class ConnectedStreams:
             for stream, names in zip((self._first, self._second), keys, strict=True)
         )
         return first.joined_by(
-            second, lambda: made_by(function, keys, timestamps, schema), schema, name, uid, parallelism
+            second, lambda: made_by(function, keys, timestamps, schema), schema, name, uid, parallelism, batch_rows
         )
 
     def _check_broadcast(self, function: BroadcastProcessFunction) -> None:

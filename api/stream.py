@@ -13,20 +13,14 @@ import pyarrow as pa
 
 from tidegate.actors.graph.stream_graph import StreamNode
 from tidegate.actors.operators.base import OperatorFactory
+from tidegate.actors.operators.batch_rows import check_batch_rows
 from tidegate.actors.operators.expressions import FilterExpr, Select, WithColumns
 from tidegate.actors.operators.partitioning import Partitioning, PartitioningKind
 from tidegate.actors.operators.process import ProcessOperator
 from tidegate.actors.operators.stateless import BatchResult, FilterRows, FlatMap, Map, MapBatches, Row
 from tidegate.actors.operators.table_sink import TableSink
 from tidegate.actors.operators.watermarks import WatermarkGenerator, check_timestamp_column
-from tidegate.columns import (
-    columns_of,
-    computed_columns,
-    name_after,
-    passed_columns,
-    reads_only,
-    schema_after,
-)
+from tidegate.columns import columns_of, computed_columns, name_after, passed_columns, reads_only, schema_after
 from tidegate.keyed_stream import KeyedStream
 from tidegate.process import ConnectedStreams, ProcessFunction
 from tidegate.storage.errors import ConfigurationError
@@ -47,7 +41,8 @@ class Stream:
     """Batches of rows with the same columns. `schema` is None where it is known only when the job runs.
 
     Every method that adds an operator takes `name` (shown to people), `uid` (names its state in checkpoints; set it on
-    operators whose state must survive a changed program) and `parallelism` (default: the environment's).
+    operators whose state must survive a changed program) and `parallelism` (default: the environment's). Those that
+    call a function with rows take `batch_rows`: the least and the most rows of a call (see `docs/batches.md`).
     """
 
     def __init__(
@@ -90,6 +85,7 @@ class Stream:
         name: str = "map_batches",
         uid: str | None = None,
         parallelism: int | None = None,
+        batch_rows: tuple[int, int] | None = None,
     ) -> Stream:
         """Call `fn` with each Arrow batch. It returns a batch, a table, a polars DataFrame, or None.
 
@@ -97,7 +93,7 @@ class Stream:
         updates `fn` must keep every row and its keys.
         """
         updating = self._updates_with(schema, name)
-        return self._then(lambda: MapBatches(fn, schema), schema, name, uid, parallelism, updating=updating)
+        return self._then(lambda: MapBatches(fn, schema), schema, name, uid, parallelism, batch_rows, updating=updating)
 
     def map(
         self,
@@ -107,10 +103,11 @@ class Stream:
         name: str = "map",
         uid: str | None = None,
         parallelism: int | None = None,
+        batch_rows: tuple[int, int] | None = None,
     ) -> Stream:
         """Call `fn` with each row as a dict; it returns the new row. Row-wise, so slower than `with_columns`."""
         updating = self._updates_with(schema, name)
-        return self._then(lambda: Map(fn, schema), schema, name, uid, parallelism, updating=updating)
+        return self._then(lambda: Map(fn, schema), schema, name, uid, parallelism, batch_rows, updating=updating)
 
     def flat_map(
         self,
@@ -120,9 +117,10 @@ class Stream:
         name: str = "flat_map",
         uid: str | None = None,
         parallelism: int | None = None,
+        batch_rows: tuple[int, int] | None = None,
     ) -> Stream:
         """Call `fn` with each row as a dict; it returns any number of new rows."""
-        return self._then(lambda: FlatMap(fn, schema), schema, name, uid, parallelism)
+        return self._then(lambda: FlatMap(fn, schema), schema, name, uid, parallelism, batch_rows)
 
     def filter(
         self,
@@ -131,6 +129,7 @@ class Stream:
         name: str = "filter",
         uid: str | None = None,
         parallelism: int | None = None,
+        batch_rows: tuple[int, int] | None = None,
     ) -> Stream:
         """Keep the rows for which a polars expression, or a function of the row, is true.
 
@@ -145,7 +144,7 @@ class Stream:
                 raise updating.refuse(repr(name), "it would drop newer versions of rows whose old ones have passed")
             return self._then(lambda: FilterExpr(expression), self.schema, name, uid, parallelism, updating=updating)
         fn = condition
-        return self._then(lambda: FilterRows(fn), self.schema, name, uid, parallelism)
+        return self._then(lambda: FilterRows(fn), self.schema, name, uid, parallelism, batch_rows)
 
     def with_columns(
         self, *expressions: pl.Expr, name: str = "with_columns", uid: str | None = None, parallelism: int | None = None
@@ -215,14 +214,15 @@ class Stream:
         name: str = "process",
         uid: str | None = None,
         parallelism: int | None = None,
+        batch_rows: tuple[int, int] | None = None,
     ) -> Stream:
         """Call a `tg.ProcessFunction` with each row. Without key_by there is neither keyed state nor timers.
 
         `schema` is that of the rows that it returns; give it where a table, an aggregation or a key follows.
         """
         timestamps = (self.timestamp,)
-        ProcessOperator(function, ((),), timestamps, schema)
-        return self._then(lambda: ProcessOperator(function, ((),), timestamps, schema), schema, name, uid, parallelism)
+        (factory := partial(ProcessOperator, function, ((),), timestamps, schema))()
+        return self._then(factory, schema, name, uid, parallelism, batch_rows)
 
     def rebalance(self) -> Stream:
         """Deal batches out evenly over the subtasks of the next operator."""
@@ -361,9 +361,10 @@ class Stream:
         name: str,
         uid: str | None,
         parallelism: int | None,
+        batch_rows: tuple[int, int] | None = None,
     ) -> Stream:
         """What an operator with two inputs, this stream and another one, makes of them."""
-        return self._then(factory, schema, name, uid, parallelism, second=other)
+        return self._then(factory, schema, name, uid, parallelism, batch_rows, second=other)
 
     def _then(
         self,
@@ -372,6 +373,7 @@ class Stream:
         name: str,
         uid: str | None,
         parallelism: int | None,
+        batch_rows: tuple[int, int] | None = None,
         table: str | None = None,
         second: Stream | None = None,
         updating: Updating | None = None,
@@ -390,6 +392,7 @@ class Stream:
             table=table,
             inputs=inputs[0] + inputs[1],
             ordinals=(0,) * len(inputs[0]) + (1,) * len(inputs[1]),
+            batch_rows=check_batch_rows(name, batch_rows),
         )
         self._env.add_node(node)
         kept = schema is None or self.timestamp in schema.names

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from tidegate.actors.identity import ChannelId, TaskId
 from tidegate.actors.operators.base import OperatorFactory
+from tidegate.actors.operators.batch_rows import BatchRows
 from tidegate.actors.operators.partitioning import Partitioning, PartitioningKind
 from tidegate.actors.sources import Source
 from tidegate.storage.ids import OperatorUid, SubtaskIndex, VertexId
@@ -22,6 +23,8 @@ class OperatorSpec:
     name: str
     factory: OperatorFactory
     table: str | None = None
+    batch_rows: BatchRows | None = None
+    """Bounds on the rows that it is given at once, where its user has set them."""
 
 
 @dataclass(frozen=True, slots=True)

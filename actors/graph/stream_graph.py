@@ -20,6 +20,7 @@ from tidegate.actors.graph.job_graph import (
     SourceSpec,
 )
 from tidegate.actors.operators.base import OperatorFactory
+from tidegate.actors.operators.batch_rows import BatchRows
 from tidegate.actors.operators.partitioning import Partitioning, PartitioningKind
 from tidegate.actors.sources import Source
 from tidegate.storage.errors import ConfigurationError
@@ -46,6 +47,7 @@ class StreamNode:
     table: str | None = None
     inputs: tuple[tuple[StreamNode, Partitioning | None], ...] = ()
     ordinals: tuple[int, ...] = ()
+    batch_rows: BatchRows | None = None
 
     def __post_init__(self) -> None:
         if (self.source is None) == (self.factory is None):
@@ -120,7 +122,9 @@ def _vertex(chain: Sequence[StreamNode]) -> JobVertex:
     head = chain[0]
     source = None if head.source is None else SourceSpec(head.uid, head.name, head.source)
     operators = tuple(
-        OperatorSpec(node.uid, node.name, node.factory, node.table) for node in chain if node.factory is not None
+        OperatorSpec(node.uid, node.name, node.factory, node.table, node.batch_rows)
+        for node in chain
+        if node.factory is not None
     )
     name = " -> ".join(node.name for node in chain)
     return JobVertex(_vertex_id(head), name, head.parallelism, operators, source)

@@ -41,12 +41,14 @@ class StepPace:
     timers_max: int = STEP_TIMERS_MAX
     """Timers that an operator may fire in one step."""
     rows: int = 0
-    """Rows that came in and timers that fired in this turn."""
+    """Rows that came in in this turn."""
+    timers: int = 0
+    """Timers that fired in this turn."""
 
-    def begin_turn(self, rows_max: int) -> None:
-        """A turn begins in which the task may process so many rows; a timer counts as a row."""
-        self.timers_max = min(STEP_TIMERS_MAX, rows_max)
-        self.rows = 0
+    def begin_turn(self, timers_max: int) -> None:
+        """A turn begins in which so many timers may fire in a step."""
+        self.timers_max = min(STEP_TIMERS_MAX, timers_max)
+        self.rows = self.timers = 0
 
 
 @dataclass(frozen=True, slots=True)

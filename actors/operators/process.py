@@ -300,7 +300,7 @@ class ProcessOperator(Operator):
                     )
                 self._collect(self._function.on_timer(timer[0], self._ask))
                 fires_left -= 1
-                pace.rows += 1
+                pace.timers += 1
         self._states.leave(len(numbers))
         return fires_left
 

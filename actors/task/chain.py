@@ -25,6 +25,7 @@ from tidegate.actors.graph.job_graph import OperatorSpec
 from tidegate.actors.operators.base import MIN_WATERMARK_MS, Emit, Operator, OperatorContext, ProcessingTime, StepPace
 from tidegate.actors.operators.table_sink import TableSink
 from tidegate.actors.state.options import StateBackendOptions
+from tidegate.actors.task.pacing import ROWS_UNLIMITED
 from tidegate.storage.ids import OperatorUid, SubtaskIndex
 from tidegate.storage.state import Cut, OperatorSnapshot, StateTable
 
@@ -36,6 +37,8 @@ class _Link:
     operator: Operator
     emit: Emit
     """Takes its output."""
+    rows_max: int
+    """Rows that it is given at once at most."""
     waits: bool
     """Whether watermarks make it do anything. To those that do not they are not shown: that costs more than a batch."""
     generated_ms: int = MIN_WATERMARK_MS
@@ -48,8 +51,10 @@ class _Link:
     """The steps that are left of that."""
 
 
-def _link(operator: Operator, emit: Emit) -> _Link:
-    return _Link(operator, emit, type(operator).advance_watermark is not Operator.advance_watermark)
+def _link(spec: OperatorSpec, emit: Emit) -> _Link:
+    operator = spec.factory()
+    rows_max = ROWS_UNLIMITED if spec.batch_rows is None else spec.batch_rows.most
+    return _Link(operator, emit, rows_max, type(operator).advance_watermark is not Operator.advance_watermark)
 
 
 def _nobody(watermark_ms: int) -> None:
@@ -76,7 +81,7 @@ class OperatorChain:
         self._contexts = [OperatorContext(spec.uid, spec.name, *place) for spec in specs]
         self._output = output
         self._output_watermark = output_watermark
-        self._links = [_link(spec.factory(), partial(self._feed, position + 1)) for position, spec in enumerate(specs)]
+        self._links = [_link(spec, partial(self._feed, position + 1)) for position, spec in enumerate(specs)]
         self._behind: set[int] = set()
         """Positions of the operators that have not got to the newest watermark that came to them."""
         self._clock: Iterator[None] | None = None
@@ -200,6 +205,11 @@ class OperatorChain:
             self._output(batch)
             return
         link = self._links[position]
+        if batch.num_rows > link.rows_max:
+            # What an operator before it has made of the rows of a turn may be more than it wants at once.
+            for start in range(0, batch.num_rows, link.rows_max):
+                self._feed(position, batch.slice(start, link.rows_max), input_index)
+            return
         link.operator.process_input(input_index, batch, link.emit)
         if link.operator.generates_watermarks:
             own_ms = link.operator.watermark_ms

@@ -23,6 +23,7 @@ from tidegate.actors.elements import (
 )
 from tidegate.actors.failures import CheckpointFailureReason
 from tidegate.actors.identity import ChannelId
+from tidegate.actors.operators.batch_rows import rows_of_a_turn
 from tidegate.actors.task import events as ev
 from tidegate.actors.task import instructions as do
 from tidegate.actors.task.barriers import make_handler
@@ -34,7 +35,7 @@ from tidegate.actors.task.emitter import Emitter
 from tidegate.actors.task.endings import InputEndings
 from tidegate.actors.task.induced import InducedCheckpoints
 from tidegate.actors.task.inputs import InputGate
-from tidegate.actors.task.pacing import TurnPacer
+from tidegate.actors.task.pacing import TaskPacers
 from tidegate.actors.task.processing_time import ProcessingTimeTimer
 from tidegate.actors.task.source import SourceCursor, positions_from_tables
 from tidegate.actors.task.status import TaskStatus
@@ -92,7 +93,8 @@ class TaskMachine:
         self._input_index = dict(zip(d.inputs, d.input_indices, strict=True))
         self._endings = InputEndings(self._input_index)
         self._induced = InducedCheckpoints()
-        self._pacer = TurnPacer(d.limits.turn_rows_max)
+        bounds = (spec.batch_rows for spec in d.operators)
+        self._pacer = TaskPacers(rows_of_a_turn(bounds, d.limits.turn_rows_max), d.limits.turn_rows_max)
         self._processing_time = ProcessingTimeTimer(self._chain, self._instructions.append)
         self._at_ms = 0
 
@@ -210,8 +212,7 @@ class TaskMachine:
 
     @_on.register
     def _on_turn(self, event: ev.TurnGranted) -> None:
-        self._pacer.took(self._chain.pace.rows, event.last_turn_ms)
-        self._chain.pace.begin_turn(self._pacer.rows_max)
+        self._pacer.next_turn(self._chain.pace, event.last_turn_ms)
         if not self.runnable:
             return
         if self.status is TaskStatus.FINISHING:

@@ -1,0 +1,47 @@
+"""How many rows a function of the user is given in one call, as its user says: `batch_rows=(least, most)`.
+
+Rules: a call never gets more than `most` rows. The limit on the time of a turn never cuts a batch below `least`; what
+comes in smaller stays so, because rows are not held back to make batches of them. Operators that are chained share a
+turn: it has the greatest `least` of them, and of the `most` the smallest that is not less than that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from tidegate.storage.errors import ConfigurationError
+
+
+class BatchRows(NamedTuple):
+    """Bounds on the rows of a call."""
+
+    least: int
+    most: int
+
+
+def check_batch_rows(name: str, batch_rows: object) -> BatchRows | None:
+    """What a user gave for an operator called `name`. ConfigurationError if it is not a pair of row counts."""
+    if batch_rows is None:
+        return None
+    rows = tuple(batch_rows) if isinstance(batch_rows, tuple | list) else ()
+    if len(rows) != 2 or not all(type(bound) is int for bound in rows):
+        raise ConfigurationError(
+            f"{name}: batch_rows={batch_rows!r} is not a pair of row counts; give the least and the most rows of a "
+            "call, as in batch_rows=(100, 5_000)"
+        )
+    least, most = rows
+    if not 1 <= least <= most:
+        raise ConfigurationError(
+            f"{name}: batch_rows=({least}, {most}): the least rows of a call must be 1 or more, and the most no fewer "
+            "than the least"
+        )
+    return BatchRows(least, most)
+
+
+def rows_of_a_turn(bounds: Iterable[BatchRows | None], rows_max: int) -> BatchRows:
+    """The bounds on a turn of chained operators, that may have `rows_max` rows at most in any case."""
+    given = [bound for bound in bounds if bound is not None]
+    least = min(rows_max, max((bound.least for bound in given), default=1))
+    most = min((bound.most for bound in given), default=rows_max)
+    return BatchRows(least, max(least, min(most, rows_max)))
