@@ -67,15 +67,19 @@ def _check_one_after_the_other(store: Store, path: str) -> None:
 
 def _check_at_the_same_time(store: Store, prefix: str) -> None:
     rounds = [[f"{prefix}-race-{number}-{pair}" for pair in range(PAIRS)] for number in range(ROUNDS)]
+    decided = 0
     with ThreadPoolExecutor(2 * PAIRS, "tidegate-probe") as pool:
         try:
             for number, paths in enumerate(rounds, start=1):
                 outcomes = list(pool.map(partial(_create, store), [p for p in paths for _ in (1, 2)], [1, 2] * PAIRS))
                 winners = [_winner(store, path, outcomes[2 * i : 2 * i + 2]) for i, path in enumerate(paths)]
+                decided += sum(winner is not None for winner in winners)
                 if number < ROUNDS:
                     continue
-                for path, winner, found in zip(paths, winners, pool.map(store.read, paths), strict=True):
-                    if winner is not None and found != _mark(winner):
+                if not decided:
+                    raise next(outcome for outcome in outcomes if isinstance(outcome, StorageError))
+                for path, winner in zip(paths, winners, strict=True):
+                    if winner is not None and store.read(path) != _mark(winner):
                         raise _refusal(store, f"{path} was replaced after its creator had won")
         finally:
             for _ in pool.map(store.delete, chain.from_iterable(rounds)):
@@ -94,13 +98,11 @@ def _create(store: Store, path: str, creator: int) -> bool | StorageError:
 
 
 def _winner(store: Store, path: str, outcomes: Sequence[bool | StorageError]) -> int | None:
-    """Which of two creators has won; None if that is not known, but one may have."""
+    """Which of two creators has won; None if that is not known."""
     winners = [creator for creator, outcome in enumerate(outcomes, start=1) if outcome is True]
     unanswered = [outcome for outcome in outcomes if isinstance(outcome, StorageError)]
     if len(winners) > 1 or not (winners or unanswered):
         raise _refusal(store, f"of two who created {path} at the same time {'both' if winners else 'none'} won")
-    if len(unanswered) == len(outcomes):
-        raise unanswered[0]
     return winners[0] if winners else None
 
 

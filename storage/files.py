@@ -31,6 +31,9 @@ class FileInfo:
 class Files(Protocol):
     """Operations by absolute key. Raises OSError (FileNotFoundError from `read`) for faults. Thread-safe."""
 
+    repeats_requests: bool
+    """Whether what can pass has been tried again for some seconds before an operation fails."""
+
     def place(self, key: str) -> str:
         """Name of the disk or server that decides who wins a create under a root. Never raises."""
         ...
@@ -74,6 +77,8 @@ class Files(Protocol):
 
 class MemoryFiles:
     """The process-wide `memory` file system of fsspec; all stores of a process see the same files."""
+
+    repeats_requests = False
 
     # One lock for all instances: the files are the process's, and check-then-write must be atomic among them.
     _lock = threading.RLock()

@@ -52,6 +52,11 @@ class FileSystemStore:
         """What decides who wins a create here: equal for stores on one disk, or in one bucket."""
         return self._files.place(self._root)
 
+    @property
+    def repeats_requests(self) -> bool:
+        """Whether what can pass has been tried again for some seconds before a StorageError comes."""
+        return self._files.repeats_requests
+
     def __repr__(self) -> str:
         return f"FileSystemStore({self._url!r})"
 

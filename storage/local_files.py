@@ -23,6 +23,8 @@ _ExcInfo = tuple[type[BaseException], BaseException, TracebackType]
 class LocalFiles:
     """Files of this machine, by absolute path."""
 
+    repeats_requests = False
+
     def __init__(self, opener: Callable[[str, int], int] | None = None) -> None:
         """`opener` opens what is read, as of the built-in `open`."""
         self._opener = opener

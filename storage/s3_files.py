@@ -43,6 +43,8 @@ _logger = logging.getLogger(__name__)
 class S3Files:
     """Objects by `bucket/key`. Credentials, endpoint and region come from the options or the environment."""
 
+    repeats_requests = True
+
     def __init__(self, options: dict[str, Any], timeout_ms: int, write_timeout_ms: int) -> None:
         """`options` are s3fs's (`key`, `secret`, …).
 

@@ -33,9 +33,10 @@ from tidegate.storage.errors import ConfigurationError
 
 T = TypeVar("T")
 
-TRIES_MAX = 6
+TRIES_MAX = 8
 PAUSE_S_FIRST = 0.1
 PAUSE_S_MAX = 5.0
+"""Pauses of 5.6 to 11.3 s in all: a server that is started again is waited for."""
 _LOOP_GRACE_S = 5.0
 """How much longer than a request's bound its caller waits for the loop to notice it."""
 _BUSY_STATUS = (408, 429, 500, 502, 503, 504)

@@ -55,6 +55,7 @@ from tidegate.storage.errors import CheckpointError
 from tidegate.storage.event_log import EventLog
 from tidegate.storage.ids import AttemptNumber, CheckpointId
 from tidegate.storage.metadata import SnapshotKind
+from tidegate.storage.retrying import retrying
 
 log = logging.getLogger(__name__)
 
@@ -294,7 +295,7 @@ class LocalJob:
 
     def _host(self, task: TaskId, attempt: AttemptNumber) -> TaskHost:
         descriptor = self._context.describe(task, attempt)
-        effects = TaskEffects(self._context, descriptor, self._open_store, now_ms)
+        effects = TaskEffects(self._context, descriptor, retrying(self._open_store), now_ms)
         port = LocalTaskPort(self, task)
         port.host = TaskHost(TaskMachine(descriptor), effects, port)
         return port.host

@@ -77,6 +77,8 @@ class HeldFiles:
 class RayMemoryFiles:
     """The files of one actor, from any process of the Ray cluster. See `Files`."""
 
+    repeats_requests = False
+
     def __init__(self, name: str, timeout_ms: int) -> None:
         """`name` is that in the url; nothing is asked yet."""
         self._name = name

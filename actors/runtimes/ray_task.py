@@ -45,6 +45,7 @@ from tidegate.actors.task import events as ev
 from tidegate.actors.task import instructions as do
 from tidegate.actors.task.machine import TaskMachine
 from tidegate.storage.ids import AttemptNumber, SubtaskIndex
+from tidegate.storage.retrying import retrying
 
 log = logging.getLogger(__name__)
 
@@ -237,7 +238,7 @@ class _RunningTask:
         self._metrics_due_ms = 0
         self._metrics = TaskMetrics(context.job_name, descriptor.name, order.task)
         self._pool = ThreadPoolExecutor(IO_THREADS, thread_name_prefix="tidegate-io")
-        effects = TaskEffects(context, descriptor, process._open_store, now_ms)
+        effects = TaskEffects(context, descriptor, retrying(process._open_store), now_ms)
         self.host = TaskHost(TaskMachine(descriptor), effects, self)
 
     def take(self, event: ev.TaskEvent) -> None:
