@@ -21,26 +21,30 @@ CLOCKS = {
 }
 
 
-def calls(source: str) -> Iterator[tuple[str, ast.Call]]:
-    """The name of what is called, as it is written, and the call."""
-    for node in ast.walk(ast.parse(source)):
+def calls(source: str, word: str) -> Iterator[tuple[str, ast.Call]]:
+    """The name of what is called, as it is written, and the call; nothing where a word does not occur at all."""
+    for node in ast.walk(ast.parse(source if word in source else "")):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name | ast.Attribute):
             yield ast.unparse(node.func), node
 
 
 def sleeps(source: str) -> list[int]:
     """Lines that let time pass."""
-    return [call.lineno for name, call in calls(source) if name.rpartition(".")[2] == "sleep"]
+    return [call.lineno for name, call in calls(source, "sleep") if name.rpartition(".")[2] == "sleep"]
 
 
 def clocks(source: str) -> list[int]:
     """Lines that ask what time it is."""
-    return [call.lineno for name, call in calls(source) if name in CLOCKS]
+    return [call.lineno for name, call in calls(source, "time") if name in CLOCKS]
 
 
 def joining(source: str) -> list[int]:
     """Lines that start Ray or join one, and do not say which."""
-    found = [(call.lineno, [word.arg for word in call.keywords]) for name, call in calls(source) if name == "ray.init"]
+    found = [
+        (call.lineno, [word.arg for word in call.keywords])
+        for name, call in calls(source, "ray.init")
+        if name == "ray.init"
+    ]
     return [line for line, words in found if "address" not in words]
 
 

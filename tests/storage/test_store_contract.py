@@ -36,6 +36,7 @@ def ray_memory() -> Iterator[str]:
     if started:
         ray.init(address="local", num_cpus=1, include_dashboard=False, configure_logging=False)
     url, actor = start_memory(f"contract-{uuid.uuid4().hex}")
+    assert is_alive(actor)
     yield url
     ray.kill(actor)
     if started:
@@ -310,7 +311,7 @@ def test_knows_when_files_were_written(travelling_store: FileSystemStore) -> Non
 
 
 def is_alive(actor: Any) -> bool:
-    """Whether an actor still answers. One that is being killed does, for a while."""
+    """Whether an actor answers, once it has started. One that is being killed does, for a while."""
     try:
         return bool(ray.get(actor.sizes.remote("")) is not None)
     except RayError:
@@ -327,6 +328,7 @@ def test_a_memory_that_is_gone_is_a_storage_error() -> None:
     """Whether its actor died or never was, the error says which actor that is; a new one of the name is found."""
     name = f"gone-{uuid.uuid4().hex}"
     url, actor = start_memory(name)
+    assert is_alive(actor)
     store = open_store_on_ray(url)
     store.write("f", [b"x"])
     ray.kill(actor)
@@ -337,6 +339,7 @@ def test_a_memory_that_is_gone_is_a_storage_error() -> None:
             operation()
     until("the name to be free", lambda: actor_name(name) not in named_actors())
     _, actor = start_memory(name)
+    assert is_alive(actor)
     assert not store.exists("f")
     store.write("f", [b"y"])
     ray.kill(actor)

@@ -1,0 +1,93 @@
+"""How a run of several processes (`make test`) deals tests out: what shares something expensive stays together.
+
+The tests on Ray and Spark have one session, those on S3 one server, and those of a module with a fixture of its own
+that fixture. Everything else goes to whoever is free. The long ones come first, so that all processes end together.
+
+The process that deals out knows tests by their names alone. So those that run them say what each has to stay with.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pytest
+from xdist.scheduler import LoadScopeScheduling
+
+RAY, S3 = "Ray and Spark", "S3"
+_SHARED = {"raydp_session": RAY, "ray_memory": RAY, "s3_server": S3}
+_STORES = {"ray": RAY, "s3": S3}
+_LONG_FIRST = {RAY: -2, S3: -1}
+_QUICK_FIRST = {S3: 1, RAY: 2}
+_FOLDER = pytest.StashKey[str]()
+
+
+def together(item: pytest.Item) -> str | None:
+    """What a test shares with others that belong into the same process."""
+    named = getattr(item, "_fixtureinfo", None)
+    fixtures = {} if named is None else {name: found[-1] for name, found in named.name2fixturedefs.items() if found}
+    for name, shared in _SHARED.items():
+        if name in fixtures:
+            return shared
+    callspec = getattr(item, "callspec", None)
+    for name, value in () if callspec is None else callspec.params.items():
+        # Such a fixture asks for another one, by the name of the store.
+        if name.endswith("store") and value in _STORES:
+            return _STORES[str(value)]
+    return str(item.path) if any(fixture.scope == "module" for fixture in fixtures.values()) else None
+
+
+def spread(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Sort tests, the long ones first where several processes run them, and tell what stays together."""
+    groups = {item.nodeid: together(item) for item in items}
+    workerinput: dict[str, Any] | None = getattr(config, "workerinput", None)
+    order = _QUICK_FIRST if workerinput is None else _LONG_FIRST
+    items.sort(key=lambda item: order.get(groups[item.nodeid] or "", 0))
+    if workerinput is not None:
+        # All write the same; whoever reads waits for all of them, and finds a whole file.
+        target = Path(workerinput["groups"])
+        own = target.with_name(f"{target.name}-{workerinput['workerid']}")
+        own.write_text(json.dumps({test: group for test, group in groups.items() if group is not None}))
+        os.replace(own, target)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """A folder for what is told, where tests are dealt out."""
+    if config.getoption("dist", "no") == "loadgroup":
+        config.stash[_FOLDER] = tempfile.mkdtemp(prefix="tidegate-tests-")
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Gone with the run."""
+    if _FOLDER in config.stash:
+        shutil.rmtree(config.stash[_FOLDER], ignore_errors=True)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Tell a process where to tell."""
+    if _FOLDER in node.config.stash:
+        node.workerinput["groups"] = os.path.join(node.config.stash[_FOLDER], "groups")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling | None:
+    """By what tests share."""
+    return Groups(config, log) if _FOLDER in config.stash else None
+
+
+class Groups(LoadScopeScheduling):
+    """Tests of a group in one process; every other one by itself, wherever there is time."""
+
+    @cached_property
+    def _groups(self) -> dict[str, str]:
+        groups: dict[str, str] = json.loads(Path(self.config.stash[_FOLDER], "groups").read_text())
+        return groups
+
+    def _split_scope(self, nodeid: str) -> str:
+        return self._groups.get(nodeid, nodeid)
