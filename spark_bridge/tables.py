@@ -9,7 +9,6 @@ else by executors through tidegate's store, which needs no Hadoop jars and verif
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.types as types
@@ -52,8 +51,8 @@ def table_to_dataframe(spark: SparkSession, url: str, *, timeout_s: float = 120.
         shown = [field for field in stored if field.name != VERSION_COLUMN]
         return spark.createDataFrame([], spark_schema_of(pa.schema(shown)))
     root = local_root(url)
-    if root is not None and _spark_can_read(root, stored):
-        paths = [f"file://{root}/{file.path}" for file in files]
+    paths = [f"file://{root}/{file.path}" for file in files]
+    if root is not None and _spark_can_read(paths, stored):
         reader = spark.read.schema(spark_schema_of(stored))
         # With many files Spark lists them in a job of its own.
         rows = run_spark_action(
@@ -73,12 +72,12 @@ def _stored_schema(table_schema: pa.Schema, upsert: bool) -> pa.Schema:
     return pa.schema([*fields, pa.field(VERSION_COLUMN, pa.int64())] if upsert else fields)
 
 
-def _spark_can_read(root: Path, schema: pa.Schema) -> bool:
+def _spark_can_read(paths: Iterable[str], schema: pa.Schema) -> bool:
     """Whether Spark's Parquet reader gives the same values:
 
-    No path it takes for a pattern, no type it lacks.
+    No path it takes for a pattern (names of files begin with the uid of their sink), no type it lacks.
     """
-    if not _GLOB_CHARACTERS.isdisjoint(str(root)):
+    if any(not _GLOB_CHARACTERS.isdisjoint(path) for path in paths):
         return False
     flat = [field.type for field in schema]
     return all(not types.is_nested(t) and not types.is_duration(t) for t in flat) and for_spark(schema).equals(schema)
