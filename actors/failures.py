@@ -12,7 +12,9 @@ import enum
 import logging
 import threading
 
+from tidegate.actors.errors import OperatorError
 from tidegate.storage.codec import wire
+from tidegate.storage.errors import ConfigurationError
 
 
 @wire
@@ -89,6 +91,14 @@ def error_text(error: BaseException) -> str:
     except BaseException as raised:  # noqa: BLE001 (code of the user; the failure must be told all the same)
         return f"{type.__dict__['__name__'].__get__(type(error))}, whose text cannot be read: {type(raised).__name__}"
     return bounded_text(f"{name}: {message}" if message else name)
+
+
+def is_permanent(error: BaseException) -> bool:
+    """Whether a restart cannot help, because the program itself is wrong: a ConfigurationError, also in an operator."""
+    at: BaseException | None = error
+    while isinstance(at, OperatorError):
+        at = at.__cause__
+    return isinstance(at, ConfigurationError)
 
 
 def value_text(value: object, characters_max: int = 500) -> str:

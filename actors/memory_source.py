@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import TypeAlias
 
+import polars as pl
 import pyarrow as pa
 
+from tidegate.actors.operators.schemas import settled_type
+from tidegate.actors.operators.views import plain_schema
 from tidegate.actors.sources import ReadResult, SourceReader, SourceSplit
 from tidegate.storage.errors import ConfigurationError
+
+InMemory: TypeAlias = pa.Table | pa.RecordBatch | pl.DataFrame | Sequence[pa.RecordBatch | pl.DataFrame]
+"""What a driver may have in memory."""
 
 
 class MemorySource:
@@ -29,15 +36,16 @@ class MemorySource:
         self._splits = splits
 
     @staticmethod
-    def of(data: pa.Table | pa.RecordBatch | Sequence[pa.RecordBatch], splits: int) -> MemorySource:
-        """From a table, a batch, or batches of one schema."""
+    def of(data: InMemory, splits: int) -> MemorySource:
+        """From a table, a polars frame, a batch, or batches of one schema."""
+        if isinstance(data, pl.DataFrame):
+            data = _table_of(data)
         if isinstance(data, pa.RecordBatch):
             data = pa.Table.from_batches([data])
         elif not isinstance(data, pa.Table):
-            if not data:
-                raise ConfigurationError("from_batches needs at least one batch, for its schema; give an empty one")
-            data = pa.Table.from_batches(list(data))
-        return MemorySource(data, splits)
+            data = _joined(data)
+        plain = plain_schema(data.schema)
+        return MemorySource(data if plain is data.schema else data.cast(plain), splits)
 
     @property
     def schema(self) -> pa.Schema:
@@ -72,3 +80,40 @@ class _MemoryReader:
 
     def close(self) -> None:
         """Nothing to release."""
+
+
+def _table_of(frame: pl.DataFrame) -> pa.Table:
+    table = frame.to_arrow()
+    return table.cast(pa.schema([pa.field(field.name, settled_type(field.type)) for field in table.schema]))
+
+
+def _joined(given: Sequence[pa.RecordBatch | pl.DataFrame]) -> pa.Table:
+    """Batches as a table. ConfigurationError if there are none, or their columns differ."""
+    if isinstance(given, str | bytes) or not isinstance(given, Sequence):
+        raise ConfigurationError(
+            f"from_batches takes an Arrow table, a polars DataFrame, or record batches, not {type(given).__name__}"
+        )
+    tables = []
+    for number, part in enumerate(given):
+        if not isinstance(part, pa.RecordBatch | pa.Table | pl.DataFrame):
+            raise ConfigurationError(f"from_batches: item {number} is {type(part).__name__}, not an Arrow record batch")
+        tables.append(_table_of(part) if isinstance(part, pl.DataFrame) else _as_table(part))
+    if not tables:
+        raise ConfigurationError("from_batches needs at least one batch, for its schema; give an empty one")
+    first = tables[0].schema
+    for number, table in enumerate(tables):
+        if not table.schema.equals(first):
+            ours, theirs = set(_fields(first)), set(_fields(table.schema))
+            raise ConfigurationError(
+                f"from_batches: batch {number} has other columns than the first one: it lacks "
+                f"{sorted(ours - theirs) or 'none'} and has {sorted(theirs - ours) or 'none'} instead, or another order"
+            )
+    return pa.concat_tables(tables)
+
+
+def _as_table(part: pa.RecordBatch | pa.Table) -> pa.Table:
+    return pa.Table.from_batches([part]) if isinstance(part, pa.RecordBatch) else part
+
+
+def _fields(schema: pa.Schema) -> list[str]:
+    return [str(field).replace("\n", " ") for field in schema]

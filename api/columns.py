@@ -9,6 +9,8 @@ import pyarrow as pa
 
 from tidegate.actors.operators.base import Operator, OperatorContext
 from tidegate.actors.operators.schemas import polars_frame
+from tidegate.actors.operators.views import holds_views, without_views
+from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.ids import OperatorUid, SubtaskIndex
 
 
@@ -61,6 +63,15 @@ def schema_after(operator: Operator, schema: pa.Schema | None) -> pa.Schema | No
     emitted: list[pa.RecordBatch] = []
     operator.process(pa.RecordBatch.from_pylist([], schema), emitted.append)
     return emitted[0].schema if emitted else schema
+
+
+def check_plain(schema: pa.Schema, where: str) -> pa.Schema:
+    """The schema. ConfigurationError for a column of views, which files and kernels do not have."""
+    for field in schema:
+        if holds_views(field.type):
+            instead = without_views(field.type)
+            raise ConfigurationError(f"{where}: column {field.name!r} is {field.type}, a view; use {instead} instead")
+    return schema
 
 
 def columns_of(schema: pa.Schema) -> str:

@@ -9,6 +9,7 @@ from datetime import timedelta
 from pydantic import ValidationInfo
 
 from tidegate.config_names import titled
+from tidegate.given import location
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.units import parse_duration_ms, parse_size_bytes
 
@@ -87,7 +88,7 @@ def place(value: object, info: ValidationInfo) -> str | None:
         raise ConfigurationError(
             f"{label(info)}: {value!r} is no place to store at; give a folder or a URL such as s3://bucket/folder"
         )
-    return str(os.fspath(value))
+    return location(value, label(info))
 
 
 def switch(value: object, info: ValidationInfo) -> bool:

@@ -9,17 +9,17 @@ from datetime import timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-import pyarrow as pa
-
 from tidegate.actors.graph.stream_graph import StreamNode, translate
 from tidegate.actors.hooks import MasterHook
-from tidegate.actors.memory_source import MemorySource
+from tidegate.actors.memory_source import InMemory, MemorySource
 from tidegate.actors.runtimes.context import DataPlaneOptions, OpenStore
 from tidegate.actors.runtimes.job import Runtime, Submission
 from tidegate.actors.runtimes.local import LocalRuntime
 from tidegate.actors.sources import Source
+from tidegate.columns import check_plain
 from tidegate.config import CheckpointConfig
 from tidegate.config_file import load_config
+from tidegate.given import check_name, check_uid, location
 from tidegate.job import Job
 from tidegate.names import name_taken
 from tidegate.places import temporary_folder
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
     from tidegate.spark_bridge import RayDPSession
 
+
+_NAME_IN_UID_CHARACTERS = 100
 
 MEMORY_SPLITS = 16
 """Parts of a stream over data in memory; not the parallelism, which may change when a job is restored."""
@@ -142,7 +144,7 @@ class StreamEnvironment:
 
     def from_batches(
         self,
-        data: pa.Table | pa.RecordBatch | Sequence[pa.RecordBatch],
+        data: InMemory,
         *,
         splits: int | None = None,
         timestamp: str | None = None,
@@ -151,7 +153,7 @@ class StreamEnvironment:
         uid: str | None = None,
         parallelism: int | None = None,
     ) -> Stream:
-        """A stream over Arrow data in memory. The data travels with the job: keep it small.
+        """A stream over data in memory: Arrow, or a polars frame. The data travels with the job: keep it small.
 
         It is read in `splits` parts, dealt out to the subtasks. A restored job needs the same data and splits. With
         `timestamp`, event time is that of this column, as with `Stream.assign_timestamps`.
@@ -185,11 +187,13 @@ class StreamEnvironment:
         self, source: Source, *, name: str = "source", uid: str | None = None, parallelism: int | None = None
     ) -> Stream:
         """A stream over a source of your own (see `tg.Source`)."""
+        if self._given_up:
+            self._reset()
         node = StreamNode(
             uid=self.new_uid(name, uid),
             name=name,
             parallelism=parallelism if parallelism is not None else self.parallelism,
-            schema=source.schema,
+            schema=check_plain(source.schema, f"source {name!r}"),
             source=source,
         )
         self.add_node(node)
@@ -203,7 +207,7 @@ class StreamEnvironment:
         *,
         checkpoints: CheckpointConfig | None = None,
         restart: RestartStrategy | None = None,
-        restore: str | None = None,
+        restore: str | os.PathLike[str] | None = None,
         hooks: Sequence[MasterHook] = (),
     ) -> Job:
         """Run the streams made so far as one job, and start anew with an empty environment.
@@ -212,8 +216,10 @@ class StreamEnvironment:
         has ever completed one; "latest_or_fresh" starts afresh also where they are all damaged or gone; a path
         `<storage>/<job>/chk-N` goes on from that one. `restart` defaults to three restarts in a row, one second apart.
         `hooks` are told of every checkpoint (see `tg.MasterHook`).
-        Raises ConfigurationError, TableError or StorageError for what cannot work; nothing has started then.
+        Raises ConfigurationError, TableError or StorageError for what cannot work; nothing has started then. The
+        streams are still there to be executed in another way, until a new source begins another program.
         """
+        self._given_up = True  # until it has worked
         request = self._request(name, checkpoints, restart, restore, hooks)
         store, savepoints = self.open_store(request.root), request.checkpoints.savepoints
         with name_taken(store, name, request.job_id, make_job_id(name, ""), request.checkpoints.lease) as lease:
@@ -229,7 +235,7 @@ class StreamEnvironment:
         *,
         checkpoints: CheckpointConfig | None = None,
         restart: RestartStrategy | None = None,
-        restore: str | None = None,
+        restore: str | os.PathLike[str] | None = None,
         hooks: Sequence[MasterHook] = (),
         suffix: str | None = None,
         seed: int | None = None,
@@ -246,7 +252,7 @@ class StreamEnvironment:
         name: str,
         checkpoints: CheckpointConfig | None,
         restart: RestartStrategy | None,
-        restore: str | None,
+        restore: str | os.PathLike[str] | None,
         hooks: Sequence[MasterHook],
         suffix: str | None = None,
         seed: int | None = None,
@@ -270,7 +276,7 @@ class StreamEnvironment:
             collected=tuple(self._collected),
             checkpoints=config,
             restart=restart if restart is not None else RestartStrategy.fixed_delay(3, "1s"),
-            restore=restore,
+            restore=_pointer(restore),
             hooks=(*self._hooks, *hooks),
             options=self._options,
             seed=seed if seed is not None else uuid.uuid4().int % 2**32,
@@ -286,12 +292,19 @@ class StreamEnvironment:
 
     def new_uid(self, name: str, uid: str | None) -> OperatorUid:
         """The uid given, or one made of the operator's name and its place in the program."""
-        if uid is not None:
-            return OperatorUid(uid)
-        return OperatorUid(f"{name}-{len(self._nodes)}")
+        check_name("an operator's name", "name", name)
+        if uid is None:
+            uid = f"{name.replace('/', '-')[:_NAME_IN_UID_CHARACTERS]}-{len(self._nodes)}"
+        check_uid(uid, name)
+        return OperatorUid(uid)
 
     def add_node(self, node: StreamNode) -> None:
-        """An operator was added to a stream."""
+        """An operator was added to a stream. ConfigurationError for a stream of a program that is over."""
+        if any(upstream not in self._nodes for upstream, _ in node.inputs):
+            raise ConfigurationError(
+                f"operator {node.name!r} follows a stream of an earlier program: execute() begins a new one, so make "
+                "its streams from their sources again"
+            )
         self._nodes.append(node)
 
     def add_table(self, table: OutputTable) -> None:
@@ -313,6 +326,7 @@ class StreamEnvironment:
         self._tables: list[OutputTable] = []
         self._collected: list[CollectedRows] = []
         self._hooks: list[MasterHook] = []
+        self._given_up = False
 
     def close(self) -> None:
         """Cancel what runs, and stop Ray and Spark if this environment started them."""
@@ -328,6 +342,12 @@ class StreamEnvironment:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _pointer(restore: str | os.PathLike[str] | None) -> str | None:
+    if restore is None or (isinstance(restore, str) and "/" not in restore):
+        return restore
+    return location(restore, "restore")
 
 
 def _timed(

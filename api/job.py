@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from dataclasses import asdict
 from datetime import timedelta
@@ -10,8 +11,9 @@ from typing import Any
 from tidegate.actors.coordinator.statistics import CheckpointStatistics
 from tidegate.actors.runtimes.context import OpenStore
 from tidegate.actors.runtimes.job import JobProgress, RunningJob, TaskProcessInfo
+from tidegate.given import location
 from tidegate.recovery import CheckpointSummary, list_checkpoints
-from tidegate.storage.errors import ConfigurationError, JobFailedError
+from tidegate.storage.errors import ConfigurationError, JobFailedError, JobTimeoutError
 from tidegate.storage.event_log import EventLog
 from tidegate.storage.filesystem import open_store
 from tidegate.storage.ids import CheckpointId, JobId
@@ -50,12 +52,12 @@ class Job:
     def wait(self, timeout: str | timedelta | int | None = None) -> str:
         """Wait until the job is over; returns finished, cancelled or suspended.
 
-        Raises JobFailedError with the reason if the job failed, TimeoutError if `timeout` passes first.
+        Raises JobFailedError with the reason if the job failed, JobTimeoutError if `timeout` passes first.
         """
         timeout_s = None if timeout is None else parse_duration_ms(timeout, setting="wait(timeout)") / 1000
         progress = self._running.wait(timeout_s)
         if progress is None:
-            raise TimeoutError(f"job {self.name!r} is still {self.status()} after {timeout}")
+            raise JobTimeoutError(f"job {self.name!r} is still {self.status()} after {timeout}")
         if progress.status == "failed" and progress.superseded:
             # Restored, this job would evict the one that has taken over from it.
             raise JobFailedError(
@@ -74,21 +76,26 @@ class Job:
         self._running.cancel()
 
     def trigger_checkpoint(self, timeout: str | timedelta | int = "10min") -> str:
-        """Take a checkpoint now; returns its path. CheckpointError if it fails, TimeoutError if it takes longer."""
+        """Take a checkpoint now; returns its path. CheckpointError if it fails, JobTimeoutError if it takes longer."""
         timeout_s = parse_duration_ms(timeout, setting="trigger_checkpoint(timeout)") / 1000
         checkpoint_id: CheckpointId = self._running.trigger_checkpoint(timeout_s)
         return f"{self.root}/{self.job_id}/chk-{checkpoint_id}"
 
-    def savepoint(self, target: str | None = None, timeout: str | timedelta | int = "10min") -> str:
+    def savepoint(self, target: str | os.PathLike[str] | None = None, timeout: str | timedelta | int = "10min") -> str:
         """Take a savepoint now, while the job goes on; returns the path of its folder, which the job never deletes.
 
         `target` is the folder under which it gets a folder of its own, the setting `state.savepoints.dir` if there is
-        none. CheckpointError if it fails, TimeoutError if it takes longer, ConfigurationError without a folder.
+        none. CheckpointError if it fails, JobTimeoutError if it takes longer, ConfigurationError without a folder.
         """
         timeout_s = parse_duration_ms(timeout, setting="savepoint(timeout)") / 1000
         return self._savepoint(SnapshotKind.SAVEPOINT, self._target("savepoint", target), timeout_s)
 
-    def stop(self, drain: bool = False, savepoint: str | None = None, timeout: str | timedelta | int = "10min") -> str:
+    def stop(
+        self,
+        drain: bool = False,
+        savepoint: str | os.PathLike[str] | None = None,
+        timeout: str | timedelta | int = "10min",
+    ) -> str:
         """End the job with a savepoint, and wait for both; returns the savepoint's path.
 
         Without `drain` the job is suspended: nothing is finished, and a job that is restored from the savepoint goes
@@ -96,7 +103,7 @@ class Job:
         operators finish, and then the savepoint is taken.
 
         If the savepoint fails (CheckpointError says why), the job goes on: from its newest checkpoint when its tasks
-        had stopped already. TimeoutError if it takes longer: the job may still stop later. `savepoint` is the folder
+        had stopped already. JobTimeoutError if it takes longer: the job may still stop later. `savepoint` is the folder
         as in `savepoint`.
         """
         limit_s = parse_duration_ms(timeout, setting="stop(timeout)") / 1000
@@ -104,7 +111,7 @@ class Job:
         kind = SnapshotKind.TERMINATE if drain else SnapshotKind.SUSPEND
         path = self._savepoint(kind, self._target("stop", savepoint), limit_s)
         if self._running.wait(max(0.0, deadline - time.monotonic())) is None:
-            raise TimeoutError(
+            raise JobTimeoutError(
                 f"job {self.name!r} has written its savepoint {path} and has not ended within {limit_s:g} s"
             )
         return path
@@ -114,14 +121,14 @@ class Job:
         assert answer.path is not None, "a savepoint has a path"
         return answer.path
 
-    def _target(self, call: str, target: str | None) -> str:
+    def _target(self, call: str, target: str | os.PathLike[str] | None) -> str:
         folder = target if target is not None else self._savepoints
         if folder is None:
             raise ConfigurationError(
                 f"{call}: where is the savepoint to be written? Name a folder with the call, or set "
                 "state.savepoints.dir (CheckpointConfig(savepoints=...))"
             )
-        return self._open_store(folder).url
+        return self._open_store(location(folder, call)).url
 
     def statistics(self) -> CheckpointStatistics:
         """Counts, history, summary and newest of the job's checkpoints, over all its attempts."""

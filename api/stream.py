@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
 from functools import partial
@@ -20,7 +21,16 @@ from tidegate.actors.operators.process import ProcessOperator
 from tidegate.actors.operators.stateless import BatchResult, FilterRows, FlatMap, Map, MapBatches, Row
 from tidegate.actors.operators.table_sink import TableSink
 from tidegate.actors.operators.watermarks import WatermarkGenerator, check_timestamp_column
-from tidegate.columns import columns_of, computed_columns, name_after, passed_columns, reads_only, schema_after
+from tidegate.columns import (
+    check_plain,
+    columns_of,
+    computed_columns,
+    name_after,
+    passed_columns,
+    reads_only,
+    schema_after,
+)
+from tidegate.given import location
 from tidegate.keyed_stream import KeyedStream
 from tidegate.process import ConnectedStreams, ProcessFunction
 from tidegate.storage.errors import ConfigurationError
@@ -250,7 +260,7 @@ class Stream:
 
     def to_table(
         self,
-        url: str,
+        url: str | os.PathLike[str],
         *,
         mode: TableMode = "append",
         keys: tuple[str, ...] | list[str] = (),
@@ -270,7 +280,7 @@ class Stream:
         info = self._table_info(mode, tuple(keys), name)
         if self._updating is not None:
             self._updating.check_upsert(repr(name), tuple(keys))
-        table = OutputTable(url, info, if_exists, self._env.open_store)
+        table = OutputTable(location(url, f"to_table {name!r}"), info, if_exists, self._env.open_store)
         self._env.add_table(table)
         rows = self if mode == "append" else self._together(tuple(keys), parallelism)
         sink = partial(TableSink, mode, tuple(keys))
@@ -388,7 +398,7 @@ class Stream:
             uid=self._env.new_uid(name, uid),
             name=name,
             parallelism=parallelism if parallelism is not None else self._env.parallelism,
-            schema=schema,
+            schema=None if schema is None else check_plain(schema, f"operator {name!r}"),
             factory=factory,
             table=table,
             inputs=inputs[0] + inputs[1],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,6 +25,7 @@ from tidegate.actors.state.options import StateBackendOptions
 from tidegate.actors.task.source import SplitPosition
 from tidegate.claims import check_tables, claim_tables
 from tidegate.config import CheckpointConfig
+from tidegate.given import check_name
 from tidegate.places import own_folder
 from tidegate.recovery import RestartStrategy
 from tidegate.restoring import restore_point
@@ -80,11 +82,17 @@ class JobRequest:
 
 
 def make_job_id(name: str, suffix: str) -> JobId:
-    """Directory-safe id of a run of a job. ConfigurationError for a name that leaves nothing of itself."""
-    slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
-    if not slug:
+    """Directory-safe id of a run of a job. ConfigurationError for a name that cannot be one.
+
+    Letters that such an id cannot have stand in it as a hash of the name, so that names do not share an id.
+    """
+    check_name(f"execute({name!r})", "a job's name", name)
+    if not any(character.isalnum() for character in name):
         raise ConfigurationError(f"execute({name!r}): a job's name needs letters or digits")
-    return JobId(f"{slug[:40]}-{suffix}")
+    slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:40]
+    if any(character.isalnum() and not character.isascii() for character in name):
+        slug = f"{slug or 'job'}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+    return JobId(f"{slug}-{suffix}")
 
 
 def prepare(request: JobRequest, open_store: OpenStore) -> Submission:

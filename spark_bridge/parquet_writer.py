@@ -20,6 +20,7 @@ import xxhash
 
 from tidegate.spark_bridge.staged import StagedFile
 from tidegate.storage.envelope import format_checksum
+from tidegate.storage.errors import StorageError
 from tidegate.storage.store import Store
 
 ROWS_PER_GROUP = 262_144
@@ -97,7 +98,8 @@ class _FileEncoder:
 
     def staged(self, path: str, size_bytes: int) -> StagedFile:
         """What was written, checked against what the store says it stored."""
-        assert size_bytes == self._size_bytes, f"{path}: store wrote {size_bytes} of {self._size_bytes} bytes"
+        if size_bytes != self._size_bytes:
+            raise StorageError(f"{path}: the store wrote {size_bytes} of {self._size_bytes} bytes of staged rows")
         return StagedFile(path, self._rows, size_bytes, format_checksum(self._digest.intdigest()))
 
     def _drain(self, sink: _ChunkSink) -> Iterator[bytes]:

@@ -62,6 +62,10 @@ class JobFailedError(TidegateError):
     """A job has failed; the message holds the reason."""
 
 
+class JobTimeoutError(TidegateError, TimeoutError):
+    """A job has not done what was asked of it within the time that was given. It goes on."""
+
+
 def may_pass(error: StorageError) -> bool:
     """Whether the same operation may succeed later, when the storage is back, or has room again."""
     return not isinstance(

@@ -17,7 +17,7 @@ import pyarrow as pa
 import xxhash
 
 from tidegate.storage.envelope import checksum_of, format_checksum
-from tidegate.storage.errors import CorruptionError
+from tidegate.storage.errors import CorruptionError, StorageError
 from tidegate.storage.ids import OperatorUid
 from tidegate.storage.metadata import SectionRef, StateHandle, StateKind
 from tidegate.storage.state import FrozenState, StateChunk, StateTable
@@ -66,7 +66,8 @@ def write_state(
         else:
             return encoder.handle(None, b"".join(head)) if head else None
         written_bytes = store.write(path, chain(_drained(head), pieces))
-    assert written_bytes == encoder.size_bytes
+    if written_bytes != encoder.size_bytes:
+        raise StorageError(f"{path}: the store wrote {written_bytes} of {encoder.size_bytes} bytes of state")
     return encoder.handle(path, None)
 
 

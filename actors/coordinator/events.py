@@ -50,6 +50,8 @@ class TaskFailed:
     attempt: AttemptNumber
     task: TaskId
     reason: str
+    permanent: bool = False
+    """Whether the program itself is wrong, so that no restart can help."""
 
 
 @wire

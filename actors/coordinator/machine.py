@@ -139,7 +139,7 @@ class CoordinatorMachine:
     @_on.register
     def _on_task_failed(self, event: ev.TaskFailed) -> None:
         if event.attempt == self.state.attempt:
-            self._fail_attempt(f"{event.task}: {event.reason}", event.at_ms)
+            self._fail_attempt(f"{event.task}: {event.reason}", event.at_ms, event.permanent)
 
     @_on.register
     def _on_end_of_data(self, event: ev.TaskReachedEndOfData) -> None:
@@ -260,7 +260,7 @@ class CoordinatorMachine:
 
     # --- transitions ----------------------------------------------------------------------------------------------
 
-    def _fail_attempt(self, reason: str, at_ms: int) -> None:
+    def _fail_attempt(self, reason: str, at_ms: int, permanent: bool = False) -> None:
         state = self.state
         if state.status is JobStatus.ENDING:
             self._forget_tasks()
@@ -268,7 +268,8 @@ class CoordinatorMachine:
         if state.status is JobStatus.RESTARTING:
             return
         state.failure_times_ms = (*state.failure_times_ms, at_ms)[-FAILURES_REMEMBERED_MAX:]
-        delay_ms = self._context.spec.restart.decide(state.failure_times_ms, at_ms)
+        # What is wrong with the program itself is no matter of luck: the strategy is not asked.
+        delay_ms = None if permanent else self._context.spec.restart.decide(state.failure_times_ms, at_ms)
         state.last_failure = reason
         if delay_ms is None:
             self._end(JobStatus.FAILED, reason, at_ms)

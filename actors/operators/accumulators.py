@@ -135,8 +135,17 @@ def _mark(column: ValueColumn, slots: NDArray[np.int32], mask: NDArray[np.uint8]
 def _add(column: ValueColumn, slots: NDArray[np.int32], values: pa.Array, mask: NDArray[np.uint8], name: str) -> None:
     if column.dtype == np.float64:
         accumulate.sum_float64(column.pages, slots, fixed_values(values.cast(pa.float64())), mask)
-    elif accumulate.sum_int64(column.pages, slots, fixed_values(values.cast(pa.int64())), mask):
+    elif accumulate.sum_int64(column.pages, slots, fixed_values(_as_int64(values, name)), mask):
         raise OverflowError(f"the sum of column {name!r} does not fit into int64; cast the column to float64 first")
+
+
+def _as_int64(values: pa.Array, name: str) -> pa.Array:
+    try:
+        return values.cast(pa.int64())
+    except pa.ArrowInvalid as error:
+        raise OverflowError(
+            f"column {name!r} has a value over 2**63 - 1, and sums of integers are int64; cast it to float64 first"
+        ) from error
 
 
 def _bound(data_type: pa.DataType, greatest: bool) -> int | float:

@@ -23,6 +23,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tidegate.actors.failures import value_text
+
 _VALUE_CHARACTERS_MAX = 200
 _MILLISECOND = 1_000
 _SECOND = 1_000_000
@@ -38,9 +40,8 @@ class InexactValueError(ValueError):
 
 
 def shown(value: object) -> str:
-    """A value as it stands in an error: of bounded length, and with escapes for what no text can hold."""
-    text = repr(value).encode("utf-8", "backslashreplace").decode()
-    return text if len(text) <= _VALUE_CHARACTERS_MAX else text[:_VALUE_CHARACTERS_MAX] + "…"
+    """A value as it stands in an error: of bounded length."""
+    return value_text(value, _VALUE_CHARACTERS_MAX)
 
 
 def check_text(value: str) -> None:

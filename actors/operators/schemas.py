@@ -14,6 +14,7 @@ import polars as pl
 import pyarrow as pa
 
 from tidegate.actors.operators.row_values import InexactValueError, exact_array, exact_cast
+from tidegate.actors.operators.views import plain_schema
 
 _ADVICE = "pass schema= to fix names and types"
 
@@ -35,6 +36,8 @@ class PinnedSchema:
     def conform(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """The batch with the columns of the schema, in their order. SchemaMismatchError if it cannot be."""
         batch = batch.replace_schema_metadata(None)
+        if batch.schema is not self.schema and (plain := plain_schema(batch.schema)) is not batch.schema:
+            batch = batch.cast(plain)
         if self.schema is None:
             self.schema = batch.schema
         if batch.schema.equals(self.schema):

@@ -145,7 +145,7 @@ class RunningJob(Protocol):
     def request(self, kind: SnapshotKind, target: str | None, timeout_s: float) -> Answer:
         """Take a checkpoint, or a savepoint under `target`, and wait for it.
 
-        SUSPEND and TERMINATE end the job after it. CheckpointError when it fails, TimeoutError when it takes too long.
+        SUSPEND and TERMINATE end the job after it. CheckpointError when it fails, JobTimeoutError after too long.
         """
         ...
 

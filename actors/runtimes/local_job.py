@@ -29,7 +29,7 @@ from tidegate.actors.coordinator import events as co
 from tidegate.actors.coordinator import instructions as do
 from tidegate.actors.coordinator.events import CoordinatorEvent
 from tidegate.actors.coordinator.statistics import CheckpointStatistics
-from tidegate.actors.failures import error_text, log_failure
+from tidegate.actors.failures import error_text, is_permanent, log_failure
 from tidegate.actors.identity import TaskId
 from tidegate.actors.runtimes.clock import now_ms
 from tidegate.actors.runtimes.context import OpenStore
@@ -51,7 +51,7 @@ from tidegate.actors.runtimes.task_host import TaskHost
 from tidegate.actors.runtimes.threads import WorkerPool, join_all, leave_if_forked
 from tidegate.actors.task import events as ev
 from tidegate.actors.task.machine import TaskMachine
-from tidegate.storage.errors import CheckpointError
+from tidegate.storage.errors import CheckpointError, JobTimeoutError
 from tidegate.storage.event_log import EventLog
 from tidegate.storage.ids import AttemptNumber, CheckpointId
 from tidegate.storage.metadata import SnapshotKind
@@ -161,7 +161,7 @@ class LocalJob:
         try:
             answer = future.result(timeout_s)
         except TimeoutError:
-            raise TimeoutError(
+            raise JobTimeoutError(
                 f"job {self._spec.job_name!r} has not completed the {kind.value} within {timeout_s:g} s"
             ) from None
         if answer.checkpoint_id is None:
@@ -254,8 +254,8 @@ class LocalJob:
 
     def _failed(self, task: TaskId, attempt: AttemptNumber, error: BaseException) -> None:
         """The report comes first: nothing that follows may keep it back."""
-        reason = error_text(error)
-        self._local.append(lambda: self._coordinator.handle(co.TaskFailed(now_ms(), attempt, task, reason)))
+        reason, permanent = error_text(error), is_permanent(error)
+        self._local.append(lambda: self._coordinator.handle(co.TaskFailed(now_ms(), attempt, task, reason, permanent)))
         log_failure(log, f"task {task} of attempt {attempt} failed", error)
 
     def _post(self, action: Callable[[], None]) -> None:

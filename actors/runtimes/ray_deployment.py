@@ -146,12 +146,12 @@ class Deployment:
                 self._mailbox.post(lambda: self._has_finished(attempt, task))
             if outcome.kind != "failed":
                 return
-            reason = outcome.reason or "no reason given"
+            reason, permanent = outcome.reason or "no reason given", outcome.permanent
         else:
             # Known before the coordinator decides: the next attempt must not go to a process that has died.
             member.dead = member.dead or isinstance(error, RayError)
-            reason = reason_of(member, error)
-        event = co.TaskFailed(now_ms(), attempt, task, reason)
+            reason, permanent = reason_of(member, error), False
+        event = co.TaskFailed(now_ms(), attempt, task, reason, permanent)
         self._mailbox.post(lambda: self._tell_coordinator(event))
 
     def _has_finished(self, attempt: AttemptNumber, task: TaskId) -> None:

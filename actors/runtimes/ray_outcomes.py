@@ -11,6 +11,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Literal
 
+from tidegate.actors.failures import error_text, is_permanent
+
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
@@ -18,6 +20,13 @@ class Outcome:
 
     kind: Literal["finished", "failed", "replaced"]
     reason: str | None = None
+    permanent: bool = False
+    """Whether no restart can help."""
+
+    @staticmethod
+    def failed(error: BaseException) -> Outcome:
+        """The attempt failed with this error."""
+        return Outcome("failed", error_text(error), is_permanent(error))
 
 
 class Outcomes:

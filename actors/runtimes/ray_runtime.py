@@ -30,7 +30,7 @@ from tidegate.actors.runtimes.ray_fleet import FleetOptions, SlotPlacement
 from tidegate.actors.runtimes.ray_memory_store import open_store_on_ray, start_memory
 from tidegate.actors.runtimes.ray_shared import SharedValue
 from tidegate.actors.runtimes.ray_task import Handle, ProcessInfo
-from tidegate.storage.errors import CheckpointError, ConfigurationError, JobFailedError
+from tidegate.storage.errors import CheckpointError, ConfigurationError, JobFailedError, JobTimeoutError
 from tidegate.storage.ids import CheckpointId
 from tidegate.storage.metadata import SnapshotKind
 from tidegate.storage.processes import this_process
@@ -220,7 +220,7 @@ class RayJob:
             if answer.checkpoint_id is None:
                 raise CheckpointError(f"no {kind.value} was taken: {answer.error}")
             return answer
-        raise TimeoutError(f"job {self.name!r} has not completed the {kind.value} within {timeout_s:g} s")
+        raise JobTimeoutError(f"job {self.name!r} has not completed the {kind.value} within {timeout_s:g} s")
 
     def trigger_checkpoint(self, timeout_s: float) -> CheckpointId:
         """Take a checkpoint and wait for it; raises as `request` does."""

@@ -164,7 +164,7 @@ class TaskProcess:
             progressed = bool(action())
         except Exception as error:
             log.warning("task %s of attempt %d failed", running.task, running.attempt, exc_info=error)
-            self._end(running, Outcome("failed", f"{type(error).__name__}: {error}"))
+            self._end(running, Outcome.failed(error))
             return True
         if running.host.finished:
             self._end(running, Outcome("finished"))
@@ -180,7 +180,7 @@ class TaskProcess:
             running = _RunningTask(self, order)
         except Exception as error:
             log.warning("task %s of attempt %d cannot start", order.task, order.attempt, exc_info=error)
-            self._outcomes.settle(order.attempt, Outcome("failed", f"{type(error).__name__}: {error}"))
+            self._outcomes.settle(order.attempt, Outcome.failed(error))
             return
         self._running = running
         self._guarded(running, lambda: running.host.restore(order.restore))
@@ -206,7 +206,7 @@ class TaskProcess:
 
     def _failed(self, error: Exception) -> None:
         if self._running is not None:
-            self._end(self._running, Outcome("failed", f"{type(error).__name__}: {error}"))
+            self._end(self._running, Outcome.failed(error))
 
 
 class _RunningTask:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from functools import partial
 
 from tidegate.actors.coordinator.spec import RestorePoint
 from tidegate.actors.runtimes.context import JobContext, OpenStore
 from tidegate.actors.runtimes.persist import delete_files, write_segment, write_snapshot
 from tidegate.actors.runtimes.restore import restore_task
+from tidegate.actors.runtimes.source_checks import checked_read
 from tidegate.actors.runtimes.state_stores import StateStores
 from tidegate.actors.runtimes.work_folders import prepare_work
-from tidegate.actors.sources import SourceReader
+from tidegate.actors.sources import ReadResult, SourceReader, SourceSplit
 from tidegate.actors.task import events as ev
 from tidegate.actors.task import instructions as do
 from tidegate.actors.task.descriptor import TaskDescriptor
@@ -44,6 +46,7 @@ class TaskEffects:
         self._open_store = open_store
         self._now_ms = now_ms
         self._reader: SourceReader | None = None
+        self._check_read: Callable[[SourceSplit, int, object], ReadResult]
         self._reader_lock = threading.Lock()
         self._reading = False
         self._closed = False
@@ -82,17 +85,20 @@ class TaskEffects:
             if self._closed:
                 return None
             if self._reader is None:
-                assert self._descriptor.source is not None
-                self._reader = self._descriptor.source.source.reader()
+                source = self._descriptor.source
+                assert source is not None
+                self._reader = source.source.reader()
+                self._check_read = partial(checked_read, source, source.source.schema)
             reader = self._reader
             self._reading = True
         try:
-            result = reader.read(instruction.split, instruction.offset, instruction.rows_max)
+            answer = reader.read(instruction.split, instruction.offset, instruction.rows_max)
         finally:
             with self._reader_lock:
                 self._reading = False
                 if self._closed:
                     reader.close()
+        result = self._check_read(instruction.split, instruction.offset, answer)
         return ev.SourceBatchRead(
             self._now_ms(), instruction.read, result.batch, result.next_offset, result.at_end, result.induces
         )

@@ -115,6 +115,14 @@ def test_a_failed_attempt_is_restarted_after_the_delay_as_often_as_allowed() -> 
     assert only(coordinator.fail("again"), do.EndJob) == [do.EndJob("failed", "sink[0]: again")]
 
 
+def test_a_permanent_failure_ends_the_job_however_many_restarts_are_left() -> None:
+    """A program that is wrong in itself is as wrong in the next attempt."""
+    coordinator = Coordinator().run()
+    found = coordinator.tell(ev.TaskFailed(0, AttemptNumber(0), SINK, "ConfigurationError: no", permanent=True))
+    assert kinds(found) == ["CancelAttempt", "EndJob"]
+    assert only(found, do.EndJob) == [do.EndJob("failed", "sink[0]: ConfigurationError: no")]
+
+
 def test_further_failures_of_a_failed_attempt_are_not_counted() -> None:
     """When one task fails, others follow: that is one failure. Those of former attempts are none."""
     coordinator = Coordinator().run()

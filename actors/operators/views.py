@@ -1,0 +1,47 @@
+"""Columns of views (`string_view`, `binary_view`): what comes in as such goes on as plain strings and binary.
+
+Files, kernels and Spark know no views, so they end where batches come in: in data in memory, and in what functions of
+the user return. A schema that promises them is refused.
+"""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+
+def holds_views(data_type: pa.DataType) -> bool:
+    """Whether values of a type are views, or have some in them."""
+    return not without_views(data_type).equals(data_type)
+
+
+def without_views(data_type: pa.DataType) -> pa.DataType:
+    """The type with plain strings and binary in the place of views."""
+    types = pa.types
+    if types.is_string_view(data_type):
+        return pa.large_string()
+    if types.is_binary_view(data_type):
+        return pa.large_binary()
+    if types.is_dictionary(data_type):
+        return pa.dictionary(data_type.index_type, without_views(data_type.value_type), data_type.ordered)
+    if types.is_struct(data_type):
+        return pa.struct([field.with_type(without_views(field.type)) for field in data_type])
+    if types.is_map(data_type):
+        return pa.map_(without_views(data_type.key_type), without_views(data_type.item_type))
+    if types.is_fixed_size_list(data_type):
+        return pa.list_(_field_without_views(data_type), data_type.list_size)
+    if types.is_large_list(data_type):
+        return pa.large_list(_field_without_views(data_type))
+    if types.is_list(data_type):
+        return pa.list_(_field_without_views(data_type))
+    return data_type
+
+
+def plain_schema(schema: pa.Schema) -> pa.Schema:
+    """The schema without views; the same object if it has none."""
+    if not any(holds_views(field.type) for field in schema):
+        return schema
+    return pa.schema([field.with_type(without_views(field.type)) for field in schema])
+
+
+def _field_without_views(data_type: pa.DataType) -> pa.Field:
+    return data_type.value_field.with_type(without_views(data_type.value_type))
