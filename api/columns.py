@@ -66,7 +66,9 @@ def schema_after(operator: Operator, schema: pa.Schema | None) -> pa.Schema | No
 
 
 def check_plain(schema: pa.Schema, where: str) -> pa.Schema:
-    """The schema. ConfigurationError for a column of views, which files and kernels do not have."""
+    """The schema. ConfigurationError for what is none, and for a column of views, which files and kernels lack."""
+    if not isinstance(schema, pa.Schema):
+        raise ConfigurationError(f"{where}: the schema must be a pyarrow Schema, not {type(schema).__name__}")
     for field in schema:
         if holds_views(field.type):
             instead = without_views(field.type)

@@ -11,12 +11,14 @@ from ray_fakes import SINK, SOURCE, Method, source_to_sink
 
 from tidegate.actors.coordinator import events as co
 from tidegate.actors.coordinator import instructions as do
+from tidegate.actors.errors import OperatorError
 from tidegate.actors.identity import TaskId
 from tidegate.actors.runtimes.ray_deployment import Deployment
 from tidegate.actors.runtimes.ray_fleet import Fleet, Member
 from tidegate.actors.runtimes.ray_mailbox import Mailbox
 from tidegate.actors.runtimes.ray_outcomes import Outcome
 from tidegate.actors.task import events as ev
+from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.ids import AttemptNumber, CheckpointId
 
 FIRST, SECOND = AttemptNumber(0), AttemptNumber(1)
@@ -110,3 +112,16 @@ def test_what_has_finished_in_one_attempt_is_needed_in_the_next() -> None:
     for task in (SOURCE, SINK):
         deployed.lose_a_message(task, SECOND)
     assert [e.task for e in deployed.told if isinstance(e, co.TaskFailed)] == [SOURCE, SINK]
+
+
+def test_what_cannot_get_better_is_told_as_such() -> None:
+    """A configuration error, also one that an operator met, comes to the coordinator as a permanent failure."""
+    wrapped = OperatorError("operator 'x' failed")
+    wrapped.__cause__ = ConfigurationError("no such column")
+    for error, permanent in ((ConfigurationError("no"), True), (wrapped, True), (OperatorError("boom"), False)):
+        deployed = Deployed()
+        deployed.run_of(SINK).set_result(Outcome.failed(error))
+        deployed.pass_time()
+        (told,) = (event for event in deployed.told if isinstance(event, co.TaskFailed))
+        assert told.permanent is permanent
+        assert str(error) in told.reason
