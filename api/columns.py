@@ -65,15 +65,14 @@ def schema_after(operator: Operator, schema: pa.Schema | None) -> pa.Schema | No
     return emitted[0].schema if emitted else schema
 
 
-def check_plain(schema: pa.Schema, where: str) -> pa.Schema:
-    """The schema. ConfigurationError for what is none, and for a column of views, which files and kernels lack."""
+def check_plain(schema: pa.Schema, where: str) -> None:
+    """Raise ConfigurationError for what is no schema, and for a column of views, which files and kernels lack."""
     if not isinstance(schema, pa.Schema):
         raise ConfigurationError(f"{where}: the schema must be a pyarrow Schema, not {type(schema).__name__}")
     for field in schema:
         if holds_views(field.type):
             instead = without_views(field.type)
             raise ConfigurationError(f"{where}: column {field.name!r} is {field.type}, a view; use {instead} instead")
-    return schema
 
 
 def columns_of(schema: pa.Schema) -> str:

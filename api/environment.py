@@ -193,7 +193,7 @@ class StreamEnvironment:
             uid=self.new_uid(name, uid),
             name=name,
             parallelism=parallelism if parallelism is not None else self.parallelism,
-            schema=check_plain(source.schema, f"source {name!r}"),
+            schema=source.schema,
             source=source,
         )
         self.add_node(node)
@@ -300,6 +300,8 @@ class StreamEnvironment:
 
     def add_node(self, node: StreamNode) -> None:
         """An operator was added to a stream. ConfigurationError for a stream of a program that is over."""
+        if node.schema is not None:
+            check_plain(node.schema, f"operator {node.name!r}")
         if any(upstream not in self._nodes for upstream, _ in node.inputs):
             raise ConfigurationError(
                 f"operator {node.name!r} follows a stream of an earlier program: execute() begins a new one, so make "

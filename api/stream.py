@@ -21,15 +21,7 @@ from tidegate.actors.operators.process import ProcessOperator
 from tidegate.actors.operators.stateless import BatchResult, FilterRows, FlatMap, Map, MapBatches, Row
 from tidegate.actors.operators.table_sink import TableSink
 from tidegate.actors.operators.watermarks import WatermarkGenerator, check_timestamp_column
-from tidegate.columns import (
-    check_plain,
-    columns_of,
-    computed_columns,
-    name_after,
-    passed_columns,
-    reads_only,
-    schema_after,
-)
+from tidegate.columns import columns_of, computed_columns, name_after, passed_columns, reads_only, schema_after
 from tidegate.given import location
 from tidegate.keyed_stream import KeyedStream
 from tidegate.process import ConnectedStreams, ProcessFunction
@@ -146,15 +138,13 @@ class Stream:
         An expression must work row by row, here and in `with_columns` and `select`: ConfigurationError for `cum_sum`,
         `shift`, `over` and others that look at more than one row.
         """
-        if isinstance(condition, pl.Expr):
-            expression = condition
-            schema_after(FilterExpr(expression), self.schema)
-            updating = self._updating
-            if updating is not None and not reads_only(expression, updating.keys):
-                raise updating.refuse(repr(name), "it would drop newer versions of rows whose old ones have passed")
-            return self._then(lambda: FilterExpr(expression), self.schema, name, uid, parallelism, updating=updating)
-        fn = condition
-        return self._then(lambda: FilterRows(fn), self.schema, name, uid, parallelism, batch_rows)
+        if not isinstance(condition, pl.Expr):
+            return self._then(partial(FilterRows, condition), self.schema, name, uid, parallelism, batch_rows)
+        schema_after(FilterExpr(condition), self.schema)
+        updating = self._updating
+        if updating is not None and not reads_only(condition, updating.keys):
+            raise updating.refuse(repr(name), "it would drop newer versions of rows whose old ones have passed")
+        return self._then(partial(FilterExpr, condition), self.schema, name, uid, parallelism, updating=updating)
 
     def with_columns(
         self, *expressions: pl.Expr, name: str = "with_columns", uid: str | None = None, parallelism: int | None = None
@@ -398,7 +388,7 @@ class Stream:
             uid=self._env.new_uid(name, uid),
             name=name,
             parallelism=parallelism if parallelism is not None else self._env.parallelism,
-            schema=None if schema is None else check_plain(schema, f"operator {name!r}"),
+            schema=schema,
             factory=factory,
             table=table,
             inputs=inputs[0] + inputs[1],
