@@ -69,8 +69,6 @@ class TablesOracle:
         if not found or not number.isdigit():
             return
         entry: TableEntry = decode(memoryview(data)[HEADER_BYTES:])
-        if entry.job_id != self._job_id:
-            return
         known = table in self._readers
         reader = self._readers.setdefault(table, TableLog(self._store(table)))
         snapshot = self._reading(reader.snapshot)
@@ -78,10 +76,11 @@ class TablesOracle:
             return  # It was created where the log is truncated, and is taken back.
         before = self._shown.get(table, [])
         shown = self._shown[table] = [f"{table}/{file.path}" for file in snapshot.files]
-        if entry.kind is TableEntryKind.COMMITTED:
+        if entry.kind is not TableEntryKind.COMMITTED:
+            if known and shown != before:
+                raise InvariantViolated(6, f"{table}: a claim of {entry.job_id} changes what is shown")
+        elif entry.job_id == self._job_id:
             self._committed_to(table, int(entry.checkpoint_id or 0), shown)
-        elif known and shown != before:
-            raise InvariantViolated(6, f"{table}: a claim of {self._job_id} changes what is shown")
 
     def _committed_to(self, table: str, number: int, shown: list[str]) -> None:
         if number <= self._committed.get(table, -1):

@@ -87,6 +87,24 @@ def test_a_fenced_commit_fails_the_job_at_once() -> None:
     assert "a newer job is in charge of their table (the table is owned by 'b')" in (end.reason or "")
 
 
+def test_the_first_checkpoint_of_an_attempt_is_committed_to_every_table() -> None:
+    """Without files too: what a table shows may be about to be replaced. Later ones without files need no commit."""
+    job = Coordinator(replace(SPEC, tables=("a", "b"))).run()
+    for checkpoint_id, tables in ((1, ("a", "b")), (2, ())):
+        job.ask()
+        job.collect(CheckpointId(checkpoint_id))
+        commits = only(job.written(CheckpointId(checkpoint_id)), do.CommitSinks)
+        assert commits == [do.CommitSinks(CheckpointId(checkpoint_id), (), tables)] * bool(tables)
+        job.committed(checkpoint_id)
+
+    job.fail()
+    job.fire("restart:1")
+    job.all_ready()
+    job.ask()
+    job.collect(CheckpointId(3))
+    assert only(job.written(CheckpointId(3)), do.CommitSinks) == [do.CommitSinks(CheckpointId(3), (), ("a", "b"))]
+
+
 # --- the I/O ------------------------------------------------------------------------------------------------------
 
 
@@ -139,6 +157,23 @@ def test_a_tables_log_is_read_once_however_many_commits_there_are() -> None:
     assert len(log.entries()) == 12
     assert max(found.values()) <= 2
     assert listed == {LOG_FOLDER: 1}
+
+
+def test_a_table_without_files_is_told_where_that_changes_what_it_shows() -> None:
+    """A job that overwrites a table and has no rows: nothing is shown with its first checkpoint."""
+    table = f"memory://commit-backlog-{next(_numbers)}"
+    source = node("source")
+    context = JobContext(SPEC.job_id, SPEC.job_name, f"{table}-root", translate([source]), {})
+    log = TableLog(FileSystemStore(table))
+    log.create(TableInfo.of(source.schema, "append"))
+    log.claim(JobId("other-1"))
+    log.commit(JobId("other-1"), CheckpointId(1), files(0, "f0").files)
+    log.claim(SPEC.job_id, if_exists="overwrite")
+    effects = CoordinatorEffects(context, FileSystemStore, lambda: 7)
+
+    assert effects.commit_sinks(do.CommitSinks(CheckpointId(1), (), (table,))) == ev.SinksCommitted(7, CheckpointId(1))
+
+    assert log.snapshot().files == ()
 
 
 def test_a_commit_to_another_jobs_table_is_told_apart_from_storage_that_is_away() -> None:

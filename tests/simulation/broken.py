@@ -15,6 +15,7 @@ from broken_changelog import CHANGELOG_FIXED, CHANGELOG_PATCHES
 from broken_coordinator import COORDINATOR_BREAKS
 from broken_layers import LAYER_BREAKS, LAYER_PATCHES
 from broken_rules import RULE_BREAKS, Patch
+from broken_tables import TABLE_PATCHES
 from broken_tasks import TASK_BREAKS
 
 from tidegate.simulation.draw import draw
@@ -59,7 +60,7 @@ BROKEN: dict[str, Break] = {
     },
     **{
         rule: Break(invariant, patch=patch, fixed=_FIXED.get(rule, {}))
-        for rule, (invariant, patch) in (RULE_BREAKS | LAYER_PATCHES | CHANGELOG_PATCHES).items()
+        for rule, (invariant, patch) in (RULE_BREAKS | LAYER_PATCHES | CHANGELOG_PATCHES | TABLE_PATCHES).items()
     },
 }
 """Every break, by the rule."""
@@ -75,5 +76,6 @@ FAST = (
     "state of the newest checkpoint is deleted",
     "layers: what the newest does not need goes",
     "changelog: a task deletes what a checkpoint has",
+    "tables: a commit hides those before it",
 )
 """Breaks that show within very few seeds: the tests try these, the benchmark `mutations.py` all."""

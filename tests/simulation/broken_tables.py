@@ -1,0 +1,41 @@
+"""Rules of output tables, broken: when what a table shows changes, and to what."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
+
+from tidegate.storage.table_entries import TableEntry
+from tidegate.storage.table_fold import TableFold
+
+Patch = Callable[[], AbstractContextManager[Any]]
+
+_claimed, _committed = TableFold._claimed, TableFold._committed
+
+
+def _shows_at_once(self: TableFold, entry: TableEntry) -> TableFold:
+    assert entry.claim is not None
+    return replace(_claimed(self, entry), shown=entry.claim.shows, rows=entry.claim.shows_rows)
+
+
+def _shows_its_own_alone(self: TableFold, entry: TableEntry) -> TableFold:
+    return replace(_committed(self, entry), shown=((entry.seq, entry.seq),))
+
+
+def _never_decided(self: TableFold, url: str, checkpoint_id: int, files: tuple[object, ...]) -> bool:
+    return not files and not self.switches
+
+
+TABLE_PATCHES: dict[str, tuple[int, Patch]] = {
+    "tables: a claim changes what is shown": (6, lambda: patch.object(TableFold, "_claimed", _shows_at_once)),
+    "tables: the first commit replaces nothing": (
+        6,
+        lambda: patch.object(TableFold, "shown_next", property(lambda self: self.shown)),
+    ),
+    "tables: a commit hides those before it": (6, lambda: patch.object(TableFold, "_committed", _shows_its_own_alone)),
+    "tables: a repeated commit is made again": (6, lambda: patch.object(TableFold, "is_decided", _never_decided)),
+}
+"""Broken by a patch: the invariant, and the patch."""
