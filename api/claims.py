@@ -76,6 +76,11 @@ def _check_owner_is_gone(table: OutputTable, job_id: JobId, open_store: OpenStor
     try:
         alive = is_alive(open_store(owner.home), owner.job_id, now_ms)
     except (StorageError, ConfigurationError) as error:
+        if isinstance(error, StorageError) and "memory" not in owner.home.partition(":")[0]:
+            raise StorageError(
+                f"nobody can tell whether job {owner.job_id}, which owns the table at {table.url}, lives, because its "
+                f"checkpoints cannot be read: {error}. See that {owner.home} can be read, or write to another url"
+            ) from error
         # Memory goes with its processes, and the job with its memory.
         log.warning(
             "the table at %s belongs to job %s, and %s cannot tell whether it lives: %s",

@@ -10,6 +10,7 @@ from local_jobs import NO_RESTART, GatedSource, await_events, config, finish, lo
 
 import tidegate as tg
 from tidegate.recovery import list_checkpoints
+from tidegate.storage.errors import StorageError
 from tidegate.storage.filesystem import FileSystemStore
 from tidegate.storage.ids import JobId
 from tidegate.storage.table_files import read_table
@@ -117,6 +118,21 @@ def test_an_owner_that_cannot_be_asked_does_not_hold_the_table(
 
     assert numbers_in(tmp_path) == [1, 2]
     assert "belongs to job old-1, and gone://memory cannot tell whether it lives" in caplog.text
+
+
+def test_an_owner_that_may_live_is_not_evicted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its checkpoint storage does not answer: the new job is refused, and told why."""
+    write(tmp_path, 1)
+
+    def away(*_: object) -> bool:
+        raise StorageError("no answer")
+
+    monkeypatch.setattr("tidegate.claims.is_alive", away)
+    with pytest.raises(
+        StorageError, match=r"nobody can tell whether job test-job-.*cannot be read: no answer\. See that"
+    ):
+        write(tmp_path, 2, if_exists="append", name="second")
+    assert numbers_in(tmp_path) == [1]
 
 
 def test_rows_of_another_job_stay_when_one_is_restored(tmp_path: Path) -> None:
