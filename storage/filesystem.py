@@ -142,15 +142,15 @@ class FileSystemStore:
             raise StorageError(f"cannot {operation} {join_url(self._url, path)}: {error}{hint}") from error
 
 
-def open_store(url: str, **options: object) -> FileSystemStore:
-    """Open a store by url: `/folder` or `file:///folder`, `s3://bucket/prefix`, or `memory://name`.
+def open_store(url: str | os.PathLike[str], **options: object) -> FileSystemStore:
+    """Open a store by url: `/folder`, `~/folder` or `file:///folder`, `s3://bucket/prefix`, or `memory://name`.
 
     Options for S3 are those of s3fs (`key`, `secret`, `endpoint_url`, …), `timeout_ms`, which bounds each request
     (default 60,000 ms), and `write_timeout_ms`, which bounds a whole write (default 600,000 ms); without them the
     usual AWS environment variables count. Nothing is read or written yet. Raises ConfigurationError for another
     scheme or a wrong option.
     """
-    return FileSystemStore(url, **options)
+    return FileSystemStore(os.path.expanduser(os.fspath(url)), **options)
 
 
 def join_url(root: str, path: str) -> str:
@@ -161,7 +161,7 @@ def join_url(root: str, path: str) -> str:
 
 
 def _reopen(url: str, options: dict[str, object]) -> FileSystemStore:
-    return FileSystemStore(url, **options)
+    return FileSystemStore(os.path.expanduser(os.fspath(url)), **options)
 
 
 def _open_files(url: str, options: dict[str, object]) -> tuple[str, str, Files]:

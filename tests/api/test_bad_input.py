@@ -12,6 +12,7 @@ import pytest
 from local_jobs import config, finish, local, rows
 
 import tidegate as tg
+from tidegate import recovery
 from tidegate.actors.graph.stream_graph import translate
 
 DATA = pa.table({"k": ["a", "b", "a"], "x": [1, 2, 3]})
@@ -213,6 +214,7 @@ def test_places_may_be_paths_or_below_the_home(tmp_path: Path, monkeypatch: pyte
     assert (tmp_path / "table").is_dir()
     assert (tmp_path / "checkpoints").is_dir()
     assert not (tmp_path / "~").exists()
+    assert [found.path for found in recovery.list_checkpoints("~/checkpoints")] == [checkpoint.path]
     assert out.to_arrow().num_rows == 3
     with local(1) as env:
         env.from_batches(DATA, uid="in").to_table(tmp_path / "table", uid="out")

@@ -14,6 +14,7 @@ from unittest.mock import patch
 import pyarrow as pa
 
 from tidegate.actors.coordinator import checkpoints, phases
+from tidegate.actors.coordinator.machine import CoordinatorMachine
 from tidegate.actors.coordinator.phases import JobInput, JobStatus, PendingInput, PendingPhase
 from tidegate.actors.coordinator.plan import CheckpointPlan, make_plan
 from tidegate.actors.coordinator.statistics import CheckpointStatistics
@@ -38,6 +39,13 @@ def _job(status: JobStatus, given: JobInput, wrong: JobStatus | None) -> Patch:
 
 def _pending(phase: PendingPhase, given: PendingInput, wrong: PendingPhase | None) -> Patch:
     return lambda: patch.dict(phases.PENDING_TRANSITIONS, {(phase, given): wrong})
+
+
+_fail_attempt = CoordinatorMachine._fail_attempt
+
+
+def _given_up(self: CoordinatorMachine, reason: str, at_ms: int, permanent: bool = False) -> None:
+    _fail_attempt(self, reason, at_ms, permanent=True)
 
 
 # --- plans ------------------------------------------------------------------------------------------------------------
@@ -143,6 +151,7 @@ RULE_BREAKS: dict[str, tuple[int, Patch]] = {
     "jobs: a restart counts as deployed at once": (7, _job(_S.RESTARTING, _J.DEPLOY, _S.RUNNING)),
     "jobs: what was cancelled has finished": (6, _job(_S.ENDING, _J.OVER_CANCELLED, _S.FINISHED)),
     "jobs: what was suspended has finished": (6, _job(_S.ENDING, _J.OVER_SUSPENDED, _S.FINISHED)),
+    "jobs: every failure is permanent": (7, lambda: patch.object(CoordinatorMachine, "_fail_attempt", _given_up)),
     "checkpoints: hooks that answer stand for tasks": (4, _pending(_P.HOOKS, _I.HOOKS_ANSWERED, _P.ACKNOWLEDGED)),
     "checkpoints: what is acknowledged skips its turn": (7, _pending(_P.COLLECTING, _I.ALL_ACKNOWLEDGED, _P.WRITING)),
     "checkpoints: a savepoint is not exported": (7, _pending(_P.ACKNOWLEDGED, _I.EXPORT, _P.WRITING)),
