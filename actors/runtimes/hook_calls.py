@@ -9,11 +9,14 @@ Rules:
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 
+from tidegate.actors.failures import error_text, value_text
 from tidegate.actors.hooks import MasterHook
+from tidegate.actors.runtimes.threads import leave_if_forked
 from tidegate.storage.ids import CheckpointId
 
 TURN_TIMEOUT_S = 10.0
@@ -35,6 +38,7 @@ class HookCalls:
         self._waiting: Future[object] | None = None
         self._closed = False
         self._running = ""
+        self._pid = os.getpid()
 
     def trigger(self, checkpoint_id: CheckpointId, timestamp_ms: int) -> tuple[tuple[str, bytes], ...]:
         """Call every hook for a checkpoint that starts; returns what is to be kept. HookError."""
@@ -67,20 +71,26 @@ class HookCalls:
         done: Future[object] = Future()
         with self._guard:
             self._waiting = done
-        threading.Thread(target=self._run, args=(call, what, done), name="tidegate-hooks", daemon=True).start()
+        try:
+            threading.Thread(target=self._run, args=(call, what, done), name="tidegate-hooks", daemon=True).start()
+        except RuntimeError as error:
+            self._turn.release()
+            raise HookError(f"no master hook was called {what}: {error}") from error
         if self._closed:
             self.close()
         done.result()
 
     def _run(self, call: Callable[[MasterHook], None], what: str, done: Future[object]) -> None:
         error: HookError | None = None
-        for hook in self._hooks:
-            self._running = f"{hook.identifier!r} {what}"
-            try:
+        name = "of unknown identifier"
+        try:
+            for hook in self._hooks:
+                name = value_text(hook.identifier)
+                self._running = f"{name} {what}"
                 call(hook)
-            except BaseException as raised:  # noqa: BLE001 (code of the user: whatever it raises, also an exit, is told)
-                error = HookError(f"master hook {hook.identifier!r} raised {type(raised).__name__}: {raised}")
-                break
+        except BaseException as raised:  # noqa: BLE001 (code of the user: whatever it raises, also an exit, is told)
+            error = HookError(f"master hook {name} raised {error_text(raised)}")
+        leave_if_forked(self._pid)
         self._turn.release()
         with self._guard:
             if done.done():

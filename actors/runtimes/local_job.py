@@ -249,7 +249,6 @@ class LocalJob:
             self._failed(task, host.machine.attempt, error)
             host.close()
             return True
-        leave_if_forked(self._pid)
         return progressed
 
     def _failed(self, task: TaskId, attempt: AttemptNumber, error: BaseException) -> None:

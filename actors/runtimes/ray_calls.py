@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
@@ -39,8 +40,11 @@ def watch_call(reference: ray.ObjectRef[Any], mailbox: Mailbox, lost: Callable[[
 
 @functools.cache
 def log_to_stderr(level: int) -> None:
-    """Let tidegate's own lines appear in the actor's log, which Ray shows to the driver."""
-    handler = logging.StreamHandler()
+    """Let tidegate's own lines appear in the actor's log, which Ray shows to the driver.
+
+    Through a descriptor of its own: code of users may close what is called `sys.stderr`.
+    """
+    handler = logging.StreamHandler(os.fdopen(os.dup(2), "w", buffering=1, errors="backslashreplace"))
     handler.setFormatter(logging.Formatter(LOG_FORMAT))
     logger = logging.getLogger("tidegate")
     logger.addHandler(handler)

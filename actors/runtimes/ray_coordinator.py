@@ -16,9 +16,9 @@ import itertools
 import logging
 import threading
 import uuid
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, wait
+from dataclasses import dataclass, field
 
 import ray
 
@@ -30,6 +30,7 @@ from tidegate.actors.coordinator.outages import pause_ms
 from tidegate.actors.coordinator.spec import JobSpec
 from tidegate.actors.coordinator.state import CoordinatorState
 from tidegate.actors.coordinator.statistics import CheckpointStatistics
+from tidegate.actors.failures import bounded_text, error_text, log_failure
 from tidegate.actors.identity import TaskId
 from tidegate.actors.runtimes.clock import monotonic_ms, now_ms
 from tidegate.actors.runtimes.context import JobContext
@@ -46,6 +47,7 @@ from tidegate.actors.runtimes.job import (
 from tidegate.actors.runtimes.lease_keeper import LeaseKeeper
 from tidegate.actors.runtimes.log_writer import FIRST_PAUSE_MS, LogPosition
 from tidegate.actors.runtimes.outage_notes import OutageNotes
+from tidegate.actors.runtimes.ray_answers import Answers
 from tidegate.actors.runtimes.ray_calls import log_to_stderr
 from tidegate.actors.runtimes.ray_deployment import Deployment
 from tidegate.actors.runtimes.ray_fleet import Fleet, FleetOptions
@@ -53,6 +55,7 @@ from tidegate.actors.runtimes.ray_mailbox import Mailbox
 from tidegate.actors.runtimes.ray_metrics import JobMetrics
 from tidegate.actors.runtimes.ray_shared import open_shared
 from tidegate.actors.runtimes.ray_task import ProcessInfo, process_info
+from tidegate.actors.runtimes.threads import WorkerPool
 from tidegate.actors.task import events as task_ev
 from tidegate.storage.errors import CorruptionError, StorageError
 from tidegate.storage.event_log import EventLog
@@ -81,6 +84,8 @@ class JobView:
     broken: str | None
     statistics: CheckpointStatistics | None = None
     """Of the checkpoints, once the job has ended: then nobody can be asked for them any more."""
+    answers: Mapping[str, Answer] = field(default_factory=dict)
+    """To requests, likewise."""
 
 
 class CoordinatorProcess:
@@ -98,15 +103,15 @@ class CoordinatorProcess:
         self._broken: str | None = None
         self._final: JobProgress | None = None
         self._rows_in: dict[TaskId, tuple[AttemptNumber, int]] = {}
-        self._answers: dict[str, Future[Answer]] = {}
+        self._answers = Answers()
         self._inherited: frozenset[str] = frozenset()
         """Requests that a predecessor had written down."""
         self._host: CoordinatorHost | None = None
         self._lease: LeaseKeeper | None = None
         self._metrics: JobMetrics | None = None
         self._mailbox = Mailbox("tidegate-coordinator", lambda: False, self._tick, TICK_MS, self._broke_down)
-        self._log_pool = ThreadPoolExecutor(1, thread_name_prefix="tidegate-log")
-        self._pool = ThreadPoolExecutor(IO_THREADS, thread_name_prefix="tidegate-io")
+        self._log_pool = WorkerPool(1, "tidegate-log", self._thread_died)
+        self._pool = WorkerPool(IO_THREADS, "tidegate-io", self._thread_died)
         fleet = Fleet(
             context.graph,
             context_reference,
@@ -141,7 +146,8 @@ class CoordinatorProcess:
         """The job now, or as soon as it has ended within a time."""
         ended = self._ended.wait(wait_s) if wait_s > 0 else self._ended.is_set()
         statistics = self._statistics() if ended else None
-        return JobView(self._progress(), self._host is not None, ended, self._broken, statistics)
+        answers = self._answers.given() if ended else {}
+        return JobView(self._progress(), self._host is not None, ended, self._broken, statistics, answers)
 
     @ray.method(concurrency_group="ask")
     def cancel(self) -> None:
@@ -152,27 +158,19 @@ class CoordinatorProcess:
     def request(self, request: str, kind: SnapshotKind, target: str | None) -> None:
         """Ask for a checkpoint or savepoint; `answer` has the answer later."""
         # The driver asks again when it got no answer: that is one request.
-        if request not in self._answers:
-            self._answers[request] = Future()
+        if self._answers.expect(request):
             self._mailbox.post(lambda: self._requested(request, kind, target))
 
     @ray.method(concurrency_group="ask")
     def answer(self, request: str, wait_s: float) -> Answer | None:
         """The answer to a request, None if it takes longer than `wait_s`."""
-        future = self._answers.get(request)
-        if future is None and self._host is None and not self._ended.is_set():
+        if self._host is None and not self._ended.is_set() and not self._answers.knows(request):
             # The log is being replayed, and tells what became of it.
             self._ended.wait(min(wait_s, REPLAY_RETRY_S))
             return None
-        if future is None:
-            return Answer(None, "the coordinator that was asked for it was lost before it had written that down")
-        if self._ended.is_set() and not future.done():
+        answer = self._answers.wait(request, 0.0 if self._ended.is_set() else wait_s)
+        if answer is None and self._ended.is_set():
             return Answer(None, "the job has ended")
-        try:
-            answer = future.result(wait_s)
-        except TimeoutError:
-            return None
-        del self._answers[request]
         return answer
 
     @ray.method(concurrency_group="ask")
@@ -204,10 +202,7 @@ class CoordinatorProcess:
         machine, position = self._replay(event_log)
         known = answers_of(machine.state)
         self._inherited = frozenset(known)
-        for request, answer in known.items():
-            future = self._answers.setdefault(request, Future())
-            if answer is not None and not future.done():
-                future.set_result(answer)
+        self._answers.inherit(known)
         port = _Port(self)
         self._host = CoordinatorHost(machine, position, event_log, self._effects, port, uuid.uuid4().hex)
         if position.next_index > 0:
@@ -295,29 +290,38 @@ class CoordinatorProcess:
 
         def swept(future: Future[None]) -> None:
             if (error := future.exception()) is not None:
-                log.warning("the sweep of %s failed, files are left behind", self._spec.job_name, exc_info=error)
-            self._end_lease()
-            self._final = final
-            self._ended.set()
+                log_failure(log, f"the sweep of {self._spec.job_name} failed, files are left behind", error)
+            self._tell_end()
 
-        self._pool.submit(sweep).add_done_callback(swept)
+        self._final = final
+        self._pool.submit(sweep, swept)
+
+    def _tell_end(self) -> None:
+        self._end_lease()
+        self._ended.set()
 
     def _stop(self, reason: str) -> None:
         """This coordinator cannot go on; a job without one does not go on either."""
-        log.error("the coordinator of %s stops: %s", self._spec.job_name, reason)
-        if self._host is not None:
-            self._host.halt()
-        self._deployment.close()
-        self._end_lease()
-        self._broken = reason
-        self._ended.set()
+        self._broken = bounded_text(reason)
+        log.error("the coordinator of %s stops: %s", self._spec.job_name, self._broken)
+        try:
+            if self._host is not None:
+                self._host.halt()
+            self._deployment.close()
+        finally:
+            self._tell_end()
 
     def _end_lease(self) -> None:
         if self._lease is not None:
             self._lease.end()
 
-    def _broke_down(self, error: Exception) -> None:
-        self._stop(f"{type(error).__name__}: {error}")
+    def _broke_down(self, error: BaseException) -> None:
+        if self._final is None:  # Else the job has ended, and what comes late changes nothing.
+            self._stop(error_text(error))
+
+    def _thread_died(self, error: BaseException) -> None:
+        # It may have been the one that was to tell the end.
+        self._mailbox.post(self._tell_end if self._final is not None else lambda: self._broke_down(error))
 
 
 class _Port:
@@ -349,13 +353,11 @@ class _Port:
             if event is not None:
                 process._handle(event)
 
-        process._pool.submit(work).add_done_callback(lambda future: process._mailbox.post(lambda: finish(future)))
+        process._pool.submit(work, lambda future: process._mailbox.post(lambda: finish(future)))
 
     def append(self, work: Callable[[], None], done: Callable[[BaseException | None], None]) -> None:
         process = self._process
-        process._log_pool.submit(work).add_done_callback(
-            lambda future: process._mailbox.post(lambda: done(future.exception()))
-        )
+        process._log_pool.submit(work, lambda future: process._mailbox.post(lambda: done(future.exception())))
 
     def set_timer(self, timer: str, due_at_ms: int) -> None:
         process = self._process
@@ -372,9 +374,8 @@ class _Port:
         self._process._mailbox.call_at(now_ms() + delay_ms, action)
 
     def complete_request(self, instruction: do.CompleteRequest) -> None:
-        future = self._process._answers.get(instruction.request)
-        if future is not None and not future.done():
-            future.set_result(Answer(instruction.checkpoint_id, instruction.error, instruction.path))
+        answer = Answer(instruction.checkpoint_id, instruction.error, instruction.path)
+        self._process._answers.give(instruction.request, answer)
 
     def end_job(self, instruction: do.EndJob) -> None:
         log.info("job %s is %s: %s", self._process._spec.job_name, instruction.status, instruction.reason)

@@ -139,24 +139,27 @@ class Deployment:
         return "" if self._failed_at_ms is None else f", {at_ms - self._failed_at_ms} ms after the failure"
 
     def _ended(self, attempt: AttemptNumber, task: TaskId, member: Member, future: Future[Outcome]) -> None:
+        # Known before the coordinator decides: the next attempt must not go to a process that has died, or is unfit.
+        error = future.exception()
+        if isinstance(error, RayError) or (error is None and future.result().unfit):
+            member.dead = True
+        self._mailbox.post(lambda: self._has_ended(attempt, task, member, future))
+
+    def _has_ended(self, attempt: AttemptNumber, task: TaskId, member: Member, future: Future[Outcome]) -> None:
         error = future.exception()
         if error is None:
             outcome = future.result()
-            if outcome.kind == "finished":
-                self._mailbox.post(lambda: self._has_finished(attempt, task))
+            if outcome.kind == "finished" and attempt == self._attempt:
+                self._finished.add(task)
             if outcome.kind != "failed":
                 return
             reason, permanent = outcome.reason or "no reason given", outcome.permanent
+            if outcome.unfit:
+                log.warning("%s is of no use any more: it is replaced", member.name)
+                self._fleet.kill(member)
         else:
-            # Known before the coordinator decides: the next attempt must not go to a process that has died.
-            member.dead = member.dead or isinstance(error, RayError)
             reason, permanent = reason_of(member, error), False
-        event = co.TaskFailed(now_ms(), attempt, task, reason, permanent)
-        self._mailbox.post(lambda: self._tell_coordinator(event))
-
-    def _has_finished(self, attempt: AttemptNumber, task: TaskId) -> None:
-        if attempt == self._attempt:
-            self._finished.add(task)
+        self._tell_coordinator(co.TaskFailed(now_ms(), attempt, task, reason, permanent))
 
     def _watch(self, task: TaskId, reference: ray.ObjectRef[Any]) -> None:
         """A message to a task that does not arrive fails the attempt that it was for."""

@@ -10,11 +10,14 @@ from __future__ import annotations
 import heapq
 import itertools
 import logging
+import os
 import queue
 import threading
 from collections.abc import Callable
 
+from tidegate.actors.failures import log_failure
 from tidegate.actors.runtimes.clock import now_ms
+from tidegate.actors.runtimes.threads import EXIT_UNREPORTED, UNREPORTED, leave, leave_if_forked
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +30,8 @@ Action = Callable[[], object]
 class Mailbox:
     """`turn` processes one element and tells whether there was one; `tick` is called every `tick_ms`.
 
-    What an action raises goes to `broke_down`, on the same thread, which then goes on.
+    What an action raises, whatever it is, goes to `broke_down`, on the same thread, which then goes on. If that fails
+    as well, nobody would ever hear of it: the process ends, which is noticed.
     """
 
     def __init__(
@@ -36,7 +40,7 @@ class Mailbox:
         turn: Callable[[], bool],
         tick: Action,
         tick_ms: int,
-        broke_down: Callable[[Exception], None],
+        broke_down: Callable[[BaseException], None],
     ) -> None:
         self._inbox: queue.SimpleQueue[Action] = queue.SimpleQueue()
         self._timers: list[tuple[int, int, Action]] = []
@@ -46,6 +50,7 @@ class Mailbox:
         self._tick_ms = tick_ms
         self._next_tick_ms = 0
         self._broke_down = broke_down
+        self._pid = os.getpid()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
@@ -62,12 +67,19 @@ class Mailbox:
         heapq.heappush(self._timers, (due_at_ms, next(self._timer_ids), action))
 
     def _run(self) -> None:
-        while True:
-            try:
-                self._round()
-            except Exception as error:
-                log.exception("an action on %s failed", self._thread.name)
-                self._broke_down(error)
+        try:
+            while True:
+                self._guarded_round()
+        except BaseException:  # noqa: BLE001 (the failure of a failure)
+            leave(EXIT_UNREPORTED, UNREPORTED)
+
+    def _guarded_round(self) -> None:
+        try:
+            self._round()
+        except BaseException as error:  # noqa: BLE001 (it is told; code of users runs here)
+            leave_if_forked(self._pid)
+            self._broke_down(error)
+            log_failure(log, f"an action on {self._thread.name} failed", error)
 
     def _round(self) -> None:
         busy = False

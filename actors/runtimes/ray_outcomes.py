@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tidegate.actors.failures import error_text, is_permanent
+from tidegate.actors.runtimes.threads import lacks_threads
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,11 +23,13 @@ class Outcome:
     reason: str | None = None
     permanent: bool = False
     """Whether no restart can help."""
+    unfit: bool = False
+    """The process is of no use any more: another attempt in it would fail for the same reason."""
 
     @staticmethod
     def failed(error: BaseException) -> Outcome:
         """The attempt failed with this error."""
-        return Outcome("failed", error_text(error), is_permanent(error))
+        return Outcome("failed", error_text(error), is_permanent(error), lacks_threads(error))
 
 
 class Outcomes:

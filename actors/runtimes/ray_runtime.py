@@ -13,7 +13,7 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -45,6 +45,8 @@ CALL_TIMEOUT_S = 15.0
 WAIT_STEP_S = 2.0
 RETRY_STEP_S = 0.2
 LOST_TIMEOUT_S = 120.0
+SILENT_TIMEOUT_S = 600.0
+"""How long a coordinator may be silent, also while Ray looks for a place to restart it, until whoever waits is told."""
 STOP_TIMEOUT_S = 30.0
 ERROR_CHARACTERS_MAX = 500
 
@@ -174,6 +176,10 @@ class RayJob:
         self._last = progress_of(CoordinatorState(), {})
         self._seen = False
         self._statistics = CheckpointStatistics()
+        self._answers: Mapping[str, Answer] = {}
+        """To all requests, once the job has ended."""
+        self._silence: tuple[float, str] | None = None
+        """Since when the coordinator has not answered, and why."""
         self._end: JobProgress | None = None
 
     @property
@@ -195,6 +201,12 @@ class RayJob:
                 return end
             if deadline is not None and time.monotonic() >= deadline:
                 return None
+            if self._silence is not None and time.monotonic() - self._silence[0] > SILENT_TIMEOUT_S:
+                (_, why), self._silence = self._silence, None
+                raise JobFailedError(
+                    f"the coordinator of job {self.name!r} has not answered for {SILENT_TIMEOUT_S:g} s, and the job "
+                    f"may still run: look for dead nodes; wait again to go on waiting ({why})"
+                )
 
     def cancel(self) -> None:
         """Ask for cancellation; nothing happens where the job is over."""
@@ -205,22 +217,27 @@ class RayJob:
         """Take a checkpoint or savepoint and wait for it; raises as `RunningJob.request` does."""
         if target is not None:
             _check_shared(target)
-        end = self._look(0.0)
-        if end is not None:
-            raise CheckpointError(f"no {kind.value} was taken: the job is {end.status}")
+        self._look(0.0)
         request = uuid.uuid4().hex
         what = f"take a {kind.value}"
         deadline = time.monotonic() + timeout_s
-        self._ask(self._coordinator.request, what, request, kind, target)
-        while (left_s := deadline - time.monotonic()) > 0:
-            step_s = min(left_s, WAIT_STEP_S)
-            answer: Answer | None = self._ask(self._coordinator.answer, what, request, step_s)
-            if answer is None:
-                continue
-            if answer.checkpoint_id is None:
-                raise CheckpointError(f"no {kind.value} was taken: {answer.error}")
-            return answer
-        raise JobTimeoutError(f"job {self.name!r} has not completed the {kind.value} within {timeout_s:g} s")
+        answer: Answer | None = None
+        try:
+            if self._end is None:
+                self._ask(self._coordinator.request, what, request, kind, target)
+            while self._end is None and answer is None and (left_s := deadline - time.monotonic()) > 0:
+                answer = self._ask(self._coordinator.answer, what, request, min(left_s, WAIT_STEP_S))
+        except JobFailedError:
+            # Another thread may have heard the end, and let the coordinator go, while this one asked.
+            if self._end is None:
+                raise
+        if answer is None and self._end is not None:
+            answer = self._answers.get(request) or Answer(None, f"the job is {self._end.status}")
+        if answer is None:
+            raise JobTimeoutError(f"job {self.name!r} has not completed the {kind.value} within {timeout_s:g} s")
+        if answer.checkpoint_id is None:
+            raise CheckpointError(f"no {kind.value} was taken: {answer.error}")
+        return answer
 
     def trigger_checkpoint(self, timeout_s: float) -> CheckpointId:
         """Take a checkpoint and wait for it; raises as `request` does."""
@@ -274,15 +291,17 @@ class RayJob:
         except (RayActorError, GetTimeoutError) as error:
             log.info("the coordinator of %r does not answer: %s", self.name, error)
             self._last = replace(self._last, status="restarting")
+            self._silence = self._silence or (time.monotonic(), _one_line(error))
             threading.Event().wait(min(wait_s, RETRY_STEP_S))
             return None
+        self._silence = None
         if not view.started and not view.ended and self._seen:
             self._last = replace(self._last, status="restarting")
             return None
         self._seen = self._seen or view.started
         self._last = view.progress
         if view.statistics is not None:
-            self._statistics = view.statistics
+            self._statistics, self._answers = view.statistics, view.answers
         if view.ended:
             if view.broken is None:
                 return self._ended(view.progress)

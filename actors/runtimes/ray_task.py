@@ -6,7 +6,10 @@ Rules:
   frames of one sender keep their order; whatever else the coordinator and the peers say comes through `control`.
 - `live` and `run` are calls that stay pending: they fail the moment the process dies, faster than any heartbeat.
   `live` stands for the process, `run` for one attempt of its task, whose end it returns.
-- A task that fails leaves the process whole: the next attempt starts in it without paying for a new one.
+- A task that fails leaves the process whole: the next attempt starts in it without paying for a new one. Unless it can
+  start no thread any more, which no attempt would cure.
+- Whatever ends a task, its end is told first: without a new thread, from memory that was set aside. What follows,
+  closing and logging, may fail or never come back. A process that cannot even tell ends itself, which is noticed.
 - A task has finished in the eyes of `run` when its last elements and its report have arrived: from then on nobody needs
   the process, and its death is no failure. Before, its death fails the attempt.
 - What was meant for another attempt is dropped.
@@ -17,10 +20,9 @@ from __future__ import annotations
 import logging
 import os
 import threading
-import time
 import weakref
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
@@ -31,20 +33,29 @@ import ray
 from tidegate.actors.coordinator.events import CoordinatorEvent
 from tidegate.actors.coordinator.spec import RestorePoint
 from tidegate.actors.elements import Element, EndOfPartition
+from tidegate.actors.failures import bounded_text, error_text, log_failure
 from tidegate.actors.identity import ChannelId, TaskId
 from tidegate.actors.runtimes.clock import now_ms
 from tidegate.actors.runtimes.context import JobContext, OpenStore
 from tidegate.actors.runtimes.ray_calls import LOST_CALL_GRACE_MS, log_to_stderr, watch_call
+from tidegate.actors.runtimes.ray_heads import Head, make_head, read_head
 from tidegate.actors.runtimes.ray_mailbox import Mailbox
 from tidegate.actors.runtimes.ray_metrics import TaskMetrics
 from tidegate.actors.runtimes.ray_outcomes import Outcome, Outcomes
 from tidegate.actors.runtimes.task_effects import TaskEffects
 from tidegate.actors.runtimes.task_host import TaskHost
+from tidegate.actors.runtimes.threads import (
+    EXIT_UNREPORTED,
+    UNREPORTED,
+    WorkerPool,
+    leave,
+    leave_if_forked,
+)
 from tidegate.actors.runtimes.warm_up import warm_up
 from tidegate.actors.task import events as ev
 from tidegate.actors.task import instructions as do
 from tidegate.actors.task.machine import TaskMachine
-from tidegate.storage.ids import AttemptNumber, SubtaskIndex
+from tidegate.storage.ids import AttemptNumber
 from tidegate.storage.retrying import retrying
 
 log = logging.getLogger(__name__)
@@ -52,12 +63,11 @@ log = logging.getLogger(__name__)
 IO_THREADS = 3
 TICK_MS = 200
 METRICS_MS = 1_000
+RESERVE_BYTES = 1024 * 1024
+"""Set aside while a task runs, and given back when it fails: its end must be told where there is no memory left."""
 
 Handle: TypeAlias = Any
 """A `ray.actor.ActorHandle`, whose methods have no types."""
-
-Head: TypeAlias = tuple[int, int, int, int, int]
-"""(attempt, edge, upstream, downstream, number): plain numbers cost Ray a tenth of what a dataclass does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +99,8 @@ class TaskProcess:
         self._open_store = open_store
         self._outcomes = Outcomes()
         self._running: _RunningTask | None = None
+        self._reserve: bytearray | None = None
+        self._pid = os.getpid()
         self._mailbox = Mailbox("tidegate-task", self._turn, self._tick, TICK_MS, self._failed)
         self._mailbox.start()
 
@@ -97,13 +109,13 @@ class TaskProcess:
     @ray.method(concurrency_group="data", num_returns=0, enable_task_events=False)
     def frame(self, head: Head, elements: tuple[Element, ...]) -> None:
         """Elements came in on a channel; the first one has the number in `head`."""
-        attempt, channel, first_sequence = _read_head(head)
+        attempt, channel, first_sequence = read_head(head)
         self._post(ev.FrameArrived(now_ms(), attempt, channel, first_sequence, elements))
 
     @ray.method(concurrency_group="control", enable_task_events=False)
     def credit(self, head: Head) -> None:
         """The receiver of a channel has room for a total number of bytes."""
-        attempt, channel, total_bytes = _read_head(head)
+        attempt, channel, total_bytes = read_head(head)
         self._post(ev.CreditGranted(now_ms(), attempt, channel, total_bytes))
 
     @ray.method(concurrency_group="control")
@@ -162,9 +174,9 @@ class TaskProcess:
             return False
         try:
             progressed = bool(action())
-        except Exception as error:
-            log.warning("task %s of attempt %d failed", running.task, running.attempt, exc_info=error)
-            self._end(running, Outcome.failed(error))
+        except BaseException as error:  # noqa: BLE001 (code of users: whatever it raises has failed the task)
+            leave_if_forked(self._pid)
+            self._fail(running, error)
             return True
         if running.host.finished:
             self._end(running, Outcome("finished"))
@@ -177,10 +189,12 @@ class TaskProcess:
             self._end(self._running, Outcome("replaced"))
         self._outcomes.begin(order.attempt)
         try:
+            self._reserve = bytearray(RESERVE_BYTES)
             running = _RunningTask(self, order)
-        except Exception as error:
-            log.warning("task %s of attempt %d cannot start", order.task, order.attempt, exc_info=error)
-            self._outcomes.settle(order.attempt, Outcome.failed(error))
+        except BaseException as error:  # noqa: BLE001 (functions of users are copied here, by their own code)
+            leave_if_forked(self._pid)
+            self._tell_failure(order.attempt, error)
+            log_failure(log, f"task {order.task} of attempt {order.attempt} cannot start", error)
             return
         self._running = running
         self._guarded(running, lambda: running.host.restore(order.restore))
@@ -192,21 +206,39 @@ class TaskProcess:
         dropped.set()
 
     def _end(self, running: _RunningTask, outcome: Outcome) -> None:
-        running.count(None)
         self._running = None
-        running.retire()
-        if outcome.kind != "finished":
+        if outcome.kind == "finished":
+            running.when_all_arrived(partial(self._outcomes.settle, running.attempt))
+        else:
             self._outcomes.settle(running.attempt, outcome)
-            return
+        self._let_go(running)
 
-        def confirm() -> None:
-            self._outcomes.settle(running.attempt, running.outcome_when_all_arrived())
+    def _fail(self, running: _RunningTask, error: BaseException) -> None:
+        self._running = None
+        self._tell_failure(running.attempt, error)
+        log_failure(log, f"task {running.task} of attempt {running.attempt} failed", error)
+        self._let_go(running)
 
-        threading.Thread(target=confirm, name="tidegate-confirm", daemon=True).start()
+    def _tell_failure(self, attempt: AttemptNumber, error: BaseException) -> None:
+        self._reserve = None
+        try:
+            self._outcomes.settle(attempt, Outcome.failed(error))
+        except BaseException:  # noqa: BLE001 (nobody would ever hear of it)
+            leave(EXIT_UNREPORTED, UNREPORTED)
 
-    def _failed(self, error: Exception) -> None:
+    def _let_go(self, running: _RunningTask) -> None:
+        try:
+            running.count(None)
+        finally:
+            running.retire()
+
+    def _failed(self, error: BaseException) -> None:
+        """Something of this process has failed, on the mailbox or on another thread: so has its task."""
         if self._running is not None:
-            self._end(self._running, Outcome.failed(error))
+            self._fail(self._running, error)
+
+    def _thread_died(self, error: BaseException) -> None:
+        self._mailbox.post(lambda: self._failed(error))
 
 
 class _RunningTask:
@@ -237,9 +269,13 @@ class _RunningTask:
         self._told_rows_in = 0
         self._metrics_due_ms = 0
         self._metrics = TaskMetrics(context.job_name, descriptor.name, order.task)
-        self._pool = ThreadPoolExecutor(IO_THREADS, thread_name_prefix="tidegate-io")
         effects = TaskEffects(context, descriptor, retrying(process._open_store), now_ms)
         self.host = TaskHost(TaskMachine(descriptor), effects, self)
+        try:
+            self._pool = WorkerPool(IO_THREADS, "tidegate-io", process._thread_died)
+        except BaseException:
+            self.host.close()
+            raise
 
     def take(self, event: ev.TaskEvent) -> None:
         """Let the task take in one fact."""
@@ -251,7 +287,7 @@ class _RunningTask:
         return now_ms()
 
     def send_frame(self, frame: do.SendFrame) -> None:
-        head = _head(frame.attempt, frame.channel, frame.first_sequence)
+        head = make_head(frame.attempt, frame.channel, frame.first_sequence)
         batches = [e for e in frame.elements if isinstance(e, pa.RecordBatch)]
         self._rows_out += sum(batch.num_rows for batch in batches)
         if len(batches) == len(frame.elements) and not frame.exhausts_credit:
@@ -263,7 +299,7 @@ class _RunningTask:
     def grant_credit(self, grant: do.GrantCredit) -> None:
         channel = grant.channel
         if channel not in self._over:
-            credit = self._credit_calls[channel](_head(grant.attempt, channel, grant.total_bytes))
+            credit = self._credit_calls[channel](make_head(grant.attempt, channel, grant.total_bytes))
             # Who has sent everything needs no credit, and may have left before it came.
             self._watch(credit, lambda: channel not in self._over)
 
@@ -277,8 +313,8 @@ class _RunningTask:
                 self.host.handle(event)
 
         process = self._process
-        self._pool.submit(work).add_done_callback(
-            lambda future: process._mailbox.post(lambda: process._guarded(self, lambda: finish(future)))
+        self._pool.submit(
+            work, lambda future: process._mailbox.post(lambda: process._guarded(self, lambda: finish(future)))
         )
 
     def set_timer(self, instruction: do.SetTaskTimer) -> None:
@@ -311,23 +347,30 @@ class _RunningTask:
 
     def retire(self) -> None:
         """Let go of files once the I/O that is under way has come back; what it brings is dropped."""
+        self._pool.close(self.host.close)
 
-        def close() -> None:
-            self._pool.shutdown(wait=True, cancel_futures=True)
-            self.host.close()
-
-        threading.Thread(target=close, name="tidegate-retire", daemon=True).start()
-
-    def outcome_when_all_arrived(self) -> Outcome:
-        """Wait until everything that was sent by a task that has finished is there. Not on the mailbox."""
+    def when_all_arrived(self, tell: Callable[[Outcome], None]) -> None:
+        """Tell the outcome of a task that has finished, once everything that it has sent is there."""
         calls = tuple(self._on_their_way)
-        wait(calls)
-        error = next((error for call in calls if (error := call.exception()) is not None), None)
-        if error is None:
-            return Outcome("finished")
-        # As in `watch_call`: when the receiver has died, that is the failure, and this attempt will be gone by then.
-        time.sleep(LOST_CALL_GRACE_MS / 1000)
-        return Outcome("failed", f"the last messages did not arrive: {error}")
+        if not calls:
+            tell(Outcome("finished"))
+            return
+        mailbox, left = self._process._mailbox, set(calls)
+
+        def arrived(call: Future[Any]) -> None:
+            left.discard(call)
+            if left:
+                return
+            error = next((error for call in calls if (error := call.exception()) is not None), None)
+            if error is None:
+                tell(Outcome("finished"))
+                return
+            # As in `watch_call`: if the receiver has died, that is the failure, and this attempt is gone by then.
+            outcome = Outcome("failed", bounded_text(f"the last messages did not arrive: {error_text(error)}"))
+            mailbox.call_at(now_ms() + LOST_CALL_GRACE_MS, lambda: tell(outcome))
+
+        for call in calls:
+            call.add_done_callback(lambda call: mailbox.post(lambda: arrived(call)))
 
     def _watch_until_there(self, reference: ray.ObjectRef[Any]) -> None:
         future = self._watch(reference, lambda: True)
@@ -344,7 +387,7 @@ class _RunningTask:
 
         def lost(error: BaseException) -> None:
             if matters():
-                raise ConnectionError(f"a message did not arrive: {error}") from error
+                raise ConnectionError(f"a message did not arrive: {error_text(error)}") from error
 
         process = self._process
         return watch_call(reference, process._mailbox, lambda error: process._guarded(self, lambda: lost(error)))
@@ -353,13 +396,3 @@ class _RunningTask:
 def process_info() -> ProcessInfo:
     """Where this process is."""
     return ProcessInfo(os.getpid(), ray.get_runtime_context().get_node_id())
-
-
-def _head(attempt: AttemptNumber, channel: ChannelId, number: int) -> Head:
-    return (attempt, channel.edge, channel.upstream, channel.downstream, number)
-
-
-def _read_head(head: Head) -> tuple[AttemptNumber, ChannelId, int]:
-    attempt, edge, upstream, downstream, number = head
-    channel = ChannelId(edge, SubtaskIndex(upstream), SubtaskIndex(downstream))
-    return AttemptNumber(attempt), channel, number

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Sequence
 from functools import partial
 
@@ -11,6 +12,7 @@ from tidegate.actors.coordinator.spec import RestorePoint
 from tidegate.actors.failures import interrupts, log_failure
 from tidegate.actors.runtimes.ports import TaskPort
 from tidegate.actors.runtimes.task_effects import TaskEffects
+from tidegate.actors.runtimes.threads import leave_if_forked
 from tidegate.actors.task import events as ev
 from tidegate.actors.task import instructions as do
 from tidegate.actors.task.machine import TaskMachine
@@ -29,6 +31,7 @@ class TaskHost:
         self.rows_in = 0
         """Rows that came in, from the source or from channels."""
         self._last_turn_ms = 0
+        self._pid = os.getpid()
 
     @property
     def finished(self) -> bool:
@@ -53,6 +56,7 @@ class TaskHost:
             self._port.run_io(partial(self._effects.checkpoint_over, event))
         begin_ms = self._port.now_ms()
         instructions = self.machine.handle(event)
+        leave_if_forked(self._pid)
         self._perform(instructions, self._port.now_ms() - begin_ms)
 
     def turn(self) -> bool:

@@ -29,6 +29,8 @@ EXIT_UNREPORTED = 77
 EXIT_FORKED = 78
 """A copy of the process came out of user code."""
 
+UNREPORTED = b"tidegate: a failure could not be reported: this process ends\n"
+
 _CANNOT_START = "can't start new thread"
 _FORKED = b"tidegate: a process that user code has forked came back from it, and ends here\n"
 

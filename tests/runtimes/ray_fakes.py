@@ -1,22 +1,41 @@
-"""What stands in for Ray: calls of actors that end when a test says so, and a job of two tasks."""
+"""What stands in for Ray: calls of actors that end when a test says so, a job of two tasks, and their processes."""
 
 from __future__ import annotations
 
 import queue
+import threading
+import uuid
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
+import pytest
 
+from tidegate.actors.coordinator import events as co
+from tidegate.actors.elements import Element, EndOfPartition
 from tidegate.actors.graph.job_graph import JobGraph
 from tidegate.actors.graph.stream_graph import StreamNode, translate
 from tidegate.actors.identity import TaskId
 from tidegate.actors.memory_source import MemorySource
 from tidegate.actors.operators.partitioning import Partitioning, PartitioningKind
 from tidegate.actors.operators.stateless import MapBatches
-from tidegate.storage.ids import OperatorUid, SubtaskIndex, VertexId
+from tidegate.actors.runtimes import ray_calls, ray_task
+from tidegate.actors.runtimes.context import DataPlaneOptions, JobContext
+from tidegate.actors.runtimes.ray_outcomes import Outcome
+from tidegate.actors.task import events as ev
+from tidegate.actors.task.outputs import BufferLimits
+from tidegate.actors.task.source import SplitPosition
+from tidegate.storage.filesystem import open_store
+from tidegate.storage.ids import AttemptNumber, CheckpointId, JobId, OperatorUid, SubtaskIndex, VertexId
 
+Function = Callable[[pa.RecordBatch], pa.RecordBatch]
+
+TIMEOUT_S = 120.0
+FIRST = AttemptNumber(0)
+CHECKPOINT = CheckpointId(1)
 SOURCE, SINK = (TaskId(VertexId(name), SubtaskIndex(0)) for name in ("source", "sink"))
 ROWS = pa.record_batch({"k": pa.array(range(1_000), pa.int64())})
 
@@ -49,12 +68,100 @@ class Method:
         return reference
 
 
-def source_to_sink() -> tuple[MemorySource, JobGraph]:
-    """A source of `ROWS`, and a graph in which it sends them to a sink by key; one task each."""
+def source_to_sink(function: Function = lambda batch: batch) -> tuple[MemorySource, JobGraph]:
+    """A source of `ROWS`, and a graph in which it sends them to a sink by key, which calls the function."""
     source = MemorySource.of(ROWS, 1)
     rows = StreamNode(OperatorUid("source"), "source", 1, source.schema, source=source)
     by_key = Partitioning(PartitioningKind.HASH, ("k",))
     sink = StreamNode(
-        OperatorUid("sink"), "sink", 1, None, factory=lambda: MapBatches(lambda b: b), inputs=((rows, by_key),)
+        OperatorUid("sink"), "sink", 1, None, factory=lambda: MapBatches(function), inputs=((rows, by_key),)
     )
     return source, translate([rows, sink])
+
+
+@dataclass
+class Actor:
+    """A handle of another process of the job."""
+
+    frame: Method = field(default_factory=Method)
+    credit: Method = field(default_factory=Method)
+    report: Method = field(default_factory=lambda: Method(answers=True))
+    counted: Method = field(default_factory=Method)
+
+
+class Process:
+    """A task's process with its neighbours."""
+
+    def __init__(self, context: JobContext, task: TaskId) -> None:
+        self.coordinator, self.peer = Actor(), Actor()
+        self.actor = ray_task.TaskProcess(context, self.coordinator, open_store)
+        neighbour = SINK if task == SOURCE else SOURCE
+        self.order = ray_task.Order(task, FIRST, None, {neighbour: self.peer})
+        self.actor.deploy(self.order)
+
+    def start(self) -> Process:
+        """Wait until the task is ready, and let it begin."""
+        self.await_report(co.TaskReady)
+        self.actor.tell(FIRST, ev.TasksStarted(0))
+        return self
+
+    def await_report(self, kind: type[co.CoordinatorEvent]) -> None:
+        """Wait until the task reports this."""
+        while not isinstance(self.coordinator.report.calls.get(timeout=TIMEOUT_S)[1][0], kind):
+            pass
+
+    def await_last_frame(self) -> Future[None]:
+        """Wait until the task has sent the end; its call is still on its way."""
+        while True:
+            call, (_, elements) = self.peer.frame.calls.get(timeout=TIMEOUT_S)
+            if isinstance(elements[-1], EndOfPartition):
+                return call
+            call.set_result(None)
+
+    def take_checkpoint(self) -> None:
+        """Trigger one and complete it."""
+        self.actor.tell(FIRST, ev.CheckpointTriggered(0, FIRST, CHECKPOINT, 0))
+        self.await_report(co.CheckpointAcknowledged)
+        self.actor.tell(FIRST, ev.CheckpointCompleted(0, FIRST, CHECKPOINT))
+
+    def settle(self) -> None:
+        """Wait until all that was told has been taken in, and what that brought about as well."""
+        for _ in range(3):
+            done = threading.Event()
+            self.actor._mailbox.post(done.set)
+            assert done.wait(TIMEOUT_S)
+
+    def outcome(self) -> Outcome:
+        """How the attempt has ended."""
+        ended: Future[Outcome] = Future()
+        threading.Thread(target=lambda: ended.set_result(self.actor.run(FIRST)), daemon=True).start()
+        return ended.result(TIMEOUT_S)
+
+    def receive(self, first_sequence: int, *elements: Element) -> None:
+        """A frame of the source comes in."""
+        self.actor.frame((FIRST, 0, 0, 0, first_sequence), elements)
+
+
+@contextmanager
+def task_processes(
+    monkeypatch: pytest.MonkeyPatch, function: Function = lambda batch: batch
+) -> Iterator[Callable[[TaskId], Process]]:
+    """Makes processes of tasks of source -> sink(function) whose calls are given up at once when they are lost."""
+    for module in (ray_calls, ray_task):
+        monkeypatch.setattr(module, "LOST_CALL_GRACE_MS", 0)
+    monkeypatch.setattr(ray_task, "warm_up", lambda: None)
+    source, graph = source_to_sink(function)
+    root = open_store(f"memory://{uuid.uuid4().hex}")
+    splits = {OperatorUid("source"): tuple(SplitPosition(split) for split in source.splits())}
+    options = DataPlaneOptions(BufferLimits(credit_bytes=1_000))
+    context = JobContext(JobId("job-12345678"), "job", root.url, graph, splits, options)
+    made: list[Process] = []
+
+    def make(task: TaskId) -> Process:
+        made.append(Process(context, task))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.actor.drop(FIRST)
+    root.delete_tree("")

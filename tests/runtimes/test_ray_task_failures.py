@@ -1,0 +1,201 @@
+"""The process of a task on Ray, without Ray: whatever goes wrong in it, the failure is told."""
+
+from __future__ import annotations
+
+import os
+import threading
+from concurrent.futures import Future
+
+import polars as pl
+import pyarrow as pa
+import pytest
+from ray_fakes import FIRST, ROWS, SINK, SOURCE, TIMEOUT_S, Process, task_processes
+
+from tidegate.actors.runtimes import ray_mailbox, ray_task
+from tidegate.actors.runtimes.ray_mailbox import Mailbox
+from tidegate.actors.runtimes.ray_outcomes import Outcome
+from tidegate.actors.runtimes.task_effects import TaskEffects
+from tidegate.actors.runtimes.task_host import TaskHost
+from tidegate.actors.runtimes.threads import EXIT_FORKED, EXIT_UNREPORTED
+
+
+class Unreadable(Exception):
+    """Its text cannot be read, and it cannot be pickled."""
+
+    def __init__(self) -> None:
+        super().__init__(threading.Lock())
+
+    def __str__(self) -> str:
+        raise ValueError("no text")
+
+    __repr__ = __str__
+
+
+RAISED: dict[str, BaseException] = {
+    "SystemExit": SystemExit(0),
+    "KeyboardInterrupt": KeyboardInterrupt(),
+    "GeneratorExit": GeneratorExit(),
+    "PanicException": pl.exceptions.PanicException("panic"),
+    "MemoryError": MemoryError(),
+    "Unreadable": Unreadable(),
+}
+
+
+def failed(process: Process) -> Outcome:
+    """How the attempt has failed."""
+    outcome = process.outcome()
+    assert outcome.kind == "failed"
+    assert outcome.reason is not None
+    return outcome
+
+
+def cannot_start(thread: threading.Thread) -> None:
+    """In place of `Thread.start`, where the process has as many threads as it may have."""
+    raise RuntimeError("can't start new thread")
+
+
+@pytest.mark.parametrize("raised", RAISED)
+def test_whatever_a_function_raises_is_the_outcome(monkeypatch: pytest.MonkeyPatch, raised: str) -> None:
+    """And the process takes another attempt."""
+
+    def rude(batch: pa.RecordBatch) -> pa.RecordBatch:
+        raise RAISED[raised]
+
+    with task_processes(monkeypatch, rude) as make:
+        process = make(SINK).start()
+        process.receive(0, ROWS)
+        outcome = failed(process)
+        assert raised in str(outcome.reason)
+        assert not outcome.unfit
+        process.actor.deploy(process.order)
+        process.start()
+
+
+@pytest.mark.parametrize("raised", RAISED)
+def test_whatever_a_source_raises_is_the_outcome(monkeypatch: pytest.MonkeyPatch, raised: str) -> None:
+    """It is read on another thread."""
+
+    def read(effects: TaskEffects, instruction: object) -> None:
+        raise RAISED[raised]
+
+    monkeypatch.setattr(TaskEffects, "read_source", read)
+    with task_processes(monkeypatch) as make:
+        assert raised in str(failed(make(SOURCE).start()).reason)
+
+
+def test_a_task_that_fails_where_no_thread_can_be_started_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything that the report and what follows it need is there beforehand; the process is given up."""
+    closed = threading.Event()
+
+    def starts_a_thread(batch: pa.RecordBatch) -> pa.RecordBatch:
+        monkeypatch.setattr(threading.Thread, "start", cannot_start)
+        threading.Thread().start()
+        return batch
+
+    close = TaskHost.close
+    monkeypatch.setattr(TaskHost, "close", lambda host: (close(host), closed.set()))
+    with task_processes(monkeypatch, starts_a_thread) as make:
+        process = make(SINK).start()
+        told: Future[Outcome] = process.actor._outcomes.of(FIRST)
+        process.receive(0, ROWS)
+        outcome = told.result(TIMEOUT_S)
+        assert outcome.kind == "failed"
+        assert "can't start new thread" in str(outcome.reason)
+        assert outcome.unfit
+        assert closed.wait(TIMEOUT_S), "what it held was let go of"
+
+
+def test_a_task_that_cannot_have_its_threads_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before it begins."""
+    with task_processes(monkeypatch) as make:
+        process = make(SINK).start()
+        process.actor.drop(FIRST)
+        ended = process.actor._outcomes.of(FIRST + 1)
+        monkeypatch.setattr(threading.Thread, "start", cannot_start)
+        process.actor.deploy(ray_task.Order(SINK, FIRST + 1, None, {SOURCE: process.peer}))  # type: ignore[arg-type]
+        assert ended.result(TIMEOUT_S) == Outcome("failed", "RuntimeError: can't start new thread", unfit=True)
+
+
+@pytest.mark.parametrize("step", ["count", "retire"])
+def test_what_follows_a_failure_cannot_keep_it_back(monkeypatch: pytest.MonkeyPatch, step: str) -> None:
+    """The report comes first."""
+
+    def broken(running: object, *arguments: object) -> None:
+        raise MemoryError
+
+    def rude(batch: pa.RecordBatch) -> pa.RecordBatch:
+        monkeypatch.setattr(ray_task._RunningTask, step, broken)
+        raise ValueError("no")
+
+    with task_processes(monkeypatch, rude) as make:
+        process = make(SINK).start()
+        process.receive(0, ROWS)
+        assert "ValueError: no" in str(failed(process).reason)
+
+
+def test_a_process_that_cannot_tell_a_failure_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its end is noticed."""
+    codes: Future[int] = Future()
+
+    def ends(code: int, last_words: bytes) -> None:
+        codes.set_result(code)
+
+    def broken(outcomes: object, attempt: int, outcome: Outcome) -> None:
+        raise MemoryError
+
+    def rude(batch: pa.RecordBatch) -> pa.RecordBatch:
+        monkeypatch.setattr(process.actor._outcomes, "settle", broken.__get__(process.actor._outcomes))
+        raise ValueError("no")
+
+    monkeypatch.setattr(ray_task, "leave", ends)
+    with task_processes(monkeypatch, rude) as make:
+        process = make(SINK).start()
+        process.receive(0, ROWS)
+        assert codes.result(TIMEOUT_S) == EXIT_UNREPORTED
+
+
+def test_a_thread_for_io_that_dies_fails_the_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it was to do would never be done."""
+    with task_processes(monkeypatch) as make:
+        process = make(SINK).start()
+        running = process.actor._running
+        assert running is not None
+
+        def die(future: Future[None]) -> None:
+            raise RecursionError("too deep")
+
+        running._pool.submit(lambda: None, die)
+        assert "RecursionError: too deep" in str(failed(process).reason)
+
+
+def test_a_mailbox_whose_failure_cannot_be_handled_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else nothing would be done any more, and nobody would know."""
+    codes: Future[int] = Future()
+    monkeypatch.setattr(ray_mailbox, "leave", lambda code, last_words: codes.set_result(code))
+
+    def broken(*arguments: object) -> None:
+        raise SystemExit(1)
+
+    mailbox = Mailbox("test", lambda: False, lambda: None, 1_000, broken)
+    mailbox.post(broken)
+    mailbox.start()
+    assert codes.result(TIMEOUT_S) == EXIT_UNREPORTED
+
+
+def test_a_function_that_forks_leaves_one_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The copy of the process ends when it comes out of the function, before it does anything in the task's name."""
+    children: Future[int] = Future()
+
+    def forks(batch: pa.RecordBatch) -> pa.RecordBatch:
+        child = os.fork()
+        if child:
+            children.set_result(child)
+        return batch
+
+    with task_processes(monkeypatch, forks) as make:
+        process = make(SINK).start()
+        process.receive(0, ROWS)
+        _, status = os.waitpid(children.result(TIMEOUT_S), 0)
+        assert os.waitstatus_to_exitcode(status) == EXIT_FORKED
+        process.settle()
+        assert not process.actor._outcomes.of(FIRST).done()
