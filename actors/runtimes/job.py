@@ -9,9 +9,11 @@ from typing import Protocol
 from tidegate.actors.coordinator.spec import JobSpec
 from tidegate.actors.coordinator.state import CoordinatorState, JobStatus
 from tidegate.actors.coordinator.statistics import CheckpointStatistics
+from tidegate.actors.failures import CheckpointFailureReason
 from tidegate.actors.graph.job_graph import JobGraph
 from tidegate.actors.identity import TaskId
 from tidegate.actors.runtimes.context import JobContext, OpenStore
+from tidegate.storage.errors import CheckpointError
 from tidegate.storage.ids import CheckpointId
 from tidegate.storage.metadata import SnapshotKind
 
@@ -83,6 +85,17 @@ class Answer:
     checkpoint_id: CheckpointId | None
     error: str | None
     path: str | None = None
+
+
+_STOPS = (SnapshotKind.SUSPEND, SnapshotKind.TERMINATE)
+
+
+def not_taken(kind: SnapshotKind, why: str | None) -> CheckpointError:
+    """What whoever asked for a snapshot is told if there is none: why, and what becomes of the job."""
+    what = "the job was not stopped with a savepoint" if kind in _STOPS else f"no {kind.value} was taken"
+    restarts = why is not None and why.startswith(CheckpointFailureReason.JOB_FAILOVER.value)
+    follows = "; the job restarts from its newest checkpoint and goes on: ask again" if restarts else ""
+    return CheckpointError(f"{what}: {why}{follows}")
 
 
 def answers_of(state: CoordinatorState) -> dict[str, Answer | None]:

@@ -41,6 +41,7 @@ from tidegate.actors.runtimes.job import (
     JobProgress,
     Submission,
     TaskProcessInfo,
+    not_taken,
     progress_of,
     tables_of,
 )
@@ -51,7 +52,7 @@ from tidegate.actors.runtimes.task_host import TaskHost
 from tidegate.actors.runtimes.threads import WorkerPool, join_all, leave_if_forked
 from tidegate.actors.task import events as ev
 from tidegate.actors.task.machine import TaskMachine
-from tidegate.storage.errors import CheckpointError, JobTimeoutError
+from tidegate.storage.errors import JobTimeoutError
 from tidegate.storage.event_log import EventLog
 from tidegate.storage.ids import AttemptNumber, CheckpointId
 from tidegate.storage.metadata import SnapshotKind
@@ -157,7 +158,7 @@ class LocalJob:
         self._requests[request] = future
         self._tell_coordinator(lambda: co.CheckpointRequested(now_ms(), request, kind, target))
         if self._done.done() and not future.done():
-            raise CheckpointError(f"no {kind.value} was taken: the job is {self._done.result().status}")
+            raise not_taken(kind, f"the job is {self._done.result().status}")
         try:
             answer = future.result(timeout_s)
         except TimeoutError:
@@ -165,7 +166,7 @@ class LocalJob:
                 f"job {self._spec.job_name!r} has not completed the {kind.value} within {timeout_s:g} s"
             ) from None
         if answer.checkpoint_id is None:
-            raise CheckpointError(f"no {kind.value} was taken: {answer.error}")
+            raise not_taken(kind, answer.error)
         return answer
 
     def trigger_checkpoint(self, timeout_s: float) -> CheckpointId:

@@ -118,6 +118,7 @@ class CoordinatorProcess:
             runtime_context.current_actor,
             options,
             self._mailbox.post,
+            runtime_context.get_node_id(),
         )
         self._deployment = Deployment(fleet, self._handle, self._mailbox)
         self._effects = CoordinatorEffects(context, options.open_store, now_ms)
@@ -378,7 +379,8 @@ class _Port:
         self._process._answers.give(instruction.request, answer)
 
     def end_job(self, instruction: do.EndJob) -> None:
-        log.info("job %s is %s: %s", self._process._spec.job_name, instruction.status, instruction.reason)
+        why = f": {instruction.reason}" if instruction.reason else ""
+        log.info("job %s is over: %s%s", self._process._spec.job_name, instruction.status, why)
         self._process._end()
 
     def replay_again(self, reason: str) -> None:

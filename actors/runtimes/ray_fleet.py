@@ -26,9 +26,11 @@ from ray.exceptions import ActorAlreadyExistsError, RayError
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from tidegate.actors.failures import bounded_text, error_text
 from tidegate.actors.graph.job_graph import JobGraph
 from tidegate.actors.identity import TaskId
 from tidegate.actors.runtimes.context import OpenStore
+from tidegate.actors.runtimes.process_ends import Witness, last_lines
 from tidegate.actors.runtimes.ray_task import Handle, ProcessInfo, TaskProcess
 from tidegate.storage.errors import TidegateError
 from tidegate.storage.ids import VertexId
@@ -39,7 +41,8 @@ log = logging.getLogger(__name__)
 NAME_CHARACTERS_MAX = 48
 PROCESSES_A_SUBTASK_MAX = 10_000
 STANDBY_FAILURES_MAX = 3
-REASON_CHARACTERS_MAX = 300
+END_WAIT_MS = 200
+"""How long the end of a process may take to show after its connections have broken."""
 
 # Ray's types do not know of concurrency groups.
 _remote: Any = ray.remote
@@ -89,6 +92,13 @@ class Member:
     info: ProcessInfo | None = None
     """None until the process has started."""
     dead: bool = False
+    witness: Witness | None = None
+    """Where the process runs on this node."""
+
+    def forget(self) -> None:
+        """Let go of a process that has ended."""
+        if self.witness is not None:
+            self.witness.close()
 
 
 @dataclass(slots=True)
@@ -100,6 +110,8 @@ class Fleet:
     coordinator: Handle
     options: FleetOptions
     post: Callable[[Callable[[], object]], None]
+    node_id: str = ""
+    """The node of this process, the coordinator's."""
     members: dict[TaskId, Member] = field(default_factory=dict)
     _standbys: list[Member] = field(default_factory=list)
     _counts: dict[str, int] = field(default_factory=dict)
@@ -184,15 +196,20 @@ class Fleet:
     def _identified(self, member: Member, future: Future[ProcessInfo]) -> None:
         if future.exception() is None:
             member.info = future.result()
+            if member.info.node_id == self.node_id and not member.dead:
+                member.witness = Witness(member.info.pid)
             if member in self._standbys:
                 self._standby_failures = 0
 
     def _lost(self, member: Member, future: Future[None]) -> None:
         member.dead = True
+        # Whoever wants to know how it has ended asks at once: its calls have failed with it.
+        self.post(member.forget)
         if member in self._standbys:
             self._standbys.remove(member)
             self._standby_failures += 1
-            log.warning("standby %s died: %s", member.name, future.exception())
+            error = future.exception()
+            log.warning("a standby died: %s", "" if error is None else reason_of(member, error))
             if self._standby_failures >= STANDBY_FAILURES_MAX:
                 log.warning("standbys do not stay alive: none is started any more")
             self.refill()
@@ -232,10 +249,27 @@ def _shortened(parts: Sequence[str]) -> str:
 
 
 def reason_of(member: Member, error: BaseException) -> str:
-    """Why a call to a process failed, in one line: which process it was, and what Ray knows about its end."""
+    """Why a call to a process failed, in one line: how the process has ended, which it was, and what it said last."""
     if not isinstance(error, RayError):
-        return f"{type(error).__name__}: {error}"
-    where = member.name if member.info is None else f"{member.name}, pid {member.info.pid}"
-    text = " ".join(str(error).split())
+        return error_text(error)
+    info, end = member.info, None if member.witness is None else member.witness.end(END_WAIT_MS)
+    known = f"{end}: " if end else ""
+    where = member.name if info is None else f"{member.name}, pid {info.pid},"
+    words = "" if info is None else last_lines(info.stderr_path)
+    if words:
+        told = f"; the last lines of its stderr: {words}"
+    elif end:
+        told = ""
+    else:
+        told = f", and how is not known here: {_without_guesses(error)}"
+    place = "" if info is None or words else f". Its log on node {info.node_id}: {info.stderr_path}"
+    return bounded_text(f"{known}the process {where} has ended{told}{place}")
+
+
+def _without_guesses(error: BaseException) -> str:
+    """What Ray knows of an end, without the list of what it could have been."""
+    text = " ".join(error_text(error).split())
     detail = text.partition("Worker exit detail: ")[2] or text
-    return f"the process ({where}) died: {detail[:REASON_CHARACTERS_MAX]}"
+    for guesses in (" Some common causes include", " There are some potential root causes"):
+        detail = detail.partition(guesses)[0]
+    return detail.rstrip(".")

@@ -17,7 +17,7 @@ from collections.abc import Callable
 
 from tidegate.actors.failures import log_failure
 from tidegate.actors.runtimes.clock import now_ms
-from tidegate.actors.runtimes.threads import EXIT_UNREPORTED, UNREPORTED, leave, leave_if_forked
+from tidegate.actors.runtimes.threads import leave_if_forked, leave_unreported
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +71,7 @@ class Mailbox:
             while True:
                 self._guarded_round()
         except BaseException:  # noqa: BLE001 (the failure of a failure)
-            leave(EXIT_UNREPORTED, UNREPORTED)
+            leave_unreported()
 
     def _guarded_round(self) -> None:
         try:

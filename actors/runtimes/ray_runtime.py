@@ -24,13 +24,21 @@ from tidegate.actors.coordinator.state import CoordinatorState
 from tidegate.actors.coordinator.statistics import CheckpointStatistics
 from tidegate.actors.graph.job_graph import JobGraph
 from tidegate.actors.runtimes.context import OpenStore
-from tidegate.actors.runtimes.job import Answer, JobProgress, Submission, TaskProcessInfo, progress_of, tables_of
+from tidegate.actors.runtimes.job import (
+    Answer,
+    JobProgress,
+    Submission,
+    TaskProcessInfo,
+    not_taken,
+    progress_of,
+    tables_of,
+)
 from tidegate.actors.runtimes.ray_coordinator import CoordinatorProcess, JobView
 from tidegate.actors.runtimes.ray_fleet import FleetOptions, SlotPlacement
 from tidegate.actors.runtimes.ray_memory_store import open_store_on_ray, start_memory
 from tidegate.actors.runtimes.ray_shared import SharedValue
 from tidegate.actors.runtimes.ray_task import Handle, ProcessInfo
-from tidegate.storage.errors import CheckpointError, ConfigurationError, JobFailedError, JobTimeoutError
+from tidegate.storage.errors import ConfigurationError, JobFailedError, JobTimeoutError
 from tidegate.storage.ids import CheckpointId
 from tidegate.storage.metadata import SnapshotKind
 from tidegate.storage.processes import this_process
@@ -236,7 +244,7 @@ class RayJob:
         if answer is None:
             raise JobTimeoutError(f"job {self.name!r} has not completed the {kind.value} within {timeout_s:g} s")
         if answer.checkpoint_id is None:
-            raise CheckpointError(f"no {kind.value} was taken: {answer.error}")
+            raise not_taken(kind, answer.error)
         return answer
 
     def trigger_checkpoint(self, timeout_s: float) -> CheckpointId:

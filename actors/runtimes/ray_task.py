@@ -37,6 +37,7 @@ from tidegate.actors.failures import bounded_text, error_text, log_failure
 from tidegate.actors.identity import ChannelId, TaskId
 from tidegate.actors.runtimes.clock import now_ms
 from tidegate.actors.runtimes.context import JobContext, OpenStore
+from tidegate.actors.runtimes.process_ends import close_sockets_in_children, stderr_path
 from tidegate.actors.runtimes.ray_calls import LOST_CALL_GRACE_MS, log_to_stderr, watch_call
 from tidegate.actors.runtimes.ray_heads import Head, make_head, read_head
 from tidegate.actors.runtimes.ray_mailbox import Mailbox
@@ -44,13 +45,7 @@ from tidegate.actors.runtimes.ray_metrics import TaskMetrics
 from tidegate.actors.runtimes.ray_outcomes import Outcome, Outcomes
 from tidegate.actors.runtimes.task_effects import TaskEffects
 from tidegate.actors.runtimes.task_host import TaskHost
-from tidegate.actors.runtimes.threads import (
-    EXIT_UNREPORTED,
-    UNREPORTED,
-    WorkerPool,
-    leave,
-    leave_if_forked,
-)
+from tidegate.actors.runtimes.threads import WorkerPool, leave_if_forked, leave_unreported
 from tidegate.actors.runtimes.warm_up import warm_up
 from tidegate.actors.task import events as ev
 from tidegate.actors.task import instructions as do
@@ -76,6 +71,7 @@ class ProcessInfo:
 
     pid: int
     node_id: str
+    stderr_path: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +89,7 @@ class TaskProcess:
 
     def __init__(self, context: JobContext, coordinator: Handle, open_store: OpenStore) -> None:
         log_to_stderr(logging.WARNING)
+        close_sockets_in_children()
         warm_up()
         self._context = context
         self._coordinator = coordinator
@@ -224,7 +221,7 @@ class TaskProcess:
         try:
             self._outcomes.settle(attempt, Outcome.failed(error))
         except BaseException:  # noqa: BLE001 (nobody would ever hear of it)
-            leave(EXIT_UNREPORTED, UNREPORTED)
+            leave_unreported()
 
     def _let_go(self, running: _RunningTask) -> None:
         try:
@@ -395,4 +392,4 @@ class _RunningTask:
 
 def process_info() -> ProcessInfo:
     """Where this process is."""
-    return ProcessInfo(os.getpid(), ray.get_runtime_context().get_node_id())
+    return ProcessInfo(os.getpid(), ray.get_runtime_context().get_node_id(), stderr_path())

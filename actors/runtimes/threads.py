@@ -29,7 +29,7 @@ EXIT_UNREPORTED = 77
 EXIT_FORKED = 78
 """A copy of the process came out of user code."""
 
-UNREPORTED = b"tidegate: a failure could not be reported: this process ends\n"
+_UNREPORTED = b"tidegate: a failure could not be reported: this process ends\n"
 
 _CANNOT_START = "can't start new thread"
 _FORKED = b"tidegate: a process that user code has forked came back from it, and ends here\n"
@@ -45,6 +45,11 @@ def leave(code: int, last_words: bytes) -> None:
         os.write(2, last_words)
     finally:
         os._exit(code)
+
+
+def leave_unreported() -> None:
+    """End the process because a failure could not be told to anybody."""
+    leave(EXIT_UNREPORTED, _UNREPORTED)
 
 
 def leave_if_forked(pid: int) -> None:

@@ -99,7 +99,7 @@ def test_a_task_that_is_killed_is_replaced_by_a_standby(placement: SlotPlacement
         end = end_of(job)
         assert (end.status, end.restarts) == ("finished", 1)
         assert end.last_failure is not None
-        assert f"{victim.task}: the process ({victim.actor}, pid {victim.pid}) died" in end.last_failure
+        assert f"the process {victim.actor}, pid {victim.pid}, has ended" in end.last_failure
         assert keyed.table().equals(keyed.expected)
     finally:
         runtime.stop()

@@ -149,7 +149,8 @@ def task_processes(
     """Makes processes of tasks of source -> sink(function) whose calls are given up at once when they are lost."""
     for module in (ray_calls, ray_task):
         monkeypatch.setattr(module, "LOST_CALL_GRACE_MS", 0)
-    monkeypatch.setattr(ray_task, "warm_up", lambda: None)
+    for costly in ("warm_up", "close_sockets_in_children"):
+        monkeypatch.setattr(ray_task, costly, lambda: None)
     source, graph = source_to_sink(function)
     root = open_store(f"memory://{uuid.uuid4().hex}")
     splits = {OperatorUid("source"): tuple(SplitPosition(split) for split in source.splits())}

@@ -16,7 +16,7 @@ from tidegate.actors.runtimes.ray_mailbox import Mailbox
 from tidegate.actors.runtimes.ray_outcomes import Outcome
 from tidegate.actors.runtimes.task_effects import TaskEffects
 from tidegate.actors.runtimes.task_host import TaskHost
-from tidegate.actors.runtimes.threads import EXIT_FORKED, EXIT_UNREPORTED
+from tidegate.actors.runtimes.threads import EXIT_FORKED
 
 
 class Unreadable(Exception):
@@ -135,10 +135,7 @@ def test_what_follows_a_failure_cannot_keep_it_back(monkeypatch: pytest.MonkeyPa
 
 def test_a_process_that_cannot_tell_a_failure_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its end is noticed."""
-    codes: Future[int] = Future()
-
-    def ends(code: int, last_words: bytes) -> None:
-        codes.set_result(code)
+    ended: Future[None] = Future()
 
     def broken(outcomes: object, attempt: int, outcome: Outcome) -> None:
         raise MemoryError
@@ -147,11 +144,11 @@ def test_a_process_that_cannot_tell_a_failure_ends(monkeypatch: pytest.MonkeyPat
         monkeypatch.setattr(process.actor._outcomes, "settle", broken.__get__(process.actor._outcomes))
         raise ValueError("no")
 
-    monkeypatch.setattr(ray_task, "leave", ends)
+    monkeypatch.setattr(ray_task, "leave_unreported", lambda: ended.set_result(None))
     with task_processes(monkeypatch, rude) as make:
         process = make(SINK).start()
         process.receive(0, ROWS)
-        assert codes.result(TIMEOUT_S) == EXIT_UNREPORTED
+        ended.result(TIMEOUT_S)
 
 
 def test_a_thread_for_io_that_dies_fails_the_task(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,8 +167,8 @@ def test_a_thread_for_io_that_dies_fails_the_task(monkeypatch: pytest.MonkeyPatc
 
 def test_a_mailbox_whose_failure_cannot_be_handled_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else nothing would be done any more, and nobody would know."""
-    codes: Future[int] = Future()
-    monkeypatch.setattr(ray_mailbox, "leave", lambda code, last_words: codes.set_result(code))
+    ended: Future[None] = Future()
+    monkeypatch.setattr(ray_mailbox, "leave_unreported", lambda: ended.set_result(None))
 
     def broken(*arguments: object) -> None:
         raise SystemExit(1)
@@ -179,7 +176,7 @@ def test_a_mailbox_whose_failure_cannot_be_handled_ends_the_process(monkeypatch:
     mailbox = Mailbox("test", lambda: False, lambda: None, 1_000, broken)
     mailbox.post(broken)
     mailbox.start()
-    assert codes.result(TIMEOUT_S) == EXIT_UNREPORTED
+    ended.result(TIMEOUT_S)
 
 
 def test_a_function_that_forks_leaves_one_task(monkeypatch: pytest.MonkeyPatch) -> None:
