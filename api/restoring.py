@@ -17,10 +17,17 @@ from tidegate.actors.coordinator.spec import RestorePoint
 from tidegate.actors.runtimes.context import OpenStore
 from tidegate.actors.runtimes.coordinator_host import replay
 from tidegate.recovery.checkpoints import is_of_job, latest_and_damaged
-from tidegate.storage.errors import CodecError, ConfigurationError, CorruptionError, NotFoundError
+from tidegate.storage.errors import (
+    DAMAGE,
+    CodecError,
+    ConfigurationError,
+    CorruptionError,
+    NotFoundError,
+    TidegateError,
+)
 from tidegate.storage.event_log import EventLog
-from tidegate.storage.ids import JobId
-from tidegate.storage.layout import CheckpointLayout, CheckpointPointer, parse_pointer
+from tidegate.storage.ids import CheckpointId, JobId
+from tidegate.storage.layout import CheckpointLayout, CheckpointPointer, parse_checkpoint_name, parse_pointer
 from tidegate.storage.metadata import CheckpointMetadata
 from tidegate.storage.metadata_file import read_metadata, read_pointed
 from tidegate.storage.store import Store
@@ -54,6 +61,49 @@ def restore_point(
         raise ConfigurationError(f"restore={pointer!r}: this checkpoint was given up; choose another one")
     ignore = ignore_in_flight_of == at.checkpoint_id
     return RestorePoint(at.root, at.job_id, at.checkpoint_id, metadata.final, at.savepoint, ignore), metadata
+
+
+def checkpoints_up_to(
+    restore: RestorePoint, metadata: CheckpointMetadata, open_store: OpenStore
+) -> list[CheckpointMetadata]:
+    """The restored checkpoint, after the completed ones before it that are still there.
+
+    They are there as long as their sink files may not be visible yet, also those before a savepoint, which lie where
+    its job had them. One that is damaged is not needed when its sink files are committed, as the event log tells; else
+    CorruptionError.
+    """
+    store = open_store(metadata.origin_root or restore.root)
+    found = []
+    names = store.list(CheckpointLayout(restore.job_id).job_dir())
+    numbers = sorted(number for number in map(parse_checkpoint_name, names) if number is not None)
+    for number in (number for number in numbers if number < restore.checkpoint_id):
+        try:
+            older = read_metadata(store, restore.job_id, number)
+        except DAMAGE as error:
+            if _is_missed(store, restore.job_id, number, error):
+                raise CorruptionError(
+                    f"{error}. That checkpoint comes before {restore.pointer}, and rows that it covers are not in the "
+                    "output tables yet, or nobody can tell. Restore the file from a copy, or name an older checkpoint"
+                ) from error
+            continue  # It was never completed, or nothing of it is missing in a table.
+        if not older.void:
+            found.append(older)
+    return [*found, metadata]
+
+
+def _is_missed(store: Store, job_id: JobId, checkpoint_id: CheckpointId, error: TidegateError) -> bool:
+    """Whether a checkpoint that cannot be read covers rows that no table shows, as far as its job's event log tells.
+
+    Of one without metadata it is only missed when the log knows that it was complete.
+    """
+    try:
+        state = replay(EventLog(store, job_id))[0].state
+    except DAMAGE as damage:
+        log.warning("nobody can tell whether checkpoint %d of %s is committed: %s", checkpoint_id, job_id, damage)
+        return True
+    if state.spec is None:
+        return not isinstance(error, NotFoundError)
+    return any(commit.checkpoint_id == checkpoint_id for commit in state.commits)
 
 
 def _newest(restore: str, name: str, root: str, open_store: OpenStore) -> str | None:

@@ -49,6 +49,7 @@ def simulate_command(
     slow: Annotated[float, typer.Option(help="a storage operation is slow")] = 0.05,
     duplicate: Annotated[float, typer.Option(help="a message comes twice")] = 0.03,
     drop: Annotated[float, typer.Option(help="a message is lost")] = 0.003,
+    damage: Annotated[float, typer.Option(help="a completed checkpoint is damaged")] = 0.0,
     delay: Annotated[str, typer.Option(help="how long messages take")] = "0ms..100ms",
     parallelism: Annotated[int, typer.Option(help="of the environment")] = 2,
     trace: Annotated[int, typer.Option(help="lines of history to show of a seed that fails")] = 60,
@@ -68,6 +69,7 @@ def simulate_command(
         slow=slow,
         duplicate=duplicate,
         drop=drop,
+        damage=damage,
         delay=delay,
     )
     work = _Work(pipeline, faults, parallelism)

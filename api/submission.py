@@ -28,13 +28,13 @@ from tidegate.config import CheckpointConfig
 from tidegate.given import check_name
 from tidegate.places import own_folder
 from tidegate.recovery import RestartStrategy
-from tidegate.restoring import restore_point
-from tidegate.storage.errors import ConfigurationError, CorruptionError, NotFoundError
+from tidegate.restoring import checkpoints_up_to, restore_point
+from tidegate.storage.errors import ConfigurationError, NotFoundError
 from tidegate.storage.ids import CheckpointId, JobId, OperatorUid, SubtaskIndex
-from tidegate.storage.layout import CheckpointLayout, escape, parse_checkpoint_name, parse_pointer
+from tidegate.storage.layout import CheckpointLayout, escape, parse_pointer
 from tidegate.storage.memory_storage import STATE_BYTES_MAX_DEFAULT
 from tidegate.storage.metadata import CheckpointMetadata
-from tidegate.storage.metadata_file import read_metadata, read_pointed
+from tidegate.storage.metadata_file import read_pointed
 from tidegate.storage.table_log import TableLog
 from tidegate.tables import CollectedRows, OutputTable
 
@@ -112,7 +112,7 @@ def prepare(request: JobRequest, open_store: OpenStore) -> Submission:
         rows.placeholder: rows.bind(_collect_url(request, rows, lineage, open_store)) for rows in request.collected
     }
     tables = [*request.tables, *bound.values()]
-    covering = [] if restore is None or metadata is None else _checkpoints_up_to(restore, metadata, open_store)
+    covering = [] if restore is None or metadata is None else checkpoints_up_to(restore, metadata, open_store)
     check_tables(tables, request.job_id, covering, open_store, now_ms())
     graph = _with_staged_sources(request, metadata, lineage)
     first_versions = claim_tables(tables, request.job_id, covering, open_store, request.root)
@@ -302,30 +302,3 @@ def _with_tables(
 
     vertices = tuple(replace(v, operators=tuple(with_table(spec) for spec in v.operators)) for v in graph.vertices)
     return replace(graph, vertices=vertices)
-
-
-def _checkpoints_up_to(
-    restore: RestorePoint, metadata: CheckpointMetadata, open_store: OpenStore
-) -> list[CheckpointMetadata]:
-    """The restored checkpoint, after the completed ones before it that are still there.
-
-    They are there as long as their sink files may not be visible yet, also those before a savepoint, which lie where
-    its job had them. CorruptionError for one that cannot be read.
-    """
-    store = open_store(metadata.origin_root or restore.root)
-    found = []
-    names = store.list(CheckpointLayout(restore.job_id).job_dir())
-    numbers = sorted(number for number in map(parse_checkpoint_name, names) if number is not None)
-    for number in (number for number in numbers if number < restore.checkpoint_id):
-        try:
-            older = read_metadata(store, restore.job_id, number)
-        except NotFoundError:
-            continue  # It was never completed.
-        except CorruptionError as error:
-            raise CorruptionError(
-                f"{error}. It comes before {restore.pointer}, and rows that it covers may not be in the output tables "
-                f"yet; delete its folder if you can do without them, then restore again"
-            ) from error
-        if not older.void:
-            found.append(older)
-    return [*found, metadata]

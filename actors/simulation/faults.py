@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.units import parse_duration_ms
 
-FAULT_KINDS = ("crash", "coordinator_crash", "storage", "slow", "duplicate", "drop")
+FAULT_KINDS = ("crash", "coordinator_crash", "storage", "slow", "duplicate", "drop", "damage")
 """Fields of `Faults` that are probabilities."""
 
 
@@ -21,6 +21,8 @@ class Faults:
     storage: that a storage operation fails; one half of these have done what they were asked nevertheless.
     delay: how long a message takes, as "from..to". slow: that an I/O operation takes up to `slow_by`.
     duplicate, drop: that a message on a channel, or a notification, comes twice or not at all.
+    damage: that a checkpoint is damaged after it has completed; one that a job can go on from stays whole, so nothing
+    happens where only one is retained.
     faults_max: no more faults than that, however probable (delays are none); None: as many as come.
     """
 
@@ -30,6 +32,7 @@ class Faults:
     slow: float = 0.0
     duplicate: float = 0.0
     drop: float = 0.0
+    damage: float = 0.0
     delay: str = "0ms..5ms"
     slow_by: str = "3s"
     duration: str = "30s"

@@ -47,6 +47,14 @@ class FilesOracle:
         """Checkpoints that were completed."""
         self.newest: int | None = None
         """The newest completed checkpoint."""
+        self.newest_whole: int | None = None
+        """The newest one that was not damaged."""
+        self.damaged: set[int] = set()
+        """Completed checkpoints that were damaged since."""
+        self.passed_over: set[int] = set()
+        """Damaged ones for which an older one was restored."""
+        self._unreadable: set[int] = set()
+        self._numbers: set[int] = set()
         self.present: dict[int, CheckpointMetadata] = {}
         """Completed checkpoints whose metadata is there."""
         self._last_completed = 0
@@ -88,7 +96,8 @@ class FilesOracle:
         if number in self.present:
             raise InvariantViolated(4, f"checkpoint {number} was completed twice")
         self.completed += 1
-        self.newest = max(number, self.newest or 0)
+        self.newest = self.newest_whole = max(number, self.newest or 0)
+        self._numbers.add(number)
         self.present[number] = metadata
         self._check_present(metadata)
         self._check_lineage(metadata)
@@ -98,6 +107,21 @@ class FilesOracle:
         self._covered |= data_files_of(metadata)
         self._tables.completed(metadata)
         self._completes(metadata)
+
+    def own_names(self, number: int) -> list[str]:
+        """The metadata of a checkpoint that is there, and the state files that are its alone."""
+        metadata = self.present[number]
+        handles = (subtask.handle for subtask in metadata.subtasks)
+        states = [f"{self._root}/{h.path}" for h in handles if h is not None and h.path is not None]
+        own = [name for name in states if self._referenced.get(name) == {number}]
+        return [f"{self._root}/{self._layout.metadata(metadata.checkpoint_id)}", *own]
+
+    def damage(self, number: int, unreadable: bool) -> None:
+        """A checkpoint can't be restored any more. `unreadable`: nobody can tell what belongs to it either."""
+        self.damaged.add(number)
+        if unreadable:
+            self._unreadable.add(number)
+        self.newest_whole = max(self._numbers - self.damaged, default=None)
 
     def _check_present(self, metadata: CheckpointMetadata) -> None:
         reliable, self._disk.reliable = self._disk.reliable, True
@@ -190,6 +214,11 @@ class FilesOracle:
         `tables`: those in which nothing of this job waits for being committed any more.
         """
         keep = set()
+        retained = list(retained)
+        unknown: tuple[str, ...] = ()
+        if not self._unreadable.isdisjoint(retained):
+            # What an unreadable checkpoint may need stays.
+            unknown = f"{self._root}/{self._layout.shared_dir()}/", *(f"{self._folder}chk-{n}/" for n in retained)
         for number in retained:
             metadata = self.present.get(number)
             if metadata is None:
@@ -199,7 +228,7 @@ class FilesOracle:
         missing = keep - self._disk.files.keys()
         if missing:
             raise InvariantViolated(5, f"{min(missing)} is gone, and a retained checkpoint refers to it")
-        own = (f"{self._folder}events/", f"{self._folder}taskowned/")
+        own = (f"{self._folder}events/", f"{self._folder}taskowned/", *unknown)
         data = tuple(f"{table.rstrip('/')}/data/{self._job_id}/" for table in tables)
         shown = {name for table in tables for name in self._tables.referenced(table.rstrip("/"))}
         for name in self._disk.files:

@@ -22,6 +22,7 @@ from tidegate.actors.runtimes.coordinator_host import CoordinatorHost, replay
 from tidegate.actors.runtimes.job import Submission, tables_of
 from tidegate.actors.runtimes.task_effects import TaskEffects
 from tidegate.actors.runtimes.task_host import TaskHost
+from tidegate.actors.simulation.damage import Damager
 from tidegate.actors.simulation.ports import (
     RECOVERY_MS,
     SimulatedCoordinatorPort,
@@ -66,6 +67,7 @@ class SimulatedJob:
         self.context = submission.context
         self.disk = disk
         self.watch = watch
+        watch.damager = Damager(disk, watch.oracle.files, submission.spec.checkpoints.retained)
         self.tasks: dict[TaskId, TaskHost] = {}
         self.coordinator: CoordinatorHost | None = None
         self.ended: CoordinatorState | None = None

@@ -101,10 +101,18 @@ class Oracle:
     # --- life of an attempt ---------------------------------------------------------------------------------------
 
     def deployed(self, attempt: int, restored: int | None, from_itself: bool) -> None:
-        """An attempt starts from a checkpoint: it has to be the newest completed one of this job, if there is one."""
-        newest = self.files.newest
-        if newest is not None and (restored != newest or not from_itself):
+        """An attempt starts from a checkpoint: it has to be the newest completed one of this job, if there is one.
+
+        Of damaged ones nobody knows before they are read: each may be tried, and then the newest one that is whole.
+        """
+        newest = self.files.newest_whole
+        to_be_tried = {number for number in self.files.damaged if newest is not None and number > newest}
+        if newest is not None and (restored not in {newest, *to_be_tried} or not from_itself):
             raise InvariantViolated(7, f"attempt {attempt} is restored from {restored}, and {newest} is complete")
+        if restored in self.files.passed_over:
+            raise InvariantViolated(7, f"attempt {attempt} is restored from {restored}, which was passed over before")
+        if from_itself and restored is not None:
+            self.files.passed_over |= {number for number in self.files.damaged if number > restored}
         if newest is None and restored is not None and from_itself:
             raise InvariantViolated(7, f"attempt {attempt} is restored from {restored}, which is not complete")
         self.attempt = attempt

@@ -12,6 +12,7 @@ from tidegate.actors.coordinator.spec import RestorePoint
 from tidegate.actors.coordinator.state import CoordinatorState
 from tidegate.actors.elements import Alignment, BarrierOptions
 from tidegate.actors.simulation.coverage import Coverage
+from tidegate.actors.simulation.damage import Damager
 from tidegate.actors.simulation.oracle import Oracle
 from tidegate.actors.simulation.violation import InvariantViolated
 from tidegate.actors.task import events as ev
@@ -27,6 +28,7 @@ class Watch:
         self.oracle = oracle
         self.coverage = coverage
         self.answers: dict[str, do.CompleteRequest] = {}
+        self.damager: Damager | None = None
         self._restored = restored
         self._options: dict[int, BarrierOptions] = {}
         self._bases: dict[int, int | None] = {}
@@ -137,6 +139,8 @@ class Watch:
             self.coverage.saw("C7")
         if metadata.hooks:
             self.coverage.saw("C9")
+        if self.damager is not None:
+            self.damager.completed(number)
 
     def reported(self, event: co.CoordinatorEvent) -> None:
         """The coordinator is told something."""

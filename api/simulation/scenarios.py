@@ -46,6 +46,9 @@ _FAULTS = {
     "coordinator": Faults(coordinator_crash=0.03, delay="0ms..30ms", duration=FAULTS_DURATION),
     "storage": Faults(storage=0.04, slow=0.03, slow_by="2s", duration=FAULTS_DURATION),
     "network": Faults(duplicate=0.03, drop=0.004, delay="0ms..150ms", duration=FAULTS_DURATION),
+    "damage": Faults(
+        crash=0.02, coordinator_crash=0.01, storage=0.01, damage=0.4, delay="0ms..30ms", duration=FAULTS_DURATION
+    ),
     "all": Faults(
         crash=0.005, coordinator_crash=0.01, storage=0.03, slow=0.03, slow_by="2s", duplicate=0.02, drop=0.002,
         delay="0ms..80ms", duration=FAULTS_DURATION, crashes_max=4,

@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+import threading
+from dataclasses import replace
 from pathlib import Path
 from shutil import rmtree
 
 import pyarrow as pa
 import pytest
-from local_jobs import NO_RESTART, GatedSource, config, local, opening
+from local_jobs import (
+    NO_RESTART,
+    WAIT_S,
+    GatedSource,
+    WatchedStore,
+    config,
+    is_commit,
+    local,
+    nothing,
+    opening,
+)
 
 import tidegate as tg
 from tidegate import recovery
+from tidegate.actors.runtimes.local import LocalRuntime
+from tidegate.storage.errors import StorageError
 
 NAME = "My Job"
 ROWS, STOP = 20, 10
@@ -118,3 +132,42 @@ def test_a_job_that_never_completed_a_checkpoint_starts_afresh(tmp_path: Path) -
             env.execute(NAME, checkpoints=config(tmp_path / "checkpoints"), restart=NO_RESTART).wait("60s")
 
     assert again(tmp_path, "latest") == list(range(ROWS))
+
+
+def test_a_damaged_one_before_the_restored_one_does_not_matter_when_it_is_committed(tmp_path: Path) -> None:
+    """Its rows are in the table, and its state is not needed."""
+    first, second = begun(tmp_path, checkpoints=2, retained=2)
+    cut(first / "_metadata")
+
+    assert again(tmp_path, str(second)) == list(range(ROWS))
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_damaged_one_before_the_restored_one_matters_when_its_rows_are_nowhere(tmp_path: Path, lost: bool) -> None:
+    """The event log knows that they were never committed."""
+    away = threading.Event()
+
+    def hold(path: str) -> None:
+        if is_commit(path):
+            assert away.wait(WAIT_S)
+            raise StorageError("the table's storage is away")
+
+    with opening(GatedSource(ROWS, gates=[STOP, STOP + 1])) as source:
+        runtime = LocalRuntime(lambda url: WatchedStore(url, before=hold, after=nothing))
+        env = tg.StreamEnvironment(runtime, 1, options=tg.DataPlaneOptions(source_rows_max=1))
+        env.from_source(source, uid="source").to_table(str(tmp_path / "out"), uid="out", if_exists="append")
+        submission = env.plan(NAME, checkpoints=config(tmp_path / "checkpoints"), restart=NO_RESTART)
+        running = runtime.submit(replace(submission, spec=replace(submission.spec, storage_outage_ms=1)))
+        for gate in (STOP, STOP + 1):
+            source.await_gate(gate)
+            running.trigger_checkpoint(WAIT_S)
+            source.open_gate(gate)
+        away.set()
+        progress = running.wait(WAIT_S)
+        assert progress is not None
+        assert progress.status == "failed"
+    first = tmp_path / "checkpoints" / submission.spec.job_id / "chk-1"
+    (first / "_metadata").unlink() if lost else cut(first / "_metadata")
+
+    with pytest.raises(StorageError, match="rows that it covers are not in the output tables yet"):
+        again(tmp_path, "latest")

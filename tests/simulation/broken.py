@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from broken_changelog import CHANGELOG_FIXED, CHANGELOG_PATCHES
 from broken_coordinator import COORDINATOR_BREAKS
+from broken_fallback import FALLBACK_BREAKS, FALLBACK_FIXED
 from broken_layers import LAYER_BREAKS, LAYER_PATCHES
 from broken_rules import RULE_BREAKS, Patch
 from broken_tables import TABLE_PATCHES
@@ -48,6 +49,7 @@ _FIXED: Mapping[str, Mapping[str, Hashable]] = {
     "credit: what was lost is never asked for": _UNALIGNED | {"faults": "network", "buffers": "tiny", "rows": 60},
     "the folder of a failed savepoint stays": {"faults": "storage", "ask": "savepoint"},
     **CHANGELOG_FIXED,
+    **FALLBACK_FIXED,
 }
 """Breaks that need several unlikely things at once, and hundreds of seeds when all of these are drawn: the last grant
 of a channel lost and rows that wait for it; a savepoint that has written something and fails as often as is tried; a
@@ -56,7 +58,7 @@ log that goes on by itself, and a checkpoint of it that is restored."""
 BROKEN: dict[str, Break] = {
     **{
         rule: Break(invariant, protocol, fixed=_FIXED.get(rule, {}))
-        for rule, (invariant, protocol) in (TASK_BREAKS | COORDINATOR_BREAKS | LAYER_BREAKS).items()
+        for rule, (invariant, protocol) in (TASK_BREAKS | COORDINATOR_BREAKS | LAYER_BREAKS | FALLBACK_BREAKS).items()
     },
     **{
         rule: Break(invariant, patch=patch, fixed=_FIXED.get(rule, {}))
