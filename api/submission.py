@@ -139,6 +139,7 @@ def prepare(request: JobRequest, open_store: OpenStore) -> Submission:
         ),
         request.hooks,
         request.checkpoints.lease,
+        request.checkpoints.storage_outage,
     )
     return Submission(_spec(request, graph, restore), context)
 

@@ -39,6 +39,7 @@ class Deployer:
         state.final_not_before_ms = NEVER_MS
         state.hook_failures = state.table_failures = 0
         state.restoring_hooks = False
+        state.deploy_delayed = False
         forgive(state)
         restore = self.restore_point()
         if restore is not None:
@@ -120,11 +121,17 @@ class Deployer:
         self._context.instruct(do.StartTasks(state.attempt, spec.tasks))
         return True
 
-    def expire(self, attempt: int) -> None:
+    def delayed(self, event: ev.RestoreDelayed) -> None:
+        """A task waits for storage, and bounds that itself: the time for the deployment begins anew."""
+        state = self._context.state
+        state.deploy_delays += 1
+        state.deploy_delayed = True
+        due_at_ms = event.at_ms + self._context.spec.deploy_timeout_ms
+        self._context.instruct(do.SetTimer(f"deploy-delayed:{state.deploy_delays}", due_at_ms))
+
+    def expire(self) -> None:
         """The time for the deployment is over."""
         state, spec = self._context.state, self._context.spec
-        if state.status is not JobStatus.DEPLOYING or attempt != state.attempt:
-            return
         limit_ms = spec.deploy_timeout_ms
         if state.fallback is not None:
             self._context.attempt_failure = f"the tables were not taken back within {limit_ms} ms"

@@ -43,6 +43,16 @@ class TaskReady:
 
 @wire
 @dataclass(frozen=True, slots=True)
+class RestoreDelayed:
+    """A task cannot read its state, because storage does not answer, and goes on trying."""
+
+    at_ms: int
+    attempt: AttemptNumber
+    task: TaskId
+
+
+@wire
+@dataclass(frozen=True, slots=True)
 class TaskFailed:
     """A task raised, or its process died."""
 
@@ -339,6 +349,7 @@ CoordinatorEvent = (
     JobSubmitted
     | CoordinatorStarted
     | TaskReady
+    | RestoreDelayed
     | TaskFailed
     | TaskReachedEndOfData
     | TaskFinished

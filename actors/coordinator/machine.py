@@ -117,6 +117,10 @@ class CoordinatorMachine:
             self._checkpoints.start_periodic(event.at_ms)
 
     @_on.register
+    def _on_restore_delayed(self, event: ev.RestoreDelayed) -> None:
+        self._deployer.delayed(event)
+
+    @_on.register
     def _on_hooks_restored(self, event: ev.HooksRestored) -> None:
         self._deployer.hooks_restored(event)
 
@@ -178,8 +182,8 @@ class CoordinatorMachine:
         if name == "restart":
             if self.state.status is JobStatus.RESTARTING and int(argument) == self.state.attempt + 1:
                 self.state.restart_due = True
-        elif name == "deploy":
-            self._deployer.expire(int(argument))
+        elif name in ("deploy", "deploy-delayed"):
+            self._deployer.expire()
         elif name == "hooks":
             self._deployer.repeat_hooks(int(argument))
         elif name == "tables":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 STORAGE_OUTAGE_MS = 600_000
 """For how long a job goes on without storage, where its configuration says nothing else."""
+FIRST_PAUSE_MS = 200
 PAUSE_MS_MAX = 10_000
 
 

@@ -30,7 +30,9 @@ def changes_nothing(event: ev.CoordinatorEvent, state: CoordinatorState) -> bool
     match event:
         case ev.TimerFired(timer=timer):
             return _has_passed(timer, state)
-        case ev.TaskReady(attempt=attempt) | ev.CheckpointDamaged(attempt=attempt):
+        case (
+            ev.TaskReady(attempt=attempt) | ev.CheckpointDamaged(attempt=attempt) | ev.RestoreDelayed(attempt=attempt)
+        ):
             return attempt != state.attempt or state.status is not JobStatus.DEPLOYING
         case ev.TablesTakenBack(attempt=attempt) | ev.TablesNotTakenBack(attempt=attempt):
             return attempt != state.attempt or state.fallback is None
@@ -46,15 +48,17 @@ def changes_nothing(event: ev.CoordinatorEvent, state: CoordinatorState) -> bool
 
 
 def _has_passed(timer: str, state: CoordinatorState) -> bool:
-    """Whether what a timer was set for is over."""
+    """Whether what a timer was set for is over, or has been put off."""
     name, _, argument = timer.partition(":")
     if name == "ending":
         return state.status is not JobStatus.ENDING
     number = int(argument)
     pending = state.pending.get(CheckpointId(number))
+    deploys = state.status is JobStatus.DEPLOYING
     still: dict[str, Callable[[], bool]] = {
         "restart": lambda: state.status is JobStatus.RESTARTING and number == state.attempt + 1,
-        "deploy": lambda: state.status is JobStatus.DEPLOYING and number == state.attempt,
+        "deploy": lambda: deploys and number == state.attempt and not state.deploy_delayed,
+        "deploy-delayed": lambda: deploys and number == state.deploy_delays and state.deploy_delayed,
         "hooks": lambda: state.restoring_hooks and number == state.attempt,
         "tables": lambda: state.fallback is not None and number == state.attempt,
         "periodic": lambda: state.status is JobStatus.RUNNING and number == state.attempt,

@@ -176,6 +176,9 @@ class CoordinatorState:
     attempt: AttemptNumber = AttemptNumber(-1)
     restoring_hooks: bool = False
     """Whether the attempt waits for master hooks to be restored before its tasks are deployed."""
+    deploy_delays: int = 0
+    """How often a task has waited for storage to restore its state; `deploy_delayed`: in this attempt."""
+    deploy_delayed: bool = False
     hook_failures: int = 0
     ready: TaskSet = field(default_factory=dict)
     ended: TaskSet = field(default_factory=dict)

@@ -158,7 +158,8 @@ class CheckpointWriter:
         """The checkpoint can never complete."""
         pending = self._in(event.checkpoint_id, PendingPhase.WRITING, PendingPhase.VOIDING)
         if pending is not None:
-            self._abandoner.give_up(pending, Reason.METADATA_NOT_WRITTEN, event.at_ms, voided=True)
+            reason = Reason.STORAGE_AWAY if pending.failures else Reason.METADATA_NOT_WRITTEN
+            self._abandoner.give_up(pending, reason, event.at_ms, "its metadata was not written", voided=True)
 
     # --- steps ----------------------------------------------------------------------------------------------------
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
+from tidegate.actors.coordinator.outages import STORAGE_OUTAGE_MS
 from tidegate.actors.graph.job_graph import JobGraph
 from tidegate.actors.hooks import MasterHook
 from tidegate.actors.identity import TaskId
@@ -53,6 +54,8 @@ class JobContext:
     hooks: tuple[MasterHook, ...] = ()
     lease_ms: int = LEASE_MS_DEFAULT
     """After so long without a sign of life the job counts as dead."""
+    storage_outage_ms: int = STORAGE_OUTAGE_MS
+    """For how long the tasks wait for storage that does not answer."""
 
     @property
     def layout(self) -> CheckpointLayout:

@@ -13,6 +13,7 @@ from tidegate.actors.coordinator.events import CoordinatorEvent
 from tidegate.actors.identity import TaskId
 from tidegate.actors.runtimes.clock import monotonic_ms, now_ms
 from tidegate.actors.runtimes.job import Answer
+from tidegate.actors.runtimes.ports import TryAgain
 from tidegate.actors.runtimes.task_host import TaskHost
 from tidegate.actors.task import events as ev
 from tidegate.actors.task import instructions as task_do
@@ -34,6 +35,9 @@ class LocalTaskPort:
     def now_ms(self) -> int:
         return now_ms()
 
+    def monotonic_ms(self) -> int:
+        return monotonic_ms()
+
     def send_frame(self, frame: task_do.SendFrame) -> None:
         receiver = self._job._context.graph.receiver(frame.channel)
         event = ev.FrameArrived(now_ms(), frame.attempt, frame.channel, frame.first_sequence, frame.elements)
@@ -47,22 +51,31 @@ class LocalTaskPort:
     def report(self, event: CoordinatorEvent) -> None:
         self._job._local.append(lambda: self._job._coordinator.handle(event))
 
-    def run_io(self, work: Callable[[], ev.TaskEvent | None]) -> None:
+    def run_io(self, work: Callable[[], ev.TaskEvent | TryAgain | None]) -> None:
         host = self.host
         assert host is not None
 
-        def done(future: Future[ev.TaskEvent | None]) -> None:
+        def done(future: Future[ev.TaskEvent | TryAgain | None]) -> None:
             self._job._post(lambda: self._finish_io(host, future))
 
         self._job._pool.submit(work, done)
 
-    def _finish_io(self, host: TaskHost, future: Future[ev.TaskEvent | None]) -> None:
+    def _finish_io(self, host: TaskHost, future: Future[ev.TaskEvent | TryAgain | None]) -> None:
         def finish() -> None:
             event = future.result()
             if event is not None:
                 host.handle(event)
 
         self._job._guarded(self._task, host, finish)
+
+    def call_later(self, delay_ms: int, action: Callable[[], None]) -> None:
+        host = self.host
+        assert host is not None
+
+        def act() -> None:
+            self._job._guarded(self._task, host, action)
+
+        self._job._call_at(now_ms() + delay_ms, act)
 
     def set_timer(self, instruction: task_do.SetTaskTimer) -> None:
         host = self.host

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tidegate.actors.coordinator.events import CoordinatorEvent
-from tidegate.actors.coordinator.outages import STORAGE_OUTAGE_MS, pause_ms
+from tidegate.actors.coordinator.outages import FIRST_PAUSE_MS, STORAGE_OUTAGE_MS, pause_ms
 from tidegate.actors.coordinator.state import CoordinatorState
 from tidegate.actors.runtimes.outage_notes import OutageNotes
 from tidegate.actors.runtimes.ports import CoordinatorPort
@@ -26,7 +26,6 @@ from tidegate.storage.ids import Generation
 
 log = logging.getLogger(__name__)
 
-FIRST_PAUSE_MS = 200
 LOOK_MS = 10_000
 """The log is looked for after so long, even where nobody can have continued it: it may have been deleted."""
 ENTRIES_A_SNAPSHOT = 1_000

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 from tidegate.actors.coordinator.events import CoordinatorEvent
@@ -12,11 +13,23 @@ from tidegate.actors.task.events import TaskEvent
 from tidegate.actors.task.instructions import GrantCredit, SendFrame, SetTaskTimer
 
 
+@dataclass(frozen=True, slots=True)
+class TryAgain:
+    """What comes of I/O that could not be done, because storage did not answer."""
+
+    delay_ms: int
+    again: Callable[[], None]
+
+
 class TaskPort(Protocol):
     """The world as one task sees it."""
 
     def now_ms(self) -> int:
         """The time."""
+        ...
+
+    def monotonic_ms(self) -> int:
+        """A time that nobody sets: how long something takes."""
         ...
 
     def send_frame(self, frame: SendFrame) -> None:
@@ -31,8 +44,12 @@ class TaskPort(Protocol):
         """Tell the coordinator."""
         ...
 
-    def run_io(self, work: Callable[[], TaskEvent | None]) -> None:
-        """Run beside the mailbox; the event that it returns goes to the task. An exception fails the task."""
+    def run_io(self, work: Callable[[], TaskEvent | TryAgain | None]) -> None:
+        """Run beside the mailbox; what it returns goes to the task's host. An exception fails the task."""
+        ...
+
+    def call_later(self, delay_ms: int, action: Callable[[], None]) -> None:
+        """Run an action on the task's mailbox after a delay, if the task is still there."""
         ...
 
     def set_timer(self, instruction: SetTaskTimer) -> None:

@@ -26,7 +26,7 @@ from tidegate.actors.coordinator import events as co
 from tidegate.actors.coordinator import instructions as do
 from tidegate.actors.coordinator.events import CoordinatorEvent
 from tidegate.actors.coordinator.machine import CoordinatorMachine
-from tidegate.actors.coordinator.outages import pause_ms
+from tidegate.actors.coordinator.outages import FIRST_PAUSE_MS, pause_ms
 from tidegate.actors.coordinator.spec import JobSpec
 from tidegate.actors.coordinator.state import CoordinatorState
 from tidegate.actors.coordinator.statistics import CheckpointStatistics
@@ -45,7 +45,7 @@ from tidegate.actors.runtimes.job import (
     tables_of,
 )
 from tidegate.actors.runtimes.lease_keeper import LeaseKeeper
-from tidegate.actors.runtimes.log_writer import FIRST_PAUSE_MS, LogPosition
+from tidegate.actors.runtimes.log_writer import LogPosition
 from tidegate.actors.runtimes.outage_notes import OutageNotes
 from tidegate.actors.runtimes.ray_answers import Answers
 from tidegate.actors.runtimes.ray_calls import log_to_stderr

@@ -35,8 +35,9 @@ from tidegate.actors.coordinator.spec import RestorePoint
 from tidegate.actors.elements import Element, EndOfPartition
 from tidegate.actors.failures import bounded_text, error_text, log_failure
 from tidegate.actors.identity import ChannelId, TaskId
-from tidegate.actors.runtimes.clock import now_ms
+from tidegate.actors.runtimes.clock import monotonic_ms, now_ms
 from tidegate.actors.runtimes.context import JobContext, OpenStore
+from tidegate.actors.runtimes.ports import TryAgain
 from tidegate.actors.runtimes.process_ends import close_sockets_in_children, stderr_path
 from tidegate.actors.runtimes.ray_calls import LOST_CALL_GRACE_MS, log_to_stderr, watch_call
 from tidegate.actors.runtimes.ray_heads import Head, make_head, read_head
@@ -303,8 +304,15 @@ class _RunningTask:
     def report(self, event: CoordinatorEvent) -> None:
         self._watch_until_there(self._process._coordinator.report.remote(event))
 
-    def run_io(self, work: Callable[[], ev.TaskEvent | None]) -> None:
-        def finish(future: Future[ev.TaskEvent | None]) -> None:
+    def monotonic_ms(self) -> int:
+        return monotonic_ms()
+
+    def call_later(self, delay_ms: int, action: Callable[[], None]) -> None:
+        process = self._process
+        process._mailbox.call_at(now_ms() + delay_ms, lambda: process._guarded(self, action))
+
+    def run_io(self, work: Callable[[], ev.TaskEvent | TryAgain | None]) -> None:
+        def finish(future: Future[ev.TaskEvent | TryAgain | None]) -> None:
             event = future.result()
             if event is not None:
                 self.host.handle(event)

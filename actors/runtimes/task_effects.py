@@ -178,6 +178,11 @@ class TaskEffects:
         return ev.SegmentPersisted(self._now_ms(), number, whole, handle)
 
     @property
+    def storage_outage_ms(self) -> int:
+        """For how long storage is waited for."""
+        return self._context.storage_outage_ms
+
+    @property
     def keeps_copies(self) -> bool:
         """Whether `checkpoint_over` wants to be told."""
         return self._stores.keeps_copies

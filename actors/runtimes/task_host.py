@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from tidegate.actors.coordinator import events as co
+from tidegate.actors.coordinator.outages import FIRST_PAUSE_MS, pause_ms
 from tidegate.actors.coordinator.spec import RestorePoint
 from tidegate.actors.failures import interrupts, log_failure
-from tidegate.actors.runtimes.ports import TaskPort
+from tidegate.actors.runtimes.outage_notes import OutageNotes
+from tidegate.actors.runtimes.ports import TaskPort, TryAgain
 from tidegate.actors.runtimes.task_effects import TaskEffects
 from tidegate.actors.runtimes.threads import leave_if_forked
 from tidegate.actors.task import events as ev
 from tidegate.actors.task import instructions as do
 from tidegate.actors.task.machine import TaskMachine
 from tidegate.actors.task.status import TaskStatus
+from tidegate.storage.errors import StorageError, may_pass
 
 log = logging.getLogger(__name__)
 
@@ -40,13 +43,16 @@ class TaskHost:
 
     def restore(self, restore: RestorePoint | None) -> None:
         """Begin the task's life."""
-        self._port.run_io(lambda: self._effects.restore(restore))
+        self._run_through_outages(lambda: self._effects.restore(restore))
 
-    def handle(self, event: ev.TaskEvent) -> None:
+    def handle(self, event: ev.TaskEvent | TryAgain) -> None:
         """Let the machine take in one fact, and do what follows. Whatever it raises has failed the task."""
         if isinstance(event, ev.DamageFound):
             attempt = self.machine.attempt
             self._port.report(co.CheckpointDamaged(event.at_ms, attempt, event.checkpoint_id, event.reason))
+            return
+        if isinstance(event, TryAgain):
+            self._try_again(event)
             return
         if isinstance(event, ev.SourceBatchRead) and event.batch is not None:
             self.rows_in += event.batch.num_rows
@@ -58,6 +64,33 @@ class TaskHost:
         instructions = self.machine.handle(event)
         leave_if_forked(self._pid)
         self._perform(instructions, self._port.now_ms() - begin_ms)
+
+    def _run_through_outages(self, work: Callable[[], ev.TaskEvent | None]) -> None:
+        """Run I/O that the task cannot do without, again and again for as long as an outage of storage may last."""
+        port, limit_ms = self._port, self._effects.storage_outage_ms
+        notes = OutageNotes(f"storage of {self.machine.descriptor.task}", port.monotonic_ms)
+
+        def attempt(number: int) -> None:
+            def tried() -> ev.TaskEvent | TryAgain | None:
+                try:
+                    event = work()
+                except StorageError as error:
+                    if not may_pass(error) or (away_ms := notes.failed(error, "the task waits for it")) >= limit_ms:
+                        raise
+                    pause = min(pause_ms(FIRST_PAUSE_MS, number), limit_ms - away_ms)
+                    return TryAgain(pause, lambda: attempt(number + 1))
+                notes.worked()
+                return event
+
+            port.run_io(tried)
+
+        attempt(1)
+
+    def _try_again(self, event: TryAgain) -> None:
+        if self.machine.status is TaskStatus.CREATED:
+            descriptor, now_ms = self.machine.descriptor, self._port.now_ms()
+            self._port.report(co.RestoreDelayed(now_ms, descriptor.attempt, descriptor.task))
+        self._port.call_later(event.delay_ms, event.again)
 
     def turn(self) -> bool:
         """Process one element if there is one. Whether there was."""
@@ -96,7 +129,7 @@ class TaskHost:
                 case do.PersistSegment():
                     port.run_io(lambda i=instruction: self._effects.persist_segment(i))  # type: ignore[misc]
                 case do.StageFile():
-                    port.run_io(lambda i=instruction: self._effects.stage(i))  # type: ignore[misc]
+                    self._run_through_outages(lambda i=instruction: self._effects.stage(i))  # type: ignore[misc]
                 case do.DiscardState():
                     port.run_io(lambda i=instruction: self._effects.discard(i))  # type: ignore[misc]
                 case do.SetTaskTimer():

@@ -23,6 +23,7 @@ class Faults:
     duplicate, drop: that a message on a channel, or a notification, comes twice or not at all.
     damage: that a checkpoint is damaged after it has completed; one that a job can go on from stays whole, so nothing
     happens where only one is retained.
+    outage: "from..to", times after the start between which no storage operation succeeds, whatever `duration` is.
     faults_max: no more faults than that, however probable (delays are none); None: as many as come.
     """
 
@@ -38,6 +39,7 @@ class Faults:
     duration: str = "30s"
     crashes_max: int = 8
     coordinator_crashes_max: int = 3
+    outage: str | None = None
     faults_max: int | None = None
 
     def __post_init__(self) -> None:
@@ -48,16 +50,18 @@ class Faults:
         low_ms, high_ms = self.delay_ms
         if low_ms > high_ms:
             raise ConfigurationError(f"Faults(delay={self.delay!r}): the range is written from..to")
+        if self.outage is not None:
+            _range_ms("outage", self.outage)
 
     @property
     def delay_ms(self) -> tuple[int, int]:
         """Range of message delays in ms."""
-        low, separator, high = self.delay.partition("..")
-        if not separator:
-            raise ConfigurationError(f"Faults(delay={self.delay!r}): write a range such as '0ms..2s'")
-        if low.strip().isdigit():
-            low += high.lstrip("0123456789. ")
-        return parse_duration_ms(low), parse_duration_ms(high)
+        return _range_ms("delay", self.delay)
+
+    @property
+    def outage_ms(self) -> tuple[int, int]:
+        """When storage is away, in ms after the start; (0, 0) for never."""
+        return (0, 0) if self.outage is None else _range_ms("outage", self.outage)
 
     @property
     def slow_ms(self) -> int:
@@ -68,3 +72,12 @@ class Faults:
     def duration_ms(self) -> int:
         """How long faults happen, in ms of virtual time."""
         return parse_duration_ms(self.duration)
+
+
+def _range_ms(name: str, value: str) -> tuple[int, int]:
+    low, separator, high = value.partition("..")
+    if not separator:
+        raise ConfigurationError(f"Faults({name}={value!r}): write a range such as '0ms..2s'")
+    if low.strip().isdigit():
+        low += high.lstrip("0123456789. ")
+    return parse_duration_ms(low), parse_duration_ms(high)

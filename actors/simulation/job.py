@@ -71,6 +71,8 @@ class SimulatedJob:
         self.tasks: dict[TaskId, TaskHost] = {}
         self.coordinator: CoordinatorHost | None = None
         self.ended: CoordinatorState | None = None
+        self.gave_up: str | None = None
+        """Why the coordinator could not go on, where that ended the job."""
         self.crashes = 0
         self.coordinator_crashes = 0
         self._make_machine = make_machine
@@ -256,6 +258,13 @@ class SimulatedJob:
         attempt = host.machine.attempt
         delay_ms = self.world.between(0, DETECTION_MS_MAX)
         self.world.after(delay_ms, lambda: self.report(co.TaskFailed(self.world.now_ms, attempt, task, reason)))
+
+    def give_up(self, port: SimulatedCoordinatorPort, reason: str) -> None:
+        """The coordinator in charge cannot go on, and the job with it."""
+        assert port.host is not None
+        self.drop_tasks()
+        self.gave_up = reason
+        self.ended = port.host.machine.state
 
     def end(self, port: SimulatedCoordinatorPort) -> None:
         """The job is over."""

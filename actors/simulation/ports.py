@@ -11,6 +11,7 @@ from tidegate.actors.coordinator.events import CoordinatorEvent
 from tidegate.actors.identity import TaskId
 from tidegate.actors.runtimes.coordinator_effects import CoordinatorEffects
 from tidegate.actors.runtimes.coordinator_host import CoordinatorHost
+from tidegate.actors.runtimes.ports import TryAgain
 from tidegate.actors.runtimes.task_host import TaskHost
 from tidegate.actors.simulation.violation import InvariantViolated
 from tidegate.actors.simulation.watch import Watch
@@ -32,8 +33,11 @@ class WatchedHost(TaskHost):
 
     watch: Watch
 
-    def handle(self, event: ev.TaskEvent) -> None:
+    def handle(self, event: ev.TaskEvent | TryAgain) -> None:
         """As every host, under observation."""
+        if isinstance(event, TryAgain):
+            super().handle(event)
+            return
         full = isinstance(event, ev.TurnGranted) and self.watch.oracle.before_turn(self.machine)
         super().handle(event)
         self.watch.oracle.after_event(self.machine, event, full)
@@ -95,7 +99,15 @@ class SimulatedTaskPort:
         world.message(self._task, COORDINATOR, event)
         world.after_in_order(("report", self._task), world.delay_ms(), lambda: job.report(event))
 
-    def run_io(self, work: Callable[[], ev.TaskEvent | None]) -> None:
+    def monotonic_ms(self) -> int:
+        return self._job.world.now_ms
+
+    def call_later(self, delay_ms: int, action: Callable[[], None]) -> None:
+        job, host = self._job, self.host
+        assert host is not None
+        job.world.after(delay_ms, lambda: job.guarded(self._task, host, action))
+
+    def run_io(self, work: Callable[[], ev.TaskEvent | TryAgain | None]) -> None:
         job, world, host = self._job, self._job.world, self.host
         assert host is not None
 
@@ -223,11 +235,12 @@ class SimulatedCoordinatorPort:
             job.world.after(RECOVERY_MS, job.start_coordinator)
 
     def halt(self, reason: str) -> None:
-        """For good: should it be the coordinator in charge, the job hangs, and the simulation says so."""
+        """For good: should it be the coordinator in charge, the job has failed."""
         job = self._job
         job.world.note("coordinator halts:", reason)
         if job.coordinator is self.host:
             job.coordinator = None
+            job.give_up(self, reason)
 
 
 def _again(world: World, arrive: Callable[[], None]) -> Callable[[], None]:

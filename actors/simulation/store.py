@@ -146,6 +146,8 @@ class SimulatedStore:
         world = self._disk.world
         if self._disk.reliable:
             return False
+        if world.storage_away:
+            raise StorageError(f"simulated outage: {operation} {path}")
         tries = DECISIVE_TRIES if path.endswith(METADATA_NAME) or TABLE_LOG in path else 1
         if not any(world.chance("storage") for _ in range(tries)):
             return False

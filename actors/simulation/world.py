@@ -57,6 +57,7 @@ class World:
         self._delay_ms = faults.delay_ms
         self._slow_ms = faults.slow_ms
         self._faulty_until_ms = START_MS + faults.duration_ms
+        self._away_from_ms, self._away_until_ms = (START_MS + at_ms for at_ms in faults.outage_ms)
 
     @property
     def faulty(self) -> bool:
@@ -64,9 +65,14 @@ class World:
         return self.now_ms < self._faulty_until_ms
 
     @property
+    def storage_away(self) -> bool:
+        """Whether no storage operation succeeds now."""
+        return self._away_from_ms <= self.now_ms < self._away_until_ms
+
+    @property
     def faulty_until_ms(self) -> int:
         """When the last fault may happen."""
-        return self._faulty_until_ms
+        return max(self._faulty_until_ms, self._away_until_ms)
 
     def faults_again(self) -> None:
         """Faults happen again from now on, for as long as they did at the start."""

@@ -144,6 +144,8 @@ class Simulation:
         try:
             state = job.run(STEPS_MAX, settle_ms_max)
             status, reason, restarts = state.status.value, state.ending_reason, max(0, state.attempt)
+            if job.gave_up is not None:
+                status, reason = "failed", job.gave_up
         except InvariantViolated as error:
             violation = str(error)
         except AssertionError as error:

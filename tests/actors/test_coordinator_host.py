@@ -14,6 +14,7 @@ from link import node
 from tidegate.actors.coordinator import events as ev
 from tidegate.actors.coordinator import instructions as do
 from tidegate.actors.coordinator.machine import CoordinatorMachine
+from tidegate.actors.coordinator.outages import FIRST_PAUSE_MS
 from tidegate.actors.coordinator.state import JobStatus
 from tidegate.actors.graph.stream_graph import translate
 from tidegate.actors.identity import TaskId
@@ -203,7 +204,7 @@ def test_an_append_without_an_answer_is_repeated(happens: bool) -> None:
 
     run.port.append_next(StorageError("no answer"), happens=happens)
     assert run.port.deployed == []
-    assert run.port.wait() == log_writer.FIRST_PAUSE_MS
+    assert run.port.wait() == FIRST_PAUSE_MS
     run.port.settle()
 
     assert len(run.port.deployed) == 1

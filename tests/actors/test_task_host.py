@@ -14,16 +14,18 @@ from batches import batch
 from link import SCHEMA, SOURCE, WORK, FrozenSum, Summing, describe, work_graph
 
 from tidegate.actors.coordinator import events as co
+from tidegate.actors.coordinator.spec import RestorePoint
 from tidegate.actors.elements import Watermark
 from tidegate.actors.graph.job_graph import JobGraph
 from tidegate.actors.runtimes.context import DataPlaneOptions, JobContext
+from tidegate.actors.runtimes.ports import TryAgain
 from tidegate.actors.runtimes.task_effects import TaskEffects
 from tidegate.actors.runtimes.task_host import TaskHost
 from tidegate.actors.sources import ReadResult, SourceSplit
 from tidegate.actors.task import events as ev
 from tidegate.actors.task import instructions as do
 from tidegate.actors.task.machine import TaskMachine
-from tidegate.storage.errors import StorageError
+from tidegate.storage.errors import CorruptionError, StorageError
 from tidegate.storage.filesystem import FileSystemStore, open_store
 from tidegate.storage.ids import CheckpointId, JobId, OperatorUid, VertexId
 from tidegate.storage.state import OperatorSnapshot
@@ -51,11 +53,20 @@ class Port:
     frames: list[do.SendFrame] = field(default_factory=list)
     credit: list[do.GrantCredit] = field(default_factory=list)
     reports: list[co.CoordinatorEvent] = field(default_factory=list)
-    io: list[Callable[[], ev.TaskEvent | None]] = field(default_factory=list)
+    io: list[Callable[[], ev.TaskEvent | TryAgain | None]] = field(default_factory=list)
     timers: list[int] = field(default_factory=list)
+
+    elapsed_ms: int = 0
+    later: list[tuple[int, Callable[[], None]]] = field(default_factory=list)
 
     def now_ms(self) -> int:
         return 7
+
+    def monotonic_ms(self) -> int:
+        return self.elapsed_ms
+
+    def call_later(self, delay_ms: int, action: Callable[[], None]) -> None:
+        self.later.append((delay_ms, action))
 
     def send_frame(self, frame: do.SendFrame) -> None:
         self.frames.append(frame)
@@ -66,7 +77,7 @@ class Port:
     def report(self, event: co.CoordinatorEvent) -> None:
         self.reports.append(event)
 
-    def run_io(self, work: Callable[[], ev.TaskEvent | None]) -> None:
+    def run_io(self, work: Callable[[], ev.TaskEvent | TryAgain | None]) -> None:
         self.io.append(work)
 
     def set_timer(self, instruction: do.SetTaskTimer) -> None:
@@ -292,3 +303,64 @@ def test_an_operator_is_closed_when_its_task_is() -> None:
     host.close()
 
     assert log == ["open", "close"]
+
+
+class Away(TaskEffects):
+    """Storage that does not answer so often as it is told to."""
+
+    times = 0
+    error: StorageError = StorageError("no answer")
+
+    def restore(self, restore: RestorePoint | None) -> ev.TaskRestored:
+        self._fail()
+        return super().restore(restore)
+
+    def _fail(self) -> None:
+        if self.times:
+            self.times -= 1
+            raise self.error
+
+
+def restoring(times: int, error: StorageError) -> tuple[TaskHost, Port]:
+    """A task that is being restored while storage is away."""
+    graph = work_graph()
+    context = JobContext(JOB, "job", "memory://away", graph, {})
+    descriptor = describe(graph, WORK)
+    effects = Away(context, descriptor, open_store, lambda: 7)
+    effects.times, effects.error = times, error
+    port = Port()
+    host = TaskHost(TaskMachine(descriptor), effects, port)
+    host.restore(None)
+    return host, port
+
+
+def test_a_restore_waits_for_storage_and_says_so() -> None:
+    """It is tried again after growing pauses, and the coordinator, which would give up, hears of it."""
+    host, port = restoring(3, StorageError("no answer"))
+    pauses = []
+    while (event := port.io.pop(0)()) is not None:
+        host.handle(event)
+        if not port.later:
+            break
+        delay_ms, again = port.later.pop(0)
+        pauses.append(delay_ms)
+        port.elapsed_ms += delay_ms
+        again()
+    assert pauses == [200, 400, 800]
+    assert [type(report).__name__ for report in port.reports] == ["RestoreDelayed"] * 3 + ["TaskReady"]
+
+
+def test_a_restore_waits_for_a_bounded_time_and_not_for_what_never_passes() -> None:
+    """After the time that an outage may last, and at once for damage, the error is the task's."""
+    host, port = restoring(2, StorageError("no answer"))
+    first = port.io.pop(0)()
+    assert isinstance(first, TryAgain)
+    host.handle(first)
+    port.elapsed_ms += 600_000
+    port.later.pop(0)[1]()
+    with pytest.raises(StorageError, match="no answer"):
+        port.io.pop(0)()
+
+    _, port = restoring(1, CorruptionError("torn"))
+    with pytest.raises(CorruptionError, match="torn"):
+        port.io.pop(0)()

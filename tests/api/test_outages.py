@@ -1,0 +1,142 @@
+"""Jobs whose checkpoint storage is away for a while, full, or gone for good."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+from local_jobs import NO_RESTART, WAIT_S, GatedSource, config, opening
+
+import tidegate as tg
+from tidegate.actors.coordinator import outages
+from tidegate.actors.runtimes import log_writer, task_host
+from tidegate.actors.runtimes.local import LocalRuntime
+from tidegate.storage.errors import StorageError
+from tidegate.storage.filesystem import FileSystemStore
+from tidegate.storage.store import Buffer
+
+ROWS = 60
+
+
+@pytest.fixture(autouse=True)
+def _fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Outages of tests are short, and so are the pauses between two attempts."""
+    for module in (log_writer, task_host):
+        monkeypatch.setattr(module, "FIRST_PAUSE_MS", 1)
+    monkeypatch.setattr(outages, "PAUSE_MS_MAX", 2)
+
+
+class Storage:
+    """Storage of jobs; while it is `away`, a number of the operations that match fail with its error."""
+
+    def __init__(self, error: str = "the endpoint does not answer") -> None:
+        self.error = error
+        self.fails: dict[str, int] = {}
+        """How many more creates and writes of paths with this part fail."""
+        self.failed = 0
+
+    def open(self, url: str) -> FileSystemStore:
+        """A store of it."""
+        return _Store(url, self)
+
+    def touch(self, path: str) -> None:
+        """An operation fails, if it is to."""
+        for part, left in self.fails.items():
+            if part in path and left:
+                self.fails[part] = left - 1
+                self.failed += 1
+                raise StorageError(self.error)
+
+
+class _Store(FileSystemStore):
+    def __init__(self, url: str, storage: Storage) -> None:
+        super().__init__(url)
+        self._storage = storage
+
+    def create(self, path: str, data: Buffer) -> None:
+        self._storage.touch(path)
+        super().create(path, data)
+
+    def write(self, path: str, chunks: Iterable[Buffer]) -> int:
+        self._storage.touch(path)
+        return super().write(path, chunks)
+
+
+def started(source: GatedSource, folder: Path, storage: Storage, **settings: object) -> tuple[tg.Job, tg.OutputTable]:
+    """A job that counts by key, with checkpoints on request."""
+    env = tg.StreamEnvironment(LocalRuntime(storage.open), 1, options=tg.DataPlaneOptions(source_rows_max=10))
+    counts = env.from_source(source, uid="source").key_by("k").aggregate(n=tg.count(), emit="final", uid="counts")
+    table = counts.to_table(str(folder / "out"), uid="out")
+    settings = {"inline_bytes": 0, **settings}
+    return env.execute("job", checkpoints=config(folder / "checkpoints", **settings), restart=NO_RESTART), table
+
+
+@pytest.mark.parametrize(
+    ("what", "times"), [("/events/", 8), ("/_metadata", 1), ("/chk-", 2), ("_tidegate/log/", 5), ("data/", 5)]
+)
+def test_an_outage_of_each_kind_of_file_is_survived(
+    tmp_path: Path, what: str, times: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The job goes on in its first attempt, and its table has every row once; a warning says what is away."""
+    storage = Storage()
+    with opening(GatedSource(ROWS, gates=[30])) as source, caplog.at_level(logging.WARNING):
+        job, table = started(source, tmp_path, storage, interval="10ms")
+        source.await_gate(30)
+        storage.fails[what] = times
+        source.open_gate(30)
+        assert job.wait(f"{WAIT_S}s") == "finished"
+
+    progress = job.progress()
+    assert (progress.restarts, storage.failed) == (0, times)
+    assert sum(table.to_arrow()["n"].to_pylist()) == ROWS
+    assert "(the endpoint does not answer)" in caplog.text
+    assert "can be reached again, after" in caplog.text
+
+
+def test_a_checkpoint_that_an_outage_takes_away_is_counted(tmp_path: Path) -> None:
+    """It has failed, for a reason that does not count against the job; who had asked for it is told."""
+    storage = Storage(f"cannot write: {os.strerror(errno.ENOSPC)}")
+    with opening(GatedSource(ROWS, gates=[30])) as source:
+        job, _ = started(source, tmp_path, storage)
+        source.await_gate(30)
+        storage.fails["/chk-"] = 1
+        with pytest.raises(tg.CheckpointError, match=r"checkpoint storage does not answer: .*No space left on device"):
+            job.trigger_checkpoint()
+        assert (job.status(), job.progress().failed_checkpoints) == ("running", 1)
+        job.trigger_checkpoint()
+        source.open_gate(30)
+        assert job.wait(f"{WAIT_S}s") == "finished"
+    assert job.progress().restarts == 0
+
+
+def test_storage_that_does_not_come_back_fails_the_job(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """After the time that is allowed: in the status, where it is waited for, and in the log."""
+    storage = Storage()
+    with opening(GatedSource(ROWS, gates=[30])) as source, caplog.at_level(logging.ERROR):
+        job, _ = started(source, tmp_path, storage, interval="10ms", storage_outage="20ms")
+        source.await_gate(30)
+        storage.fails["/events/"] = 10**9
+        with pytest.raises(tg.JobFailedError, match=r"could not be written .*the endpoint does not answer"):
+            job.wait(f"{WAIT_S}s")
+    assert job.status() == "failed"
+    assert "the endpoint does not answer" in str(job.progress().reason)
+    assert any(r.levelno == logging.ERROR and "its coordinator stops" in r.getMessage() for r in caplog.records)
+
+
+def test_a_folder_that_is_deleted_under_a_job_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody has taken over: the log is gone."""
+    monkeypatch.setattr(log_writer, "LOOK_MS", 0)
+    with opening(GatedSource(ROWS, gates=[30])) as source:
+        job, _ = started(source, tmp_path, Storage())
+        source.await_gate(30)
+        shutil.rmtree(tmp_path / "checkpoints" / job.job_id)
+        with pytest.raises(tg.CheckpointError):
+            job.trigger_checkpoint()
+        with pytest.raises(tg.JobFailedError, match="was the folder deleted while the job was running") as caught:
+            job.wait(f"{WAIT_S}s")
+    assert "newer coordinator" not in str(caught.value)
