@@ -6,11 +6,11 @@ Rules:
   want to write entry k, one gets FencedError.
 - A create whose answer was lost may be repeated: finding the very same entry means that it was ours.
 - A coordinator that slept while others wrote, folded and truncated must not mistake the hole that truncation left for
-  the end of the log. Two rules see to that. The predecessor of the newest entry is never truncated: a writer that
-  looks for it and finds none is fenced. And entries with which a coordinator took over are never truncated (the writer
-  names them, `keep`): the first entry that is not a sleeper's own is the one with which its successor took over. So a
-  writer has to look for the predecessor of its first entry, and of one that it creates again because an answer was
-  lost; for the others the create alone decides (`look` False).
+  the end of the log. Two rules see to that. The two newest entries are never truncated: a writer that looks, and finds
+  others than its own entry and the one before it, is fenced. And entries with which a coordinator took over are never
+  truncated (the writer names them, `keep`): the first entry that is not a sleeper's own is the one with which its
+  successor took over. So a writer has to look after its first entry, and after one that it creates again because an
+  answer was lost; for the others the create alone decides (`look` False).
 - Entries are contiguous. A hole, or damage, is an error, never the end.
 """
 
@@ -164,25 +164,25 @@ class EventLog:
         """Delete what is not needed to fold the log from `before_index` on, but for the entries to `keep`.
 
         The newest undamaged snapshot stays, and every entry from the one before it on; nothing is deleted
-        without a snapshot. Entries go in ascending order, so that a crash leaves no hole.
+        without a snapshot. What a crash leaves is deleted the next time.
         """
         latest = self.latest_snapshot()
         if latest is None:
             return
         snapshot_index = latest[0]
         keep_from = min(before_index, snapshot_index) - 1
-        for index in self.indices():
-            if index < keep_from and index not in keep:
-                self._store.delete(self._entry_path(index))
-        for index in self._snapshot_indices():
-            if index < min(before_index, snapshot_index):
-                self._store.delete(self._snapshot_path(index))
+        entries = [index for index in self.indices() if index < keep_from and index not in keep]
+        folds = [index for index in self._snapshot_indices() if index < min(before_index, snapshot_index)]
+        self._store.delete_all(map(self._entry_path, entries))
+        self._store.delete_all(map(self._snapshot_path, folds))
 
     def _continues(self, index: int) -> bool:
         """Whether an entry that is there now belongs to the log, rather than to a part that was truncated."""
+        known = self.indices()
         if index > 0:
-            return self._store.exists(self._entry_path(index - 1))
-        return self.indices() == [0] and not self._snapshot_indices()
+            # Truncation need not delete in order everywhere: a predecessor alone proves nothing.
+            return known[-2:] == [index - 1, index]
+        return known == [0] and not self._snapshot_indices()
 
     def _read_snapshot(self, index: int) -> Any:
         path = self._snapshot_path(index)

@@ -8,7 +8,7 @@ won. Rules: a file appears complete or not at all; `create` never replaces; a na
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -60,6 +60,10 @@ class Files(Protocol):
 
     def delete(self, key: str) -> None:
         """Delete a file if it is there."""
+        ...
+
+    def delete_all(self, keys: Sequence[str]) -> None:
+        """Delete files that are there, in their order where that can be."""
         ...
 
     def delete_tree(self, key: str) -> None:
@@ -123,6 +127,10 @@ class MemoryFiles:
         with self._lock:
             if self._fs.isfile(key):
                 self._fs.rm_file(key)
+
+    def delete_all(self, keys: Sequence[str]) -> None:
+        for key in keys:
+            self.delete(key)
 
     def delete_tree(self, key: str) -> None:
         prefix = key.rstrip("/") + "/"

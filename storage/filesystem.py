@@ -102,6 +102,12 @@ class FileSystemStore:
         with self._reported("delete", path):
             self._files.delete(key)
 
+    def delete_all(self, paths: Iterable[str]) -> None:
+        keys = [self._key(path) for path in paths]
+        if keys:
+            with self._reported("delete", f"{len(keys)} files, among them {keys[0]}"):
+                self._files.delete_all(keys)
+
     def delete_tree(self, prefix: str) -> None:
         key = self._folder_key(prefix)
         with self._reported("delete", prefix):

@@ -245,6 +245,9 @@ class DuplicatingStore:
     def delete(self, path: str) -> None:
         self._primary.delete(path)
 
+    def delete_all(self, paths: Iterable[str]) -> None:
+        self._primary.delete_all(paths)
+
     def delete_tree(self, prefix: str) -> None:
         self._primary.delete_tree(prefix)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import shutil
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import TracebackType
 
 from tidegate.storage.files import TEMPORARY_PREFIX, FileInfo
@@ -82,6 +82,10 @@ class LocalFiles:
             os.unlink(key)
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
             return
+
+    def delete_all(self, keys: Sequence[str]) -> None:
+        for key in keys:
+            self.delete(key)
 
     def delete_tree(self, key: str) -> None:
         shutil.rmtree(key, onerror=_unless_gone)

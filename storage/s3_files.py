@@ -34,6 +34,7 @@ PARTS_IN_MEMORY_MAX = 4
 """One that is being filled, the others on their way."""
 CREATE_TRIES_MAX = 5
 _NOT_APPLIED_STATUS = (409, 503)
+_DELETED_AT_ONCE_MAX = 1_000
 _UPLOAD_MARK = "tidegate-upload"
 _ENDPOINT_VARIABLES = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_PROFILE")
 
@@ -114,16 +115,24 @@ class S3Files:
     def delete(self, key: str) -> None:
         self._requests.call("delete_object", **_address(key))
 
+    def delete_all(self, keys: Sequence[str]) -> None:
+        addresses = [_address(key) for key in keys]
+        for begin in range(0, len(addresses), _DELETED_AT_ONCE_MAX):
+            some = addresses[begin : begin + _DELETED_AT_ONCE_MAX]
+            self._delete_objects(some[0]["Bucket"], [address["Key"] for address in some])
+
     def delete_tree(self, key: str) -> None:
         bucket = _address(key)["Bucket"]
         for page in self._pages(key):
-            objects = [{"Key": item["Key"]} for item in page.get("Contents", ())]
-            if not objects:
-                continue
-            answer = self._requests.call("delete_objects", Bucket=bucket, Delete={"Objects": objects, "Quiet": True})
-            if answer.get("Errors"):
-                failed = answer["Errors"][0]
-                raise OSError(errno.EIO, f"cannot delete {failed.get('Key')}: {failed.get('Message')}")
+            if names := [item["Key"] for item in page.get("Contents", ())]:
+                self._delete_objects(bucket, names)
+
+    def _delete_objects(self, bucket: str, names: Sequence[str]) -> None:
+        objects = [{"Key": name} for name in names]
+        answer = self._requests.call("delete_objects", Bucket=bucket, Delete={"Objects": objects, "Quiet": True})
+        if answer.get("Errors"):
+            failed = answer["Errors"][0]
+            raise OSError(errno.EIO, f"cannot delete {failed.get('Key')}: {failed.get('Message')}")
 
     def delete_temporary(self, key: str) -> int:
         count = 0

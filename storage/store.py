@@ -47,6 +47,10 @@ class Store(Protocol):
         """Delete one file. Deleting what is not there is no error."""
         ...
 
+    def delete_all(self, paths: Iterable[str]) -> None:
+        """Delete files, in the order in which they come, in few requests. One that is not there is no error."""
+        ...
+
     def delete_tree(self, prefix: str) -> None:
         """Delete everything under a folder. Deleting what is not there is no error."""
         ...

@@ -7,7 +7,7 @@ all paths together; every call has a timeout, and an actor that is gone is a Sto
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import ray
@@ -110,6 +110,10 @@ class RayMemoryFiles:
 
     def delete(self, key: str) -> None:
         self._ask("delete", key)
+
+    def delete_all(self, keys: Sequence[str]) -> None:
+        for key in keys:
+            self.delete(key)
 
     def delete_tree(self, key: str) -> None:
         self._ask("delete_tree", key)

@@ -266,12 +266,19 @@ class SimulatedJob:
         self.gave_up = reason
         self.ended = port.host.machine.state
 
+    def _check_log(self, state: CoordinatorState) -> None:
+        """The log is all that a successor would have."""
+        event_log = EventLog(self.open_store(self.context.root), self.context.job_id)
+        if not state.storage_away and replay(event_log)[0].state != state:
+            raise InvariantViolated(8, "the event log does not give the state of the coordinator that wrote it")
+
     def end(self, port: SimulatedCoordinatorPort) -> None:
         """The job is over."""
         assert port.host is not None and port.effects is not None
         self.drop_tasks()
         state = port.host.machine.state
         self.disk.reliable = True
+        self._check_log(state)
         tables = [] if state.commits else tables_of(self.context)
         port.effects.sweep(state.kept, tables)
         self.watch.oracle.files.check_end(state.kept, tables)

@@ -130,6 +130,11 @@ class SimulatedStore:
         self._disk.remove(self._name(path))
         self._fail_if(fails_after, "delete", path)
 
+    def delete_all(self, paths: Iterable[str]) -> None:
+        """Delete files, one after the other."""
+        for path in paths:
+            self.delete(path)
+
     def delete_tree(self, prefix: str) -> None:
         """Delete a folder."""
         fails_after = self._maybe_fail("delete_tree", prefix)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from itertools import count
 
 import pytest
+from coordinator_ports import Port
 from coordinators import SINK, SOURCE, SPEC, TASKS, part
 from link import node
 
@@ -17,13 +16,12 @@ from tidegate.actors.coordinator.machine import CoordinatorMachine
 from tidegate.actors.coordinator.outages import FIRST_PAUSE_MS
 from tidegate.actors.coordinator.state import JobStatus
 from tidegate.actors.graph.stream_graph import translate
-from tidegate.actors.identity import TaskId
 from tidegate.actors.runtimes import coordinator_host, log_writer
 from tidegate.actors.runtimes.context import JobContext
 from tidegate.actors.runtimes.coordinator_effects import CoordinatorEffects
 from tidegate.actors.runtimes.coordinator_host import CoordinatorHost, replay
 from tidegate.actors.task import events as task_ev
-from tidegate.storage.errors import FencedError, StorageError
+from tidegate.storage.errors import StorageError
 from tidegate.storage.event_log import EventLog
 from tidegate.storage.filesystem import open_store
 from tidegate.storage.ids import AttemptNumber, CheckpointId
@@ -31,90 +29,6 @@ from tidegate.storage.metadata import SnapshotKind
 from tidegate.storage.metadata_file import read_metadata
 
 _numbers = count()
-
-
-@dataclass
-class Port:
-    """Holds everything back until the test lets it happen."""
-
-    deployed: list[do.DeployAttempt] = field(default_factory=list)
-    cancelled: list[do.CancelAttempt] = field(default_factory=list)
-    told: list[tuple[TaskId, task_ev.TaskEvent]] = field(default_factory=list)
-    io: list[Callable[[], ev.CoordinatorEvent | None]] = field(default_factory=list)
-    appends: list[tuple[Callable[[], None], Callable[[BaseException | None], None]]] = field(default_factory=list)
-    timers: dict[str, int] = field(default_factory=dict)
-    later: list[tuple[int, Callable[[], None]]] = field(default_factory=list)
-    answers: list[do.CompleteRequest] = field(default_factory=list)
-    ends: list[do.EndJob] = field(default_factory=list)
-    halted: list[str] = field(default_factory=list)
-    replayed_again: list[str] = field(default_factory=list)
-    on_deploy: Callable[[], None] | None = None
-    elapsed_ms: int = 0
-
-    def now_ms(self) -> int:
-        return 7
-
-    def monotonic_ms(self) -> int:
-        return self.elapsed_ms
-
-    def deploy(self, instruction: do.DeployAttempt) -> None:
-        self.deployed.append(instruction)
-        if self.on_deploy is not None:
-            self.on_deploy()
-
-    def cancel_attempt(self, instruction: do.CancelAttempt) -> None:
-        self.cancelled.append(instruction)
-
-    def tell(self, task: TaskId, event: task_ev.TaskEvent) -> None:
-        self.told.append((task, event))
-
-    def run_io(self, work: Callable[[], ev.CoordinatorEvent | None]) -> None:
-        self.io.append(work)
-
-    def append(self, work: Callable[[], None], done: Callable[[BaseException | None], None]) -> None:
-        self.appends.append((work, done))
-
-    def set_timer(self, timer: str, due_at_ms: int) -> None:
-        self.timers[timer] = due_at_ms
-
-    def call_later(self, delay_ms: int, action: Callable[[], None]) -> None:
-        self.later.append((delay_ms, action))
-
-    def complete_request(self, instruction: do.CompleteRequest) -> None:
-        self.answers.append(instruction)
-
-    def end_job(self, instruction: do.EndJob) -> None:
-        self.ends.append(instruction)
-
-    def replay_again(self, reason: str) -> None:
-        self.replayed_again.append(reason)
-
-    def halt(self, reason: str) -> None:
-        self.halted.append(reason)
-
-    # --- what the test lets happen ---
-
-    def append_next(self, error: Exception | None = None, happens: bool = True) -> None:
-        """The oldest append is over; with an error it may have happened all the same."""
-        work, done = self.appends.pop(0)
-        try:
-            if happens:
-                work()
-            done(error)
-        except FencedError as fenced:
-            done(fenced)
-
-    def settle(self) -> None:
-        """Every append succeeds."""
-        while self.appends:
-            self.append_next()
-
-    def wait(self) -> int:
-        """Let the next of the delayed actions happen, when its time has come; returns how long that took."""
-        delay_ms, action = self.later.pop(0)
-        self.elapsed_ms += delay_ms
-        action()
-        return delay_ms
 
 
 class Run:

@@ -154,6 +154,26 @@ class KeepsFailedSavepoints(CoordinatorHost):
         super()._perform(instruction)
 
 
+class DropsWhatIsHeld(CoordinatorHost):
+    """Breaks: what changes the state is logged. Here an event without instructions is forgotten."""
+
+    def _take_in(self, event: co.CoordinatorEvent) -> None:
+        before = len(self._instructions)
+        super()._take_in(event)
+        if len(self._instructions) == before and self._log.in_charge and event in self._held[-1:]:
+            self._held.pop()
+
+
+class ActsBeforeLogging(CoordinatorHost):
+    """Breaks: an instruction is carried out when what it follows from is durable. Here tasks are told before."""
+
+    def _append(self) -> None:
+        for instruction in self._instructions:
+            if isinstance(instruction, do.TriggerCheckpoint | do.WriteMetadata):
+                self._perform(instruction)
+        super()._append()
+
+
 def _reliably(store: Any, method: str, *arguments: Any) -> Any:
     disk = store._disk
     reliable, disk.reliable = disk.reliable, True
@@ -177,5 +197,7 @@ COORDINATOR_BREAKS: dict[str, tuple[int, Protocol]] = {
     "nothing is committed": (6, Protocol(coordinator=NeverCommits)),
     "every attempt starts afresh": (7, Protocol(coordinator=RestoresAfresh)),
     "an attempt is never deployed again": (7, Protocol(coordinator=NeverRestarts)),
+    "what is held is forgotten": (8, Protocol(coordinator=DropsWhatIsHeld)),
+    "decisions are acted on before they are logged": (7, Protocol(coordinator=ActsBeforeLogging)),
     "two coordinators write one log": (8, Protocol(coordinator=IgnoresFences)),
 }
