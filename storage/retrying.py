@@ -94,6 +94,9 @@ class RetryingStore:
     def delete(self, path: str) -> None:
         self._store.delete(path)
 
+    def delete_all(self, paths: Iterable[str]) -> None:
+        self._store.delete_all(paths)
+
     def delete_tree(self, prefix: str) -> None:
         self._store.delete_tree(prefix)
 

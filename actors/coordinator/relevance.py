@@ -30,9 +30,7 @@ def changes_nothing(event: ev.CoordinatorEvent, state: CoordinatorState) -> bool
     match event:
         case ev.TimerFired(timer=timer):
             return _has_passed(timer, state)
-        case (
-            ev.TaskReady(attempt=attempt) | ev.CheckpointDamaged(attempt=attempt) | ev.RestoreDelayed(attempt=attempt)
-        ):
+        case ev.TaskReady(attempt=attempt) | ev.CheckpointDamaged(attempt=attempt) | ev.RestoreDelayed(attempt=attempt):
             return attempt != state.attempt or state.status is not JobStatus.DEPLOYING
         case ev.TablesTakenBack(attempt=attempt) | ev.TablesNotTakenBack(attempt=attempt):
             return attempt != state.attempt or state.fallback is None

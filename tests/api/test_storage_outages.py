@@ -16,6 +16,7 @@ import tidegate as tg
 from tidegate.actors.coordinator import outages
 from tidegate.actors.runtimes import log_writer, task_host
 from tidegate.actors.runtimes.local import LocalRuntime
+from tidegate.storage import retrying
 from tidegate.storage.errors import StorageError
 from tidegate.storage.filesystem import FileSystemStore
 from tidegate.storage.store import Buffer
@@ -28,6 +29,7 @@ def _fast(monkeypatch: pytest.MonkeyPatch) -> None:
     """Outages of tests are short, and so are the pauses between two attempts."""
     for module in (log_writer, task_host):
         monkeypatch.setattr(module, "FIRST_PAUSE_MS", 1)
+    monkeypatch.setattr(retrying, "TRIES_MAX", 1)  # Short ones are survived before anybody else hears of them.
     monkeypatch.setattr(outages, "PAUSE_MS_MAX", 2)
 
 
