@@ -96,7 +96,7 @@ def test_an_outage_of_each_kind_of_file_is_survived(
     progress = job.progress()
     assert (progress.restarts, storage.failed) == (0, times)
     assert sum(table.to_arrow()["n"].to_pylist()) == ROWS
-    assert "(the endpoint does not answer)" in caplog.text
+    assert "cannot be reached (the endpoint does not answer" in caplog.text
     assert "can be reached again, after" in caplog.text
 
 
