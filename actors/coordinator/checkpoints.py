@@ -287,9 +287,16 @@ class CheckpointKeeper:
 
     def storage_went_away(self, event: ev.StorageWentAway) -> None:
         """Nothing can be decided for some time: ordinary checkpoints are given up, what users wait for is not."""
+        self._context.state.storage_away = True
         for pending in list(self._context.state.pending.values()):
             if pending.phase.open and pending.properties.subsumable:
                 self.abandoner.give_up(pending, Reason.STORAGE_AWAY, event.at_ms, event.error)
+
+    def storage_came_back(self, at_ms: int) -> None:
+        """The next periodic checkpoint does not wait for its tick."""
+        self._context.state.storage_away = False
+        if self._context.state.status is JobStatus.RUNNING:
+            self.tick(at_ms)
 
     def _expire(self, checkpoint_id: CheckpointId, at_ms: int) -> None:
         pending = self._context.state.pending.get(checkpoint_id)

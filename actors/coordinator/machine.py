@@ -162,14 +162,11 @@ class CoordinatorMachine:
 
     @_on.register
     def _on_storage_went_away(self, event: ev.StorageWentAway) -> None:
-        self.state.storage_away = True
         self._checkpoints.storage_went_away(event)
 
     @_on.register
     def _on_storage_came_back(self, event: ev.StorageCameBack) -> None:
-        self.state.storage_away = False
-        if self.state.status is JobStatus.RUNNING:
-            self._checkpoints.tick(event.at_ms)
+        self._checkpoints.storage_came_back(event.at_ms)
 
     @_on.register
     def _on_cancel(self, event: ev.CancelRequested) -> None:

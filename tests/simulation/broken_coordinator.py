@@ -164,16 +164,6 @@ class DropsWhatIsHeld(CoordinatorHost):
             self._held.pop()
 
 
-class ActsBeforeLogging(CoordinatorHost):
-    """Breaks: an instruction is carried out when what it follows from is durable. Here tasks are told before."""
-
-    def _append(self) -> None:
-        for instruction in self._instructions:
-            if isinstance(instruction, do.TriggerCheckpoint | do.WriteMetadata):
-                self._perform(instruction)
-        super()._append()
-
-
 def _reliably(store: Any, method: str, *arguments: Any) -> Any:
     disk = store._disk
     reliable, disk.reliable = disk.reliable, True
@@ -198,6 +188,5 @@ COORDINATOR_BREAKS: dict[str, tuple[int, Protocol]] = {
     "every attempt starts afresh": (7, Protocol(coordinator=RestoresAfresh)),
     "an attempt is never deployed again": (7, Protocol(coordinator=NeverRestarts)),
     "what is held is forgotten": (8, Protocol(coordinator=DropsWhatIsHeld)),
-    "decisions are acted on before they are logged": (7, Protocol(coordinator=ActsBeforeLogging)),
     "two coordinators write one log": (8, Protocol(coordinator=IgnoresFences)),
 }
