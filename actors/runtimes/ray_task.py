@@ -304,12 +304,10 @@ class _RunningTask:
     def report(self, event: CoordinatorEvent) -> None:
         self._watch_until_there(self._process._coordinator.report.remote(event))
 
-    def monotonic_ms(self) -> int:
-        return monotonic_ms()
+    monotonic_ms = staticmethod(monotonic_ms)
 
     def call_later(self, delay_ms: int, action: Callable[[], None]) -> None:
-        process = self._process
-        process._mailbox.call_at(now_ms() + delay_ms, lambda: process._guarded(self, action))
+        self._process._mailbox.call_at(now_ms() + delay_ms, lambda: self._process._guarded(self, action))
 
     def run_io(self, work: Callable[[], ev.TaskEvent | TryAgain | None]) -> None:
         def finish(future: Future[ev.TaskEvent | TryAgain | None]) -> None:
