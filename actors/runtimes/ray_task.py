@@ -6,8 +6,7 @@ Rules:
   frames of one sender keep their order; whatever else the coordinator and the peers say comes through `control`.
 - `live` and `run` are calls that stay pending: they fail the moment the process dies, faster than any heartbeat.
   `live` stands for the process, `run` for one attempt of its task, whose end it returns.
-- A task that fails leaves the process whole: the next attempt starts in it without paying for a new one. Unless it can
-  start no thread any more, which no attempt would cure.
+- A task that fails leaves the process to the next attempt, unless no thread can be started any more, which stays so.
 - Whatever ends a task, its end is told first: without a new thread, from memory that was set aside. What follows,
   closing and logging, may fail or never come back. A process that cannot even tell ends itself, which is noticed.
 - A task has finished in the eyes of `run` when its last elements and its report have arrived: from then on nobody needs
