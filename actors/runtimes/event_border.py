@@ -30,6 +30,7 @@ def fit_for_the_log(event: co.CoordinatorEvent) -> co.CoordinatorEvent:
             | co.SinkCommitFailed(error=text)
             | co.CheckpointDiscardFailed(error=text)
             | co.TablesNotTakenBack(error=text)
+            | co.StorageWentAway(error=text)
         ):
             return replace(event, error=bounded_text(text))
         case co.CheckpointAcknowledged() | co.HooksTriggered() | co.JobSubmitted() | co.CheckpointRequested():

@@ -7,7 +7,7 @@ import threading
 import pyarrow as pa
 import pytest
 from s3_proxy import Fault, Request, S3Proxy, run_proxy
-from seaweed import BUCKET, S3Server
+from seaweed import BUCKET, S3Server, forget_clients
 
 import tidegate as tg
 from tidegate import recovery
@@ -49,6 +49,7 @@ def test_a_broken_wire_costs_time_and_nothing_else(s3_server: S3Server, monkeypa
         monkeypatch.setenv("AWS_ACCESS_KEY_ID", str(s3_server.options["key"]))
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", str(s3_server.options["secret"]))
         monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
+        forget_clients()
         storage, table = f"s3://{BUCKET}/broken/checkpoints", f"s3://{BUCKET}/broken/table"
         checkpoints = tg.CheckpointConfig(interval="50ms", storage=storage, inline_bytes=100, tolerable_failed=100)
         with tg.StreamEnvironment.local(parallelism=2, options=tg.DataPlaneOptions(source_rows_max=500)) as env:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 import pytest
-from seaweed import BUCKET, S3Server
+from seaweed import BUCKET, S3Server, forget_clients
 
 import tidegate as tg
 from tidegate import recovery
@@ -17,6 +17,7 @@ def test_a_job_keeps_everything_on_s3(s3_server: S3Server, monkeypatch: pytest.M
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", str(s3_server.options["key"]))
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", str(s3_server.options["secret"]))
     monkeypatch.setenv("AWS_ENDPOINT_URL", str(s3_server.options["endpoint_url"]))
+    forget_clients()
     storage, table = f"s3://{BUCKET}/job/checkpoints", f"s3://{BUCKET}/job/table"
     checkpoints = tg.CheckpointConfig(interval="50ms", storage=storage, inline_bytes=100)
     with tg.StreamEnvironment.local(parallelism=2, options=tg.DataPlaneOptions(source_rows_max=500)) as env:
