@@ -125,8 +125,10 @@ def test_whatever_code_of_the_user_raises_has_failed_its_task(tmp_path: Path, pl
     with local(1) as env:
         rows = env.from_source(RudeSource(place, error))
         rows.key_by("k").process(Rude(place, error), schema=SCHEMA).collect()
+        # No restart helps against a function that cannot be copied; the exit of a generator says nothing of the kind.
+        restarts = 0 if place == "copy" and raised != "GeneratorExit" else 1
         job = env.execute("rude", checkpoints=config(tmp_path), restart=ONCE)
-        assert type(RAISED[raised]).__name__ in fails(job, restarts=0 if place == "copy" else 1)
+        assert type(RAISED[raised]).__name__ in fails(job, restarts)
 
 
 @pytest.mark.parametrize("raised", RAISED)
