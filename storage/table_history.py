@@ -78,7 +78,8 @@ class TableHistory:
             return TableClaim(job_id, (), (), 0, overwrites=True)
         raise TableError(
             f"the table at {self._url} shows {fold.rows} rows already; "
-            'give if_exists="append" to add to them or if_exists="overwrite" to replace them, or another url'
+            'give if_exists="overwrite" to replace them or another url; if_exists="append" adds to them, also what an '
+            "earlier run of this job has written already"
         )
 
     def _fallback(self, job_id: JobId, restored_from: Restored, next_checkpoint_id: int | None) -> TableClaim | None:
