@@ -105,20 +105,30 @@ def delete_unreferenced(store: Store, job_id: JobId, before_attempt: int | None)
 def _decoded_file(data: Buffer) -> pa.Table:
     """The rows of a Parquet file. pa.ArrowException, OSError or ValueError if it is none."""
     # One file per call, without the dataset layer: the folder names are no partitions.
-    file = pq.ParquetFile(pa.BufferReader(data))
+    file = pq.ParquetFile(pa.BufferReader(data), pre_buffer=False)
     stored = (file.metadata.metadata or {}).get(_ARROW_SCHEMA)
     if stored is None:
-        return file.read()
+        return _rows_of(file)
     written = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(stored)))
     widened = widened_schema(written)
     try:
-        table = file.read()
+        table = _rows_of(file)
     except pa.ArrowInvalid:
         if widened.equals(written):
             raise
         # Written before dictionaries were widened, with more values than its indexes can count.
-        table = pq.ParquetFile(pa.BufferReader(data), metadata=_without_arrow_schema(data)).read()
+        metadata = _without_arrow_schema(data)
+        table = _rows_of(pq.ParquetFile(pa.BufferReader(data), metadata=metadata, pre_buffer=False))
     return table if table.schema.equals(widened) else table.cast(widened)
+
+
+def _rows_of(file: pq.ParquetFile) -> pa.Table:
+    """All rows, read by this thread alone.
+
+    Arrow's threads hold the Python buffer for a moment after a read has returned, as those that read ahead do
+    (`pre_buffer`). One that lets go of it while the interpreter ends aborts the process.
+    """
+    return file.read(use_threads=False)
 
 
 def _without_arrow_schema(data: Buffer) -> pq.FileMetaData:
