@@ -83,7 +83,7 @@ class FileSystemStore:
             try:
                 return self._files.read(key, offset, length)
             except FileNotFoundError as error:
-                if "NoSuchBucket" in str(error.__cause__):
+                if "NoSuchBucket" in str(error):
                     raise OSError(error.errno, f"the bucket does not exist: {error}") from error
                 raise NotFoundError(f"there is no file {join_url(self._url, path)}") from error
 

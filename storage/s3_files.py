@@ -26,7 +26,7 @@ from itertools import chain
 from typing import Any
 
 from tidegate.storage.files import FileInfo
-from tidegate.storage.s3_requests import S3Requests, status_of
+from tidegate.storage.s3_requests import ENDPOINT_VARIABLES, S3Requests, status_of
 from tidegate.storage.store import Buffer
 
 PART_BYTES = 16 * 1024 * 1024
@@ -36,7 +36,6 @@ CREATE_TRIES_MAX = 5
 _NOT_APPLIED_STATUS = (409, 503)
 _DELETED_AT_ONCE_MAX = 1_000
 _UPLOAD_MARK = "tidegate-upload"
-_ENDPOINT_VARIABLES = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_PROFILE")
 
 _logger = logging.getLogger(__name__)
 
@@ -52,7 +51,9 @@ class S3Files:
         `timeout_ms` bounds each request, retries included; `write_timeout_ms` bounds a whole write.
         """
         self._requests = S3Requests(options, timeout_ms)
-        self._server = " ".join([repr(options), *(os.environ.get(name, "") for name in _ENDPOINT_VARIABLES)])
+        self._server = " ".join(
+            [repr(options), *(os.environ.get(name, "") for name in (*ENDPOINT_VARIABLES, "AWS_PROFILE"))]
+        )
         self._write_timeout_s = write_timeout_ms / 1000
 
     def place(self, key: str) -> str:
@@ -132,7 +133,8 @@ class S3Files:
         answer = self._requests.call("delete_objects", Bucket=bucket, Delete={"Objects": objects, "Quiet": True})
         if answer.get("Errors"):
             failed = answer["Errors"][0]
-            raise OSError(errno.EIO, f"cannot delete {failed.get('Key')}: {failed.get('Message')}")
+            why = f"{failed.get('Code')}: {failed.get('Message')}"
+            raise OSError(errno.EIO, f"cannot delete {failed.get('Key')}: {why}")
 
     def delete_temporary(self, key: str) -> int:
         count = 0

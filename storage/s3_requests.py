@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
 import random
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
@@ -37,6 +38,7 @@ TRIES_MAX = 8
 PAUSE_S_FIRST = 0.1
 PAUSE_S_MAX = 5.0
 """Pauses of 5.6 to 11.3 s in all: a server that is started again is waited for."""
+ENDPOINT_VARIABLES = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
 _LOOP_GRACE_S = 5.0
 """How much longer than a request's bound its caller waits for the loop to notice it."""
 _BUSY_STATUS = (408, 429, 500, 502, 503, 504)
@@ -84,6 +86,7 @@ class S3Requests:
     def __init__(self, options: dict[str, Any], timeout_ms: int) -> None:
         """`options` are s3fs's (`key`, `secret`, …); `timeout_ms` bounds all attempts of a request together."""
         options = dict(options)
+        _check_endpoint(options)
         if "region_name" in (options.get("client_kwargs") or {}):
             raise ConfigurationError(_FORBIDDEN_REGION)
         self._timeout_s = timeout_ms / 1000
@@ -164,12 +167,10 @@ class S3Requests:
         except TimeoutError as error:
             raise self._no_answer(last) from (last or error)
         assert last is not None
-        if isinstance(last, OSError):
-            raise last
-        raise OSError(errno.EIO, str(last)) from last
+        raise _named(last) from last
 
     def _no_answer(self, last: Exception | None = None) -> TimeoutError:
-        why = "is the endpoint reachable?" if last is None else f"the last attempt: {last}"
+        why = "is the endpoint reachable?" if last is None else f"the last attempt: {_named(last)}"
         return TimeoutError(errno.ETIMEDOUT, f"no answer within {self._timeout_s:g} s; {why}")
 
 
@@ -178,6 +179,32 @@ def status_of(error: BaseException) -> int | None:
     cause = _client_error(error)
     status = None if cause is None else cause.response.get("ResponseMetadata", {}).get("HTTPStatusCode")
     return int(status) if status is not None else None
+
+
+def _named(error: Exception) -> OSError:
+    """An error of the same class that names the code of S3 and the HTTP status: the message alone may be empty."""
+    cause = _client_error(error)
+    if cause is None:
+        return error if isinstance(error, OSError) else OSError(errno.EIO, str(error))
+    answer = cause.response.get("Error", {})
+    code, message = answer.get("Code") or "no code", answer.get("Message")
+    text = f"{code} (HTTP {status_of(error)})" + (f": {message}" if message else "")
+    kind = type(error) if isinstance(error, OSError) else OSError
+    return kind(getattr(error, "errno", None) or errno.EIO, text)
+
+
+def _check_endpoint(options: dict[str, Any]) -> None:
+    """ConfigurationError for an endpoint that is no URL: what botocore says of it names neither it nor the setting."""
+    given = {
+        "the option endpoint_url": options.get("endpoint_url"),
+        "client_kwargs={'endpoint_url': …}": (options.get("client_kwargs") or {}).get("endpoint_url"),
+        **{f"the environment variable {name}": os.environ.get(name) for name in ENDPOINT_VARIABLES},
+    }
+    for where, endpoint in given.items():
+        if endpoint and not str(endpoint).startswith(("http://", "https://")):
+            raise ConfigurationError(
+                f"the S3 endpoint {str(endpoint)!r} in {where} has no scheme: write http://{endpoint} or https://{endpoint}"
+            )
 
 
 def _can_pass(error: BaseException) -> bool:

@@ -10,6 +10,7 @@ Rules:
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 import uuid
@@ -38,6 +39,7 @@ from tidegate.actors.runtimes.ray_fleet import FleetOptions, SlotPlacement
 from tidegate.actors.runtimes.ray_memory_store import open_store_on_ray, start_memory
 from tidegate.actors.runtimes.ray_shared import SharedValue
 from tidegate.actors.runtimes.ray_task import Handle, ProcessInfo
+from tidegate.actors.runtimes.ray_tokens import is_on_spark, warn_if_open
 from tidegate.storage.errors import ConfigurationError, JobFailedError, JobTimeoutError
 from tidegate.storage.ids import CheckpointId
 from tidegate.storage.metadata import SnapshotKind
@@ -101,6 +103,7 @@ class RayRuntime:
         for url in urls:
             _check_shared(url)
         self._first_slot(graph)
+        warn_if_open(ray.get_runtime_context().gcs_address, os.environ, on_spark=is_on_spark())
 
     @property
     def memory_url(self) -> str:

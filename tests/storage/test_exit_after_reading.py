@@ -13,7 +13,7 @@ import pyarrow as pa
 from tidegate.storage.filesystem import open_store
 from tidegate.storage.table_files import read_data_file, write_data_file
 
-ROWS = 20_000
+ROWS = 10_000
 rows = pa.record_batch({
     "word": pa.array([f"v{i % 97}" for i in range(ROWS)]).dictionary_encode(),
     "list": [[i, 2, 3] for i in range(ROWS)],

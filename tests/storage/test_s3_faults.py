@@ -23,6 +23,7 @@ class Answer:
     status: int
     code: str = ""
     condition: str = ""
+    message: str = "scripted"
 
     @property
     def body(self) -> bytes:
@@ -30,7 +31,7 @@ class Answer:
         if not self.code:
             return b""
         condition = f"<Condition>{self.condition}</Condition>" if self.condition else ""
-        return f"<Error><Code>{self.code}</Code><Message>scripted</Message>{condition}</Error>".encode()
+        return f"<Error><Code>{self.code}</Code><Message>{self.message}</Message>{condition}</Error>".encode()
 
 
 @dataclass(slots=True)
@@ -157,6 +158,39 @@ def test_a_server_that_overwrites_is_refused(scripted: ScriptedS3) -> None:
     """A server that answers 200 to both conditional creates cannot keep exactly-once."""
     with pytest.raises(ConfigurationError, match="has no conditional create"):
         check_conditional_create(scripted.store())
+
+
+@pytest.mark.parametrize("message", ["scripted", ""])
+@pytest.mark.parametrize(
+    ("status", "code"), [(404, "NoSuchBucket"), (403, "InvalidAccessKeyId"), (400, "BadDigest"), (507, "QuotaExceeded")]
+)
+def test_errors_name_the_code(scripted: ScriptedS3, status: int, code: str, message: str) -> None:
+    """With the HTTP status, also where the server sends no message, as Ceph does."""
+    scripted.script = [Answer(status, code, message=message)]
+    store = scripted.store()
+
+    for operation in (lambda: store.write("f", [b"x"]), lambda: store.read("f"), lambda: store.list("")):
+        with pytest.raises(StorageError, match=rf"{code} \(HTTP {status}\)") as caught:
+            operation()
+        assert "None" not in str(caught.value)
+
+
+@pytest.mark.parametrize("where", ["option", "client_kwargs", "environment"])
+def test_an_endpoint_without_a_scheme_is_refused(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When the store is opened, with the place where it was given."""
+    options: dict[str, object] = {"key": "k", "secret": "s"}
+    if where == "option":
+        options["endpoint_url"] = "localhost:9000"
+    elif where == "client_kwargs":
+        options["client_kwargs"] = {"endpoint_url": "localhost:9000"}
+    else:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", "localhost:9000")
+
+    with pytest.raises(
+        ConfigurationError, match=f"'localhost:9000' in the {where}|'localhost:9000' in {where}"
+    ) as caught:
+        open_store("s3://bucket/x", **options)
+    assert "http://localhost:9000" in str(caught.value)
 
 
 @pytest.mark.parametrize(
