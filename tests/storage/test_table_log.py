@@ -211,7 +211,7 @@ def test_rows_that_are_there_need_a_word(memory_store: FileSystemStore) -> None:
     _commit(log, _A, 1, "x")
 
     with pytest.raises(
-        TableError, match=r'shows 1 rows already; give if_exists="append" .* if_exists="overwrite"'
+        TableError, match=r'shows 1 rows already; give if_exists="overwrite" .* if_exists="append"'
     ) as caught:
         TableLog(memory_store).claim(_B)
     assert memory_store.url in str(caught.value)
