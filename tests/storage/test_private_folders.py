@@ -216,3 +216,14 @@ def test_a_file_of_another_user_is_not_read(tmp_path: Path, monkeypatch: pytest.
 
     with pytest.raises(StorageError, match="belongs to another user"):
         store.read("f")
+
+
+@pytest.mark.parametrize("relative", ["..", "a/../../b", "./a"])
+def test_a_path_that_leads_out_is_refused(tmp_path: Path, relative: str) -> None:
+    """What is made or deleted inside a private folder lies inside it, however Python was started."""
+    folder = str(tmp_path / "own")
+    make_private(folder)
+    with pytest.raises(ConfigurationError, match="leads out"):
+        make_inside(folder, relative)
+    with pytest.raises(ConfigurationError, match="leads out"):
+        remove_inside(folder, relative)
