@@ -166,7 +166,7 @@ class Job:
     def events(self) -> list[Any]:
         """Every event that the coordinator has decided by, oldest first, as far as the log reaches back."""
         log = EventLog(self._open_store(self.root), self.job_id)
-        return [event for entry in log.entries(log.oldest()) for event in entry.events]
+        return [event for entry in log.history() for event in entry.events]
 
     def __repr__(self) -> str:
         return f"Job({self.name!r}, {self.job_id!r})"

@@ -12,10 +12,13 @@ Rules:
   successor took over. So a writer has to look after its first entry, and after one that it creates again because an
   answer was lost; for the others the create alone decides (`look` False).
 - Entries are contiguous. A hole, or damage, is an error, never the end.
+- A listing may leave out what is there, where entries are created meanwhile. What it does not name is looked for by its
+  own name before it counts as gone.
 """
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Iterator, Set
 from dataclasses import dataclass
@@ -37,6 +40,7 @@ from tidegate.storage.layout import CheckpointLayout
 from tidegate.storage.store import Store
 
 LOG_VERSION = 1
+RACES_MAX = 32
 _ENTRY_MAGIC = b"TGEVENT"
 _SNAPSHOT_MAGIC = b"TGEVSNAP"
 _SNAPSHOT_PREFIX = "snapshot-"
@@ -120,13 +124,22 @@ class EventLog:
 
     def oldest(self) -> int:
         """The index from which on every entry is there; what was kept of a truncated part comes before it."""
-        known = self.indices()
-        oldest = known[-1] if known else 0
-        for index in reversed(known[:-1]):
-            if index != oldest - 1:
-                break
-            oldest = index
+        known = set(self.indices())
+        oldest = max(known, default=0)
+        while oldest - 1 in known or (oldest > 0 and self._has(oldest - 1)):
+            oldest -= 1
         return oldest
+
+    def history(self) -> list[LogEntry]:
+        """All entries from the oldest on. Safe while the log is truncated: it begins again where that has gone on."""
+        for races in itertools.count(1):
+            oldest = self.oldest()
+            try:
+                return list(self.entries(oldest))
+            except CorruptionError:
+                if races == RACES_MAX or self.oldest() <= oldest:
+                    raise
+        raise AssertionError("it returns or raises")
 
     def entries(self, from_index: int) -> Iterator[LogEntry]:
         """All entries from an index on, in order. CorruptionError for a damaged entry or a hole."""
@@ -179,10 +192,13 @@ class EventLog:
     def _continues(self, index: int) -> bool:
         """Whether an entry that is there now belongs to the log, rather than to a part that was truncated."""
         known = self.indices()
-        if index > 0:
-            # Truncation need not delete in order everywhere: a predecessor alone proves nothing.
-            return known[-2:] == [index - 1, index]
-        return known == [0] and not self._snapshot_indices()
+        # Truncation need not delete in order everywhere: a predecessor alone proves nothing.
+        if (known and known[-1] > index) or (index == 0 and self._snapshot_indices()):
+            return False
+        return all(needed in known or self._has(needed) for needed in range(max(0, index - 1), index + 1))
+
+    def _has(self, index: int) -> bool:
+        return self._store.exists(self._entry_path(index))
 
     def _read_snapshot(self, index: int) -> Any:
         path = self._snapshot_path(index)

@@ -177,6 +177,10 @@ class TableParts:
         """Checksum of an entry as it lies there. NotFoundError."""
         return checksum_of(self._store.read(entry_path(seq)))
 
+    def has_entry(self, seq: int) -> bool:
+        """Whether an entry is there, whatever a listing says."""
+        return self._store.exists(entry_path(seq))
+
     def listing(self) -> tuple[list[int], list[int]]:
         """Numbers of the entries and of the snapshots that are there, ascending."""
         names = self._store.list(LOG_FOLDER)

@@ -7,6 +7,8 @@ Rules:
 - Whoever has read on looks whether the entry that it had read last is there, and begins again with the newest snapshot
   if not. So nobody takes the hole that truncation leaves for the end of the log, or what somebody else has put there
   for a part of it.
+- A listing may show an entry without the one before it, where entries are created meanwhile. What it does not name is
+  looked for by its own name before it counts as lost.
 - A snapshot is written, and the log truncated, every so many entries by whoever appends. The entry that made it due
   stands, whatever becomes of that.
 """
@@ -99,12 +101,16 @@ class TableTail:
 
     def _check_no_hole(self, first: int, numbers: Sequence[int], snapshots: Sequence[int]) -> None:
         # Reading on until nothing is found would take a lost entry for the end; a listing does not.
-        for expected, number in enumerate(numbers, start=first):
-            if number != expected:
-                if self._files.listing()[1] != snapshots:
-                    raise _OvertakenError
-                where = join_url(self._url, LOG_FOLDER)
-                raise CorruptionError(f"{where} has a hole: {entry_path(expected).rpartition('/')[2]} is missing")
+        expected = first
+        for number in numbers:
+            while expected < number:
+                if not self._files.has_entry(expected):
+                    if self._files.listing()[1] != snapshots:
+                        raise _OvertakenError
+                    where = join_url(self._url, LOG_FOLDER)
+                    raise CorruptionError(f"{where} has a hole: {entry_path(expected).rpartition('/')[2]} is missing")
+                expected += 1
+            expected += 1
 
     def _read_on(self) -> None:
         """Read entries to the end. What was known before, or else the first entry, must be there afterwards."""

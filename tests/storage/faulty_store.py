@@ -10,12 +10,19 @@ from tidegate.storage.store import Buffer
 
 
 class FaultyStore(FileSystemStore):
-    """Like the store of its url; the two faults happen once, at the next create."""
+    """Like the store of its url; the faults happen once: two at the next create, one in the next listing."""
 
     def __init__(self, url: str) -> None:
         super().__init__(url)
         self.before_create: Callable[[], None] | None = None
         self.lose_next_answer = False
+        self.unlisted: str | None = None
+        """A name that the next listing leaves out, as one may that is made while files are created."""
+
+    def list(self, prefix: str) -> list[str]:
+        """List, as told."""
+        unlisted, self.unlisted = self.unlisted, None
+        return [name for name in super().list(prefix) if name != unlisted]
 
     def create(self, path: str, data: Buffer) -> None:
         """Create, as told."""

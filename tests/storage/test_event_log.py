@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -97,6 +98,58 @@ def test_a_hole_is_not_the_end(memory_store: FileSystemStore, missing: int) -> N
 
     with pytest.raises(CorruptionError, match=f"entry {missing} is missing, entry 3 is there"):
         list(log.entries(0))
+
+
+@pytest.mark.parametrize("unlisted", range(4))
+def test_what_a_listing_leaves_out_is_no_hole(memory_store: FileSystemStore, unlisted: int) -> None:
+    """A listing that is made while entries are created may show one without another."""
+    _filled(memory_store, 4)
+    store = FaultyStore(memory_store.url)
+    log = EventLog(store, _JOB)
+    entries = [_entry(index) for index in range(4)]
+
+    store.unlisted = f"{unlisted:012d}"
+    assert list(log.entries(0)) == entries
+    store.unlisted = f"{unlisted:012d}"
+    assert log.oldest() == 0
+    store.unlisted = f"{unlisted:012d}"
+    assert log.history() == entries
+
+
+@pytest.mark.parametrize(("entries", "unlisted"), [(0, 0), (4, 3), (4, 4)])
+def test_a_writer_whose_entry_or_predecessor_is_not_listed_is_not_fenced(
+    memory_store: FileSystemStore, entries: int, unlisted: int
+) -> None:
+    """It would take a good entry back, and a healthy job would end."""
+    store = FaultyStore(memory_store.url)
+    log = _filled(store, entries)
+
+    store.unlisted = f"{unlisted:012d}"
+    log.append(_entry(entries))
+    log.append(_entry(entries + 1))
+
+    assert [entry.index for entry in log.entries(0)] == list(range(entries + 2))
+
+
+def test_a_history_that_is_truncated_meanwhile_begins_again(
+    memory_store: FileSystemStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A running job truncates its log while somebody reads it: that is no damage."""
+    log = _filled(memory_store, 6)
+    entries = EventLog.entries
+
+    def truncated_before(self: EventLog, from_index: int) -> Iterator[LogEntry]:
+        monkeypatch.setattr(EventLog, "entries", entries)
+        log.write_snapshot(4, "fold")
+        log.truncate(4)
+        return entries(self, from_index)
+
+    monkeypatch.setattr(EventLog, "entries", truncated_before)
+    assert log.history() == [_entry(index) for index in (3, 4, 5)]
+
+    memory_store.write(_entry_file(4), [b""])
+    with pytest.raises(CorruptionError, match="000000000004"):
+        log.history()
 
 
 def test_damage_is_not_the_end(memory_store: FileSystemStore) -> None:

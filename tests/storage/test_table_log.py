@@ -452,6 +452,19 @@ def test_a_hole_in_the_log_is_damage(memory_store: FileSystemStore, missing: int
         TableLog(memory_store).snapshot()
 
 
+@pytest.mark.parametrize("unlisted", range(4))
+def test_what_a_listing_leaves_out_is_no_hole(memory_store: FileSystemStore, unlisted: int) -> None:
+    """A listing that is made while entries are created may show one without another: all of the table is read."""
+    log = _table(memory_store)
+    log.claim(_A)
+    for number in (1, 2):
+        _commit(log, _A, number, f"a{number}")
+    store = FaultyStore(memory_store.url)
+    store.unlisted = f"{unlisted:012d}"
+
+    assert _shown(store) == ["a1", "a2"]
+
+
 def test_damage_in_the_log_is_found(memory_store: FileSystemStore) -> None:
     """A flipped bit or another entry's file is CorruptionError."""
     log = _table(memory_store)
