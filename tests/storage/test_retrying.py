@@ -223,13 +223,13 @@ def test_state_that_fails_costs_no_checkpoint(tmp_path: Path, monkeypatch: pytes
 
 
 def _job_with_table(faulty: Faulty, tmp_path: Path) -> tuple[tg.Job, tg.OutputTable]:
-    """A job that may not restart, to its end, whose table or checkpoints rest in the store that fails."""
+    """A job that neither restarts nor waits for storage, whose table or checkpoints rest in the store that fails."""
 
     def opened(url: str) -> FileSystemStore:
         return faulty if url == faulty.url else open_store(url)
 
     rows = pa.table({"k": [i % 5 for i in range(100)]})
-    config = tg.CheckpointConfig(storage=tmp_path / "checkpoints", inline_bytes=0)
+    config = tg.CheckpointConfig(storage=tmp_path / "checkpoints", inline_bytes=0, storage_outage="1ms")
     with tg.StreamEnvironment(LocalRuntime(opened), 1, open_store=opened) as env:
         out = env.from_batches(rows).key_by("k").aggregate(n=tg.count(), emit="final").to_table(str(tmp_path / "out"))
         job = env.execute("faulty", checkpoints=config, restart=tg.RestartStrategy.none())
