@@ -82,6 +82,13 @@ def remove_inside(folder: str, relative: str) -> None:
             os.unlink(name, dir_fd=descriptor)
 
 
+def remove_if_empty(folder: str, relative: str) -> None:
+    """Delete a folder in a private one if nothing is in it."""
+    *above, name = _parts(relative)
+    with suppress(OSError), _opened(folder, above) as descriptor:
+        os.rmdir(name, dir_fd=descriptor)
+
+
 def open_private(path: str, flags: int) -> int:
     """An `opener` for `open`: never through a link, and what is made is for this user alone."""
     return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, FILE_MODE)
