@@ -18,7 +18,7 @@ from tidegate.actors.coordinator.phases import JobStatus, PendingInput, PendingP
 from tidegate.actors.coordinator.plan import NoPlan, make_plan
 from tidegate.actors.coordinator.properties import CheckpointProperties, barrier_options
 from tidegate.actors.coordinator.requests import CheckpointRequest, Demand, Pause, Start, decide, enqueue
-from tidegate.actors.coordinator.state import AcknowledgeResult, PendingCheckpoint
+from tidegate.actors.coordinator.state import NEVER_MS, AcknowledgeResult, PendingCheckpoint
 from tidegate.actors.coordinator.statistics import SubtaskStatistics
 from tidegate.actors.coordinator.writing import CheckpointWriter
 from tidegate.actors.failures import CheckpointFailureReason as Reason
@@ -108,6 +108,10 @@ class CheckpointKeeper:
         if name == "periodic":
             self.tick(at_ms)
             return
+        if name == "final":
+            # The wait is over also where a clock that was set back says that it is not.
+            self._context.state.final_not_before_ms = NEVER_MS
+            return
         act: dict[str, Callable[[CheckpointId], None]] = {
             "timeout": lambda n: self._expire(n, at_ms),
             "export": self.writer.repeat_export,
@@ -155,8 +159,10 @@ class CheckpointKeeper:
         state, interval_ms = self._context.state, self._context.settings.interval_ms
         if state.due_since_ms is not None:
             assert interval_ms is not None
-            missed = max(0, at_ms - state.due_since_ms) // interval_ms
-            next_ms = state.due_since_ms + (missed + 1) * interval_ms
+            # A clock that was set back since has no rhythm to keep: the next one is an interval away from now.
+            since_ms = min(state.due_since_ms, at_ms)
+            missed = (at_ms - since_ms) // interval_ms
+            next_ms = since_ms + (missed + 1) * interval_ms
             state.due_since_ms = None
             self._context.instruct(do.SetTimer(f"periodic:{state.attempt}", next_ms))
 

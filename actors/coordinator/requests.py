@@ -93,8 +93,10 @@ def decide(demand: Demand, settings: CheckpointSettings, at_ms: int) -> Start | 
         return Start(CHECKPOINT, (), ())
     if not demand.due:
         return None
-    until_ms = demand.last_completed_at_ms + settings.min_pause_ms
-    return Pause(until_ms) if until_ms > at_ms else Start(CHECKPOINT, (), ())
+    since_ms = demand.last_completed_at_ms
+    # After a completion in the future, by a clock that was set back since, nobody knows how long the pause was.
+    pause = since_ms <= at_ms < since_ms + settings.min_pause_ms
+    return Pause(since_ms + settings.min_pause_ms) if pause else Start(CHECKPOINT, (), ())
 
 
 def _rank(request: CheckpointRequest) -> tuple[bool, bool, int]:

@@ -89,12 +89,13 @@ class CoordinatorHost:
         self._inlined = InlinedState()
         self._state_notes = OutageNotes("state and metadata of checkpoints", port.monotonic_ms)
         self._table_notes = OutageNotes("output tables", port.monotonic_ms)
-        self._inbox: deque[ev.CoordinatorEvent] = deque()
+        self._inbox: deque[tuple[ev.CoordinatorEvent, int]] = deque()
+        """What has come, and when that was by the clock that nobody sets."""
         self._held: list[ev.CoordinatorEvent] = []
         """Taken in by the machine, and not logged yet."""
         self._held_names = 0
-        self._instructions: list[do.CoordinatorInstruction] = []
-        """What follows from the events that are held."""
+        self._instructions: list[tuple[do.CoordinatorInstruction, int]] = []
+        """What follows from the events that are held, and when it is due by the clock that nobody sets."""
         self._flushes = False
         """Whether the events that are held are going to be logged at some time, whatever comes."""
         self._appending = False
@@ -121,7 +122,7 @@ class CoordinatorHost:
                 self._halted = True
                 self._port.halt(f"a {type(event).__name__} cannot be written to the event log: {text}")
             return
-        self._inbox.append(event)
+        self._inbox.append((event, self._port.monotonic_ms()))
         if not self._appending:
             self._next_entry()
 
@@ -135,7 +136,7 @@ class CoordinatorHost:
             reason = CheckpointFailureReason.STORAGE_AWAY
             self._port.complete_request(do.CompleteRequest(event.request, None, reason.value, reason=reason))
             return True
-        return isinstance(event, ev.CancelRequested) and any(isinstance(e, ev.CancelRequested) for e in self._inbox)
+        return isinstance(event, ev.CancelRequested) and any(isinstance(e, ev.CancelRequested) for e, _ in self._inbox)
 
     def _timed(self, event: ev.CoordinatorEvent) -> ev.CoordinatorEvent:
         """The event, with the time for which what it tells of has failed."""
@@ -160,7 +161,7 @@ class CoordinatorHost:
         if self._halted:
             return
         while self._inbox and not self._full:
-            self._take_in(self._inbox.popleft())
+            self._take_in(*self._inbox.popleft())
         if self._held and (self._instructions or self._full or not self._log.in_charge):
             self._append()
         elif not self._flushes and not all(isinstance(event, _MEANS_NOTHING_ALONE) for event in self._held):
@@ -171,12 +172,18 @@ class CoordinatorHost:
     def _full(self) -> bool:
         return len(self._held) >= EVENTS_AN_ENTRY_MAX or self._held_names >= NAMES_AN_ENTRY_MAX
 
-    def _take_in(self, event: ev.CoordinatorEvent) -> None:
+    def _take_in(self, event: ev.CoordinatorEvent, arrived_ms: int) -> None:
         if not self.machine.ignores(event):
             self._held.append(event)
             if isinstance(event, ev.CheckpointAcknowledged):
                 self._held_names += event.state.names
-            self._instructions += self.machine.handle(event)
+            for instruction in self.machine.handle(event):
+                if isinstance(instruction, do.SetTimer):
+                    # The wall clock may be set until the event is logged; it was right when the event came.
+                    deadline_ms = arrived_ms + max(0, instruction.due_at_ms - event.at_ms)
+                    self._instructions.append((instruction, deadline_ms))
+                else:
+                    self._instructions.append((instruction, arrived_ms))
 
     def _flush(self) -> None:
         self._flushes = False
@@ -193,11 +200,14 @@ class CoordinatorHost:
         def written() -> None:
             if self._halted:
                 return
-            for instruction in instructions:
-                self._perform(instruction)
+            for instruction, deadline_ms in instructions:
+                if isinstance(instruction, do.SetTimer):
+                    self._port.set_timer(instruction, max(0, deadline_ms - self._port.monotonic_ms()))
+                else:
+                    self._perform(instruction)
             self._inlined.keep(self.machine.state.pending)
             if self.machine.state.storage_away:
-                self._take_in(ev.StorageCameBack(self._port.now_ms()))
+                self._take_in(ev.StorageCameBack(self._port.now_ms()), self._port.monotonic_ms())
             else:
                 self._log.store_fold_if_due(self.machine.state)
             # Only now: what is reported while instructions are carried out waits for the next entry.
@@ -206,7 +216,8 @@ class CoordinatorHost:
 
         def went_away(error: str) -> None:
             if not self._halted:
-                self._take_in(ev.StorageWentAway(self._port.now_ms(), bounded_text(error)))
+                went = ev.StorageWentAway(self._port.now_ms(), bounded_text(error))
+                self._take_in(went, self._port.monotonic_ms())
 
         def failed(error: BaseException) -> None:
             if self._halted:
@@ -268,8 +279,6 @@ class CoordinatorHost:
                 port.run_io(lambda: effects.discard_checkpoint(instruction))
             case do.DiscardFiles():
                 port.run_io(lambda: effects.discard_files(instruction))
-            case do.SetTimer(timer, due_at_ms):
-                port.set_timer(timer, due_at_ms)
             case do.CompleteRequest():
                 port.complete_request(instruction)
             case do.EndJob():

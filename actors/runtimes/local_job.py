@@ -1,7 +1,8 @@
 """A job on the local runtime: one loop, and what it does beside.
 
 One thread drives the coordinator and all tasks in turn; a small pool does the I/O. Messages between machines are
-appended to one queue, so nothing overtakes anything.
+appended to one queue, so nothing overtakes anything. Messages and timers go before turns, each of them: a barrier waits
+for no more than one turn of one task, however many tasks have something to do.
 
 Rules: code of users runs on threads of the job, never on the driver's main thread. So whatever it raises, also an exit
 or an interrupt, has failed its task; Ctrl-C reaches whoever waits in the main thread. None of the threads keeps the
@@ -11,8 +12,6 @@ driver from ending: a job that runs then is left as by a crash.
 from __future__ import annotations
 
 import atexit
-import heapq
-import itertools
 import logging
 import os
 import queue
@@ -50,6 +49,7 @@ from tidegate.actors.runtimes.local_ports import LocalCoordinatorPort, LocalTask
 from tidegate.actors.runtimes.task_effects import TaskEffects
 from tidegate.actors.runtimes.task_host import TaskHost
 from tidegate.actors.runtimes.threads import WorkerPool, join_all, leave_if_forked
+from tidegate.actors.runtimes.timers import Timers
 from tidegate.actors.task import events as ev
 from tidegate.actors.task.machine import TaskMachine
 from tidegate.storage.errors import JobTimeoutError
@@ -60,7 +60,7 @@ from tidegate.storage.retrying import retrying
 
 log = logging.getLogger(__name__)
 
-TURNS_A_ROUND_MAX = 16
+IDLE_S = 1.0
 CLOSE_WAIT_S = 10.0
 """How long the end of a job waits for I/O of its coordinator that is under way."""
 LEAVE_WAIT_S = 2.0
@@ -75,10 +75,11 @@ class LocalJob:
         self._context = submission.context
         self._open_store = open_store
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._local: deque[Callable[[], None]] = deque()
-        self._timers: list[tuple[int, int, Callable[[], None]]] = []
-        self._timer_ids = itertools.count()
-        self._named: dict[str, int] = {}
+        self._local: deque[Callable[[], object]] = deque()
+        self._timers = Timers()
+        self._next_task = 0
+        """Which of the tasks is offered the next turn first."""
+        self._named: dict[str, do.SetTimer] = {}
         self._tasks: dict[TaskId, TaskHost] = {}
         self._pid = os.getpid()
         self._requests: dict[str, Future[Answer]] = {}
@@ -216,28 +217,30 @@ class LocalJob:
             self._local.popleft()()
         if self._done.done():
             return  # The next timer may be that of a checkpoint, hours away.
-        busy = False
-        for _ in range(TURNS_A_ROUND_MAX):
-            progressed = False
-            for task, host in list(self._tasks.items()):
-                progressed |= self._guarded(task, host, host.turn)
-            busy |= progressed
-            if not progressed or not self._inbox.empty():
-                break
+        busy = self._turn()
         self._take_messages(block=not busy and not self._local)
 
+    def _turn(self) -> bool:
+        """Give one turn, to the next task that has something to do. Whether there was one."""
+        tasks = list(self._tasks.items())
+        for index in range(len(tasks)):
+            task, host = tasks[(self._next_task + index) % len(tasks)]
+            if self._guarded(task, host, host.turn):
+                self._next_task = (self._next_task + index + 1) % len(tasks)
+                return True
+        return False
+
     def _take_messages(self, block: bool) -> None:
-        wait_s = 0.0
-        if block:
-            wait_s = 1.0 if not self._timers else max(0.0, (self._timers[0][0] - now_ms()) / 1000)
+        wait_ms = self._timers.wait_ms if block else 0
+        wait_s = IDLE_S if wait_ms is None else wait_ms / 1000
         try:
             self._local.append(self._inbox.get(timeout=wait_s) if wait_s > 0 else self._inbox.get_nowait())
             while True:
                 self._local.append(self._inbox.get_nowait())
         except queue.Empty:
             pass
-        while self._timers and self._timers[0][0] <= now_ms():
-            self._local.append(heapq.heappop(self._timers)[2])
+        while self._timers.due:
+            self._local.append(self._timers.pop())
 
     def _guarded(self, task: TaskId, host: TaskHost, action: Callable[[], bool | None]) -> bool:
         if self._tasks.get(task) is not host:
@@ -268,9 +271,6 @@ class LocalJob:
         host = self._tasks.get(task)
         if host is not None:
             self._guarded(task, host, lambda: host.handle(event))
-
-    def _call_at(self, due_at_ms: int, action: Callable[[], None]) -> None:
-        heapq.heappush(self._timers, (due_at_ms, next(self._timer_ids), action))
 
     def _drop_tasks(self) -> None:
         for host in self._tasks.values():

@@ -75,16 +75,18 @@ class LocalTaskPort:
         def act() -> None:
             self._job._guarded(self._task, host, action)
 
-        self._job._call_at(now_ms() + delay_ms, act)
+        self._job._timers.after(delay_ms, act)
 
-    def set_timer(self, instruction: task_do.SetTaskTimer) -> None:
+    def set_timer(self, instruction: task_do.SetTaskTimer, delay_ms: int) -> None:
         host = self.host
         assert host is not None
 
         def due() -> None:
-            self._job._guarded(self._task, host, lambda: host.handle(ev.TimerDue(now_ms(), instruction.timer)))
+            self._job._guarded(
+                self._task, host, lambda: host.handle(ev.TimerDue(now_ms(), instruction.timer, instruction.due_at_ms))
+            )
 
-        self._job._call_at(instruction.due_at_ms, due)
+        self._job._timers.after(delay_ms, due)
 
 
 class LocalCoordinatorPort:
@@ -122,18 +124,19 @@ class LocalCoordinatorPort:
 
         self._job._log_pool.submit(work, finish)
 
-    def set_timer(self, timer: str, due_at_ms: int) -> None:
-        self._job._named[timer] = due_at_ms
+    def set_timer(self, instruction: do.SetTimer, delay_ms: int) -> None:
+        timer = instruction.timer
+        self._job._named[timer] = instruction
 
         def fire() -> None:
-            if self._job._named.get(timer) == due_at_ms:
+            if self._job._named.get(timer) is instruction:
                 del self._job._named[timer]
                 self._job._coordinator.handle(co.TimerFired(now_ms(), timer))
 
-        self._job._call_at(due_at_ms, fire)
+        self._job._timers.after(delay_ms, fire)
 
     def call_later(self, delay_ms: int, action: Callable[[], None]) -> None:
-        self._job._call_at(now_ms() + delay_ms, action)
+        self._job._timers.after(delay_ms, action)
 
     def complete_request(self, instruction: do.CompleteRequest) -> None:
         future = self._job._requests.pop(instruction.request, None)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from tidegate.actors.coordinator.events import CoordinatorEvent
-from tidegate.actors.coordinator.instructions import CancelAttempt, CompleteRequest, DeployAttempt, EndJob
+from tidegate.actors.coordinator.instructions import CancelAttempt, CompleteRequest, DeployAttempt, EndJob, SetTimer
 from tidegate.actors.identity import TaskId
 from tidegate.actors.task.events import TaskEvent
 from tidegate.actors.task.instructions import GrantCredit, SendFrame, SetTaskTimer
@@ -52,8 +52,8 @@ class TaskPort(Protocol):
         """Run an action on the task's mailbox after a delay, if the task is still there."""
         ...
 
-    def set_timer(self, instruction: SetTaskTimer) -> None:
-        """Send the task a `TimerDue` then."""
+    def set_timer(self, instruction: SetTaskTimer, delay_ms: int) -> None:
+        """Send the task a `TimerDue` after a while, by a clock that nobody sets."""
         ...
 
 
@@ -88,8 +88,11 @@ class CoordinatorPort(Protocol):
         """Run a write of the event log beside the mailbox, and `done` with its error on the mailbox."""
         ...
 
-    def set_timer(self, timer: str, due_at_ms: int) -> None:
-        """Send the coordinator a `TimerFired` then; replaces a timer of the same name."""
+    def set_timer(self, instruction: SetTimer, delay_ms: int) -> None:
+        """Send the coordinator a `TimerFired` after a while; replaces a timer of the same name.
+
+        What waits goes by a clock that nobody sets: the time of the instruction is that of the wall clock.
+        """
         ...
 
     def call_later(self, delay_ms: int, action: Callable[[], None]) -> None:

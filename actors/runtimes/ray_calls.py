@@ -18,7 +18,6 @@ from typing import Any
 
 import ray
 
-from tidegate.actors.runtimes.clock import now_ms
 from tidegate.actors.runtimes.ray_mailbox import Mailbox
 
 LOST_CALL_GRACE_MS = 5_000
@@ -31,7 +30,7 @@ def watch_call(reference: ray.ObjectRef[Any], mailbox: Mailbox, lost: Callable[[
     def done(future: Future[Any]) -> None:
         error = future.exception()
         if error is not None:
-            mailbox.post(lambda: mailbox.call_at(now_ms() + LOST_CALL_GRACE_MS, lambda: lost(error)))
+            mailbox.post(lambda: mailbox.call_later(LOST_CALL_GRACE_MS, lambda: lost(error)))
 
     future: Future[Any] = reference.future()
     future.add_done_callback(done)

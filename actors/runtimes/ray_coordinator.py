@@ -122,7 +122,7 @@ class CoordinatorProcess:
         )
         self._deployment = Deployment(fleet, self._handle, self._mailbox)
         self._effects = CoordinatorEffects(context, options.open_store, now_ms)
-        self._timers: dict[str, int] = {}
+        self._timers: dict[str, do.SetTimer] = {}
         self._takeovers = 0
         self._mailbox.post(self._start)
         self._mailbox.start()
@@ -360,19 +360,19 @@ class _Port:
         process = self._process
         process._log_pool.submit(work, lambda future: process._mailbox.post(lambda: done(future.exception())))
 
-    def set_timer(self, timer: str, due_at_ms: int) -> None:
-        process = self._process
-        process._timers[timer] = due_at_ms
+    def set_timer(self, instruction: do.SetTimer, delay_ms: int) -> None:
+        process, timer = self._process, instruction.timer
+        process._timers[timer] = instruction
 
         def fire() -> None:
-            if process._timers.get(timer) == due_at_ms:
+            if process._timers.get(timer) is instruction:
                 del process._timers[timer]
                 process._handle(co.TimerFired(now_ms(), timer))
 
-        process._mailbox.call_at(due_at_ms, fire)
+        process._mailbox.call_later(delay_ms, fire)
 
     def call_later(self, delay_ms: int, action: Callable[[], None]) -> None:
-        self._process._mailbox.call_at(now_ms() + delay_ms, action)
+        self._process._mailbox.call_later(delay_ms, action)
 
     def complete_request(self, instruction: do.CompleteRequest) -> None:
         answer = Answer(instruction.checkpoint_id, instruction.error, instruction.path)

@@ -81,16 +81,14 @@ class Deployment:
             ", ".join(fresh) or "nobody",
         )
         # Later, so that a standby does not take the processor from the tasks that start now.
-        self._mailbox.call_at(now_ms() + STANDBY_DELAY_MS, self._fleet.refill)
+        self._mailbox.call_later(STANDBY_DELAY_MS, self._fleet.refill)
 
     def cancel(self, attempt: AttemptNumber) -> None:
         """Have every process that lives let go of an attempt; one that does not is killed."""
         for member in self._members.values():
             if not member.dead:
                 dropped = member.handle.drop.remote(attempt).future()
-                self._mailbox.call_at(
-                    now_ms() + DROP_TIMEOUT_MS, partial(self._kill_if_stuck, member, attempt, dropped)
-                )
+                self._mailbox.call_later(DROP_TIMEOUT_MS, partial(self._kill_if_stuck, member, attempt, dropped))
 
     def tell(self, task: TaskId, event: ev.TaskEvent) -> None:
         """Say something to a task of the current attempt, if its process lives."""
@@ -178,7 +176,7 @@ class Deployment:
             return
         if member.info is None:
             # It is still starting: its constructor comes before everything else, and may take long on a busy node.
-            self._mailbox.call_at(now_ms() + DROP_TIMEOUT_MS, partial(self._kill_if_stuck, member, attempt, dropped))
+            self._mailbox.call_later(DROP_TIMEOUT_MS, partial(self._kill_if_stuck, member, attempt, dropped))
         else:
             log.warning(
                 "%s has not let go of attempt %d within %d ms: it is killed", member.name, attempt, DROP_TIMEOUT_MS

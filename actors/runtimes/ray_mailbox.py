@@ -1,14 +1,12 @@
 """One thread that does everything a machine's host is asked to do, one thing after the other.
 
-Rules: calls of Ray only `post`, so no receive path ever blocks; what was posted first is done first; messages go
-before turns, so that a barrier or a cancellation does not wait behind a full queue; without anything to do the thread
-sleeps until the next message, timer or tick.
+Rules: calls of Ray only `post`, so no receive path ever blocks; what was posted first is done first; messages and
+timers go before turns, each of them, so that a barrier or a cancellation does not wait behind a full queue; without
+anything to do the thread sleeps until the next message, timer or tick.
 """
 
 from __future__ import annotations
 
-import heapq
-import itertools
 import logging
 import os
 import queue
@@ -16,8 +14,9 @@ import threading
 from collections.abc import Callable
 
 from tidegate.actors.failures import log_failure
-from tidegate.actors.runtimes.clock import now_ms
+from tidegate.actors.runtimes.clock import monotonic_ms
 from tidegate.actors.runtimes.threads import leave_if_forked, leave_unreported
+from tidegate.actors.runtimes.timers import Timers
 
 log = logging.getLogger(__name__)
 
@@ -43,8 +42,7 @@ class Mailbox:
         broke_down: Callable[[BaseException], None],
     ) -> None:
         self._inbox: queue.SimpleQueue[Action] = queue.SimpleQueue()
-        self._timers: list[tuple[int, int, Action]] = []
-        self._timer_ids = itertools.count()
+        self._timers = Timers()
         self._turn = turn
         self._tick = tick
         self._tick_ms = tick_ms
@@ -61,10 +59,10 @@ class Mailbox:
         """Have an action run on the thread. From any thread."""
         self._inbox.put(action)
 
-    def call_at(self, due_at_ms: int, action: Action) -> None:
-        """Have an action run at a time. From the mailbox's own thread only."""
+    def call_later(self, delay_ms: int, action: Action) -> None:
+        """Have an action run after a while. From the mailbox's own thread only."""
         assert threading.current_thread() is self._thread
-        heapq.heappush(self._timers, (due_at_ms, next(self._timer_ids), action))
+        self._timers.after(delay_ms, action)
 
     def _run(self) -> None:
         try:
@@ -84,21 +82,22 @@ class Mailbox:
     def _round(self) -> None:
         busy = False
         for _ in range(TURNS_A_ROUND_MAX):
-            if not self._inbox.empty() or not self._turn():
+            if not self._inbox.empty() or self._timers.due or not self._turn():
                 break
             busy = True
-        at_ms = now_ms()
+        at_ms = monotonic_ms()
         if at_ms >= self._next_tick_ms:
             self._next_tick_ms = at_ms + self._tick_ms
             self._tick()
-        while self._timers and self._timers[0][0] <= at_ms:
-            heapq.heappop(self._timers)[2]()
+        while self._timers.due:
+            self._timers.pop()()
             busy = True
         self._take_messages(0.0 if busy else self._idle_s(at_ms))
 
     def _idle_s(self, at_ms: int) -> float:
-        due_at_ms = self._next_tick_ms if not self._timers else min(self._next_tick_ms, self._timers[0][0])
-        return max(0, due_at_ms - at_ms) / 1000
+        until_tick_ms = max(0, self._next_tick_ms - at_ms)
+        until_timer_ms = self._timers.wait_ms
+        return min(until_tick_ms, until_tick_ms if until_timer_ms is None else until_timer_ms) / 1000
 
     def _take_messages(self, wait_s: float) -> None:
         for _ in range(MESSAGES_A_ROUND_MAX):

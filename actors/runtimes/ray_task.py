@@ -283,6 +283,9 @@ class _RunningTask:
     def now_ms(self) -> int:
         return now_ms()
 
+    def monotonic_ms(self) -> int:
+        return monotonic_ms()
+
     def send_frame(self, frame: do.SendFrame) -> None:
         head = make_head(frame.attempt, frame.channel, frame.first_sequence)
         batches = [e for e in frame.elements if isinstance(e, pa.RecordBatch)]
@@ -306,7 +309,7 @@ class _RunningTask:
     monotonic_ms = staticmethod(monotonic_ms)
 
     def call_later(self, delay_ms: int, action: Callable[[], None]) -> None:
-        self._process._mailbox.call_at(now_ms() + delay_ms, lambda: self._process._guarded(self, action))
+        self._process._mailbox.call_later(delay_ms, lambda: self._process._guarded(self, action))
 
     def run_io(self, work: Callable[[], ev.TaskEvent | TryAgain | None]) -> None:
         def finish(future: Future[ev.TaskEvent | TryAgain | None]) -> None:
@@ -319,7 +322,7 @@ class _RunningTask:
             work, lambda future: process._mailbox.post(lambda: process._guarded(self, lambda: finish(future)))
         )
 
-    def set_timer(self, instruction: do.SetTaskTimer) -> None:
+    def set_timer(self, instruction: do.SetTaskTimer, delay_ms: int) -> None:
         process = self._process
         # A timer may be far away: it must not keep the state of a task that is over until then.
         weak = weakref.ref(self)
@@ -327,9 +330,12 @@ class _RunningTask:
         def fire() -> None:
             running = weak()
             if running is not None:
-                process._guarded(running, lambda: running.host.handle(ev.TimerDue(now_ms(), instruction.timer)))
+                process._guarded(
+                    running,
+                    lambda: running.host.handle(ev.TimerDue(now_ms(), instruction.timer, instruction.due_at_ms)),
+                )
 
-        process._mailbox.call_at(instruction.due_at_ms, fire)
+        process._mailbox.call_later(delay_ms, fire)
 
     @property
     def first_rows_untold(self) -> bool:
@@ -369,7 +375,7 @@ class _RunningTask:
                 return
             # As in `watch_call`: if the receiver has died, that is the failure, and this attempt is gone by then.
             outcome = Outcome("failed", bounded_text(f"the last messages did not arrive: {error_text(error)}"))
-            mailbox.call_at(now_ms() + LOST_CALL_GRACE_MS, lambda: tell(outcome))
+            mailbox.call_later(LOST_CALL_GRACE_MS, lambda: tell(outcome))
 
         for call in calls:
             call.add_done_callback(lambda call: mailbox.post(lambda: arrived(call)))

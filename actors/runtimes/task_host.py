@@ -35,6 +35,8 @@ class TaskHost:
         """Rows that came in, from the source or from channels."""
         self._last_turn_ms = 0
         self._pid = os.getpid()
+        self._at_ms = 0
+        """What time it was for the machine at the last event: a timer is that far from being due."""
 
     @property
     def finished(self) -> bool:
@@ -60,10 +62,11 @@ class TaskHost:
             self.rows_in += sum(getattr(element, "num_rows", 0) for element in event.elements)
         elif isinstance(event, ev.CheckpointCompleted | ev.CheckpointAborted) and self._effects.keeps_copies:
             self._port.run_io(partial(self._effects.checkpoint_over, event))
-        begin_ms = self._port.now_ms()
+        self._at_ms = event.at_ms
+        begin_ms = self._port.monotonic_ms()
         instructions = self.machine.handle(event)
         leave_if_forked(self._pid)
-        self._perform(instructions, self._port.now_ms() - begin_ms)
+        self._perform(instructions, self._port.monotonic_ms() - begin_ms)
 
     def _run_through_outages(self, work: Callable[[], ev.TaskEvent | None]) -> None:
         """Run I/O that the task cannot do without, again and again for as long as an outage of storage may last."""
@@ -96,9 +99,9 @@ class TaskHost:
         """Process one element if there is one. Whether there was."""
         if not self.machine.runnable:
             return False
-        begin_ms = self._port.now_ms()
-        self.handle(ev.TurnGranted(begin_ms, self._last_turn_ms))
-        self._last_turn_ms = self._port.now_ms() - begin_ms
+        begin_ms = self._port.monotonic_ms()
+        self.handle(ev.TurnGranted(self._port.now_ms(), self._last_turn_ms))
+        self._last_turn_ms = self._port.monotonic_ms() - begin_ms
         return True
 
     def close(self) -> None:
@@ -133,7 +136,7 @@ class TaskHost:
                 case do.DiscardState():
                     port.run_io(lambda i=instruction: self._effects.discard(i))  # type: ignore[misc]
                 case do.SetTaskTimer():
-                    port.set_timer(instruction)
+                    port.set_timer(instruction, max(0, instruction.due_at_ms - self._at_ms))
                 case do.ReportReady():
                     port.report(co.TaskReady(port.now_ms(), instruction.attempt, task))
                 case do.ReportEndOfData():

@@ -59,6 +59,9 @@ class SimulatedTaskPort:
     def now_ms(self) -> int:
         return self._job.world.now_ms
 
+    def monotonic_ms(self) -> int:
+        return self._job.world.now_ms
+
     def send_frame(self, frame: task_do.SendFrame) -> None:
         job, world = self._job, self._job.world
         receiver = job.context.graph.receiver(frame.channel)
@@ -125,11 +128,11 @@ class SimulatedTaskPort:
 
         world.after(world.io_ms(), act)
 
-    def set_timer(self, instruction: task_do.SetTaskTimer) -> None:
+    def set_timer(self, instruction: task_do.SetTaskTimer, delay_ms: int) -> None:
         job, world, host = self._job, self._job.world, self.host
         assert host is not None
         world.after(
-            max(0, instruction.due_at_ms - world.now_ms),
+            delay_ms,
             lambda: job.guarded(self._task, host, lambda: host.handle(ev.TimerDue(world.now_ms, instruction.timer))),
         )
 
@@ -139,7 +142,7 @@ class SimulatedCoordinatorPort:
 
     def __init__(self, job: SimulatedJob) -> None:
         self._job = job
-        self._timers: dict[str, int] = {}
+        self._timers: dict[str, do.SetTimer] = {}
         self.host: CoordinatorHost | None = None
         self.effects: CoordinatorEffects | None = None
 
@@ -202,19 +205,20 @@ class SimulatedCoordinatorPort:
 
         world.after(world.io_ms(), act)
 
-    def set_timer(self, timer: str, due_at_ms: int) -> None:
+    def set_timer(self, instruction: do.SetTimer, delay_ms: int) -> None:
+        timer = instruction.timer
         world, host, job = self._job.world, self.host, self._job
         assert host is not None
-        self._timers[timer] = due_at_ms
+        self._timers[timer] = instruction
 
         def fire() -> None:
-            if self._timers.get(timer) == due_at_ms:
+            if self._timers.get(timer) is instruction:
                 del self._timers[timer]
                 event = co.TimerFired(world.now_ms, timer)
                 job.watch.reported(event)
                 host.handle(event)
 
-        world.after(max(0, due_at_ms - world.now_ms), fire)
+        world.after(delay_ms, fire)
 
     def call_later(self, delay_ms: int, action: Callable[[], None]) -> None:
         self._job.world.after(delay_ms, action)

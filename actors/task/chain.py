@@ -151,7 +151,6 @@ class OperatorChain:
     def fire_processing_time(self, now_ms: int) -> None:
         """Processing time has got to `now_ms`: every operator emits what waited for that, first one first."""
         assert not self.advancing, "what time has brought before comes first"
-        self.set_time(now_ms)
         if not self._finishing:
             self._clock = self._fire(now_ms)
             self.step()

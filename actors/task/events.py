@@ -223,10 +223,14 @@ class TaskTimer(enum.Enum):
 @wire
 @dataclass(frozen=True, slots=True)
 class TimerDue:
-    """A timer that the task has set is due. A timer that is due when nothing is waiting for it does no harm."""
+    """A timer that the task has set is due. A timer that is due when nothing is waiting for it does no harm.
+
+    `due_at_ms`: the time that it was set for. It may be later than `at_ms`, where the clock was set back since.
+    """
 
     at_ms: int
     timer: TaskTimer
+    due_at_ms: int = 0
 
 
 TaskEvent = (

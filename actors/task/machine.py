@@ -206,9 +206,9 @@ class TaskMachine:
             case ev.TaskTimer.CREDIT:
                 self._emitter.probe_due()
             case ev.TaskTimer.ALIGNMENT:
-                self._checkpoints.timer(event.at_ms)
+                self._checkpoints.timer(max(event.at_ms, event.due_at_ms))
             case ev.TaskTimer.PROCESSING_TIME:
-                self._processing_time.fired()
+                self._processing_time.fired(max(event.at_ms, event.due_at_ms))
 
     @_on.register
     def _on_turn(self, event: ev.TurnGranted) -> None:

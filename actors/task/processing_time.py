@@ -19,25 +19,27 @@ class ProcessingTimeTimer:
         self._chain = chain
         self._instruct = instruct
         self._set_for_ms: int | None = None
-        self._due = False
+        self._due_ms: int | None = None
+        """The time that a timer which has fired was for."""
 
     @property
     def due(self) -> bool:
         """Whether operators have something to do in time, as soon as there is room for what they emit."""
-        return self._due or self._chain.advancing
+        return self._due_ms is not None or self._chain.advancing
 
-    def fired(self) -> None:
-        """A timer that was asked for is due."""
+    def fired(self, at_ms: int) -> None:
+        """What was asked for until `at_ms` is due, also where the clock was set back since."""
         self._set_for_ms = None
-        self._due = True
+        self._due_ms = at_ms
 
     def run(self, now_ms: int) -> None:
         """Let the operators do a step of what is due."""
         if self._chain.advancing:
             self._chain.step()
         else:
-            self._due = False
-            self._chain.fire_processing_time(now_ms)
+            at_ms = now_ms if self._due_ms is None else max(now_ms, self._due_ms)
+            self._due_ms = None
+            self._chain.fire_processing_time(at_ms)
 
     def set(self) -> None:
         """Ask for the earliest time, unless that or an earlier one was asked for, or waits for its turn already."""

@@ -53,8 +53,8 @@ class Port:
     def append(self, work: Callable[[], None], done: Callable[[BaseException | None], None]) -> None:
         self.appends.append((work, done))
 
-    def set_timer(self, timer: str, due_at_ms: int) -> None:
-        self.timers[timer] = due_at_ms
+    def set_timer(self, instruction: do.SetTimer, delay_ms: int) -> None:
+        self.timers[instruction.timer] = instruction.due_at_ms
 
     def call_later(self, delay_ms: int, action: Callable[[], None]) -> None:
         self.later.append((delay_ms, action))

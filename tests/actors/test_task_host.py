@@ -80,7 +80,7 @@ class Port:
     def run_io(self, work: Callable[[], ev.TaskEvent | TryAgain | None]) -> None:
         self.io.append(work)
 
-    def set_timer(self, instruction: do.SetTaskTimer) -> None:
+    def set_timer(self, instruction: do.SetTaskTimer, delay_ms: int) -> None:
         self.timers.append(instruction.due_at_ms)
 
 

@@ -33,7 +33,7 @@ class Now:
     def post(self, action: Callable[[], object]) -> None:
         action()
 
-    def call_at(self, due_at_ms: int, action: Callable[[], object]) -> None:
+    def call_later(self, delay_ms: int, action: Callable[[], object]) -> None:
         self.later.append(action)
 
 

@@ -1,0 +1,94 @@
+"""Waiting goes by a clock that nobody sets: neither timers nor checkpoints stop when the wall clock is set back."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from tidegate.actors.coordinator.requests import Demand, Pause, Start, decide
+from tidegate.actors.coordinator.spec import CheckpointSettings
+from tidegate.actors.runtimes import clock
+from tidegate.actors.runtimes.ray_mailbox import Mailbox
+from tidegate.actors.runtimes.timers import Timers
+
+HOUR_MS = 3_600_000
+
+
+class Clock:
+    """A wall clock that is set, and a monotonic one that goes on."""
+
+    def __init__(self) -> None:
+        self.wall_ms = 10 * HOUR_MS
+        self.passed_ms = 0
+
+    def time_ns(self) -> int:
+        """The wall clock."""
+        return (self.wall_ms + self.passed_ms) * 1_000_000
+
+    def monotonic_ns(self) -> int:
+        """The other one."""
+        return self.passed_ms * 1_000_000
+
+
+@pytest.fixture
+def hands(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The clock that runtimes look at, to be set by hand."""
+    hands = Clock()
+    monkeypatch.setattr(clock, "time", hands)
+    return hands
+
+
+@pytest.mark.parametrize("jump_ms", [-HOUR_MS, 0, HOUR_MS])
+def test_a_wait_is_as_long_as_it_was_when_it_began(hands: Clock, jump_ms: int) -> None:
+    """However the wall clock is set meanwhile."""
+    timers, ran = Timers(), list[str]()
+    timers.after(1_500, lambda: ran.append("it"))
+    assert timers.wait_ms == 1_500
+    hands.wall_ms += jump_ms
+    hands.passed_ms = 1_499
+    assert not timers.due
+    hands.passed_ms = 1_500
+    assert timers.due
+    timers.pop()()
+    assert ran == ["it"]
+
+
+def test_actions_run_in_the_order_of_their_deadlines(hands: Clock) -> None:
+    """Of two with the same one, the first that was asked for goes first; what is long ago is due at once."""
+    timers, ran = Timers(), list[str]()
+    assert timers.wait_ms is None
+    timers.after(20, lambda: ran.append("b"))
+    timers.after(-HOUR_MS, lambda: ran.append("a"))
+    timers.after(20, lambda: ran.append("c"))
+    hands.passed_ms = 20
+    while timers.due:
+        timers.pop()()
+    assert ran == ["a", "b", "c"]
+
+
+def test_messages_and_timers_of_a_mailbox_go_before_each_turn(hands: Clock) -> None:
+    """A timer that becomes due while there is much to do waits for one turn, not for as many as there are."""
+    did: list[str] = []
+
+    def turn() -> bool:
+        did.append("turn")
+        hands.passed_ms += 100
+        if len(did) == 5:
+            mailbox.post(lambda: did.append("message"))
+        return True
+
+    mailbox = Mailbox("mailbox", turn, lambda: None, 60_000, lambda error: None)
+    mailbox._thread = threading.current_thread()
+    mailbox.call_later(150, lambda: did.append("timer"))
+    for _ in range(3):
+        mailbox._round()
+    assert did[:7] == ["turn", "turn", "timer", "turn", "turn", "message", "turn"]
+
+
+def test_a_pause_ends_when_the_clock_is_set_back_before_it() -> None:
+    """Else it would begin anew each time that it is over: the last completion stays in the future."""
+    demand = Demand((), True, False, 0, 0, False, last_completed_at_ms=10 * HOUR_MS)
+    settings = CheckpointSettings(interval_ms=1_000, min_pause_ms=500)
+    assert decide(demand, settings, 10 * HOUR_MS + 100) == Pause(10 * HOUR_MS + 500)
+    assert isinstance(decide(demand, settings, 9 * HOUR_MS), Start)
