@@ -42,7 +42,11 @@ class Job:
         self._savepoints = savepoints
 
     def status(self) -> str:
-        """running, restarting, finished, failed, cancelled or suspended."""
+        """created, deploying, running, restarting, finished, failed, cancelled or suspended.
+
+        A job is created until its coordinator has begun, and deploying until all of its tasks are ready, also after a
+        restart. The call does not wait: while a coordinator does not answer, it is what was known last.
+        """
         return self.progress().status
 
     def progress(self) -> JobProgress:

@@ -18,8 +18,8 @@ from tidegate.storage.ids import CheckpointId
 from tidegate.storage.metadata import SnapshotKind
 
 RUNNING_STATUSES = {
-    JobStatus.CREATED: "running",
-    JobStatus.DEPLOYING: "running",
+    JobStatus.CREATED: "created",
+    JobStatus.DEPLOYING: "deploying",
     JobStatus.RUNNING: "running",
     JobStatus.ENDING: "running",
     JobStatus.RESTARTING: "restarting",
@@ -28,7 +28,7 @@ RUNNING_STATUSES = {
     JobStatus.CANCELLED: "cancelled",
     JobStatus.SUSPENDED: "suspended",
 }
-"""The coordinator's status as users see it."""
+"""The coordinator's status as users see it: a job runs when all of its tasks are ready."""
 
 
 @dataclass(frozen=True, slots=True)

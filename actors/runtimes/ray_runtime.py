@@ -51,6 +51,8 @@ log = logging.getLogger(__name__)
 
 NAMESPACE = "tidegate"
 COORDINATOR_RESTARTS_MAX = 16
+GLANCE_S = 0.5
+"""How long a call that only looks waits for an answer."""
 CALL_TIMEOUT_S = 15.0
 WAIT_STEP_S = 2.0
 RETRY_STEP_S = 0.2
@@ -186,6 +188,10 @@ class RayJob:
         self._lock = threading.Lock()
         self._last = progress_of(CoordinatorState(), {})
         self._seen = False
+        """Whether the coordinator has ever told of the job: before, nothing restarts."""
+        self._asking = threading.Lock()
+        self._asked: Any = None
+        """A call for the state of the job that has not been answered yet."""
         self._statistics = CheckpointStatistics()
         self._answers: Mapping[str, Answer] = {}
         """To all requests, once the job has ended."""
@@ -199,8 +205,19 @@ class RayJob:
         return self._look(0.0) is not None
 
     def progress(self) -> JobProgress:
-        """The job now; it has failed where its coordinator is lost for good, or could not go on."""
-        return self._look(0.0) or self._last
+        """The job now; it has failed where its coordinator is lost for good, or could not go on.
+
+        A coordinator that does not answer at once, because it is starting or gone, is not waited for: then this is what
+        was known last, and the next call looks whether the answer has come.
+        """
+        with self._asking:
+            if self._end is None:
+                if self._asked is None:
+                    self._asked = self._coordinator.view.remote(0.0)
+                if ray.wait([self._asked], timeout=GLANCE_S)[0]:
+                    answer, self._asked = self._asked, None
+                    self._take_in(answer, 0.0)
+            return self._end or self._last
 
     def wait(self, timeout_s: float | None) -> JobProgress | None:
         """Wait for a terminal status; None when the time is over first."""
@@ -295,13 +312,18 @@ class RayJob:
         """Ask for the state of the job, and remember it. Returns its end, if it has come to one."""
         if self._end is not None:
             return self._end
+        return self._take_in(self._coordinator.view.remote(wait_s), wait_s)
+
+    def _take_in(self, answer: Any, wait_s: float) -> JobProgress | None:
+        """Wait for a view of the job, and remember it. Returns the end of the job, if it has come to one."""
         try:
-            view: JobView = ray.get(self._coordinator.view.remote(wait_s), timeout=wait_s + CALL_TIMEOUT_S)
+            view: JobView = ray.get(answer, timeout=wait_s + CALL_TIMEOUT_S)
         except ActorDiedError as error:
             return self._failed(f"its coordinator is lost for good: {_one_line(error)}")
         except (RayActorError, GetTimeoutError) as error:
             log.info("the coordinator of %r does not answer: %s", self.name, error)
-            self._last = replace(self._last, status="restarting")
+            if self._seen:
+                self._last = replace(self._last, status="restarting")
             self._silence = self._silence or (time.monotonic(), _one_line(error))
             threading.Event().wait(min(wait_s, RETRY_STEP_S))
             return None

@@ -283,9 +283,6 @@ class _RunningTask:
     def now_ms(self) -> int:
         return now_ms()
 
-    def monotonic_ms(self) -> int:
-        return monotonic_ms()
-
     def send_frame(self, frame: do.SendFrame) -> None:
         head = make_head(frame.attempt, frame.channel, frame.first_sequence)
         batches = [e for e in frame.elements if isinstance(e, pa.RecordBatch)]
@@ -323,17 +320,14 @@ class _RunningTask:
         )
 
     def set_timer(self, instruction: do.SetTaskTimer, delay_ms: int) -> None:
-        process = self._process
         # A timer may be far away: it must not keep the state of a task that is over until then.
-        weak = weakref.ref(self)
+        process, weak = self._process, weakref.ref(self)
 
         def fire() -> None:
             running = weak()
             if running is not None:
-                process._guarded(
-                    running,
-                    lambda: running.host.handle(ev.TimerDue(now_ms(), instruction.timer, instruction.due_at_ms)),
-                )
+                event = ev.TimerDue(now_ms(), instruction.timer, instruction.due_at_ms)
+                process._guarded(running, lambda: running.host.handle(event))
 
         process._mailbox.call_later(delay_ms, fire)
 

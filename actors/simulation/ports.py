@@ -59,9 +59,6 @@ class SimulatedTaskPort:
     def now_ms(self) -> int:
         return self._job.world.now_ms
 
-    def monotonic_ms(self) -> int:
-        return self._job.world.now_ms
-
     def send_frame(self, frame: task_do.SendFrame) -> None:
         job, world = self._job, self._job.world
         receiver = job.context.graph.receiver(frame.channel)

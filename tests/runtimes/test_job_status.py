@@ -1,0 +1,61 @@
+"""What a job says of itself before its tasks run: what is the case, and at once."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tidegate.actors.coordinator.state import CoordinatorState, JobStatus
+from tidegate.actors.runtimes import ray_runtime
+from tidegate.actors.runtimes.job import progress_of
+from tidegate.actors.runtimes.ray_runtime import RayJob
+
+
+@pytest.mark.parametrize("status", list(JobStatus))
+def test_a_job_is_called_what_it_is(status: JobStatus) -> None:
+    """Only one that ends is still called running: what is told of it is its end."""
+    state = CoordinatorState()
+    state.status = status
+    expected = "running" if status is JobStatus.ENDING else status.value
+    assert progress_of(state, {}).status == expected
+
+
+class SlowRay:
+    """Ray, with a coordinator that does not answer before it is told to. No call may wait."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.answer: Any = None
+
+    def wait(self, references: list[Any], timeout: float) -> tuple[list[Any], list[Any]]:
+        """Whether the answer is there."""
+        assert timeout < 1
+        return (references, []) if self.answer is not None else ([], references)
+
+    def get(self, reference: Any, timeout: float) -> Any:
+        """Only an answer that is there may be taken."""
+        assert self.answer is not None
+        return self.answer
+
+    def view(self, wait_s: float) -> str:
+        """A call."""
+        self.calls += 1
+        return "reference"
+
+
+def test_a_coordinator_that_is_starting_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The job is created until the coordinator tells otherwise; one call is under way at a time."""
+    slow = SlowRay()
+    monkeypatch.setattr(ray_runtime, "ray", slow)
+    coordinator = SimpleNamespace(view=SimpleNamespace(remote=slow.view))
+    submission = SimpleNamespace(spec=SimpleNamespace(job_name="job"))
+    job: Any = RayJob(submission, coordinator, None, range(0))  # type: ignore[arg-type]
+    assert [job.progress().status for _ in range(3)] == ["created"] * 3
+    assert slow.calls == 1
+
+    state = CoordinatorState()
+    state.status = JobStatus.DEPLOYING
+    slow.answer = ray_runtime.JobView(progress_of(state, {}), True, False, None, None)
+    assert job.progress().status == "deploying"
