@@ -129,7 +129,7 @@ class SimulatedTaskPort:
         job, world, host = self._job, self._job.world, self.host
         assert host is not None
         world.after(
-            delay_ms,
+            max(0, instruction.due_at_ms - world.now_ms),
             lambda: job.guarded(self._task, host, lambda: host.handle(ev.TimerDue(world.now_ms, instruction.timer))),
         )
 
@@ -203,6 +203,7 @@ class SimulatedCoordinatorPort:
         world.after(world.io_ms(), act)
 
     def set_timer(self, instruction: do.SetTimer, delay_ms: int) -> None:
+        # Nobody sets the virtual clock: what is due by it is due.
         timer = instruction.timer
         world, host, job = self._job.world, self.host, self._job
         assert host is not None
@@ -215,7 +216,7 @@ class SimulatedCoordinatorPort:
                 job.watch.reported(event)
                 host.handle(event)
 
-        world.after(delay_ms, fire)
+        world.after(max(0, instruction.due_at_ms - world.now_ms), fire)
 
     def call_later(self, delay_ms: int, action: Callable[[], None]) -> None:
         self._job.world.after(delay_ms, action)
