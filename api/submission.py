@@ -20,6 +20,7 @@ from tidegate.actors.runtimes.clock import now_ms
 from tidegate.actors.runtimes.context import DataPlaneOptions, JobContext, OpenStore
 from tidegate.actors.runtimes.job import Submission
 from tidegate.actors.runtimes.restore_checks import check_restorable, check_restored_sources
+from tidegate.actors.runtimes.source_checks import splits_of
 from tidegate.actors.sources import Source
 from tidegate.actors.state.options import StateBackendOptions
 from tidegate.actors.task.source import SplitPosition
@@ -118,7 +119,7 @@ def prepare(request: JobRequest, open_store: OpenStore) -> Submission:
     first_versions = claim_tables(tables, request.job_id, covering, open_store, request.root)
     graph = _with_tables(graph, bound, {table.url: table for table in tables}, first_versions)
     splits = {
-        v.source.uid: tuple(SplitPosition(split) for split in v.source.source.splits())
+        v.source.uid: tuple(SplitPosition(split) for split in splits_of(v.source))
         for v in graph.vertices
         if v.source is not None
     }

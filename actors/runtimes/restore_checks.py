@@ -12,6 +12,7 @@ from tidegate.actors.graph.job_graph import JobEdge, JobGraph, JobVertex
 from tidegate.actors.operators.partitioning import PartitioningKind
 from tidegate.actors.runtimes.restore import subtasks_of
 from tidegate.actors.runtimes.restore_in_flight import can_take_in_flight, edges_with_in_flight
+from tidegate.actors.runtimes.source_checks import splits_of
 from tidegate.actors.task.source import positions_from_tables
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.ids import OperatorUid, VertexId
@@ -42,7 +43,7 @@ def check_restored_sources(store: Store, metadata: CheckpointMetadata, graph: Jo
         subtasks = subtasks_of(metadata, spec.uid)
         tables = [table for subtask in subtasks for table in read_subtask_state(store, subtask, spec.uid)]
         before = {p.split.split_id: p.split for p in positions_from_tables(tables)}
-        now = {split.split_id: split for split in spec.source.splits()}
+        now = {split.split_id: split for split in splits_of(spec)}
         some_unknown = any(subtask.finished and spec.uid not in operators_with_state(subtask) for subtask in subtasks)
         compared = before.keys() if some_unknown else before.keys() | now.keys()
         changed = sorted(n for n in compared if before.get(n) != now.get(n))

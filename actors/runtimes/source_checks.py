@@ -1,16 +1,20 @@
-"""What a source has read, checked where it comes in: a source may be code of the user.
+"""What a source says, checked where it comes in: a source may be code of the user.
 
-A wrong answer that passed here would make a finished job whose table nobody can read, or rows that a replay does not
-find again. The same answer would come again after a restart, so it is a ConfigurationError.
+Whatever its code raises when the job is submitted is the source's mistake, also an exit: a driver must not end without
+a word because of it. Only Ctrl-C comes out as it is.
+
+A wrong answer to a read that passed here would make a finished job whose table nobody can read, or rows that a replay
+does not find again. The same answer would come again after a restart, so it is a ConfigurationError.
 """
 
 from __future__ import annotations
 
 import pyarrow as pa
 
+from tidegate.actors.failures import error_text, interrupts, value_text
 from tidegate.actors.graph.job_graph import SourceSpec
 from tidegate.actors.sources import ReadResult, SourceSplit
-from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.errors import ConfigurationError, TidegateError
 
 
 def checked_read(source: SourceSpec, schema: pa.Schema, split: SourceSplit, offset: int, result: object) -> ReadResult:
@@ -22,6 +26,25 @@ def checked_read(source: SourceSpec, schema: pa.Schema, split: SourceSplit, offs
     raise ConfigurationError(
         f"source {source.name!r} (uid {source.uid!r}): read({split.split_id!r}, offset {offset}) {reason}"
     )
+
+
+def splits_of(source: SourceSpec) -> tuple[SourceSplit, ...]:
+    """The splits of a source. ConfigurationError, which names the source, for whatever its own code raises."""
+    named = f"source {source.name!r} (uid {source.uid!r})"
+    try:
+        splits = tuple(source.source.splits())
+    except TidegateError:
+        raise
+    except BaseException as error:
+        if interrupts(error):
+            raise
+        raise ConfigurationError(
+            f"{named}: splits() failed with {error_text(error)}; it must return the splits of the input"
+        ) from error
+    wrong = next((split for split in splits if not isinstance(split, SourceSplit)), None)
+    if wrong is not None:
+        raise ConfigurationError(f"{named}: splits() has an item that is no tg.SourceSplit: {value_text(wrong)}")
+    return splits
 
 
 def _fault(schema: pa.Schema, offset: int, result: object) -> str | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +87,52 @@ def test_a_source_that_answers_wrongly_fails_its_job(tmp_path: Path, answer: obj
         with pytest.raises(tg.JobFailedError, match=rf"uid 'mine'\): read\('the only one', offset 0\).*{said}"):
             job.wait("60s")
         assert job.progress().attempt == 0
+
+
+class Unsplittable(Answers):
+    """A source that does something when it is asked for its splits."""
+
+    def __init__(self, act: Callable[[], Sequence[Any]]) -> None:
+        super().__init__(tg.ReadResult(TWO, 2, True))
+        self.splits = act  # type: ignore[method-assign]
+
+
+def raising(error: BaseException) -> Callable[[], Sequence[Any]]:
+    """What raises this."""
+
+    def act() -> Sequence[Any]:
+        raise error
+
+    return act
+
+
+@pytest.mark.parametrize(
+    ("act", "said"),
+    [
+        (raising(SystemExit(3)), r"splits\(\) failed with SystemExit: 3"),
+        (raising(GeneratorExit()), r"splits\(\) failed with GeneratorExit"),
+        (raising(pl.exceptions.PanicException("panic")), r"splits\(\) failed with PanicException: panic"),
+        (raising(FileNotFoundError("no input")), r"splits\(\) failed with FileNotFoundError: no input"),
+        (lambda: None, r"splits\(\) failed with TypeError"),
+        (lambda: ["a"], r"splits\(\) has an item that is no tg.SourceSplit: 'a'"),
+    ],
+)
+def test_a_source_that_cannot_say_its_splits_is_refused(
+    tmp_path: Path, act: Callable[[], Sequence[Any]], said: str
+) -> None:
+    """With its name, when the job is submitted: an exit would end the driver without a word."""
+    with local(1) as env:
+        env.from_source(Unsplittable(act), uid="mine").collect()
+        with pytest.raises(tg.ConfigurationError, match=rf"uid 'mine'\): {said}"):
+            env.execute("job", checkpoints=config(tmp_path), restart=RESTARTS)
+
+
+def test_an_interrupt_while_a_source_says_its_splits_interrupts(tmp_path: Path) -> None:
+    """Somebody has pressed Ctrl-C."""
+    with local(1) as env:
+        env.from_source(Unsplittable(raising(KeyboardInterrupt())), uid="mine").collect()
+        with pytest.raises(KeyboardInterrupt):
+            env.execute("job", checkpoints=config(tmp_path), restart=RESTARTS)
 
 
 def test_polars_frames_are_taken_as_they_are(tmp_path: Path) -> None:
