@@ -83,7 +83,10 @@ class FlatMap(Operator):
                 for result in self._fn(row):
                     if not isinstance(result, Mapping):
                         raise TypeError(f"a row must be a dict, not {type(result).__name__}: {result!r}")
-                    yield result
+                    try:
+                        yield result
+                    except GeneratorExit:
+                        return  # Nobody reads on: no failure of the function.
 
     def _convert(self, rows: list[Row], batch: pa.RecordBatch) -> pa.RecordBatch:
         with blame(self.context, batch):

@@ -85,6 +85,13 @@ def test_flat_map_output_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [batch.num_rows for batch in emitted] == [4, 1]
 
 
+def test_rows_that_nobody_reads_any_more_are_no_failure_of_the_function() -> None:
+    """What comes after the operator has failed: the end of the rows in their middle blames nobody."""
+    rows = opened(FlatMap(lambda row: [row, row]))._rows(_BATCH)
+    next(rows)
+    rows.close()
+
+
 def test_filter_rows() -> None:
     """Rows for which the function is true stay, with the schema untouched; nothing is emitted when none does."""
     assert run(opened(FilterRows(lambda row: row["s"] is not None)), [_BATCH]) == [_BATCH.take(pa.array([0, 2]))]
