@@ -17,7 +17,7 @@ from pathlib import Path
 
 FOUND = re.compile(r"(?:Collecting|Requirement already satisfied:) (?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)")
 DOWNLOAD = re.compile(r"\s+(?:Downloading|Using cached) \S+ \((?P<size>[^)]+)\)")
-INSTALLING = "Installing collected packages"
+INSTALLING = "Installing collected packages:"
 LINES_BETWEEN_REPORTS = 25
 """Elsewhere than on a terminal: packages from one line to the next."""
 
@@ -37,7 +37,8 @@ def reports(lines: Iterable[str], total: int) -> Iterator[tuple[int, str]]:
         elif (download := DOWNLOAD.match(line)) is not None:
             yield len(names), f"package {len(names)} of about {max(total, len(names))}: {name}, {download['size']}"
         elif line.startswith(INSTALLING):
-            yield len(names), f"unpacking {len(names)} packages"
+            count = len(line.removeprefix(INSTALLING).split(","))
+            yield count, f"unpacking {count} packages"
 
 
 def show(found: Iterable[tuple[int, str]], terminal: bool) -> None:
