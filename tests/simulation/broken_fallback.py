@@ -32,19 +32,19 @@ class TriesAgain(CoordinatorHost):
 
 
 class PassesOverTooMuch(CoordinatorHost):
-    """Breaks: only damage is a reason to pass over a checkpoint. Here any failure of a deployment is."""
+    """Breaks: only damage is a reason to pass over a checkpoint. Here a storage that does not answer is one, too."""
 
     def handle(self, event: co.CoordinatorEvent) -> None:
         restore, state = self.machine._deployer.restore_point() if self.machine.state.spec else None, self.machine.state
-        if isinstance(event, co.TaskFailed) and restore is not None and len(state.completed) > 1:
-            event = co.CheckpointDamaged(event.at_ms, event.attempt, restore.checkpoint_id, event.reason)
+        if isinstance(event, co.RestoreDelayed) and restore is not None and len(state.completed) > 1:
+            event = co.CheckpointDamaged(event.at_ms, event.attempt, restore.checkpoint_id, "no answer")
         super().handle(event)
 
 
 FALLBACK_BREAKS: dict[str, tuple[int, Protocol]] = {
     "damage: the tables are not taken back": (6, Protocol(coordinator=ForgetsTables)),
     "damage: what was passed over is tried again": (7, Protocol(coordinator=TriesAgain)),
-    "damage: a failed task is a reason to pass over": (7, Protocol(coordinator=PassesOverTooMuch)),
+    "damage: a storage that does not answer is a reason to pass over": (7, Protocol(coordinator=PassesOverTooMuch)),
 }
 """Each rule with the invariant that it belongs to."""
 
