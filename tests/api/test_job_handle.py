@@ -111,7 +111,7 @@ def test_rows_that_were_never_committed_are_deleted(tmp_path: Path) -> None:
         checkpoints = config(tmp_path / "checkpoints", tolerable_failed=1)
         job = env.execute("given up", checkpoints=checkpoints, restart=NO_RESTART)
         source.await_gate(10)
-        with pytest.raises(tg.CheckpointError, match="metadata could not be written"):
+        with pytest.raises(tg.CheckpointError, match="metadata was not written"):
             job.trigger_checkpoint("60s")
         assert len(list((tmp_path / "out" / "data").rglob("*.parquet"))) == 1
         job.cancel()

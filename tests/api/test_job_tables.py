@@ -39,7 +39,7 @@ def write_once(tmp_path: Path, run: int, **options: object) -> tg.OutputTable:
 def test_a_table_with_rows_is_refused_extended_or_replaced(tmp_path: Path) -> None:
     """`if_exists` decides for a job that is not restored; an error leaves the table as it is."""
     table = write_once(tmp_path, 1)
-    with pytest.raises(tg.TableError, match=r'shows 1 rows already; give if_exists="append"'):
+    with pytest.raises(tg.TableError, match=r'shows 1 rows already; give if_exists="overwrite"'):
         write_once(tmp_path, 2)
     assert rows(table.to_arrow()) == [(1,)]
 

@@ -124,24 +124,25 @@ def test_a_lost_coordinator_comes_back_from_its_log(runtime: RayRuntime, tmp_pat
 
 def test_a_failed_function_is_tried_again_and_then_fails_the_job_by_name(runtime: RayRuntime, tmp_path: Path) -> None:
     """A failure of user code costs no process. When attempts are used up, the reason names operator and error."""
-    gate, fuse = tmp_path / "never", tmp_path / "fuse"
+    gate, fuse, broken = tmp_path / "never", tmp_path / "fuse", tmp_path / "broken"
 
-    def fail_once(batch: pa.RecordBatch) -> pa.RecordBatch:
-        if fuse.exists():
+    def fail(batch: pa.RecordBatch) -> pa.RecordBatch:
+        if fuse.exists() or broken.exists():
             fuse.unlink(missing_ok=True)
             raise ValueError("no such carrier")
         return batch
 
     once = RestartStrategy.fixed_delay(attempts=1, delay=0)
     job = runtime.submit(
-        keyed_job(tmp_path, gate, function=fail_once, name="retried", restart=once, parallelism=1).submission
+        keyed_job(tmp_path, gate, function=fail, name="retried", restart=once, parallelism=1).submission
     )
     until("a checkpoint", job.progress, running_with_a_checkpoint)
     before = job.tasks()
     fuse.touch()
     until("a restart", job.progress, lambda p: p.restarts == 1 and running_with_a_checkpoint(p))
     assert job.tasks() == before
-    fuse.touch()
+    # The checkpoint since then has given the job its attempt back: only what fails again and again uses it up.
+    broken.touch()
     end = end_of(job)
     assert end.status == "failed"
     assert end.reason is not None
