@@ -132,29 +132,35 @@ def test_a_dictionary_that_cannot_be_kept_is_refused(data_type: pa.DataType) -> 
 _MOMENT = dt.datetime(2026, 11, 21, 10, 30, tzinfo=dt.UTC)
 
 
+_VALUES: tuple[tuple[pa.DataType, Any], ...] = (
+    (pa.int8(), 5),
+    (pa.float64(), 0.5),
+    (pa.bool_(), True),
+    (pa.date32(), dt.date(2026, 11, 21)),
+    (pa.timestamp("s", "UTC"), _MOMENT),
+    (pa.duration("s"), dt.timedelta(seconds=90)),
+    (pa.decimal128(9, 2), Decimal("1.25")),
+    (pa.binary(2), b"ab"),
+    (pa.struct({"a": pa.string()}), {"a": "b"}),
+    (pa.large_string(), "a"),
+)
+
+
 @pytest.mark.parametrize(
-    ("value_type", "value"),
+    ("value_type", "value", "older"),
     [
-        (pa.int8(), 5),
-        (pa.float64(), 0.5),
-        (pa.bool_(), True),
-        (pa.date32(), dt.date(2026, 11, 21)),
-        (pa.timestamp("s", "UTC"), _MOMENT),
-        (pa.duration("s"), dt.timedelta(seconds=90)),
-        (pa.decimal128(9, 2), Decimal("1.25")),
-        (pa.binary(2), b"ab"),
-        (pa.struct({"a": pa.string()}), {"a": "b"}),
-        (pa.large_string(), "a"),
+        (value_type, value, older)
+        for value_type, value in _VALUES
+        for older in (False, True)
+        # Dictionaries of nested values could not be written before, so there is no older table of them.
+        if not (older and pa.types.is_nested(value_type))
     ],
     ids=str,
 )
-@pytest.mark.parametrize("older", [False, True])
 def test_dictionaries_of_anything_come_back(
     memory_store: FileSystemStore, value_type: pa.DataType, value: Any, older: bool
 ) -> None:
     """Parquet has dictionaries of strings and binary only; values come back all the same, in their own units."""
-    if older and pa.types.is_nested(value_type):
-        pytest.skip("could not be written before")
     column = pa.DictionaryArray.from_arrays(pa.array([0, None], pa.int8()), pa.array([value], value_type))
     batch = pa.record_batch({"x": column})
     info = _older_info(batch.schema) if older else TableInfo.of(batch.schema, "append")
