@@ -51,15 +51,17 @@ def start(env: tg.StreamEnvironment, folder: Path, restore: str | None = None) -
 
 
 def await_finished(job: tg.Job, vertex: str) -> None:
-    """Wait until the coordinator knows that the tasks of a vertex have finished."""
+    """Wait until the coordinator knows that the tasks of a vertex have finished in the present attempt."""
     completed = -1
 
     def finished() -> bool:
         nonlocal completed
-        before, completed = completed, job.progress().completed_checkpoints
+        progress = job.progress()
+        before, completed = completed, progress.completed_checkpoints
         # A task finishes after a checkpoint, and the whole history is read again each time: not more often than needed.
         return completed != before and any(
-            isinstance(event, TaskFinished) and event.task.vertex == vertex for event in job.events()
+            isinstance(event, TaskFinished) and (event.task.vertex, event.attempt) == (vertex, progress.attempt)
+            for event in job.events()
         )
 
     waiting.until(f"{vertex} to finish", finished, job.progress)
@@ -101,6 +103,8 @@ def test_a_suspended_job_goes_on_from_its_savepoint(env: tg.StreamEnvironment, t
     with pytest.raises(tg.CheckpointError, match="could not be written"):
         job.stop(savepoint=str(tmp_path / "file"), timeout="2min")
     until("the job to go on", job.progress, lambda p: p.status == "running" and p.rows_in.get("long", 0) > 0)
+    # Tasks that have finished finish again, and a savepoint that is triggered just then is refused.
+    await_finished(job, "short")
     path = job.stop(timeout="2min")
     assert (job.status(), table.to_arrow().num_rows) == ("suspended", 0)
     (tmp_path / "gate").touch()

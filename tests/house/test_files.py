@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,12 @@ def test_no_module_is_long() -> None:
     """A module holds one idea: at most 400 lines."""
     lengths = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in room_files()}
     assert {name: lines for name, lines in lengths.items() if lines > LINES_MAX} == {}
+
+
+def test_names_of_test_modules_are_unique() -> None:
+    """Tests lie in folders that are no packages, so pytest cannot import two modules of one name."""
+    names = Counter(path.name for path in files() if path.suffix == ".py" and path.is_relative_to(ROOT / "tests"))
+    assert {name: count for name, count in names.items() if count > 1 and name != "conftest.py"} == {}
 
 
 def test_no_file_names_a_machine_or_a_registry() -> None:
