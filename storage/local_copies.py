@@ -37,6 +37,7 @@ from tidegate.storage.private_folders import (
     remove_inside,
 )
 from tidegate.storage.store import Buffer, Store
+from tidegate.storage.wrapped_store import WrappedStore
 
 _logger = logging.getLogger(__name__)
 
@@ -201,18 +202,14 @@ class _Copy:
     size_bytes: int = 0
 
 
-class DuplicatingStore:
+class DuplicatingStore(WrappedStore):
     """The primary storage, but what is written goes to the local disk too, as far as that can take it."""
 
     def __init__(self, primary: Store, copies: LocalCopies, checkpoint_id: CheckpointId) -> None:
         """What `LocalCopies.store_for` makes."""
-        self._primary = primary
+        super().__init__(primary)
         self._copies = copies
         self._checkpoint_id = checkpoint_id
-
-    @property
-    def url(self) -> str:
-        return self._primary.url
 
     def write(self, path: str, chunks: Iterable[Buffer]) -> int:
         copy = self._copies._begin(self._checkpoint_id, path)
@@ -223,33 +220,12 @@ class DuplicatingStore:
                 yield chunk
 
         try:
-            size_bytes = self._primary.write(path, duplicated())
+            size_bytes = super().write(path, duplicated())
         except BaseException:
             self._copies._drop(copy, None)
             raise
         self._copies._keep(copy)
         return size_bytes
-
-    def create(self, path: str, data: Buffer) -> None:
-        self._primary.create(path, data)
-
-    def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
-        return self._primary.read(path, offset, length)
-
-    def exists(self, path: str) -> bool:
-        return self._primary.exists(path)
-
-    def list(self, prefix: str) -> list[str]:
-        return self._primary.list(prefix)
-
-    def delete(self, path: str) -> None:
-        self._primary.delete(path)
-
-    def delete_all(self, paths: Iterable[str]) -> None:
-        self._primary.delete_all(paths)
-
-    def delete_tree(self, prefix: str) -> None:
-        self._primary.delete_tree(prefix)
 
 
 def job_folder(folder: str, job_id: JobId) -> str:

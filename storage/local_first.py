@@ -19,13 +19,14 @@ from tidegate.storage.layout import CheckpointLayout
 from tidegate.storage.local_copies import copies_below, job_folder, usable_folder
 from tidegate.storage.metadata import NativeFile, StateHandle, SubtaskState
 from tidegate.storage.private_folders import PrivateStore, list_inside
-from tidegate.storage.store import Buffer, Store
+from tidegate.storage.store import Store
 from tidegate.storage.verification import verified_native, verified_state
+from tidegate.storage.wrapped_store import WrappedStore
 
 _logger = logging.getLogger(__name__)
 
 
-class LocalFirstStore:
+class LocalFirstStore(WrappedStore):
     """The primary storage, but files of one checkpoint are read from local copies that are right. Thread-safe."""
 
     def __init__(self, primary: Store, folder: str, job_id: JobId, subtasks: Iterable[SubtaskState]) -> None:
@@ -33,7 +34,7 @@ class LocalFirstStore:
 
         The copies of every task of the job count, because tasks may have changed places.
         """
-        self._primary = primary
+        super().__init__(primary)
         roots = _roots_by_path(folder, job_id)
         self._copies = {
             path: _LocalCopy(primary, roots.get(path), file)
@@ -41,40 +42,15 @@ class LocalFirstStore:
             for path, file in _files_of(subtask).items()
         }
 
-    @property
-    def url(self) -> str:
-        return self._primary.url
-
     def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
         copy = self._copies.get(path)
         data = None if copy is None else copy.read(offset, length)
-        return self._primary.read(path, offset, length) if data is None else data
+        return super().read(path, offset, length) if data is None else data
 
     def local_file(self, path: str) -> str | None:
         """Name of the copy of a file, verified, for who wants to link rather than to read; None if there is none."""
         copy = self._copies.get(path)
         return None if copy is None else copy.name()
-
-    def write(self, path: str, chunks: Iterable[Buffer]) -> int:
-        return self._primary.write(path, chunks)
-
-    def create(self, path: str, data: Buffer) -> None:
-        self._primary.create(path, data)
-
-    def exists(self, path: str) -> bool:
-        return self._primary.exists(path)
-
-    def list(self, prefix: str) -> list[str]:
-        return self._primary.list(prefix)
-
-    def delete(self, path: str) -> None:
-        self._primary.delete(path)
-
-    def delete_all(self, paths: Iterable[str]) -> None:
-        self._primary.delete_all(paths)
-
-    def delete_tree(self, prefix: str) -> None:
-        self._primary.delete_tree(prefix)
 
 
 class _LocalCopy:

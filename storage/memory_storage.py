@@ -21,22 +21,19 @@ from tidegate.storage.layout import (
     parse_state_file_name,
 )
 from tidegate.storage.store import Buffer, Store
+from tidegate.storage.wrapped_store import WrappedStore
 
 STATE_BYTES_MAX_DEFAULT = 5 * 1024 * 1024
 MEMORY_SCHEMES = ("memory", "ray-memory")
 
 
-class MemoryStorage:
+class MemoryStorage(WrappedStore):
     """A store in memory with a limit on each state of a subtask. As thread-safe as the store that it wraps."""
 
     def __init__(self, store: Store, state_bytes_max: int = STATE_BYTES_MAX_DEFAULT) -> None:
         """`store` holds the bytes; `state_bytes_max` is how many one state file may have."""
-        self._store = store
+        super().__init__(store)
         self.state_bytes_max = state_bytes_max
-
-    @property
-    def url(self) -> str:
-        return self._store.url
 
     def write(self, path: str, chunks: Iterable[Buffer]) -> int:
         """As of every store, and StorageError for a state that is too large."""
@@ -59,27 +56,6 @@ class MemoryStorage:
                 'storage="/folder" or "s3://bucket/prefix"'
             )
         return self._store.write(path, parts)
-
-    def create(self, path: str, data: Buffer) -> None:
-        self._store.create(path, data)
-
-    def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
-        return self._store.read(path, offset, length)
-
-    def exists(self, path: str) -> bool:
-        return self._store.exists(path)
-
-    def list(self, prefix: str) -> list[str]:
-        return self._store.list(prefix)
-
-    def delete(self, path: str) -> None:
-        self._store.delete(path)
-
-    def delete_all(self, paths: Iterable[str]) -> None:
-        self._store.delete_all(paths)
-
-    def delete_tree(self, prefix: str) -> None:
-        self._store.delete_tree(prefix)
 
 
 def is_memory(url: str) -> bool:

@@ -22,6 +22,7 @@ from typing import TypeVar
 from tidegate.storage.errors import AlreadyExistsError, CorruptionError, NotFoundError, StorageError
 from tidegate.storage.filesystem import FileSystemStore, join_url
 from tidegate.storage.store import Buffer, Store
+from tidegate.storage.wrapped_store import WrappedStore
 
 T = TypeVar("T")
 
@@ -59,17 +60,13 @@ def retrying(
     return opened
 
 
-class RetryingStore:
+class RetryingStore(WrappedStore):
     """The store that it wraps, with patience. As thread-safe as that."""
 
     def __init__(self, store: Store, pause: Callable[[float], object] = time.sleep) -> None:
         """`pause` waits for so many seconds."""
-        self._store = store
+        super().__init__(store)
         self._pause = pause
-
-    @property
-    def url(self) -> str:
-        return self._store.url
 
     def write(self, path: str, chunks: Iterable[Buffer]) -> int:
         again = chunks if isinstance(chunks, Sequence) else _Replayed(chunks)
@@ -81,24 +78,6 @@ class RetryingStore:
 
     def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
         return self._tried("read", path, lambda: self._store.read(path, offset, length), lambda: True)
-
-    def create(self, path: str, data: Buffer) -> None:
-        self._store.create(path, data)
-
-    def exists(self, path: str) -> bool:
-        return self._store.exists(path)
-
-    def list(self, prefix: str) -> list[str]:
-        return self._store.list(prefix)
-
-    def delete(self, path: str) -> None:
-        self._store.delete(path)
-
-    def delete_all(self, paths: Iterable[str]) -> None:
-        self._store.delete_all(paths)
-
-    def delete_tree(self, prefix: str) -> None:
-        self._store.delete_tree(prefix)
 
     def _tried(self, operation: str, path: str, attempt: Callable[[], T], can_repeat: Callable[[], bool]) -> T:
         pause_s = PAUSE_S_FIRST

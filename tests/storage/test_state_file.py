@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
 import numpy as np
@@ -22,7 +22,9 @@ from tidegate.storage.state import FrozenState, StateChunk, tables_of
 from tidegate.storage.state_chunk import Compression
 from tidegate.storage.state_directory import read_directory
 from tidegate.storage.state_file import read_state, write_state
+from tidegate.storage.store import Store
 from tidegate.storage.verification import verify_state
+from tidegate.storage.wrapped_store import WrappedStore
 
 _UID = OperatorUid("counts")
 _MEMORY = open_store("memory://state-file-tests")
@@ -246,19 +248,18 @@ def test_a_state_that_fails_leaves_no_file_and_nothing_open() -> None:
 # --- what is read -----------------------------------------------------------------------------------------------------
 
 
-@dataclass
-class _CountingStore:
+class _CountingStore(WrappedStore):
     """Notes the ranges that are read from a store."""
 
-    inner: FileSystemStore
-    url: str = "memory://counted"
-    ranges: list[tuple[int, int]] = field(default_factory=list)
+    def __init__(self, store: Store) -> None:
+        super().__init__(store)
+        self.ranges: list[tuple[int, int]] = []
 
     def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
         """Note the range, then read it."""
         assert length is not None, "a whole file was read"
         self.ranges.append((offset, length))
-        return self.inner.read(path, offset, length)
+        return super().read(path, offset, length)
 
 
 def read_counted(
@@ -270,7 +271,7 @@ def read_counted(
     def is_wanted(section: SectionRef) -> bool:
         return wanted in (None, section.state)
 
-    tables = read_state(counting, handle, uid, key_groups, wanted=is_wanted)  # type: ignore[arg-type]
+    tables = read_state(counting, handle, uid, key_groups, wanted=is_wanted)
     return [k for table in tables for k in table.rows.column("k").to_pylist()], counting.ranges
 
 

@@ -26,6 +26,7 @@ from tidegate.storage.ids import CheckpointId, JobId, SubtaskIndex, VertexId
 from tidegate.storage.local_copies import DuplicatingStore, LocalCopies
 from tidegate.storage.local_first import LocalFirstStore
 from tidegate.storage.memory_storage import MemoryStorage
+from tidegate.storage.retrying import RetryingStore
 from tidegate.storage.store import Store
 
 
@@ -71,6 +72,12 @@ def limited_store(memory_store: Store) -> MemoryStorage:
 
 
 @pytest.fixture
+def retrying_store(memory_store: Store) -> RetryingStore:
+    """A store that tries again."""
+    return RetryingStore(memory_store)
+
+
+@pytest.fixture
 def simulated_store() -> SimulatedStore:
     """A store of the simulator, without faults."""
     disk = SimulatedDisk(World(0, Faults()))
@@ -78,7 +85,7 @@ def simulated_store() -> SimulatedStore:
     return SimulatedStore(disk, "sim://contract")
 
 
-KINDS = ("local", "memory", "s3", "ray", "local_first", "duplicating", "limited")
+KINDS = ("local", "memory", "s3", "ray", "local_first", "duplicating", "limited", "retrying")
 
 
 @pytest.fixture(params=[*KINDS, "simulated"])
