@@ -43,6 +43,9 @@ CheckpointArgument = Annotated[
     str, typer.Argument(metavar="PATH", help="<root>/<job>/chk-<number> or <folder>/savepoint-<job>-<number>")
 ]
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+ForceOption = Annotated[
+    bool, typer.Option("--force", help="Also for a job that may be running, because you know that it is dead.")
+]
 RootArgument = Annotated[str, typer.Argument(metavar="PATH", help="Checkpoint root: a folder or s3://bucket/prefix")]
 
 
@@ -98,12 +101,15 @@ def verify_command(path: CheckpointArgument) -> None:
 
 
 @checkpoints_app.command("delete")
-def delete_command(path: CheckpointArgument, yes: YesOption = False) -> None:
-    """Delete a checkpoint or savepoint; files that other checkpoints of its job use stay."""
+def delete_command(path: CheckpointArgument, yes: YesOption = False, force: ForceOption = False) -> None:
+    """Delete a checkpoint or savepoint; files that other checkpoints of its job use stay.
+
+    A checkpoint of a job that may be running is refused.
+    """
     if not yes:
         typer.confirm(f"Delete {path}?", abort=True)
     with _explained():
-        files = delete(path)
+        files = delete(path, force=force)
     typer.echo(f"{path} is deleted: {files} files")
 
 
@@ -112,9 +118,7 @@ def sweep_command(
     path: RootArgument,
     job: JobOption = None,
     delete: Annotated[bool, typer.Option("--delete", help="Delete them; without it they are only listed.")] = False,
-    force: Annotated[
-        bool, typer.Option("--force", help="Also for a job that may be running, because you know that it is dead.")
-    ] = False,
+    force: ForceOption = False,
     grace: Annotated[str, typer.Option("--grace", help="Leave alone what was written within this time.")] = "1h",
     savepoints: Annotated[
         list[str] | None, typer.Option("--savepoints", help="Another folder in which there may be savepoints.")

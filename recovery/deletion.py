@@ -1,19 +1,23 @@
 """Deleting a checkpoint or a savepoint that nobody wants any more.
 
-Rules: `_metadata` goes first, so that nobody finds a checkpoint half deleted. Files that checkpoints share stay as long
-as another checkpoint of the job refers to one; where one cannot be read, all of them stay. What a job has written to
-tables is none of a checkpoint's.
+Rules: nothing of a job that lives is deleted: it relies on the checkpoints that it retains, deletes the others itself,
+and may be about to refer to their files. Savepoints are the user's: no job needs those that it has taken. `_metadata`
+goes first, so that nobody finds a checkpoint half deleted. Files that checkpoints share stay as long as another
+checkpoint of the job refers to one; where one cannot be read, all of them stay. What a job has written to tables is
+none of a checkpoint's.
 """
 
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterator
 
 from tidegate.recovery.checkpoints import OpenStore
-from tidegate.storage.errors import CodecError, CorruptionError, NotFoundError
+from tidegate.storage.errors import CodecError, ConfigurationError, CorruptionError, NotFoundError
 from tidegate.storage.filesystem import open_store
 from tidegate.storage.layout import CheckpointLayout, CheckpointPointer, parse_checkpoint_name, parse_pointer
+from tidegate.storage.lease import is_alive, why_alive
 from tidegate.storage.metadata import CheckpointMetadata
 from tidegate.storage.metadata_file import read_metadata, read_pointed
 from tidegate.storage.store import Store
@@ -21,15 +25,18 @@ from tidegate.storage.store import Store
 _logger = logging.getLogger(__name__)
 
 
-def delete(path: str, *, open_store: OpenStore = open_store) -> int:
+def delete(path: str, *, force: bool = False, open_store: OpenStore = open_store) -> int:
     """Delete a checkpoint or savepoint, given as `recovery.inspect` takes it; returns how many files of it are gone.
 
-    Not for a checkpoint of a job that runs: the job relies on those that it retains, and deletes the others itself.
-    ConfigurationError for a path that names no checkpoint, NotFoundError if it was never completed, CorruptionError or
-    CodecError if its metadata cannot be read, so that nobody can tell what belongs to it, StorageError.
+    `force` deletes a checkpoint of a job whose lease has not expired: its caller knows that the job is dead.
+    ConfigurationError for a path that names no checkpoint, or one of a job that may be running, NotFoundError if it was
+    never completed, CorruptionError or CodecError if its metadata cannot be read, so that nobody can tell what belongs
+    to it, StorageError.
     """
     at = parse_pointer(path)
     store = open_store(at.root)
+    if not (at.savepoint or force):
+        _check_job_is_dead(store, at)
     metadata = read_pointed(store, at)
     if at.savepoint:
         store.delete(at.metadata)
@@ -42,6 +49,15 @@ def delete(path: str, *, open_store: OpenStore = open_store) -> int:
         store.delete(shared)
     own = set(_paths(metadata)) - set(_shared_paths(metadata))
     return 1 + len(own) + len(unneeded)
+
+
+def _check_job_is_dead(store: Store, at: CheckpointPointer) -> None:
+    if is_alive(store, at.job_id, int(time.time() * 1000)):
+        raise ConfigurationError(
+            f"{at} stays: job {at.job_id} may be running, {why_alive(store, at.job_id)}. A running job deletes its "
+            "checkpoints itself, all but those that it retains. Wait for its end, or stop or cancel it (job.stop(), "
+            "job.cancel()), then delete this one; or use force if you know that the job is dead"
+        )
 
 
 def _unneeded(store: Store, at: CheckpointPointer, metadata: CheckpointMetadata) -> set[str]:

@@ -17,6 +17,7 @@ import enum
 import logging
 import os
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 
 from tidegate.storage.codec import decode, encode, wire
 from tidegate.storage.envelope import seal, unseal
@@ -58,6 +59,11 @@ class Lease:
     renewals: int = 0
     driver: ProcessId | None = None
     ended: bool = False
+
+    @property
+    def counts_until_ms(self) -> int:
+        """When it has expired for everybody, if it is not renewed; in milliseconds since the epoch."""
+        return self.renewed_at_ms + self.lease_ms + CLOCKS_DIFFER_MS_MAX
 
     def renewed(self, at_ms: int) -> Lease:
         """The same, a renewal later."""
@@ -113,7 +119,7 @@ def life_of(lease: Lease, now_ms: int) -> Life:
     if holder is False and (lease.driver is None or driver is False):
         return Life.DEAD
     # A renewal that seems to be to come is one by a clock that was set back since: nobody knows how old it is.
-    if now_ms > lease.renewed_at_ms + lease.lease_ms + CLOCKS_DIFFER_MS_MAX:
+    if now_ms > lease.counts_until_ms:
         return Life.DEAD
     return Life.ALIVE if holder and (lease.driver is None or driver) else Life.UNKNOWN
 
@@ -129,6 +135,18 @@ def is_alive(store: Store, job_id: JobId, now_ms: int) -> bool:
         _logger.warning("The job is taken for living, because its lease is damaged: %s", error)
         return True
     return lease is not None and life_of(lease, now_ms) is not Life.DEAD
+
+
+def why_alive(store: Store, job_id: JobId) -> str | None:
+    """What lets a job that has to be taken for living seem so, in words; None if it never had a lease. StorageError."""
+    try:
+        lease = read_lease(store, job_id)
+    except CorruptionError as error:
+        return f"and nobody can tell: {error}"
+    if lease is None:
+        return None
+    until = datetime.fromtimestamp(lease.counts_until_ms / 1000, UTC)
+    return f"its lease was renewed by {lease.holder} and counts until {until:%Y-%m-%d %H:%M:%S} UTC"
 
 
 def hold(token: str) -> None:

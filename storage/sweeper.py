@@ -35,7 +35,7 @@ from tidegate.storage.layout import (
     parse_pointer,
     parse_savepoint_name,
 )
-from tidegate.storage.lease import is_alive, read_lease
+from tidegate.storage.lease import is_alive, why_alive
 from tidegate.storage.metadata import METADATA_VERSION, CheckpointMetadata
 from tidegate.storage.metadata_file import create_metadata, read_pointed
 from tidegate.storage.store import Store
@@ -85,11 +85,7 @@ def may_run(store: WalkableStore, job_id: JobId, now_ms: int, grace_ms: int = GR
 
 def why_may_run(store: Store, job_id: JobId) -> str:
     """What lets a job that may run seem so, in words."""
-    try:
-        lease = read_lease(store, job_id)
-    except CorruptionError as error:
-        return f"and nobody can tell: {error}"
-    return "it wrote to its event log not long ago" if lease is None else f"its lease was renewed by {lease.holder}"
+    return why_alive(store, job_id) or "it wrote to its event log not long ago"
 
 
 def find_orphans(

@@ -51,6 +51,27 @@ def test_a_running_job_is_not_swept_and_a_finished_one_is(tmp_path: Path) -> Non
     assert (swept.exit_code, left.exists()) == (0, False)
 
 
+def test_a_checkpoint_of_a_running_job_is_not_deleted_but_its_savepoint_is(tmp_path: Path) -> None:
+    """And when the job is over the checkpoint goes as well."""
+    source, root = GatedSource(20, gates=[10]), tmp_path / "checkpoints"
+    with local(parallelism=1, rows_max=5) as env:
+        env.from_source(source).collect()
+        job = env.execute("busy", checkpoints=config(root), restart=NO_RESTART)
+        source.await_gate(10)
+        savepoint = job.savepoint(str(tmp_path / "savepoints"))
+        (kept,) = tg.recovery.list_checkpoints(str(root))
+
+        with pytest.raises(tg.ConfigurationError, match=f"job {job.job_id} may be running.*process {os.getpid()} "):
+            tg.recovery.delete(kept.path)
+        assert tg.recovery.verify(kept.path).ok
+        assert tg.recovery.delete(savepoint) > 0
+
+        source.open_all()
+        assert job.wait("60s") == "finished"
+    (last,) = tg.recovery.list_checkpoints(str(root))
+    assert tg.recovery.delete(last.path) > 0
+
+
 def test_a_job_that_is_over_says_so(tmp_path: Path) -> None:
     """And its lease keeps its name."""
     with local() as env:

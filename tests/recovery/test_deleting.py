@@ -1,0 +1,106 @@
+"""Nothing of a job that lives is deleted, unless who asks for it says that it is dead."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from checkpoints_on_disk import complete
+from typer.testing import CliRunner, Result
+
+from tidegate import recovery
+from tidegate.cli import app
+from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.filesystem import FileSystemStore, open_store
+from tidegate.storage.ids import JobId
+from tidegate.storage.lease import Lease, write_lease
+from tidegate.storage.processes import ProcessId
+from tidegate.storage.savepoint import write_savepoint
+
+_JOB = "demo-1a2b3c4d"
+_ELSEWHERE = ProcessId("far-away", "another place", 77, "5")
+_IN_2096_MS = 4_000_000_000_000
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> FileSystemStore:
+    """A root with checkpoints 1 and 2 of one job, and checkpoint 1 of another."""
+    opened = open_store(str(tmp_path / "checkpoints"))
+    for job, number in ((_JOB, 1), (_JOB, 2), ("other-1a2b3c4d", 1)):
+        complete(opened, job, number)
+    return opened
+
+
+def _renewed(store: FileSystemStore, at_ms: int = _IN_2096_MS) -> Lease:
+    """The job's lease, renewed on another machine, whose clock may go before that of this one."""
+    lease = Lease(JobId(_JOB), "demo", _ELSEWHERE, "", at_ms, 30_000)
+    write_lease(store, lease)
+    return lease
+
+
+def _run(*arguments: str) -> Result:
+    return CliRunner().invoke(app, ["checkpoints", "delete", "--yes", *arguments])
+
+
+def test_a_checkpoint_of_a_living_job_is_not_deleted(store: FileSystemStore) -> None:
+    """The error says whose it is, who holds the lease, until when, and what to do; every file stays."""
+    _renewed(store)
+    before = store.walk("")
+
+    with pytest.raises(ConfigurationError) as refusal:
+        recovery.delete(f"{store.url}/{_JOB}/chk-1")
+
+    assert before == store.walk("")
+    for expected in (
+        f"job {_JOB} may be running",
+        "process 77 on far-away",
+        "2096-10-02 07:07:20 UTC",
+        "stop or cancel it",
+        "force",
+    ):
+        assert expected in str(refusal.value)
+
+
+def test_the_command_refuses_as_well(store: FileSystemStore) -> None:
+    """One sentence and exit code 2; --force is for who knows better."""
+    _renewed(store)
+    path = f"{store.url}/{_JOB}/chk-1"
+
+    refused = _run(path)
+    assert (refused.exit_code, refused.output.startswith("Error: ")) == (2, True)
+    assert f"job {_JOB} may be running" in refused.output
+    assert recovery.verify(path).ok
+
+    assert _run("--force", path).exit_code == 0
+    assert not recovery.verify(path).ok
+
+
+def test_a_lease_that_cannot_be_read_protects(store: FileSystemStore) -> None:
+    """Nobody can tell then whether the job lives."""
+    store.write(f"{_JOB}/lease", [b"nonsense"])
+
+    with pytest.raises(ConfigurationError, match="nobody can tell"):
+        recovery.delete(f"{store.url}/{_JOB}/chk-1")
+    assert recovery.delete(f"{store.url}/{_JOB}/chk-1", force=True) == 3
+
+
+def test_a_checkpoint_of_a_dead_job_is_deleted(store: FileSystemStore) -> None:
+    """Its lease has ended, or has expired."""
+    lease = _renewed(store)
+    write_lease(store, lease.ended_at(lease.renewed_at_ms))
+    assert recovery.delete(f"{store.url}/{_JOB}/chk-1") == 3
+
+    _renewed(store, at_ms=0)
+    assert recovery.delete(f"{store.url}/{_JOB}/chk-2") == 3
+
+
+def test_others_are_deleted_while_a_job_lives(store: FileSystemStore, tmp_path: Path) -> None:
+    """Checkpoints of other jobs, and its own savepoints: those are the user's."""
+    metadata = recovery.inspect(f"{store.url}/{_JOB}/chk-1")
+    elsewhere, here = (write_savepoint(open_store, store.url, to, metadata) for to in (str(tmp_path), store.url))
+    _renewed(store)
+
+    for path in (elsewhere, here, f"{store.url}/other-1a2b3c4d/chk-1"):
+        assert recovery.delete(path) == 3
+        assert not recovery.verify(path).ok
+    assert recovery.verify(f"{store.url}/{_JOB}/chk-1").ok
