@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         item.user_properties.append(("kind", _kind(item)))
     spreading.spread(config, items)
+
+
+@pytest.fixture(scope="module")
+def plain_ray() -> Iterator[None]:
+    """The Ray of this process, or where there is none a small one of its own, whatever else runs on the machine."""
+    import ray  # Half a second, which most runs of a few tests can do without.
+
+    started = not ray.is_initialized()
+    if started:
+        ray.init(address="local", num_cpus=2, include_dashboard=False, configure_logging=False)
+    yield
+    if started:
+        ray.shutdown()
 
 
 def _kind(item: pytest.Item) -> str:

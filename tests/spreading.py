@@ -20,7 +20,7 @@ import pytest
 from xdist.scheduler import LoadScopeScheduling
 
 RAY, S3 = "Ray and Spark", "S3"
-_SHARED = {"raydp_session": RAY, "ray_memory": RAY, "s3_server": S3}
+_SHARED = {"raydp_session": RAY, "plain_ray": RAY, "s3_server": S3}
 _STORES = {"ray": RAY, "s3": S3}
 _LONG_FIRST = {RAY: -2, S3: -1}
 _QUICK_FIRST = {S3: 1, RAY: 2}

@@ -6,10 +6,10 @@ import os
 import threading
 from concurrent.futures import Future
 
-import polars as pl
 import pyarrow as pa
 import pytest
 from ray_fakes import FIRST, ROWS, SINK, SOURCE, TIMEOUT_S, Process, task_processes
+from rude import RAISED
 
 from tidegate.actors.runtimes import ray_mailbox, ray_task
 from tidegate.actors.runtimes.ray_mailbox import Mailbox
@@ -17,28 +17,6 @@ from tidegate.actors.runtimes.ray_outcomes import Outcome
 from tidegate.actors.runtimes.task_effects import TaskEffects
 from tidegate.actors.runtimes.task_host import TaskHost
 from tidegate.actors.runtimes.threads import EXIT_FORKED
-
-
-class Unreadable(Exception):
-    """Its text cannot be read, and it cannot be pickled."""
-
-    def __init__(self) -> None:
-        super().__init__(threading.Lock())
-
-    def __str__(self) -> str:
-        raise ValueError("no text")
-
-    __repr__ = __str__
-
-
-RAISED: dict[str, BaseException] = {
-    "SystemExit": SystemExit(0),
-    "KeyboardInterrupt": KeyboardInterrupt(),
-    "GeneratorExit": GeneratorExit(),
-    "PanicException": pl.exceptions.PanicException("panic"),
-    "MemoryError": MemoryError(),
-    "Unreadable": Unreadable(),
-}
 
 
 def failed(process: Process) -> Outcome:
@@ -59,7 +37,7 @@ def test_whatever_a_function_raises_is_the_outcome(monkeypatch: pytest.MonkeyPat
     """And the process takes another attempt."""
 
     def rude(batch: pa.RecordBatch) -> pa.RecordBatch:
-        raise RAISED[raised]
+        raise RAISED[raised]()
 
     with task_processes(monkeypatch, rude) as make:
         process = make(SINK).start()
@@ -76,7 +54,7 @@ def test_whatever_a_source_raises_is_the_outcome(monkeypatch: pytest.MonkeyPatch
     """It is read on another thread."""
 
     def read(effects: TaskEffects, instruction: object) -> None:
-        raise RAISED[raised]
+        raise RAISED[raised]()
 
     monkeypatch.setattr(TaskEffects, "read_source", read)
     with task_processes(monkeypatch) as make:

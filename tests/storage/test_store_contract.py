@@ -31,17 +31,12 @@ from tidegate.storage.store import Store
 
 
 @pytest.fixture(scope="module")
-def ray_memory() -> Iterator[str]:
-    """Url of the memory of an actor, in the Ray cluster of this process: its own, whatever else runs on the machine."""
-    started = not ray.is_initialized()
-    if started:
-        ray.init(address="local", num_cpus=1, include_dashboard=False, configure_logging=False)
+def ray_memory(plain_ray: None) -> Iterator[str]:
+    """Url of the memory of an actor, in the Ray cluster of this process."""
     url, actor = start_memory(f"contract-{uuid.uuid4().hex}")
     assert is_alive(actor)
     yield url
     ray.kill(actor)
-    if started:
-        ray.shutdown()
 
 
 @pytest.fixture
