@@ -35,6 +35,7 @@ _FINAL = (AlreadyExistsError, NotFoundError, CorruptionError)
 _FINAL_ERRNOS = (
     errno.EACCES,
     errno.EPERM,
+    errno.EEXIST,
     errno.EROFS,
     errno.ENOENT,
     errno.ENOTDIR,
@@ -85,7 +86,7 @@ class RetryingStore(WrappedStore):
             try:
                 return attempt()
             except StorageError as error:
-                if not _can_pass(error) or not can_repeat():
+                if not can_pass(error) or not can_repeat():
                     raise
                 _logger.log(
                     logging.WARNING if number == 1 else logging.DEBUG,
@@ -102,7 +103,7 @@ class RetryingStore(WrappedStore):
         try:
             return attempt()
         except StorageError as error:
-            if not _can_pass(error):
+            if not can_pass(error):
                 raise
             raise StorageError(f"{error} (the last of {TRIES_MAX} attempts)") from error
 
@@ -142,6 +143,7 @@ class _Replayed:
             self._kept.append(chunk)
 
 
-def _can_pass(error: StorageError) -> bool:
+def can_pass(error: StorageError) -> bool:
+    """Whether the same request may succeed a moment later, with nobody mending anything."""
     cause = error.__cause__
     return not isinstance(error, _FINAL) and not (isinstance(cause, OSError) and cause.errno in _FINAL_ERRNOS)

@@ -218,6 +218,8 @@ class SavepointWriteFailed:
     at_ms: int
     checkpoint_id: CheckpointId
     error: str
+    permanent: bool = False
+    """Whether the folder itself is unfit, so that trying again cannot help."""
 
 
 @wire

@@ -18,6 +18,7 @@ from tidegate.storage.ids import CheckpointId
 from tidegate.storage.local_copies import remove_copies
 from tidegate.storage.metadata import CheckpointMetadata, DataFile
 from tidegate.storage.metadata_file import create_metadata, read_metadata
+from tidegate.storage.retrying import can_pass
 from tidegate.storage.savepoint import discard_savepoint, write_savepoint
 from tidegate.storage.table_files import delete_unreferenced
 from tidegate.storage.table_log import TableLog
@@ -60,7 +61,8 @@ class CoordinatorEffects:
         try:
             path = write_savepoint(self._open_store, self._context.root, instruction.target, instruction.metadata)
         except TidegateError as error:
-            return ev.SavepointWriteFailed(self._now_ms(), checkpoint_id, str(error))
+            permanent = not (isinstance(error, StorageError) and can_pass(error))
+            return ev.SavepointWriteFailed(self._now_ms(), checkpoint_id, str(error), permanent)
         return ev.SavepointWritten(self._now_ms(), checkpoint_id, path)
 
     def discard_savepoint(self, instruction: do.DiscardSavepoint) -> ev.SavepointDiscarded | ev.SavepointDiscardFailed:

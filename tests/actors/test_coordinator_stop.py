@@ -183,6 +183,12 @@ def lose_copy(coordinator: Coordinator) -> list[do.CoordinatorInstruction]:
     return coordinator.not_exported(2)
 
 
+def no_folder(coordinator: Coordinator) -> list[do.CoordinatorInstruction]:
+    """What was asked for is a folder that can never be written: one attempt is enough to know."""
+    coordinator.acknowledge_all(2)
+    return coordinator.not_exported(2, permanent=True)
+
+
 def void(coordinator: Coordinator) -> list[do.CoordinatorInstruction]:
     """A tombstone is where the metadata was to be."""
     coordinator.acknowledge_all(2)
@@ -195,6 +201,7 @@ FAILURES: dict[str, tuple[Callable[[Coordinator], list[do.CoordinatorInstruction
     "expired": (lambda c: c.fire("timeout:2"), Reason.EXPIRED),
     "voided": (void, Reason.METADATA_NOT_WRITTEN),
     "not copied": (lose_copy, Reason.SAVEPOINT_NOT_WRITTEN),
+    "unfit folder": (no_folder, Reason.SAVEPOINT_NOT_WRITTEN),
 }
 
 
