@@ -13,7 +13,8 @@ from tidegate.spark_bridge import RayDPSession
 def raydp_session() -> Iterator[RayDPSession]:
     """Two executors of one core, two task slots beside each.
 
-    Tests leave no actors and no cached data in it.
+    Tests leave no actors and no cached data in it. Its processes are as nice as the tests: on a busy machine those of
+    Ray, which makes way for whatever else runs, would hardly get a turn.
     """
     session = RayDPSession.start(
         "tidegate-tests",
@@ -23,6 +24,7 @@ def raydp_session() -> Iterator[RayDPSession]:
         slots_per_executor=2,
         include_dashboard=False,
         start_timeout_s=240.0,
+        ray_options={"_system_config": {"worker_niceness": 0}},
     )
     with session:
         yield session

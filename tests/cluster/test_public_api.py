@@ -17,7 +17,7 @@ from tidegate.actors.memory_source import MemorySource
 from tidegate.actors.runtimes.ray_runtime import RayRuntime, SlotPlacement
 from tidegate.spark_bridge import RayDPSession
 
-ROWS = 400_000
+ROWS = 40_000
 
 
 @pytest.fixture
