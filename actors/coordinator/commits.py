@@ -93,6 +93,8 @@ class SinkCommitter:
 
     def _subsume(self) -> None:
         state = self._context.state
+        if not state.completed:
+            return  # All are damaged: the job fails, and what there is stays.
         kept = max(self._context.settings.retained, len(state.commits))
         subsumed, state.completed = state.completed[:-kept], state.completed[-kept:]
         for checkpoint in subsumed:

@@ -144,6 +144,19 @@ def test_tables_are_taken_back_after_everything_is_committed() -> None:
     assert restored(taken_back(coordinator)) == [2]
 
 
+def test_what_is_committed_when_no_checkpoint_is_left() -> None:
+    """The job fails with the reason, after the commits that were under way; the damaged ones stay."""
+    coordinator = running(0, retained=1)
+    coordinator.complete(files(0, "late"))
+    restarted(coordinator)
+
+    assert only(damaged(coordinator, 1), do.EndJob) == []
+    told = coordinator.committed(1)
+    (end,) = only(told, do.EndJob)
+    assert (end.status, coordinator.state.kept, only(told, do.DiscardCheckpoint)) == ("failed", (1,), [])
+    assert "no checkpoint is left to restart from: checkpoint 1 is damaged (cut)" in (end.reason or "")
+
+
 def test_taking_tables_back_is_tried_again_and_given_up_as_an_attempt() -> None:
     """Nothing is deployed before it has happened, also not by the next attempt or the next coordinator."""
     coordinator = restarted(running(2))
