@@ -148,6 +148,7 @@ class SimulatedJob:
         host = self._make_coordinator(machine, position, event_log, effects, port, f"incarnation-{self._incarnations}")
         port.host = host
         port.effects = effects
+        port.ledger.watch(host, machine, event_log)
         self.coordinator = host
         self.world.note("coordinator generation", host.generation, "starts at entry", position.next_index)
         host.start()

@@ -13,6 +13,7 @@ from tidegate.actors.runtimes.coordinator_effects import CoordinatorEffects
 from tidegate.actors.runtimes.coordinator_host import CoordinatorHost
 from tidegate.actors.runtimes.ports import TryAgain
 from tidegate.actors.runtimes.task_host import TaskHost
+from tidegate.actors.simulation.ledger import Ledger
 from tidegate.actors.simulation.violation import InvariantViolated
 from tidegate.actors.simulation.watch import Watch
 from tidegate.actors.simulation.world import World
@@ -140,6 +141,7 @@ class SimulatedCoordinatorPort:
     def __init__(self, job: SimulatedJob) -> None:
         self._job = job
         self._timers: dict[str, do.SetTimer] = {}
+        self.ledger = Ledger()
         self.host: CoordinatorHost | None = None
         self.effects: CoordinatorEffects | None = None
 
@@ -204,6 +206,7 @@ class SimulatedCoordinatorPort:
 
     def set_timer(self, instruction: do.SetTimer, delay_ms: int) -> None:
         # Nobody sets the virtual clock: what is due by it is due.
+        self.ledger.done(instruction)
         timer = instruction.timer
         world, host, job = self._job.world, self.host, self._job
         assert host is not None

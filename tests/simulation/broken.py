@@ -16,7 +16,7 @@ from broken_coordinator import COORDINATOR_BREAKS
 from broken_fallback import FALLBACK_BREAKS, FALLBACK_FIXED
 from broken_layers import LAYER_BREAKS, LAYER_PATCHES
 from broken_rules import RULE_BREAKS, Patch
-from broken_tables import TABLE_PATCHES
+from broken_tables import TABLE_FIXED, TABLE_PATCHES
 from broken_tasks import TASK_BREAKS
 
 from tidegate.simulation.draw import draw
@@ -50,6 +50,7 @@ _FIXED: Mapping[str, Mapping[str, Hashable]] = {
     "the folder of a failed savepoint stays": {"faults": "storage", "ask": "savepoint"},
     **CHANGELOG_FIXED,
     **FALLBACK_FIXED,
+    **TABLE_FIXED,
 }
 """Breaks that need several unlikely things at once, and hundreds of seeds when all of these are drawn: the last grant
 of a channel lost and rows that wait for it; a savepoint that has written something and fails as often as is tried; a
@@ -74,6 +75,7 @@ FAST = (
     "acknowledged before the file is durable",
     "positions are not restored",
     "sinks commit on acknowledgement",
+    "what is decided is done before it is logged",
     "complete without the last task",
     "state of the newest checkpoint is deleted",
     "layers: what the newest does not need goes",

@@ -116,11 +116,11 @@ class IgnoresFences(CoordinatorHost):
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        log = self._log
+        log = self._log._log
 
-        def overwrite(entry: LogEntry) -> None:
+        def overwrite(entry: LogEntry, *, look: bool = True) -> int:
             data = seal(b"TGEVENT", 1, encode(entry))
-            log._store.write(log._entry_path(entry.index), (data,))
+            return log._store.write(log._entry_path(entry.index), (data,))
 
         log.append = overwrite  # type: ignore[method-assign]
 
@@ -157,11 +157,24 @@ class KeepsFailedSavepoints(CoordinatorHost):
 class DropsWhatIsHeld(CoordinatorHost):
     """Breaks: what changes the state is logged. Here an event without instructions is forgotten."""
 
-    def _take_in(self, event: co.CoordinatorEvent) -> None:
+    def _take_in(self, event: co.CoordinatorEvent, arrived_ms: int) -> None:
         before = len(self._instructions)
-        super()._take_in(event)
+        super()._take_in(event, arrived_ms)
         if len(self._instructions) == before and self._log.in_charge and event in self._held[-1:]:
             self._held.pop()
+
+
+class ActsBeforeLogging(CoordinatorHost):
+    """Breaks: what follows from an event is done when the event is durable. Here it is done when that is asked for."""
+
+    def _append(self) -> None:
+        instructions, self._instructions = self._instructions, []
+        super()._append()
+        for instruction, deadline_ms in instructions:
+            if isinstance(instruction, do.SetTimer):
+                self._port.set_timer(instruction, max(0, deadline_ms - self._port.monotonic_ms()))
+            else:
+                self._perform(instruction)
 
 
 def _reliably(store: Any, method: str, *arguments: Any) -> Any:
@@ -187,6 +200,7 @@ COORDINATOR_BREAKS: dict[str, tuple[int, Protocol]] = {
     "nothing is committed": (6, Protocol(coordinator=NeverCommits)),
     "every attempt starts afresh": (7, Protocol(coordinator=RestoresAfresh)),
     "an attempt is never deployed again": (7, Protocol(coordinator=NeverRestarts)),
+    "what is decided is done before it is logged": (8, Protocol(coordinator=ActsBeforeLogging)),
     "what is held is forgotten": (8, Protocol(coordinator=DropsWhatIsHeld)),
     "two coordinators write one log": (8, Protocol(coordinator=IgnoresFences)),
 }

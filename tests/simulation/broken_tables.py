@@ -10,6 +10,7 @@ from unittest.mock import patch
 
 from tidegate.storage.table_entries import TableEntry
 from tidegate.storage.table_fold import TableFold
+from tidegate.storage.table_history import TableHistory
 
 Patch = Callable[[], AbstractContextManager[Any]]
 
@@ -37,5 +38,11 @@ TABLE_PATCHES: dict[str, tuple[int, Patch]] = {
     ),
     "tables: a commit hides those before it": (6, lambda: patch.object(TableFold, "_committed", _shows_its_own_alone)),
     "tables: a repeated commit is made again": (6, lambda: patch.object(TableFold, "is_decided", _never_decided)),
+    "tables: a fallback takes nothing back": (6, lambda: patch.object(TableHistory, "_fallback", lambda *_: None)),
 }
 """Broken by a patch: the invariant, and the patch."""
+
+TABLE_FIXED: dict[str, dict[str, str | int]] = {
+    "tables: a fallback takes nothing back": {"faults": "damage", "retained": 3}
+}
+"""A job falls back only where checkpoints are damaged, and another one is there."""

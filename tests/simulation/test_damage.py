@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 from broken import BROKEN
 from broken_fallback import FALLBACK_BREAKS
+from broken_tables import TABLE_FIXED
 
 from tidegate.simulation.draw import draw
 from tidegate.simulation.scenarios import simulate_scenario
@@ -45,7 +46,7 @@ def test_no_seed_violates_an_invariant() -> None:
     assert passed_over
 
 
-@pytest.mark.parametrize("rule", FALLBACK_BREAKS)
+@pytest.mark.parametrize("rule", [*FALLBACK_BREAKS, *TABLE_FIXED])
 def test_the_oracle_sees_a_broken_rule(rule: str) -> None:
     """Each rule, broken on purpose, shows as a violation within a few seeds."""
     assert any(not BROKEN[rule].simulate(seed).ok for seed in SEEDS)
