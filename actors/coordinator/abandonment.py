@@ -8,6 +8,8 @@ Rules:
 - The folder of a savepoint is deleted when nobody writes to it any more: when the answer of an export that is under way
   has come.
 - A final checkpoint that has failed is not tried again at once, unless the reason is gone with the failure.
+- Who asked for a checkpoint that met a task which was just leaving need not ask again: the request goes back into the
+  queue, that of a stop for the attempt that follows.
 """
 
 from __future__ import annotations
@@ -19,12 +21,14 @@ from tidegate.actors.coordinator.context import CoordinatorContext
 from tidegate.actors.coordinator.discards import Discarder
 from tidegate.actors.coordinator.failure_manager import count_failure, describe
 from tidegate.actors.coordinator.phases import JobStatus, PendingInput, PendingPhase
+from tidegate.actors.coordinator.requests import RETRIES_MAX, CheckpointRequest, enqueue
 from tidegate.actors.coordinator.state import PendingCheckpoint
 from tidegate.actors.coordinator.statistics import CheckpointRecord, vertex_statistics
 from tidegate.actors.failures import CheckpointFailureReason as Reason
 from tidegate.storage.ids import CheckpointId
 
 _ATTEMPT_IS_OVER = frozenset({Reason.JOB_FAILOVER, Reason.COORDINATOR_LOST})
+_TASK_LEAVES = (Reason.TASK_FINISHED, Reason.TASK_CLOSING)
 _MAY_COME_AGAIN = frozenset(
     {
         Reason.TASK_NOT_READY,
@@ -53,6 +57,9 @@ class Abandoner:
         pending.advance(PendingInput.TOMBSTONE_FOUND if voided else PendingInput.GIVEN_UP)
         del state.pending[pending.checkpoint_id]
         text = describe(reason, detail)
+        runs = pending.attempt == state.attempt and state.status is JobStatus.RUNNING
+        if runs and reason in _TASK_LEAVES and pending.retries < RETRIES_MAX:
+            self._ask_again(pending)
         self._record(pending, reason, at_ms, text)
         if triggered:
             self._discards.given_up(pending.checkpoint_id, voided)
@@ -62,7 +69,6 @@ class Abandoner:
             state.exports[pending.checkpoint_id] = pending.properties.target
         elif pending.path is not None or pending.failures:
             self._discards.savepoint(pending.checkpoint_id, pending.properties.target)
-        runs = pending.attempt == state.attempt and state.status is JobStatus.RUNNING
         if runs and reason not in _ATTEMPT_IS_OVER:
             if triggered:
                 instruct(do.NotifyAborted(state.attempt, pending.checkpoint_id, state.unfinished))
@@ -77,6 +83,16 @@ class Abandoner:
         for pending in list(self._context.state.pending.values()):
             if pending.phase.open and (before is None or pending.checkpoint_id < before):
                 self.give_up(pending, reason, at_ms, detail)
+
+    def _ask_again(self, pending: PendingCheckpoint) -> None:
+        """Its requests wait for the next checkpoint."""
+        state = self._context.state
+        for name in pending.requests:
+            request = CheckpointRequest(name, pending.triggered_at_ms, pending.properties, pending.retries + 1)
+            state.requests, refused = enqueue(state.requests, request)
+            if refused is not None:
+                self.refuse((refused.request,), Reason.TOO_MANY_REQUESTS, f"{len(state.requests)} wait already")
+        pending.requests = ()
 
     def refuse(self, requests: Iterable[str], reason: Reason, detail: str = "") -> None:
         """Requests that no checkpoint was started for."""

@@ -129,7 +129,7 @@ class CheckpointKeeper:
             decision = decide(self._demand(at_ms), self._context.settings, at_ms)
             if isinstance(decision, Start):
                 self._context.state.requests = decision.queue
-                self._trigger(decision.properties, decision.requests, at_ms)
+                self._trigger(decision, at_ms)
                 continue
             if isinstance(decision, Pause):
                 state = self._context.state
@@ -166,8 +166,8 @@ class CheckpointKeeper:
             state.due_since_ms = None
             self._context.instruct(do.SetTimer(f"periodic:{state.attempt}", next_ms))
 
-    def _trigger(self, properties: CheckpointProperties, requests: tuple[str, ...], at_ms: int) -> None:
-        state, spec = self._context.state, self._context.spec
+    def _trigger(self, start: Start, at_ms: int) -> None:
+        state, spec, properties, requests = self._context.state, self._context.spec, start.properties, start.requests
         if not properties.kind.is_savepoint:
             self._wait_for_next_tick(at_ms)
         elif self._too_many_copies():
@@ -188,6 +188,7 @@ class CheckpointKeeper:
             plan.trigger,
             properties,
             requests,
+            start.retries,
             base=self._base(properties),
             phase=PendingPhase.HOOKS if spec.hooks else PendingPhase.COLLECTING,
         )

@@ -338,8 +338,9 @@ class CoordinatorMachine:
         stop_failure, context.stop_failure = context.stop_failure, None
         if stop_failure is not None and state.status is JobStatus.RUNNING:
             state.last_failure = stop_failure
+            again, state.requests = state.requests, ()  # what is asked for again is for the next attempt
             self._leave_attempt(stop_failure, at_ms)
-            state.restart_due = True
+            state.requests, state.restart_due = again, True
         failure, context.attempt_failure = context.attempt_failure, None
         if failure is not None:
             self._fail_attempt(failure, at_ms)

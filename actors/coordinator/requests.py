@@ -9,6 +9,7 @@ Rules:
   sinks lag behind with committing, and while the job is being stopped.
 - The minimum pause is for periodic checkpoints alone.
 - Each savepoint is a checkpoint of its own; requests for a checkpoint that wait together are answered by one.
+- Whose checkpoint met a task that was just leaving waits again, at most `RETRIES_MAX` times: the next plan knows of it.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from tidegate.actors.coordinator.spec import CheckpointSettings
 from tidegate.storage.codec import wire
 
 REQUESTS_MAX = 1_000
+RETRIES_MAX = 10
+"""How often a request is taken up again whose checkpoint met a task that was leaving."""
 COMMITS_WAITING_MAX = 4
 """Completed checkpoints whose sink files are not visible yet, before the next one has to wait."""
 
@@ -32,6 +35,8 @@ class CheckpointRequest:
     request: str
     at_ms: int
     properties: CheckpointProperties = CHECKPOINT
+    retries: int = 0
+    """How often it was taken up in vain."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +46,8 @@ class Start:
     properties: CheckpointProperties
     requests: tuple[str, ...]
     queue: tuple[CheckpointRequest, ...]
+    retries: int = 0
+    """How often one of these requests was taken up in vain."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,13 +89,13 @@ def decide(demand: Demand, settings: CheckpointSettings, at_ms: int) -> Start | 
     """What to start now, if anything."""
     first = demand.queue[0] if demand.queue else None
     if first is not None and first.properties.forced:
-        return Start(first.properties, (first.request,), demand.queue[1:])
+        return Start(first.properties, (first.request,), demand.queue[1:], first.retries)
     if demand.stopping or demand.pending >= settings.max_concurrent or demand.commits_waiting >= COMMITS_WAITING_MAX:
         return None
     if first is not None and first.properties.kind.is_savepoint:
-        return Start(first.properties, (first.request,), demand.queue[1:])
+        return Start(first.properties, (first.request,), demand.queue[1:], first.retries)
     if first is not None:
-        return Start(CHECKPOINT, tuple(r.request for r in demand.queue), ())
+        return Start(CHECKPOINT, tuple(r.request for r in demand.queue), (), max(r.retries for r in demand.queue))
     if demand.final and not demand.pending:
         return Start(CHECKPOINT, (), ())
     if not demand.due:

@@ -74,6 +74,8 @@ class PendingCheckpoint:
     """Tasks that are triggered when the hooks have answered."""
     properties: CheckpointProperties = CHECKPOINT
     requests: tuple[str, ...] = ()
+    retries: int = 0
+    """How often one of these requests was taken up in vain."""
     base: CheckpointId | None = None
     """The completed checkpoint on whose files it may be built; they stay until it is over."""
     phase: PendingPhase = PendingPhase.COLLECTING

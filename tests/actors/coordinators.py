@@ -164,15 +164,20 @@ class Coordinator:
             ev.CheckpointAcknowledged(self.at_ms, number, task, CheckpointId(checkpoint_id), state, kind=kind)
         )
 
-    def decline(self, checkpoint_id: int, reason: str = "cannot") -> list[do.CoordinatorInstruction]:
+    def decline(
+        self,
+        checkpoint_id: int,
+        message: str = "cannot",
+        reason: CheckpointFailureReason = CheckpointFailureReason.DECLINED,
+    ) -> list[do.CoordinatorInstruction]:
         return self.tell(
             ev.CheckpointDeclined(
                 self.at_ms,
                 self.state.attempt,
                 SINK,
                 CheckpointId(checkpoint_id),
-                CheckpointFailureReason.DECLINED,
                 reason,
+                message,
             )
         )
 

@@ -10,12 +10,14 @@ from coordinators import SINK, SOURCE, SPEC, TASKS, Coordinator, only, spec
 from tidegate.actors.coordinator import events as ev
 from tidegate.actors.coordinator import instructions as do
 from tidegate.actors.coordinator.plan import CheckpointPlan, NoPlan, make_plan
+from tidegate.actors.coordinator.requests import RETRIES_MAX
 from tidegate.actors.coordinator.spec import JobEdgeInfo, JobSpec
 from tidegate.actors.coordinator.state import JobStatus
 from tidegate.actors.failures import CheckpointFailureReason
 from tidegate.actors.identity import TaskId
+from tidegate.actors.runtimes.job import Answer, answers_of
 from tidegate.storage.ids import AttemptNumber, CheckpointId, SubtaskIndex, VertexId
-from tidegate.storage.metadata import SubtaskState
+from tidegate.storage.metadata import SnapshotKind, SubtaskState
 
 
 def task(name: str) -> TaskId:
@@ -135,17 +137,37 @@ def test_the_job_ends_when_the_last_task_has_left() -> None:
 
 
 def test_a_task_that_leaves_while_it_is_waited_for_aborts_that_checkpoint_only() -> None:
-    """T10: the next checkpoint knows that it has finished; the failure is nobody's fault."""
+    """T10: the next checkpoint knows that it has finished; the failure is nobody's fault; who asked still waits."""
     coordinator = Coordinator(spec(tolerable_failures=0)).run()
     coordinator.request("wanted")
 
     found = finish(coordinator, SOURCE)
 
     assert [i.checkpoint_id for i in only(found, do.DiscardCheckpoint)] == [1]
-    (answer,) = only(found, do.CompleteRequest)
-    assert CheckpointFailureReason.TASK_FINISHED is answer.reason
+    assert only(found, do.CompleteRequest) == []
+    assert [(t.checkpoint_id, t.tasks) for t in only(found, do.TriggerCheckpoint)] == [(2, (SINK,))]
     assert coordinator.status is JobStatus.RUNNING
-    assert [t.tasks for t in only(coordinator.request(), do.TriggerCheckpoint)] == [(SINK,)]
+    coordinator.ack(2, SINK)
+    assert only(coordinator.written(2), do.CompleteRequest) == [do.CompleteRequest("wanted", CheckpointId(2), None)]
+    assert answers_of(coordinator.state) == {"wanted": Answer(CheckpointId(2), None)}
+
+
+def test_a_savepoint_that_meets_a_task_that_leaves_is_taken_again_until_it_does_not() -> None:
+    """T10, C8: it is still a savepoint, under its name; a task that is closing may be met a bounded number of times."""
+    coordinator = Coordinator(spec(tolerable_failures=0)).run()
+    coordinator.start_savepoint()
+    for number in range(1, RETRIES_MAX + 1):
+        found = coordinator.decline(number, "bye", CheckpointFailureReason.TASK_CLOSING)
+        assert only(found, do.CompleteRequest) == []
+        (trigger,) = only(found, do.TriggerCheckpoint)
+        assert (trigger.checkpoint_id, trigger.options.kind) == (number + 1, SnapshotKind.SAVEPOINT)
+        assert answers_of(coordinator.state) == {"wanted": None}
+
+    found = coordinator.decline(RETRIES_MAX + 1, "bye", CheckpointFailureReason.TASK_CLOSING)
+
+    (answer,) = only(found, do.CompleteRequest)
+    assert (answer.request, answer.reason) == ("wanted", CheckpointFailureReason.TASK_CLOSING)
+    assert only(found, do.TriggerCheckpoint) == []
 
 
 def test_a_task_that_leaves_after_it_has_acknowledged_aborts_nothing() -> None:

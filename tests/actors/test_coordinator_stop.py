@@ -225,6 +225,51 @@ def test_a_stop_that_fails_restarts_the_attempt_at_no_charge(how: str) -> None:
     assert coordinator.ask() == 3
 
 
+@pytest.mark.parametrize(("kind", "status"), STOPS)
+def test_a_stop_that_meets_a_task_that_leaves_is_carried_out_by_the_next_attempt(
+    kind: SnapshotKind, status: str
+) -> None:
+    """T11, T10: no task of that has begun when it is triggered, so it is the first thing there; whoever asked waits."""
+    coordinator = Coordinator(spec(restart=NEVER, max_concurrent=2)).run()
+    coordinator.ask()
+    coordinator.collect(1, finished=False)
+    coordinator.start_savepoint(kind)
+    coordinator.written(1)
+
+    found = coordinator.tell(ev.TaskFinished(0, AttemptNumber(0), SOURCE))
+
+    assert only(found, do.CompleteRequest) == []
+    (deploy,) = only(found, do.DeployAttempt)
+    assert deploy.restore is not None
+    assert deploy.restore.checkpoint_id == 1
+    assert only(coordinator.request("late"), do.CompleteRequest)[0].reason is Reason.NOT_ALL_REQUIRED_TASKS_RUNNING
+    (trigger,) = only(coordinator.all_ready(), do.TriggerCheckpoint)
+    assert (trigger.checkpoint_id, trigger.attempt, trigger.options.kind) == (3, 1, kind)
+    coordinator.acknowledge_all(3)
+    coordinator.exported(3)
+    found = coordinator.written(3)
+    assert only(found, do.CompleteRequest) == [do.CompleteRequest("wanted", CheckpointId(3), None, PATH)]
+    assert only(coordinator.all_finished(), do.EndJob) == [do.EndJob(status, None)]
+
+
+@pytest.mark.parametrize("ends", ["the attempt fails", "it is cancelled", "the coordinator is lost"])
+def test_a_stop_that_waits_for_the_next_attempt_is_answered_if_that_does_not_come(ends: str) -> None:
+    """Nobody waits for ever."""
+    coordinator = Coordinator().run()
+    coordinator.start_savepoint(SnapshotKind.SUSPEND)
+    coordinator.tell(ev.TaskFinished(0, AttemptNumber(0), SOURCE))
+    act, reason = {
+        "the attempt fails": (coordinator.fail, Reason.JOB_FAILOVER),
+        "it is cancelled": (coordinator.cancel, Reason.JOB_ENDING),
+        "the coordinator is lost": (lambda: coordinator.start(2), Reason.COORDINATOR_LOST),
+    }[ends]
+
+    (answer,) = only(act(), do.CompleteRequest)
+
+    assert (answer.request, answer.reason) == ("wanted", reason)
+    assert coordinator.state.requests == ()
+
+
 def test_a_stop_that_fails_before_its_trigger_changes_nothing() -> None:
     """T11: no task has been told, so the attempt goes on."""
     coordinator = Coordinator(replace(spec(restart=NEVER), hooks=("hook",))).run()
