@@ -2,8 +2,9 @@
 
 Rules: only the first operator has several inputs. A watermark passes the operators in order: each emits what waited for
 it, and what that makes of the next ones comes before the watermark does. An operator that generates watermarks ends
-those from before it, except the last one. Processing time is what the task says it is; once finishing has begun no
-processing-time timer fires any more (as in Flink: they are dropped at the end of the input).
+those from before it, except the last one. Processing time is what the task says it is, and for a timer never before the
+time that this was set for: one that is set again for the next full second would be due at once, again and again. Once
+finishing has begun no processing-time timer fires any more (as in Flink: they are dropped at the end of the input).
 
 What time brings comes in steps (Flink's interruptible timers). The first is done at once, the others when the task asks
 for them; meanwhile it gives the chain nothing else. The last operator that is behind goes first, so that what those
@@ -86,6 +87,9 @@ class OperatorChain:
         """Positions of the operators that have not got to the newest watermark that came to them."""
         self._clock: Iterator[None] | None = None
         """The steps that are left of what a processing time brings."""
+        self._clock_ms = MIN_WATERMARK_MS
+        """That processing time, until they are done."""
+        self._task_ms = 0
         self._inputs_ended: set[int] = set()
         self._finishing = False
         self._closing = ExitStack()
@@ -103,7 +107,8 @@ class OperatorChain:
 
     def set_time(self, at_ms: int) -> None:
         """The processing time (milliseconds since 1970) that operators are told from now on."""
-        self._time.now_ms = at_ms
+        self._task_ms = at_ms
+        self._time.now_ms = max(at_ms, self._clock_ms)
 
     def process(self, batch: pa.RecordBatch, input_index: int = 0) -> None:
         """Process one batch, that came by one of the inputs, through the whole chain."""
@@ -130,7 +135,7 @@ class OperatorChain:
             for _ in steps:
                 return
             if position is None:
-                self._clock = None
+                self._set_clock(None, MIN_WATERMARK_MS)
             else:
                 self._arrived(position)
 
@@ -152,7 +157,7 @@ class OperatorChain:
         """Processing time has got to `now_ms`: every operator emits what waited for that, first one first."""
         assert not self.advancing, "what time has brought before comes first"
         if not self._finishing:
-            self._clock = self._fire(now_ms)
+            self._set_clock(self._fire(now_ms), now_ms)
             self.step()
 
     def prepare_snapshot(self) -> None:
@@ -189,7 +194,7 @@ class OperatorChain:
         operator emits what it has left, first one first.
         """
         self._finishing = True
-        self._clock = None
+        self._set_clock(None, MIN_WATERMARK_MS)
         return self._finish() if drain else self._catch_up()
 
     def close(self) -> None:
@@ -245,6 +250,10 @@ class OperatorChain:
         if link.next_ms is None:
             self._behind.remove(position)
         self._advance(position + 1, link.current_ms)
+
+    def _set_clock(self, steps: Iterator[None] | None, time_ms: int) -> None:
+        self._clock, self._clock_ms = steps, time_ms
+        self.set_time(self._task_ms)
 
     def _fire(self, now_ms: int) -> Iterator[None]:
         for link in self._links:

@@ -124,7 +124,7 @@ def test_a_generator_ends_event_time_from_before_it() -> None:
 def test_processing_time_is_the_tasks() -> None:
     """The chain wants to be called for its first timer, every operator is called, and reads the clock of the task.
 
-    That may be before the time that has come, where the clock was set back since the timer was set.
+    Where that was set back since the timer was set, it is the time that has come until all is done.
     """
     log: list[Any] = []
     subject = chain(log, lambda: Noting(log, "a"), lambda: Noting(log, "b", 70), lambda: Noting(log, "c", 50))
@@ -132,7 +132,32 @@ def test_processing_time_is_the_tasks() -> None:
     assert subject.next_processing_time_ms == 50
     subject.set_time(58)
     subject.fire_processing_time(60)
-    assert log == [(name, "clock", 60, 58) for name in "abc"]
+    subject.set_time(57)
+    assert [(name, "clock", 60, 60) for name in "abc"] == log
+    log.clear()
+    subject.fire_processing_time(57)
+    assert [(name, "clock", 57, 57) for name in "abc"] == log
+
+
+def test_every_step_of_a_timer_reads_its_time_or_a_later_one() -> None:
+    """A clock that was set back is read again when the last step is done."""
+
+    class Stepping(Noting):
+        def on_processing_time(self, now_ms: int, emit: Emit) -> Iterator[None]:
+            for _ in range(3):
+                self._log.append(self.context.time.now_ms)
+                yield
+
+    log: list[Any] = []
+    subject = chain(log, lambda: Stepping(log, "a"))
+    subject.set_time(50)
+    subject.fire_processing_time(60)
+    for at_ms in (51, 61, 52):
+        subject.set_time(at_ms)
+        subject.step()
+    assert (log, subject.advancing) == ([60, 60, 61], False)
+    subject.fire_processing_time(52)
+    assert log == [60, 60, 61, 52]
 
 
 def test_no_timer_fires_while_the_chain_finishes() -> None:

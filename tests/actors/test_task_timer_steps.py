@@ -328,3 +328,33 @@ def _later(element: Element, by_ms: int) -> Element:
 
 def _sorted(rows: list[dict[str, Any]]) -> list[tuple[int, ...]]:
     return sorted(tuple(row.values()) for row in rows)
+
+
+class EverySecond(ProcessFunction):
+    """Emits the moment of its timer, and sets it for the next full second."""
+
+    def process(self, row: dict[str, Any], context: ProcessContext) -> Rows:
+        self._again(context)
+        return None
+
+    def on_timer(self, timestamp: int, context: ProcessContext) -> Rows:
+        self._again(context)
+        return [{"x": timestamp}]
+
+    def _again(self, context: ProcessContext) -> None:
+        now_ms = context.timer_service.current_processing_time()
+        context.timer_service.register_processing_time_timer((now_ms // 1_000 + 1) * 1_000)
+
+
+def test_a_timer_that_goes_by_the_clock_does_not_come_twice_where_that_is_set_back() -> None:
+    """As in Flink, the current time is never before that of the timer: a clock that runs late set it again for now."""
+    source = node("source")
+    keyed = node("keyed", (source, BY_X), factory=lambda: ProcessOperator(EverySecond(), (("x",),), schema=X))
+    graph = translate([source, keyed, node("down", (keyed, BY_X), factory=Summing)])
+    subject = started(describe(graph, VertexId("keyed"), limits=limits_of(ROWS_UNLIMITED)))
+    subject.feed(0, batch(7))
+
+    found = subject.tell(ev.TimerDue(1_990, PROCESSING, 2_000)) + subject.turns(3)
+
+    assert told(found) == [2_000]
+    assert [t.due_at_ms for t in only(found, do.SetTaskTimer) if t.timer is PROCESSING] == [3_000]
