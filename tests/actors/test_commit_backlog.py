@@ -159,14 +159,20 @@ def test_a_tables_log_is_read_once_however_many_commits_there_are() -> None:
     assert listed == {LOG_FOLDER: 1}
 
 
-def test_a_table_without_files_is_told_where_that_changes_what_it_shows() -> None:
-    """A job that overwrites a table and has no rows: nothing is shown with its first checkpoint."""
+def claimed_by_another() -> tuple[str, JobContext, TableLog]:
+    """A table of another job, the context of ours, and the table's log."""
     table = f"memory://commit-backlog-{next(_numbers)}"
     source = node("source")
     context = JobContext(SPEC.job_id, SPEC.job_name, f"{table}-root", translate([source]), {})
     log = TableLog(FileSystemStore(table))
     log.create(TableInfo.of(source.schema, "append"))
     log.claim(JobId("other-1"))
+    return table, context, log
+
+
+def test_a_table_without_files_is_told_where_that_changes_what_it_shows() -> None:
+    """A job that overwrites a table and has no rows: nothing is shown with its first checkpoint."""
+    table, context, log = claimed_by_another()
     log.commit(JobId("other-1"), CheckpointId(1), files(0, "f0").files)
     log.claim(SPEC.job_id, if_exists="overwrite")
     effects = CoordinatorEffects(context, FileSystemStore, lambda: 7)
@@ -178,12 +184,7 @@ def test_a_table_without_files_is_told_where_that_changes_what_it_shows() -> Non
 
 def test_a_commit_to_another_jobs_table_is_told_apart_from_storage_that_is_away() -> None:
     """Only the former is final: `fenced` says that it need not be tried again."""
-    table = f"memory://commit-backlog-{next(_numbers)}"
-    source = node("source")
-    context = JobContext(SPEC.job_id, SPEC.job_name, f"{table}-root", translate([source]), {})
-    log = TableLog(FileSystemStore(table))
-    log.create(TableInfo.of(source.schema, "append"))
-    log.claim(JobId("other-1"))
+    table, context, _ = claimed_by_another()
     commit = do.CommitSinks(CheckpointId(1), (replace(files(0, "f0"), table=table),))
 
     fenced = CoordinatorEffects(context, FileSystemStore, lambda: 7).commit_sinks(commit)

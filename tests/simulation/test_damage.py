@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -17,16 +15,6 @@ from tidegate.testing import SimulationReport
 
 SEEDS = (1, 9, 29, 400, 402, 413, 418, 421)
 """Short ones, in which checkpoints are damaged that would have been restored."""
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    """Simulated faults are no news."""
-    logger = logging.getLogger("tidegate")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL)
-    yield
-    logger.setLevel(level)
 
 
 def run(seed: int) -> SimulationReport:

@@ -2,23 +2,10 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator
-
 import pytest
 from pipelines import PIPELINES, keyed
 
 from tidegate.testing import Faults, simulate
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    """Simulated faults are no news."""
-    logger = logging.getLogger("tidegate")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL)
-    yield
-    logger.setLevel(level)
 
 
 @pytest.mark.parametrize("name", PIPELINES)

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
 
 import pytest
 from broken import BROKEN
 from pipelines import keyed
+from quiet import quiet
 
 from tidegate.actors.simulation.coverage import ROWS
 from tidegate.simulation.draw import CONTRADICTIONS, Scenario, all_pairs, draw, pairs_of
@@ -40,20 +39,11 @@ for seed in sys.argv[1:]:
 """
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _quiet() -> Iterator[None]:
-    """Simulated faults are no news."""
-    logger = logging.getLogger("tidegate")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL)
-    yield
-    logger.setLevel(level)
-
-
 @pytest.fixture(scope="module")
-def reports(_quiet: None) -> list[SimulationReport]:
+def reports() -> list[SimulationReport]:
     """One report for each of the seeds."""
-    return [simulate_random(seed) for seed in SEEDS]
+    with quiet():
+        return [simulate_random(seed) for seed in SEEDS]
 
 
 def test_no_random_scenario_violates_an_invariant(reports: list[SimulationReport]) -> None:

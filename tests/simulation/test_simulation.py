@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pyarrow as pa
@@ -16,16 +14,6 @@ from tidegate.testing import Faults, simulate
 
 SEEDS_A_PIPELINE = 6
 SEEDS_UNTIL_CAUGHT_MAX = 25
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    """Simulated faults are no news."""
-    logger = logging.getLogger("tidegate")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL)
-    yield
-    logger.setLevel(level)
 
 
 @pytest.mark.parametrize("name", PIPELINES)
