@@ -2,62 +2,22 @@
 
 from __future__ import annotations
 
-import logging
-from itertools import count
-
 import pytest
-from coordinator_ports import Port
+from coordinator_runs import Run, running
 from coordinators import SINK, SOURCE, SPEC, TASKS, part
-from link import node
 
 from tidegate.actors.coordinator import events as ev
 from tidegate.actors.coordinator import instructions as do
 from tidegate.actors.coordinator.machine import CoordinatorMachine
-from tidegate.actors.coordinator.outages import FIRST_PAUSE_MS
 from tidegate.actors.coordinator.state import JobStatus
-from tidegate.actors.graph.stream_graph import translate
 from tidegate.actors.runtimes import coordinator_host, log_writer
-from tidegate.actors.runtimes.context import JobContext
-from tidegate.actors.runtimes.coordinator_effects import CoordinatorEffects
-from tidegate.actors.runtimes.coordinator_host import CoordinatorHost, replay
+from tidegate.actors.runtimes.coordinator_host import replay
 from tidegate.actors.task import events as task_ev
 from tidegate.storage.errors import StorageError
 from tidegate.storage.event_log import EventLog
 from tidegate.storage.filesystem import open_store
 from tidegate.storage.ids import AttemptNumber, CheckpointId
-from tidegate.storage.metadata import SnapshotKind
 from tidegate.storage.metadata_file import read_metadata
-
-_numbers = count()
-
-
-class Run:
-    """A job on a log in memory; `host` is its present coordinator."""
-
-    def __init__(self) -> None:
-        self.root = f"memory://coordinator-host-{next(_numbers)}"
-        source = node("source")
-        self.context = JobContext(SPEC.job_id, SPEC.job_name, self.root, translate([source]), {})
-        self.log = EventLog(open_store(self.root), SPEC.job_id)
-        self.take_over()
-
-    def take_over(self) -> tuple[CoordinatorHost, Port]:
-        """A new coordinator, which has replayed the log and logged that it exists."""
-        self.port = Port()
-        machine, position = replay(self.log)
-        effects = CoordinatorEffects(self.context, open_store, self.port.now_ms)
-        self.host = CoordinatorHost(machine, position, self.log, effects, self.port, f"incarnation {next(_numbers)}")
-        self.host.start()
-        return self.host, self.port
-
-    def submit(self) -> None:
-        """The job is submitted, and that is logged."""
-        self.host.handle(ev.JobSubmitted(0, SPEC))
-        self.port.settle()
-
-    def events(self) -> list[list[str]]:
-        """Names of the events of each entry."""
-        return [[type(e).__name__ for e in entry.events] for entry in self.log.entries(self.log.oldest())]
 
 
 def test_nothing_is_done_before_it_is_logged() -> None:
@@ -107,125 +67,6 @@ def test_what_is_reported_while_instructions_are_carried_out_waits_for_its_own_e
     run.port.settle()
     assert run.events()[-1] == ["TaskFailed", "CancelRequested"]
     assert run.port.halted == []
-
-
-@pytest.mark.parametrize("happens", [True, False])
-def test_an_append_without_an_answer_is_repeated(happens: bool) -> None:
-    """Whether the entry was written or not, repeating it decides; its instructions are carried out once."""
-    run = Run()
-    run.port.append_next()
-    run.host.handle(ev.JobSubmitted(0, SPEC))
-
-    run.port.append_next(StorageError("no answer"), happens=happens)
-    assert run.port.deployed == []
-    assert run.port.wait() == FIRST_PAUSE_MS
-    run.port.settle()
-
-    assert len(run.port.deployed) == 1
-    assert run.events()[:2] == [["CoordinatorStarted"], ["JobSubmitted"]]
-
-
-def test_a_log_that_cannot_be_written_stops_the_coordinator(caplog: pytest.LogCaptureFixture) -> None:
-    """It is tried for as long as an outage may last, with growing pauses; afterwards nothing is done or listened to."""
-    run = Run()
-    run.submit()
-    run.host.handle(ev.TaskFailed(0, AttemptNumber(0), SINK, "boom"))
-    pauses = []
-    with caplog.at_level(logging.WARNING):
-        while not run.port.halted:
-            run.port.append_next(StorageError("no answer"), happens=False)
-            if run.port.later:
-                pauses.append(run.port.wait())
-
-    assert pauses[:7] == [200, 400, 800, 1_600, 3_200, 6_400, 10_000]
-    assert max(pauses) == 10_000
-    assert sum(pauses) == run.port.elapsed_ms == SPEC.storage_outage_ms
-    (reason,) = run.port.halted
-    assert reason == "the event log could not be written for 600 s (storage_outage is 600 s): no answer"
-    assert len(run.port.deployed) == 1, "what was decided last is not acted on"
-    told = [record.getMessage() for record in caplog.records]
-    assert told[0].startswith("the event log cannot be reached (no answer); the job goes on without checkpoints")
-    assert 5 <= len(told) <= 11, "at once, and then rarely"
-    run.host.handle(ev.CancelRequested(0))
-    assert run.port.appends == []
-
-
-def running() -> Run:
-    """A job whose tasks are ready."""
-    run = Run()
-    run.submit()
-    for task in TASKS:
-        run.host.handle(ev.TaskReady(0, AttemptNumber(0), task))
-    run.port.settle()
-    return run
-
-
-def test_an_outage_gives_up_the_checkpoint_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
-    """While the log is away, nothing follows from anything; then the tasks are told of what was given up."""
-    run = running()
-    run.host.handle(ev.TimerFired(0, "periodic:0"))
-    run.port.settle()
-    run.host.handle(ev.TaskReachedEndOfData(0, AttemptNumber(0), SOURCE))
-    run.port.wait()
-    run.port.told.clear()
-    run.port.append_next(StorageError("no answer"), happens=False)
-    state = run.host.machine.state
-    assert (state.failed_checkpoints, dict(state.pending), state.storage_away) == (1, {}, True)
-
-    run.host.handle(ev.CheckpointAcknowledged(0, AttemptNumber(0), SINK, CheckpointId(1), part(1, SINK)))
-    run.host.handle(ev.TaskFailed(0, AttemptNumber(0), SINK, "boom"))
-    run.host.handle(ev.CheckpointRequested(0, "mine", SnapshotKind.SAVEPOINT, "memory://savepoints"))
-    for _ in range(3):
-        run.host.handle(ev.CancelRequested(0))
-    assert (state.status, run.port.told, len(run.host._inbox)) == (JobStatus.RUNNING, [], 3)
-    (refused,) = run.port.answers
-    assert (refused.request, refused.error) == ("mine", "checkpoint storage does not answer")
-
-    with caplog.at_level(logging.WARNING):
-        run.port.wait()
-        run.port.append_next()
-    assert "the event log can be reached again, after 0.2 s" in caplog.text
-    assert run.port.told == []
-    run.port.settle()
-    assert run.events()[-2:] == [
-        ["TaskReachedEndOfData"],
-        ["StorageWentAway", "StorageCameBack", "CheckpointAcknowledged", "TaskFailed", "CancelRequested"],
-    ]
-    machine, _ = replay(run.log)
-    assert machine.state == run.host.machine.state
-
-
-def test_an_outage_that_is_over_begins_the_next_checkpoint() -> None:
-    """A job without a failure besides goes on as before, and its attempt too."""
-    run = running()
-    run.port.told.clear()
-    run.host.handle(ev.TimerFired(0, "periodic:0"))
-    run.port.append_next(StorageError("No space left on device"), happens=False)
-    run.port.wait()
-    run.port.settle()
-
-    state = run.host.machine.state
-    assert (state.failed_checkpoints, list(state.pending), state.attempt) == (1, [2], 0)
-    told = [(type(event).__name__, event.checkpoint_id) for task, event in run.port.told if task == SOURCE]
-    assert told == [("CheckpointTriggered", 1), ("CheckpointAborted", 1), ("CheckpointTriggered", 2)]
-
-
-def test_what_fails_for_want_of_storage_carries_for_how_long() -> None:
-    """The machine has no clock: it is told, by one that nobody sets, and a success ends the count."""
-    run = running()
-    for wait_ms, expected_ms in ((0, 0), (5_000, 5_000), (7_000, 12_000)):
-        run.port.elapsed_ms += wait_ms
-        for event in (
-            ev.MetadataWriteFailed(0, CheckpointId(1), "no answer"),
-            ev.SinkCommitFailed(0, CheckpointId(1), "no answer"),
-        ):
-            timed = run.host._timed(event)
-            assert isinstance(timed, ev.MetadataWriteFailed | ev.SinkCommitFailed)
-            assert timed.away_ms == expected_ms
-    run.host._timed(ev.MetadataWritten(0, CheckpointId(1)))
-    again = run.host._timed(ev.MetadataWriteFailed(0, CheckpointId(1), "no answer"))
-    assert isinstance(again, ev.MetadataWriteFailed)
-    assert again.away_ms == 0
 
 
 # --- what is logged, and when -------------------------------------------------------------------------------------

@@ -12,20 +12,19 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import rocksdict
-from backend_model import BACKENDS, KEYS, MAX_PARALLELISM, Cells, Rows, Subject, Table, composed, key_batch, tables
+from backend_model import BACKENDS, KEYS, MAX_PARALLELISM, Cells, Subject, Table, composed, key_batch, tables
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from native_checkpoints import CountingReads, frozen, opened
 from rocks_backends import rocks_backend
 
 from tidegate.actors.kernels.hashing import hash_columns
 from tidegate.actors.state.backend import CellSpec
 from tidegate.actors.state.rocks import RocksBackend
-from tidegate.storage.errors import ConfigurationError, CorruptionError, StorageError
+from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.filesystem import FileSystemStore, open_store
-from tidegate.storage.ids import CheckpointId, JobId, SubtaskIndex, VertexId
-from tidegate.storage.local_copies import LocalCopies
-from tidegate.storage.local_first import LocalFirstStore
-from tidegate.storage.metadata import NativeFile, NativeState, SubtaskState
+from tidegate.storage.ids import CheckpointId
+from tidegate.storage.metadata import NativeFile, NativeState
 from tidegate.storage.native import fetch_native, read_native, write_native
 from tidegate.storage.rocks.description import HEAD
 from tidegate.storage.rocks.frozen import needed_for
@@ -47,21 +46,6 @@ _ROWS = st.lists(st.tuples(_KEYS, st.none() | st.integers(-9, 9).map(float)), mi
 def store(tmp_path: Path) -> FileSystemStore:
     """Where checkpoints go."""
     return open_store(str(tmp_path / "store"))
-
-
-def frozen(subject: Subject, store: FileSystemStore, number: int, base: NativeState | None = None) -> NativeState:
-    """A checkpoint of the backend's files."""
-    backend = subject.backend
-    assert isinstance(backend, RocksBackend)
-    native = backend.freeze_native(Cut(CheckpointId(number)))
-    assert native is not None
-    return write_native(store, f"chk-{number}", native, base)
-
-
-def opened(kind: type[Subject], store: FileSystemStore, native: NativeState, folder: Path, rows: Rows) -> Subject:
-    """A backend that goes on with the files of a checkpoint."""
-    fetch_native(store, native, str(folder))
-    return kind(lambda _: rocks_backend(tuple(KEYS.names), MAX_PARALLELISM, folder=str(folder)), True, files=rows)
 
 
 def file_of(native: NativeState, name: str) -> NativeFile | None:
@@ -219,17 +203,6 @@ def many_tables(tmp_path: Path, store: FileSystemStore) -> tuple[NativeState, li
     return native, rows
 
 
-class CountingReads(FileSystemStore):
-    """Counts the bytes that are read."""
-
-    bytes_read = 0
-
-    def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
-        data = super().read(path, offset, length)
-        self.bytes_read += len(data)
-        return data
-
-
 def test_each_key_group_is_read_from_its_files_alone(
     many_tables: tuple[NativeState, list[StateTable]], store: FileSystemStore
 ) -> None:
@@ -310,98 +283,3 @@ def test_scratch_folders_are_cleared(
     assert os.listdir(scratch) == []
     list(read_native(store, native, None, str(scratch)))
     assert os.listdir(scratch) == []
-
-
-# --- faults -----------------------------------------------------------------------------------------------------------
-
-
-def test_a_bit_that_flips_on_the_local_disk_is_found(store: FileSystemStore, tmp_path: Path) -> None:
-    """RocksDB's own checksums: what was damaged after it was fetched is no row."""
-    table = Table(BACKENDS["rocksdb"], True)
-    table.batch([(key, 1.0) for key in range(2000)])
-    native = frozen(table, store, 1)
-    table.backend.close()
-    fetch_native(store, native, str(tmp_path / "db"))
-    (name,) = (file.name for file in native.files if file.name.endswith(".sst"))
-    data = bytearray((tmp_path / "db" / name).read_bytes())
-    data[len(data) // 3] ^= 1
-    (tmp_path / "db" / name).write_bytes(data)
-    with pytest.raises(CorruptionError, match=r"local folder .*Corruption"):
-        Table(lambda _: rocks_backend(tuple(KEYS.names), MAX_PARALLELISM, folder=str(tmp_path / "db")), True).check()
-
-
-def test_a_bit_that_flips_in_storage_is_found(store: FileSystemStore, tmp_path: Path) -> None:
-    """In any file: neither a restore nor a reader of rows takes it."""
-    cells = Cells(BACKENDS["rocksdb"], True)
-    cells.batch([(key, "put", key % 5) for key in range(100)])
-    native = frozen(cells, store, 1)
-    cells.backend.close()
-    for file in native.files:
-        data = store.read(file.path)
-        store.write(file.path, [data[:-1], bytes([data[-1] ^ 128])])
-        with pytest.raises(CorruptionError, match=f"{file.name} is damaged"):
-            fetch_native(store, native, str(tmp_path / "db"))
-        with pytest.raises(CorruptionError, match=f"{file.name} is damaged"):
-            list(read_native(store, native))
-        store.write(file.path, [data])
-    assert len(composed(list(read_native(store, native)))["v"]) == 100
-
-
-def test_a_folder_that_cannot_be_used(tmp_path: Path) -> None:
-    """The error names it."""
-    (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(StorageError, match=r"local folder .*file/db"):
-        rocks_backend(("k",), MAX_PARALLELISM, folder=str(tmp_path / "file" / "db"))
-
-
-def test_a_snapshot_that_finds_no_room_says_so(tmp_path: Path) -> None:
-    """The folder has gone (a disk that was unmounted, say): the task is told, and nothing half-made stays."""
-    folder = tmp_path / "work" / "db"
-    cells = Cells(lambda _: rocks_backend(tuple(KEYS.names), MAX_PARALLELISM, folder=str(folder)), True)
-    cells.batch([(1, "put", 1)])
-    os.rename(tmp_path / "work", tmp_path / "elsewhere")
-    backend = cells.backend
-    assert isinstance(backend, RocksBackend)
-    with pytest.raises(StorageError, match=r"cannot take a snapshot of RocksDB in the local folder .*chk-1"):
-        backend.freeze_native(Cut(CheckpointId(1)))
-    assert os.listdir(tmp_path) == ["elsewhere"]
-    backend.close()
-
-
-def test_what_an_earlier_attempt_left_is_not_taken(tmp_path: Path) -> None:
-    """A folder without a description was not fetched to its end, or somebody died there: the backend begins empty."""
-    (tmp_path / "db").mkdir()
-    (tmp_path / "db" / "CURRENT").write_bytes(b"MANIFEST-000099\n")
-    cells = Cells(
-        lambda _: rocks_backend(tuple(KEYS.names), MAX_PARALLELISM, folder=str(tmp_path / "db")), True, files={}
-    )
-    cells.check()
-    cells.backend.close()
-
-
-def test_tables_are_linked_from_local_copies(tmp_path: Path) -> None:
-    """A restart on the same node copies no table: it links the copy that is there, and asks the storage for nothing."""
-    counting = CountingReads(str(tmp_path / "primary"))
-    job, vertex = JobId("job-1"), VertexId("v")
-    copies = LocalCopies(str(tmp_path / "node"), job, vertex, SubtaskIndex(0), size_bytes_max=10**9)
-    cells = Cells(BACKENDS["rocksdb"], True)
-    cells.batch([(key, "put", key % 5) for key in range(100)])
-    expected = cells.expected()
-    backend = cells.backend
-    assert isinstance(backend, RocksBackend)
-    snapshot = backend.freeze_native(Cut(CheckpointId(1)))
-    assert snapshot is not None
-    target = copies.store_for(counting, CheckpointId(1))
-    native = write_native(target, "job-1/shared/chk-1/v-0=op", snapshot, None)
-    backend.close()
-    part = SubtaskState(vertex, SubtaskIndex(0), None, native=(native,))
-    local = LocalFirstStore(counting, str(tmp_path / "node"), job, [part])
-    fetch_native(local, native, str(tmp_path / "db"))
-    assert counting.bytes_read == 0
-    names = [file.name for file in native.files if file.name.endswith(".sst")]
-    assert [os.stat(tmp_path / "db" / name).st_nlink for name in names] == [2] * len(names)
-    again = Cells(
-        lambda _: rocks_backend(tuple(KEYS.names), MAX_PARALLELISM, folder=str(tmp_path / "db")), True, files=expected
-    )
-    again.check()
-    again.backend.close()

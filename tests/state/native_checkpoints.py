@@ -1,0 +1,42 @@
+"""Checkpoints of the files of a RocksDB backend, and backends that go on from them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from backend_model import KEYS, MAX_PARALLELISM, Rows, Subject
+from rocks_backends import rocks_backend
+
+from tidegate.actors.state.rocks import RocksBackend
+from tidegate.storage.filesystem import FileSystemStore
+from tidegate.storage.ids import CheckpointId
+from tidegate.storage.metadata import NativeState
+from tidegate.storage.native import fetch_native, write_native
+from tidegate.storage.state import Cut
+
+
+def frozen(subject: Subject, store: FileSystemStore, number: int, base: NativeState | None = None) -> NativeState:
+    """A checkpoint of the backend's files."""
+    backend = subject.backend
+    assert isinstance(backend, RocksBackend)
+    native = backend.freeze_native(Cut(CheckpointId(number)))
+    assert native is not None
+    return write_native(store, f"chk-{number}", native, base)
+
+
+def opened(kind: type[Subject], store: FileSystemStore, native: NativeState, folder: Path, rows: Rows) -> Subject:
+    """A backend that goes on with the files of a checkpoint."""
+    fetch_native(store, native, str(folder))
+    return kind(lambda _: rocks_backend(tuple(KEYS.names), MAX_PARALLELISM, folder=str(folder)), True, files=rows)
+
+
+class CountingReads(FileSystemStore):
+    """Counts the bytes that are read."""
+
+    bytes_read = 0
+
+    def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
+        """Counted."""
+        data = super().read(path, offset, length)
+        self.bytes_read += len(data)
+        return data

@@ -1,0 +1,167 @@
+"""The log of a table against a model of it, by random jobs that claim, commit, fall back and race."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from table_logs import INFO, commit, file_of
+
+from tidegate.storage.errors import FencedError, TableError
+from tidegate.storage.filesystem import open_store
+from tidegate.storage.ids import CheckpointId, JobId
+from tidegate.storage.table_log import LOG_FOLDER, TableLog
+
+
+class TableLogMachine(RuleBasedStateMachine):
+    """Jobs claim, restore, fall back and commit through two handles, one of which is always behind.
+
+    The model does not know the log: it keeps what the table shows, what it is about to show, and for each job what its
+    line had shown at each checkpoint. The log is compacted all the time.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shown: list[str] = []
+        self.next: list[str] | None = None
+        """What is shown with the next commit, where that differs."""
+        self.owner: JobId | None = None
+        self.jobs: list[JobId] = []
+        self.lines: dict[JobId, JobId] = {}
+        self.line_of: dict[str, JobId] = {}
+        self.order: list[str] = []
+        self.to_overwrite: dict[JobId, list[str]] = {}
+        """What a line is to hide with its first commit."""
+        self.own: dict[JobId, list[str]] = {}
+        self.cuts: dict[JobId, dict[int, list[str]]] = {}
+        self.found: dict[JobId, list[str]] = {}
+        self.next_checkpoint: dict[JobId, int] = {}
+
+    @initialize()
+    def create(self) -> None:
+        """An empty table, and two writers that know it."""
+        self.store = open_store("memory://table-log-machine")
+        self.store.delete_tree("")
+        self.logs = [TableLog(self.store, entries_per_snapshot=3) for _ in range(2)]
+        self.reader = TableLog(self.store)
+        for log in self.logs:
+            log.create(INFO)
+
+    @rule(log=st.integers(0, 1), if_exists=st.sampled_from(["error", "append", "overwrite"]))
+    def claim_fresh(self, log: int, if_exists: Literal["error", "append", "overwrite"]) -> None:
+        """A new job takes the table as it is, is to empty it, or is refused."""
+        job = JobId(f"job-{len(self.jobs)}")
+        if self.shown and if_exists == "error":
+            with pytest.raises(TableError):
+                self.logs[log].claim(job, None, if_exists)
+            return
+        self.logs[log].claim(job, None, if_exists)
+        if self.shown and if_exists == "overwrite":
+            self.to_overwrite[job] = list(self.order)
+        self._claimed(job, job, [])
+
+    @precondition(lambda self: self.jobs)
+    @rule(log=st.integers(0, 1), data=st.data(), files=st.integers(0, 1))
+    def claim_restored(self, log: int, data: st.DataObject, files: int) -> None:
+        """A new job restores any checkpoint that any job ever took; sometimes files of it were left behind."""
+        source = data.draw(st.sampled_from(self.jobs))
+        number = data.draw(st.sampled_from([0, *self.cuts[source]]))
+        job = JobId(f"job-{len(self.jobs)}")
+        names = [f"{job}.left.{i}" for i in range(files)]
+        self.logs[log].claim(job, (source, CheckpointId(number)), uncommitted=tuple(map(file_of, names)))
+        self._written(names, self.lines[source])
+        self._claimed(job, self.lines[source], self.cuts[source].get(number, self.found[source]) + names)
+
+    @precondition(lambda self: self.owner is not None)
+    @rule(log=st.integers(0, 1), files=st.integers(0, 2))
+    def commit(self, log: int, files: int) -> None:
+        """The owner completes a checkpoint, sometimes without output."""
+        assert self.owner is not None
+        number = self.next_checkpoint[self.owner]
+        names = [f"{self.owner}.{number}.{i}" for i in range(files)]
+        commit(self.logs[log], self.owner, number, *names)
+        self.next_checkpoint[self.owner] += 1
+        self._written(names, self.lines[self.owner])
+        if self.next is not None:
+            self.shown, self.next = self.next, None
+            self.to_overwrite.pop(self.lines[self.owner], None)
+        self.shown = self.shown + names
+        self.own[self.owner] = self.own[self.owner] + names
+        self.cuts[self.owner][number] = self.own[self.owner]
+
+    @precondition(lambda self: self.jobs)
+    @rule(log=st.integers(0, 1), data=st.data())
+    def repeat(self, log: int, data: st.DataObject) -> None:
+        """Any job repeats its claim and its last commit: nothing changes, and only the owner is not fenced."""
+        job = data.draw(st.sampled_from(self.jobs))
+        number = self.next_checkpoint[job] - 1
+        names = [n for n in self.order if n.startswith(f"{job}.{number}.")]
+        if job == self.owner:
+            self.logs[log].claim(job, None, "overwrite")
+            if names:
+                commit(self.logs[log], job, number, *names)
+            return
+        with pytest.raises(FencedError):
+            self.logs[log].claim(job, None, "append")
+        with pytest.raises(FencedError):
+            commit(self.logs[log], job, 10**6, "late")
+
+    @precondition(lambda self: self.owner is not None and self.cuts[self.owner])
+    @rule(log=st.integers(0, 1), data=st.data(), damaged=st.integers(0, 2))
+    def fall_back(self, log: int, data: st.DataObject, damaged: int) -> None:
+        """The owner restarts from an older checkpoint of its own; some of the newer ones were never committed."""
+        assert self.owner is not None
+        cuts = self.cuts[self.owner]
+        number = data.draw(st.sampled_from(sorted(cuts)))
+        first_late = self.next_checkpoint[self.owner]
+        self.next_checkpoint[self.owner] += damaged
+        for _ in range(2):
+            self.logs[log].claim(
+                self.owner, (self.owner, CheckpointId(number)), next_checkpoint_id=self.next_checkpoint[self.owner]
+            )
+        for late in range(first_late, first_late + damaged):
+            commit(self.logs[1 - log], self.owner, late, "late")
+        self._goes_on(self.owner, cuts[number])
+
+    @invariant()
+    def shows_what_the_model_shows(self) -> None:
+        """A reader of its own, and one that has just come, see the model's rows, in order."""
+        if hasattr(self, "reader"):
+            expected = [f"data/{name}.parquet" for name in sorted(self.shown, key=self.order.index)]
+            for reader in (self.reader, TableLog(self.store)):
+                assert [file.path for file in reader.snapshot().files] == expected
+                assert reader.rows() == len(expected)
+
+    @invariant()
+    def keeps_few_files_and_everything_that_was_written(self) -> None:
+        """Hidden rows stay referred to: a restore may show them again."""
+        if hasattr(self, "reader"):
+            assert self.reader.referenced_paths() == {f"data/{name}.parquet" for name in self.order}
+            assert len(self.store.list(LOG_FOLDER)) <= 3 * 3 + 2
+
+    def _written(self, names: list[str], line: JobId) -> None:
+        self.order += names
+        self.line_of |= dict.fromkeys(names, line)
+
+    def _claimed(self, job: JobId, line: JobId, own: list[str]) -> None:
+        self.jobs.append(job)
+        self.owner = job
+        self.lines[job] = line
+        self.found[job] = own
+        self.cuts[job] = {}
+        self.next_checkpoint[job] = 1
+        self._goes_on(job, own)
+
+    def _goes_on(self, job: JobId, own: list[str]) -> None:
+        line = self.lines[job]
+        self.own[job] = own
+        hidden = self.to_overwrite.get(line, [])
+        shown = own + [n for n in self.shown if self.line_of[n] != line and n not in hidden]
+        self.next = shown if sorted(shown) != sorted(self.shown) else None
+
+
+TestTableLogMachine = TableLogMachine.TestCase
+TestTableLogMachine.settings = settings(max_examples=60, stateful_step_count=25)
