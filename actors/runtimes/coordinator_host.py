@@ -87,7 +87,8 @@ class CoordinatorHost:
         self._effects = effects
         self._port = port
         self._inlined = InlinedState()
-        self._state_notes = OutageNotes("state and metadata of checkpoints", port.monotonic_ms)
+        self._state_notes = OutageNotes("state of checkpoints", port.monotonic_ms)
+        self._metadata_notes = OutageNotes("metadata of checkpoints", port.monotonic_ms)
         self._table_notes = OutageNotes("output tables", port.monotonic_ms)
         self._inbox: deque[tuple[ev.CoordinatorEvent, int]] = deque()
         """What has come, and when that was by the clock that nobody sets."""
@@ -140,16 +141,21 @@ class CoordinatorHost:
 
     def _timed(self, event: ev.CoordinatorEvent) -> ev.CoordinatorEvent:
         """The event, with the time for which what it tells of has failed."""
-        state, tables, meanwhile = self._state_notes, self._table_notes, "checkpoints fail meanwhile, the job goes on"
+        state, metadata, tables = self._state_notes, self._metadata_notes, self._table_notes
+        meanwhile = "checkpoints fail meanwhile, the job goes on"
         match event:
             case ev.CheckpointDeclined(reason=CheckpointFailureReason.STORAGE_AWAY, message=error):
                 return replace(event, away_ms=state.failed(error, meanwhile))
             case ev.MetadataWriteFailed(error=error):
-                return replace(event, away_ms=state.failed(error, meanwhile))
+                # Of its own: this ends the job, so it does not count from when something else has failed.
+                return replace(event, away_ms=metadata.failed(error, meanwhile))
             case ev.SinkCommitFailed(error=error, fenced=False):
                 return replace(event, away_ms=tables.failed(error, "it is tried again, the job goes on"))
             case ev.MetadataWritten():
                 state.worked()
+                metadata.worked()
+            case ev.CheckpointVoided():
+                metadata.worked()
             case ev.SinksCommitted():
                 tables.worked()
         return event

@@ -1,6 +1,7 @@
 """Renews the lease of a job, by a thread of its own: whatever else its process does, or waits for, the job is alive.
 
-The thread waits by the monotonic clock. A renewal that fails is tried again soon, for as long as the job goes on.
+The thread waits by the monotonic clock. A renewal that fails, whatever with, is tried again soon, for as long as the
+job goes on: a living job without a lease would be taken for dead, and its files for abandoned.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from collections.abc import Callable
 
 from tidegate.actors.runtimes.clock import now_ms
 from tidegate.actors.runtimes.context import JobContext, OpenStore
-from tidegate.storage.errors import StorageError
 from tidegate.storage.ids import JobId
 from tidegate.storage.lease import RENEWALS_A_LEASE, Lease, hold, let_go, read_lease, write_lease
 from tidegate.storage.processes import ProcessId, this_process
@@ -73,7 +73,7 @@ class LeaseKeeper:
             found = read_lease(self._store, self._lease.job_id)
             if found is None or found.token == self._token:  # Else somebody else goes on with the job.
                 write_lease(self._store, self._lease.ended_at(self._clock()))
-        except StorageError as error:
+        except Exception as error:  # noqa: BLE001 (it is the last that a job does, and must not keep it from its end)
             log.warning("the lease of job %s was not ended, and will expire: %s", self._lease.job_id, error)
 
     def abandon(self) -> bool:
@@ -95,7 +95,7 @@ class LeaseKeeper:
         self._lease = self._lease.renewed(self._clock())
         try:
             write_lease(self._store, self._lease)
-        except StorageError as error:
+        except Exception as error:  # noqa: BLE001 (see above)
             # Once an outage, not once an attempt.
             level = logging.WARNING if self._renewed else logging.DEBUG
             log.log(level, "the lease of job %s was not renewed, which is tried again: %s", self._lease.job_id, error)

@@ -13,6 +13,9 @@ from collections.abc import Callable
 
 from tidegate.actors.runtimes.clock import monotonic_ms
 
+WAIT_MS_MAX = 24 * 3_600_000
+"""A longer wait goes on when it is over: a user's timer may be for the end of time, for which no queue can wait."""
+
 
 class Timers:
     """Actions and when they are due. For one thread."""
@@ -36,5 +39,5 @@ class Timers:
 
     @property
     def wait_ms(self) -> int | None:
-        """How long it is until the first one. None: there is none."""
-        return max(0, self._heap[0][0] - monotonic_ms()) if self._heap else None
+        """How long to wait for the first one, at most. None: there is none."""
+        return min(WAIT_MS_MAX, max(0, self._heap[0][0] - monotonic_ms())) if self._heap else None

@@ -11,6 +11,7 @@ from coordinators import SINK, SOURCE, SPEC, part
 from tidegate.actors.coordinator import events as ev
 from tidegate.actors.coordinator.outages import FIRST_PAUSE_MS
 from tidegate.actors.coordinator.state import JobStatus
+from tidegate.actors.failures import CheckpointFailureReason
 from tidegate.actors.runtimes.coordinator_host import replay
 from tidegate.storage.errors import StorageError
 from tidegate.storage.ids import AttemptNumber, CheckpointId
@@ -124,3 +125,20 @@ def test_what_fails_for_want_of_storage_carries_for_how_long() -> None:
     again = run.host._timed(ev.MetadataWriteFailed(0, CheckpointId(1), "no answer"))
     assert isinstance(again, ev.MetadataWriteFailed)
     assert again.away_ms == 0
+
+
+@pytest.mark.parametrize("voided", [False, True])
+def test_the_fate_of_a_checkpoint_is_asked_for_as_long_as_an_outage_may_last(voided: bool) -> None:
+    """Its own time counts: a task that could not write an hour ago, or the checkpoint before, must not end the job."""
+    run = running()
+    declined = ev.CheckpointDeclined(
+        0, AttemptNumber(0), SOURCE, CheckpointId(1), CheckpointFailureReason.STORAGE_AWAY, "no answer"
+    )
+    run.host._timed(declined)
+    if voided:
+        run.host._timed(ev.MetadataWriteFailed(0, CheckpointId(1), "no answer"))
+        run.host._timed(ev.CheckpointVoided(0, CheckpointId(1)))
+    run.port.elapsed_ms += 3_600_000
+    timed = run.host._timed(ev.MetadataWriteFailed(0, CheckpointId(2), "no answer"))
+    assert isinstance(timed, ev.MetadataWriteFailed)
+    assert timed.away_ms == 0

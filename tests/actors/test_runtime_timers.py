@@ -8,6 +8,7 @@ import pytest
 
 from tidegate.actors.coordinator.requests import Demand, Pause, Start, decide
 from tidegate.actors.coordinator.spec import CheckpointSettings
+from tidegate.actors.elements import MAX_WATERMARK_MS
 from tidegate.actors.runtimes import clock
 from tidegate.actors.runtimes.ray_mailbox import Mailbox
 from tidegate.actors.runtimes.timers import Timers
@@ -52,6 +53,16 @@ def test_a_wait_is_as_long_as_it_was_when_it_began(hands: Clock, jump_ms: int) -
     assert timers.due
     timers.pop()()
     assert ran == ["it"]
+
+
+def test_a_moment_at_the_end_of_time_is_waited_for_in_parts(hands: Clock) -> None:
+    """No queue takes a wait of millions of years: one that is longer than it can be is not over at its end."""
+    timers = Timers()
+    timers.after(MAX_WATERMARK_MS, lambda: None)
+    assert timers.wait_ms is not None
+    assert timers.wait_ms / 1000 <= threading.TIMEOUT_MAX
+    hands.passed_ms += timers.wait_ms
+    assert not timers.due
 
 
 def test_actions_run_in_the_order_of_their_deadlines(hands: Clock) -> None:

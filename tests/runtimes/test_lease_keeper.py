@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
+import pytest
+
 from tidegate.actors.runtimes.lease_keeper import LeaseKeeper
 from tidegate.storage.errors import StorageError
 from tidegate.storage.filesystem import FileSystemStore, open_store
@@ -19,8 +21,9 @@ WAIT_S = 60
 class Renewals(FileSystemStore):
     """A store that counts the writes, and lets the first of them fail."""
 
-    def __init__(self, url: str, fail: int = 0) -> None:
+    def __init__(self, url: str, fail: int = 0, error: type[Exception] = StorageError) -> None:
         super().__init__(url)
+        self._error = error
         self.written = threading.Semaphore(0)
         self._fail = fail
 
@@ -28,7 +31,7 @@ class Renewals(FileSystemStore):
         """A renewal."""
         if self._fail:
             self._fail -= 1
-            raise StorageError("storage is away")
+            raise self._error("storage is away")
         size_bytes = super().write(path, chunks)
         self.written.release()
         return size_bytes
@@ -62,9 +65,10 @@ def test_it_renews_until_the_end(tmp_path: Path) -> None:
     assert (last.ended, last.renewals >= 3, held(store)) == (True, True, last)
 
 
-def test_a_storage_that_was_away_is_tried_again(tmp_path: Path) -> None:
-    """Nobody is told but the log."""
-    store = Renewals(str(tmp_path), fail=3)
+@pytest.mark.parametrize("error", [StorageError, RuntimeError])
+def test_a_storage_that_was_away_is_tried_again(tmp_path: Path, error: type[Exception]) -> None:
+    """Nobody is told but the log. Whatever a library raises: a living job whose thread has died would be swept."""
+    store = Renewals(str(tmp_path), 3, error)
     renewing = keeper(store, lease_ms=3)
 
     renewing.start()
