@@ -24,6 +24,9 @@ _COLUMN: Node = {"Column": "column"}
 _RANDOM = frozenset({"Random", "Sample", "Shuffle"})
 _LOOKED_UP = frozenset({"IsIn", "Replace", "ReplaceStrict", "ContainsAny", "ReplaceMany", "ExtractMany", "FindMany"})
 """Functions that polars calls row separable although all inputs but the first are looked at as a whole."""
+_HOLIDAYS = frozenset({"AddBusinessDay", "BusinessDayCount", "IsBusinessDay"})
+"""Functions whose last input is a list that polars takes for a column."""
+_TOLD_APART = _RANDOM | _LOOKED_UP | _HOLIDAYS | {"Reinterpret", "SelectFields", "Strptime"}
 _ADVICE = (
     "an expression must work row by row, because batches are cut differently on every run. Use "
     "key_by(...).aggregate(...) for sums and counts, key_by(...).process(...) to remember rows, flat_map to make "
@@ -75,6 +78,8 @@ def _simple(node: Node) -> Node:
             case "RenameAlias":
                 return _simple(inner["expr"])
             case "Eval":  # within the list of one row; there it may look at all elements
+                if "Cumulative" in inner["variant"]:
+                    raise _NotRowWiseError("cumulative_eval looks at the rows before each one")
                 _check_not_random(inner["evaluation"])
                 return _simple(inner["expr"])
             case "StructEval":
@@ -92,15 +97,19 @@ def _function(node: Node) -> Node:
     if name in _RANDOM:
         raise _NotRowWiseError("it is random, so that a replay gives other rows")
     first, *others = node["input"]
-    if name == "SelectFields":
+    if name in ("Reinterpret", "SelectFields"):  # of which polars can tell nothing without the schema
         return _simple(first)
+    if name in _HOLIDAYS and _is_literal(others[-1]):
+        return _joined([first, *others[:-1]])
     if name in _LOOKED_UP:
-        if not all(isinstance(other, dict) and "Literal" in other for other in others):
+        # After the old and the new values of replace_strict comes the default, which may be another column.
+        lookups, rest = (others[:2], others[2:]) if name == "ReplaceStrict" else (others, [])
+        if not all(map(_is_literal, lookups)):
             raise _NotRowWiseError(
                 f"{name} looks up values in all rows of a column; give it a list of values, or use "
                 'pl.col("list").list.contains(...) where each row has a list of its own'
             )
-        return _simple(first)
+        return _joined([first, *rest])
     if name == "Strptime" and node["function"]["StringExpr"]["Strptime"][1]["format"] is None:
         raise _NotRowWiseError("without format= the first rows of each batch decide how text is read; give format=")
     return {"Function": {**node, "input": _simple(node["input"])}}
@@ -114,7 +123,11 @@ def _leaf_name(function: Node) -> str | None:
         names.append(name)
     if isinstance(function, str):
         names.append(function)
-    return next((name for name in names if name in _RANDOM | _LOOKED_UP | {"SelectFields", "Strptime"}), None)
+    return next((name for name in names if name in _TOLD_APART), None)
+
+
+def _is_literal(node: Node) -> bool:
+    return isinstance(node, dict) and "Literal" in node
 
 
 def _check_function(node: Node) -> None:
