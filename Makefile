@@ -11,8 +11,8 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.tidegate-setup
 SCRIPTS := $(wildcard scripts/*.py examples/*.py benchmarks/*.py)
 ARGS ?=
-# Processes of a test run: as many as there are processors, within reason.
-JOBS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 2 ? 2 : n > 4 ? 4 : n)))
+# Processes of a test run. At least four: those with the tests on Ray and on S3 wait for others most of the time.
+JOBS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 4 ? 4 : n > 8 ? 8 : n)))
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 

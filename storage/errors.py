@@ -23,6 +23,10 @@ class CorruptionError(StorageError):
     """Bytes were read that do not match their checksum or their format."""
 
 
+class InvalidPathError(StorageError):
+    """No store has such a path, or such a range of a file: whoever asked is wrong, and will be wrong again."""
+
+
 class StateTooLargeError(StorageError):
     """A state has more bytes than its storage takes."""
 
@@ -69,7 +73,8 @@ class JobTimeoutError(TidegateError, TimeoutError):
 def may_pass(error: StorageError) -> bool:
     """Whether the same operation may succeed later, when the storage is back, or has room again."""
     return not isinstance(
-        error, AlreadyExistsError | NotFoundError | CorruptionError | StateTooLargeError | LogDeletedError
+        error,
+        AlreadyExistsError | NotFoundError | CorruptionError | InvalidPathError | StateTooLargeError | LogDeletedError,
     )
 
 

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from tidegate.storage.errors import (
     AlreadyExistsError,
     ConfigurationError,
+    InvalidPathError,
     NotFoundError,
     StorageError,
 )
@@ -77,7 +78,7 @@ class FileSystemStore:
 
     def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
         if offset < 0 or (length is not None and length < 0):
-            raise StorageError(f"cannot read {join_url(self._url, path)}: negative offset or length")
+            raise InvalidPathError(f"cannot read {join_url(self._url, path)}: negative offset or length")
         key = self._key(path)
         with self._reported("read", path):
             try:
@@ -128,7 +129,7 @@ class FileSystemStore:
     def _key(self, path: str) -> str:
         parts = path.split("/")
         if any(part in ("", ".", "..") or part.startswith(TEMPORARY_PREFIX) for part in parts) or "\0" in path:
-            raise StorageError(
+            raise InvalidPathError(
                 f"{path!r} is no path inside {self._url}: it must be relative, without empty, '.', '..' "
                 f"or '{TEMPORARY_PREFIX}…' parts"
             )

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
-from tidegate.storage.errors import AlreadyExistsError, CorruptionError, NotFoundError, StorageError
+from tidegate.storage.errors import AlreadyExistsError, CorruptionError, InvalidPathError, NotFoundError, StorageError
 from tidegate.storage.filesystem import FileSystemStore, join_url
 from tidegate.storage.store import Buffer, Store
 from tidegate.storage.wrapped_store import WrappedStore
@@ -31,7 +31,7 @@ PAUSE_S_FIRST = 0.1
 """Each pause is twice as long as the one before it: 6.3 s in all."""
 KEPT_BYTES_MAX = 16 * 1024 * 1024
 
-_FINAL = (AlreadyExistsError, NotFoundError, CorruptionError)
+_FINAL = (AlreadyExistsError, NotFoundError, CorruptionError, InvalidPathError)
 _FINAL_ERRNOS = (
     errno.EACCES,
     errno.EPERM,

@@ -14,7 +14,7 @@ import pytest
 import tidegate as tg
 from tidegate.actors.runtimes.local import LocalRuntime
 from tidegate.storage import retrying as module
-from tidegate.storage.errors import AlreadyExistsError, CorruptionError, NotFoundError, StorageError
+from tidegate.storage.errors import AlreadyExistsError, CorruptionError, InvalidPathError, NotFoundError, StorageError
 from tidegate.storage.filesystem import FileSystemStore, open_store
 from tidegate.storage.retrying import KEPT_BYTES_MAX, TRIES_MAX, RetryingStore, retrying
 from tidegate.storage.store import Buffer
@@ -123,6 +123,7 @@ def test_attempts_are_bounded(faulty: Faulty, patient: RetryingStore, pauses: li
         NotFoundError("gone"),
         CorruptionError("damaged"),
         AlreadyExistsError("there"),
+        InvalidPathError("is no path inside"),
         PermissionError(errno.EACCES, "refused"),
         OSError(errno.EROFS, "read-only"),
     ],

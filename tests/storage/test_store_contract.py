@@ -20,7 +20,7 @@ from tidegate.actors.simulation.faults import Faults
 from tidegate.actors.simulation.store import SimulatedDisk, SimulatedStore
 from tidegate.actors.simulation.world import World
 from tidegate.storage.create_check import check_conditional_create
-from tidegate.storage.errors import AlreadyExistsError, NotFoundError, StorageError
+from tidegate.storage.errors import AlreadyExistsError, InvalidPathError, NotFoundError, StorageError
 from tidegate.storage.filesystem import FileSystemStore
 from tidegate.storage.ids import CheckpointId, JobId, SubtaskIndex, VertexId
 from tidegate.storage.local_copies import DuplicatingStore, LocalCopies
@@ -268,7 +268,7 @@ def test_refuses_paths_that_leave_the_root(shared_store: Store, path: str) -> No
     """A path that is not plainly below the root is refused by every operation on files."""
     store = shared_store
     for operation in (store.read, store.exists, store.delete, lambda p: store.create(p, b"")):
-        with pytest.raises(StorageError, match="is no path inside"):
+        with pytest.raises(InvalidPathError, match="is no path inside"):
             operation(path)
 
 
