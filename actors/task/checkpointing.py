@@ -200,7 +200,7 @@ class SubtaskCheckpoints:
         of the finished task would promise that its upstream tasks have finished too, so what is pending is given up.
         """
         assert self._held is None
-        while not self._descriptor.exactly_once and (pending := self._handler.pending) is not None:
+        for pending in self._handler.spoilt_by_the_end():
             self._handler.abort(pending)
             self._outputs.broadcast(CancelBarrier(pending))
             self.decline(pending, CheckpointFailureReason.TASK_CLOSING, CheckpointFailureReason.TASK_CLOSING.value)

@@ -28,6 +28,8 @@ from link import (
 
 from tidegate.actors.elements import (
     MAX_WATERMARK_MS,
+    Alignment,
+    Barrier,
     BarrierOptions,
     CancelBarrier,
     Element,
@@ -340,6 +342,22 @@ def test_a_trigger_after_the_end_is_declined() -> None:
     (decline,) = only(subject.trigger(2), do.Decline)
 
     assert (decline.checkpoint_id, decline.reason) == (2, CheckpointFailureReason.TASK_CLOSING)
+
+
+@pytest.mark.parametrize("options", [SUSPEND, TERMINATE])
+def test_a_stop_is_taken_part_in_where_barriers_block_nothing(options: BarrierOptions) -> None:
+    """Every channel ends its data before the barrier of a stop: one that was counted already stays."""
+    subject = worker(exactly_once=False)
+    stop = Barrier(CheckpointId(2), 0, replace(options, alignment=Alignment.AT_LEAST_ONCE))
+    end = EndOfData(drain=options is TERMINATE)
+    subject.feed(0, batch(1), barrier(1), end, stop)
+
+    found = subject.feed(1, batch(2), end, stop)
+
+    assert {decline.checkpoint_id for decline in only(found, do.Decline)} == {1}
+    assert controls(found)[-1] == stop
+    (persist,) = only(found, do.PersistSnapshot)
+    assert persist.checkpoint_id == 2
 
 
 def test_an_aborted_savepoint_is_cancelled_downstream() -> None:

@@ -58,6 +58,10 @@ class BarrierAligner:
         """The checkpoint whose barriers are being collected."""
         return None if self._pending is None else self._pending.barrier.checkpoint_id
 
+    def spoilt_by_the_end(self) -> tuple[CheckpointId, ...]:
+        """None: what a channel has sent after its barrier waits."""
+        return ()
+
     def blocks(self, channel: ChannelId) -> bool:
         """Whether elements of this channel must wait."""
         return self._state is BarrierState.ALIGNING and channel in self._of_pending().taken

@@ -41,6 +41,9 @@ class BarrierHandler(Protocol):
     def pending(self) -> CheckpointId | None:
         """The newest checkpoint whose barriers are being collected; if unaligned, its snapshot has been taken."""
 
+    def spoilt_by_the_end(self) -> tuple[CheckpointId, ...]:
+        """Pending checkpoints of which there can be no snapshot once the data of all channels has ended."""
+
     def blocks(self, channel: ChannelId) -> bool:
         """Whether no element of this channel may be processed."""
 

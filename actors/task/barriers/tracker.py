@@ -48,6 +48,10 @@ class BarrierTracker:
         """The newest checkpoint whose barriers are being counted."""
         return max(self._pending, default=None)
 
+    def spoilt_by_the_end(self) -> tuple[CheckpointId, ...]:
+        """What is pending, newest first; not a stop, before whose barriers every channel has ended its data."""
+        return tuple(n for n in sorted(self._pending, reverse=True) if not self._pending[n].barrier.options.kind.stops)
+
     def blocks(self, channel: ChannelId) -> bool:
         """Never: at least once."""
         return False
