@@ -50,12 +50,12 @@ def replay(event_log: EventLog) -> tuple[CoordinatorMachine, LogPosition]:
     """The machine as the log leaves it, and where the log goes on."""
     snapshot = event_log.latest_snapshot()
     state: CoordinatorState | None = None
-    index = 0
+    index = snapshot_index = 0
     takeovers: tuple[int, ...] = ()
     if snapshot is not None:
         index, fold = snapshot
         assert isinstance(fold, StoredFold)
-        state, takeovers = decode(fold.state), fold.takeovers
+        state, takeovers, snapshot_index = decode(fold.state), fold.takeovers, index
     machine = CoordinatorMachine(state)
     for entry in event_log.entries(index):
         if isinstance(entry.events[0], ev.CoordinatorStarted):
@@ -63,7 +63,7 @@ def replay(event_log: EventLog) -> tuple[CoordinatorMachine, LogPosition]:
         for event in entry.events:
             machine.handle(event)
         index = entry.index + 1
-    return machine, LogPosition(index, takeovers)
+    return machine, LogPosition(index, takeovers, snapshot_index)
 
 
 class CoordinatorHost:

@@ -44,10 +44,14 @@ class StoredFold:
 
 @dataclass(frozen=True, slots=True)
 class LogPosition:
-    """Where a coordinator goes on: the index of its first entry, and those with which its predecessors took over."""
+    """Where a coordinator goes on: the index of its first entry, and those with which its predecessors took over.
+
+    `snapshot_index`: that of the newest stored fold.
+    """
 
     next_index: int = 0
     takeovers: tuple[int, ...] = ()
+    snapshot_index: int = 0
 
 
 class LogWriter:
@@ -71,7 +75,8 @@ class LogWriter:
         self._incarnation = incarnation
         self._next_index = position.next_index
         self._takeovers = (*position.takeovers, position.next_index)
-        self._snapshot_index = position.next_index
+        self._counted_from = self._stored_index = position.snapshot_index
+        """Where entries are counted from that await the next fold, and where the newest one is that was stored."""
         self._bytes_since_snapshot = 0
         self._looked_ms: int | None = None
         self._notes = OutageNotes("the event log", port.monotonic_ms)
@@ -145,11 +150,11 @@ class LogWriter:
 
     def store_fold_if_due(self, state: CoordinatorState) -> None:
         """Store the fold of all entries so far, from time to time, and cut the log behind the one before."""
-        few = self._next_index - self._snapshot_index < ENTRIES_A_SNAPSHOT
+        few = self._next_index - self._counted_from < ENTRIES_A_SNAPSHOT
         if few and self._bytes_since_snapshot < BYTES_A_SNAPSHOT:
             return
-        index, previous = self._next_index, self._snapshot_index
-        self._snapshot_index, self._bytes_since_snapshot = index, 0
+        index, previous = self._next_index, self._stored_index
+        self._counted_from, self._bytes_since_snapshot = index, 0
         fold = StoredFold(encode(state), self._takeovers)
 
         def store_fold() -> None:
@@ -157,7 +162,9 @@ class LogWriter:
             self._log.truncate(previous, frozenset(self._takeovers))
 
         def stored(error: BaseException | None) -> None:
-            if error is not None:
+            if error is None:
+                self._stored_index = index
+            else:
                 log.warning("the fold at entry %d was not stored, replay stays longer: %s", index, error)
 
         self._port.append(store_fold, stored)

@@ -217,6 +217,27 @@ def test_the_fold_is_stored_and_the_log_cut(monkeypatch: pytest.MonkeyPatch) -> 
     assert machine.state == run.host.machine.state
 
 
+def test_the_fold_is_stored_however_often_coordinators_are_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Entries are counted from the newest fold, whoever has stored it; the one before that stays, and what follows."""
+    monkeypatch.setattr(log_writer, "ENTRIES_A_SNAPSHOT", 5)
+    run = Run()
+    run.submit()
+    for n in range(20):
+        run.host.handle(ev.CheckpointRequested(n, f"request {n}"))
+        run.port.settle()
+        if n % 3 == 2:
+            run.take_over()
+            run.port.settle()
+
+    snapshot = run.log.latest_snapshot()
+    assert snapshot is not None
+    assert run.log.indices()[-1] - snapshot[0] < 5
+    assert 5 <= snapshot[0] - run.log.oldest() < 15
+    state = run.host.machine.state
+    open_store(run.root).delete(f"{SPEC.job_id}/events/snapshot-{snapshot[0]:012d}")
+    assert replay(run.log)[0].state == state
+
+
 def test_a_log_of_large_entries_is_cut_sooner(monkeypatch: pytest.MonkeyPatch) -> None:
     """Inlined state makes entries large, and the log may lie in memory: what stays is bounded in bytes too."""
     monkeypatch.setattr(log_writer, "BYTES_A_SNAPSHOT", 20_000)
@@ -246,6 +267,28 @@ def test_an_unstored_fold_does_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
 
     machine, position = replay(run.log)
     assert (position.next_index, machine.state.status) == (3, JobStatus.CANCELLED)
+
+
+def test_nothing_is_cut_behind_a_fold_that_was_not_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one before it stays, and every entry since: the newest may be found damaged."""
+    monkeypatch.setattr(log_writer, "ENTRIES_A_SNAPSHOT", 5)
+    run = Run()
+    run.submit()
+    failed = False
+    for n in range(16):
+        run.host.handle(ev.CheckpointRequested(n, f"request {n}"))
+        while run.port.appends:
+            fold_is_due = run.port.appends[0][0].__name__ == "store_fold"
+            if fold_is_due and len(run.log.indices()) > 9 and not failed:
+                failed = True
+                run.port.append_next(StorageError("no answer"), happens=False)
+            else:
+                run.port.append_next()
+    snapshot = run.log.latest_snapshot()
+    assert snapshot is not None and failed
+    state = run.host.machine.state
+    open_store(run.root).delete(f"{SPEC.job_id}/events/snapshot-{snapshot[0]:012d}")
+    assert replay(run.log)[0].state == state
 
 
 def test_an_empty_log_replays_to_a_new_machine() -> None:
