@@ -17,7 +17,7 @@ from tidegate.recovery.checkpoints import OpenStore
 from tidegate.storage.errors import CodecError, ConfigurationError, CorruptionError, NotFoundError
 from tidegate.storage.filesystem import open_store
 from tidegate.storage.layout import CheckpointLayout, CheckpointPointer, parse_checkpoint_name, parse_pointer
-from tidegate.storage.lease import is_alive, why_alive
+from tidegate.storage.lease import may_live, why_alive
 from tidegate.storage.metadata import CheckpointMetadata
 from tidegate.storage.metadata_file import read_metadata, read_pointed
 from tidegate.storage.store import Store
@@ -52,7 +52,7 @@ def delete(path: str, *, force: bool = False, open_store: OpenStore = open_store
 
 
 def _check_job_is_dead(store: Store, at: CheckpointPointer) -> None:
-    if is_alive(store, at.job_id, int(time.time() * 1000)):
+    if may_live(store, at.job_id, int(time.time() * 1000)):
         raise ConfigurationError(
             f"{at} stays: job {at.job_id} may be running, {why_alive(store, at.job_id)}. A running job deletes its "
             "checkpoints itself, all but those that it retains. Wait for its end, or stop or cancel it (job.stop(), "

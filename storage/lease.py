@@ -137,6 +137,17 @@ def is_alive(store: Store, job_id: JobId, now_ms: int) -> bool:
     return lease is not None and life_of(lease, now_ms) is not Life.DEAD
 
 
+def may_live(store: Store, job_id: JobId, now_ms: int) -> bool:
+    """Whether nothing of a job may be deleted: it is alive, or its process is there and has not said that it is over.
+
+    While storage is away, or full, no lease is renewed, and the job goes on all the same. Raises StorageError.
+    """
+    if is_alive(store, job_id, now_ms):
+        return True
+    lease = read_lease(store, job_id)
+    return lease is not None and not lease.ended and bool(_is_held(lease))
+
+
 def why_alive(store: Store, job_id: JobId) -> str | None:
     """What lets a job that has to be taken for living seem so, in words; None if it never had a lease. StorageError."""
     try:
@@ -146,7 +157,8 @@ def why_alive(store: Store, job_id: JobId) -> str | None:
     if lease is None:
         return None
     until = datetime.fromtimestamp(lease.counts_until_ms / 1000, UTC)
-    return f"its lease was renewed by {lease.holder} and counts until {until:%Y-%m-%d %H:%M:%S} UTC"
+    there = f"{lease.holder} is there, and " if _is_held(lease) else ""
+    return f"{there}its lease was renewed by {lease.holder} and counts until {until:%Y-%m-%d %H:%M:%S} UTC"
 
 
 def hold(token: str) -> None:

@@ -35,7 +35,7 @@ from tidegate.storage.layout import (
     parse_pointer,
     parse_savepoint_name,
 )
-from tidegate.storage.lease import is_alive, why_alive
+from tidegate.storage.lease import may_live, why_alive
 from tidegate.storage.metadata import METADATA_VERSION, CheckpointMetadata
 from tidegate.storage.metadata_file import create_metadata, read_pointed
 from tidegate.storage.store import Store
@@ -73,12 +73,12 @@ def is_job(store: Store, job_id: JobId) -> bool:
 
 
 def may_run(store: WalkableStore, job_id: JobId, now_ms: int, grace_ms: int = GRACE_MS_DEFAULT) -> bool:
-    """Whether a job lives as far as its lease says.
+    """Whether a job lives as far as its lease says, and its process, where that can be known.
 
     Of a job that never had one, whether it has written to its event log within the grace period, or nobody can tell.
     """
     if store.exists(CheckpointLayout(job_id).lease()):
-        return is_alive(store, job_id, now_ms)
+        return may_live(store, job_id, now_ms)
     times = [file.modified_at_ms for file in store.walk(CheckpointLayout(job_id).events_dir())]
     return any(time is None or time > now_ms - grace_ms for time in times)
 

@@ -24,6 +24,7 @@ from tidegate.storage.lease import (
     let_go,
     life_of,
     read_lease,
+    why_alive,
     write_lease,
 )
 from tidegate.storage.processes import ProcessId, is_there, this_process
@@ -141,3 +142,19 @@ def test_nothing_of_a_living_job_is_swept(store: FileSystemStore) -> None:
     write_lease(store, lease().ended_at(late_ms))
     assert not may_run(store, JOB, written_ms)
     assert [orphan.path for orphan in sweep(store, JOB, now_ms=late_ms, dry_run=False)] == [f"{JOB}/chk-1/map-0"]
+
+
+def test_nothing_is_deleted_as_long_as_its_process_is_there(store: FileSystemStore) -> None:
+    """Nobody renews a lease on a full disk, and to sweep is what one does then."""
+    EventLog(store, JOB).append(LogEntry(0, Generation(1), 5, "nonce", ()))
+    write_lease(store, lease(this_process()))
+
+    assert not is_alive(store, JOB, EXPIRES_MS + 1)
+    assert may_run(store, JOB, EXPIRES_MS + 1)
+    assert (why_alive(store, JOB) or "").startswith(f"process {os.getpid()} on ")
+    write_lease(store, lease(this_process(), token="let go"))
+    assert not may_run(store, JOB, EXPIRES_MS + 1)
+    write_lease(store, lease(this_process()).ended_at(AT_MS))
+    assert not may_run(store, JOB, AT_MS)
+    write_lease(store, lease(ELSEWHERE))
+    assert not may_run(store, JOB, EXPIRES_MS + 1)
