@@ -80,10 +80,11 @@ class CoordinatorHost:
         effects: CoordinatorEffects,
         port: CoordinatorPort,
         incarnation: str,
+        entries_a_snapshot: int | None = None,
     ) -> None:
         self.machine = machine
         self.generation = Generation(machine.state.generation + 1)
-        self._log = LogWriter(event_log, position, self.generation, port, incarnation)
+        self._log = LogWriter(event_log, position, self.generation, port, incarnation, entries_a_snapshot)
         self._effects = effects
         self._port = port
         self._inlined = InlinedState()

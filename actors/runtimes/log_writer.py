@@ -57,7 +57,8 @@ class LogPosition:
 class LogWriter:
     """Of one coordinator incarnation. All methods run on the coordinator's mailbox.
 
-    `incarnation` tells two coordinators apart that both believe to be the next generation.
+    `incarnation` tells two coordinators apart that both believe to be the next generation. `entries_a_snapshot`: after
+    how many entries the fold is stored, where that is not as usual.
     """
 
     def __init__(
@@ -67,7 +68,9 @@ class LogWriter:
         generation: Generation,
         port: CoordinatorPort,
         incarnation: str,
+        entries_a_snapshot: int | None = None,
     ) -> None:
+        self._entries_a_snapshot = ENTRIES_A_SNAPSHOT if entries_a_snapshot is None else entries_a_snapshot
         self.outage_ms = STORAGE_OUTAGE_MS
         self._log = event_log
         self._port = port
@@ -150,7 +153,7 @@ class LogWriter:
 
     def store_fold_if_due(self, state: CoordinatorState) -> None:
         """Store the fold of all entries so far, from time to time, and cut the log behind the one before."""
-        few = self._next_index - self._counted_from < ENTRIES_A_SNAPSHOT
+        few = self._next_index - self._counted_from < self._entries_a_snapshot
         if few and self._bytes_since_snapshot < BYTES_A_SNAPSHOT:
             return
         index, previous = self._next_index, self._stored_index

@@ -61,7 +61,9 @@ class SimulatedJob:
         make_machine: MakeMachine = TaskMachine,
         make_effects: MakeEffects = TaskEffects,
         make_coordinator: Callable[..., CoordinatorHost] = CoordinatorHost,
+        log_entries: int | None = None,
     ) -> None:
+        """`log_entries`: after how many entries the fold of the event log is stored, where that is not as usual."""
         self.world = world
         self.spec = submission.spec
         self.context = submission.context
@@ -78,6 +80,7 @@ class SimulatedJob:
         self._make_machine = make_machine
         self._make_effects = make_effects
         self._make_coordinator = make_coordinator
+        self._log_entries = log_entries
         self._incarnations = 0
         self._deployed = -1
         self._turns: set[TaskHost] = set()
@@ -145,7 +148,8 @@ class SimulatedJob:
         self._incarnations += 1
         port = SimulatedCoordinatorPort(self)
         effects = CoordinatorEffects(self.context, self.open_store, port.now_ms)
-        host = self._make_coordinator(machine, position, event_log, effects, port, f"incarnation-{self._incarnations}")
+        incarnation = f"incarnation-{self._incarnations}"
+        host = self._make_coordinator(machine, position, event_log, effects, port, incarnation, self._log_entries)
         port.host = host
         port.effects = effects
         port.ledger.watch(host, machine, event_log)

@@ -37,8 +37,8 @@ COMPLETED_WAITING_MAX = 8
 PROBES_LATE = 3
 """A task that waits for credit asks for it; after so many times of its limit `probe_ms` it should have done so."""
 
-UNNEEDED_FOLDERS_MAX = 2 * COMPLETED_WAITING_MAX
-"""Folders of shared files that wait for being deleted."""
+UNNEEDED_FOLDERS_MAX = 4 * COMPLETED_WAITING_MAX
+"""Folders of shared files that wait for being deleted: layers that are merged all go at once."""
 
 
 @dataclass(slots=True)

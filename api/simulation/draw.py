@@ -27,21 +27,23 @@ DIMENSIONS: Mapping[str, tuple[Hashable, ...]] = {
     "buffers": ("tiny", "small", "wide"),
     "turn_rows": (1, 3, 1_000),
     "width": ("one", "few", "many"),
-    "faults": ("none", "tasks", "coordinator", "storage", "network", "all"),
+    "faults": ("none", "tasks", "coordinator", "storage", "network", "all", "damage", "outage"),
     "ask": ("nothing", "checkpoint", "savepoint"),
     "ending": ("finish", "cancel", "fail", "suspend", "terminate"),
     "then": ("same", "rescaled"),
     "hooks": ("none", "one"),
     "state": ("whole", "incremental", "changelog"),
+    "log": ("long", "short"),
 }
 """Every dimension with its values."""
 
-_DRAWN_APART = frozenset({"state"})
+_DRAWN_APART = frozenset({"state", "log"})
 """Dimensions that were added when seeds had been run: what a seed stands for besides stays what it was."""
 
 _ADDED: Mapping[str, tuple[Hashable, ...]] = {
     "topology": ("rules", "kept"),
     "state": ("changelog",),
+    "faults": ("damage", "outage"),
 }
 """Values that were added when seeds had been run: so many seeds stand for one of them, the others for what they did."""
 _ADDED_SHARE = 0.2
@@ -58,6 +60,7 @@ _WEIGHTS: Mapping[str, tuple[int, ...]] = {
     "interval_ms": (1, 2, 2),
     "width": (2, 3, 1),
     "ending": (4, 1, 1, 1, 1),
+    "log": (3, 1),
 }
 
 CONTRADICTIONS: tuple[tuple[tuple[str, Hashable], tuple[str, Hashable]], ...] = (

@@ -80,6 +80,8 @@ class JobSetting:
     actions: tuple[Action, ...] = ()
     restore: str | None = None
     settle_ms_max: int = 3_600_000
+    log_entries: int | None = None
+    """After how many entries the fold of the event log is stored, where that is not as usual."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +132,14 @@ class Simulation:
         watch = Watch(oracle, self.coverage, restored)
         parts = self._protocol
         job = SimulatedJob(
-            submission, world, self.disk, watch, parts.task_machine, parts.task_effects, parts.coordinator
+            submission,
+            world,
+            self.disk,
+            watch,
+            parts.task_machine,
+            parts.task_effects,
+            parts.coordinator,
+            setting.log_entries,
         )
         for number, action in enumerate(setting.actions):
             world.after(action.at_ms, _asking(job, action, f"request {number} of job {self._jobs}"))

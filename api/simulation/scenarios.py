@@ -49,12 +49,18 @@ _FAULTS = {
     "damage": Faults(
         crash=0.02, coordinator_crash=0.01, storage=0.01, damage=0.4, delay="0ms..30ms", duration=FAULTS_DURATION
     ),
+    "outage": Faults(
+        crash=0.005, coordinator_crash=0.01, delay="0ms..30ms", outage="400ms..30s", duration=FAULTS_DURATION,
+        crashes_max=4,
+    ),
     "all": Faults(
         crash=0.005, coordinator_crash=0.01, storage=0.03, slow=0.03, slow_by="2s", duplicate=0.02, drop=0.002,
         delay="0ms..80ms", duration=FAULTS_DURATION, crashes_max=4,
     ),
 }  # fmt: skip
 
+_LOG_ENTRIES = {"long": None, "short": 8}
+"""A log that is cut: hardly any scenario has as many entries as it usually takes."""
 _BUFFERS = {"tiny": (300, 300), "small": (1_000, 1_500), "wide": (20_000, 20_000)}
 _ASKED = {"checkpoint": SnapshotKind.CHECKPOINT, "savepoint": SnapshotKind.SAVEPOINT}
 _STOPS = {"suspend": SnapshotKind.SUSPEND, "terminate": SnapshotKind.TERMINATE}
@@ -113,6 +119,7 @@ def _run(scenario: Scenario, faults: Faults, protocol: Protocol | None) -> Simul
             actions=actions,
             restore=restore,
             settle_ms_max=SETTLE_MS_MAX,
+            log_entries=_LOG_ENTRIES[str(scenario.values.get("log", "long"))],
         )
 
     ending = scenario.values["ending"]

@@ -15,7 +15,7 @@ from broken_changelog import CHANGELOG_FIXED, CHANGELOG_PATCHES
 from broken_coordinator import COORDINATOR_BREAKS
 from broken_fallback import FALLBACK_BREAKS, FALLBACK_FIXED
 from broken_layers import LAYER_BREAKS, LAYER_PATCHES
-from broken_rules import RULE_BREAKS, Patch
+from broken_rules import RULE_BREAKS, RULE_FIXED, Patch
 from broken_tables import TABLE_FIXED, TABLE_PATCHES
 from broken_tasks import TASK_BREAKS
 
@@ -51,6 +51,7 @@ _FIXED: Mapping[str, Mapping[str, Hashable]] = {
     **CHANGELOG_FIXED,
     **FALLBACK_FIXED,
     **TABLE_FIXED,
+    **RULE_FIXED,
 }
 """Breaks that need several unlikely things at once, and hundreds of seeds when all of these are drawn: the last grant
 of a channel lost and rows that wait for it; a savepoint that has written something and fails as often as is tried; a

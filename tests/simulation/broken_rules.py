@@ -26,6 +26,7 @@ from tidegate.actors.runtimes import restore_in_flight
 from tidegate.actors.task.inputs import InputChannel
 from tidegate.actors.task.outputs import OutputGate
 from tidegate.storage import savepoint
+from tidegate.storage.event_log import EventLog
 
 Patch = Callable[[], AbstractContextManager[Any]]
 
@@ -143,6 +144,21 @@ def _no_files(own: Any, original: Any) -> Any:
     return replace(own, subtasks=tuple(replace(s, committables=()) for s in own.subtasks))
 
 
+# --- the event log ----------------------------------------------------------------------------------------------------
+
+_truncate = EventLog.truncate
+
+
+def _cut_without_takeovers(self: EventLog, before_index: int, keep: object = None) -> None:
+    _truncate(self, before_index)
+
+
+def _cut_at_the_fold(self: EventLog, before_index: int, keep: object = None) -> None:
+    latest = self.latest_snapshot()
+    assert latest is not None
+    self._store.delete_all([self._entry_path(index) for index in self.indices() if index < latest[0]])
+
+
 _S, _J, _P, _I = JobStatus, JobInput, PendingPhase, PendingInput
 
 RULE_BREAKS: dict[str, tuple[int, Patch]] = {
@@ -178,9 +194,19 @@ RULE_BREAKS: dict[str, tuple[int, Patch]] = {
     "timers: one of three is passed over": (6, lambda: patch.object(TimerQueue, "pop_due", _skips_one)),
     "savepoints: paths are those of the checkpoint": (5, lambda: _savepoints_that_say(_old_places)),
     "savepoints: sink files are left out": (5, lambda: _savepoints_that_say(_no_files)),
+    "log: entries with which coordinators took over are cut": (
+        8,
+        lambda: patch.object(EventLog, "truncate", _cut_without_takeovers),
+    ),
+    "log: the entry before the newest is cut": (8, lambda: patch.object(EventLog, "truncate", _cut_at_the_fold)),
     "statistics: failed checkpoints are not counted": (
         4,
         lambda: patch.object(CheckpointStatistics, "has_failed", lambda self, record, history_max: None),
     ),
 }
 """Every such break: its invariant, and the patch."""
+
+RULE_FIXED: dict[str, dict[str, str | int]] = {
+    rule: {"faults": "coordinator", "log": "short"} for rule in RULE_BREAKS if rule.startswith("log: ")
+}
+"""A log is cut, and somebody writes to it who does not know that."""
