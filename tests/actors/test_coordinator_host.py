@@ -285,7 +285,8 @@ def test_nothing_is_cut_behind_a_fold_that_was_not_stored(monkeypatch: pytest.Mo
             else:
                 run.port.append_next()
     snapshot = run.log.latest_snapshot()
-    assert snapshot is not None and failed
+    assert snapshot is not None
+    assert failed
     state = run.host.machine.state
     open_store(run.root).delete(f"{SPEC.job_id}/events/snapshot-{snapshot[0]:012d}")
     assert replay(run.log)[0].state == state
