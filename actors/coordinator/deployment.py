@@ -58,7 +58,7 @@ class Deployer:
             self._set_limit(event.at_ms)
 
     def tables_not_taken_back(self, event: ev.TablesNotTakenBack) -> None:
-        """Try again, a bounded number of times: without that, rows would come twice."""
+        """Try again, as long as an outage may last, or a bounded number of times: else rows would come twice."""
         state, spec = self._context.state, self._context.spec
         if not self._waits_for_tables(event.attempt):
             return
@@ -67,7 +67,7 @@ class Deployer:
             self._context.restore_failure = f"a newer job is in charge of a table of this one ({event.error})"
             return
         state.table_failures += 1
-        if state.table_failures >= spec.storage_attempts_max:
+        if self._gives_up(event.at_ms, event.away_ms, state.table_failures):
             self._context.attempt_failure = (
                 f"the tables could not be taken back to checkpoint {state.fallback} in {state.table_failures} "
                 f"attempts: {event.error}"
@@ -90,18 +90,30 @@ class Deployer:
             self._set_limit(event.at_ms)
 
     def hooks_not_restored(self, event: ev.HookRestoreFailed) -> None:
-        """Try again, a bounded number of times."""
+        """Try again, as long as an outage may last, or a bounded number of times."""
         state, spec = self._context.state, self._context.spec
         if not self._waits_for_hooks(event.attempt):
             return
         state.hook_failures += 1
-        if state.hook_failures >= spec.storage_attempts_max:
+        if self._gives_up(event.at_ms, event.away_ms, state.hook_failures):
             self._context.attempt_failure = (
                 f"the master hooks could not be restored in {state.hook_failures} attempts: {event.error}"
             )
             return
         due_at_ms = event.at_ms + pause_ms(spec.storage_retry_ms, state.hook_failures)
         self._context.instruct(do.SetTimer(f"hooks:{state.attempt}", due_at_ms))
+
+    def _gives_up(self, at_ms: int, away_ms: int | None, failures: int) -> bool:
+        """Whether what comes before the tasks has failed for too long.
+
+        An outage of storage bounds itself: the time for the deployment begins anew.
+        """
+        spec = self._context.spec
+        if away_ms is None:
+            return failures >= spec.storage_attempts_max
+        if away_ms < spec.storage_outage_ms:
+            self._set_limit(at_ms)
+        return away_ms >= spec.storage_outage_ms
 
     def repeat_hooks(self, attempt: int) -> None:
         """The time for another attempt has come."""

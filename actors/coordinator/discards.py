@@ -1,4 +1,4 @@
-"""Deletes what nobody needs any more, with a bounded number of attempts; the rest is swept when the job ends.
+"""Deletes what nobody needs any more, tried again as long as an outage may last; the rest is swept when the job ends.
 
 Rules: what is retained, what is not committed, and what a pending checkpoint is built on stays (invariant 5). A shared
 file goes with the last completed checkpoint that refers to it.
@@ -13,6 +13,9 @@ from tidegate.actors.coordinator.outages import pause_ms
 from tidegate.actors.coordinator.state import CheckpointDiscard, SavepointDiscard
 from tidegate.storage.ids import CheckpointId
 from tidegate.storage.metadata import SubtaskState
+
+DISCARDS_MAX = 1_000
+"""Deletions that are tried again side by side; of more, those that fail are left to the sweep."""
 
 
 class Discarder:
@@ -83,7 +86,7 @@ class Discarder:
         if discard is None:
             return
         discard.failures += 1
-        if discard.failures >= spec.storage_attempts_max:
+        if event.away_ms >= spec.storage_outage_ms:
             self.savepoint_done(event.checkpoint_id)
             return
         due_at_ms = event.at_ms + pause_ms(spec.storage_retry_ms, discard.failures)
@@ -118,7 +121,7 @@ class Discarder:
         if discard is None:
             return
         discard.failures += 1
-        if discard.failures >= spec.storage_attempts_max:
+        if event.away_ms >= spec.storage_outage_ms or len(state.discards) > DISCARDS_MAX:
             del state.discards[event.checkpoint_id]
             state.shared.leave(event.checkpoint_id)
             return

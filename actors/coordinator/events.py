@@ -159,11 +159,15 @@ class HooksRestored:
 @wire
 @dataclass(frozen=True, slots=True)
 class HookRestoreFailed:
-    """A master hook raised, or what it had kept could not be read."""
+    """A master hook raised, or what it had kept could not be read.
+
+    `away_ms`: in the latter case, for how long storage has not answered; None where that is not the cause.
+    """
 
     at_ms: int
     attempt: AttemptNumber
     error: str
+    away_ms: int | None = None
 
 
 @wire
@@ -192,12 +196,16 @@ class TablesTakenBack:
 @wire
 @dataclass(frozen=True, slots=True)
 class TablesNotTakenBack:
-    """It is not known of every table. `fenced`: another job has claimed one."""
+    """It is not known of every table. `fenced`: another job has claimed one.
+
+    `away_ms`: for how long storage has not answered; None where that is not the cause.
+    """
 
     at_ms: int
     attempt: AttemptNumber
     error: str
     fenced: bool = False
+    away_ms: int | None = None
 
 
 @wire
@@ -213,13 +221,16 @@ class SavepointWritten:
 @wire
 @dataclass(frozen=True, slots=True)
 class SavepointWriteFailed:
-    """The savepoint's own folder could not be written; nothing usable is left of it."""
+    """The savepoint's own folder could not be written; nothing usable is left of it.
+
+    `permanent`: the folder itself is unfit, so that trying again cannot help. `away_ms`: for how long that has been so.
+    """
 
     at_ms: int
     checkpoint_id: CheckpointId
     error: str
     permanent: bool = False
-    """Whether the folder itself is unfit, so that trying again cannot help."""
+    away_ms: int = 0
 
 
 @wire
@@ -234,11 +245,12 @@ class SavepointDiscarded:
 @wire
 @dataclass(frozen=True, slots=True)
 class SavepointDiscardFailed:
-    """Something of the folder of a savepoint that had failed may be left."""
+    """Something of the folder of a savepoint that had failed may be left. `away_ms`: for how long that has been so."""
 
     at_ms: int
     checkpoint_id: CheckpointId
     error: str
+    away_ms: int = 0
 
 
 @wire
@@ -306,11 +318,12 @@ class CheckpointDiscarded:
 @wire
 @dataclass(frozen=True, slots=True)
 class CheckpointDiscardFailed:
-    """Something of this checkpoint may be left in storage."""
+    """Something of this checkpoint may be left in storage. `away_ms`: for how long its deletion has failed."""
 
     at_ms: int
     checkpoint_id: CheckpointId
     error: str
+    away_ms: int = 0
 
 
 @wire

@@ -107,6 +107,6 @@ class JobSpec:
     storage_outage_ms: int = STORAGE_OUTAGE_MS
     """For how long the job goes on while storage does not answer."""
     storage_attempts_max: int = 10
-    """Of what the job can do without: savepoints, deletions; and of calls of master hooks."""
+    """Of what has failed though storage answers: master hooks, claims of tables."""
     storage_retry_ms: int = 200
     """The pause before the second attempt; those that follow grow."""

@@ -70,15 +70,16 @@ class CheckpointWriter:
         self._write(pending)
 
     def export_failed(self, event: ev.SavepointWriteFailed) -> None:
-        """Try again, a bounded number of times; not at all where the folder that was asked for is unfit."""
+        """Try again, for a bounded time; not at all where the folder that was asked for is unfit."""
         pending = self._in(event.checkpoint_id, PendingPhase.EXPORTING)
         if pending is None:
             self._abandoner.export_answered(event.checkpoint_id)
             return
         pending.export_asked = False
         pending.failures += 1
-        if event.permanent or pending.failures >= self._context.spec.storage_attempts_max:
-            detail = event.error if event.permanent else f"{event.error} ({pending.failures} attempts)"
+        if event.permanent or event.away_ms >= self._context.spec.storage_outage_ms:
+            tried = f"{pending.failures} attempts in {event.away_ms / 1000:g} s"
+            detail = event.error if event.permanent else f"{event.error} ({tried})"
             self._abandoner.give_up(pending, Reason.SAVEPOINT_NOT_WRITTEN, event.at_ms, detail)
             return
         pending.advance(PendingInput.EXPORT_FAILED)

@@ -61,8 +61,7 @@ class CoordinatorEffects:
         try:
             path = write_savepoint(self._open_store, self._context.root, instruction.target, instruction.metadata)
         except TidegateError as error:
-            permanent = not (isinstance(error, StorageError) and can_pass(error))
-            return ev.SavepointWriteFailed(self._now_ms(), checkpoint_id, str(error), permanent)
+            return ev.SavepointWriteFailed(self._now_ms(), checkpoint_id, str(error), _away_ms(error) is None)
         return ev.SavepointWritten(self._now_ms(), checkpoint_id, path)
 
     def discard_savepoint(self, instruction: do.DiscardSavepoint) -> ev.SavepointDiscarded | ev.SavepointDiscardFailed:
@@ -71,9 +70,6 @@ class CoordinatorEffects:
         try:
             discard_savepoint(self._open_store, target, instruction.job_id, checkpoint_id)
         except TidegateError as error:
-            log.warning(
-                "savepoint %d failed, and its folder under %s could not be deleted: %s", checkpoint_id, target, error
-            )
             return ev.SavepointDiscardFailed(self._now_ms(), checkpoint_id, str(error))
         return ev.SavepointDiscarded(self._now_ms(), checkpoint_id)
 
@@ -94,7 +90,7 @@ class CoordinatorEffects:
         except FencedError as error:
             return ev.TablesNotTakenBack(self._now_ms(), attempt, str(error), fenced=True)
         except TidegateError as error:
-            return ev.TablesNotTakenBack(self._now_ms(), attempt, str(error))
+            return ev.TablesNotTakenBack(self._now_ms(), attempt, str(error), away_ms=_away_ms(error))
         return ev.TablesTakenBack(self._now_ms(), attempt)
 
     def restore_hooks(
@@ -109,7 +105,7 @@ class CoordinatorEffects:
         except DAMAGE as error:
             return ev.CheckpointDamaged(self._now_ms(), instruction.attempt, restore.checkpoint_id, str(error))
         except (TidegateError, HookError) as error:
-            return ev.HookRestoreFailed(self._now_ms(), instruction.attempt, str(error))
+            return ev.HookRestoreFailed(self._now_ms(), instruction.attempt, str(error), _away_ms(error))
         return ev.HooksRestored(self._now_ms(), instruction.attempt)
 
     def close(self) -> None:
@@ -186,3 +182,8 @@ class CoordinatorEffects:
                 delete_unreferenced(self._open_store(table), self._context.job_id, None)
         except StorageError as error:
             log.warning("the sweep of job %s did not finish, files are left behind: %s", self._context.job_id, error)
+
+
+def _away_ms(error: Exception) -> int | None:
+    """0 where storage does not answer, which counts from now on; None where trying again cannot help."""
+    return 0 if isinstance(error, StorageError) and can_pass(error) else None

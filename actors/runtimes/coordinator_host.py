@@ -21,13 +21,14 @@ from dataclasses import replace
 from tidegate.actors.coordinator import events as ev
 from tidegate.actors.coordinator import instructions as do
 from tidegate.actors.coordinator.machine import CoordinatorMachine
+from tidegate.actors.coordinator.outages import STORAGE_OUTAGE_MS
 from tidegate.actors.coordinator.state import CoordinatorState
 from tidegate.actors.failures import CheckpointFailureReason, bounded_text, error_text
 from tidegate.actors.runtimes.coordinator_effects import CoordinatorEffects
 from tidegate.actors.runtimes.event_border import fit_for_the_log
 from tidegate.actors.runtimes.inlined_state import InlinedState
 from tidegate.actors.runtimes.log_writer import LogPosition, LogWriter, StoredFold
-from tidegate.actors.runtimes.outage_notes import OutageNotes
+from tidegate.actors.runtimes.outage_notes import NotesOfMany, OutageNotes
 from tidegate.actors.runtimes.ports import CoordinatorPort
 from tidegate.actors.task import events as task_ev
 from tidegate.storage.codec import decode
@@ -91,6 +92,10 @@ class CoordinatorHost:
         self._state_notes = OutageNotes("state of checkpoints", port.monotonic_ms)
         self._metadata_notes = OutageNotes("metadata of checkpoints", port.monotonic_ms)
         self._table_notes = OutageNotes("output tables", port.monotonic_ms)
+        self._start_notes = OutageNotes("what comes before the tasks of an attempt", port.monotonic_ms)
+        self._copy_notes = NotesOfMany("the folder of savepoint {}", port.monotonic_ms)
+        self._copy_discard_notes = NotesOfMany("the folder of savepoint {}, which has failed,", port.monotonic_ms)
+        self._discard_notes = NotesOfMany("what is to be deleted of checkpoint {}", port.monotonic_ms, logging.DEBUG)
         self._inbox: deque[tuple[ev.CoordinatorEvent, int]] = deque()
         """What has come, and when that was by the clock that nobody sets."""
         self._held: list[ev.CoordinatorEvent] = []
@@ -143,7 +148,9 @@ class CoordinatorHost:
     def _timed(self, event: ev.CoordinatorEvent) -> ev.CoordinatorEvent:
         """The event, with the time for which what it tells of has failed."""
         state, metadata, tables = self._state_notes, self._metadata_notes, self._table_notes
-        meanwhile = "checkpoints fail meanwhile, the job goes on"
+        meanwhile, again = "checkpoints fail meanwhile, the job goes on", "it is tried again, the job goes on"
+        spec = self.machine.state.spec
+        limit_ms = STORAGE_OUTAGE_MS if spec is None else spec.storage_outage_ms
         match event:
             case ev.CheckpointDeclined(reason=CheckpointFailureReason.STORAGE_AWAY, message=error):
                 return replace(event, away_ms=state.failed(error, meanwhile))
@@ -151,7 +158,23 @@ class CoordinatorHost:
                 # Of its own: this ends the job, so it does not count from when something else has failed.
                 return replace(event, away_ms=metadata.failed(error, meanwhile))
             case ev.SinkCommitFailed(error=error, fenced=False):
-                return replace(event, away_ms=tables.failed(error, "it is tried again, the job goes on"))
+                return replace(event, away_ms=tables.failed(error, again))
+            case ev.HookRestoreFailed(away_ms=int()) | ev.TablesNotTakenBack(away_ms=int()):
+                return replace(event, away_ms=self._start_notes.failed(event.error, "the attempt waits for it"))
+            case ev.HooksRestored() | ev.TablesTakenBack():
+                self._start_notes.worked()
+            case ev.SavepointWriteFailed(checkpoint_id=number, error=error, permanent=False):
+                return replace(event, away_ms=self._copy_notes.failed(number, error, again, limit_ms))
+            case ev.SavepointWritten(checkpoint_id=number):
+                self._copy_notes.worked(number)
+            case ev.SavepointDiscardFailed(checkpoint_id=number, error=error):
+                return replace(event, away_ms=self._copy_discard_notes.failed(number, error, again, limit_ms))
+            case ev.SavepointDiscarded(checkpoint_id=number):
+                self._copy_discard_notes.worked(number)
+            case ev.CheckpointDiscardFailed(checkpoint_id=number, error=error):
+                return replace(event, away_ms=self._discard_notes.failed(number, error, again, limit_ms))
+            case ev.CheckpointDiscarded(checkpoint_id=number):
+                self._discard_notes.worked(number)
             case ev.MetadataWritten():
                 state.worked()
                 metadata.worked()

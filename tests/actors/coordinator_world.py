@@ -106,7 +106,6 @@ class CoordinatorWorld:
         self.savepoints: set[CheckpointId] = set()
         """Savepoints whose own folder is there."""
         self.shared = SharedFiles(lambda: (m for m in self._storage.values() if not m.void))
-        self._not_deleted: dict[CheckpointId, int] = {}
         self._failures: dict[str, int] = {}
         self._take_over()
         self._tell(ev.JobSubmitted(self.at_ms, self.job))
@@ -337,9 +336,11 @@ class CoordinatorWorld:
                     self._failures.pop("metadata", None)
                     self._tell(answer(self.at_ms, n))
                 case do.WriteSavepoint(_, metadata):
+                    self._failures.pop(f"copy {metadata.checkpoint_id}", None)
                     self.savepoints.add(metadata.checkpoint_id)
                     self._tell(ev.SavepointWritten(self.at_ms, metadata.checkpoint_id, "folder/savepoint"))
                 case do.DiscardSavepoint(checkpoint_id=n):
+                    self._failures.pop(f"deletion of copy {n}", None)
                     self.savepoints.discard(n)
                     self._tell(ev.SavepointDiscarded(self.at_ms, n))
                 case do.TriggerHooks(n):
@@ -350,6 +351,7 @@ class CoordinatorWorld:
                     self._failures.pop("tables", None)
                     self._tell(ev.SinksCommitted(self.at_ms, n))
                 case do.DiscardCheckpoint(n):
+                    self._failures.pop(f"deletion of {n}", None)
                     self.shared.deleted(instruction)
                     self._tell(ev.CheckpointDiscarded(self.at_ms, n))
 
@@ -370,13 +372,16 @@ class CoordinatorWorld:
                 case do.WriteSavepoint(_, metadata):
                     if lost:
                         self.savepoints.add(metadata.checkpoint_id)
-                    self._tell(ev.SavepointWriteFailed(self.at_ms, metadata.checkpoint_id, "no answer"))
+                    away_ms = self._fails(f"copy {metadata.checkpoint_id}")
+                    self._tell(
+                        ev.SavepointWriteFailed(self.at_ms, metadata.checkpoint_id, "no answer", away_ms=away_ms)
+                    )
                 case do.DiscardSavepoint(checkpoint_id=n):
-                    self._not_deleted[n] = self._not_deleted.get(n, 0) + 1
-                    if lost or self._not_deleted[n] == self.job.storage_attempts_max:
+                    away_ms = self._fails(f"deletion of copy {n}")
+                    if lost or away_ms >= self.job.storage_outage_ms:
                         # In the latter case it is there, and the user's to delete.
                         self.savepoints.discard(n)
-                    self._tell(ev.SavepointDiscardFailed(self.at_ms, n, "no answer"))
+                    self._tell(ev.SavepointDiscardFailed(self.at_ms, n, "no answer", away_ms))
                 case do.TriggerHooks(n):
                     self._tell(ev.HookFailed(self.at_ms, n, "not today"))
                 case do.RestoreHooks(attempt):
@@ -386,7 +391,7 @@ class CoordinatorWorld:
                 case do.DiscardCheckpoint(n):
                     if lost:
                         self.shared.deleted(instruction)
-                    self._tell(ev.CheckpointDiscardFailed(self.at_ms, n, "no answer"))
+                    self._tell(ev.CheckpointDiscardFailed(self.at_ms, n, "no answer", self._fails(f"deletion of {n}")))
 
         return act
 

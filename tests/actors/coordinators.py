@@ -145,8 +145,11 @@ class Coordinator:
     def exported(self, checkpoint_id: int) -> list[do.CoordinatorInstruction]:
         return self.tell(ev.SavepointWritten(self.at_ms, CheckpointId(checkpoint_id), PATH))
 
-    def not_exported(self, checkpoint_id: int, permanent: bool = False) -> list[do.CoordinatorInstruction]:
-        return self.tell(ev.SavepointWriteFailed(self.at_ms, CheckpointId(checkpoint_id), "disk full", permanent))
+    def not_exported(
+        self, checkpoint_id: int, permanent: bool = False, away_ms: int = 0
+    ) -> list[do.CoordinatorInstruction]:
+        failed = ev.SavepointWriteFailed(self.at_ms, CheckpointId(checkpoint_id), "disk full", permanent, away_ms)
+        return self.tell(failed)
 
     def ack(
         self,

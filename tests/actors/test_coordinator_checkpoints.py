@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from tidegate.actors.coordinator import events as ev
 from tidegate.actors.coordinator import instructions as do
+from tidegate.actors.coordinator.outages import pause_ms
 from tidegate.actors.coordinator.requests import REQUESTS_MAX
 from tidegate.actors.coordinator.state import JobStatus
 from tidegate.actors.failures import CheckpointFailureReason
@@ -290,15 +291,16 @@ def test_without_sink_files_a_checkpoint_subsumes_at_once() -> None:
     ]
 
 
-def test_a_deletion_that_fails_is_tried_again_a_bounded_number_of_times() -> None:
+def test_a_deletion_that_fails_is_tried_again_as_long_as_an_outage_may_last() -> None:
     """What storage keeps refusing to delete is left to the sweep at the end, and forgotten."""
     coordinator = Coordinator().run()
     coordinator.complete()
     coordinator.complete()
     failed = do.DiscardCheckpoint(CheckpointId(1), voided=False, shared=())
-    for attempt in (1, 2):
-        found = coordinator.tell(ev.CheckpointDiscardFailed(0, CheckpointId(1), "busy"))
-        assert found == [do.SetTimer("discard:1", 100 * attempt)]
+    outage_ms = SPEC.storage_outage_ms
+    for number in range(20):
+        found = coordinator.tell(ev.CheckpointDiscardFailed(0, CheckpointId(1), "busy", outage_ms - 1))
+        assert found == [do.SetTimer("discard:1", pause_ms(100, number + 1))]
         assert coordinator.fire("discard:1") == [failed]
-    assert coordinator.tell(ev.CheckpointDiscardFailed(0, CheckpointId(1), "busy")) == []
+    assert coordinator.tell(ev.CheckpointDiscardFailed(0, CheckpointId(1), "busy", outage_ms)) == []
     assert coordinator.state.discards == {}

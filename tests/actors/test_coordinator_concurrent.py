@@ -21,6 +21,7 @@ from coordinators import (
 
 from tidegate.actors.coordinator import events as ev
 from tidegate.actors.coordinator import instructions as do
+from tidegate.actors.coordinator.outages import pause_ms
 from tidegate.actors.coordinator.spec import JobSpec, RestorePoint, Retention
 from tidegate.actors.coordinator.state import JobStatus
 from tidegate.actors.failures import CheckpointFailureReason as Reason
@@ -227,6 +228,24 @@ def test_hooks_that_cannot_be_restored_fail_the_attempt() -> None:
     (end,) = only(coordinator.tell(ev.HookRestoreFailed(0, AttemptNumber(0), "gone")), do.EndJob)
 
     assert end.reason == "the master hooks could not be restored in 3 attempts: gone"
+
+
+def test_hooks_whose_checkpoint_cannot_be_read_wait_as_long_as_an_outage_may_last() -> None:
+    """C9: the limit of the deployment begins anew meanwhile; and such attempts are not counted against a hook."""
+    coordinator = Coordinator(replace(HOOKED, restore=ELSEWHERE, restart=RestartStrategy.none()))
+    coordinator.submit()
+    for number in range(20):
+        found = coordinator.tell(ev.HookRestoreFailed(0, AttemptNumber(0), "no answer", HOOKED.storage_outage_ms - 1))
+        assert found == [
+            do.SetTimer("deploy:0", HOOKED.deploy_timeout_ms),
+            do.SetTimer("hooks:0", pause_ms(100, number + 1)),
+        ]
+        assert kinds(coordinator.fire("hooks:0")) == ["RestoreHooks"]
+
+    found = coordinator.tell(ev.HookRestoreFailed(0, AttemptNumber(0), "no answer", HOOKED.storage_outage_ms))
+    assert [end.reason for end in only(found, do.EndJob)] == [
+        "the master hooks could not be restored in 21 attempts: no answer"
+    ]
 
 
 # --- retention ----------------------------------------------------------------------------------------------------

@@ -176,6 +176,22 @@ def test_taking_tables_back_is_tried_again_and_given_up_as_an_attempt() -> None:
     assert restored(taken_back(again)) == [1]
 
 
+def test_tables_are_taken_back_through_an_outage() -> None:
+    """As long as one may last; the limit of the deployment begins anew meanwhile."""
+    coordinator = restarted(running(2))
+    damaged(coordinator, 2)
+    attempt = coordinator.state.attempt
+    failed = ev.TablesNotTakenBack(0, attempt, "no answer", away_ms=SPEC.storage_outage_ms - 1)
+
+    for _ in range(20):
+        assert [t.timer for t in only(coordinator.tell(failed), do.SetTimer)] == [
+            f"deploy:{attempt}",
+            f"tables:{attempt}",
+        ]
+        assert only(coordinator.fire(f"tables:{attempt}"), do.TakeTablesBack)
+    assert restored(taken_back(coordinator)) == [1]
+
+
 def test_a_limit_holds_for_tables_too() -> None:
     """An attempt that waits for them for too long has failed."""
     coordinator = restarted(running(2))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 import pytest
 from coordinator_runs import Run, running
@@ -112,19 +113,23 @@ def test_an_outage_that_is_over_begins_the_next_checkpoint() -> None:
 def test_what_fails_for_want_of_storage_carries_for_how_long() -> None:
     """The machine has no clock: it is told, by one that nobody sets, and a success ends the count."""
     run = running()
-    for wait_ms, expected_ms in ((0, 0), (5_000, 5_000), (7_000, 12_000)):
-        run.port.elapsed_ms += wait_ms
-        for event in (
-            ev.MetadataWriteFailed(0, CheckpointId(1), "no answer"),
-            ev.SinkCommitFailed(0, CheckpointId(1), "no answer"),
-        ):
-            timed = run.host._timed(event)
-            assert isinstance(timed, ev.MetadataWriteFailed | ev.SinkCommitFailed)
-            assert timed.away_ms == expected_ms
-    run.host._timed(ev.MetadataWritten(0, CheckpointId(1)))
-    again = run.host._timed(ev.MetadataWriteFailed(0, CheckpointId(1), "no answer"))
-    assert isinstance(again, ev.MetadataWriteFailed)
-    assert again.away_ms == 0
+    one, attempt = CheckpointId(1), AttemptNumber(0)
+    pairs: tuple[tuple[ev.CoordinatorEvent, ev.CoordinatorEvent], ...] = (
+        (ev.MetadataWriteFailed(0, one, "no answer"), ev.MetadataWritten(0, one)),
+        (ev.SinkCommitFailed(0, one, "no answer"), ev.SinksCommitted(0, one)),
+        (ev.SavepointWriteFailed(0, one, "no answer"), ev.SavepointWritten(0, one, "path")),
+        (ev.SavepointDiscardFailed(0, one, "no answer"), ev.SavepointDiscarded(0, one)),
+        (ev.CheckpointDiscardFailed(0, one, "no answer"), ev.CheckpointDiscarded(0, one)),
+        (ev.HookRestoreFailed(0, attempt, "no answer", 0), ev.HooksRestored(0, attempt)),
+    )
+    for failed, worked in pairs:
+        for wait_ms, expected_ms in ((0, 0), (5_000, 5_000), (7_000, 12_000)):
+            run.port.elapsed_ms += wait_ms
+            assert run.host._timed(failed) == replace(failed, away_ms=expected_ms)  # type: ignore[type-var, call-arg]
+        run.host._timed(worked)
+        assert run.host._timed(failed) == replace(failed, away_ms=0)  # type: ignore[type-var, call-arg]
+    raised = ev.HookRestoreFailed(0, attempt, "a hook raised")
+    assert run.host._timed(raised) == raised
 
 
 @pytest.mark.parametrize("voided", [False, True])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from coordinators import SINK, SOURCE, Coordinator, handle, only, part, spec
+from coordinators import SINK, SOURCE, SPEC, Coordinator, handle, only, part, spec
 from shared_files import LAYOUT, layer
 
 from tidegate.actors.coordinator import events as ev
@@ -184,12 +184,12 @@ def test_a_deletion_is_asked_for_again_until_nothing_is_left() -> None:
 
 def test_files_stay_while_a_checkpoint_that_refers_to_them_is_not_gone() -> None:
     """Whoever finds its metadata finds its files; where it cannot be deleted they stay until the sweep."""
-    job = Coordinator(replace(spec(retained=1), storage_attempts_max=1)).run()
+    job = Coordinator(spec(retained=1)).run()
     complete(job, 1)
     assert asked(complete(job, 1, 2)) == {1: ()}
     assert asked(complete(job, 3)) == {2: ()}
     assert asked(gone(job, 2)) == {2: (path(2),)}
-    job.tell(ev.CheckpointDiscardFailed(job.at_ms, CheckpointId(1), "no answer"))
+    job.tell(ev.CheckpointDiscardFailed(job.at_ms, CheckpointId(1), "no answer", SPEC.storage_outage_ms))
 
     assert asked(complete(job, 4)) == {3: ()}
     assert job.state.shared.references.keys() == {1, 3, 4}

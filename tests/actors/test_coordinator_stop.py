@@ -64,7 +64,7 @@ def test_barriers_travel_as_the_settings_say_and_those_of_savepoints_are_aligned
     assert BarrierOptions(savepoint, None, SnapshotKind.SAVEPOINT) == trigger.options
 
 
-def test_a_copy_that_fails_is_repeated_a_bounded_number_of_times() -> None:
+def test_a_copy_that_fails_is_repeated_as_long_as_an_outage_may_last() -> None:
     """C8: then the savepoint has failed, what is left of the copy is deleted, and no tolerance counts that."""
     coordinator = Coordinator(spec(tolerable_failures=0)).run()
     coordinator.start_savepoint()
@@ -73,7 +73,7 @@ def test_a_copy_that_fails_is_repeated_a_bounded_number_of_times() -> None:
         assert coordinator.not_exported(1) == [do.SetTimer("export:1", 100 * attempt)]
         assert kinds(coordinator.fire("export:1")) == ["WriteSavepoint"]
 
-    found = coordinator.not_exported(1)
+    found = coordinator.not_exported(1, away_ms=SPEC.storage_outage_ms)
 
     (answer,) = only(found, do.CompleteRequest)
     assert (answer.reason, "disk full" in (answer.error or "")) == (Reason.SAVEPOINT_NOT_WRITTEN, True)
@@ -175,12 +175,12 @@ def test_a_stop_ends_everything_else_that_is_pending_and_refuses_what_comes() ->
 
 
 def lose_copy(coordinator: Coordinator) -> list[do.CoordinatorInstruction]:
-    """Every attempt to copy fails."""
+    """Every attempt to copy fails, for as long as an outage may last."""
     coordinator.acknowledge_all(2)
-    for _ in range(SPEC.storage_attempts_max - 1):
-        coordinator.not_exported(2)
-        coordinator.fire("export:2")
-    return coordinator.not_exported(2)
+    for _ in range(20):
+        assert kinds(coordinator.not_exported(2, away_ms=SPEC.storage_outage_ms - 1)) == ["SetTimer"]
+        assert kinds(coordinator.fire("export:2")) == ["WriteSavepoint"]
+    return coordinator.not_exported(2, away_ms=SPEC.storage_outage_ms)
 
 
 def no_folder(coordinator: Coordinator) -> list[do.CoordinatorInstruction]:

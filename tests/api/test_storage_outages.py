@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from local_jobs import NO_RESTART, WAIT_S, GatedSource, config, opening
+from waiting import until
 
 import tidegate as tg
 from tidegate.actors.coordinator import outages
@@ -61,11 +62,15 @@ class _Store(FileSystemStore):
         self._storage = storage
 
     def create(self, path: str, data: Buffer) -> None:
-        self._storage.touch(path)
+        self._storage.touch(f"{self.url}/{path}")
         super().create(path, data)
 
+    def delete_tree(self, prefix: str) -> None:
+        self._storage.touch(f"{self.url}/delete {prefix.rpartition('/')[2]}")
+        super().delete_tree(prefix)
+
     def write(self, path: str, chunks: Iterable[Buffer]) -> int:
-        self._storage.touch(path)
+        self._storage.touch(f"{self.url}/{path}")
         return super().write(path, chunks)
 
 
@@ -98,6 +103,37 @@ def test_an_outage_of_each_kind_of_file_is_survived(
     assert sum(table.to_arrow()["n"].to_pylist()) == ROWS
     assert "cannot be reached (the endpoint does not answer" in caplog.text
     assert "can be reached again, after" in caplog.text
+
+
+def test_savepoints_and_deletions_survive_an_outage_as_everything_else_does(tmp_path: Path) -> None:
+    """More than ten attempts fail, and then the savepoint is whole, and nothing of what was subsumed is left."""
+    storage = Storage()
+    with opening(GatedSource(ROWS, gates=[30])) as source:
+        job, _ = started(source, tmp_path, storage, interval=None)
+        source.await_gate(30)
+        storage.fails = {"savepoint-": 11, "delete chk-": 11}
+        savepoint = job.savepoint(str(tmp_path / "savepoints"))
+        job.trigger_checkpoint()
+        assert tg.recovery.verify(savepoint).ok
+        until("the deletion", lambda: [n for n in os.listdir(job.root + "/" + job.job_id) if "chk" in n] == ["chk-2"])
+        source.open_gate(30)
+        assert job.wait(f"{WAIT_S}s") == "finished"
+    assert (job.progress().restarts, storage.failed) == (0, 22)
+
+
+def test_a_savepoint_is_given_up_when_its_folder_stays_away(tmp_path: Path) -> None:
+    """After the time that is allowed; the job goes on."""
+    storage = Storage()
+    with opening(GatedSource(ROWS, gates=[30])) as source:
+        job, _ = started(source, tmp_path, storage, interval=None, storage_outage="50ms")
+        source.await_gate(30)
+        storage.fails = {"savepoint-": 10**9}
+        with pytest.raises(tg.CheckpointError, match=r"the endpoint does not answer \(\d+ attempts in 0"):
+            job.savepoint(str(tmp_path / "savepoints"))
+        assert job.status() == "running"
+        job.trigger_checkpoint()
+        source.open_gate(30)
+        assert job.wait(f"{WAIT_S}s") == "finished"
 
 
 def test_a_checkpoint_that_an_outage_takes_away_is_counted(tmp_path: Path) -> None:
