@@ -23,6 +23,7 @@ from pydantic import (
 from tidegate import config_values as of
 from tidegate.actors.coordinator.outages import STORAGE_OUTAGE_MS
 from tidegate.actors.state.options import MEMORY_BYTES
+from tidegate.actors.task.outputs import DEBLOAT_TARGET_MS
 from tidegate.config_names import KEYS, setting_keys, titled, unknown_setting
 from tidegate.config_values import INTERVAL_MS_MIN
 from tidegate.storage.errors import ConfigurationError
@@ -142,6 +143,14 @@ class CheckpointConfig(BaseModel):
     )
     """`"jobmanager"`: state goes into the coordinator's memory (and metadata), 5 MB for each subtask at most."""
 
+    debloat: Annotated[bool, BeforeValidator(of.switch)] = Field(default=True, alias=KEYS["debloat"][0])
+    """Whether the data in flight to a slow task is bounded by the time that it needs for it, so that barriers come."""
+
+    debloat_target: Annotated[int, BeforeValidator(of.debloat_target)] = Field(
+        default=DEBLOAT_TARGET_MS, alias=KEYS["debloat_target"][0]
+    )
+    """Milliseconds that a task should need for what is in flight to it; at least 10."""
+
     lease: Annotated[int, BeforeValidator(of.lease)] = Field(default=LEASE_MS_DEFAULT, alias=KEYS["lease"][0])
     """Milliseconds without a sign of life after which the job counts as dead; at least 1,000."""
 
@@ -196,6 +205,9 @@ def _check_together(config: CheckpointConfig) -> None:
         raise refuse("backend_directory", "backend", "state in memory needs no folder; leave it out, or use 'rocksdb'")
     if config.local_directory is not None and not config.local_copies:
         raise refuse("local_directory", "local_copies", "no copies are made; switch them on, or leave the folder out")
+    if "debloat_target" in config.model_fields_set and not config.debloat:
+        why = "without it all buffers are used, however slow a task is; switch it on, or leave the time out"
+        raise refuse("debloat_target", "debloat", why)
     if config.aligned_timeout >= config.timeout:
         why = "a checkpoint would be given up before it could go on unaligned; make the first one shorter"
         raise refuse("aligned_timeout", "timeout", why)

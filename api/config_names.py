@@ -35,6 +35,8 @@ KEYS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "local_copies": ("state.backend.local-recovery", "execution.checkpointing.local-backup.enabled"),
         "local_directory": ("taskmanager.state.local.root-dirs", "execution.checkpointing.local-backup.dirs"),
         "checkpoint_storage": ("state.checkpoint-storage", "execution.checkpointing.storage"),
+        "debloat": ("taskmanager.network.memory.buffer-debloat.enabled",),
+        "debloat_target": ("taskmanager.network.memory.buffer-debloat.target",),
         "lease": ("high-availability.lease-duration",),
     }
 )

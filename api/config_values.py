@@ -17,6 +17,7 @@ INTERVAL_MS_MIN = 10
 """Intervals below this switch periodic checkpoints off, and no timeout may be below it (both as in Flink)."""
 
 LEASE_MS_MIN = 1_000
+DEBLOAT_TARGET_MS_MIN = 10
 
 _BACKENDS = {"columnar": "columnar", "hashmap": "columnar", "rocksdb": "rocksdb"}
 
@@ -51,6 +52,16 @@ def lease(value: str | timedelta | int, info: ValidationInfo) -> int:
     if lease_ms < LEASE_MS_MIN:
         raise ConfigurationError(f"{label(info)}: {lease_ms} ms is too short; give {LEASE_MS_MIN} ms or more")
     return lease_ms
+
+
+def debloat_target(value: str | timedelta | int, info: ValidationInfo) -> int:
+    """Milliseconds, not so few that a receiver runs dry before an answer comes."""
+    target_ms = duration(value, info)
+    if target_ms < DEBLOAT_TARGET_MS_MIN:
+        raise ConfigurationError(
+            f"{label(info)}: {target_ms} ms is too short; give {DEBLOAT_TARGET_MS_MIN} ms or more, or debloat: false"
+        )
+    return target_ms
 
 
 def size(value: str | int, info: ValidationInfo) -> int:

@@ -23,6 +23,7 @@ from tidegate.actors.runtimes.restore_checks import check_restorable, check_rest
 from tidegate.actors.runtimes.source_checks import splits_of
 from tidegate.actors.sources import Source
 from tidegate.actors.state.options import StateBackendOptions
+from tidegate.actors.task.outputs import BufferLimits
 from tidegate.actors.task.source import SplitPosition
 from tidegate.claims import check_tables, claim_tables
 from tidegate.config import CheckpointConfig
@@ -132,6 +133,7 @@ def prepare(request: JobRequest, open_store: OpenStore) -> Submission:
         splits,
         replace(
             request.options,
+            limits=_limits_of(request.checkpoints, request.options.limits),
             exactly_once=request.checkpoints.mode == "exactly_once",
             backend=_backend_of(request.checkpoints, request.options.backend),
             local_copies=_local_copies_of(request.checkpoints),
@@ -156,6 +158,10 @@ def _backend_of(config: CheckpointConfig, options: StateBackendOptions) -> State
         directory=directory if config.backend == "rocksdb" else None,
         memory_bytes=config.backend_memory,
     )
+
+
+def _limits_of(config: CheckpointConfig, limits: BufferLimits) -> BufferLimits:
+    return replace(limits, debloat_target_ms=config.debloat_target if config.debloat else 0)
 
 
 def _local_copies_of(config: CheckpointConfig) -> str | None:

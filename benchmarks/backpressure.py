@@ -124,7 +124,8 @@ def measure(mode: Mode, queue_bytes: int, rate: float, arguments: argparse.Names
     limits = BufferLimits(
         credit_bytes=queue_bytes, queue_bytes_max=queue_bytes, frame_bytes_max=min(queue_bytes, 8 * MIB)
     )
-    settings = mode.settings | {"interval": arguments.interval, "history": 1_000}
+    # Full queues are what this is about.
+    settings = mode.settings | {"interval": arguments.interval, "history": 1_000, "debloat": False}
     found = Seen(mode.name, queue_bytes)
     with _Running(f"{mode.name}-{queue_bytes}", source, slow, settings, arguments, folder, limits, slow_s) as running:
         try:

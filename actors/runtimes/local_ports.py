@@ -45,7 +45,7 @@ class LocalTaskPort:
 
     def grant_credit(self, grant: task_do.GrantCredit) -> None:
         sender = self._job._context.graph.sender(grant.channel)
-        event = ev.CreditGranted(now_ms(), grant.attempt, grant.channel, grant.total_bytes)
+        event = ev.CreditGranted(now_ms(), grant.attempt, grant.channel, grant.total_bytes, grant.window_bytes)
         self._job._local.append(lambda: self._job._deliver(sender, event))
 
     def report(self, event: CoordinatorEvent) -> None:

@@ -110,10 +110,10 @@ class TaskProcess:
         self._post(ev.FrameArrived(now_ms(), attempt, channel, first_sequence, elements))
 
     @ray.method(concurrency_group="control", enable_task_events=False)
-    def credit(self, head: Head) -> None:
+    def credit(self, head: Head, window_bytes: int) -> None:
         """The receiver of a channel has room for a total number of bytes."""
         attempt, channel, total_bytes = read_head(head)
-        self._post(ev.CreditGranted(now_ms(), attempt, channel, total_bytes))
+        self._post(ev.CreditGranted(now_ms(), attempt, channel, total_bytes, window_bytes))
 
     @ray.method(concurrency_group="control")
     def tell(self, attempt: AttemptNumber, event: ev.TaskEvent) -> None:
@@ -294,9 +294,9 @@ class _RunningTask:
             self._watch_until_there(self._watched_frame_calls[frame.channel](head, frame.elements))
 
     def grant_credit(self, grant: do.GrantCredit) -> None:
-        channel = grant.channel
+        channel, head = grant.channel, make_head(grant.attempt, grant.channel, grant.total_bytes)
         if channel not in self._over:
-            credit = self._credit_calls[channel](make_head(grant.attempt, channel, grant.total_bytes))
+            credit = self._credit_calls[channel](head, grant.window_bytes)
             # Who has sent everything needs no credit, and may have left before it came.
             self._watch(credit, lambda: channel not in self._over)
 

@@ -33,7 +33,7 @@ class TaskHost:
         self._port = port
         self.rows_in = 0
         """Rows that came in, from the source or from channels."""
-        self._last_turn_ms = 0
+        self._last_turn_ms = self._turn_over_ms = 0
         self._pid = os.getpid()
         self._at_ms = 0
         """What time it was for the machine at the last event: a timer is that far from being due."""
@@ -100,8 +100,9 @@ class TaskHost:
         if not self.machine.runnable:
             return False
         begin_ms = self._port.monotonic_ms()
-        self.handle(ev.TurnGranted(self._port.now_ms(), self._last_turn_ms))
-        self._last_turn_ms = self._port.monotonic_ms() - begin_ms
+        self.handle(ev.TurnGranted(self._port.now_ms(), self._last_turn_ms, begin_ms - self._turn_over_ms))
+        self._turn_over_ms = self._port.monotonic_ms()
+        self._last_turn_ms = self._turn_over_ms - begin_ms
         return True
 
     def close(self) -> None:

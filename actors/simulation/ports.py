@@ -85,7 +85,8 @@ class SimulatedTaskPort:
         world.after(
             world.delay_ms(),
             lambda: job.deliver(
-                sender, ev.CreditGranted(world.now_ms, grant.attempt, grant.channel, grant.total_bytes)
+                sender,
+                ev.CreditGranted(world.now_ms, grant.attempt, grant.channel, grant.total_bytes, grant.window_bytes),
             ),
         )
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from tidegate.actors.graph.job_graph import JobGraph, OperatorSpec, SourceSpec
 from tidegate.actors.identity import ChannelId, TaskId
+from tidegate.actors.operators.batch_rows import BatchRows, rows_of_a_turn
 from tidegate.actors.operators.partitioning import Partitioning
 from tidegate.actors.sources import ExternallyInducedSource
 from tidegate.actors.state.options import StateBackendOptions
@@ -46,6 +47,11 @@ class TaskDescriptor:
     exactly_once: bool = True
     backend: StateBackendOptions = field(default_factory=StateBackendOptions)
     """Where keyed state lives; its folder is this task's."""
+
+    @property
+    def turn_rows(self) -> BatchRows:
+        """Bounds on the rows of a turn."""
+        return rows_of_a_turn((spec.batch_rows for spec in self.operators), self.limits.turn_rows_max)
 
     @property
     def externally_induced(self) -> bool:

@@ -69,22 +69,25 @@ class FrameArrived:
 class CreditGranted:
     """The receiver of an output channel has room for `total_bytes` in total since the attempt began.
 
-    Cumulative, so that a grant that comes twice or out of order does no harm.
+    Cumulative, so that a grant that comes twice or out of order does no harm. `window_bytes`: what it wants to be in
+    flight, and to wait here, from now on.
     """
 
     at_ms: int
     attempt: AttemptNumber
     channel: ChannelId
     total_bytes: int
+    window_bytes: int
 
 
 @wire
 @dataclass(frozen=True, slots=True)
 class TurnGranted:
-    """The task may process one element. `last_turn_ms`: how long its last turn took."""
+    """The task may process one element. `last_turn_ms`: how long its last turn took, `waited_ms`: the time since."""
 
     at_ms: int
     last_turn_ms: int = 0
+    waited_ms: int = 0
 
 
 @wire

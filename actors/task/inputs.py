@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import pyarrow as pa
 
-from tidegate.actors.elements import Barrier, Element, EndOfPartition, element_size_bytes
+from tidegate.actors.elements import Barrier, Element, EndOfData, EndOfPartition, element_size_bytes
 from tidegate.actors.identity import ChannelId
 from tidegate.actors.task.pacing import ROWS_UNLIMITED
 from tidegate.storage.errors import ProtocolError
@@ -27,19 +27,22 @@ class InputChannel:
     """What has arrived on one channel and waits to be processed."""
 
     __slots__ = (
-        "_credit_bytes",
         "_granted_bytes",
         "_head_bytes",
+        "_left_bytes",
         "_taken_bytes",
         "arrived",
         "channel",
+        "data_over",
+        "last_bytes",
         "queue",
         "recovered",
         "rows_taken",
         "taken",
+        "window_bytes",
     )
 
-    def __init__(self, channel: ChannelId, credit_bytes: int) -> None:
+    def __init__(self, channel: ChannelId, window_bytes: int) -> None:
         self.channel = channel
         self.recovered: deque[pa.RecordBatch] = deque()
         """Batches of an earlier attempt that a checkpoint has stored as in flight."""
@@ -50,11 +53,18 @@ class InputChannel:
         """Number of the element that is taken next."""
         self.rows_taken = 0
         """Rows of this attempt that were taken."""
-        self._credit_bytes = credit_bytes
-        self._granted_bytes = credit_bytes
+        self.window_bytes = window_bytes
+        """Bytes that may be in flight from now on; what was granted before stays granted."""
+        self.last_bytes = 0
+        """Size of what was taken last, also of a part of a batch."""
+        self.data_over = False
+        """Whether the end of the data was taken."""
+        self._granted_bytes = window_bytes
         self._taken_bytes = 0
         self._head_bytes: int | None = None
         """Size of the whole first batch, once a part of it was taken."""
+        self._left_bytes = 0
+        """Size of what is left of it."""
 
     @property
     def waiting(self) -> bool:
@@ -84,16 +94,22 @@ class InputChannel:
             batch = self.recovered.popleft()
             if batch.num_rows > rows_max:
                 self.recovered.appendleft(batch.slice(rows_max))
-            return batch.slice(0, rows_max)
+            part = batch.slice(0, rows_max)
+            self.last_bytes = element_size_bytes(part)
+            return part
         element = self.queue.popleft()
         size_bytes = element_size_bytes(element) if self._head_bytes is None else self._head_bytes
+        self.last_bytes = size_bytes if self._head_bytes is None else self._left_bytes
         if isinstance(element, pa.RecordBatch):
             self.rows_taken += min(rows_max, element.num_rows)
             if element.num_rows > rows_max:
-                self._head_bytes = size_bytes
+                self._head_bytes, left_bytes = size_bytes, self.last_bytes
+                self.last_bytes = left_bytes * rows_max // element.num_rows
+                self._left_bytes = left_bytes - self.last_bytes
                 self.queue.appendleft(element.slice(rows_max))
                 return element.slice(0, rows_max)
         self._head_bytes = None
+        self.data_over = self.data_over or isinstance(element, EndOfData | EndOfPartition)
         self.taken += 1
         self._taken_bytes += size_bytes
         assert self.taken + len(self.queue) == self.arrived, "numbers of a queue are contiguous"
@@ -118,8 +134,8 @@ class InputChannel:
 
     def credit_to_grant(self) -> int | None:
         """The new cumulative credit, when at least half of the window has been freed since the last grant."""
-        total_bytes = self._taken_bytes + self._credit_bytes
-        if total_bytes - self._granted_bytes < max(1, self._credit_bytes // 2):
+        total_bytes = self._taken_bytes + self.window_bytes
+        if total_bytes - self._granted_bytes < max(1, self.window_bytes // 2):
             return None
         self._granted_bytes = total_bytes
         return total_bytes
@@ -128,8 +144,8 @@ class InputChannel:
 class InputGate:
     """All input channels of a task, served in turn."""
 
-    def __init__(self, channels: Sequence[ChannelId], credit_bytes: int) -> None:
-        self._channels = {channel: InputChannel(channel, credit_bytes) for channel in channels}
+    def __init__(self, channels: Sequence[ChannelId], window_bytes: int) -> None:
+        self._channels = {channel: InputChannel(channel, window_bytes) for channel in channels}
         self._order = deque(channels)
         self._recovering = False
         """Whether anything that was in flight may wait, on any channel."""
@@ -142,6 +158,15 @@ class InputGate:
 
     def __iter__(self) -> Iterator[InputChannel]:
         return iter(self._channels.values())
+
+    @property
+    def open_channels(self) -> int:
+        """Channels whose data has not ended; 1 at least."""
+        return max(1, sum(not channel.data_over for channel in self))
+
+    def waits(self, blocked: Callable[[ChannelId], bool]) -> bool:
+        """Whether a channel that is not blocked has an element."""
+        return any(channel.waiting and not blocked(channel.channel) for channel in self)
 
     def recover(self, channel: ChannelId, batches: Iterable[pa.RecordBatch]) -> None:
         """Put batches that were in flight before everything else that the task processes."""

@@ -41,11 +41,12 @@ class SendFrame:
 @wire
 @dataclass(frozen=True, slots=True)
 class GrantCredit:
-    """Tell the upstream task of a channel how many bytes it may have sent in total."""
+    """Tell the upstream task of a channel how many bytes it may have sent in total, and the window that follows."""
 
     attempt: AttemptNumber
     channel: ChannelId
     total_bytes: int
+    window_bytes: int
 
 
 @wire

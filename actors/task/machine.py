@@ -23,7 +23,6 @@ from tidegate.actors.elements import (
 )
 from tidegate.actors.failures import CheckpointFailureReason
 from tidegate.actors.identity import ChannelId
-from tidegate.actors.operators.batch_rows import rows_of_a_turn
 from tidegate.actors.task import events as ev
 from tidegate.actors.task import instructions as do
 from tidegate.actors.task.barriers import make_handler
@@ -40,6 +39,7 @@ from tidegate.actors.task.processing_time import ProcessingTimeTimer
 from tidegate.actors.task.source import SourceCursor, positions_from_tables
 from tidegate.actors.task.status import TaskStatus
 from tidegate.actors.task.watermarks import WatermarkValve
+from tidegate.actors.task.windows import InputWindows
 from tidegate.storage.errors import ProtocolError
 from tidegate.storage.ids import AttemptNumber
 from tidegate.storage.metadata import SnapshotKind
@@ -57,7 +57,7 @@ class TaskMachine:
         assert (d.source is not None) != bool(d.inputs), "a task has a source or inputs"
         self.status = TaskStatus.CREATED
         self._instructions: list[do.TaskInstruction] = []
-        self._inputs = InputGate(d.inputs, d.limits.credit_bytes)
+        self._inputs = InputGate(d.inputs, d.limits.first_window_bytes)
         self._emitter = Emitter(d, self._instructions.append)
         self._outputs = self._emitter.gate
         self._chain = OperatorChain(
@@ -93,8 +93,8 @@ class TaskMachine:
         self._input_index = dict(zip(d.inputs, d.input_indices, strict=True))
         self._endings = InputEndings(self._input_index)
         self._induced = InducedCheckpoints()
-        bounds = (spec.batch_rows for spec in d.operators)
-        self._pacer = TaskPacers(rows_of_a_turn(bounds, d.limits.turn_rows_max), d.limits.turn_rows_max)
+        self._pacer = TaskPacers(d.turn_rows, d.limits.turn_rows_max, bool(d.limits.debloat_target_ms))
+        self._windows = InputWindows(d, self._inputs, self._pacer)
         self._processing_time = ProcessingTimeTimer(self._chain, self._instructions.append)
         self._at_ms = 0
 
@@ -189,14 +189,13 @@ class TaskMachine:
         if event.attempt == self.attempt:
             new = self._inputs[event.channel].accept(event.first_sequence, event.elements)
             if not event.elements:
-                total_bytes = self._inputs[event.channel].granted_bytes
-                self._instructions.append(do.GrantCredit(self.attempt, event.channel, total_bytes))
+                self._instructions.append(self._windows.grant(self._inputs[event.channel]))
             self._checkpoints.arrived(event.channel, new, event.at_ms)
 
     @_on.register
     def _on_credit(self, event: ev.CreditGranted) -> None:
         if event.attempt == self.attempt:
-            self._outputs[event.channel].grant(event.total_bytes)
+            self._outputs[event.channel].grant(event.total_bytes, event.window_bytes)
 
     @_on.register
     def _on_timer(self, event: ev.TimerDue) -> None:
@@ -213,26 +212,20 @@ class TaskMachine:
     @_on.register
     def _on_turn(self, event: ev.TurnGranted) -> None:
         self._pacer.next_turn(self._chain.pace, event.last_turn_ms)
+        self._instructions += self._windows.next_turn(event.last_turn_ms, event.waited_ms)
         if not self.runnable:
             return
         if self.status is TaskStatus.FINISHING:
             self._finish_step()
-            return
-        if self.status is TaskStatus.RUNNING and self._processing_time.due:
+        elif self.status is TaskStatus.RUNNING and self._processing_time.due:
             self._processing_time.run(event.at_ms)
             self._stage(force=False)
-            return
-        if self._source is not None:
+        elif self._source is not None:
             self._process_source(self._source)
-            return
-        channel = self._inputs.next_channel(self._checkpoints.blocks)
-        assert channel is not None
-        element = channel.take(self._pacer.rows_max)
-        self._inputs.served()
-        self._process(channel.channel, element, event.at_ms)
-        total_bytes = channel.credit_to_grant()
-        if total_bytes is not None:
-            self._instructions.append(do.GrantCredit(self.attempt, channel.channel, total_bytes))
+        else:
+            self._process_input(event.at_ms)
+        self._outputs.turn_over(self._chain.pace.rows)
+        self._windows.turn_over(self._inputs.waits(self._checkpoints.blocks))
 
     @_on.register
     def _on_batch_read(self, event: ev.SourceBatchRead) -> None:
@@ -298,6 +291,14 @@ class TaskMachine:
                 self._checkpoints.trigger(self._induced.induced(induces, self._at_ms), self._at_ms)
         elif source.at_end:
             self._end_data(drain=True)
+
+    def _process_input(self, at_ms: int) -> None:
+        channel = self._inputs.next_channel(self._checkpoints.blocks)
+        assert channel is not None
+        element = channel.take(self._pacer.rows_within(self._outputs.turn_rows_max))
+        self._inputs.served()
+        self._process(channel.channel, element, at_ms)
+        self._instructions += self._windows.taken(channel, self._chain.pace.rows)
 
     def _process(self, channel: ChannelId, element: Element, at_ms: int) -> None:
         assert not self._checkpoints.blocks(channel), "nothing of a blocked channel is processed (invariant 2)"
@@ -393,6 +394,6 @@ class TaskMachine:
     def _read_ahead(self) -> None:
         if self._source is None or self.status is not TaskStatus.RUNNING or self._outputs.over_limit:
             return
-        read = self._source.next_read(self._pacer.rows_max)
+        read = self._source.next_read(self._pacer.rows_within(self._outputs.turn_rows_max))
         if read is not None:
             self._instructions.append(read)

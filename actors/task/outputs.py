@@ -10,6 +10,8 @@ Rules that it keeps:
   the linger time is over. The size adapts: it grows while the receiver is the bottleneck (large frames cost least a
   row) and shrinks when frames leave by time (latency matters more then).
 - When a queue is over its limit the task takes no more input: back-pressure goes on to the source (invariant 10).
+- A receiver that has made its window smaller than all the credit there is gets queues, frames and batches that are no
+  larger than that asks for: what waits here holds up barriers just as well.
 """
 
 from __future__ import annotations
@@ -22,9 +24,15 @@ import pyarrow as pa
 
 from tidegate.actors.elements import Barrier, Control, Element, element_size_bytes
 from tidegate.actors.identity import ChannelId
+from tidegate.actors.task.debloating import BATCHES_A_WINDOW, SenderPace
 from tidegate.actors.task.pacing import ROWS_UNLIMITED
 from tidegate.storage.errors import ProtocolError
 from tidegate.storage.ids import CheckpointId
+
+DEBLOAT_TARGET_MS = 200
+"""Of jobs, unless they say otherwise: the time that a receiver should need for what is in flight to it."""
+WINDOW_BYTES_AT_FIRST = 64 * 1024
+"""The receiver may be slow, and what was sent cannot be taken back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +51,17 @@ class BufferLimits:
     """What a task holds for one unaligned snapshot, all channels together, before it declines the checkpoint."""
     turn_rows_max: int = ROWS_UNLIMITED
     """Rows that a task processes at most before it looks at what else has come in."""
+    debloat_target_ms: int = 0
+    """Time that the receiver should need for what is in flight; 0: as many bytes as fit."""
+    window_bytes_min: int = 4 * 1024
+    """What a window of a receiver is never smaller than, unless `credit_bytes` is."""
+
+    @property
+    def first_window_bytes(self) -> int:
+        """The window of a channel, which is its first credit, before anything is known about its receiver."""
+        if not self.debloat_target_ms:
+            return self.credit_bytes
+        return min(self.credit_bytes, max(self.window_bytes_min, WINDOW_BYTES_AT_FIRST))
 
 
 class OutputChannel:
@@ -54,7 +73,9 @@ class OutputChannel:
         "_limits",
         "_sent_bytes",
         "_urgent",
+        "_window_bytes",
         "barriers",
+        "bytes_put",
         "channel",
         "next_sequence",
         "queue",
@@ -73,7 +94,9 @@ class OutputChannel:
         self.barriers: set[CheckpointId] = set()
         """Checkpoints whose barriers are queued."""
         self._limits = limits
-        self._credit_bytes = limits.credit_bytes
+        self.bytes_put = 0
+        """Bytes of batches that were queued since the last turn."""
+        self._credit_bytes = self._window_bytes = limits.first_window_bytes
         self._sent_bytes = 0
         self._frame_bytes = limits.frame_bytes_min
         self._urgent = 0
@@ -82,7 +105,13 @@ class OutputChannel:
     @property
     def over_limit(self) -> bool:
         """Whether the queue is full."""
-        return self.queued_bytes >= self._limits.queue_bytes_max
+        limit_bytes = self._limits.queue_bytes_max
+        return self.queued_bytes >= (limit_bytes if self.narrow_bytes is None else min(limit_bytes, self.narrow_bytes))
+
+    @property
+    def narrow_bytes(self) -> int | None:
+        """The receiver's window, if it is smaller than all the credit there is."""
+        return self._window_bytes if self._window_bytes < self._limits.credit_bytes else None
 
     @property
     def exhausted(self) -> bool:
@@ -105,8 +134,10 @@ class OutputChannel:
         """Queue an element."""
         self.queue.append(element)
         if isinstance(element, pa.RecordBatch):
+            size_bytes = element_size_bytes(element)
             self.rows_put += element.num_rows
-            self.queued_bytes += element_size_bytes(element)
+            self.queued_bytes += size_bytes
+            self.bytes_put += size_bytes
             return
         self._urgent += 1
         if isinstance(element, Barrier):
@@ -127,9 +158,10 @@ class OutputChannel:
         self._urgent += 1
         return overtaken
 
-    def grant(self, total_bytes: int) -> None:
+    def grant(self, total_bytes: int, window_bytes: int) -> None:
         """Credit came in; a stale grant changes nothing."""
-        self._credit_bytes = max(self._credit_bytes, total_bytes)
+        if total_bytes >= self._credit_bytes:
+            self._credit_bytes, self._window_bytes = total_bytes, window_bytes
 
     def take_frame(self, flush: bool) -> tuple[int, tuple[Element, ...]] | None:
         """The next frame as (number of its first element, elements), or None when it is not time or not allowed."""
@@ -137,7 +169,10 @@ class OutputChannel:
             if self.queue:
                 self._frame_bytes = min(self._frame_bytes * 2, self._limits.frame_bytes_max)
             return None
-        if not (flush or self._urgent or self.queued_bytes >= self._frame_bytes):
+        full = self.queued_bytes >= self._frame_bytes
+        if self.narrow_bytes is not None:
+            full = full or self.queued_bytes >= self.narrow_bytes // BATCHES_A_WINDOW
+        if not (flush or self._urgent or full):
             return None
         if flush and not self._urgent and self.queued_bytes * 2 < self._frame_bytes:
             self._frame_bytes = max(self._frame_bytes // 2, self._limits.frame_bytes_min)
@@ -171,6 +206,7 @@ class OutputGate:
         """Whether, when frames were taken last, something stayed that credit allowed to be sent."""
         self.starving = False
         """Whether, when frames were taken last, something stayed because there was no credit for it."""
+        self._pace = SenderPace()
 
     def __getitem__(self, channel: ChannelId) -> OutputChannel:
         found = self._channels.get(channel)
@@ -182,6 +218,20 @@ class OutputGate:
     def over_limit(self) -> bool:
         """Whether any queue is full."""
         return any(channel.over_limit for channel in self._channels.values())
+
+    @property
+    def turn_rows_max(self) -> int:
+        """Rows of a turn that makes batches as large as the slowest receiver wants them."""
+        return self._pace.rows_max
+
+    def turn_over(self, rows: int) -> None:
+        """A turn of so many rows is over."""
+        filled = 0.0
+        for channel in self._channels.values():
+            if channel.narrow_bytes is not None:
+                filled = max(filled, channel.bytes_put / channel.narrow_bytes)
+            channel.bytes_put = 0
+        self._pace.took(rows, filled)
 
     @property
     def queued_bytes(self) -> int:

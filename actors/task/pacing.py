@@ -37,6 +37,8 @@ REACH = 4
 TURNS_REMEMBERED = 64
 TRIALS_REMEMBERED_MIN = 4
 """Turns that must be small among those that are remembered."""
+LEARNT_MS_MIN = 2
+"""Turns below it are so short that their fixed cost is not learnt, where somebody wants to know it."""
 SURPRISE = 2.0
 """A turn that took so many times longer or shorter than expected is out of line."""
 SURPRISE_MS_MIN = 10
@@ -90,11 +92,14 @@ def fit(turns: Iterable[Turn]) -> TurnCost:
 
 
 class TurnPacer:
-    """Rows a turn, adapted to how long turns take; never fewer than `rows_min`, nor more than `rows_max`."""
+    """Rows a turn, adapted to how long turns take; never fewer than `rows_min`, nor more than `rows_max`.
 
-    def __init__(self, rows_max: int = ROWS_UNLIMITED, rows_min: int = 1) -> None:
+    `learns`: the fixed cost of a turn is wanted (`fixed_ms`), also where turns are short.
+    """
+
+    def __init__(self, rows_max: int = ROWS_UNLIMITED, rows_min: int = 1, learns: bool = False) -> None:
         assert 1 <= rows_min <= rows_max
-        self._rows_min, self._limit = rows_min, rows_max
+        self._rows_min, self._limit, self._learns = rows_min, rows_max, learns
         self._turns: deque[Turn] = deque(maxlen=TURNS_REMEMBERED)
         self._suspect: Turn | None = None
         """The last turn, if it was out of line with those before it."""
@@ -103,6 +108,8 @@ class TurnPacer:
         self._next = self._size
         self.cost: TurnCost | None = None
         """What turns cost. None while turns are so short that it does not matter, or all of one size."""
+        self.fixed_ms = 0.0
+        """What a turn costs in any case, or, while that is not known, the shortest turn that is remembered."""
 
     @property
     def rows_max(self) -> int:
@@ -138,14 +145,24 @@ class TurnPacer:
             if rows >= self._size:
                 self._size = self._clamped(int(rows * min(REACH, TURN_MS_MAX / ms)))
             self._next = self._size
-            return
+            if not self._learns:
+                return
         known = largest >= 2 * smallest
-        if known:
-            self.cost = fit(self._turns)
-            best = int(self.cost.best_rows)
-            self._size = self._clamped(max(smallest // REACH, min(best, largest * REACH)))
+        shortest_ms = min(turn_ms for _, turn_ms in self._turns)
         small = (largest + REACH) // REACH
         trials = sum(size <= small for size in sizes)
+        if not slow:
+            learnable = ms >= LEARNT_MS_MIN and known
+            self.fixed_ms = min(shortest_ms, fit(self._turns).fixed_ms) if learnable else shortest_ms
+            if ms >= LEARNT_MS_MIN and trials < TRIALS_REMEMBERED_MIN and rows > small:
+                self._next = self._clamped(largest // REACH)
+            return
+        self.fixed_ms = shortest_ms
+        if known:
+            self.cost = fit(self._turns)
+            self.fixed_ms = self.cost.fixed_ms
+            best = int(self.cost.best_rows)
+            self._size = self._clamped(max(smallest // REACH, min(best, largest * REACH)))
         trial = self._clamped(min(self._size, largest) // REACH)
         if not known and 2 * trial > largest:
             # Turns can't get smaller, so that sizes differ the other way.
@@ -166,14 +183,20 @@ class TurnPacer:
 class TaskPacers:
     """The pacers of a task: one for turns of rows, one for those of timers, which cost something else."""
 
-    def __init__(self, rows: BatchRows, timers_max: int) -> None:
-        self._rows = TurnPacer(rows.most, rows.least)
+    def __init__(self, rows: BatchRows, timers_max: int, learns: bool = False) -> None:
+        self._rows = TurnPacer(rows.most, rows.least, learns)
+        self.rows_min = rows.least
+        """Rows that no turn is cut below."""
         self._timers = TurnPacer(timers_max)
 
+    def rows_within(self, rows_max: int) -> int:
+        """Rows that the next turn may process, and no more than `rows_max` unless its user wants more."""
+        return max(self.rows_min, min(rows_max, self._rows.rows_max))
+
     @property
-    def rows_max(self) -> int:
-        """Rows that the next turn may process."""
-        return self._rows.rows_max
+    def fixed_ms(self) -> float:
+        """What a turn of rows costs in any case, as far as is known."""
+        return self._rows.fixed_ms
 
     def next_turn(self, pace: StepPace, last_turn_ms: int) -> None:
         """A turn begins; the last one took so long, and did what `pace` says. A timer beside rows counts as one."""

@@ -182,6 +182,7 @@ def _options(scenario: Scenario) -> DataPlaneOptions:
         frame_bytes_max=max(200, credit_bytes // 2),
         linger_ms=20,
         turn_rows_max=_number(scenario.values["turn_rows"]),
+        window_bytes_min=credit_bytes // 8,
     )
     # So few rows are changed that the log goes on by itself, and is written whole, only where little is much.
     return DataPlaneOptions(limits=limits, source_rows_max=4, backend=StateBackendOptions(segment_bytes=_SEGMENT_BYTES))

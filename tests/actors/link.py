@@ -211,7 +211,7 @@ class Subject:
     def grant(self, total_bytes: int = 10**9, output: int = 0) -> list[do.TaskInstruction]:
         """Credit for one of the output channels."""
         channel = [c for edge in self.descriptor.outputs for c in edge.channels][output]
-        return self.tell(ev.CreditGranted(self.at_ms, ATTEMPT, channel, total_bytes))
+        return self.tell(ev.CreditGranted(self.at_ms, ATTEMPT, channel, total_bytes, 10**9))
 
     def staged(self, index: int) -> list[do.TaskInstruction]:
         return self.tell(ev.FileStaged(self.at_ms, OperatorUid("sink"), index, file_of(index)))
@@ -241,9 +241,8 @@ class Link:
                         self.down.descriptor.inputs.index(instruction.channel), *instruction.elements
                     )
                 elif isinstance(instruction, do.GrantCredit):
-                    todo += self.up.tell(
-                        ev.CreditGranted(0, instruction.attempt, instruction.channel, instruction.total_bytes)
-                    )
+                    grant = instruction.channel, instruction.total_bytes, instruction.window_bytes
+                    todo += self.up.tell(ev.CreditGranted(0, instruction.attempt, *grant))
                 elif isinstance(instruction, do.SetTaskTimer):
                     todo += self.up.tell(ev.TimerDue(instruction.due_at_ms, instruction.timer))
                 else:

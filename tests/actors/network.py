@@ -31,6 +31,7 @@ from tidegate.storage.state import Cut, OperatorSnapshot, StateChunk, StateTable
 
 PENDING_MAX = 3
 STEPS_MAX = 60_000
+TURNS_MS = (0, 0, 1, 20, 400)
 
 
 @dataclass(frozen=True)
@@ -126,12 +127,17 @@ class Network:
         """Whether every task has ended."""
         return all(machine.status is TaskStatus.FINISHED for machine in self.machines.values())
 
+    def _turn_of(self, task: TaskId) -> ev.TurnGranted:
+        if not self.machines[task].descriptor.limits.debloat_target_ms:
+            return ev.TurnGranted(self._now_ms)
+        return ev.TurnGranted(self._now_ms, self._random.choice(TURNS_MS), self._random.choice(TURNS_MS))
+
     def step(self) -> bool:
         """Something that can happen happens. Whether there was anything but time."""
         moves: list[Callable[[], None]] = [lambda k=k: self._deliver(k) for k in self._wires]
         for task, machine in self.machines.items():
             if machine.runnable:
-                moves.append(lambda t=task: self._tell(t, ev.TurnGranted(self._now_ms)))  # type: ignore[misc]
+                moves.append(lambda t=task: self._tell(t, self._turn_of(t)))  # type: ignore[misc]
         due = [timer for timer in self._timers if timer[0] <= self._now_ms]
         moves += [lambda t=timer: self._fire(t) for timer in due]
         if moves and self._random.random() < 0.95:
@@ -210,8 +216,8 @@ class Network:
                 to = self.graph.receiver(channel)
                 frame = (channel, first, elements)
                 self._post(channel, to, lambda f=frame: ev.FrameArrived(self._now_ms, ATTEMPT, *f))
-            case do.GrantCredit(_, channel, total_bytes):
-                grant = (channel, total_bytes)
+            case do.GrantCredit(_, channel, total_bytes, window_bytes):
+                grant = (channel, total_bytes, window_bytes)
                 self._post(
                     ("credit", channel),
                     self.graph.sender(channel),

@@ -50,7 +50,7 @@ def grant(subject: Subject, steps: int) -> list[do.TaskInstruction]:
     """Room for this many batches in all, and turns for as long as there is room."""
     (channel,) = subject.descriptor.outputs[0].channels
     attempt = subject.machine.attempt
-    found = subject.tell(ev.CreditGranted(subject.at_ms, attempt, channel, (steps + 1) * STEP_BYTES))
+    found = subject.tell(ev.CreditGranted(subject.at_ms, attempt, channel, (steps + 1) * STEP_BYTES, 10**9))
     return found + subject.turns()
 
 

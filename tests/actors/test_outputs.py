@@ -20,6 +20,7 @@ from tidegate.storage.ids import CheckpointId, SubtaskIndex
 
 A, B = (ChannelId(0, SubtaskIndex(0), SubtaskIndex(i)) for i in range(2))
 BARRIER = Barrier(CheckpointId(1), 0)
+WIDE = 10**9
 LIMITS = BufferLimits(
     credit_bytes=100 * ONE_ROW_BYTES,
     queue_bytes_max=8 * ONE_ROW_BYTES,
@@ -103,14 +104,14 @@ def test_batches_leave_on_credit_and_the_last_one_may_overdraw() -> None:
     assert frame_sizes(channel) == [3]
     assert not channel.sendable
 
-    channel.grant(2 * ONE_ROW_BYTES)
+    channel.grant(2 * ONE_ROW_BYTES, WIDE)
     assert frame_sizes(channel, flush=True) == [], "a stale grant takes nothing back and gives nothing"
-    channel.grant(4 * ONE_ROW_BYTES)
+    channel.grant(4 * ONE_ROW_BYTES, WIDE)
     assert frame_sizes(channel, flush=True) == [1]
-    channel.grant(4 * ONE_ROW_BYTES)
+    channel.grant(4 * ONE_ROW_BYTES, WIDE)
     assert frame_sizes(channel, flush=True) == [], "a grant that comes twice counts once"
-    channel.grant(5 * ONE_ROW_BYTES)
-    channel.grant(4 * ONE_ROW_BYTES)
+    channel.grant(5 * ONE_ROW_BYTES, WIDE)
+    channel.grant(4 * ONE_ROW_BYTES, WIDE)
     assert frame_sizes(channel, flush=True) == [1], "a grant that comes late takes nothing back"
 
 
@@ -121,7 +122,7 @@ def test_control_elements_need_no_credit_but_wait_for_the_batch_before_them() ->
 
     assert frame_sizes(channel) == [2]
     assert frame_sizes(channel, flush=True) == []
-    channel.grant(2 * ONE_ROW_BYTES)
+    channel.grant(2 * ONE_ROW_BYTES, WIDE)
     assert frame_sizes(channel) == [2]
 
 
@@ -129,7 +130,7 @@ def test_frames_grow_while_the_receiver_is_slow_and_shrink_when_time_flushes_the
     """After waiting for credit it takes more bytes to fill a frame; after leaving by time it takes fewer again."""
     channel = channel_with((batch(n) for n in range(5)), replace(LIMITS, credit_bytes=4 * ONE_ROW_BYTES))
     assert frame_sizes(channel) == [4]
-    channel.grant(1_000 * ONE_ROW_BYTES)
+    channel.grant(1_000 * ONE_ROW_BYTES, WIDE)
     for n in range(6):
         channel.put(batch(n))
     assert frame_sizes(channel) == [], "7 batches fill no frame of 8"
@@ -151,7 +152,7 @@ def test_a_full_queue_says_so() -> None:
     gate.take_frames(flush=True)
     assert gate.over_limit
 
-    gate[B].grant(2 * ONE_ROW_BYTES)
+    gate[B].grant(2 * ONE_ROW_BYTES, WIDE)
     gate.take_frames(flush=True)
 
     assert not gate.over_limit
@@ -221,7 +222,7 @@ def test_a_link_that_repeats_frames_loses_and_reorders_nothing(data: st.DataObje
         elif action == "t" and into[A].queue:
             receive()
         elif action in "gG" and grants:
-            out[A].grant(data.draw(st.sampled_from(grants)))
+            out[A].grant(data.draw(st.sampled_from(grants)), limits.credit_bytes)
         queued_bytes = sum(element_size_bytes(e) for e in into[A].queue)
         assert queued_bytes <= limits.credit_bytes + largest
 
@@ -235,7 +236,7 @@ def test_a_link_that_repeats_frames_loses_and_reorders_nothing(data: st.DataObje
         while into[A].queue:
             receive()
         for total_bytes in grants:
-            out[A].grant(total_bytes)
+            out[A].grant(total_bytes, limits.credit_bytes)
         after = (out[A].next_sequence - len(out[A].queue), into[A].arrived, len(taken))
         assert after != before, "the link makes progress as long as anything waits"
     assert [e.num_rows if isinstance(e, pa.RecordBatch) else e for e in taken] == [

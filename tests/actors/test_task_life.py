@@ -149,7 +149,7 @@ def test_messages_of_another_attempt_are_ignored() -> None:
     output = subject.descriptor.outputs[0].channels[0]
 
     assert subject.arrive(0, batch(1), attempt=old) == []
-    assert subject.tell(ev.CreditGranted(0, old, output, 10**9)) == []
+    assert subject.tell(ev.CreditGranted(0, old, output, 10**9, 10**9)) == []
     assert subject.tell(ev.CheckpointCompleted(0, old, CheckpointId(1))) == []
     assert subject.abort(1, attempt=old) == []
     assert "process [1]" not in log
@@ -210,7 +210,7 @@ def test_a_full_output_stops_input_until_credit_comes() -> None:
     assert not subject.machine.runnable
     assert subject.machine.output_queue_bytes == 3 * row_bytes
     output = subject.descriptor.outputs[0].channels[0]
-    found = subject.tell(ev.CreditGranted(0, ATTEMPT, output, 3 * row_bytes))
+    found = subject.tell(ev.CreditGranted(0, ATTEMPT, output, 3 * row_bytes, 10**9))
     assert [values(e) for e in sent(found)] == [[1], [2]]
     assert subject.machine.runnable
 
@@ -225,7 +225,7 @@ def test_a_source_without_room_reads_no_further() -> None:
     assert not subject.machine.runnable
     assert subject.machine.status is TaskStatus.RUNNING
     output = subject.descriptor.outputs[0].channels[0]
-    subject.tell(ev.CreditGranted(0, ATTEMPT, output, 10**9))
+    subject.tell(ev.CreditGranted(0, ATTEMPT, output, 10**9, 10**9))
     subject.read_all()
     assert subject.machine.status is TaskStatus.END_OF_DATA
 

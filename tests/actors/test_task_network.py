@@ -87,6 +87,7 @@ def live(
     credit_rows=st.sampled_from([1, 2, 4, 1_000]),
     queue_rows=st.sampled_from([1, 4, 1_000]),
     turn_rows=st.sampled_from([1, 2, 1_000]),
+    target_ms=st.sampled_from([0, 10, 200]),
     options=st.lists(st.sampled_from(OPTIONS), min_size=1, max_size=3, unique=True),
 )
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -98,6 +99,7 @@ def test_a_job_that_is_restored_again_and_again_loses_and_repeats_nothing(
     credit_rows: int,
     queue_rows: int,
     turn_rows: int,
+    target_ms: int,
     options: list[BarrierOptions],
 ) -> None:
     """Attempts that end in the middle, each going on from the newest cut: all cuts fit, and the output is exact.
@@ -109,6 +111,8 @@ def test_a_job_that_is_restored_again_and_again_loses_and_repeats_nothing(
         queue_bytes_max=queue_rows * ONE_ROW_BYTES,
         frame_bytes_min=1,
         turn_rows_max=turn_rows,
+        debloat_target_ms=target_ms,
+        window_bytes_min=1,
     )
     random = Random(seed)
     workers = 1 if edge == "broadcast" else workers

@@ -28,6 +28,8 @@ KEYS: dict[str, tuple[str, ...]] = {
     "local_copies": ("state.backend.local-recovery", "execution.checkpointing.local-backup.enabled"),
     "local_directory": ("taskmanager.state.local.root-dirs", "execution.checkpointing.local-backup.dirs"),
     "checkpoint_storage": ("state.checkpoint-storage", "execution.checkpointing.storage"),
+    "debloat": ("taskmanager.network.memory.buffer-debloat.enabled",),
+    "debloat_target": ("taskmanager.network.memory.buffer-debloat.target",),
     "lease": ("high-availability.lease-duration",),
 }
 
@@ -57,6 +59,8 @@ GIVEN: dict[str, tuple[object, object]] = {
     "local_copies": (True, True),
     "local_directory": ("/mnt/disk/copies", "/mnt/disk/copies"),
     "checkpoint_storage": ("JOBMANAGER", "jobmanager"),
+    "debloat": (False, False),
+    "debloat_target": ("1s", 1_000),
     "lease": ("5s", 5_000),
 }
 """Name to a value as people write it, and the value that is kept."""

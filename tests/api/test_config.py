@@ -42,6 +42,8 @@ def test_defaults() -> None:
         "local_copies": False,
         "local_directory": None,
         "checkpoint_storage": "filesystem",
+        "debloat": True,
+        "debloat_target": 200,
         "lease": 30_000,
     }
 
@@ -124,6 +126,9 @@ def test_min_pause_may_exceed_interval() -> None:
         ("local_copies", "here"),
         ("local_directory", 3),
         ("checkpoint_storage", "tape"),
+        ("debloat", "off"),
+        ("debloat_target", "9ms"),
+        ("debloat_target", 0),
         ("lease", "10ms"),
     ],
 )
@@ -185,6 +190,7 @@ CONTRADICTIONS = [
     ({"unaligned": True, "aligned_timeout": "10s", "timeout": "10s"}, ("aligned_timeout", "timeout")),
     ({"backend_directory": "/mnt/disk"}, ("backend_directory", "backend")),
     ({"local_directory": "/mnt/disk"}, ("local_directory", "local_copies")),
+    ({"debloat": False, "debloat_target": "200ms"}, ("debloat_target", "debloat")),
 ]
 
 
@@ -211,6 +217,8 @@ def test_contradiction_is_refused_by_both_names(settings: dict[str, object], pai
         {"max_concurrent": 1, "min_pause": "1s"},
         {"aligned_timeout": 0},
         {"interval": "1min", "timeout": "1s"},
+        {"debloat": False},
+        {"debloat": True, "debloat_target": "10ms"},
     ],
 )
 def test_what_is_no_contradiction_is_accepted(settings: dict[str, object]) -> None:

@@ -66,4 +66,5 @@ def test_documented_retention_and_contradictions() -> None:
         {"aligned_timeout", "timeout"},
         {"backend_directory", "backend"},
         {"local_directory", "local_copies"},
+        {"debloat_target", "debloat"},
     ] == pairs

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -73,6 +74,16 @@ def test_the_lease_reaches_the_job(tmp_path: Path) -> None:
     """Whoever drives the job renews it."""
     checkpoints = tg.CheckpointConfig(storage=str(tmp_path / "checkpoints"), lease="5s")
     assert planned(local(), checkpoints).context.lease_ms == 5_000
+
+
+@pytest.mark.parametrize(
+    ("settings", "target_ms"), [({}, 200), ({"debloat_target": "1s"}, 1_000), ({"debloat": False}, 0)]
+)
+def test_the_time_in_flight_reaches_the_tasks(tmp_path: Path, settings: dict[str, object], target_ms: int) -> None:
+    """Beside the sizes of the buffers, which stay what they are."""
+    checkpoints = tg.CheckpointConfig(storage=str(tmp_path / "checkpoints"), **settings)
+    limits = planned(local(), checkpoints).context.options.limits
+    assert limits == replace(tg.DataPlaneOptions().limits, debloat_target_ms=target_ms)
 
 
 def test_settings_of_a_file_reach_the_coordinator(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ def process(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[TaskId], Proc
 
 def finishing(process: Process) -> Future[None]:
     """The call that carries the last elements of a source that has finished, from its own point of view."""
-    process.actor.credit((FIRST, 0, 0, 0, 1_000_000))
+    process.actor.credit((FIRST, 0, 0, 0, 1_000_000), 1_000)
     process.await_report(co.TaskReachedEndOfData)
     process.take_checkpoint()
     last = process.await_last_frame()
@@ -77,5 +77,5 @@ def test_a_frame_without_elements_is_answered_with_credit(process: Callable[[Tas
     """So a sender whose grant was lost asks for it; the task must not break down at that."""
     sink = process(SINK).start()
     sink.receive(0)
-    _, (head,) = sink.peer.credit.calls.get(timeout=TIMEOUT_S)
-    assert head == (FIRST, 0, 0, 0, 1_000)
+    _, (head, window_bytes) = sink.peer.credit.calls.get(timeout=TIMEOUT_S)
+    assert (head, window_bytes) == ((FIRST, 0, 0, 0, 1_000), 1_000)

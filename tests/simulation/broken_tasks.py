@@ -74,7 +74,7 @@ def _with_inputs(kind: type[InputChannel]) -> Callable[..., TaskMachine]:
 def _ignores_credit(descriptor: Any) -> TaskMachine:
     machine = TaskMachine(descriptor)
     for channel in machine._outputs._channels.values():
-        channel.grant(2**60)
+        channel.grant(2**60, 2**60)
     return machine
 
 
