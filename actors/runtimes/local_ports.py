@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
@@ -78,15 +79,17 @@ class LocalTaskPort:
         self._job._timers.after(delay_ms, act)
 
     def set_timer(self, instruction: task_do.SetTaskTimer, delay_ms: int) -> None:
-        host = self.host
-        assert host is not None
+        assert self.host is not None
+        # A timer may be far away: it must not keep the state of a task that is over until then.
+        job, task, weak = self._job, self._task, weakref.ref(self.host)
 
         def due() -> None:
-            self._job._guarded(
-                self._task, host, lambda: host.handle(ev.TimerDue(now_ms(), instruction.timer, instruction.due_at_ms))
-            )
+            host = weak()
+            if host is not None:
+                event = ev.TimerDue(now_ms(), instruction.timer, instruction.due_at_ms)
+                job._guarded(task, host, lambda: host.handle(event))
 
-        self._job._timers.after(delay_ms, due)
+        job._timers.after(delay_ms, due)
 
 
 class LocalCoordinatorPort:
