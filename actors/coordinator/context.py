@@ -30,7 +30,7 @@ class CoordinatorContext:
         self.restore_failure: str | None = None
         """No checkpoint is left that the job could start from: it has to end."""
         self.storage_failure: str | None = None
-        """Storage did not answer within the allowed attempts: the job has to end."""
+        """Storage did not answer for too long, or a newer job is in charge of it: the job has to end, and keeps all."""
         self.nothing_follows = False
         """The event is one of very many that each change nothing but a number: no step has become possible."""
         self.end: JobStatus | None = None

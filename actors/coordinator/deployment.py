@@ -63,8 +63,9 @@ class Deployer:
         if not self._waits_for_tables(event.attempt):
             return
         if event.fenced:
+            # Whoever has it may have gone on from a checkpoint of this job: nothing of it is deleted.
             state.superseded = True
-            self._context.restore_failure = f"a newer job is in charge of a table of this one ({event.error})"
+            self._context.storage_failure = f"a newer job is in charge of a table of this one ({event.error})"
             return
         state.table_failures += 1
         if self._gives_up(event.at_ms, event.away_ms, state.table_failures):

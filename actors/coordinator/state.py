@@ -232,7 +232,7 @@ class CoordinatorState:
     storage_away: bool = False
     """The event log cannot be written: no checkpoint is started."""
     gave_up: bool = False
-    """Storage did not answer within the allowed attempts: the job ends without waiting for it."""
+    """Storage did not answer for too long, or a newer job is in charge of it: the job ends without waiting for it."""
     superseded: bool = False
     """A newer job has claimed a table of this one, and is in charge of it."""
     statistics: CheckpointStatistics = field(default_factory=CheckpointStatistics)

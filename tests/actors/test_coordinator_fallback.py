@@ -10,7 +10,7 @@ from coordinators import SPEC, Coordinator, files, kinds, only, spec
 from tidegate.actors.coordinator import events as ev
 from tidegate.actors.coordinator import instructions as do
 from tidegate.actors.coordinator.machine import CoordinatorMachine
-from tidegate.actors.coordinator.spec import RestorePoint
+from tidegate.actors.coordinator.spec import RestorePoint, Retention
 from tidegate.actors.coordinator.state import JobStatus
 from tidegate.recovery.restart import RestartStrategy
 from tidegate.storage.codec import decode, encode
@@ -207,6 +207,17 @@ def test_a_table_of_another_job_ends_it() -> None:
 
     (end,) = only(not_taken_back(coordinator, fenced=True), do.EndJob)
     assert (end.status, coordinator.state.superseded) == ("failed", True)
+
+
+@pytest.mark.parametrize("retention", list(Retention))
+def test_what_a_newer_job_may_have_gone_on_from_stays(retention: Retention) -> None:
+    """Whatever is retained of a job that fails: the newer one has no checkpoint of its own at first."""
+    coordinator = restarted(running(2, retention=retention))
+    damaged(coordinator, 2)
+
+    (end,) = only(not_taken_back(coordinator, fenced=True), do.EndJob)
+    assert "a newer job is in charge" in (end.reason or "")
+    assert coordinator.state.kept == (1, 2)
 
 
 def test_a_damaged_checkpoint_goes_when_a_newer_one_is_there() -> None:
