@@ -20,7 +20,7 @@ from tidegate.actors.failures import CheckpointFailureReason
 from tidegate.actors.identity import ChannelId
 from tidegate.actors.task import events as ev
 from tidegate.actors.task import instructions as do
-from tidegate.actors.task.barriers import BarrierHandler, Outcome
+from tidegate.actors.task.barriers import BarrierHandler, Outcome, timeout_at_ms_of
 from tidegate.actors.task.changelog_writer import ChangelogWriter
 from tidegate.actors.task.descriptor import TaskDescriptor
 from tidegate.actors.task.in_flight import ChannelRecorder
@@ -264,7 +264,7 @@ class SubtaskCheckpoints:
         if overtakes:
             self._record_inputs(recorder)
         output_positions = self._outputs.row_positions()
-        may_overtake = self._send_barrier(barrier, recorder)
+        may_overtake = self._send_barrier(barrier, recorder, at_ms)
         self._parts.send()
         self._parts.stage()
         alignment_ms = self._handler.alignment_ms(at_ms)
@@ -307,7 +307,7 @@ class SubtaskCheckpoints:
                 batches, there = channel.before(recorder.checkpoint_id)
                 recorder.input_waits(channel.channel, batches, len(channel.recovered), there)
 
-    def _send_barrier(self, barrier: Barrier, recorder: ChannelRecorder) -> bool:
+    def _send_barrier(self, barrier: Barrier, recorder: ChannelRecorder, at_ms: int) -> bool:
         """Queue the barrier on every output. Whether it has overtaken something, or may yet."""
         may_overtake = False
         for edge in self._descriptor.outputs:
@@ -318,12 +318,11 @@ class SubtaskCheckpoints:
                     may_overtake = True
                     continue
                 self._outputs[channel].put(out)
-                if out.options.timeoutable:
+                timeout_at_ms = timeout_at_ms_of(out, at_ms)
+                if timeout_at_ms is not None:
                     recorder.output_waits(channel)
                     may_overtake = True
-                    timeout_ms = out.options.aligned_timeout_ms
-                    assert timeout_ms is not None
-                    self._deadlines_ms[barrier.checkpoint_id] = barrier.triggered_at_ms + timeout_ms
+                    self._deadlines_ms[barrier.checkpoint_id] = timeout_at_ms
         if barrier.checkpoint_id in self._deadlines_ms:
             due_at_ms = self._deadlines_ms[barrier.checkpoint_id]
             self._instruct(do.SetTaskTimer(ev.TaskTimer.ALIGNMENT, due_at_ms))

@@ -39,6 +39,7 @@ from tidegate.storage.metadata import SnapshotKind
 TIGHT = BufferLimits(credit_bytes=ONE_ROW_BYTES, queue_bytes_max=100 * ONE_ROW_BYTES, frame_bytes_min=1)
 """One row may leave, the others wait in the output queue."""
 ALIGNMENT = ev.TaskTimer.ALIGNMENT
+HOUR_MS = 3_600_000
 
 
 def sums(found: list[do.TaskInstruction]) -> list[int]:
@@ -252,6 +253,33 @@ def test_an_alignment_that_takes_too_long_becomes_unaligned() -> None:
     subject.persisted(1)
     (ack,) = only(subject.channels_persisted(1), do.Acknowledge)
     assert (ack.metrics.alignment_ms, ack.metrics.start_delay_ms, ack.metrics.unaligned) == (100, 0, True)
+
+
+def test_an_alignment_is_over_in_time_though_the_clock_is_set_back_meanwhile() -> None:
+    """T5: the timer was set for a moment by the clock of then; that has come, whatever the clock says now."""
+    subject = worker(sources=2)
+    found = subject.feed(0, barrier(1, timed(100)), batch(1))
+    (timer,) = only(found, do.SetTaskTimer)
+
+    found = subject.tell(ev.TimerDue(timer.due_at_ms - HOUR_MS, ALIGNMENT, timer.due_at_ms))
+
+    assert sums(found) == [0]
+    assert sent(found) == [barrier(1, timed(100, Alignment.UNALIGNED))]
+
+
+@pytest.mark.parametrize("where", ["input", "output"])
+def test_an_alignment_takes_no_longer_where_the_clock_was_set_back_before_it(where: str) -> None:
+    """T5: also by that of another machine, which triggered it: no alignment waits for longer than its whole timeout."""
+    subject = worker(sources=2 if where == "input" else 1, limits=TIGHT)
+    subject.feed(0, batch(1), batch(2))
+    subject.at_ms -= HOUR_MS
+
+    found = subject.feed(0, barrier(1, timed(100)))
+    due_at_ms = subject.at_ms + 100
+    assert only(found, do.SetTaskTimer)[-1] == do.SetTaskTimer(ALIGNMENT, due_at_ms)
+    found = subject.tell(ev.TimerDue(due_at_ms, ALIGNMENT, due_at_ms))
+
+    assert sent(found) == [barrier(1, timed(100, Alignment.UNALIGNED))]
 
 
 def test_an_alignment_that_is_over_in_time_stores_nothing() -> None:

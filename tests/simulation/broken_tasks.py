@@ -192,9 +192,9 @@ def _with_recorder(kind: type[ChannelRecorder]) -> Callable[..., TaskMachine]:
             recorder.__class__ = kind
             record(recorder)
 
-        def send_barrier(barrier: Barrier, recorder: ChannelRecorder) -> bool:
+        def send_barrier(barrier: Barrier, recorder: ChannelRecorder, at_ms: int) -> bool:
             recorder.__class__ = kind
-            return send(barrier, recorder)
+            return send(barrier, recorder, at_ms)
 
         checkpoints._record_inputs = record_inputs  # type: ignore[method-assign]
         checkpoints._send_barrier = send_barrier  # type: ignore[method-assign]

@@ -9,6 +9,7 @@ from __future__ import annotations
 from tidegate.actors.identity import ChannelId
 from tidegate.actors.task.barriers.aligner import ANNOUNCED_MAX, BarrierAligner
 from tidegate.actors.task.barriers.channels import REMEMBERED_ABORTS_MAX
+from tidegate.actors.task.barriers.collected import timeout_at_ms_of
 from tidegate.actors.task.barriers.diagram import render, transition_table
 from tidegate.actors.task.barriers.handler import BarrierHandler, Outcome
 from tidegate.actors.task.barriers.states import BarrierInput, BarrierState
@@ -26,6 +27,7 @@ __all__ = [
     "Outcome",
     "make_handler",
     "render",
+    "timeout_at_ms_of",
     "transition_table",
 ]
 

@@ -186,13 +186,13 @@ class BarrierAligner:
         collected.arrived.add(step.channel)
         if step.barrier.options.timeoutable:
             collected.start(step.at_ms)
-        return Outcome(timer_at_ms=collected.arm(step.barrier))
+        return Outcome(timer_at_ms=collected.arm(step.barrier, step.at_ms))
 
     def _align(self, step: Step) -> Outcome:
         """Block the channel, until all are."""
         assert step.barrier is not None
         collected = self._begin(step, BarrierState.ALIGNING)
-        timer_at_ms = collected.arm(step.barrier)
+        timer_at_ms = collected.arm(step.barrier, step.at_ms)
         outcome = self._snapshot_if_aligned()
         return outcome if outcome.snapshot is not None else Outcome(timer_at_ms=timer_at_ms)
 
@@ -200,7 +200,7 @@ class BarrierAligner:
         """No barrier will come: the snapshot is due when every channel has ended."""
         assert step.barrier is not None
         collected = self._begin(step, BarrierState.TRIGGERED)
-        timer_at_ms = collected.arm(step.barrier)
+        timer_at_ms = collected.arm(step.barrier, step.at_ms)
         outcome = self._snapshot_if_aligned()
         return outcome if outcome.snapshot is not None else Outcome(timer_at_ms=timer_at_ms)
 

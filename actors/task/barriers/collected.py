@@ -28,9 +28,9 @@ class Collected:
         if self.started_at_ms is None:
             self.started_at_ms = at_ms
 
-    def arm(self, barrier: Barrier) -> int | None:
+    def arm(self, barrier: Barrier, at_ms: int) -> int | None:
         """The time to ask a timer for, the first time that a barrier with a timeout is there; else None."""
-        timeout_at_ms = _timeout_at_ms(barrier)
+        timeout_at_ms = timeout_at_ms_of(barrier, at_ms)
         if self.timer_armed or timeout_at_ms is None:
             return None
         self.timer_armed = True
@@ -51,13 +51,18 @@ class Step:
 
 def overtakes(barrier: Barrier, at_ms: int) -> bool:
     """Whether the barrier goes before what is queued in front of it."""
-    timeout_at_ms = _timeout_at_ms(barrier)
+    timeout_at_ms = timeout_at_ms_of(barrier, at_ms)
     is_over = timeout_at_ms is not None and timeout_at_ms <= at_ms
     return is_over or barrier.options.alignment is Alignment.UNALIGNED
 
 
-def _timeout_at_ms(barrier: Barrier) -> int | None:
+def timeout_at_ms_of(barrier: Barrier, at_ms: int) -> int | None:
+    """When a barrier that is looked at now may overtake; None for one without a timeout.
+
+    It was triggered by the clock of another machine, or by this one's before that was set back: it cannot have been
+    later than now.
+    """
     if not barrier.options.timeoutable:
         return None
     assert barrier.options.aligned_timeout_ms is not None
-    return barrier.triggered_at_ms + barrier.options.aligned_timeout_ms
+    return min(barrier.triggered_at_ms, at_ms) + barrier.options.aligned_timeout_ms
