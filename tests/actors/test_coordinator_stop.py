@@ -282,6 +282,19 @@ def test_a_stop_that_fails_before_its_trigger_changes_nothing() -> None:
     assert kinds(coordinator.request())[0] == "TriggerHooks"
 
 
+def test_a_stop_that_meets_a_task_that_leaves_before_its_trigger_is_triggered_again_at_once() -> None:
+    """T11, T10: no task has been told, so the attempt goes on, and the hooks are called anew."""
+    coordinator = Coordinator(replace(spec(restart=NEVER), hooks=("hook",))).run()
+    coordinator.request("wanted", SnapshotKind.SUSPEND)
+
+    found = coordinator.tell(ev.TaskFinished(0, AttemptNumber(0), SOURCE))
+
+    assert [hooks.checkpoint_id for hooks in only(found, do.TriggerHooks)] == [2]
+    assert (only(found, do.CompleteRequest), only(found, do.CancelAttempt)) == ([], [])
+    (trigger,) = only(coordinator.tell(ev.HooksTriggered(0, CheckpointId(2), ())), do.TriggerCheckpoint)
+    assert (trigger.tasks, trigger.options.kind) == ((SINK,), SnapshotKind.SUSPEND)
+
+
 def test_a_task_that_fails_during_a_stop_is_a_failure_as_always() -> None:
     """T11: the stop is answered, the restart strategy decides."""
     coordinator = Coordinator(spec(restart=NEVER)).run()
