@@ -32,8 +32,8 @@ class LocalRuntime:
     def submit(self, submission: Submission) -> RunningJob:
         """Start a job on a thread of its own."""
         job = LocalJob(submission, self.open_store)
-        self._jobs.append(job)
         job.start()
+        self._jobs.append(job)
         return job
 
     def stop(self) -> None:

@@ -98,12 +98,18 @@ class LocalJob:
     # --- for users ------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start the loop."""
+        """Start the loop. RuntimeError if the process may have no more threads: then nothing of the job is left."""
         self._lease = LeaseKeeper.started(self._context, self._open_store)
         self._post(self._coordinator.start)
         self._tell_coordinator(lambda: co.JobSubmitted(now_ms(), self._spec))
+        try:
+            self._thread.start()
+        except RuntimeError:
+            self._lease.end()
+            for pool in (self._pool, self._coordinator_pool, self._log_pool):
+                pool.close()
+            raise
         _alive.add(self)
-        self._thread.start()
 
     @property
     def name(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -186,3 +187,29 @@ def test_a_job_of_another_machine_that_gives_a_sign_of_life_is_left_alone(tmp_pa
         Waiting(
             store, *[replace(orphan, renewals=n, renewed_at_ms=1_000_000 + 200 * n) for n in range(1, 1_000)]
         ).await_end()
+
+
+def test_a_job_that_cannot_start_its_thread_leaves_nothing_that_lives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else its name would be taken, and its lease renewed, for as long as the process lives."""
+    start, root = threading.Thread.start, tmp_path / "checkpoints"
+
+    def short_of_threads(thread: threading.Thread) -> None:
+        if thread.name == "tidegate-crowded":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    with local(parallelism=1) as env:
+        rows = env.from_batches(numbers(3)).collect()
+        before = set(threading.enumerate())
+        monkeypatch.setattr(threading.Thread, "start", short_of_threads)
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            env.execute("crowded", checkpoints=config(root), restart=NO_RESTART)
+        monkeypatch.undo()
+        for thread in set(threading.enumerate()) - before:
+            thread.join(60)
+            assert not thread.is_alive(), thread
+        job = env.execute("crowded", checkpoints=config(root), restart=NO_RESTART)
+        assert job.wait("60s") == "finished"
+    assert rows.to_arrow().num_rows == 3
