@@ -92,31 +92,33 @@ def measure(job_kind: str, runtime: str, debloat: bool, arguments: argparse.Name
             **({"debloat_target": arguments.target} if debloat else {}),
         )
         job = env.execute(f"{job_kind}-{runtime}", checkpoints=config)
-        run, cpu_s = Run(), [0.0, 0.0]
+        run = Run()
+        cpu_s: dict[int, tuple[float, float]] = {}
         while run.end is None:
             run.see(job.progress(), COUNTS)
-            cpu_s = _cpu_s(job, cpu_s) if run.end is None else cpu_s
+            if run.end is None:
+                _see_cpu(job, cpu_s)
             time.sleep(POLL_S)
         found = Seen(records=[r for r in job.statistics().history if r.reason is None])
         if run.end.status != "finished":
             raise RuntimeError(f"the job {run.end.status}: {run.end.reason}")
         begun_at, begun_rows = run.samples[0]
-        found.cpu_ns_a_row = (cpu_s[1] - cpu_s[0]) / rows * 1e9
+        found.cpu_ns_a_row = sum(last - first for first, last in cpu_s.values()) / rows * 1e9
         found.rows_a_s = (rows - begun_rows) / (run.ended_at - begun_at)
         found.exact = _exact(job_kind, table.to_arrow(), rows)
     shutil.rmtree(folder, ignore_errors=True)
     return found
 
 
-def _cpu_s(job: tg.Job, before: list[float]) -> list[float]:
-    """Time of processors that the tasks' processes have used: when seen first, and now."""
-    pids = [process.pid for process in job.processes()] or [os.getpid()]
-    try:
-        fields = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in pids]
-    except FileNotFoundError:
-        return before
-    used_s = sum(int(stat[11]) + int(stat[12]) for stat in fields) / os.sysconf("SC_CLK_TCK")
-    return [before[0] or used_s, used_s]
+def _see_cpu(job: tg.Job, cpu_s: dict[int, tuple[float, float]]) -> None:
+    """Note how much time of processors each process of the tasks has used: when seen first, and now."""
+    for pid in {process.pid for process in job.processes()} or {os.getpid()}:
+        try:
+            stat = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        except FileNotFoundError:
+            continue  # It has ended; what was seen last counts.
+        used_s = (int(stat[11]) + int(stat[12])) / os.sysconf("SC_CLK_TCK")
+        cpu_s[pid] = cpu_s.get(pid, (used_s, used_s))[0], used_s
 
 
 def _exact(job_kind: str, found: pa.Table, rows: int) -> bool:
