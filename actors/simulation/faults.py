@@ -24,6 +24,8 @@ class Faults:
     damage: that a checkpoint is damaged after it has completed; one that a job can go on from stays whole, so nothing
     happens where only one is retained.
     outage: "from..to", times after the start between which no storage operation succeeds, whatever `duration` is.
+    clock: how far the wall clock is set back at the first whole second, forth at the next one, and so on, while faults
+    happen; the monotonic clock goes on. None: nobody sets it.
     faults_max: no more faults than that, however probable (delays are none); None: as many as come.
     """
 
@@ -40,6 +42,7 @@ class Faults:
     crashes_max: int = 8
     coordinator_crashes_max: int = 3
     outage: str | None = None
+    clock: str | None = None
     faults_max: int | None = None
 
     def __post_init__(self) -> None:
@@ -52,6 +55,8 @@ class Faults:
             raise ConfigurationError(f"Faults(delay={self.delay!r}): the range is written from..to")
         if self.outage is not None:
             _range_ms("outage", self.outage)
+        if self.clock is not None:
+            parse_duration_ms(self.clock, setting="Faults(clock)")
 
     @property
     def delay_ms(self) -> tuple[int, int]:
@@ -62,6 +67,11 @@ class Faults:
     def outage_ms(self) -> tuple[int, int]:
         """When storage is away, in ms after the start; (0, 0) for never."""
         return (0, 0) if self.outage is None else _range_ms("outage", self.outage)
+
+    @property
+    def clock_ms(self) -> int:
+        """How far the wall clock is set, in ms; 0 for not at all."""
+        return 0 if self.clock is None else parse_duration_ms(self.clock)
 
     @property
     def slow_ms(self) -> int:

@@ -157,7 +157,7 @@ class SimulatedJob:
         self.world.note("coordinator generation", host.generation, "starts at entry", position.next_index)
         host.start()
         if host.machine.state.spec is None:
-            host.handle(co.JobSubmitted(self.world.now_ms, self.spec))
+            host.handle(co.JobSubmitted(self.world.wall_ms, self.spec))
         backlog, self._backlog = self._backlog, []
         for event in backlog:
             host.handle(event)
@@ -262,7 +262,7 @@ class SimulatedJob:
         del self.tasks[task]
         attempt = host.machine.attempt
         delay_ms = self.world.between(0, DETECTION_MS_MAX)
-        self.world.after(delay_ms, lambda: self.report(co.TaskFailed(self.world.now_ms, attempt, task, reason)))
+        self.world.after(delay_ms, lambda: self.report(co.TaskFailed(self.world.wall_ms, attempt, task, reason)))
 
     def give_up(self, port: SimulatedCoordinatorPort, reason: str) -> None:
         """The coordinator in charge cannot go on, and the job with it."""

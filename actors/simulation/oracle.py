@@ -151,12 +151,12 @@ class Oracle:
             if output.queued_bytes
         )
 
-    def after_event(self, machine: TaskMachine, event: ev.TaskEvent, full: bool) -> None:
+    def after_event(self, machine: TaskMachine, event: ev.TaskEvent, full: bool, now_ms: int) -> None:
         """A machine has handled an event: look at the queues that it may have changed."""
         if machine.attempt != self.attempt:
             return
         if machine._outputs.starving:
-            self._check_starving(machine, event.at_ms)
+            self._check_starving(machine, now_ms)
         if isinstance(event, ev.FrameArrived):
             if event.attempt == machine.attempt:
                 self._check_queue(machine, event.channel)
@@ -173,12 +173,12 @@ class Oracle:
             if full and moved:
                 raise InvariantViolated(10, f"{machine.descriptor.task} takes input while an output queue is full")
 
-    def _check_starving(self, machine: TaskMachine, at_ms: int) -> None:
+    def _check_starving(self, machine: TaskMachine, now_ms: int) -> None:
         for channel, output in machine._outputs._channels.items():
             if output.starved_at_bytes is None:
                 self._starving_since_ms.pop(channel, None)
                 continue
-            waited_ms = at_ms - self._starving_since_ms.setdefault(channel, at_ms)
+            waited_ms = now_ms - self._starving_since_ms.setdefault(channel, now_ms)
             if waited_ms > PROBES_LATE * machine.descriptor.limits.probe_ms:
                 raise InvariantViolated(
                     7, f"{channel} has waited {waited_ms} ms for credit, and nobody has asked for it"

@@ -41,7 +41,7 @@ class WatchedHost(TaskHost):
             return
         full = isinstance(event, ev.TurnGranted) and self.watch.oracle.before_turn(self.machine)
         super().handle(event)
-        self.watch.oracle.after_event(self.machine, event, full)
+        self.watch.oracle.after_event(self.machine, event, full, self._port.monotonic_ms())
 
     def _perform(self, instructions: Sequence[task_do.TaskInstruction], handled_ms: int) -> None:
         for instruction in instructions:
@@ -58,7 +58,7 @@ class SimulatedTaskPort:
         self.host: WatchedHost | None = None
 
     def now_ms(self) -> int:
-        return self._job.world.now_ms
+        return self._job.world.wall_ms
 
     def send_frame(self, frame: task_do.SendFrame) -> None:
         job, world = self._job, self._job.world
@@ -69,7 +69,7 @@ class SimulatedTaskPort:
         world.message(self._task, receiver, frame.channel, frame.first_sequence, frame.elements)
 
         def arrive() -> None:
-            event = ev.FrameArrived(world.now_ms, frame.attempt, frame.channel, frame.first_sequence, frame.elements)
+            event = ev.FrameArrived(world.wall_ms, frame.attempt, frame.channel, frame.first_sequence, frame.elements)
             job.deliver(receiver, event)
 
         world.after_in_order((frame.attempt, frame.channel), world.delay_ms(), arrive)
@@ -86,7 +86,7 @@ class SimulatedTaskPort:
             world.delay_ms(),
             lambda: job.deliver(
                 sender,
-                ev.CreditGranted(world.now_ms, grant.attempt, grant.channel, grant.total_bytes, grant.window_bytes),
+                ev.CreditGranted(world.wall_ms, grant.attempt, grant.channel, grant.total_bytes, grant.window_bytes),
             ),
         )
 
@@ -131,8 +131,12 @@ class SimulatedTaskPort:
         job, world, host = self._job, self._job.world, self.host
         assert host is not None
         world.after(
-            max(0, instruction.due_at_ms - world.now_ms),
-            lambda: job.guarded(self._task, host, lambda: host.handle(ev.TimerDue(world.now_ms, instruction.timer))),
+            _delay_ms(world, instruction.due_at_ms, delay_ms),
+            lambda: job.guarded(
+                self._task,
+                host,
+                lambda: host.handle(ev.TimerDue(world.wall_ms, instruction.timer, instruction.due_at_ms)),
+            ),
         )
 
 
@@ -147,7 +151,7 @@ class SimulatedCoordinatorPort:
         self.effects: CoordinatorEffects | None = None
 
     def now_ms(self) -> int:
-        return self._job.world.now_ms
+        return self._job.world.wall_ms
 
     def monotonic_ms(self) -> int:
         return self._job.world.now_ms
@@ -206,7 +210,6 @@ class SimulatedCoordinatorPort:
         world.after(world.io_ms(), act)
 
     def set_timer(self, instruction: do.SetTimer, delay_ms: int) -> None:
-        # Nobody sets the virtual clock: what is due by it is due.
         self.ledger.done(instruction)
         timer = instruction.timer
         world, host, job = self._job.world, self.host, self._job
@@ -216,11 +219,11 @@ class SimulatedCoordinatorPort:
         def fire() -> None:
             if self._timers.get(timer) is instruction:
                 del self._timers[timer]
-                event = co.TimerFired(world.now_ms, timer)
+                event = co.TimerFired(world.wall_ms, timer)
                 job.watch.reported(event)
                 host.handle(event)
 
-        world.after(max(0, instruction.due_at_ms - world.now_ms), fire)
+        world.after(_delay_ms(world, instruction.due_at_ms, delay_ms), fire)
 
     def call_later(self, delay_ms: int, action: Callable[[], None]) -> None:
         self._job.world.after(delay_ms, action)
@@ -247,6 +250,11 @@ class SimulatedCoordinatorPort:
         if job.coordinator is self.host:
             job.coordinator = None
             job.give_up(self, reason)
+
+
+def _delay_ms(world: World, due_at_ms: int, delay_ms: int) -> int:
+    """How long a timer takes. What is due by a clock that nobody sets is due."""
+    return delay_ms if world.clock_is_set else max(0, due_at_ms - world.now_ms)
 
 
 def _again(world: World, arrive: Callable[[], None]) -> Callable[[], None]:

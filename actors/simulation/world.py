@@ -56,8 +56,20 @@ class World:
         self._probability: dict[str, float] = {kind: getattr(faults, kind) for kind in FAULT_KINDS}
         self._delay_ms = faults.delay_ms
         self._slow_ms = faults.slow_ms
+        self._clock_ms = faults.clock_ms
         self._faulty_until_ms = START_MS + faults.duration_ms
         self._away_from_ms, self._away_until_ms = (START_MS + at_ms for at_ms in faults.outage_ms)
+
+    @property
+    def wall_ms(self) -> int:
+        """What the clock says by which events are timed. `now_ms` is the time that nobody sets."""
+        set_back = self._clock_ms and self.faulty and (self.now_ms - START_MS) // 1_000 % 2
+        return self.now_ms - self._clock_ms if set_back else self.now_ms
+
+    @property
+    def clock_is_set(self) -> bool:
+        """Whether the wall clock is no measure of how long something takes."""
+        return self._clock_ms > 0
 
     @property
     def faulty(self) -> bool:
