@@ -33,6 +33,8 @@ RENEWALS_A_LEASE = 3
 CLOCKS_DIFFER_MS_MAX = 10_000
 """How far the clock of a reader may be from that of the writer: an expired lease counts for so much longer."""
 LEASE_VERSION = 1
+_LAST_MS = 253_402_300_799_000
+"""The last second of the year 9999, beyond which calendars do not go."""
 _MAGIC = b"TGLEASE"
 
 _logger = logging.getLogger(__name__)
@@ -156,7 +158,7 @@ def why_alive(store: Store, job_id: JobId) -> str | None:
         return f"and nobody can tell: {error}"
     if lease is None:
         return None
-    until = datetime.fromtimestamp(lease.counts_until_ms / 1000, UTC)
+    until = datetime.fromtimestamp(min(lease.counts_until_ms, _LAST_MS) / 1000, UTC)
     there = f"{lease.holder} is there, and " if _is_held(lease) else ""
     return f"{there}its lease was renewed by {lease.holder} and counts until {until:%Y-%m-%d %H:%M:%S} UTC"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -59,6 +60,15 @@ def test_a_checkpoint_of_a_living_job_is_not_deleted(store: FileSystemStore) -> 
         "force",
     ):
         assert expected in str(refusal.value)
+
+
+def test_a_lease_of_thousands_of_years_is_told_as_any(store: FileSystemStore) -> None:
+    """No calendar reaches as far as a setting may."""
+    lease = _renewed(store)
+    write_lease(store, replace(lease, lease_ms=10**17))
+
+    with pytest.raises(ConfigurationError, match="counts until 9999-12-31"):
+        recovery.delete(f"{store.url}/{_JOB}/chk-1")
 
 
 def test_the_command_refuses_as_well(store: FileSystemStore) -> None:
