@@ -136,14 +136,19 @@ class TableLog:
         """Show the files of a completed checkpoint, once however often it is called.
 
         Without files it makes an entry only where the claim has yet to change what is shown. Raises FencedError if
-        the job does not own the table, TableError if the checkpoint was committed before with other files, StorageError
-        if it is unknown whether the commit is there: repeat it then.
+        another job owns the table, TableError if nobody does, or the checkpoint was committed before with other files,
+        StorageError if it is unknown whether the commit is there: repeat it then.
         """
         with self._lock:
             if self._tail.fold is None or self._tail.fold.owner != job_id or not files:
                 self._tail.refresh()
             for _ in range(RACES_MAX):
                 fold = self._existing()
+                if fold.owner is None:
+                    raise TableError(
+                        f"the table at {self._store.url} is not the one that job {job_id!r} has claimed: nobody has. "
+                        "It was deleted since, or a part of its log was"
+                    )
                 if fold.owner != job_id:
                     raise FencedError(owned_by(self._store.url, fold.owner, job_id))
                 if fold.is_decided(self._store.url, checkpoint_id, files):

@@ -71,7 +71,7 @@ class SinkCommitter:
                 f"charge of their table ({event.error})"
             )
             return
-        if event.away_ms >= spec.storage_outage_ms:
+        if event.permanent or event.away_ms >= spec.storage_outage_ms:
             self._context.storage_failure = (
                 f"the sink files of checkpoint {event.checkpoint_id} could not be committed in "
                 f"{commit.failures} attempts ({event.error}); a job restored from it commits them"

@@ -297,6 +297,7 @@ class SinkCommitFailed:
     """It is not known whether the sink files of a completed checkpoint are visible.
 
     `fenced`: they are not, because another job has claimed the table. `away_ms`: for how long commits have failed.
+    `permanent`: the table is not what it was, so that trying again cannot help.
     """
 
     at_ms: int
@@ -304,6 +305,7 @@ class SinkCommitFailed:
     error: str
     fenced: bool = False
     away_ms: int = 0
+    permanent: bool = False
 
 
 @wire

@@ -124,6 +124,8 @@ class CoordinatorEffects:
             return ev.SinkCommitFailed(self._now_ms(), instruction.checkpoint_id, str(error), fenced=True)
         except StorageError as error:
             return ev.SinkCommitFailed(self._now_ms(), instruction.checkpoint_id, str(error))
+        except TidegateError as error:
+            return ev.SinkCommitFailed(self._now_ms(), instruction.checkpoint_id, str(error), permanent=True)
         return ev.SinksCommitted(self._now_ms(), instruction.checkpoint_id)
 
     def _table_log(self, url: str) -> TableLog:

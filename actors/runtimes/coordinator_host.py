@@ -157,7 +157,7 @@ class CoordinatorHost:
             case ev.MetadataWriteFailed(error=error):
                 # Of its own: this ends the job, so it does not count from when something else has failed.
                 return replace(event, away_ms=metadata.failed(error, meanwhile))
-            case ev.SinkCommitFailed(error=error, fenced=False):
+            case ev.SinkCommitFailed(error=error, fenced=False, permanent=False):
                 return replace(event, away_ms=tables.failed(error, again))
             case ev.HookRestoreFailed(away_ms=int()) | ev.TablesNotTakenBack(away_ms=int()):
                 return replace(event, away_ms=self._start_notes.failed(event.error, "the attempt waits for it"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from local_jobs import (
 )
 
 import tidegate as tg
+from tidegate import recovery
 from tidegate.actors.runtimes.local import LocalRuntime
 
 # --- tables -------------------------------------------------------------------------------------------------------
@@ -83,3 +85,18 @@ def test_a_running_table_shows_committed_rows_only(tmp_path: Path) -> None:
         assert job.wait("60s") == "finished"
         assert sorted(table.to_arrow()["x"].to_pylist()) == list(range(30))
         assert table.rows_committed() == 30
+
+
+def test_a_table_that_was_deleted_under_its_job_fails_it(tmp_path: Path) -> None:
+    """What cannot be committed any more is said at once, and the checkpoint that covers the rows stays."""
+    with opening(GatedSource(30, gates=[10])) as source, local() as env:
+        env.from_source(source, parallelism=1).to_table(str(tmp_path / "table"))
+        job = env.execute("robbed", checkpoints=config(tmp_path / "checkpoints"), restart=NO_RESTART)
+        source.await_gate(10)
+        shutil.rmtree(tmp_path / "table")
+        source.open_gate(10)
+        with pytest.raises(
+            tg.JobFailedError, match=r"files of checkpoint \d+ could not be committed.*there is no table at"
+        ):
+            job.wait("60s")
+        assert recovery.list_checkpoints(str(tmp_path / "checkpoints"))

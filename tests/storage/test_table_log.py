@@ -123,7 +123,7 @@ def test_nothing_to_commit_makes_no_entry_but_is_fenced(memory_store: FileSystem
 def test_only_the_owner_commits(memory_store: FileSystemStore) -> None:
     """Nobody commits before a claim, and nobody after another job's claim, not even by claiming again."""
     log = table_at(memory_store)
-    with pytest.raises(FencedError, match="owned by no job"):
+    with pytest.raises(TableError, match="is not the one that job 'a-1' has claimed: nobody has"):
         commit(log, A, 1, "x")
     log.claim(A)
     TableLog(memory_store).claim(B)
