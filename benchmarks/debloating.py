@@ -183,7 +183,7 @@ def main() -> int:
     parser.add_argument("--slow-rows", type=int, default=2_000_000, help="(default 2 million)")
     parser.add_argument("--fast-rows", type=int, default=60_000_000, help="(default 60 million)")
     parser.add_argument("--interval", default="1s", help="time between checkpoints (default 1s)")
-    parser.add_argument("--target", default="200ms", help="time of the data in flight (default 200ms)")
+    parser.add_argument("--target", default="1s", help="time of the data in flight (default 1s)")
     parser.add_argument("--folder", type=Path, default=Path(".bench/debloating"), help="where files go")
     arguments = parser.parse_args()
     console = Console(width=None if sys.stdout.isatty() else TABLE_CHARACTERS)

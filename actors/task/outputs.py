@@ -29,7 +29,7 @@ from tidegate.actors.task.pacing import ROWS_UNLIMITED
 from tidegate.storage.errors import ProtocolError
 from tidegate.storage.ids import CheckpointId
 
-DEBLOAT_TARGET_MS = 200
+DEBLOAT_TARGET_MS = 1_000
 """Of jobs, unless they say otherwise: the time that a receiver should need for what is in flight to it."""
 WINDOW_BYTES_AT_FIRST = 64 * 1024
 """The receiver may be slow, and what was sent cannot be taken back."""

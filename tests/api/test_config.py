@@ -43,7 +43,7 @@ def test_defaults() -> None:
         "local_directory": None,
         "checkpoint_storage": "filesystem",
         "debloat": True,
-        "debloat_target": 200,
+        "debloat_target": 1_000,
         "lease": 30_000,
     }
 
