@@ -3,15 +3,17 @@
 Keyed state is cut to the key groups of the subtask, its layers come in their order. List state stays where it was when
 the parallelism did not change and is dealt out row by row otherwise; union state goes to every subtask, broadcast state
 too, from one subtask that was running. A vertex is restored as finished, without state, only if all its subtasks were;
-the state of the finished subtasks of another vertex is left out (FLIP-147). `restore_in_flight.py` has the rules for
-in-flight elements.
+the state of the finished subtasks of another vertex is left out (FLIP-147). Of a source that had partly finished, the
+first subtask keeps the splits that nobody else has, as read to the end: a savepoint that is taken before the vertex has
+finished again would else not know them. `restore_in_flight.py` has the rules for in-flight elements.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 import pyarrow as pa
 
@@ -20,6 +22,7 @@ from tidegate.actors.graph.job_graph import JobGraph, JobVertex
 from tidegate.actors.identity import TaskId
 from tidegate.actors.runtimes.restore_in_flight import RestoredChannels, restore_in_flight
 from tidegate.actors.state.factory import backend_folder
+from tidegate.actors.task.source import FrozenPositions, SplitPosition, positions_from_tables
 from tidegate.storage.errors import CorruptionError
 from tidegate.storage.ids import OperatorUid, SubtaskIndex
 from tidegate.storage.local_first import LocalFirstStore
@@ -49,8 +52,9 @@ def restore_task(
     task: TaskId,
     local_copies: str | None = None,
     native_folder: str | None = None,
+    splits: Mapping[OperatorUid, Sequence[SplitPosition]] = MappingProxyType({}),
 ) -> RestoredTask:
-    """Read the state of one task; `store` is opened at the root of the restore point.
+    """Read the state of one task; `store` is opened at the root of the restore point, `splits` are all of each source.
 
     State of which there is a copy that is right in the folder `local_copies` is read from there. With `native_folder`,
     files of a backend whose key groups are still those of the task are brought there, for the backend to go on with;
@@ -79,6 +83,9 @@ def restore_task(
         for uid in uids
         if uid in known
     ]
+    if vertex.source is not None and vertex.source.uid in known and task.subtask == 0:
+        uid, found = tables[0]
+        tables[0] = uid, (*found, *_read_to_the_end(store, metadata, uid, splits.get(uid, ())))
     return RestoredTask(tuple(tables), finished=False, in_flight=in_flight, part=_part(metadata, vertex, task))
 
 
@@ -86,6 +93,21 @@ def _part(metadata: CheckpointMetadata, vertex: JobVertex, task: TaskId) -> Subt
     parts = [subtask for subtask in metadata.subtasks if subtask.vertex == task.vertex]
     own = next((part for part in parts if part.subtask == task.subtask), None)
     return None if own is None or own.finished or len(parts) != vertex.parallelism else own
+
+
+def _read_to_the_end(
+    store: Store, metadata: CheckpointMetadata, uid: OperatorUid, splits: Sequence[SplitPosition]
+) -> list[StateTable]:
+    """The splits of subtasks of a source that had finished: those that the subtasks that had not do not know."""
+    subtasks = subtasks_of(metadata, uid)
+    if not any(subtask.finished for subtask in subtasks):
+        return []
+    running = [subtask for subtask in subtasks if not subtask.finished]
+    tables = [table for subtask in running for table in read_subtask_state(store, subtask, uid)]
+    known = {position.split.split_id for position in positions_from_tables(tables)}
+    left = tuple(SplitPosition(p.split, p.split.rows, True) for p in splits if p.split.split_id not in known)
+    positions = FrozenPositions(left)
+    return [StateTable(positions.state, positions.kind, chunk.rows) for chunk in positions.chunks() if left]
 
 
 def subtasks_of(metadata: CheckpointMetadata, uid: OperatorUid) -> list[SubtaskState]:

@@ -70,7 +70,8 @@ class TaskEffects:
         # The program of another job may declare other types: rows are brought to those, files are not.
         folder = backend.directory if backend.kind == "rocksdb" and own else None
         try:
-            restored = restore_task(store, restore, self._context.graph, task, options.local_copies, folder)
+            context = self._context
+            restored = restore_task(store, restore, context.graph, task, options.local_copies, folder, context.splits)
         except DAMAGE as error:
             return ev.DamageFound(self._now_ms(), restore.checkpoint_id, f"{task}: {error}")
         part, lineage = restored.part, None

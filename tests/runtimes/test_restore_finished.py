@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import pyarrow as pa
 import pytest
@@ -12,6 +13,8 @@ from restored_graphs import BY_KEY, FORWARD, REBALANCE, Edge, checkpoint_of, com
 from tidegate.actors.identity import TaskId
 from tidegate.actors.runtimes.restore import RestoredTask, restore_task
 from tidegate.actors.runtimes.restore_checks import check_restorable
+from tidegate.actors.sources import SourceSplit
+from tidegate.actors.task.source import FrozenPositions, SplitPosition, positions_from_tables
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.filesystem import FileSystemStore, open_store
 from tidegate.storage.ids import OperatorUid, SubtaskIndex, VertexId
@@ -165,3 +168,32 @@ def test_a_new_operator_chained_to_a_finished_one_is_refused() -> None:
         check_restorable(ended, chained)
 
     check_restorable(checkpoint_of(old), chained)
+
+
+@pytest.mark.parametrize("new", [1, 2, 3])
+@pytest.mark.parametrize("finished", [[0], [1], [0, 1]])
+def test_a_source_that_partly_finished_keeps_all_of_its_splits(
+    store: FileSystemStore, finished: Sequence[int], new: int
+) -> None:
+    """Those of a subtask that had finished are read to the end; the next savepoint would not know them else."""
+    uid = OperatorUid("rows")
+    splits = [SplitPosition(SourceSplit(f"split {n}", b"", 10), 4) for n in range(2)]
+    handles = {
+        ("rows", n): write_state(store, f"rows-{n}", [(uid, FrozenPositions((split,)))], inline_bytes_max=0)
+        for n, split in enumerate(splits)
+        if n not in finished
+    }
+    point = complete(store, checkpoint_of(graph_of({"rows": 2}), finished={"rows": finished}, handles=handles))
+    initial = {uid: [SplitPosition(split.split) for split in splits]}
+
+    tasks = [
+        restore_task(store, point, graph_of({"rows": new}), TaskId(VertexId("rows"), SubtaskIndex(n)), splits=initial)
+        for n in range(new)
+    ]
+
+    if len(finished) == 2:
+        assert all(task.finished and dict(task.tables) == {uid: ()} for task in tasks)
+        return
+    found = [position for task in tasks for position in positions_from_tables(dict(task.tables)[uid])]
+    expected = [replace(s, next_offset=10, at_end=True) if n in finished else s for n, s in enumerate(splits)]
+    assert sorted(found, key=lambda position: position.split.split_id) == expected

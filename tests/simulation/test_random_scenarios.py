@@ -29,6 +29,17 @@ _INDUCED_STOP = Scenario(
     },
     rows=51, widths=(1, 1, 1, 1), then_widths=(1, 1, 1, 1), ask_at_ms=1107, end_at_ms=345, aligned_timeout_ms=200,
 )  # fmt: skip
+_STOP_AFTER_PARTLY_FINISHED = Scenario(
+    seed=4830,
+    values={
+        "topology": "ordered", "mode": "exactly-once", "alignment": "unaligned", "max_concurrent": 1,
+        "interval_ms": 250, "min_pause_ms": 0, "timeout_ms": 10000, "retained": 3, "tolerable": 3,
+        "retention": "retain_on_cancellation", "buffers": "tiny", "turn_rows": 1000, "width": "one",
+        "faults": "tasks", "ask": "nothing", "ending": "suspend", "then": "rescaled", "hooks": "none",
+        "state": "whole", "log": "long",
+    },
+    rows=39, widths=(1, 1, 1, 1), then_widths=(1, 2, 2, 3), ask_at_ms=462, end_at_ms=278, aligned_timeout_ms=200,
+)  # fmt: skip
 SEEDS_ELSEWHERE = (2, 5, 11)
 _TRACES = """
 import hashlib, logging, sys
@@ -50,6 +61,12 @@ def test_no_random_scenario_violates_an_invariant(reports: list[SimulationReport
     """Whatever is drawn: two jobs, one after the other, write just the rows that plain Python computes."""
     violated = [f"{report}\n{report.sequence()}" for report in reports if not report.ok]
     assert not violated, violated[0]
+
+
+def test_a_stop_right_after_a_source_was_restored_partly_finished_knows_all_splits() -> None:
+    """Nobody has finished again when the savepoint is taken, and the job that follows is not refused."""
+    report = simulate_scenario(_STOP_AFTER_PARTLY_FINISHED, shrink=False)
+    assert report.ok, report
 
 
 def test_an_induced_source_is_drained_before_the_savepoint() -> None:
