@@ -29,7 +29,7 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 import ray
 
-from tidegate.actors.coordinator.events import CoordinatorEvent
+from tidegate.actors.coordinator.events import CoordinatorEvent, TaskFinished
 from tidegate.actors.coordinator.spec import RestorePoint
 from tidegate.actors.elements import Element, EndOfPartition
 from tidegate.actors.failures import bounded_text, error_text, log_failure
@@ -55,9 +55,7 @@ from tidegate.storage.retrying import retrying
 
 log = logging.getLogger(__name__)
 
-IO_THREADS = 3
-TICK_MS = 200
-METRICS_MS = 1_000
+IO_THREADS, TICK_MS, METRICS_MS = 3, 200, 1_000
 RESERVE_BYTES = 1024 * 1024
 """Set aside while a task runs, and given back when it fails: its end must be told where there is no memory left."""
 
@@ -301,6 +299,8 @@ class _RunningTask:
             self._watch(credit, lambda: channel not in self._over)
 
     def report(self, event: CoordinatorEvent) -> None:
+        if isinstance(event, TaskFinished):
+            self.count(now_ms())  # before: this may be the end of the job, which is told of as it is known then
         self._watch_until_there(self._process._coordinator.report.remote(event))
 
     monotonic_ms = staticmethod(monotonic_ms)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 
 import pytest
-from ray_fakes import FIRST, ROWS, SINK, SOURCE, TIMEOUT_S, Process, task_processes
+from ray_fakes import FIRST, ROWS, SINK, SOURCE, TIMEOUT_S, Process, Reference, task_processes
 
 from tidegate.actors.coordinator import events as co
 from tidegate.actors.elements import EndOfData, EndOfPartition
@@ -39,6 +39,26 @@ def test_a_task_is_over_when_its_last_elements_have_arrived(process: Callable[[T
     assert not source.actor._outcomes.of(FIRST).done()
     last.set_result(None)
     assert Outcome("finished") == source.outcome()
+
+
+def test_all_rows_are_counted_before_the_end_is_told(process: Callable[[TaskId], Process]) -> None:
+    """With the end of its last task the coordinator tells of the job's: it looks at no count that comes later."""
+    sink = process(SINK).start()
+    report, counted, counts = sink.coordinator.report.remote, sink.coordinator.counted.calls, []
+
+    def reported(event: object) -> Reference:
+        while isinstance(event, co.TaskFinished) and not counted.empty():
+            counts.append(counted.get()[1])
+        return report(event)
+
+    sink.coordinator.report.remote = reported  # type: ignore[method-assign, assignment]
+    sink.receive(0, ROWS)
+    sink.receive(1, ROWS)
+    sink.receive(2, EndOfData(drain=True), EndOfPartition())
+    sink.await_report(co.TaskReachedEndOfData)
+    sink.take_checkpoint()
+    sink.await_report(co.TaskFinished)
+    assert counts[-1] == (FIRST, SINK, 2 * ROWS.num_rows)
 
 
 def test_a_task_whose_last_elements_are_lost_has_failed(process: Callable[[TaskId], Process]) -> None:
