@@ -56,7 +56,7 @@ def simulate_command(
 ) -> None:
     """Run a pipeline, or random ones, under seeded faults; exit code 1 if an invariant is violated.
 
-    Ends with the rows of the feature map that the seeds exercised. The first violation is shown with its messages.
+    Ends with a table of what the seeds exercised. The first violation is shown with its messages.
     """
     if random == (pipeline is not None):
         raise ConfigurationError("give a pipeline, or --random for pipelines that the seeds draw: one of the two")
@@ -91,7 +91,7 @@ def simulate_command(
                 console.print(f"[bold red]{report}", highlight=False)
                 if len(violated) == 1:
                     console.print(report.sequence(trace), highlight=False, markup=False, soft_wrap=True)
-    console.print(coverage_table(runs, times), highlight=False, markup=False)
+    console.print(coverage_table(runs, times), highlight=False, markup=False, soft_wrap=True)
     summary = ", ".join(f"{count:,} {what}" for what, count in totals.items())
     console.print(f"{len(numbers)} seeds, {len(violated)} violations; {summary}")
     if violated:

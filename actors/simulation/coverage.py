@@ -1,35 +1,39 @@
-"""Which rows of the feature map a run has exercised: counted by what was seen to happen, not by what was set."""
+"""Which parts of the checkpoint protocol a simulated run exercised.
+
+`Watch` and `Oracle` count an effect when they see it happen, not when a setting asks for it. `tidegate simulate` adds
+the counts of many seeds up and prints them. `docs/simulation.md` shows the same table.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 
-ROWS = {
-    "C1": "a periodic checkpoint was triggered",
-    "C2": "a request had to wait, or was refused",
-    "C3": "a checkpoint completed with tasks in its plan that had finished before it",
-    "C4": "an acknowledgement came late or twice",
-    "C5": "a checkpoint was aborted while tasks were busy with it",
-    "C6": "a checkpoint failed by a decline or a timeout",
-    "C7": "a checkpoint completed, was committed and took an older one's place",
-    "C8": "a savepoint completed, or checkpoints were retained or deleted as the job ended",
-    "C9": "a master hook's state is in a completed checkpoint",
-    "C10": "the coordinator's statistics agree with what was seen",
-    "T1": "a task's snapshot was acknowledged",
-    "T2": "an aligned barrier blocked a channel",
-    "T3": "at-least-once: a channel went on after its barrier, in a completed checkpoint",
-    "T4": "in-flight data of a completed checkpoint was restored",
-    "T5": "a barrier with a timeout became unaligned",
-    "T6": "a snapshot was taken while an older checkpoint was in progress",
-    "T7": "the loser between completion and cancellation discarded its state",
-    "T8": "a stateless task acknowledged",
-    "T9": "a task finished",
-    "T10": "a checkpoint with finished tasks was restored",
-    "T11": "a job was stopped with a savepoint",
-    "S5": "keyed state in several layers was restored",
-    "S10": "a completed checkpoint refers to files of one that was deleted",
+EFFECTS = {
+    "periodic_checkpoint": "a periodic checkpoint was triggered",
+    "request_held_back": "a request for a checkpoint or savepoint had to wait, or was refused",
+    "finished_tasks_in_plan": "a checkpoint completed with tasks in its plan that had finished before it",
+    "late_acknowledgement": "an acknowledgement came late or twice",
+    "checkpoint_aborted": "a checkpoint was aborted while tasks were busy with it",
+    "checkpoint_failed": "a checkpoint failed by a decline or a timeout",
+    "checkpoint_subsumed": "a checkpoint with sink files to commit completed, and subsumed an older one",
+    "savepoint_or_retention": "a savepoint completed, or checkpoints were retained or deleted as the job ended",
+    "master_hook": "a master hook's state is in a completed checkpoint",
+    "statistics_agree": "the coordinator's statistics agree with what was seen",
+    "snapshot_acknowledged": "a task's snapshot was acknowledged",
+    "channel_blocked": "an aligned barrier blocked a channel",
+    "at_least_once": "a completed at-least-once checkpoint holds rows that followed its barrier on a channel",
+    "in_flight_restored": "in-flight data of a completed checkpoint was restored",
+    "alignment_timeout": "a barrier with a timeout became unaligned",
+    "concurrent_checkpoints": "a snapshot was taken while an older checkpoint was in progress",
+    "state_discarded": "a task deleted state that no checkpoint will refer to, e.g. of one that was aborted",
+    "stateless_task": "a task without state acknowledged a checkpoint",
+    "task_finished": "a task finished",
+    "finished_tasks_restored": "a checkpoint with finished tasks was restored",
+    "stop_with_savepoint": "a job was stopped with a savepoint",
+    "layers_restored": "keyed state in several layers was restored",
+    "shared_files_kept": "a completed checkpoint refers to shared files of one that was deleted",
 }
-"""What counts for each row."""
+"""For each effect, what must have been seen for it to count."""
 
 
 class Coverage:
@@ -38,19 +42,15 @@ class Coverage:
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
 
-    def saw(self, row: str) -> None:
+    def saw(self, effect: str) -> None:
         """It happened once more."""
-        assert row in ROWS
-        self.counts[row] += 1
-
-    @property
-    def missing(self) -> tuple[str, ...]:
-        """Rows that never happened."""
-        return tuple(row for row in ROWS if not self.counts[row])
+        assert effect in EFFECTS
+        self.counts[effect] += 1
 
 
 def coverage_table(runs: Counter[str], times: Counter[str]) -> str:
-    """A table for people: for each row in how many runs it happened, and how many times in all of them."""
-    lines = [f"{'row':<5}{'runs':>9}{'times':>12}  what was seen"]
-    lines += [f"{row:<5}{runs[row]:>9,}{times[row]:>12,}  {what}" for row, what in ROWS.items()]
+    """A table for people: for each effect in how many runs it was seen, and how many times in all of them."""
+    width = max(map(len, EFFECTS))
+    lines = [f"{'effect':<{width}}{'runs':>9}{'times':>12}  what was seen"]
+    lines += [f"{name:<{width}}{runs[name]:>9,}{times[name]:>12,}  {what}" for name, what in EFFECTS.items()]
     return "\n".join(lines)

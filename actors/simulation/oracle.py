@@ -197,7 +197,7 @@ class Oracle:
         if machine.attempt != self.attempt:
             return
         if any(number < snapshot.checkpoint_id for number in self._cuts):
-            self.coverage.saw("T6")
+            self.coverage.saw("concurrent_checkpoints")
         cut = self._cut(snapshot.checkpoint_id)
         task = machine.descriptor.task
         if task in cut.taken:
@@ -245,7 +245,7 @@ class Oracle:
         if unseen:
             raise InvariantViolated(4, f"checkpoint {number} completed without a snapshot of {min(unseen)}")
         if len(cut.taken) < len(self._tasks):
-            self.coverage.saw("C3")
+            self.coverage.saw("finished_tasks_in_plan")
         self._check_cut(number, cut)
         self.records.completed(metadata)
         kept = len(self.files.present)
@@ -260,7 +260,7 @@ class Oracle:
         if any(subtask.in_flight is not None for subtask in metadata.subtasks):
             self.with_in_flight.add(number)
         if self.files.writers_of(metadata) - self.files.present.keys():
-            self.coverage.saw("S10")
+            self.coverage.saw("shared_files_kept")
         for older in [n for n in self._cuts if n <= number]:
             del self._cuts[older]
         for memory in (self.with_finished, self.with_in_flight):
@@ -289,7 +289,7 @@ class Oracle:
                         f"and {again} are stored again",
                     )
         if went_on:
-            self.coverage.saw("T3")
+            self.coverage.saw("at_least_once")
 
 
 def _rows(elements: Iterable[Element]) -> int:

@@ -1,7 +1,10 @@
-"""What a run did, as seen from outside: hands facts on to the oracle, and counts the rows of the feature map.
+"""Watches one simulated job from outside: hands what it sees on to the oracle, and counts what the run exercised.
 
-A row counts only when its effect was seen, e.g. T4 when a checkpoint with in-flight data was restored, not when
-unaligned checkpoints were switched on.
+The simulated ports call it for each instruction, message and answer. Rules:
+
+- It believes only what happened: `in_flight_restored` counts when a checkpoint with in-flight data was restored, not
+  when unaligned checkpoints were switched on.
+- What no job may ever do raises `InvariantViolated` at once.
 """
 
 from __future__ import annotations
@@ -50,10 +53,10 @@ class Watch:
             case task_do.PersistChannelState():
                 self.oracle.channels_stored(machine.attempt, instruction)
             case task_do.DiscardState():
-                self.coverage.saw("T7")
+                self.coverage.saw("state_discarded")
             case task_do.ReportFinished():
                 self.oracle.finished(machine.attempt, machine.descriptor.task)
-                self.coverage.saw("T9")
+                self.coverage.saw("task_finished")
             case task_do.Acknowledge():
                 self._acknowledges(machine, instruction)
 
@@ -69,16 +72,16 @@ class Watch:
         self.oracle.files.built_on(number, snapshot.base)
 
     def _acknowledges(self, machine: TaskMachine, instruction: task_do.Acknowledge) -> None:
-        self.coverage.saw("T1")
+        self.coverage.saw("snapshot_acknowledged")
         if instruction.state.handle is None and not instruction.state.finished:
-            self.coverage.saw("T8")
+            self.coverage.saw("stateless_task")
         options = self._options.get(instruction.checkpoint_id, BarrierOptions())
         metrics = instruction.metrics
         if metrics.unaligned and options.timeoutable:
-            self.coverage.saw("T5")
+            self.coverage.saw("alignment_timeout")
         aligned = options.alignment is not Alignment.AT_LEAST_ONCE and not metrics.unaligned
         if aligned and metrics.alignment_ms > 0 and len(machine.descriptor.inputs) > 1:
-            self.coverage.saw("T2")
+            self.coverage.saw("channel_blocked")
 
     # --- coordinator ----------------------------------------------------------------------------------------------
 
@@ -86,7 +89,7 @@ class Watch:
         """A user asks for something."""
         self._asked[request.request] = request.kind
         if self._open:
-            self.coverage.saw("C2")
+            self.coverage.saw("request_held_back")
 
     def answered(self, answer: do.CompleteRequest) -> None:
         """A request is answered. The answer may be repeated by a coordinator that took over, but not changed."""
@@ -96,11 +99,11 @@ class Watch:
             raise InvariantViolated(7, f"request {answer.request} was answered with {before} and with {answer}")
         self.oracle.records.answered(answer)
         if answer.error is not None:
-            self.coverage.saw("C2")
+            self.coverage.saw("request_held_back")
         elif answer.path is not None:
-            self.coverage.saw("C8")
+            self.coverage.saw("savepoint_or_retention")
             if self._asked.get(answer.request, SnapshotKind.SAVEPOINT).stops:
-                self.coverage.saw("T11")
+                self.coverage.saw("stop_with_savepoint")
 
     def told(self, event: ev.TaskEvent) -> None:
         """The coordinator tells a task something."""
@@ -112,7 +115,7 @@ class Watch:
             self._options[number] = event.options
             self._bases[number] = event.base
             if event.options.kind is SnapshotKind.CHECKPOINT and not self._asked.keys() - self.answers.keys():
-                self.coverage.saw("C1")
+                self.coverage.saw("periodic_checkpoint")
             for old in [n for n in self._options if n < number - 50]:
                 del self._options[old], self._bases[old]
         elif isinstance(event, ev.CheckpointAborted):
@@ -123,7 +126,7 @@ class Watch:
                 self._open.discard(number)
                 self.oracle.aborted(number)
                 self.oracle.files.given_up(number)
-                self.coverage.saw("C5")
+                self.coverage.saw("checkpoint_aborted")
         elif isinstance(event, ev.CheckpointCompleted):
             self._completed(int(event.checkpoint_id))
 
@@ -136,9 +139,9 @@ class Watch:
         if metadata is None:
             raise InvariantViolated(4, f"tasks are told that checkpoint {number} is complete, and it is not")
         if self.oracle.completed > 1 and any(s.committables for s in metadata.subtasks):
-            self.coverage.saw("C7")
+            self.coverage.saw("checkpoint_subsumed")
         if metadata.hooks:
-            self.coverage.saw("C9")
+            self.coverage.saw("master_hook")
         if self.damager is not None:
             self.damager.completed(number)
 
@@ -148,14 +151,14 @@ class Watch:
             case co.CheckpointAcknowledged():
                 key = (int(event.checkpoint_id), str(event.task))
                 if event.checkpoint_id not in self._open or key in self._acknowledged:
-                    self.coverage.saw("C4")
+                    self.coverage.saw("late_acknowledgement")
                 else:
                     self._acknowledged.add(key)
             case co.CheckpointDeclined() if event.checkpoint_id in self._open:
-                self.coverage.saw("C6")
+                self.coverage.saw("checkpoint_failed")
             case co.TimerFired() if event.timer.startswith("timeout:"):
                 if int(event.timer.partition(":")[2]) in self._open:
-                    self.coverage.saw("C6")
+                    self.coverage.saw("checkpoint_failed")
 
     # --- attempts and the end -------------------------------------------------------------------------------------
 
@@ -178,12 +181,12 @@ class Watch:
             return
         ignored = spec.checkpoints.ignore_in_flight_of
         if any(s.in_flight is not None for s in metadata.subtasks) and number != ignored:
-            self.coverage.saw("T4")
+            self.coverage.saw("in_flight_restored")
         if any(len(s.layers) > 1 for s in metadata.subtasks):
-            self.coverage.saw("S5")
+            self.coverage.saw("layers_restored")
         finished = sum(s.finished for s in metadata.subtasks)
         if 0 < finished < len(metadata.subtasks):
-            self.coverage.saw("T10")
+            self.coverage.saw("finished_tasks_restored")
 
     @property
     def unanswered(self) -> list[str]:
@@ -199,6 +202,6 @@ class Watch:
                 f"{self.oracle.completed} were completed",
             )
         self.oracle.records.ended(state, lost_coordinators)
-        self.coverage.saw("C10")
+        self.coverage.saw("statistics_agree")
         if state.ending_status is not None and state.ending_status.value != "finished":
-            self.coverage.saw("C8")
+            self.coverage.saw("savepoint_or_retention")

@@ -1,4 +1,4 @@
-"""What a simulation tells: a verdict, numbers, which rows of the feature map it exercised, and how to see it again."""
+"""`SimulationReport`: the verdict of a simulated run, its numbers, what it exercised, and how to see it again."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class SimulationReport:
     """What came of one run. Of a violated one it is the shortest run of the seed that was found to show it.
 
     `faults` are those of this run: what was left out of the faults that were asked for is not needed to show it.
-    `settled_ms`: from the last possible fault to the end of the (last) job. `coverage` counts rows of the feature map.
+    `settled_ms`: from the last possible fault to the end of the (last) job. `coverage` counts what it exercised.
     """
 
     seed: int

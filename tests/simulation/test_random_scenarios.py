@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections import Counter
+from pathlib import Path
 
 import pytest
 from broken import BROKEN
 from pipelines import keyed
 from quiet import quiet
 
-from tidegate.actors.simulation.coverage import ROWS
+from tidegate.actors.simulation.coverage import EFFECTS
 from tidegate.simulation.draw import CONTRADICTIONS, Scenario, all_pairs, draw, pairs_of
 from tidegate.simulation.scenarios import simulate_scenario
 from tidegate.testing import Faults, SimulationReport, simulate, simulate_random
@@ -75,12 +77,19 @@ def test_an_induced_source_is_drained_before_the_savepoint() -> None:
     assert report.ok, report
 
 
-def test_the_seeds_exercise_every_row(reports: list[SimulationReport]) -> None:
-    """Each of the rows that are counted is seen to happen, in a few dozen seeds already."""
+def test_the_seeds_exercise_every_effect(reports: list[SimulationReport]) -> None:
+    """Each effect that is counted is seen to happen, in a few dozen seeds already."""
     counts: Counter[str] = Counter()
     for report in reports:
         counts.update(report.coverage)
-    assert not [row for row in ROWS if not counts[row]]
+    assert not [effect for effect in EFFECTS if not counts[effect]]
+
+
+def test_the_page_explains_every_effect() -> None:
+    """The names that `tidegate simulate` prints can be looked up in the docs, with the same words."""
+    page = (Path(__file__).parents[2] / "docs" / "simulation.md").read_text()
+    rows = dict(re.findall(r"^\| `(\w+)` \| (.*) \|$", page.partition("| effect |")[2], re.MULTILINE))
+    assert rows == EFFECTS
 
 
 def test_the_draw_covers_every_pair() -> None:
