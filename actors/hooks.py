@@ -1,4 +1,4 @@
-"""Master hooks (C9): what a system outside the job is told about its checkpoints, once for the whole job.
+"""Master hooks: what a system outside the job is told about its checkpoints (Flink's `MasterTriggerRestoreHook`).
 
 A source that decides itself when a checkpoint starts needs one: the hook tells the system outside which checkpoint is
 wanted, and that system puts a mark into the data, at which the source takes its part of the checkpoint.

@@ -1,6 +1,7 @@
-"""Gives checkpoints up (C5): whoever takes part is told, what was written is deleted, whoever asked gets the reason.
+"""Gives checkpoints up: tells the tasks, deletes what was written, and answers whoever asked with the reason.
 
-Rules:
+`Abandoner` is called by whatever finds that a checkpoint cannot go on: a decline, a timeout, a failed write,
+the end of an attempt. Rules:
 
 - Every failure has one reason of the closed list; a detail says what is known besides.
 - A savepoint of `stop` that fails after its trigger has left the tasks at the end of their data, so the attempt has to

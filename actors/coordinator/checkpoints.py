@@ -50,7 +50,7 @@ class CheckpointKeeper:
     # --- request --------------------------------------------------------------------------------------------------
 
     def request(self, event: ev.CheckpointRequested) -> None:
-        """A user asks for a checkpoint or a savepoint; refused when it cannot be taken or too many wait (C2)."""
+        """A user asks for a checkpoint or a savepoint; refused when it cannot be taken or too many wait."""
         state = self._context.state
         if state.status is not JobStatus.RUNNING:
             reason, detail = Reason.NOT_ALL_REQUIRED_TASKS_RUNNING, f"the job is {state.status.value}"
@@ -92,7 +92,7 @@ class CheckpointKeeper:
     # --- trigger --------------------------------------------------------------------------------------------------
 
     def start_periodic(self, at_ms: int) -> None:
-        """The attempt runs: schedule the first checkpoint, after a random delay in [min pause, interval] (C1)."""
+        """The attempt runs: schedule the first checkpoint, after a random delay in [min pause, interval]."""
         settings = self._context.settings
         if settings.interval_ms is None:
             return
@@ -221,7 +221,7 @@ class CheckpointKeeper:
     # --- collect --------------------------------------------------------------------------------------------------
 
     def hooks_triggered(self, event: ev.HooksTriggered) -> None:
-        """Every master hook has answered: now the tasks are triggered (C9)."""
+        """Every master hook has answered: now the tasks are triggered."""
         pending = self._context.state.pending.get(event.checkpoint_id)
         if pending is not None and pending.phase is PendingPhase.HOOKS:
             pending.advance(PendingInput.HOOKS_ANSWERED)
@@ -235,7 +235,7 @@ class CheckpointKeeper:
             self.abandoner.give_up(pending, Reason.HOOK_FAILED, event.at_ms, event.error)
 
     def acknowledged(self, event: ev.CheckpointAcknowledged) -> AcknowledgeResult:
-        """A task's part is durable. State of an acknowledgement that is refused is deleted (C4)."""
+        """A task's part is durable. State of an acknowledgement that is refused is deleted."""
         state = self._context.state
         pending = state.pending.get(event.checkpoint_id)
         if pending is None or event.attempt != pending.attempt:

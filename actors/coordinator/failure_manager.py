@@ -1,4 +1,4 @@
-"""Which failed checkpoints bring an attempt down (C6, Flink's `CheckpointFailureManager`).
+"""Counts failed checkpoints, and says when there are too many for the attempt (Flink's `CheckpointFailureManager`).
 
 Rules: only reasons of the closed list that are counted count, only of checkpoints of the attempt that runs, and not of
 savepoints; a completed checkpoint forgives all before it. A checkpoint fails once, so it is counted once.

@@ -1,6 +1,6 @@
-"""The plan of a checkpoint (C3): which tasks to trigger, to wait for and to commit to, and which have finished.
+"""The plan of a checkpoint: which tasks to trigger, to wait for and to commit to, and which have finished.
 
-Rules, those of Flink's `DefaultCheckpointPlanCalculator`:
+Made anew for each checkpoint. Rules, those of Flink's `DefaultCheckpointPlanCalculator`:
 
 - Every task that has not finished is waited for, and is told how the checkpoint ends.
 - A task is triggered by the coordinator when nobody upstream can send it a barrier any more: it is a source, or all

@@ -1,4 +1,4 @@
-"""What kind of checkpoint one is, and what follows from that (C8, Flink's `CheckpointProperties`).
+"""What follows from the kind of a checkpoint: how it is taken, and who keeps it (Flink's `CheckpointProperties`).
 
 - Savepoints are the user's: aligned whatever the job's settings are, never subsumed by a newer checkpoint, not counted
   when they fail, and copied to a folder of their own.

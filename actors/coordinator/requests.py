@@ -1,6 +1,7 @@
-"""Which checkpoint is started next (C2, Flink's `CheckpointRequestDecider`).
+"""Decides which of the waiting requests becomes the next checkpoint, and when (Flink's `CheckpointRequestDecider`).
 
-Rules:
+`enqueue` and `decide` are pure functions: `checkpoints.py` calls them whenever something is asked for or is over, and
+does what they answer. Rules:
 
 - Requests wait in a queue of at most `REQUESTS_MAX`: forced savepoints first, then savepoints, then checkpoints, each
   in the order in which they came. A full queue refuses the newest request that is not forced.

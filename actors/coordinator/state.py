@@ -50,7 +50,7 @@ TaskSet = dict[TaskId, None]
 
 @wire
 class AcknowledgeResult(enum.Enum):
-    """What became of an acknowledgement (C4)."""
+    """What became of an acknowledgement."""
 
     SUCCESS = "success"
     DUPLICATE = "duplicate"

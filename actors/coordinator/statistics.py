@@ -1,4 +1,4 @@
-"""Statistics of a job's checkpoints (C10, Flink's `CheckpointStatsTracker`): counts, summary, history, the newest ones.
+"""Statistics of a job's checkpoints (Flink's `CheckpointStatsTracker`): counts, summary, history, the newest ones.
 
 Times in ms, sizes in bytes. They are part of the coordinator's state, so a new generation goes on with them. Kept
 bounded: the history has the aggregates of each vertex for the last `history_max` checkpoints; details of subtasks are

@@ -1,6 +1,6 @@
-"""From the last acknowledgement to the end of a checkpoint: export, `_metadata`, tombstone, completion (C7).
+"""Completes checkpoints: from the last acknowledgement over the export of a savepoint and `_metadata` to completion.
 
-Rules:
+`CheckpointWriter` takes over when all tasks have acknowledged. Rules:
 
 - One checkpoint is written at a time, so completed ones come in the order of their numbers, and the sink files of each
   are those that no completed one has covered (invariants 5 and 6). What is acknowledged meanwhile waits.
@@ -256,7 +256,7 @@ class CheckpointWriter:
     def _partly_finished(self, pending: PendingCheckpoint) -> OperatorUid | None:
         """An operator with union list state that has finished in some of its subtasks only, if there is one.
 
-        What a subtask that has finished had put into the union is lost, and the others cannot tell (T10).
+        What a subtask that has finished had put into the union is lost, and the others cannot tell.
         """
         state = self._context.state
         if not state.union_operators:

@@ -3,8 +3,8 @@ SubtaskCheckpointCoordinator).
 
 Rules that it keeps:
 
-- T1, the order of a snapshot: prepare, barrier out, in-flight elements, synchronous part; the asynchronous part and
-  the report follow.
+- The order of a snapshot: prepare, barrier out, in-flight elements, synchronous part; the asynchronous part and the
+  report follow.
 - While the operators are finishing nothing is taken: half of what they have left cannot be restored. What comes
   meanwhile is held back and told afterwards, in order.
 - Unaligned barriers become aligned on an edge that cannot do it, and unaligned again behind it.

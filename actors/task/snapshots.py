@@ -3,7 +3,7 @@
 Rules that it keeps:
 
 - One winner between completion and cancellation: a snapshot that was cancelled is never acknowledged, and what its
-  asynchronous part still produces is discarded (T7).
+  asynchronous part still produces is discarded.
 - A snapshot is acknowledged only when its state file, what was in flight, *and* every sink file staged before its
   barrier are durable.
 - A sink file stays pending until a checkpoint that covers it is known to be complete, so that the files of an aborted

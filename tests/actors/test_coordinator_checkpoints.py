@@ -27,7 +27,7 @@ def timer(instructions: list[do.CoordinatorInstruction], name: str) -> int:
     return found
 
 
-# --- C1, C3: trigger ----------------------------------------------------------------------------------------------
+# --- trigger ------------------------------------------------------------------------------------------------------
 
 
 @given(seed=st.integers(0, 2**32), min_pause_ms=st.integers(0, 3_000), interval_ms=st.integers(1, 2_000))
@@ -35,7 +35,7 @@ def timer(instructions: list[do.CoordinatorInstruction], name: str) -> int:
 def test_the_first_periodic_checkpoint_comes_after_a_random_delay(
     seed: int, min_pause_ms: int, interval_ms: int
 ) -> None:
-    """C1: between the minimum pause and the interval, so that jobs that start together do not checkpoint together."""
+    """Between the minimum pause and the interval, so that jobs that start together do not checkpoint together."""
     job = replace(spec(interval_ms=interval_ms, min_pause_ms=min_pause_ms), seed=seed)
     coordinator = Coordinator(job)
     coordinator.submit()
@@ -47,7 +47,7 @@ def test_the_first_periodic_checkpoint_comes_after_a_random_delay(
 
 
 def test_seeds_spread_the_first_checkpoint() -> None:
-    """C1: the delay depends on the seed."""
+    """The delay depends on the seed."""
     delays = set()
     for seed in range(20):
         coordinator = Coordinator(replace(SPEC, seed=seed))
@@ -58,7 +58,7 @@ def test_seeds_spread_the_first_checkpoint() -> None:
 
 
 def test_no_checkpoint_before_every_task_runs() -> None:
-    """C3: the plan needs all tasks; a request comes too early, and a periodic timer is not even set."""
+    """The plan needs all tasks; a request comes too early, and a periodic timer is not even set."""
     coordinator = Coordinator()
     coordinator.submit()
 
@@ -148,11 +148,11 @@ def test_waiting_requests_are_bounded() -> None:
     assert CheckpointFailureReason.TOO_MANY_REQUESTS is refused.reason
 
 
-# --- C4: acknowledgements -----------------------------------------------------------------------------------------
+# --- acknowledgements ---------------------------------------------------------------------------------------------
 
 
 def test_metadata_is_written_once_when_all_tasks_have_acknowledged() -> None:
-    """C4, C7, invariant 4: the last acknowledgement writes, with every task's part; a duplicate changes nothing."""
+    """Invariant 4: the last acknowledgement writes, with every task's part; a duplicate changes nothing."""
     coordinator = Coordinator().run()
     coordinator.ask()
     assert coordinator.ack(1, SOURCE) == []
@@ -169,7 +169,7 @@ def test_metadata_is_written_once_when_all_tasks_have_acknowledged() -> None:
 
 @pytest.mark.parametrize("when", ["collecting", "writing", "completed"])
 def test_a_duplicate_never_deletes_state_that_counts(when: str) -> None:
-    """C4: the state of an acknowledgement that comes twice is the state that is already part of the checkpoint."""
+    """The state of an acknowledgement that comes twice is the state that is already part of the checkpoint."""
     coordinator = Coordinator().run()
     coordinator.ask()
     coordinator.ack(1, SOURCE)
@@ -182,7 +182,7 @@ def test_a_duplicate_never_deletes_state_that_counts(when: str) -> None:
 
 
 def test_refused_state_is_discarded() -> None:
-    """C4: of an unknown task, of a checkpoint that was given up, of another attempt, of one never triggered."""
+    """Of an unknown task, of a checkpoint that was given up, of another attempt, of one never triggered."""
     coordinator = Coordinator(TOLERANT).run()
     coordinator.ask()
     stranger = TaskId(VertexId("stranger"), SubtaskIndex(0))
@@ -196,12 +196,12 @@ def test_refused_state_is_discarded() -> None:
     assert coordinator.state.pending[CheckpointId(2)].acknowledged == {}
 
 
-# --- C5: giving up ------------------------------------------------------------------------------------------------
+# --- giving up ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("how", ["timeout", "decline"])
 def test_a_checkpoint_that_is_given_up_is_aborted_and_deleted(how: str) -> None:
-    """C5: tasks are told, its folder is deleted, its request is answered; a tolerated failure fails nothing."""
+    """Tasks are told, its folder is deleted, its request is answered; a tolerated failure fails nothing."""
     coordinator = Coordinator(TOLERANT).run()
     coordinator.request("wanted")
     coordinator.ack(1, SOURCE)
@@ -222,7 +222,7 @@ def test_a_checkpoint_that_is_given_up_is_aborted_and_deleted(how: str) -> None:
 
 
 def test_a_timeout_after_the_last_acknowledgement_is_nothing() -> None:
-    """C5: what is being written can no longer expire, and nor can what is over."""
+    """What is being written can no longer expire, and nor can what is over."""
     coordinator = Coordinator(spec(tolerable_failures=0)).run()
     coordinator.ask()
     coordinator.collect(1)
@@ -234,7 +234,7 @@ def test_a_timeout_after_the_last_acknowledgement_is_nothing() -> None:
 
 
 def test_failures_in_a_row_fail_the_attempt_and_a_success_forgives() -> None:
-    """C5: `tolerable_failures` counts checkpoints that failed since the last one that completed."""
+    """`tolerable_failures` counts checkpoints that failed since the last one that completed."""
     coordinator = Coordinator(spec(tolerable_failures=1)).run()
     coordinator.decline(coordinator.ask())
     coordinator.complete()
@@ -249,11 +249,11 @@ def test_failures_in_a_row_fail_the_attempt_and_a_success_forgives() -> None:
     )
 
 
-# --- C7: completing -----------------------------------------------------------------------------------------------
+# --- completing ---------------------------------------------------------------------------------------------------
 
 
 def test_completion_is_told_after_the_metadata_is_there() -> None:
-    """C7: no task hears of a completed checkpoint before its metadata is written."""
+    """No task hears of a completed checkpoint before its metadata is written."""
     coordinator = Coordinator().run()
     checkpoint_id = coordinator.ask()
     coordinator.ack(1, SOURCE)
@@ -266,7 +266,7 @@ def test_completion_is_told_after_the_metadata_is_there() -> None:
 
 
 def test_retained_checkpoints_are_the_newest_and_older_ones_go_after_the_commit() -> None:
-    """C7, invariant 5: a checkpoint is deleted only when newer ones are complete and its files are visible."""
+    """Invariant 5: a checkpoint is deleted only when newer ones are complete and its files are visible."""
     coordinator = Coordinator(spec(retained=2)).run()
     for n in (1, 2, 3):
         coordinator.complete(files(0, *(f"f{i}" for i in range(n))))

@@ -1,4 +1,4 @@
-"""Several checkpoints at a time (C2, C7), union state (T10), hooks (C9), retention (C8), statistics (C10)."""
+"""Several checkpoints at a time, union state, hooks, retention, statistics."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def collecting(count: int) -> Coordinator:
 
 
 def test_no_more_checkpoints_than_allowed_collect_at_once() -> None:
-    """C2: the next one starts when one of them is over."""
+    """The next one starts when one of them is over."""
     coordinator = Coordinator(spec(max_concurrent=3, tolerable_failures=9)).run()
     assert [coordinator.ask() for _ in range(3)] == [1, 2, 3]
     assert coordinator.request("fourth") == []
@@ -58,7 +58,7 @@ def test_no_more_checkpoints_than_allowed_collect_at_once() -> None:
 
 
 def test_a_newer_checkpoint_that_completes_subsumes_older_ones() -> None:
-    """C7: they are given up, their tasks and users told; nobody counts that."""
+    """The older ones are given up, their tasks and users told; nobody counts that."""
     coordinator = collecting(3)
     coordinator.collect(2)
 
@@ -86,7 +86,7 @@ def test_checkpoints_are_written_one_at_a_time_and_their_files_are_committed_in_
 
 
 def test_an_older_checkpoint_goes_on_when_a_newer_one_fails() -> None:
-    """C7: only a completed checkpoint subsumes."""
+    """Only a completed checkpoint subsumes."""
     coordinator = Coordinator(replace(THREE, checkpoints=replace(THREE.checkpoints, tolerable_failures=9))).run()
     coordinator.ask()
     coordinator.ask()
@@ -100,7 +100,7 @@ def test_an_older_checkpoint_goes_on_when_a_newer_one_fails() -> None:
 
 
 def test_a_refused_acknowledgement_loses_its_state_and_what_was_in_flight() -> None:
-    """C4: both files."""
+    """Both files are deleted."""
     coordinator = Coordinator().run()
     in_flight = replace(handle(9, SINK), path="job/chk-9/sink-0-channels")
     state = replace(part(9, SINK), in_flight=in_flight)
@@ -112,7 +112,7 @@ def test_a_refused_acknowledgement_loses_its_state_and_what_was_in_flight() -> N
 
 @pytest.mark.parametrize("reason", list(Reason))
 def test_only_counted_reasons_bring_the_attempt_down(reason: Reason) -> None:
-    """C6: with no failure tolerated."""
+    """One failure is enough where none is tolerated; other reasons do not count."""
     coordinator = Coordinator(spec(tolerable_failures=0)).run()
     coordinator.ask()
 
@@ -152,7 +152,7 @@ def union_part(checkpoint_id: int, task: TaskId, kind: StateKind, finished: bool
 def test_union_state_of_an_operator_that_has_finished_in_part_fails_the_checkpoint(
     kind: StateKind, finished: tuple[bool, bool], refused: bool
 ) -> None:
-    """T10: what the finished subtasks had put into the union would be lost; nobody's fault."""
+    """What the finished subtasks had put into the union would be lost; nobody's fault."""
     coordinator = Coordinator(UNION)
     coordinator.submit()
     for task in (A, B):
@@ -178,7 +178,7 @@ def hooks_answer(coordinator: Coordinator, checkpoint_id: int) -> list[do.Coordi
 
 
 def test_hooks_are_called_before_tasks_are_triggered_and_what_they_give_is_kept() -> None:
-    """C9: in this order, once."""
+    """Hooks first, then tasks, each once; the checkpoint's metadata has what the hooks gave."""
     coordinator = Coordinator(HOOKED).run()
     found = coordinator.request()
     assert (kinds(found)[0], only(found, do.TriggerCheckpoint)) == ("TriggerHooks", [])
@@ -190,7 +190,7 @@ def test_hooks_are_called_before_tasks_are_triggered_and_what_they_give_is_kept(
 
 @pytest.mark.parametrize("how", ["raised", "hung"])
 def test_hooks_that_fail_fail_the_checkpoint_and_no_task_hears_of_it(how: str) -> None:
-    """C9: counted as other failures are; an answer after the time is over changes nothing."""
+    """Counted as other failures are; an answer after the time is over changes nothing."""
     coordinator = Coordinator(HOOKED).run()
     coordinator.request()
 
@@ -203,7 +203,7 @@ def test_hooks_that_fail_fail_the_checkpoint_and_no_task_hears_of_it(how: str) -
 
 
 def test_hooks_are_restored_before_a_task_is_deployed() -> None:
-    """C9: from the checkpoint that the tasks start from; tried again, then the attempt has failed."""
+    """From the checkpoint that the tasks start from; tried again, then the attempt has failed."""
     coordinator = Coordinator(replace(HOOKED, restore=ELSEWHERE))
     found = coordinator.submit()
     assert only(found, do.RestoreHooks) == [do.RestoreHooks(AttemptNumber(0), ELSEWHERE)]
@@ -219,7 +219,7 @@ def test_hooks_are_restored_before_a_task_is_deployed() -> None:
 
 
 def test_hooks_that_cannot_be_restored_fail_the_attempt() -> None:
-    """C9: after a bounded number of attempts, with the error of the hook."""
+    """After a bounded number of attempts, with the error of the hook."""
     coordinator = Coordinator(replace(HOOKED, restore=ELSEWHERE, restart=RestartStrategy.none()))
     coordinator.submit()
     for _ in range(2):
@@ -231,7 +231,7 @@ def test_hooks_that_cannot_be_restored_fail_the_attempt() -> None:
 
 
 def test_hooks_whose_checkpoint_cannot_be_read_wait_as_long_as_an_outage_may_last() -> None:
-    """C9: the limit of the deployment begins anew meanwhile; and such attempts are not counted against a hook."""
+    """The limit of the deployment begins anew meanwhile; and such attempts are not counted against a hook."""
     coordinator = Coordinator(replace(HOOKED, restore=ELSEWHERE, restart=RestartStrategy.none()))
     coordinator.submit()
     for number in range(20):
@@ -264,7 +264,7 @@ def test_hooks_whose_checkpoint_cannot_be_read_wait_as_long_as_an_outage_may_las
     ],
 )
 def test_what_is_kept_depends_on_how_the_job_ends(retention: Retention, end: str, kept: bool) -> None:
-    """C8: what is not kept is no longer among the completed ones when the job is over, and so is swept."""
+    """What is not kept is no longer among the completed ones when the job is over, and so is swept."""
     coordinator = Coordinator(spec(restart=RestartStrategy.none(), retention=retention)).run()
     coordinator.complete()
     if end == "failed":
@@ -282,7 +282,7 @@ def test_what_is_kept_depends_on_how_the_job_ends(retention: Retention, end: str
 
 
 def test_checkpoints_whose_files_were_never_committed_stay_whatever_the_retention_says() -> None:
-    """C8, invariant 6: only a job that is restored from them can still commit."""
+    """Invariant 6: only a job that is restored from them can still commit."""
     coordinator = Coordinator(spec(restart=RestartStrategy.none(), retention=Retention.NEVER_RETAIN)).run()
     coordinator.complete(files(0, "f0"))
     coordinator.commit_failed(1, away_ms=600_000)
@@ -295,7 +295,7 @@ def test_checkpoints_whose_files_were_never_committed_stay_whatever_the_retentio
 
 
 def test_statistics_hold_counts_summary_and_the_newest_checkpoint_in_detail() -> None:
-    """C10: sizes of handles, times of the acknowledgements, aggregates of each vertex."""
+    """Sizes of handles, times of the acknowledgements, aggregates of each vertex."""
     coordinator = Coordinator(spec(tolerable_failures=9, history_max=2, retained=9)).run()
     for n, took_ms in ((1, 40), (2, 100)):
         coordinator.ask()
@@ -328,7 +328,7 @@ def test_statistics_hold_counts_summary_and_the_newest_checkpoint_in_detail() ->
 
 
 def test_no_time_in_the_statistics_is_negative() -> None:
-    """C10: what a task has sent before the trigger, or by a clock that is behind, takes no time."""
+    """What a task has sent before the trigger, or by a clock that is behind, takes no time."""
     coordinator = Coordinator(spec(tolerable_failures=9)).run()
     number = CheckpointId(coordinator.ask())
     early_ms = coordinator.at_ms - 30
@@ -343,7 +343,7 @@ def test_no_time_in_the_statistics_is_negative() -> None:
 
 
 def test_statistics_count_restores() -> None:
-    """C10: every attempt that starts from a checkpoint, and which one."""
+    """Every attempt that starts from a checkpoint, and which one."""
     coordinator = Coordinator(spec(restore=ELSEWHERE)).run()
     coordinator.complete()
     coordinator.fail()

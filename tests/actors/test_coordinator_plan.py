@@ -1,4 +1,4 @@
-"""The plan of a checkpoint (C3) and what finished tasks mean for one (T10)."""
+"""The plan of a checkpoint and what finished tasks mean for one."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ JOIN = job("a0 a1 b0 b1 c0 c1", "a0 a1 b0 b1", "a>c b=c")
     ],
 )
 def test_the_plan_triggers_whoever_hears_of_no_barrier_otherwise(graph: JobSpec, finished: str, triggered: str) -> None:
-    """C3: tasks none of whose upstream tasks still runs are triggered; all that have not finished are waited for."""
+    """Tasks none of whose upstream tasks still runs are triggered; all that have not finished are waited for."""
     over = dict.fromkeys(tasks(finished))
 
     plan = make_plan(graph, dict.fromkeys(graph.tasks), over)
@@ -80,7 +80,7 @@ def test_the_plan_triggers_whoever_hears_of_no_barrier_otherwise(graph: JobSpec,
 
 @pytest.mark.parametrize("finished", ["", "a0"])
 def test_there_is_no_plan_while_a_task_is_missing(finished: str) -> None:
-    """C3: a task that neither runs nor has finished is named."""
+    """A task that neither runs nor has finished is named."""
     running = dict.fromkeys(tasks("a0 a1 b0"))
 
     assert NoPlan(task("b1")) == make_plan(ALL_TO_ALL, running, dict.fromkeys(tasks(finished)))
@@ -109,7 +109,7 @@ def source_left() -> Coordinator:
 
 
 def test_a_task_that_left_is_neither_triggered_nor_waited_for_nor_told() -> None:
-    """T10: its part of the checkpoint says that it has finished; the rest of the job goes on with checkpoints."""
+    """Its part of the checkpoint says that it has finished; the rest of the job goes on with checkpoints."""
     coordinator = source_left()
 
     (trigger,) = only(coordinator.request(), do.TriggerCheckpoint)
@@ -126,7 +126,7 @@ def test_a_task_that_left_is_neither_triggered_nor_waited_for_nor_told() -> None
 
 
 def test_the_job_ends_when_the_last_task_has_left() -> None:
-    """T10: the others left before; the checkpoint that covers the last finish is the final one."""
+    """The others left before; the checkpoint that covers the last finish is the final one."""
     coordinator = source_left()
     (trigger,) = only(end(coordinator, SINK), do.TriggerCheckpoint)
     (write,) = only(coordinator.ack(trigger.checkpoint_id, SINK, finished=True), do.WriteMetadata)
@@ -137,7 +137,7 @@ def test_the_job_ends_when_the_last_task_has_left() -> None:
 
 
 def test_a_task_that_leaves_while_it_is_waited_for_aborts_that_checkpoint_only() -> None:
-    """T10: the next checkpoint knows that it has finished; the failure is nobody's fault; who asked still waits."""
+    """The next checkpoint knows that it has finished; the failure is nobody's fault; who asked still waits."""
     coordinator = Coordinator(spec(tolerable_failures=0)).run()
     coordinator.request("wanted")
 
@@ -153,7 +153,7 @@ def test_a_task_that_leaves_while_it_is_waited_for_aborts_that_checkpoint_only()
 
 
 def test_a_savepoint_that_meets_a_task_that_leaves_is_taken_again_until_it_does_not() -> None:
-    """T10, C8: it is still a savepoint, under its name; a task that is closing may be met a bounded number of times."""
+    """It is still a savepoint, under its name; a task that is closing may be met a bounded number of times."""
     coordinator = Coordinator(spec(tolerable_failures=0)).run()
     coordinator.start_savepoint()
     for number in range(1, RETRIES_MAX + 1):
@@ -171,7 +171,7 @@ def test_a_savepoint_that_meets_a_task_that_leaves_is_taken_again_until_it_does_
 
 
 def test_a_task_that_leaves_after_it_has_acknowledged_aborts_nothing() -> None:
-    """T10: what it had to give is there."""
+    """Its part of the checkpoint is there already."""
     coordinator = Coordinator().run()
     coordinator.ask()
     coordinator.ack(1, SOURCE, finished=True)

@@ -32,7 +32,7 @@ def hook_fails(coordinator: Coordinator, checkpoint_id: int, how: str) -> list[d
 
 @pytest.mark.parametrize("how", ["raised", "hung"])
 def test_failures_of_hooks_count_against_what_is_tolerated(how: str) -> None:
-    """C6, C9: a job whose hook never works does not run on for ever without a checkpoint."""
+    """A job whose hook never works does not run on for ever without a checkpoint."""
     coordinator = Coordinator(HOOKED).run()
     coordinator.request("first")
     assert only(hook_fails(coordinator, 1, how), do.NotifyAborted) == [], "no task has heard of it"
@@ -46,7 +46,7 @@ def test_failures_of_hooks_count_against_what_is_tolerated(how: str) -> None:
 
 @pytest.mark.parametrize("reason", [Reason.DECLINED, Reason.CANCEL_BARRIER, Reason.HOOK_FAILED])
 def test_the_final_checkpoint_is_not_repeated_without_a_pause(reason: Reason) -> None:
-    """C6: otherwise a job that is over, and tolerates failures, would fill its log as fast as it can."""
+    """Otherwise a job that is over, and tolerates failures, would fill its log as fast as it can."""
     job = spec(tolerable_failures=9)
     coordinator = Coordinator(replace(job, hooks=("outside",)) if reason is Reason.HOOK_FAILED else job).run()
     coordinator.end_of_data()
@@ -79,7 +79,7 @@ def test_the_pause_before_a_final_checkpoint_ends_with_the_attempt() -> None:
 
 
 def test_checkpoints_are_deleted_while_sinks_lag_all_the_time() -> None:
-    """Invariant 5, C8: the sinks are never idle, and yet only so many checkpoints are kept as are not committed."""
+    """Invariant 5: the sinks are never idle, and yet only so many checkpoints are kept as are not committed."""
     coordinator = Coordinator(spec(retained=1)).run()
     coordinator.complete(files(0, "f0"))
     deleted: list[int] = []
@@ -108,7 +108,7 @@ def test_checkpoints_that_are_not_committed_stay() -> None:
 
 @pytest.mark.parametrize("kind", [SnapshotKind.SAVEPOINT, SnapshotKind.SUSPEND])
 def test_a_copy_that_takes_too_long_fails_the_savepoint(kind: SnapshotKind) -> None:
-    """C6, C8: nothing else is written meanwhile, so it must not go on for ever; the folder is deleted afterwards."""
+    """Nothing else is written meanwhile, so it must not go on for ever; the folder is deleted afterwards."""
     coordinator = Coordinator(spec(restart=RestartStrategy.none())).run()
     coordinator.start_savepoint(kind)
     coordinator.acknowledge_all(1)
@@ -125,7 +125,7 @@ def test_a_copy_that_takes_too_long_fails_the_savepoint(kind: SnapshotKind) -> N
 
 
 def test_a_savepoint_that_waits_for_its_turn_too_long_has_expired() -> None:
-    """C6: its time does not begin anew when it is copied."""
+    """The timeout of a savepoint does not begin anew when it is copied."""
     coordinator = Coordinator(spec(max_concurrent=2)).run()
     coordinator.collect(coordinator.ask())
     coordinator.start_savepoint()
@@ -153,7 +153,7 @@ def test_savepoints_are_refused_while_too_many_copies_are_under_way() -> None:
 
 
 def test_a_deletion_of_a_savepoint_is_asked_for_again_by_the_next_generation() -> None:
-    """C8: a savepoint of a checkpoint that is none must not be found, also if the coordinator dies."""
+    """A savepoint of a checkpoint that is none must not be found, also if the coordinator dies."""
     coordinator = Coordinator().run()
     coordinator.start_savepoint()
     coordinator.acknowledge_all(1)
@@ -167,7 +167,7 @@ def test_a_deletion_of_a_savepoint_is_asked_for_again_by_the_next_generation() -
 
 
 def test_the_deletion_of_a_savepoint_is_repeated_as_long_as_an_outage_may_last() -> None:
-    """C8: then it is the user's to delete, and the job ends."""
+    """Then it is the user's to delete, and the job ends."""
     coordinator = Coordinator().run()
     coordinator.start_savepoint()
     coordinator.acknowledge_all(1)
@@ -183,7 +183,7 @@ def test_the_deletion_of_a_savepoint_is_repeated_as_long_as_an_outage_may_last()
 
 
 def test_whoever_asked_is_answered_when_storage_never_says_what_became_of_it() -> None:
-    """C2, C8: the job gives up; the copy, of which nobody knows whether it counts, is deleted."""
+    """The job gives up; the copy, of which nobody knows whether it counts, is deleted."""
     coordinator = Coordinator().run()
     coordinator.start_savepoint()
     coordinator.acknowledge_all(1)
@@ -199,7 +199,7 @@ def test_whoever_asked_is_answered_when_storage_never_says_what_became_of_it() -
 
 
 def test_a_request_is_answered_by_the_generation_that_follows() -> None:
-    """T11: a stop whose coordinator dies before the answer has left was no failure, and is not told as one."""
+    """A stop whose coordinator dies before the answer has left was no failure, and is not told as one."""
     coordinator = Coordinator().run()
     coordinator.start_savepoint(SnapshotKind.SUSPEND)
     coordinator.acknowledge_all(1)
@@ -215,7 +215,7 @@ def test_a_request_is_answered_by_the_generation_that_follows() -> None:
 
 
 def test_a_request_that_failed_or_waits_is_known_to_the_generation_that_follows() -> None:
-    """C2: also those that no checkpoint was started for."""
+    """Also a request for which no checkpoint was started."""
     coordinator = Coordinator(spec(tolerable_failures=9)).run()
     coordinator.request("declined")
     coordinator.request("waits")

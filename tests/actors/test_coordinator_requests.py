@@ -1,4 +1,4 @@
-"""The request decider (C2): order, limits, pause, and what a full queue refuses."""
+"""The request decider: order, limits, pause, and what a full queue refuses."""
 
 from __future__ import annotations
 
@@ -100,14 +100,14 @@ CASES = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_what_is_started(case: str) -> None:
-    """C2, case by case, at time 0."""
+    """The request decider, case by case, at time 0."""
     demand, expected = CASES[case]
 
     assert expected == decide(demand, SETTINGS, 0)
 
 
 def test_savepoints_overtake_checkpoints_that_wait() -> None:
-    """C2 through the machine: when the slot is free again, the savepoint goes first."""
+    """Through the machine: when the slot is free again, the savepoint goes first."""
     coordinator = Coordinator().run()
     coordinator.ask()
     coordinator.request("checkpoint")
@@ -120,7 +120,7 @@ def test_savepoints_overtake_checkpoints_that_wait() -> None:
 
 
 def test_a_periodic_checkpoint_never_queues_twice() -> None:
-    """C2: however often it comes due while others are pending, one follows."""
+    """However often it comes due while others are pending, one follows."""
     coordinator = Coordinator().run()
     coordinator.fire("periodic:0", at_ms=1_000)
     for n in range(2, 6):
@@ -133,7 +133,7 @@ def test_a_periodic_checkpoint_never_queues_twice() -> None:
 
 
 def test_a_request_that_was_refused_says_why() -> None:
-    """C2: the reason is of the closed list, and the text is for people."""
+    """The reason is of the closed list, and the text is for people."""
     coordinator = Coordinator(spec())
     coordinator.submit()
 

@@ -225,7 +225,7 @@ def test_a_checkpoint_that_refers_to_strange_files_is_not_completed() -> None:
 
 
 def test_a_refused_acknowledgement_loses_its_own_files_and_none_of_its_base() -> None:
-    """C4: layers below and files that it has in common with others are not its own."""
+    """Layers below and files that it has in common with others are not its own."""
     job = Coordinator(CONCURRENT).run()
     complete(job, 1)
     trigger(job)
@@ -286,7 +286,7 @@ def test_nothing_is_referred_to_any_more_when_a_job_ends_without_checkpoints() -
 
 
 def test_statistics_tell_what_a_checkpoint_wrote_apart_from_what_it_refers_to() -> None:
-    """C10: the full size counts all layers, the incremental one is what the tasks say that they have written."""
+    """The full size counts all layers, the incremental one is what the tasks say that they have written."""
     job = Coordinator().run()
     complete(job, 1)
     number = trigger(job).checkpoint_id

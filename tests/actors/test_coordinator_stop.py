@@ -1,4 +1,4 @@
-"""Savepoints (C8) and stop with savepoint (T11) in the coordinator."""
+"""Savepoints and stop with savepoint in the coordinator."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ STOPS = [(SnapshotKind.SUSPEND, "suspended"), (SnapshotKind.TERMINATE, "finished
 
 
 def test_a_savepoint_is_copied_before_its_checkpoint_is_complete() -> None:
-    """C8: acknowledged -> copied -> written -> answered with the path of the copy."""
+    """Acknowledged -> copied -> written -> answered with the path of the copy."""
     coordinator = Coordinator().run()
     coordinator.start_savepoint()
     (copy,) = only(coordinator.acknowledge_all(1), do.WriteSavepoint)
@@ -52,7 +52,7 @@ def test_a_savepoint_is_copied_before_its_checkpoint_is_complete() -> None:
 def test_barriers_travel_as_the_settings_say_and_those_of_savepoints_are_aligned(
     settings: dict[str, object], checkpoint: BarrierOptions, savepoint: Alignment
 ) -> None:
-    """C8, T3-T5: a savepoint holds no in-flight data, whatever the job's checkpoints do."""
+    """A savepoint holds no in-flight data, whatever the job's checkpoints do."""
     coordinator = Coordinator(spec(**settings)).run()
     (trigger,) = only(coordinator.request(), do.TriggerCheckpoint)
     assert checkpoint == trigger.options
@@ -65,7 +65,7 @@ def test_barriers_travel_as_the_settings_say_and_those_of_savepoints_are_aligned
 
 
 def test_a_copy_that_fails_is_repeated_as_long_as_an_outage_may_last() -> None:
-    """C8: then the savepoint has failed, what is left of the copy is deleted, and no tolerance counts that."""
+    """Then the savepoint has failed, what is left of the copy is deleted, and no tolerance counts that."""
     coordinator = Coordinator(spec(tolerable_failures=0)).run()
     coordinator.start_savepoint()
     coordinator.acknowledge_all(1)
@@ -82,7 +82,7 @@ def test_a_copy_that_fails_is_repeated_as_long_as_an_outage_may_last() -> None:
 
 
 def test_a_savepoint_that_fails_after_it_was_copied_is_deleted() -> None:
-    """C8: the user never finds a savepoint whose checkpoint is none."""
+    """The user never finds a savepoint whose checkpoint is none."""
     coordinator = Coordinator().run()
     coordinator.start_savepoint()
     coordinator.acknowledge_all(1)
@@ -96,7 +96,7 @@ def test_a_savepoint_that_fails_after_it_was_copied_is_deleted() -> None:
 
 @pytest.mark.parametrize("written", [True, False])
 def test_a_copy_under_way_is_deleted_when_nobody_writes_to_it_any_more(written: bool) -> None:
-    """C8: the attempt fails while the copy is being written; the next one does not wait for that."""
+    """The attempt fails while the copy is being written; the next one does not wait for that."""
     coordinator = Coordinator().run()
     coordinator.start_savepoint()
     coordinator.acknowledge_all(1)
@@ -145,7 +145,7 @@ def stop(coordinator: Coordinator, kind: SnapshotKind = SnapshotKind.SUSPEND) ->
 
 @pytest.mark.parametrize(("kind", "status"), STOPS)
 def test_a_job_ends_after_its_savepoint_and_its_tasks(kind: SnapshotKind, status: str) -> None:
-    """T11: written -> tasks are told -> tasks leave -> suspended, or finished where it was drained."""
+    """Written -> tasks are told -> tasks leave -> suspended, or finished where it was drained."""
     coordinator = Coordinator().run()
     found = coordinator.written(stop(coordinator, kind))
     assert only(found, do.CompleteRequest) == [do.CompleteRequest("wanted", CheckpointId(1), None, PATH)]
@@ -157,7 +157,7 @@ def test_a_job_ends_after_its_savepoint_and_its_tasks(kind: SnapshotKind, status
 
 
 def test_a_stop_ends_everything_else_that_is_pending_and_refuses_what_comes() -> None:
-    """T11: the scheduler is shut down: no periodic checkpoint, no request, one savepoint."""
+    """The scheduler is shut down: no periodic checkpoint, no request, one savepoint."""
     coordinator = Coordinator().run()
     coordinator.request("before")
     coordinator.request("queued")
@@ -207,7 +207,7 @@ FAILURES: dict[str, tuple[Callable[[Coordinator], list[do.CoordinatorInstruction
 
 @pytest.mark.parametrize("how", FAILURES)
 def test_a_stop_that_fails_restarts_the_attempt_at_no_charge(how: str) -> None:
-    """T11: its tasks had ended their data; the job goes on from its newest checkpoint, also if it may never restart."""
+    """Its tasks had ended their data; the job goes on from its newest checkpoint, also if it may never restart."""
     coordinator = Coordinator(spec(restart=NEVER)).run()
     coordinator.complete()
     coordinator.start_savepoint(SnapshotKind.TERMINATE)
@@ -229,7 +229,7 @@ def test_a_stop_that_fails_restarts_the_attempt_at_no_charge(how: str) -> None:
 def test_a_stop_that_meets_a_task_that_leaves_is_carried_out_by_the_next_attempt(
     kind: SnapshotKind, status: str
 ) -> None:
-    """T11, T10: no task of that has begun when it is triggered, so it is the first thing there; whoever asked waits."""
+    """No task of that has begun when it is triggered, so it is the first thing there; whoever asked waits."""
     coordinator = Coordinator(spec(restart=NEVER, max_concurrent=2)).run()
     coordinator.ask()
     coordinator.collect(1, finished=False)
@@ -271,7 +271,7 @@ def test_a_stop_that_waits_for_the_next_attempt_is_answered_if_that_does_not_com
 
 
 def test_a_stop_that_fails_before_its_trigger_changes_nothing() -> None:
-    """T11: no task has been told, so the attempt goes on."""
+    """No task has been told, so the attempt goes on."""
     coordinator = Coordinator(replace(spec(restart=NEVER), hooks=("hook",))).run()
     coordinator.request("wanted", SnapshotKind.SUSPEND)
 
@@ -283,7 +283,7 @@ def test_a_stop_that_fails_before_its_trigger_changes_nothing() -> None:
 
 
 def test_a_stop_that_meets_a_task_that_leaves_before_its_trigger_is_triggered_again_at_once() -> None:
-    """T11, T10: no task has been told, so the attempt goes on, and the hooks are called anew."""
+    """No task has been told, so the attempt goes on, and the hooks are called anew."""
     coordinator = Coordinator(replace(spec(restart=NEVER), hooks=("hook",))).run()
     coordinator.request("wanted", SnapshotKind.SUSPEND)
 
@@ -296,7 +296,7 @@ def test_a_stop_that_meets_a_task_that_leaves_before_its_trigger_is_triggered_ag
 
 
 def test_a_task_that_fails_during_a_stop_is_a_failure_as_always() -> None:
-    """T11: the stop is answered, the restart strategy decides."""
+    """The stop is answered, the restart strategy decides."""
     coordinator = Coordinator(spec(restart=NEVER)).run()
     coordinator.start_savepoint(SnapshotKind.SUSPEND)
 
@@ -307,7 +307,7 @@ def test_a_task_that_fails_during_a_stop_is_a_failure_as_always() -> None:
 
 
 def test_a_stop_whose_fate_is_unknown_when_the_attempt_fails_ends_the_job_if_it_is_complete() -> None:
-    """T11, invariant 7: nothing is deployed before the fate is known; the savepoint covers everything."""
+    """Invariant 7: nothing is deployed before the fate is known; the savepoint covers everything."""
     coordinator = Coordinator().run()
     stop(coordinator)
     coordinator.write_failed(1)
@@ -322,7 +322,7 @@ def test_a_stop_whose_fate_is_unknown_when_the_attempt_fails_ends_the_job_if_it_
 
 
 def test_the_files_of_a_stopped_job_are_committed_before_it_ends() -> None:
-    """T11, invariant 6: what the savepoint covers is visible when the job is over."""
+    """Invariant 6: what the savepoint covers is visible when the job is over."""
     coordinator = Coordinator().run()
     coordinator.start_savepoint(SnapshotKind.SUSPEND)
     coordinator.ack(1, SOURCE)
@@ -335,7 +335,7 @@ def test_the_files_of_a_stopped_job_are_committed_before_it_ends() -> None:
 
 
 def test_a_savepoint_that_is_not_ready_keeps_newer_checkpoints_waiting() -> None:
-    """C8: the user wants that one, so it is not subsumed; they come after it."""
+    """The user wants that one, so it is not subsumed; they come after it."""
     coordinator = Coordinator(spec(max_concurrent=2)).run()
     coordinator.start_savepoint()
     coordinator.ask()

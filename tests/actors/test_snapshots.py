@@ -94,7 +94,7 @@ def test_files_of_an_aborted_checkpoint_are_asked_for_by_the_next_one() -> None:
 
 
 def test_a_cancelled_snapshot_is_never_acknowledged_and_its_state_discarded() -> None:
-    """T7: whichever comes second, the abort or the end of the write, gives the state to be discarded."""
+    """Whichever comes second, the abort or the end of the write, gives the state to be discarded."""
     late, early = tracker(sink=False), tracker()
     begin(late, 1)
     assert late.abort(CheckpointId(1)) == []

@@ -154,7 +154,7 @@ def test_rows_that_come_in_are_counted() -> None:
 
 
 def test_small_state_is_inlined_and_no_state_has_no_handle() -> None:
-    """Below the limit no file is written; a stateless task stores nothing (T8)."""
+    """Below the limit no file is written; a stateless task stores nothing."""
     effects, store = effects_of(work_graph(), WORK, inline_bytes_max=100_000)
     small = effects.persist(
         do.PersistSnapshot(CheckpointId(1), (OperatorSnapshot(OperatorUid("work"), (FrozenSum(1),)),), (), ()), 0

@@ -1,4 +1,4 @@
-"""An externally induced source: the reader says where a checkpoint begins, not the trigger (C9)."""
+"""An externally induced source: the reader says where a checkpoint begins, not the trigger."""
 
 from __future__ import annotations
 

@@ -140,7 +140,7 @@ def test_a_savepoint_has_all_states_in_one_file_of_its_own() -> None:
 
 @pytest.mark.parametrize("durable_first", [True, False])
 def test_a_cancelled_snapshot_discards_its_own_files_and_none_of_its_base(durable_first: bool) -> None:
-    """T7: layers below and files that it has in common with the base are needed by others."""
+    """Layers below and files that it has in common with the base are needed by others."""
     subject = layered(lineage=Lineage(CheckpointId(7), (handle("shared/7"),), (native("chk-7/1.sst"),)))
     subject.feed(0, batch(1), barrier(9, base=7))
     own = (native("chk-7/1.sst", "chk-9/2.sst"),)

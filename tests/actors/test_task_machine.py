@@ -32,11 +32,11 @@ from tidegate.actors.task.source import SplitPosition, positions_from_tables
 from tidegate.storage.ids import CheckpointId
 from tidegate.storage.state import tables_of
 
-# --- T1: the order of a snapshot ----------------------------------------------------------------------------------
+# --- the order of a snapshot --------------------------------------------------------------------------------------
 
 
 def test_the_barrier_leaves_before_state_is_written_and_after_what_belongs_before_it() -> None:
-    """T1: what `prepare_snapshot` emits, then the barrier, then the synchronous part, then the asynchronous one."""
+    """What `prepare_snapshot` emits, then the barrier, then the synchronous part, then the asynchronous one."""
     log: list[str] = []
     subject = worker(sources=1, log=log, emit_before_barrier=True)
     subject.feed(0, batch(2), batch(3))
@@ -65,11 +65,11 @@ def test_a_snapshot_says_where_it_cuts_each_channel() -> None:
     assert [position for _, position in persist.output_positions] == [4]
 
 
-# --- T2: alignment ------------------------------------------------------------------------------------------------
+# --- alignment ----------------------------------------------------------------------------------------------------
 
 
 def test_nothing_of_a_blocked_channel_is_processed_before_the_snapshot() -> None:
-    """T2, invariant 2: after its barrier a channel waits, the others go on, and receiving never stops."""
+    """Invariant 2: after its barrier a channel waits, the others go on, and receiving never stops."""
     log: list[str] = []
     subject = worker(sources=2, log=log)
     subject.feed(0, batch(1), barrier(1), batch(2))
@@ -111,11 +111,11 @@ def test_an_ended_channel_does_not_hold_a_checkpoint_up() -> None:
     assert only(found, do.PersistSnapshot)[0].checkpoint_id == 4
 
 
-# --- T5: aborts ---------------------------------------------------------------------------------------------------
+# --- aborts -------------------------------------------------------------------------------------------------------
 
 
 def test_an_abort_during_alignment_unblocks_and_is_sent_on() -> None:
-    """T5: the blocked channel goes on at once, and whoever is downstream need not wait either."""
+    """The blocked channel goes on at once, and whoever is downstream need not wait either."""
     log: list[str] = []
     subject = worker(sources=2, log=log)
     subject.feed(0, barrier(1), batch(7))
@@ -161,11 +161,11 @@ def test_a_source_sends_a_cancellation_for_an_aborted_trigger() -> None:
     assert sent(subject.trigger(2)) == [barrier(2)]
 
 
-# --- T7: one winner -----------------------------------------------------------------------------------------------
+# --- one winner ---------------------------------------------------------------------------------------------------
 
 
 def test_state_that_becomes_durable_after_the_abort_is_discarded() -> None:
-    """T7: the abort wins, so the write that ends later is thrown away and nothing is acknowledged."""
+    """The abort wins, so the write that ends later is thrown away and nothing is acknowledged."""
     subject = worker(sources=1)
     subject.feed(0, barrier(1))
     subject.abort(1)
@@ -174,7 +174,7 @@ def test_state_that_becomes_durable_after_the_abort_is_discarded() -> None:
 
 
 def test_an_abort_after_the_write_discards_what_was_not_acknowledged() -> None:
-    """T7: durable state whose files were not is discarded by the task; acknowledged state is the coordinator's."""
+    """Durable state whose files were not is discarded by the task; acknowledged state is the coordinator's."""
     waiting = worker(sources=1, sink=True)
     waiting.feed(0, batch(1), barrier(1))
     waiting.persisted(1, "waits for its file")
@@ -233,7 +233,7 @@ def test_an_acknowledgement_waits_for_state_and_for_the_files_before_the_barrier
 
 
 def test_a_stateless_task_reports_no_handle() -> None:
-    """T8: a task without state takes part in every checkpoint, with nothing to store."""
+    """A task without state takes part in every checkpoint, with nothing to store."""
     subject = worker(sources=1)
     subject.feed(0, barrier(1))
 
@@ -244,7 +244,7 @@ def test_a_stateless_task_reports_no_handle() -> None:
 
 
 def test_a_trigger_that_cannot_be_followed_is_declined() -> None:
-    """C3 from the task's side: a source that does not run yet, or any more, says so rather than keeping silent."""
+    """A source that does not run yet, or any more, declines a trigger rather than keeping silent."""
     subject = Subject(describe(work_graph(), SOURCE))
     subject.tell(ev.TaskRestored(0, ()))
 

@@ -1,4 +1,4 @@
-"""Several checkpoints at a time at one task (T6), and checkpoints that block nobody (T3)."""
+"""Several checkpoints at a time at one task, and checkpoints that block nobody."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def totals(found: list[do.TaskInstruction]) -> list[tuple[int, int]]:
     ]
 
 
-# --- T6: concurrent checkpoints -----------------------------------------------------------------------------------
+# --- concurrent checkpoints ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("order", [(1, 2, 3), (3, 2, 1), (2, 3, 1)])
@@ -107,7 +107,7 @@ def test_an_older_checkpoint_that_completes_late_commits_its_files_once() -> Non
     assert [(c.first_index, c.files) for c in ack.state.committables] == [(2, (file_of(2),))]
 
 
-# --- T3: at least once --------------------------------------------------------------------------------------------
+# --- at least once ------------------------------------------------------------------------------------------------
 
 
 def test_at_least_once_blocks_nobody() -> None:

@@ -1,4 +1,4 @@
-"""Stop with savepoint (T11), mixed ends, two inputs of which one ends, and checkpoints around the end (T9, T10)."""
+"""Stop with savepoint, mixed ends, two inputs of which one ends, and checkpoints around the end."""
 
 from __future__ import annotations
 
@@ -332,7 +332,7 @@ def test_an_unaligned_trigger_overtakes_what_ended_channels_have_sent() -> None:
 
 
 def test_a_trigger_after_the_end_is_declined() -> None:
-    """T10: the checkpoint that was being triggered as the task finished fails, for that reason, and only that one."""
+    """The checkpoint that was being triggered as the task finished fails, for that reason, and only that one."""
     subject = source_with_sum([])
     subject.trigger(1, TERMINATE)
     subject.turns()

@@ -1,4 +1,4 @@
-"""Unaligned checkpoints of a task: what a barrier overtakes in its queues, and what is stored of that (T4, T5)."""
+"""Unaligned checkpoints of a task: what a barrier overtakes in its queues, and what is stored of that."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_an_unaligned_barrier_overtakes_what_waits_for_credit() -> None:
 
 
 def test_what_operators_emit_before_the_barrier_is_overtaken_too() -> None:
-    """T1 under back-pressure: prepare, barrier, in-flight elements, in this order."""
+    """Under back-pressure, too: prepare, barrier, in-flight elements, in this order."""
     subject = worker(sources=1, limits=TIGHT, emit_before_barrier=True)
     subject.feed(0, batch(1), batch(2))
 
@@ -184,7 +184,7 @@ def test_both_parts_have_to_be_durable(channels_first: bool) -> None:
 @pytest.mark.parametrize("channels_first", [True, False])
 @pytest.mark.parametrize("end", ["abort", "newer", "failure"])
 def test_whatever_ends_a_checkpoint_leaves_neither_part_behind(end: str, channels_first: bool) -> None:
-    """T7: the part that is durable is discarded at once, the other one when it is; nothing is acknowledged."""
+    """The part that is durable is discarded at once, the other one when it is; nothing is acknowledged."""
     subject = overtaken()
     if channels_first:
         subject.channels_persisted(1)
@@ -237,7 +237,7 @@ def test_a_failed_write_of_either_part_is_declined_once() -> None:
 
 
 def test_an_alignment_that_takes_too_long_becomes_unaligned() -> None:
-    """T5: when the time is over the snapshot is taken as if the barrier had been unaligned from now on."""
+    """When the time is over the snapshot is taken as if the barrier had been unaligned from now on."""
     subject = worker(sources=2)
     found = subject.feed(0, barrier(1, timed(100)), batch(1))
     assert only(found, do.SetTaskTimer) == [do.SetTaskTimer(ALIGNMENT, 1_100)]
@@ -256,7 +256,7 @@ def test_an_alignment_that_takes_too_long_becomes_unaligned() -> None:
 
 
 def test_an_alignment_is_over_in_time_though_the_clock_is_set_back_meanwhile() -> None:
-    """T5: the timer was set for a moment by the clock of then; that has come, whatever the clock says now."""
+    """The timer was set for a moment by the clock of then; that has come, whatever the clock says now."""
     subject = worker(sources=2)
     found = subject.feed(0, barrier(1, timed(100)), batch(1))
     (timer,) = only(found, do.SetTaskTimer)
@@ -269,7 +269,7 @@ def test_an_alignment_is_over_in_time_though_the_clock_is_set_back_meanwhile() -
 
 @pytest.mark.parametrize("where", ["input", "output"])
 def test_an_alignment_takes_no_longer_where_the_clock_was_set_back_before_it(where: str) -> None:
-    """T5: also by that of another machine, which triggered it: no alignment waits for longer than its whole timeout."""
+    """Also by that of another machine, which triggered it: no alignment waits for longer than its whole timeout."""
     subject = worker(sources=2 if where == "input" else 1, limits=TIGHT)
     subject.feed(0, batch(1), batch(2))
     subject.at_ms -= HOUR_MS
@@ -304,7 +304,7 @@ def stuck() -> Subject:
 
 
 def test_a_barrier_that_is_stuck_in_an_output_queue_overtakes_when_its_time_is_over() -> None:
-    """T5: exactly what was queued before it is stored, and the checkpoint waits for that."""
+    """Exactly what was queued before it is stored, and the checkpoint waits for that."""
     subject = stuck()
 
     found = subject.timer(ALIGNMENT, 1_100)

@@ -156,7 +156,7 @@ class Holds(tg.ProcessFunction):
 
 @pytest.mark.parametrize("union", [False, True], ids=["list", "union"])
 def test_a_union_refuses_checkpoints_while_some_subtasks_have_finished(tmp_path: Path, union: bool) -> None:
-    """T10: nobody knows what a finished subtask had put into it, even if the others have nothing in it; else they go
+    """Nobody knows what a finished subtask had put into it, even if the others have nothing in it; else they go
     on.
     """
     with opening(GatedSource(5, ROWS, gates=[30])) as source, local() as env:

@@ -43,7 +43,7 @@ def finish_from(path: str, folder: Path) -> None:
 
 
 def test_a_savepoint_is_a_folder_of_its_own_and_the_job_goes_on(tmp_path: Path) -> None:
-    """C8: what the job deletes later, its checkpoints, is not needed to restore from it, nor is the folder's place."""
+    """What the job deletes later, its checkpoints, is not needed to restore from it, nor is the folder's place."""
     with opening(GatedSource(ROWS, ROWS, gates=[GATE])) as source, local() as env:
         pipeline(env, source, tmp_path)
         job = env.execute("stopped", checkpoints=config(tmp_path / "checkpoints"), restart=NO_RESTART)
@@ -64,7 +64,7 @@ def test_a_savepoint_is_a_folder_of_its_own_and_the_job_goes_on(tmp_path: Path) 
 
 
 def test_a_job_that_is_stopped_ends_suspended_after_its_savepoint(tmp_path: Path) -> None:
-    """T11: without drain nothing is finished; a restored job goes on as if nothing had happened."""
+    """Without drain nothing is finished; a restored job goes on as if nothing had happened."""
     with opening(GatedSource(ROWS, ROWS, gates=[GATE])) as source, local() as env:
         _, sums = pipeline(env, source, tmp_path)
         job = env.execute("stopped", checkpoints=config(tmp_path / "checkpoints"), restart=NO_RESTART)
@@ -80,7 +80,7 @@ def test_a_job_that_is_stopped_ends_suspended_after_its_savepoint(tmp_path: Path
 
 
 def test_a_job_that_is_drained_ends_finished_with_all_results_of_what_it_has_read(tmp_path: Path) -> None:
-    """T11: with drain operators finish before the savepoint, which is final."""
+    """With drain operators finish before the savepoint, which is final."""
     with opening(GatedSource(ROWS, ROWS, gates=[GATE])) as source, local() as env:
         everything, sums = pipeline(env, source, tmp_path)
         job = env.execute("stopped", checkpoints=config(tmp_path / "checkpoints"), restart=NO_RESTART)
@@ -93,7 +93,7 @@ def test_a_job_that_is_drained_ends_finished_with_all_results_of_what_it_has_rea
 
 
 def test_a_stop_whose_savepoint_cannot_be_written_leaves_the_job_running(tmp_path: Path) -> None:
-    """T11: the job goes on from its newest checkpoint, though its strategy is never to restart."""
+    """The job goes on from its newest checkpoint, though its strategy is never to restart."""
 
     savepoints = tmp_path / "savepoints"
     savepoints.write_text("a file where a folder should be")
@@ -146,7 +146,7 @@ class Hook:
 
 
 def test_master_hooks_are_told_of_checkpoints_and_get_their_data_back(tmp_path: Path) -> None:
-    """C9: what a hook gives is kept with the checkpoint, and given back before a job is deployed from it."""
+    """What a hook gives is kept with the checkpoint, and given back before a job is deployed from it."""
     first, second = Hook(), Hook()
     with opening(GatedSource(ROWS, ROWS, gates=[GATE])) as source, local() as env:
         pipeline(env, source, tmp_path)
@@ -167,7 +167,7 @@ def test_master_hooks_are_told_of_checkpoints_and_get_their_data_back(tmp_path: 
 
 
 def test_a_hook_that_raises_fails_the_checkpoint(tmp_path: Path) -> None:
-    """C9: the error says which hook, and what it raised; tolerated, the job goes on."""
+    """The error says which hook, and what it raised; tolerated, the job goes on."""
     with opening(GatedSource(ROWS, ROWS, gates=[GATE])) as source, local() as env:
         pipeline(env, source, tmp_path)
         job = env.execute(
@@ -183,7 +183,7 @@ def test_a_hook_that_raises_fails_the_checkpoint(tmp_path: Path) -> None:
 
 
 def test_hooks_with_one_identifier_are_refused(tmp_path: Path) -> None:
-    """C9: their data in a checkpoint could not be told apart."""
+    """Their data in a checkpoint could not be told apart."""
     with opening(GatedSource(ROWS, ROWS)) as source, local() as env:
         pipeline(env, source, tmp_path)
         with pytest.raises(tg.ConfigurationError, match="two master hooks have the identifier 'outside'"):
@@ -191,7 +191,7 @@ def test_hooks_with_one_identifier_are_refused(tmp_path: Path) -> None:
 
 
 def test_statistics_tell_of_checkpoints_while_the_job_runs_and_after(tmp_path: Path) -> None:
-    """C10: counts, sizes and durations of each vertex, and the same key figures as a dict."""
+    """Counts, sizes and durations of each vertex, and the same key figures as a dict."""
     with opening(GatedSource(ROWS, ROWS, gates=[GATE])) as source, local() as env:
         pipeline(env, source, tmp_path)
         job = env.execute("counted", checkpoints=config(tmp_path / "checkpoints"), restart=NO_RESTART)

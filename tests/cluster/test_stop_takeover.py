@@ -1,4 +1,4 @@
-"""A stop with savepoint whose coordinator dies: whoever asked hears what really became of it (T11)."""
+"""A stop with savepoint whose coordinator dies: whoever asked hears what really became of it."""
 
 from __future__ import annotations
 

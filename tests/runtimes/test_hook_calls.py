@@ -1,4 +1,4 @@
-"""Master hooks that hang, raise or exit: whatever they do, the coordinator goes on (C9)."""
+"""Master hooks that hang, raise or exit: whatever they do, the coordinator goes on."""
 
 from __future__ import annotations
 
