@@ -24,7 +24,6 @@ from tidegate.storage.store import Buffer, Store
 from tidegate.storage.wrapped_store import WrappedStore
 
 STATE_BYTES_MAX_DEFAULT = 5 * 1024 * 1024
-MEMORY_SCHEMES = ("memory", "ray-memory")
 
 
 class MemoryStorage(WrappedStore):
@@ -56,17 +55,6 @@ class MemoryStorage(WrappedStore):
                 'storage="/folder" or "s3://bucket/prefix"'
             )
         return self._store.write(path, parts)
-
-
-def is_memory(url: str) -> bool:
-    """Whether what is stored at a url lies in the memory of some process."""
-    scheme, separator, _ = url.partition("://")
-    return bool(separator) and scheme in MEMORY_SCHEMES
-
-
-def inline_bytes_max_of(store: Store, configured: int) -> int:
-    """How large a state may be to be inlined in the metadata: with storage in memory, as large as it may be at all."""
-    return store.state_bytes_max if isinstance(store, MemoryStorage) else configured
 
 
 def _owner_of(path: str) -> str | None:

@@ -102,20 +102,6 @@ class FrozenTable:
         yield StateChunk(self.rows())
 
 
-@dataclass(frozen=True, slots=True)
-class FrozenKeyedTable:
-    """A `FrozenState` of keyed state that is small: one chunk, made by `chunk` when it is written."""
-
-    state: str
-    chunk: Callable[[], StateChunk]
-    removed: bool = False
-    kind: StateKind = StateKind.KEYED
-
-    def chunks(self) -> Iterator[StateChunk]:
-        """The one chunk."""
-        yield self.chunk()
-
-
 class FrozenNative(Protocol):
     """Files of a backend that writes files of its own, as they were when the state was frozen."""
 

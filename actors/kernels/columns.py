@@ -97,11 +97,6 @@ def fixed_values(column: pa.Array) -> NDArray[Any]:
     return _read_only(np.frombuffer(buffer, dtype=dtype, count=len(column), offset=offset_bytes))
 
 
-def is_word_type(data_type: pa.DataType) -> bool:
-    """Whether keys of this type (after `plain`) are words rather than strings of bytes."""
-    return pa.types.is_boolean(data_type) or storage_dtype(data_type) is not None
-
-
 def key_form(column: pa.Array, name: str) -> Words | Strings:
     """Canonical form of a key column (after `plain`). ConfigurationError for a type that cannot be a key.
 

@@ -67,11 +67,6 @@ class TableSink(Operator):
         self._first_version = first_version
         self._version = first_version
 
-    @property
-    def pending_bytes(self) -> int:
-        """Bytes of the rows that wait to be taken."""
-        return self._pending_bytes
-
     def open(self, context: OperatorContext, restored: Sequence[StateTable]) -> None:
         """Go on from the greatest version that any former subtask had used."""
         super().open(context, restored)

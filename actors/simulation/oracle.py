@@ -223,10 +223,6 @@ class Oracle:
         """The coordinator has given a checkpoint up: whatever its tasks still do for it counts for nothing."""
         self._cuts.pop(checkpoint_id, None)
 
-    def pending_cuts(self) -> int:
-        """Checkpoints that a task of this attempt has begun and that are neither complete nor aborted."""
-        return len(self._cuts)
-
     def _cut(self, checkpoint_id: int) -> _Cut:
         return self._cuts.setdefault(checkpoint_id, _Cut(self.attempt))
 

@@ -10,12 +10,12 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kernel_reference import accumulate_reference
 from numpy.typing import NDArray
 
 from tidegate.actors.kernels import accumulate
 from tidegate.actors.kernels.columns import NO_MASK
 from tidegate.actors.kernels.paged import PAGE_ROWS
-from tidegate.actors.kernels.reference import accumulate_reference
 from tidegate.actors.state.backend import ValueSpec
 from tidegate.actors.state.pages import PagedColumn
 

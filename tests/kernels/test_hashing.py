@@ -9,9 +9,9 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kernel_reference import hash_columns_reference
 
 from tidegate.actors.kernels.hashing import hash_columns
-from tidegate.actors.kernels.reference import hash_columns_reference
 from tidegate.storage.errors import ConfigurationError
 
 _VALUES: dict[pa.DataType, st.SearchStrategy[object]] = {

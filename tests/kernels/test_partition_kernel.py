@@ -9,9 +9,9 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kernel_reference import partition_reference
 
 from tidegate.actors.kernels.partition import gather, partition, subtask_table
-from tidegate.actors.kernels.reference import partition_reference
 from tidegate.storage.state import key_group_range
 
 

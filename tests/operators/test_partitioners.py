@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kernel_reference import hash_columns_reference
 
-from tidegate.actors.kernels.reference import hash_columns_reference
 from tidegate.actors.operators.partitioners import (
     BroadcastPartitioner,
     ForwardPartitioner,

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import pyarrow as pa
+from frozen_keyed_table import FrozenKeyedTable
 
 from tidegate.storage.ids import AttemptNumber, CheckpointId, JobId, OperatorUid, SubtaskIndex, VertexId
 from tidegate.storage.layout import CheckpointLayout
 from tidegate.storage.metadata import METADATA_VERSION, CheckpointMetadata, OperatorInfo, SubtaskState
 from tidegate.storage.metadata_file import create_metadata
-from tidegate.storage.state import FrozenKeyedTable, StateChunk, key_group_range
+from tidegate.storage.state import StateChunk, key_group_range
 from tidegate.storage.state_file import write_state
 from tidegate.storage.store import Store
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pyarrow as pa
 from checkpoints_on_disk import MAX_PARALLELISM, UID, complete
+from frozen_keyed_table import FrozenKeyedTable
 
 from tidegate.storage.envelope import checksum_of
 from tidegate.storage.ids import CheckpointId, JobId, OperatorUid
@@ -15,7 +16,6 @@ from tidegate.storage.layout import CheckpointLayout
 from tidegate.storage.metadata import CheckpointMetadata, NativeFile, NativeState, StateHandle, SubtaskState
 from tidegate.storage.metadata_file import create_metadata
 from tidegate.storage.state import (
-    FrozenKeyedTable,
     FrozenState,
     StateChunk,
     StateTable,

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from kernel_reference import hash_columns_reference
 from restored_graphs import (
     BROADCAST,
     BY_KEY,
@@ -23,7 +24,6 @@ from restored_graphs import (
 
 from tidegate.actors.graph.job_graph import JobGraph
 from tidegate.actors.identity import ChannelId, TaskId
-from tidegate.actors.kernels.reference import hash_columns_reference
 from tidegate.actors.operators.partitioning import Partitioning
 from tidegate.actors.runtimes.restore import restore_task
 from tidegate.actors.runtimes.restore_checks import check_restorable

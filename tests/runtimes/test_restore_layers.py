@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pyarrow as pa
 import pytest
+from frozen_keyed_table import FrozenKeyedTable
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from restored_graphs import BY_KEY, MAX_PARALLELISM, checkpoint_of, complete, graph_of
@@ -20,7 +21,7 @@ from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.filesystem import FileSystemStore, open_store
 from tidegate.storage.ids import OperatorUid, SubtaskIndex, VertexId
 from tidegate.storage.metadata import CheckpointMetadata, NativeState, StateHandle
-from tidegate.storage.state import FrozenKeyedTable, StateChunk, StateTable, key_group_range, sorted_by_group
+from tidegate.storage.state import StateChunk, StateTable, key_group_range, sorted_by_group
 from tidegate.storage.state_file import write_state
 
 UID = OperatorUid("count")

@@ -9,7 +9,7 @@ from tidegate.actors.runtimes.ray_memory_store import HeldFiles, RayMemoryStore
 from tidegate.storage.errors import ConfigurationError, StorageError
 from tidegate.storage.filesystem import FileSystemStore
 from tidegate.storage.ids import OperatorUid
-from tidegate.storage.memory_storage import STATE_BYTES_MAX_DEFAULT, MemoryStorage, inline_bytes_max_of, is_memory
+from tidegate.storage.memory_storage import STATE_BYTES_MAX_DEFAULT, MemoryStorage
 from tidegate.storage.metadata import StateKind
 from tidegate.storage.state import FrozenTable
 from tidegate.storage.state_file import read_state, write_state
@@ -29,7 +29,7 @@ def test_a_state_within_the_limit_is_inlined(memory_store: FileSystemStore) -> N
         storage,
         "job-1/chk-1/map-0",
         [(UID, state_of(4_000_000))],
-        inline_bytes_max=inline_bytes_max_of(storage, 20_480),
+        inline_bytes_max=storage.state_bytes_max,
     )
 
     assert handle is not None
@@ -69,18 +69,8 @@ def test_the_limit_is_for_states_alone(memory_store: FileSystemStore) -> None:
 
 
 def test_the_default_limit_is_five_megabytes(memory_store: FileSystemStore) -> None:
-    """As in Flink; a file system has the configured threshold."""
-    assert inline_bytes_max_of(MemoryStorage(memory_store), 1) == STATE_BYTES_MAX_DEFAULT == 5 * 1024 * 1024
-    assert inline_bytes_max_of(memory_store, 1) == 1
-
-
-@pytest.mark.parametrize(
-    ("url", "expected"),
-    [("memory://x", True), ("ray-memory://x", True), ("s3://b/memory", False), ("/memory", False), ("memory", False)],
-)
-def test_knows_urls_of_memory(url: str, expected: bool) -> None:
-    """Only the scheme tells."""
-    assert is_memory(url) == expected
+    """As in Flink."""
+    assert MemoryStorage(memory_store).state_bytes_max == STATE_BYTES_MAX_DEFAULT == 5 * 1024 * 1024
 
 
 def test_what_an_actor_holds_is_bounded() -> None:

@@ -1,4 +1,4 @@
-"""What each kernel computes, in plain Python: the specification that the tests compare the kernels to.
+"""What each kernel of `tidegate.actors.kernels` computes, in plain Python: tests compare the kernels to it.
 
 Nothing here is fast, and nothing here shares code with the kernels: the hash comes from the xxHash library,
 values are read through `to_pylist`.
