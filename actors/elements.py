@@ -15,6 +15,8 @@ from tidegate.storage.codec import wire
 from tidegate.storage.ids import CheckpointId
 from tidegate.storage.metadata import SnapshotKind
 
+MIN_WATERMARK_MS = -(2**63)
+"""Event time before the first watermark."""
 MAX_WATERMARK_MS = 2**63 - 1
 """The watermark that ends event time: no element with a timestamp follows."""
 

@@ -12,11 +12,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 
-from tidegate.actors.runtimes.context import OpenStore
 from tidegate.storage.errors import ConfigurationError, StorageError
 from tidegate.storage.ids import CheckpointId, JobId
 from tidegate.storage.lease import is_alive
 from tidegate.storage.metadata import CheckpointMetadata, DataFile
+from tidegate.storage.store import OpenStore
 from tidegate.storage.table_log import TableLog
 from tidegate.tables import OutputTable
 

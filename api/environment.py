@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 from tidegate.actors.graph.stream_graph import StreamNode, translate
 from tidegate.actors.hooks import MasterHook
 from tidegate.actors.memory_source import InMemory, MemorySource
-from tidegate.actors.runtimes.context import DataPlaneOptions, OpenStore
+from tidegate.actors.runtimes.context import DataPlaneOptions
 from tidegate.actors.runtimes.job import Runtime, Submission
 from tidegate.actors.runtimes.local import LocalRuntime
 from tidegate.actors.sources import Source
@@ -28,6 +28,7 @@ from tidegate.storage.create_check import check_conditional_create
 from tidegate.storage.errors import ConfigurationError, StorageError
 from tidegate.storage.ids import OperatorUid
 from tidegate.storage.private_folders import make_private
+from tidegate.storage.store import OpenStore
 from tidegate.stream import Stream
 from tidegate.submission import JobRequest, make_job_id, prepare
 from tidegate.tables import CollectedRows, OutputTable

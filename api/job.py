@@ -9,7 +9,6 @@ from datetime import timedelta
 from typing import Any
 
 from tidegate.actors.coordinator.statistics import CheckpointStatistics
-from tidegate.actors.runtimes.context import OpenStore
 from tidegate.actors.runtimes.job import JobProgress, RunningJob, TaskProcessInfo
 from tidegate.given import location
 from tidegate.recovery import CheckpointSummary, list_checkpoints
@@ -18,6 +17,7 @@ from tidegate.storage.event_log import EventLog
 from tidegate.storage.filesystem import open_store
 from tidegate.storage.ids import CheckpointId, JobId
 from tidegate.storage.metadata import SnapshotKind
+from tidegate.storage.store import OpenStore
 from tidegate.storage.units import parse_duration_ms
 
 

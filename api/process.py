@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from tidegate.actors.elements import MAX_WATERMARK_MS
-from tidegate.actors.operators.base import MIN_WATERMARK_MS
+from tidegate.actors.elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS
 from tidegate.actors.operators.broadcast_process import (
     BroadcastContext,
     BroadcastProcessFunction,

@@ -14,7 +14,6 @@ import logging
 from collections.abc import Iterator
 
 from tidegate.actors.coordinator.spec import RestorePoint
-from tidegate.actors.runtimes.context import OpenStore
 from tidegate.actors.runtimes.coordinator_host import replay
 from tidegate.recovery.checkpoints import is_of_job, latest_and_damaged
 from tidegate.storage.errors import (
@@ -30,7 +29,7 @@ from tidegate.storage.ids import CheckpointId, JobId
 from tidegate.storage.layout import CheckpointLayout, CheckpointPointer, parse_checkpoint_name, parse_pointer
 from tidegate.storage.metadata import CheckpointMetadata
 from tidegate.storage.metadata_file import read_metadata, read_pointed
-from tidegate.storage.store import Store
+from tidegate.storage.store import OpenStore, Store
 
 log = logging.getLogger(__name__)
 

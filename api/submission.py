@@ -17,7 +17,7 @@ from tidegate.actors.identity import TaskId
 from tidegate.actors.operators.partitioning import PartitioningKind
 from tidegate.actors.operators.table_sink import TableSink
 from tidegate.actors.runtimes.clock import now_ms
-from tidegate.actors.runtimes.context import DataPlaneOptions, JobContext, OpenStore
+from tidegate.actors.runtimes.context import DataPlaneOptions, JobContext
 from tidegate.actors.runtimes.job import Submission
 from tidegate.actors.runtimes.restore_checks import check_restorable, check_restored_sources
 from tidegate.actors.runtimes.source_checks import splits_of
@@ -37,6 +37,7 @@ from tidegate.storage.layout import CheckpointLayout, escape, parse_pointer
 from tidegate.storage.memory_storage import STATE_BYTES_MAX_DEFAULT
 from tidegate.storage.metadata import CheckpointMetadata
 from tidegate.storage.metadata_file import read_pointed
+from tidegate.storage.store import OpenStore
 from tidegate.storage.table_log import TableLog
 from tidegate.tables import CollectedRows, OutputTable
 

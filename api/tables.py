@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from tidegate.actors.runtimes.context import OpenStore
 from tidegate.storage.filesystem import open_store
 from tidegate.storage.ids import OperatorUid
-from tidegate.storage.store import Store
+from tidegate.storage.store import OpenStore, Store
 from tidegate.storage.table_files import read_table
 from tidegate.storage.table_log import IfExists, TableInfo, TableLog
 

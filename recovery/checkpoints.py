@@ -8,7 +8,7 @@ checkpoint refers to.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from tidegate.storage.errors import CodecError, CorruptionError, NotFoundError
@@ -25,14 +25,11 @@ from tidegate.storage.lease import read_lease
 from tidegate.storage.metadata import CheckpointMetadata, NativeFile, StateHandle
 from tidegate.storage.metadata_file import read_pointed
 from tidegate.storage.state import StateTable
-from tidegate.storage.store import Store
+from tidegate.storage.store import OpenStore, Store
 from tidegate.storage.subtask_state import read_subtask_state
 from tidegate.storage.verification import verify_native, verify_state
 
 _logger = logging.getLogger(__name__)
-
-OpenStore = Callable[[str], Store]
-"""Opens the store at a url; for stores that need credentials of their own."""
 
 
 @dataclass(frozen=True, slots=True)

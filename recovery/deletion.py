@@ -13,14 +13,13 @@ import logging
 import time
 from collections.abc import Iterator
 
-from tidegate.recovery.checkpoints import OpenStore
 from tidegate.storage.errors import CodecError, ConfigurationError, CorruptionError, NotFoundError
 from tidegate.storage.filesystem import open_store
 from tidegate.storage.layout import CheckpointLayout, CheckpointPointer, parse_checkpoint_name, parse_pointer
 from tidegate.storage.lease import may_live, why_alive
 from tidegate.storage.metadata import CheckpointMetadata
 from tidegate.storage.metadata_file import read_metadata, read_pointed
-from tidegate.storage.store import Store
+from tidegate.storage.store import OpenStore, Store
 
 _logger = logging.getLogger(__name__)
 

@@ -29,6 +29,7 @@ from pyspark import SparkContext
 from pyspark.sql import SparkSession
 from ray.util.placement_group import PlacementGroup
 
+from tidegate.actors.runtimes.ray_calls import NAMESPACE
 from tidegate.spark_bridge.bounded import call_bounded
 from tidegate.spark_bridge.cluster_java import check_cluster_java
 from tidegate.spark_bridge.errors import SparkBridgeError, SparkTimeoutError
@@ -38,8 +39,6 @@ from tidegate.spark_bridge.resources import SessionResources
 from tidegate.storage.errors import ConfigurationError
 
 logger = logging.getLogger(__name__)
-
-NAMESPACE = "tidegate"
 
 _STOP_TIMEOUT_S = 30.0
 _GATEWAY_KILL_TIMEOUT_S = 5.0

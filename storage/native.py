@@ -20,7 +20,7 @@ from tidegate.storage.errors import CorruptionError, StorageError
 from tidegate.storage.local_first import LocalFirstStore
 from tidegate.storage.metadata import NativeFile, NativeState
 from tidegate.storage.private_folders import FOLDER_MODE, open_private
-from tidegate.storage.state import FrozenNative, StateTable
+from tidegate.storage.state import FrozenNative, StateTable, key_groups_meet
 from tidegate.storage.store import Buffer, Store
 from tidegate.storage.verification import verified_native
 
@@ -88,7 +88,9 @@ def read_native(
     groups = clipped(native, key_groups)
     if not groups:
         return
-    needed = [file for file in native.files if file.key_groups is None or _meet(file.key_groups, groups)]
+    needed = [
+        file for file in native.files if file.key_groups is None or key_groups_meet(range(*file.key_groups), groups)
+    ]
     if scratch_dir is not None:
         with _used(scratch_dir):
             os.makedirs(scratch_dir, exist_ok=True)
@@ -162,7 +164,3 @@ def _used(folder: str) -> Iterator[None]:
             f"cannot use the local folder {folder}: {error}. Free some space there, or set the folder of the state "
             "backend to one that can be written to"
         ) from error
-
-
-def _meet(groups: tuple[int, int], others: range) -> bool:
-    return groups[0] < others.stop and others.start < groups[1]

@@ -11,7 +11,6 @@ tables, staged inputs stay with the job that staged them (`origin_root` says whe
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 from tidegate.storage.errors import AlreadyExistsError, NotFoundError
@@ -20,10 +19,8 @@ from tidegate.storage.ids import CheckpointId, JobId
 from tidegate.storage.layout import METADATA_NAME, CheckpointLayout, savepoint_name
 from tidegate.storage.metadata import CheckpointMetadata, SubtaskState
 from tidegate.storage.metadata_file import encode_metadata, read_metadata
-from tidegate.storage.store import Store
+from tidegate.storage.store import OpenStore, Store
 from tidegate.storage.verification import verified_native, verified_state
-
-OpenStore = Callable[[str], Store]
 
 
 def write_savepoint(open_store: OpenStore, root_url: str, target_url: str, metadata: CheckpointMetadata) -> str:

@@ -188,3 +188,8 @@ def key_group_range(subtask: int, max_parallelism: int, parallelism: int) -> ran
     start = (subtask * max_parallelism + parallelism - 1) // parallelism
     stop = ((subtask + 1) * max_parallelism + parallelism - 1) // parallelism
     return range(start, stop)
+
+
+def key_groups_meet(one: range, other: range) -> bool:
+    """Whether two ranges have a key group in common."""
+    return one.start < other.stop and other.start < one.stop

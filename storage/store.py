@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 Buffer = bytes | bytearray | memoryview
@@ -54,3 +54,7 @@ class Store(Protocol):
     def delete_tree(self, prefix: str) -> None:
         """Delete everything under a folder. Deleting what is not there is no error."""
         ...
+
+
+OpenStore = Callable[[str], Store]
+"""Opens the store at a url. The default is `filesystem.open_store`; the simulator, Ray and tests pass their own."""

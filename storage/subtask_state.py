@@ -9,7 +9,7 @@ from __future__ import annotations
 from tidegate.storage.ids import OperatorUid
 from tidegate.storage.metadata import SectionRef, SubtaskState
 from tidegate.storage.native import read_native
-from tidegate.storage.state import StateTable
+from tidegate.storage.state import StateTable, key_groups_meet
 from tidegate.storage.state_file import Wanted, read_state
 from tidegate.storage.store import Store
 
@@ -32,7 +32,7 @@ def read_subtask_state(
     if subtask.handle is not None:
         tables += read_state(store, subtask.handle, uid, key_groups, wanted=wanted)
     for native in subtask.native:
-        if native.uid == uid and (key_groups is None or _meet(range(*native.key_groups), key_groups)):
+        if native.uid == uid and (key_groups is None or key_groups_meet(range(*native.key_groups), key_groups)):
             tables += read_native(store, native, key_groups)
     return tables
 
@@ -41,7 +41,3 @@ def operators_with_state(subtask: SubtaskState) -> frozenset[OperatorUid]:
     """Operators of which a subtask has rows."""
     sections = (section for handle in subtask.state_handles for section in handle.sections)
     return frozenset(section.uid for section in sections) | {native.uid for native in subtask.native}
-
-
-def _meet(one: range, other: range) -> bool:
-    return one.start < other.stop and other.start < one.stop

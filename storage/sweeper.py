@@ -18,7 +18,7 @@ Rules:
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -38,7 +38,8 @@ from tidegate.storage.layout import (
 from tidegate.storage.lease import may_live, why_alive
 from tidegate.storage.metadata import METADATA_VERSION, CheckpointMetadata
 from tidegate.storage.metadata_file import create_metadata, read_pointed
-from tidegate.storage.store import Store
+from tidegate.storage.store import OpenStore, Store
+from tidegate.storage.table_files import DATA_FOLDER
 from tidegate.storage.table_log import TableLog
 
 GRACE_MS_DEFAULT = 3_600_000
@@ -46,8 +47,6 @@ _SOURCE_PREFIX = "source-"
 _COLLECT_PREFIX = "collect-"
 
 _logger = logging.getLogger(__name__)
-
-OpenStore = Callable[[str], Store]
 
 
 class WalkableStore(Store, Protocol):
@@ -292,7 +291,7 @@ class _Sweep:
             return False
         if name.startswith(_SOURCE_PREFIX):
             return not self._goes_back_to
-        own_data = f"data/{self._job_id}/"
+        own_data = f"{DATA_FOLDER}/{self._job_id}/"
         if not name.startswith(_COLLECT_PREFIX) or not below.startswith(own_data):
             return False
         committed = self._committed_in(path.removesuffix(f"/{below}"))

@@ -20,9 +20,6 @@ Emit = Callable[[pa.RecordBatch], None]
 """Hands a batch to the next operator of the chain or to the task's outputs."""
 
 
-MIN_WATERMARK_MS = -(2**63)
-"""Event time before the first watermark."""
-
 STEP_TIMERS_MAX = 1_000
 """Timers that fire in one step at most: so many that what they emit together makes a batch worth its cost."""
 

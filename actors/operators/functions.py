@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, TypeAlias
 
-from tidegate.actors.operators.base import MIN_WATERMARK_MS, OperatorContext
+from tidegate.actors.elements import MIN_WATERMARK_MS
+from tidegate.actors.operators.base import OperatorContext
 from tidegate.actors.operators.key_scope import KeyScope
 from tidegate.actors.operators.keyed_state import ListState, MapState, S
 from tidegate.actors.operators.keyed_states import KeyedStates

@@ -26,8 +26,8 @@ from tidegate.storage.dictionaries import widened
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.metadata import StateKind
 from tidegate.storage.state import Cut, FrozenTable, OperatorSnapshot, StateTable
+from tidegate.storage.table_files import VERSION_COLUMN
 
-VERSION_COLUMN = "_tidegate_version"
 FILE_BYTES_MAX = 64 << 20
 
 _STATE_NAME = "version"

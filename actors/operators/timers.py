@@ -17,8 +17,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from tidegate.actors.elements import MAX_WATERMARK_MS
-from tidegate.actors.operators.base import MIN_WATERMARK_MS
+from tidegate.actors.elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS
 from tidegate.actors.operators.key_scope import KeyScope
 from tidegate.actors.operators.keys import Key, KeyCodec, keyed_chunk, sort_key
 from tidegate.storage.errors import ConfigurationError, CorruptionError

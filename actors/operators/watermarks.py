@@ -12,9 +12,9 @@ from collections.abc import Iterator
 import numpy as np
 import pyarrow as pa
 
-from tidegate.actors.elements import MAX_WATERMARK_MS
+from tidegate.actors.elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS
 from tidegate.actors.kernels.columns import fixed_values, plain, valid_mask
-from tidegate.actors.operators.base import MIN_WATERMARK_MS, Emit, Operator
+from tidegate.actors.operators.base import Emit, Operator
 from tidegate.actors.operators.blame import blame
 from tidegate.storage.errors import ConfigurationError
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from tidegate.actors.coordinator.outages import STORAGE_OUTAGE_MS
@@ -17,10 +16,6 @@ from tidegate.actors.task.source import SplitPosition
 from tidegate.storage.ids import AttemptNumber, JobId, OperatorUid
 from tidegate.storage.layout import CheckpointLayout
 from tidegate.storage.lease import LEASE_MS_DEFAULT
-from tidegate.storage.store import Store
-
-OpenStore = Callable[[str], Store]
-"""Opens the store at a url. The simulator passes its own."""
 
 
 @dataclass(frozen=True, slots=True)

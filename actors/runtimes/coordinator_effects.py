@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from tidegate.actors.coordinator import events as ev
 from tidegate.actors.coordinator import instructions as do
 from tidegate.actors.runtimes.checkpoint_sweep import sweep_checkpoints
-from tidegate.actors.runtimes.context import JobContext, OpenStore
+from tidegate.actors.runtimes.context import JobContext
 from tidegate.actors.runtimes.hook_calls import HookCalls, HookError
 from tidegate.actors.runtimes.job import tables_of
 from tidegate.actors.runtimes.work_folders import remove_work
@@ -20,6 +20,7 @@ from tidegate.storage.metadata import CheckpointMetadata, DataFile
 from tidegate.storage.metadata_file import create_metadata, read_metadata
 from tidegate.storage.retrying import can_pass
 from tidegate.storage.savepoint import discard_savepoint, write_savepoint
+from tidegate.storage.store import OpenStore
 from tidegate.storage.table_files import delete_unreferenced
 from tidegate.storage.table_log import TableLog
 

@@ -12,10 +12,11 @@ from tidegate.actors.coordinator.statistics import CheckpointStatistics
 from tidegate.actors.failures import CheckpointFailureReason
 from tidegate.actors.graph.job_graph import JobGraph
 from tidegate.actors.identity import TaskId
-from tidegate.actors.runtimes.context import JobContext, OpenStore
+from tidegate.actors.runtimes.context import JobContext
 from tidegate.storage.errors import CheckpointError
 from tidegate.storage.ids import CheckpointId
 from tidegate.storage.metadata import SnapshotKind
+from tidegate.storage.store import OpenStore
 
 RUNNING_STATUSES = {
     JobStatus.CREATED: "created",

@@ -12,11 +12,11 @@ import uuid
 from collections.abc import Callable
 
 from tidegate.actors.runtimes.clock import now_ms
-from tidegate.actors.runtimes.context import JobContext, OpenStore
+from tidegate.actors.runtimes.context import JobContext
 from tidegate.storage.ids import JobId
 from tidegate.storage.lease import RENEWALS_A_LEASE, Lease, hold, let_go, read_lease, write_lease
 from tidegate.storage.processes import ProcessId, this_process
-from tidegate.storage.store import Store
+from tidegate.storage.store import OpenStore, Store
 
 log = logging.getLogger(__name__)
 

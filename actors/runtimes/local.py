@@ -7,10 +7,10 @@ import time
 from collections.abc import Sequence
 
 from tidegate.actors.graph.job_graph import JobGraph
-from tidegate.actors.runtimes.context import OpenStore
 from tidegate.actors.runtimes.job import RunningJob, Submission
 from tidegate.actors.runtimes.local_job import LocalJob
 from tidegate.storage.filesystem import open_store
+from tidegate.storage.store import OpenStore
 
 log = logging.getLogger(__name__)
 

@@ -31,7 +31,6 @@ from tidegate.actors.coordinator.statistics import CheckpointStatistics
 from tidegate.actors.failures import error_text, is_permanent, log_failure
 from tidegate.actors.identity import TaskId
 from tidegate.actors.runtimes.clock import now_ms
-from tidegate.actors.runtimes.context import OpenStore
 from tidegate.actors.runtimes.coordinator_effects import CoordinatorEffects
 from tidegate.actors.runtimes.coordinator_host import CoordinatorHost, replay
 from tidegate.actors.runtimes.io_pool import IO_THREADS, io_pool
@@ -57,6 +56,7 @@ from tidegate.storage.event_log import EventLog
 from tidegate.storage.ids import AttemptNumber, CheckpointId
 from tidegate.storage.metadata import SnapshotKind
 from tidegate.storage.retrying import retrying
+from tidegate.storage.store import OpenStore
 
 log = logging.getLogger(__name__)
 

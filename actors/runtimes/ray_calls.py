@@ -20,6 +20,8 @@ import ray
 
 from tidegate.actors.runtimes.ray_mailbox import Mailbox
 
+NAMESPACE = "tidegate"
+"""Ray's namespace for named actors: those of jobs, of sessions, and of checkpoints in memory."""
 LOST_CALL_GRACE_MS = 5_000
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 

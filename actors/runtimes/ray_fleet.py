@@ -29,12 +29,12 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from tidegate.actors.failures import bounded_text, error_text
 from tidegate.actors.graph.job_graph import JobGraph
 from tidegate.actors.identity import TaskId
-from tidegate.actors.runtimes.context import OpenStore
 from tidegate.actors.runtimes.process_ends import Witness, last_lines
 from tidegate.actors.runtimes.ray_task import Handle, ProcessInfo, TaskProcess
 from tidegate.storage.errors import TidegateError
 from tidegate.storage.ids import VertexId
 from tidegate.storage.processes import ProcessId
+from tidegate.storage.store import OpenStore
 
 log = logging.getLogger(__name__)
 

@@ -13,13 +13,13 @@ from typing import Any
 import ray
 from ray.exceptions import GetTimeoutError, RayError
 
+from tidegate.actors.runtimes.ray_calls import NAMESPACE
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.files import FileInfo, Files
 from tidegate.storage.filesystem import FileSystemStore, join_url, open_store
 from tidegate.storage.store import Buffer
 
 SCHEME = "ray-memory://"
-NAMESPACE = "tidegate"
 SIZE_BYTES_MAX_DEFAULT = 256 * 1024 * 1024
 TIMEOUT_MS_DEFAULT = 30_000
 

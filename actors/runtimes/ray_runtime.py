@@ -24,7 +24,6 @@ from ray.exceptions import ActorAlreadyExistsError, ActorDiedError, GetTimeoutEr
 from tidegate.actors.coordinator.state import CoordinatorState
 from tidegate.actors.coordinator.statistics import CheckpointStatistics
 from tidegate.actors.graph.job_graph import JobGraph
-from tidegate.actors.runtimes.context import OpenStore
 from tidegate.actors.runtimes.job import (
     Answer,
     JobProgress,
@@ -34,6 +33,7 @@ from tidegate.actors.runtimes.job import (
     progress_of,
     tables_of,
 )
+from tidegate.actors.runtimes.ray_calls import NAMESPACE
 from tidegate.actors.runtimes.ray_coordinator import CoordinatorProcess, JobView
 from tidegate.actors.runtimes.ray_fleet import FleetOptions, SlotPlacement
 from tidegate.actors.runtimes.ray_memory_store import open_store_on_ray, start_memory
@@ -44,12 +44,12 @@ from tidegate.storage.errors import ConfigurationError, JobFailedError, JobTimeo
 from tidegate.storage.ids import CheckpointId
 from tidegate.storage.metadata import SnapshotKind
 from tidegate.storage.processes import this_process
+from tidegate.storage.store import OpenStore
 
 __all__ = ["RayJob", "RayRuntime", "SlotPlacement"]
 
 log = logging.getLogger(__name__)
 
-NAMESPACE = "tidegate"
 COORDINATOR_RESTARTS_MAX = 16
 GLANCE_S = 0.5
 """How long a call that only looks waits for an answer."""

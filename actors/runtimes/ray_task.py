@@ -9,8 +9,7 @@ Rules:
 - A task that fails leaves the process to the next attempt, unless no thread can be started any more, which stays so.
 - Whatever ends a task, its end is told first: without a new thread, from memory that was set aside. What follows,
   closing and logging, may fail or never come back. A process that cannot even tell ends itself, which is noticed.
-- A task has finished in the eyes of `run` when its last elements and its report have arrived: from then on nobody needs
-  the process, and its death is no failure. Before, its death fails the attempt.
+- `run` returns when the task's last elements and report have arrived; from then on a dead process is no failure.
 - What was meant for another attempt is dropped.
 """
 
@@ -35,7 +34,7 @@ from tidegate.actors.elements import Element, EndOfPartition
 from tidegate.actors.failures import bounded_text, error_text, log_failure
 from tidegate.actors.identity import ChannelId, TaskId
 from tidegate.actors.runtimes.clock import monotonic_ms, now_ms
-from tidegate.actors.runtimes.context import JobContext, OpenStore
+from tidegate.actors.runtimes.context import JobContext
 from tidegate.actors.runtimes.ports import TryAgain
 from tidegate.actors.runtimes.process_ends import close_sockets_in_children, stderr_path
 from tidegate.actors.runtimes.ray_calls import LOST_CALL_GRACE_MS, log_to_stderr, watch_call
@@ -52,6 +51,7 @@ from tidegate.actors.task import instructions as do
 from tidegate.actors.task.machine import TaskMachine
 from tidegate.storage.ids import AttemptNumber
 from tidegate.storage.retrying import retrying
+from tidegate.storage.store import OpenStore
 
 log = logging.getLogger(__name__)
 

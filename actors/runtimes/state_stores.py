@@ -9,12 +9,12 @@ from __future__ import annotations
 import threading
 
 from tidegate.actors.identity import TaskId
-from tidegate.actors.runtimes.context import JobContext, OpenStore
+from tidegate.actors.runtimes.context import JobContext
 from tidegate.actors.task.changelog import Chain
 from tidegate.storage.ids import CheckpointId
 from tidegate.storage.local_copies import LocalCopies, remove_stale_copies
 from tidegate.storage.memory_storage import MemoryStorage
-from tidegate.storage.store import Store
+from tidegate.storage.store import OpenStore, Store
 
 COPIES_BYTES_MAX = 64 * 1024**3
 """Local copies of a task never take more, whatever is retained."""

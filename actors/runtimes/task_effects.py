@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import partial
 
 from tidegate.actors.coordinator.spec import RestorePoint
-from tidegate.actors.runtimes.context import JobContext, OpenStore
+from tidegate.actors.runtimes.context import JobContext
 from tidegate.actors.runtimes.persist import delete_files, write_segment, write_snapshot
 from tidegate.actors.runtimes.restore import restore_task
 from tidegate.actors.runtimes.source_checks import checked_read
@@ -22,7 +22,8 @@ from tidegate.actors.task.lineage import Lineage
 from tidegate.actors.task.snapshots import Written
 from tidegate.storage.errors import DAMAGE, StorageError, may_pass
 from tidegate.storage.in_flight import ChannelEnd, InFlightRows, write_in_flight
-from tidegate.storage.table_files import write_data_file
+from tidegate.storage.store import OpenStore
+from tidegate.storage.table_files import data_dir, write_data_file
 
 log = logging.getLogger(__name__)
 
@@ -199,7 +200,7 @@ class TaskEffects:
         """Write one data file of a sink; nobody sees it before it is committed."""
         d = self._descriptor
         name = f"{instruction.uid}-{d.task.subtask}-{instruction.index:06d}".replace("/", "_")
-        path = f"data/{self._context.job_id}/{d.attempt:06d}/{name}.parquet"
+        path = f"{data_dir(self._context.job_id, d.attempt)}/{name}.parquet"
         store = self._open_store(self._tables[instruction.uid])
         file = write_data_file(store, path, instruction.batches)
         if self._closed:

@@ -21,9 +21,9 @@ from functools import partial
 
 import pyarrow as pa
 
-from tidegate.actors.elements import MAX_WATERMARK_MS
+from tidegate.actors.elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS
 from tidegate.actors.graph.job_graph import OperatorSpec
-from tidegate.actors.operators.base import MIN_WATERMARK_MS, Emit, Operator, OperatorContext, ProcessingTime, StepPace
+from tidegate.actors.operators.base import Emit, Operator, OperatorContext, ProcessingTime, StepPace
 from tidegate.actors.operators.table_sink import TableSink
 from tidegate.actors.state.options import StateBackendOptions
 from tidegate.actors.task.pacing import ROWS_UNLIMITED

@@ -17,7 +17,7 @@ from tidegate.actors.coordinator import events as co
 from tidegate.actors.coordinator import instructions as do
 from tidegate.actors.graph.job_graph import JobGraph
 from tidegate.actors.hooks import MasterHook
-from tidegate.actors.runtimes.context import DataPlaneOptions, JobContext, OpenStore
+from tidegate.actors.runtimes.context import DataPlaneOptions, JobContext
 from tidegate.actors.runtimes.coordinator_host import CoordinatorHost
 from tidegate.actors.runtimes.job import RunningJob, Submission
 from tidegate.actors.runtimes.task_effects import TaskEffects
@@ -37,7 +37,7 @@ from tidegate.recovery import RestartStrategy
 from tidegate.storage.errors import ConfigurationError, ProtocolError
 from tidegate.storage.metadata import CheckpointMetadata, SnapshotKind
 from tidegate.storage.metadata_file import read_metadata
-from tidegate.storage.store import Store
+from tidegate.storage.store import OpenStore, Store
 from tidegate.storage.table_files import read_table
 
 STORAGE = "sim://checkpoints"

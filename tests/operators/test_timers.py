@@ -11,10 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from process_harness import MAX_PARALLELISM, Driven, Row
 
-from tidegate.actors.elements import MAX_WATERMARK_MS
+from tidegate.actors.elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS
 from tidegate.actors.errors import OperatorError
 from tidegate.actors.kernels.hashing import hash_columns
-from tidegate.actors.operators.base import MIN_WATERMARK_MS
 from tidegate.actors.operators.functions import ProcessContext, ProcessFunction, Rows
 from tidegate.actors.operators.key_scope import EnteredKeys, KeyScope
 from tidegate.actors.operators.keys import KeyCodec, sort_key
