@@ -1,4 +1,4 @@
-"""What flows on a channel: record batches, and control elements that keep their place among them.
+"""The elements of a channel: record batches, and control elements that keep their place among them.
 
 A control element never overtakes a batch on an aligned checkpoint, because both are elements of one sequence.
 """

@@ -1,4 +1,4 @@
-"""Errors of what runs: what went wrong inside a task, and in whose code."""
+"""`OperatorError`: what went wrong inside an operator or a function of the user, and in which."""
 
 from __future__ import annotations
 

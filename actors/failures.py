@@ -1,4 +1,4 @@
-"""Why things fail, and how that is put into words.
+"""Why checkpoints and tasks fail: the closed list of reasons, and errors as bounded text.
 
 The reasons for which a checkpoint fails are a closed list, those of Flink's `CheckpointFailureReason` that tidegate can
 meet. A reason that is *counted* brings the job nearer to its tolerable number of failed checkpoints; the others are

@@ -1,4 +1,4 @@
-"""Who talks to whom: tasks and channels as values."""
+"""`TaskId` and `ChannelId`: which subtask, and which channel between two subtasks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A source over Arrow data that the driver holds in memory: replayable, because the data travels with the job."""
+"""`MemorySource`: Arrow data that the driver holds in memory. It can be replayed, because it travels with the job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a source is: splits that can be read again from any row offset.
+"""`Source`: the contract of a source, whose splits can be read again from any row offset.
 
 A source does I/O, so the machine never calls it: the machine asks the runtime to read, and gets a batch back as an
 event. The position (which splits, which row of each) is the machine's, is stored in every checkpoint, and is what

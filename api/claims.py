@@ -1,4 +1,4 @@
-"""Taking over the tables of a job: nothing that a restored checkpoint covers may be lost, nor anybody be evicted.
+"""Takes over the tables of a job: nothing that a restored checkpoint covers may be lost, nor anybody be evicted.
 
 - A table is refused while the job that owns it lives: its lease says so, under the checkpoint root that its claim
   names. This is a courtesy, decided by a clock; what keeps rows exactly-once is that only the owner commits.

@@ -1,4 +1,4 @@
-"""The columns of a stream while a program is made: what expressions make of them, and which they pass as they are."""
+"""Works out the columns of a stream while a program is made: what expressions make of them, and which pass."""
 
 from __future__ import annotations
 

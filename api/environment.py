@@ -1,4 +1,4 @@
-"""The environment: where a driver script makes its streams and runs them."""
+"""`StreamEnvironment`: where a driver script makes its streams and runs them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What users name: places, uids of operators, names of jobs. What cannot be one is refused where it is given."""
+"""Checks what users name: places, uids of operators, names of jobs. What cannot be one is refused where it is given."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A job that was executed, as the driver script sees it."""
+"""`Job`: a job that was executed, as the driver script sees it."""
 
 from __future__ import annotations
 

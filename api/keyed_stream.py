@@ -1,4 +1,4 @@
-"""Streams by key: rows of one key meet in one subtask, where an operator has state of that key."""
+"""`KeyedStream`: rows of one key meet in one subtask, where an operator has state of that key."""
 
 from __future__ import annotations
 

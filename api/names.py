@@ -1,4 +1,4 @@
-"""A job's name is taken as long as a job of that name lives under the same checkpoint root.
+"""Keeps a job's name taken as long as a job of that name lives under the same checkpoint root.
 
 Rules:
 

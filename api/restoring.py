@@ -1,4 +1,4 @@
-"""Which checkpoint a job starts from.
+"""Chooses the checkpoint that a job starts from.
 
 Rules:
 

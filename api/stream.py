@@ -1,4 +1,4 @@
-"""Streams: what a driver script strings together. Nothing runs before `StreamEnvironment.execute`."""
+"""`Stream`: what a driver script strings together. Nothing runs before `StreamEnvironment.execute`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a driver's streams to a job that a runtime can run. Whatever can be known to be wrong is refused here."""
+"""Turns a driver's streams into a job that a runtime can run. Whatever can be known to be wrong is refused here."""
 
 from __future__ import annotations
 

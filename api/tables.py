@@ -1,4 +1,4 @@
-"""What a job writes, as the driver script sees it: only what completed checkpoints have committed."""
+"""`OutputTable` and `CollectedRows`: what a job writes, of which only completed checkpoints' rows show."""
 
 from __future__ import annotations
 

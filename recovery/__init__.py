@@ -1,4 +1,4 @@
-"""What to do with what rests: find, verify and read checkpoints, and decide whether a failed job restarts.
+"""Checkpoints at rest: find, verify, read and delete them, and decide whether a failed job restarts.
 
 `tidegate.recovery` is what people call after a crash, from a script or through the command line in `cli.py`.
 It reads storage only; nothing here needs a running job.

@@ -1,4 +1,4 @@
-"""Checkpoints as people and restores see them: which there are, whether they are whole, and what is in them.
+"""Lists, verifies and reads checkpoints at rest, for people and for jobs that restore.
 
 Rules: only a complete, non-void checkpoint is ever listed; a damaged one is listed as such, and passed over
 for the one before it by `latest`, with a warning that says why. Verifying reads every byte that the

@@ -1,4 +1,4 @@
-"""Deleting a checkpoint or a savepoint that nobody wants any more.
+"""Deletes a checkpoint or a savepoint that nobody wants any more.
 
 Rules: nothing of a job that lives is deleted: it relies on the checkpoints that it retains, deletes the others itself,
 and may be about to refer to their files. Savepoints are the user's: no job needs those that it has taken. `_metadata`

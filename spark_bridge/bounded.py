@@ -1,4 +1,4 @@
-"""Calls into Ray and Spark that end in time, whatever the cluster does.
+"""Makes calls into Ray and Spark end in time, whatever the cluster does.
 
 A Spark action issued after an executor's node died may never return, and neither may `raydp.stop_spark` on a
 dead cluster. Rules kept here: every such call runs in a daemon thread of its own (which cannot keep the

@@ -1,4 +1,4 @@
-"""A bounded DataFrame as the source of a job: staged when the job is submitted, read from what was staged."""
+"""`DataFrameSource`: a bounded DataFrame as a source: staged when the job is submitted, read from what was staged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which Java runs Spark, decided before Ray starts.
+"""Chooses the Java that runs Spark, before Ray starts.
 
 Rules kept here:
 

@@ -1,4 +1,4 @@
-"""What the JVM of Spark's driver prints, without the lines that nobody can act on.
+"""Filters what the JVM of Spark's driver prints: lines that nobody can act on are left out.
 
 PySpark starts that JVM with the standard output and error of this process. Most of what it prints while it starts is
 switched off by no setting: the launcher tells of `JDK_JAVA_OPTIONS`, RayDP of a log4j file that it never had, Ray's

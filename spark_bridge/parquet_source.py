@@ -1,4 +1,4 @@
-"""A staged DataFrame as a source: one Parquet file a split, read again exactly from any row.
+"""`ParquetSource`: a staged DataFrame as a source: one Parquet file a split, read again exactly from any row.
 
 Rules kept here: rows of a split are its file's rows in file order, so `(split, offset, rows_max)` alone
 decides what a read returns; a file is checked whole (size and checksum) each time a reader opens it, before a

@@ -1,4 +1,4 @@
-"""What a session asks of a cluster: pure arithmetic over executors, cores, memory and task slots."""
+"""`SessionResources`: what a session asks of a cluster, as arithmetic over executors, cores, memory and task slots."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Spark schemas as Arrow schemas, and back.
+"""Translates Spark schemas into Arrow schemas, and back.
 
 Rules kept here: a column keeps its values exactly or is refused by name. Timestamps are microseconds, those
 with a time zone in UTC. Arrow types that Spark lacks (unsigned and half-precision numbers, times,

@@ -1,4 +1,4 @@
-"""What staging leaves behind: Parquet files, and one manifest that makes them a source.
+"""The manifest of a staged DataFrame: it makes a folder of Parquet files a source.
 
 Rules kept here: the manifest is created once, conditionally, after every file is complete, so a folder either
 holds a whole staged DataFrame or none; files are named relative to the folder's url; the manifest carries the

@@ -1,4 +1,4 @@
-"""The committed rows of a tidegate table as a Spark DataFrame.
+"""Shows the committed rows of a tidegate table as a Spark DataFrame.
 
 Rules kept here: a DataFrame shows the files of one snapshot of the table's log, whatever is committed
 afterwards; in upsert mode it has one row per key, that of the highest version; the version column is never

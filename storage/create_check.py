@@ -1,4 +1,4 @@
-"""The self-test of conditional creates, with which every job begins: fencing and completing checkpoints rest on them.
+"""Tests conditional creates before a job begins: fencing and completing checkpoints rest on them.
 
 Rules:
 

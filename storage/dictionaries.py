@@ -1,4 +1,4 @@
-"""Dictionary columns at rest: one form of them, in which any number of distinct values can meet.
+"""Brings dictionary columns into the one form in which they rest, so that any number of distinct values can meet.
 
 Rules: a producer picks the indexes of a dictionary by what it sees in one batch (pandas: int8 up to 128 categories),
 but a table or a state holds the values of all batches. So dictionaries of strings and binary rest with int32 indexes,

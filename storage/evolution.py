@@ -1,4 +1,4 @@
-"""Schema evolution: stored rows in the types that a program expects today.
+"""Migrates stored rows to the types that a program expects today (schema evolution).
 
 Rules: a type may be widened, so that every value that was stored keeps its exact meaning (int32 to int64, float32 to
 float64, a finer unit of time, more digits, and so on; 32-bit integers also to float64); a struct may get fields (null

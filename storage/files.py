@@ -1,4 +1,4 @@
-"""The narrow waist between `FileSystemStore` and a kind of file system.
+"""`Files`: what `FileSystemStore` needs of a kind of file system. Local files, S3 and memory implement it.
 
 A `Files` works on absolute keys, raises OSError for every fault, and says of a conditional create whether it
 won. Rules: a file appears complete or not at all; `create` never replaces; a name that starts with

@@ -1,4 +1,4 @@
-"""Identifiers as types of their own, so that a type checker keeps them apart."""
+"""Identifiers as types of their own (`JobId`, `CheckpointId`, …), so that a type checker keeps them apart."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""In-flight elements at rest: what an unaligned barrier has overtaken in the channels of one subtask.
+"""Writes and reads in-flight elements: what an unaligned barrier has overtaken in the channels of one subtask.
 
 They are a state file like any other, so checksums, inlining and verification are those of `state_file.py`. Rules:
 

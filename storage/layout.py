@@ -1,4 +1,4 @@
-"""Where everything of a job lies: the one place that spells a path below the checkpoint root.
+"""Says where everything of a job lies: the one place that spells a path below the checkpoint root.
 
 Paths are relative to the root, so a root can be moved. Names made of user text are escaped reversibly, so
 that any uid is a valid file name and can be read back from a listing.

@@ -1,4 +1,4 @@
-"""The lease of a job: what says that it lives, because only a living job renews it.
+"""The lease of a job: a small file that says that the job lives, because only a living job renews it.
 
 Rules:
 

@@ -1,4 +1,4 @@
-"""Copies of a task's checkpoint files on its own node, from which a restart there reads instead of the primary storage.
+"""Keeps copies of a task's checkpoint files on its own node, so that a restart there need not ask primary storage.
 
     <folder>/<job>/<vertex>-<subtask>/chk-17/<path in the primary storage>
 

@@ -1,4 +1,4 @@
-"""Reading a checkpoint from the copies that a node has of it, and from the primary storage where it has none.
+"""Reads a checkpoint from the copies that a node has of it, and from the primary storage where it has none.
 
 Rules: the checkpoint's metadata says what each file must be; a copy is read as a whole and verified once, before its
 first byte is used. A copy that is missing or not right is passed over for the primary, with a line in the log that says

@@ -1,4 +1,4 @@
-"""Files of a state backend on their way to checkpoints and back; what is in them is the backend's.
+"""Writes a state backend's own files (RocksDB's) into checkpoints, and fetches them back onto the local disk.
 
 Rules: a file that the base of a checkpoint has already is referred to, not written again; every file has a checksum of
 all its bytes, which is compared when it is fetched; local folders are cleared on every way out, whatever fails.

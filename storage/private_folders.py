@@ -1,4 +1,4 @@
-"""Folders on this machine's disk that are one user's alone, although others may write to the folder around them.
+"""Makes, checks and clears local folders that are one user's alone, although others may write beside them.
 
 State on the local disk may hold pickles, which run code when they are read, and what lies there is deleted without
 asking. Another user of the machine who puts a link or a file of theirs in our way must gain nothing by it. Rules:

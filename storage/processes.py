@@ -1,4 +1,4 @@
-"""Which process is which, so that a later one can tell whether an earlier one is gone.
+"""`ProcessId`: names a process, so that a later one can tell whether it is gone.
 
 Rules: a process is known by where its number counts (host, boot and pid namespace), its number, and the moment when it
 began: numbers are used again. Only of a process of the same place can anything be known; of any other, nothing is.

@@ -1,4 +1,4 @@
-"""A store whose reads and writes are tried again for a few seconds before they fail.
+"""`RetryingStore`: tries reads and writes again for a few seconds before they fail.
 
 One failed write of a task costs a restart of the job, and most faults of storage pass within seconds. Rules:
 

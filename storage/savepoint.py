@@ -1,4 +1,4 @@
-"""Savepoints: self-contained copies of a checkpoint, owned by the user.
+"""Writes savepoints: self-contained copies of a checkpoint, owned by the user.
 
     <target>/savepoint-<job>-17/_metadata           created last: a savepoint is there when this file is
     <target>/savepoint-<job>-17/<vertex>-<subtask>  the files of chk-17, byte for byte

@@ -1,4 +1,6 @@
-"""State on its way to and from a checkpoint.
+"""The types of state in a snapshot: frozen on its way into a checkpoint, and as tables when it is read back.
+
+Operators and backends make `FrozenState`; `state_file.py` writes it; a restored operator is given `StateTable`s.
 
 A snapshot has a synchronous part, `Operator.snapshot`, that runs on the task's thread, freezes references and must be
 short, and an asynchronous part that encodes and writes what was frozen, piece by piece, beside processing.

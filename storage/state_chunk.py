@@ -1,4 +1,4 @@
-"""A piece of one state as bytes: an Arrow IPC stream with one batch, whose schema says which serializer wrote it.
+"""Encodes a piece of one state: an Arrow IPC stream with one batch, whose schema says which serializer wrote it.
 
 The rows are typed, so whoever knows Arrow can read them. What the serializer's version has to do with is the meaning of
 types and columns; files as a whole have a version of their own.

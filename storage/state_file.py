@@ -1,4 +1,4 @@
-"""State of one subtask, to storage and back: a file, or the same bytes inlined in the handle when they are few.
+"""Writes and reads the state of one subtask: as a file, or inlined in the handle when it is small.
 
 The format is that of `state_directory.py`. Rules: states are encoded chunk by chunk while the file is being written, so
 memory is bounded by a chunk, not by the state; a chunk is verified before it is decoded; a reader fetches only chunks

@@ -1,4 +1,7 @@
-"""The interface of a place where bytes rest. `filesystem.py` implements it over fsspec; the simulator has its own."""
+"""`Store`: the interface of a place where bytes rest.
+
+`filesystem.py` implements it over fsspec; the simulator has its own.
+"""
 
 from __future__ import annotations
 

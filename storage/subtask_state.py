@@ -1,4 +1,4 @@
-"""The state of one operator in one subtask of a checkpoint, from all that it lies in.
+"""Reads the state of one operator in one subtask of a checkpoint, from all the files that hold it.
 
 Layers come from the base up, each marked with its number; then what was written whole, and what a backend wrote as
 files of its own. Whoever applies the tables in this order has the state as it was.

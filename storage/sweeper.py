@@ -1,4 +1,4 @@
-"""Finds, and deletes on demand, what crashes have left behind in a job's folder and nobody refers to any more.
+"""Finds, and deletes on demand, what crashes have left in a job's folder and nobody refers to any more.
 
 Rules:
 

@@ -1,5 +1,6 @@
-"""Data files of output tables: Parquet files that lie at `data/<job>/<attempt>/<name>.parquet` under the
-table's url.
+"""Writes, reads and deletes the data files of output tables.
+
+    data/<job>/<attempt>/<name>.parquet     under the table's url
 
 Rules: a file is part of the table only through the commit log; its bytes are checked against the checksum in
 the log before they are decoded; a file that no entry refers to may be deleted once its attempt is over. In an

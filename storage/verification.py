@@ -1,4 +1,4 @@
-"""Every byte of a checkpoint, read and compared with its checksum, a bounded number of bytes at a time.
+"""Verifies stored state: reads every byte and compares checksums, a bounded number of bytes at a time.
 
 What is copied (to a savepoint, say) is copied from here: a file that is written from verified bytes never appears
 unless it is whole, because `Store.write` fails with what is raised at their end.

@@ -1,4 +1,4 @@
-"""A store in front of another one: what stores that add something to one share.
+"""`WrappedStore`: a store in front of another one, the base of stores that add something.
 
 Rule: whatever a store in front does not change is the business of the one behind it. What it changes it overrides.
 """

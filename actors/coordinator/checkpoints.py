@@ -1,7 +1,8 @@
-"""The checkpoints of one job: request, trigger, collect, give up. What follows is in `writing`.
+"""Takes the checkpoints of one job: from a request over the trigger to the last acknowledgement.
 
-Works on the coordinator's state and appends instructions; what a failed checkpoint means for the job is left in the
-context as a verdict, which the machine carries out.
+The machine hands `CheckpointKeeper` the events of checkpoints. It works on the coordinator's state and appends
+instructions. A failed checkpoint leaves a verdict for the job in the context, and the machine carries it out. What
+follows the last acknowledgement is in `writing.py`.
 """
 
 from __future__ import annotations

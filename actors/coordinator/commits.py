@@ -1,4 +1,4 @@
-"""Makes the sink files of completed checkpoints visible, and subsumes what newer checkpoints have made superfluous.
+"""Commits the sink files of completed checkpoints, and subsumes checkpoints that newer ones have made superfluous.
 
 Rules: checkpoints are committed one at a time, in the order of their numbers; whenever one is committed, older ones are
 deleted, all but the newest retained ones and those that are not committed (invariants 5 and 6). So what is kept is

@@ -1,4 +1,4 @@
-"""What the parts of the coordinator machine share: its state, its way to ask for things, and its verdicts.
+"""`CoordinatorContext`: what the parts of the coordinator machine share: state, instructions, and verdicts.
 
 Verdicts are what an event brings about for the whole job: set while it is handled, and taken by the machine before it
 is over. They are no state.

@@ -1,5 +1,7 @@
-"""Deploys the attempts of a job: tables are taken back where it has to be, master hooks are restored, then all tasks,
-then the sources start.
+"""Deploys an attempt of a job: takes tables back, restores master hooks, restores all tasks, starts the sources.
+
+The machine calls `Deployer` for the first attempt and for each restart. Tables are taken back only where the attempt
+starts from an older checkpoint, because the newest one was damaged.
 
 Rules: an attempt starts from the newest completed checkpoint of the job that is not known to be damaged, or from what
 the user named before there is one (invariant 7). Hooks are restored before any task is deployed, a bounded number of

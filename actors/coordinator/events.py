@@ -1,4 +1,4 @@
-"""Facts that the coordinator is told. Each is logged before anything that follows from it is done."""
+"""The events of the coordinator: facts that it is told. Each is logged before anything that follows from it is done."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the coordinator asks its runtime to do."""
+"""The instructions of the coordinator: what it asks its runtime to do. `CoordinatorHost` carries them out."""
 
 from __future__ import annotations
 

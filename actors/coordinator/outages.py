@@ -1,4 +1,4 @@
-"""How long an outage of storage is put up with, and how often it is tried meanwhile: growing pauses up to a limit."""
+"""How long the coordinator puts up with an outage of storage, and how long it pauses between attempts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which events change nothing: a coordinator neither handles nor logs them.
+"""Tells which events change nothing: the coordinator's host neither hands them to the machine nor logs them.
 
 A pure function of the state and the event. What it says of an event is a rule of the machine, and replays as it was: an
 event that was logged is relevant again when the log is replayed.

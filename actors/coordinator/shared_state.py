@@ -1,4 +1,4 @@
-"""Which completed checkpoints refer to which shared files (Flink's `SharedStateRegistry`).
+"""Knows which completed checkpoints refer to which shared files (Flink's `SharedStateRegistry`).
 
 Rules:
 

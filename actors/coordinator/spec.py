@@ -1,4 +1,4 @@
-"""What a coordinator is told about its job when it is submitted; the first thing in the event log."""
+"""`JobSpec`: what a coordinator is told about its job when it is submitted; the first thing in the event log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Everything the coordinator remembers: the fold over its event log, encodable so that the fold can be stored.
+"""`CoordinatorState`: everything the coordinator remembers, as the fold over its event log.
+
+The codec can write it, so that the fold can be stored and the log cut.
 
 Sets of tasks are dicts that grow in place, so that an event costs the same however many tasks there are.
 """

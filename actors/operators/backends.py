@@ -1,4 +1,4 @@
-"""The backend of one operator, for its place in the job."""
+"""Opens the state backend of one operator, and freezes it for a snapshot as the backend's options say."""
 
 from __future__ import annotations
 

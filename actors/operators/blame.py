@@ -1,6 +1,4 @@
-"""Turns what went wrong inside an operator into an error that says which operator, which subtask and which
-row.
-"""
+"""Turns what went wrong inside an operator into an error that names the operator, the subtask and the row."""
 
 from __future__ import annotations
 

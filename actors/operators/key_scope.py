@@ -1,4 +1,4 @@
-"""Which key a row-wise function works on: that of the row, or of the timer, that is being processed.
+"""`KeyScope`: which key a row-wise function works on: that of the row, or of the timer, that is being processed.
 
 Rules: the keys of a batch of rows, or of a step of timers, are entered together and left together. State knows a key by
 the backend's reference; as Python values keys are only made when a timer or the function asks for one.

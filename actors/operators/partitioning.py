@@ -1,4 +1,4 @@
-"""How an edge of the job graph repartitions batches: the part that travels with the graph."""
+"""`Partitioning`: how an edge of the job graph repartitions batches. It travels with the graph."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The sweep of a job's checkpoints when the job is over: what no retained one refers to is deleted.
+"""Sweeps a job's checkpoints when the job is over: what no retained one refers to is deleted.
 
 Rules: of a checkpoint that goes, `_metadata` goes first, so that nobody finds it half deleted. Shared files are looked
 at last, when everything is known that retained checkpoints refer to; where the metadata of one of them is damaged or

@@ -1,4 +1,4 @@
-"""The clock of the runtimes that run in real time."""
+"""The clocks of the runtimes that run in real time: the wall clock, and one that nobody sets."""
 
 from __future__ import annotations
 

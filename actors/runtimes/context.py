@@ -1,4 +1,4 @@
-"""What every process of a job needs to know: the graph with its code, the storage, the sizes."""
+"""`JobContext`: graph, storage and sizes of one job, sent to each of its processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The I/O of a coordinator: metadata, savepoints, sink commits, deletion; and the calls of master hooks."""
+"""Does the I/O that a coordinator asks for: metadata, savepoints, sink commits, deletion; and calls master hooks."""
 
 from __future__ import annotations
 

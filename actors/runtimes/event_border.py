@@ -1,4 +1,4 @@
-"""Where facts come in to the coordinator: what cannot be written down must not stop it.
+"""Makes facts fit for the event log where they come in: what cannot be written down must not stop the coordinator.
 
 Rules: free texts are bounded and escaped. An event that the codec cannot encode, whatever is in it, becomes the failure
 of what it speaks of, with the cause; so the log can always be written, and the job goes on by its own rules.

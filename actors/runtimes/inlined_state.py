@@ -1,4 +1,4 @@
-"""The bytes of state that is inlined in acknowledgements: on their way to `_metadata`, and never in the event log.
+"""Keeps the bytes of inlined state from the acknowledgement to `_metadata`, and out of the event log.
 
 Rules:
 

@@ -1,4 +1,4 @@
-"""What is submitted to a runtime, and what a runtime gives back."""
+"""`Submission`, `RunningJob` and `Runtime`: what is submitted to a runtime, and what a runtime gives back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A job on the local runtime: one loop, and what it does beside.
+"""`LocalJob`: one job on the local runtime. One loop drives all its machines.
 
 One thread drives the coordinator and all tasks in turn; a small pool does the I/O. Messages between machines are
 appended to one queue, so nothing overtakes anything. Messages and timers go before turns, each of them: a barrier waits

@@ -1,4 +1,4 @@
-"""The world as the machines of a local job see it: messages go through the job's one queue, I/O to its pools."""
+"""The ports of a local job: its machines' messages go through one queue, their I/O to the job's pools."""
 
 from __future__ import annotations
 

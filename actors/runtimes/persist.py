@@ -1,4 +1,4 @@
-"""The asynchronous part of a snapshot: what was frozen becomes files, each written once and never changed.
+"""Writes snapshots (the asynchronous part): what was frozen becomes files, each written once and never changed.
 
 Rules: states that belong to one checkpoint alone go into one file; what is put on the layers of keyed state goes into
 another one, which later checkpoints refer to; files of backends go into folders. A snapshot that cannot be written

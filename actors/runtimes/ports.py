@@ -1,4 +1,4 @@
-"""What a runtime offers to the hosts of machines: the runtimes differ in this alone."""
+"""`TaskPort` and `CoordinatorPort`: what a runtime offers to the hosts of machines. Runtimes differ in this alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a process of this node has ended, and what it said last: the facts, and no guess.
+"""Finds out how a process of this node has ended, and what it said last: the facts, and no guess.
 
 Rules: Linux tells the exit code of a process to its parent, which is Ray. Who has held on to the process since before
 its end (by a file descriptor) may ask for it too, since Linux 6.15; elsewhere a crash is known by what it printed, and

@@ -1,4 +1,4 @@
-"""What every process of a job on Ray shares: calls that must not get lost unnoticed, and a log that people see.
+"""Calls on Ray that must not get lost unnoticed, and the log that people see, for every process of a job.
 
 Ray does not repeat a call that did not arrive (`max_task_retries=0`: a repeated one could arrive twice, and late), and
 says so only to somebody who asks for its result. Data frames need no result: the number of the next frame tells. For

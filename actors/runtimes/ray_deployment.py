@@ -1,4 +1,4 @@
-"""Attempts on Ray: the orders that processes get, the ends they come to, and how long recovery takes.
+"""Deploys attempts on Ray: gives processes their orders, watches how they end, and measures how long recovery takes.
 
 Rules:
 

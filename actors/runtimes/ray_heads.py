@@ -1,4 +1,4 @@
-"""What goes before the elements of a frame, or stands for a grant of credit, in calls between tasks on Ray."""
+"""The head of a call between tasks on Ray: it goes before the elements of a frame, or stands for a grant of credit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a checkpoint or savepoint to what each task starts with.
+"""Restores tasks: from a checkpoint or savepoint to what each of them starts with.
 
 Keyed state is cut to the key groups of the subtask, its layers come in their order. List state stays where it was when
 the parallelism did not change and is dealt out row by row otherwise; union state goes to every subtask, broadcast state

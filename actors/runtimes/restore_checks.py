@@ -1,4 +1,4 @@
-"""What is refused when a job is submitted, because its graph does not fit the checkpoint that it starts from.
+"""Refuses a job whose graph does not fit the checkpoint that it starts from, when it is submitted.
 
 Rules: state and in-flight elements have a place in the graph; a source is the one that the checkpoint knows; and what
 had finished gets no more input (FLIP-147, Flink's `VertexFinishedStateChecker`).

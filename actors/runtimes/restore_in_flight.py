@@ -1,4 +1,4 @@
-"""In-flight elements of a checkpoint, dealt out to the channels of the tasks that start from it.
+"""Deals the in-flight elements of a checkpoint out to the channels of the tasks that start from it.
 
 Everything becomes in-flight input of the downstream task, also what a sender had not sent: output queues start empty
 (as in Flink with `execution.checkpointing.unaligned.recover-output-on-downstream`). Rules:

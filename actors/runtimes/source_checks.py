@@ -1,4 +1,4 @@
-"""What a source says, checked where it comes in: a source may be code of the user.
+"""Checks what a source says where it comes in: a source may be code of the user.
 
 Whatever its code raises when the job is submitted is the source's mistake, also an exit: a driver must not end without
 a word because of it. Only Ctrl-C comes out as it is.

@@ -1,4 +1,4 @@
-"""Where one task writes its state to, and reads it from: the checkpoint storage, and beside it what the job asked for.
+"""`StateStores`: where one task writes and reads its state: checkpoint storage, and what the job asked for beside it.
 
 With local copies everything that is written goes to the node's disk too, and what a restart reads comes from there as
 long as it is right. With storage in the coordinator's memory a state has a limit.

@@ -1,4 +1,4 @@
-"""The I/O of a task: reading its source, reading and writing its state, staging its sink files."""
+"""Does the I/O that a task asks for: reads its source, reads and writes its state, stages its sink files."""
 
 from __future__ import annotations
 

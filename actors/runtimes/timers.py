@@ -1,4 +1,4 @@
-"""What a thread has to do later: deadlines by a clock that nobody sets.
+"""`Timers`: what a thread has to do later, with deadlines by a clock that nobody sets.
 
 Machines name moments by the wall clock, as Flink does. The hosts of machines make delays of them, by the time that
 the machine was told (`at_ms`). So a wall clock that is set back meanwhile holds nothing up, and one that is set forward

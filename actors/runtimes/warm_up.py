@@ -1,4 +1,4 @@
-"""What a fresh process pays for before its first row, paid ahead: imports, and kernels loaded from their cache."""
+"""Pays ahead for what a fresh process needs before its first row: imports, and kernels loaded from their cache."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Local folders in which backends work, and what processes that died have left there.
+"""Makes and clears the local folders in which backends work, also those that dead processes have left.
 
     <folder>/<job>/<vertex>-<subtask>/attempt-3/<operator uid>
     <folder>/<job>/<vertex>-<subtask>/process-3

@@ -1,4 +1,4 @@
-"""What goes wrong in a simulation, and how often."""
+"""`Faults`: what goes wrong in a simulation, and how often."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The oracle of what rests: checkpoints, event log and tables of one job, seen through the files that come and go."""
+"""The oracle of files: checks checkpoints, event log and tables of one job by the files that come and go."""
 
 from __future__ import annotations
 

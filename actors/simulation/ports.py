@@ -1,4 +1,4 @@
-"""What the simulated world offers to hosts: messages that come late, twice or not at all, and I/O that fails."""
+"""The ports of the simulated world: messages that come late, twice or not at all, and I/O that fails."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The oracle of what the coordinator tells: its statistics, and the savepoints that users are given.
+"""The oracle of records: checks the coordinator's statistics, and the savepoints that users are given.
 
 Rules:
 

@@ -1,4 +1,4 @@
-"""A drawing of the messages of a run as text: a lane for the user, the coordinator and each task, time goes down.
+"""Draws the messages of a run as text: a lane for the user, the coordinator and each task, time goes down.
 
     ms        user    coordinator  src[0]   agg[0]
        120    |       >------------>        |       CheckpointTriggered(3)

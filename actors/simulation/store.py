@@ -1,4 +1,4 @@
-"""Storage of a simulation: one flat name space in memory, with faults, watched by the oracle."""
+"""The storage of a simulation: one flat name space in memory, with faults, watched by the oracle."""
 
 from __future__ import annotations
 

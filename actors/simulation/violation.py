@@ -1,4 +1,4 @@
-"""The finding of an oracle."""
+"""`InvariantViolated`: what an oracle raises when a job has broken a rule."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What operators want of a state backend, vectorised and key by key; every backend passes the same contract tests.
+"""The contract of state backends: what operators ask of one, vectorised and key by key.
+
+Every backend passes the same contract tests.
 
 Rules: a backend holds the keyed state of one operator in one subtask and is used by one thread. A state is a table with
 a row for each key that has it: that is the form in which it is stored, read and moved between backends. Between `enter`

@@ -1,4 +1,4 @@
-"""Which slots of a state have changed since which snapshot: what an incremental snapshot has to hold.
+"""Tracks which slots of a state have changed since which snapshot: what an incremental snapshot has to hold.
 
 Rules: one bitmap collects the changes since the last freeze. A freeze closes it under the number of its checkpoint and
 begins an empty one, so it costs nothing that grows with the state. A snapshot on top of checkpoint B holds the bitmaps

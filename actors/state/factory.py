@@ -1,4 +1,4 @@
-"""Makes the backend that a job asks for. Operators use `actors/operators/backends.make_backend`."""
+"""Opens the backend that a job asks for. Operators call it through `actors/operators/backends.make_backend`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A keyed state as it was, on its way to storage: rows, or the keys that are gone, by blocks of slots.
+"""Frozen keyed state on its way to storage: its rows, or the keys that are gone, by blocks of slots.
 
 Rules: what is produced is taken from `BLOCK_ROWS` slots or more at a time, at most twice as many rows, sorted by key
 group and cut between two groups into chunks of `CHUNK_ROWS_MIN` rows or more. As soon as a block is encoded its pages

@@ -1,4 +1,4 @@
-"""Which backend holds the keyed state of a job, and how it writes its checkpoints."""
+"""`StateBackendOptions`: which backend holds the keyed state of a job, and how it writes its checkpoints."""
 
 from __future__ import annotations
 

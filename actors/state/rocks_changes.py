@@ -1,4 +1,4 @@
-"""Which keys of a state in RocksDB have changed since which snapshot: what a segment of a changelog has to hold.
+"""Tracks which keys of a state in RocksDB have changed since which snapshot: what a changelog segment has to hold.
 
 Rules: what has changed since the last freeze is collected as keys, those from which something was removed apart. A
 freeze closes the collection under its number and begins an empty one. A snapshot on top of number B holds what was

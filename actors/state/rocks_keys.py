@@ -1,4 +1,4 @@
-"""Keys of batches as RocksDB has them: `storage/rocks/description.py` and `keys.py` say what they look like."""
+"""Turns the keys of a batch into RocksDB's: `storage/rocks/description.py` and `keys.py` say what they look like."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stored rows on their way into RocksDB: from checkpoints of any backend, and from states whose types have changed."""
+"""Loads stored rows into RocksDB: from checkpoints of any backend, and from states whose types have changed."""
 
 from __future__ import annotations
 

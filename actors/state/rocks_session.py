@@ -1,4 +1,4 @@
-"""One RocksDB database with the states that lie in it: opened empty or on files of a checkpoint, described, frozen.
+"""`RocksSession`: one RocksDB database with its states, opened empty or on files of a checkpoint, described, frozen.
 
 Rules: the folder belongs to one backend. Files that `fetch_native` has brought there are taken over; anything else that
 lies there is deleted. States keep their numbers as long as the files live, and a number is never given twice.

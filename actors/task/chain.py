@@ -1,4 +1,4 @@
-"""The operators of one task, in a row: each one's output is the next one's input, by plain calls.
+"""`OperatorChain`: runs the operators of one task in a row. Each one's output is the next one's input, by plain calls.
 
 Rules: only the first operator has several inputs. A watermark passes the operators in order: each emits what waited for
 it, and what that makes of the next ones comes before the watermark does. An operator that generates watermarks ends

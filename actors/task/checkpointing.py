@@ -1,5 +1,6 @@
-"""The checkpoints of one subtask: barriers in, barriers out, snapshots, what is in flight (Flink's
-SubtaskCheckpointCoordinator).
+"""Takes the checkpoints of one subtask: barriers in, snapshot, barriers out (Flink's `SubtaskCheckpointCoordinator`).
+
+The task machine hands `SubtaskCheckpoints` barriers, triggers and aborts, and what has become durable.
 
 Rules that it keeps:
 

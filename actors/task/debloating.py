@@ -1,4 +1,4 @@
-"""How much may be in flight to a task: what it needs a certain time for (Flink's buffer debloating).
+"""Sets how much may be in flight to a task: what it needs a certain time for (Flink's buffer debloating).
 
 An aligned barrier waits for all that is in flight before it. A bound in bytes alone means milliseconds for a fast
 receiver, and many seconds for a slow one. So a receiver measures how many bytes a second it processes, and gives each

@@ -1,4 +1,4 @@
-"""What one task is told about its place in the job."""
+"""`TaskDescriptor`: what one task is told about its place in the job when it is deployed."""
 
 from __future__ import annotations
 

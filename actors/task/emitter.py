@@ -1,4 +1,4 @@
-"""What leaves a task: rows are partitioned over the channels of every edge, queued, and sent in frames."""
+"""Emits what leaves a task: rows are partitioned over the channels of every edge, queued, and sent in frames."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""How far the inputs of a task have ended: first their data, by `EndOfData`, then the channels, by `EndOfPartition`."""
+"""`InputEndings`: how far the inputs of a task have ended: first their data, then the channels themselves.
+
+`EndOfData` ends the data of a channel, `EndOfPartition` the channel.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Facts that a task machine is told. `at_ms` is the time at which the runtime learned of the fact."""
+"""The events of a task machine: facts that it is told. `at_ms` is when the runtime learned of the fact."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an unaligned barrier overtakes, recorded from the snapshot until the barrier of every channel has arrived.
+"""Records what an unaligned barrier overtakes, from the snapshot until the barrier of every channel has arrived.
 
 Rules that it keeps (Flink's ChannelStateWriter; Chandy and Lamport, "Distributed Snapshots"):
 

@@ -1,4 +1,4 @@
-"""What a task machine asks its runtime to do."""
+"""The instructions of a task machine: what it asks its runtime to do. `TaskHost` carries them out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the snapshots of a subtask may be built on: its parts of earlier checkpoints.
+"""Decides what a snapshot of a subtask may be built on: its parts of earlier checkpoints.
 
 Rules:
 

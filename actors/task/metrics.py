@@ -1,4 +1,4 @@
-"""What a task tells of one of its snapshots (Flink's `CheckpointMetrics`)."""
+"""`SnapshotMetrics`: what a task tells of one of its snapshots (Flink's `CheckpointMetrics`)."""
 
 from __future__ import annotations
 

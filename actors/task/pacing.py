@@ -1,4 +1,4 @@
-"""How many rows a task processes in one turn.
+"""Sets how many rows a task processes in one turn.
 
 A barrier that overtakes, a trigger and an abort are taken in between turns, so a turn must not take long: where an
 operator is slow, batches are cut. Where it is fast they are not, because whole batches cost least.

@@ -1,4 +1,4 @@
-"""Snapshots of one task whose asynchronous part is under way, and the sink files that wait for a checkpoint.
+"""Tracks snapshots of one task whose asynchronous part is under way, and sink files that wait for a checkpoint.
 
 Rules that it keeps:
 

@@ -1,4 +1,4 @@
-"""The position of a source subtask in its splits: pure bookkeeping, the reading itself is the runtime's.
+"""`SourceCursor`: the position of a source subtask in its splits. It only counts; the runtime reads.
 
 The position counts what has been *processed*. What was read ahead is not part of it, and is simply read again after
 a restore: `SourceReader.read` is a function of its arguments.

@@ -1,4 +1,4 @@
-"""The life of a task.
+"""`TaskStatus`: the life of a task.
 
 CREATED    -> READY         its state is restored and its operators are open (`TaskRestored`)
 READY      -> RUNNING       every task of the attempt is ready (`TasksStarted`)

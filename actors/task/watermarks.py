@@ -1,4 +1,4 @@
-"""Event time of a task: the minimum over its input channels, idle ones left out (Flink's StatusWatermarkValve).
+"""`WatermarkValve`: event time of a task, the minimum over its inputs without idle ones (Flink's StatusWatermarkValve).
 
 A channel that ends without the last watermark holds event time where it is: nothing may be emitted too early.
 """

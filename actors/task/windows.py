@@ -1,4 +1,4 @@
-"""How much the senders of a task may have in flight to it: the windows of its input channels, and grants of credit.
+"""`InputWindows`: how much the senders of a task may have in flight to it, and the grants of credit that say so.
 
 Rules: without a target for the time in flight a window is all the credit there is, always. A window that has become
 smaller is told at once, because no grant follows until what is in flight has been processed; one that grew comes with

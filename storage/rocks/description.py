@@ -1,4 +1,4 @@
-"""What one needs to read the files of a RocksDB backend again: key columns, states, and how their values are packed.
+"""`RocksDescription`: what a reader of RocksDB files needs: key columns, states, and how their values are packed.
 
 Every key begins with a head of four bytes: key group and number of the state, both big-endian. Then come the key
 columns (`keys.py`), and for an entry of a map its map key, for a piece of a list its position (`values.py`).

@@ -1,4 +1,4 @@
-"""A RocksDB database as it was when a snapshot was taken: a folder of links to its files.
+"""`FrozenRocks`: a RocksDB database as it was when a snapshot was taken: a folder of links to its files.
 
 Which files there are, and for which key groups each is needed, is found out by whoever writes the snapshot.
 """

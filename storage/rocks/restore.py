@@ -1,4 +1,4 @@
-"""Rows of stored RocksDB files, as any backend can be restored from them."""
+"""Reads stored RocksDB files as rows, from which any backend can be restored."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows of states out of RocksDB, in the form that every backend reads, a bounded number at a time.
+"""Scans RocksDB for rows of states, in the form that every backend reads, a bounded number at a time.
 
 Keys are sorted by key group and state, so a state is read with one seek for each key group, and some of its rows with
 one seek each; what is sorted by key group in the database is so in the chunks.

@@ -1,4 +1,4 @@
-"""Prints the page `docs/barriers.md`."""
+"""Prints the page of the aligner's states: `python -m tidegate.actors.task.barriers > docs/barriers.md`."""
 
 from __future__ import annotations
 

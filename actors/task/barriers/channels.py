@@ -1,4 +1,6 @@
-"""What both barrier handlers remember: how far each channel has come, and ids that were given up out of turn.
+"""`Channels` and `RememberedIds`: how far each channel has come, and ids that were given up out of turn.
+
+Both barrier handlers keep one of each.
 
 Everything here is bounded: an entry a channel, and a fixed number of ids of which the smallest is forgotten first.
 """

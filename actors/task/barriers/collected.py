@@ -1,4 +1,4 @@
-"""What has come of one checkpoint at one task, and when its barrier may overtake what is queued.
+"""`Collected`: which barriers of one checkpoint a task has, and when its barrier may overtake what is queued.
 
 The barrier's own options decide: it overtakes when it is UNALIGNED, or aligned and over its timeout.
 """

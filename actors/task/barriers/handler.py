@@ -1,4 +1,4 @@
-"""What every barrier handler is told, and what it answers.
+"""`BarrierHandler`: the interface of both barrier handlers, and `Outcome`, their answer.
 
 A handler only decides. Its task sends the cancel barriers, takes the snapshot, stores what an unaligned one overtakes,
 and calls `timer` when it was asked to.
