@@ -1,4 +1,4 @@
-"""Settings of a job's checkpoints, under Python names and under the keys that Flink users know.
+"""`CheckpointConfig`: settings of a job's checkpoints, under Python names and under the keys that Flink users know.
 
 Rules: a value is checked where it is given, so that a job never starts with one that it cannot keep; nothing
 is ignored silently, so an unknown or doubled setting, and one that another makes pointless, is refused; every

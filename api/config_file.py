@@ -1,4 +1,4 @@
-"""Settings from a YAML file or a mapping, under Flink's keys.
+"""Reads settings from a YAML file or a mapping, under Flink's keys.
 
 Rules: keys may be flat (`a.b: 1`), nested (`a: {b: 1}`) or both; a key that is unknown or stands twice is
 refused, with the name of the file; what a value means is not decided here (`tidegate.config`).

@@ -1,4 +1,4 @@
-"""What the values of settings may be: each function takes what was written and gives what is kept, or refuses it."""
+"""Checks the values of settings: each function takes what was written and gives what is kept, or refuses it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Local folders: which are used when none is named, and which part of one that is named is tidegate's."""
+"""Chooses local folders: which are used when none is named, and which part of one that is named is tidegate's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`tidegate simulate`: a range of seeds over one pipeline, or over random ones."""
+"""The command `tidegate simulate`: a range of seeds over one pipeline, or over random ones."""
 
 from __future__ import annotations
 

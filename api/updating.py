@@ -1,4 +1,4 @@
-"""Streams of updates: rows that take the place of earlier ones with the same keys.
+"""`Updating`: streams of updates, whose rows take the place of earlier ones with the same keys.
 
 An aggregate with `emit="update"` makes them. As long as nothing says what a row replaces (a retraction), only two
 things can be right behind it: an upsert by the very same keys, which keeps the newest row of each; and looking at all

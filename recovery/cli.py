@@ -1,4 +1,4 @@
-"""The command line for what rests in storage: `tidegate checkpoints …` and `tidegate events …`.
+"""The commands for what rests in storage: `tidegate checkpoints …` and `tidegate events …`.
 
 Commands print and exit: 0 when all is well, 1 when a checkpoint is damaged or cannot be read, 2 for wrong
 usage. An error of ours is shown as one sentence, never as a traceback.

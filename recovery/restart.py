@@ -1,4 +1,4 @@
-"""Restart strategies: whether and when a job that failed starts again.
+"""`RestartStrategy`: whether and when a job that failed starts again.
 
 A strategy is a value that travels with the job and a pure function of the times of the failures, the present
 one included; who asks has the clock. `None` means: give up, and report the failure to the user.

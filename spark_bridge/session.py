@@ -1,4 +1,4 @@
-"""A Spark session on Ray (RayDP) whose executors share their reservation with task slots.
+"""`RayDPSession`: a Spark session on Ray (RayDP) whose executors share their reservation with task slots.
 
 Rules kept here:
 

@@ -1,4 +1,4 @@
-"""One msgpack codec for everything that is typed and must outlive a process.
+"""Encodes and decodes everything that is typed and must outlive a process: one codec, over msgpack.
 
 Events, instructions, elements and checkpoint metadata are frozen dataclasses. Each class registers itself
 with `@wire`; an instance travels as an extension holding its name and a map of its fields, so that fields

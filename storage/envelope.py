@@ -1,4 +1,4 @@
-"""Small files that prove themselves: magic, version, length and checksum in front of the payload.
+"""Seals small files so that they prove themselves: magic, version, length and checksum in front of the payload.
 
 The checksum covers the header too, so that any flipped bit and any truncation is found before a byte is
 interpreted.

@@ -1,4 +1,4 @@
-"""The event log of a job: one file an entry, and whoever creates entry k decided what happens at k.
+"""`EventLog`: the event log of a job: one file an entry, and whoever creates entry k decided what happens at k.
 
 Rules:
 

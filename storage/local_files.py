@@ -1,4 +1,4 @@
-"""Local files that are never torn and that survive a power cut once a call has returned.
+"""`LocalFiles`: local files that are never torn and that survive a power cut once a call has returned.
 
 A file is written under a temporary name in its own folder, synced, and then renamed (`write`) or hard-linked
 (`create`, which the kernel refuses when the name is taken); then the folder is synced, because a name that is

@@ -1,4 +1,6 @@
-"""Checkpoint storage in memory: for tests and for jobs that hold little, whose checkpoints need not outlive them.
+"""`MemoryStorage`: checkpoint storage in memory with a limit for each state, for jobs that hold little.
+
+Also for tests. Such checkpoints do not outlive the process that holds them.
 
 Rules: a state of a subtask may have so many bytes and no more, so that whoever holds the checkpoints (the coordinator,
 which has every state inlined in its metadata) is not drowned by one; the error says whose state it was and what to do.

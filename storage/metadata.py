@@ -1,4 +1,4 @@
-"""What a checkpoint is made of: the types of `_metadata`, format version 2.
+"""`CheckpointMetadata`: what a checkpoint is made of: the types of `_metadata`, format version 2.
 
 State belongs to operators (matched by uid), bytes belong to subtasks (a few files each, or inlined when small). A
 `StateHandle` ties the two together: it says where the bytes are and which sections of them are which operator's; where

@@ -1,4 +1,4 @@
-"""`_metadata`: creating it is what completes a checkpoint, and it is created exactly once.
+"""Creates and reads `_metadata`. Creating it is what completes a checkpoint, and it is created exactly once.
 
 It is one sealed file with the codec's bytes of `CheckpointMetadata`. Reading it checks that it belongs where
 it lies.

@@ -1,4 +1,4 @@
-"""Files on S3: objects by `bucket/key`. How requests are made, bounded and repeated is in `s3_requests.py`.
+"""`S3Files`: files on S3, objects by `bucket/key`. `s3_requests.py` makes, bounds and repeats the requests.
 
 Rules kept here:
 

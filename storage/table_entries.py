@@ -1,4 +1,4 @@
-"""Entries of a table's log, and sets of entries as ranges of their numbers.
+"""`TableEntry`: an entry of a table's log; and sets of entries as ranges of their numbers.
 
 A set is told by what bears files: a range may span entries without any, such as claims, so that what a table shows is
 one range however many jobs have added to it, and only what is hidden makes another one.

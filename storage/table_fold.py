@@ -1,4 +1,4 @@
-"""What a table's log says so far, in a few words: who owns the table, what it shows, and what the next commit changes.
+"""`TableFold`: what a table's log says so far: who owns the table, what it shows, and what the next commit changes.
 
 Rules:
 

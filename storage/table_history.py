@@ -1,4 +1,4 @@
-"""What a whole log tells: what a checkpoint covers of a table, and what a job that claims it builds on.
+"""`TableHistory`: what a whole log tells: what a checkpoint covers of a table, and what a claim builds on.
 
 A job that is restored from a checkpoint of another one goes on with the *line* of that job. What a line shows is
 decided by the newest job of it that has committed: the rows that its checkpoint covered, and its own. Rows of other

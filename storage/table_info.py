@@ -1,4 +1,4 @@
-"""What an output table is: its columns, how rows come in, and its keys; and how two descriptions differ."""
+"""`TableInfo`: what an output table is: columns, how rows come in, keys; and how two descriptions differ."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The commit log of an output table: which data files are its content, decided by conditional creates.
+"""`TableLog`: the commit log of an output table: which data files are its content, decided by conditional creates.
 
 The store is rooted at the table's url. Rules:
 

@@ -1,4 +1,4 @@
-"""Where the log of a table rests: single entries, parts of many entries, and snapshots of the fold.
+"""`TableParts`: where the log of a table rests: single entries, parts of many entries, and snapshots of the fold.
 
     _tidegate/log/<seq>               one entry
     _tidegate/log/snapshot-<seq>      the fold of all entries up to `seq`, and which parts hold them

@@ -1,4 +1,4 @@
-"""The end of a table's log as one process knows it: reading on, appending, and compacting what has become long.
+"""`TableTail`: the end of a table's log as one process knows it: reading on, appending, and compacting.
 
 Rules:
 

@@ -1,4 +1,4 @@
-"""Durations and sizes as people write them, read exactly: no rounding, no guessed unit.
+"""Parses durations and sizes as people write them, exactly: no rounding, no guessed unit.
 
 Units follow Flink: `kb` is 1,024 bytes, and a number without a unit is milliseconds or bytes.
 """

@@ -1,4 +1,4 @@
-"""The job graph: vertices are chains of operators, edges repartition between them."""
+"""`JobGraph`: what runs: vertices are chains of operators, edges repartition rows between them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The logical graph that a driver script builds, and its translation into a job graph of chained vertices.
+"""`StreamNode`: the logical graph that a driver script builds. `translate` makes a job graph of it.
 
 An operator is chained to its input, so that batches pass by a plain call, when the input is one operator of the same
 parallelism, joined without repartitioning, and nobody else reads it.

@@ -1,4 +1,4 @@
-"""From the key columns of a batch to slots: picks the index that suits the types of the columns.
+"""`KeyIndex`: from the key columns of a batch to slots, by the index that suits the types of the columns.
 
 One column of a fixed-width type goes to `WordIndex`; one string column goes to `BytesIndex` as it lies in
 Arrow's buffers; several columns are encoded into rows first.

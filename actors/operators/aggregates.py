@@ -1,4 +1,6 @@
-"""Aggregate functions as values: what a program says it wants to know about each key.
+"""`Aggregate`: an aggregate function as a value: what a program says it wants to know about each key.
+
+Users call `tg.count`, `tg.sum`, …; `accumulators.py` computes what they say.
 
 Rules (SQL's): nulls are skipped; sum, min, max and mean of nothing are null; `count()` counts rows,
 `count("x")` values. Sums of integers are int64 and an overflow is an error; sums of floats are float64; a

@@ -1,4 +1,4 @@
-"""What an operator is: the contract between the task machine and the code that transforms batches.
+"""`Operator`: the contract between the task machine and the code that transforms batches.
 
 An operator runs inside one task, on one thread. It is a function of its input and its state: no I/O, no
 clock, no threads, no randomness, so that the same machine gives the same result on every runtime. Time comes in:

@@ -1,4 +1,4 @@
-"""How many rows a function of the user is given in one call, as its user says: `batch_rows=(least, most)`.
+"""`BatchRows`: how many rows a function of the user is given in one call: `batch_rows=(least, most)`.
 
 Rules: a call never gets more than `most` rows. The limit on the time of a turn never cuts a batch below `least`; what
 comes in smaller stays so, because rows are not held back to make batches of them. Operators that are chained share a

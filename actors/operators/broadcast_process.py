@@ -1,4 +1,4 @@
-"""The broadcast pattern: a stream that meets, in every subtask, all rows of another one (Flink's).
+"""The broadcast pattern (Flink's): every subtask sees all rows of one stream beside its part of another.
 
 Rules: rows of the broadcast side go to every subtask, and change its broadcast states alike there, so that they are the
 same everywhere; that holds if `process_broadcast` depends on nothing but the row and these states. The other side reads

@@ -1,4 +1,4 @@
-"""What users write to process a stream row by row with state and timers, and what such a function can ask for.
+"""`ProcessFunction` and its context: what users write to process a stream row by row, with state and timers.
 
 Rules: a function object is copied for each subtask and attempt, so it may keep what `open` makes; whatever must survive
 a failure belongs into state. Rows come and go as dicts. All calls come from one thread, one after the other.

@@ -1,4 +1,4 @@
-"""Running aggregates per key, exact through checkpoints and rescaling.
+"""`KeyedAggregate`: running aggregates per key, exact through checkpoints and rescaling.
 
 Rules: a key's rows all come to the subtask that owns its key group (checked whenever a key is new); in mode
 `update` each input batch gives one output row per distinct key in it, with the current values, in order of

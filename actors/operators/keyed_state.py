@@ -1,4 +1,4 @@
-"""State of row-wise functions, one value, list or map for each key, of a declared type.
+"""`ValueState`, `ListState` and `MapState`: state of row-wise functions for each key, of a declared type.
 
 Rules: a state is declared (`ValueState("n", int)`) and bound in `open` (`context.state(...)`); what is bound always
 speaks of the key of the row or timer that is being processed, and is a thin view of what the backend keeps. What is put

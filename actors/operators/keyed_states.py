@@ -1,4 +1,4 @@
-"""The keyed states of one operator, on its backend: bound, restored, entered batch by batch, and frozen.
+"""`KeyedStates`: all keyed states of one operator, on its backend: bound, restored, entered batch by batch, and frozen.
 
 Rules: names are unique, and none is a key column's. What a checkpoint has must be bound: state that nobody asks for is
 refused, not dropped. Stored rows are brought to the types that the program declares where that loses nothing (see

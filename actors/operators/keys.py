@@ -1,4 +1,4 @@
-"""Keys of rows: their columns in the form that is stored, and as Python values for operators that work row by row.
+"""Reads keys of rows: as columns in the form that is stored, and as Python values for operators that work row by row.
 
 Rules: two rows have one key exactly if the key hash takes them for one: null is a key like any other, there is one
 NaN and one zero. A Python key is a tuple with a value a column, equal and of the same hash for the same key; dates and

@@ -1,4 +1,4 @@
-"""State that belongs to a subtask and not to a key: lists that are dealt out or united, and broadcast maps.
+"""Operator state, which belongs to a subtask and not to a key: lists that are dealt out or united, and broadcast maps.
 
 Rules: a state is declared as a keyed one is (`ListState`, `MapState`) and bound in `open`, where it holds what was
 restored at once. What a subtask gets of a list when a job is restored is said by its kind: its share, row by row

@@ -1,4 +1,4 @@
-"""What splits a batch over the subtasks at the other end of an edge.
+"""Partitioners: split a batch over the subtasks at the other end of an edge.
 
 Rules: rows keep their order towards each subtask; every row goes to exactly one subtask (to every one when
 broadcast); what is handed out is never empty and owns its memory: no slice that would drag a larger parent

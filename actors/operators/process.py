@@ -1,4 +1,4 @@
-"""Runs a function of the user row by row, with the state and the timers of each row's key.
+"""`ProcessOperator`: runs a function of the user row by row, with the state and the timers of each row's key.
 
 Rules: rows of a batch are processed in order, and what they emit leaves in batches of bounded size before the call
 returns, so nothing is held back over a barrier. Timers fire in steps of bounded length (Flink's interruptible timers):

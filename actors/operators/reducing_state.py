@@ -1,4 +1,6 @@
-"""Keyed state that folds what is added to it into one value for each key: by a function, or by an aggregate function.
+"""`ReducingState` and `AggregatingState`: keyed state that folds what is added to it into one value for each key.
+
+`ReducingState` folds by a function, `AggregatingState` by an aggregate function.
 
 Rules: only the folded value is kept, in the declared type, so it survives a restore like any `ValueState`. The
 functions that fold are part of the program, never of a checkpoint; they must depend on their arguments alone.

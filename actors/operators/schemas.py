@@ -1,4 +1,4 @@
-"""Keeps the schema of an operator's output the same from batch to batch.
+"""`PinnedSchema`: keeps the schema of an operator's output the same from batch to batch.
 
 Rules: the first output batch (or the schema that the user gave) fixes names and types; a column that was all
 null so far takes the type of its first values; anything else that changes is an error that names the column.

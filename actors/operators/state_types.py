@@ -1,4 +1,4 @@
-"""Types of values in state: Arrow's, Python's, and pickled ones; all rest as Arrow types, so a table can hold them.
+"""`StateType`: types of values in state: Arrow's, Python's, and pickled ones. All rest as Arrow types in a table.
 
 Rules: a value is brought into the form in which it rests when it is put in, so that a restored job computes with the
 very same values; what does not fit is an error there and then. What is handed out can be changed without changing what

@@ -1,4 +1,4 @@
-"""The pure part of a table sink: what is to be staged as one file, and when.
+"""`TableSink`: decides which rows are staged as one file of a table, and when. The host writes the file.
 
 Rules: in mode `append` every row is staged once. In mode `upsert` a file holds the last row of each key, and
 every row of it a version in the hidden column `_tidegate_version`: a later file of a key has a greater one. A

@@ -1,4 +1,4 @@
-"""Timers of one operator: moments of event time and of processing time at which a key wants to be called.
+"""`Timers` of one operator: moments of event time and of processing time at which a key wants to be called.
 
 Rules (Flink's): a timer is registered once for each key, moment and time domain, however often it is asked for. What
 is due fires in order of the moment, then of the key, so that every run fires alike. A timer that is registered while

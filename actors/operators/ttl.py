@@ -1,4 +1,4 @@
-"""Time to live of keyed state: Flink's StateTtlConfig, in processing time.
+"""`StateTtl`: time to live of keyed state, in processing time (Flink's `StateTtlConfig`).
 
 Rules: what has a time to live rests as `struct<value, updated_ms>`, for each value, element of a list or entry of a
 map, so the moment survives restores and rescaling. It has expired when `updated_ms + time to live <= now`, where now is

@@ -1,4 +1,4 @@
-"""Columns of views (`string_view`, `binary_view`): what comes in as such goes on as plain strings and binary.
+"""Turns columns of views (`string_view`, `binary_view`) into plain strings and binary where they come in.
 
 Files, kernels and Spark know no views, so they end where batches come in: in data in memory, and in what functions of
 the user return. A schema that promises them is refused.

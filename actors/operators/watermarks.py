@@ -1,4 +1,4 @@
-"""Event time from a column: what a row's timestamp is, and the watermarks that follow from the timestamps seen.
+"""`WatermarkGenerator`: reads timestamps from a column, and makes the watermarks that follow from them.
 
 Rules: timestamps are whole milliseconds since 1970, rounded down; dates count from midnight UTC, integers are taken for
 milliseconds. The watermark is Flink's for bounded out-of-orderness: the greatest timestamp, minus the delay, minus

@@ -1,4 +1,4 @@
-"""Drives one coordinator machine: logs first, acts afterwards.
+"""`CoordinatorHost`: drives one coordinator machine. It logs first and acts afterwards.
 
 Rules:
 

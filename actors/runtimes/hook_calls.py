@@ -1,4 +1,4 @@
-"""Calls of a job's master hooks: one at a time, and on a thread of their own, because they are code of users.
+"""Calls a job's master hooks: one at a time, and on a thread of their own, because they are code of users.
 
 Rules:
 

@@ -1,4 +1,4 @@
-"""Threads for the I/O of one attempt of a job that runs in one process.
+"""Makes the threads for the I/O of one attempt of a job that runs in one process.
 
 Rules: a read of a source may block for as long as it likes, so every source subtask has a thread to itself (it reads
 one thing at a time), and some are left to write state. A read cannot be interrupted: the next attempt gets a new pool,

@@ -1,4 +1,4 @@
-"""Says in the log that something fails for want of storage: at once, then rarely, and when it is over."""
+"""`OutageNotes`: tells the log that storage fails: at once, then rarely, and when it is over."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Answers of a coordinator to requests for checkpoints and savepoints, for drivers that ask until they have one.
+"""`Answers`: a coordinator's answers to requests for checkpoints and savepoints, until drivers have fetched them.
 
 Rules: an answer stays after it was given, because the reply may get lost and the driver then asks again; of those that
 were given the newest are kept. Requests that a predecessor had written down are known by what became of them.

@@ -1,4 +1,4 @@
-"""The coordinator's process on Ray: an actor that drives one job's coordinator host.
+"""`CoordinatorProcess`: the actor on Ray that drives one job's coordinator host.
 
 Rules:
 

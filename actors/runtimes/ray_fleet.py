@@ -1,4 +1,4 @@
-"""The processes of a job's tasks: where they run, what they are called, which are alive, and the spare ones.
+"""`Fleet`: the processes of a job's tasks on Ray: where they run, their names, which are alive, and the standbys.
 
 Rules:
 

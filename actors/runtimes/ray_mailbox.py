@@ -1,4 +1,4 @@
-"""One thread that does everything a machine's host is asked to do, one thing after the other.
+"""`Mailbox`: one thread that does everything a machine's host is asked to do, one thing after the other.
 
 Rules: calls of Ray only `post`, so no receive path ever blocks; what was posted first is done first; messages and
 timers go before turns, each of them, so that a barrier or a cancellation does not wait behind a full queue; without

@@ -1,4 +1,4 @@
-"""How attempts of a task have ended in its process, for whoever waits for that.
+"""`Outcomes`: how attempts of a task have ended in its process, for whoever waits for that.
 
 Rules: somebody may ask before the attempt has begun here, or after it has ended; the first end that is told holds; with
 a later attempt every earlier one is over.

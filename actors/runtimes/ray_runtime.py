@@ -1,4 +1,4 @@
-"""The Ray runtime, as the driver sees it: one coordinator actor a job, and one actor a task.
+"""`RayRuntime`: the Ray runtime as the driver sees it: one coordinator actor a job, and one actor a task.
 
 Rules:
 

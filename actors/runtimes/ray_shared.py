@@ -1,4 +1,4 @@
-"""One copy of a value in Ray's object store, for actors that may be restarted.
+"""`SharedValue`: one copy of a value in Ray's object store, for actors that may be restarted.
 
 Ray (2.60) prints an error for every restartable actor whose constructor is given an object reference, because it does
 not keep such objects by itself. Here the driver keeps it: the reference travels pickled ahead, which pins the object in

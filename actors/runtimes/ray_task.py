@@ -1,4 +1,4 @@
-"""The process of a task on Ray: an actor that holds one task of one attempt, and can be given another one in place.
+"""`TaskProcess`: the actor on Ray that holds one task of one attempt, and can be given another one in place.
 
 Rules:
 

@@ -1,4 +1,4 @@
-"""Whether whoever reaches the ports of a Ray cluster can run code there, and the warning that says so.
+"""Warns when whoever reaches the ports of a Ray cluster can run code there.
 
 Rules: Ray runs what it is sent, so without a token a port that others reach is theirs. On loopback only users of this
 machine reach it, and nothing is said. Elsewhere one warning a process says what is open and what to do; it is no error,

@@ -1,4 +1,4 @@
-"""Drives one task machine: carries out its instructions through a port, and turns its reports into messages."""
+"""`TaskHost`: drives one task machine: carries out its instructions through a port, and hands on its reports."""
 
 from __future__ import annotations
 

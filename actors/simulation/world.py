@@ -1,4 +1,4 @@
-"""Virtual time and chance: one queue of actions, one generator of random numbers, one seed.
+"""`World`: virtual time and chance: one queue of actions, one generator of random numbers, one seed.
 
 The trace is kept as tuples and made into text only when somebody reads it: most runs end well, and nobody does.
 """

@@ -1,4 +1,6 @@
-"""States of row-wise functions in pages of Python objects: a value, a list or a map for each slot, None for none.
+"""States of row-wise functions in memory: pages of Python objects, a value, a list or a map for each slot.
+
+A slot without state holds None.
 
 Rules: a page that a snapshot still reads is copied before the first write to it (references only). A list or map that a
 snapshot may hold is copied at its first change in place after that: each knows in which epoch it was made, and a freeze

@@ -1,4 +1,4 @@
-"""The backend that keeps everything in memory, in pages: `KeyedBackend` over one `KeySpace`.
+"""`ColumnarBackend`: keeps all keyed state in memory, in pages, over one `KeySpace`.
 
 Its snapshots cost a reference a page while processing waits; values are copied page by page as they change meanwhile.
 With `incremental` a snapshot may hold only what has changed since another one.

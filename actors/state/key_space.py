@@ -1,4 +1,4 @@
-"""The keys of one operator in one subtask: key → slot, shared by all its states.
+"""`KeySpace`: the keys of one operator in one subtask: key → slot, shared by all its states.
 
 Rules: a slot is given to a key for good, in order of first appearance; its key columns and its key group lie beside it
 and never change, so freezing them takes references. A state has pages over all slots, whether a key has it or not.

@@ -1,4 +1,4 @@
-"""Columns in pages that snapshots share with the owner: copy-on-write.
+"""`PagedColumn`: a column in pages that snapshots share with its owner: copy-on-write.
 
 Freezing a column takes references to its pages and pins them; it never copies values. The owner asks which pages of a
 batch are pinned and copies those before it writes (`PagedColumn.copy_pages`); whoever writes the snapshot lets go of

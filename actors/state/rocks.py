@@ -1,4 +1,4 @@
-"""The backend that keeps keyed state in RocksDB, on the local disk: state may be larger than memory.
+"""`RocksBackend`: keeps keyed state in RocksDB, on the local disk. State may be larger than memory.
 
 Rules: a batch works on a working set that is fetched and written with few calls; memory is bounded by the options and
 by what one batch touches. Checkpoints are the database's own files (`freeze_native`), of which only new ones have to be

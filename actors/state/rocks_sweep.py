@@ -1,4 +1,4 @@
-"""Incremental cleanup in RocksDB: a few keys of every state whose values expire, one sweep after the other.
+"""Cleans expired state up in RocksDB: a few keys of every state with a time to live, one sweep after the other.
 
 Rules: a sweep looks at a bounded number of entries and writes once; it goes on where the last one ended, and begins
 again after the last key.

@@ -1,4 +1,4 @@
-"""A vectorised state in RocksDB: the rows of a batch's keys in pages, fetched when it begins and written when it ends.
+"""`RocksTable`: a vectorised state in RocksDB. Rows of a batch's keys are fetched into pages, and written at its end.
 
 Rules: slots are those of the batch, one for each distinct key in the order of the database; they mean nothing in the
 next one. All rows of a batch are read with one call and written with one.

@@ -1,4 +1,4 @@
-"""A vectorised state in pages: columns of fixed width that kernels change in place, a batch at a time.
+"""`ColumnarTable`: a vectorised state in memory, in columns of fixed width that kernels change in place.
 
 Rules: before a batch is handed out, its pages that a snapshot still reads are copied, and its slots are marked as
 changed. Which slots have a row is one more column (a byte a slot).

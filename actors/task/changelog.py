@@ -1,4 +1,4 @@
-"""The log of changes of one task's keyed state: written all the time, so that a checkpoint has little left to write.
+"""`ChangeLog`: changes of a task's keyed state, written all the time, so that a checkpoint has little left to write.
 
 Changes are frozen and written in numbered segments, each with what has changed since the one before it. A checkpoint
 seals the newest one and refers to a base and all segments above it, which are layers like those of incremental

@@ -1,4 +1,4 @@
-"""Keeps a task's changelog: freezes its segments and bases, has them written, and gives snapshots their layers."""
+"""`ChangelogWriter`: freezes segments and bases of a task's changelog, and gives snapshots their layers."""
 
 from __future__ import annotations
 

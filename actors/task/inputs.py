@@ -1,4 +1,4 @@
-"""The input side of a task: one queue a channel, contiguous sequences, credit for the sender.
+"""`InputGate`: the input side of a task: one queue a channel, contiguous sequences, credit for the sender.
 
 Rules that it keeps:
 

@@ -1,4 +1,4 @@
-"""The task machine: one subtask as a function of what happened to it.
+"""`TaskMachine`: one subtask as a function of what happened to it.
 
 `handle(event)` returns instructions; the runtime carries them out and reports results as further events. There is no
 I/O, clock, thread or randomness in here. The life of a task is in `status.py`, its checkpoints in `checkpointing.py`.

@@ -1,4 +1,4 @@
-"""The output side of a task: numbered elements, queues, credit and frames.
+"""`OutputGate`: the output side of a task: numbered elements, queues, credit and frames.
 
 Rules that it keeps:
 

@@ -1,4 +1,4 @@
-"""The processing-time timers of a task's operators: one timer of the runtime at a time, and its turn when it is due.
+"""Fires the processing-time timers of a task's operators: one timer of the runtime at a time, each due one in a turn.
 
 Timers fire in steps, each in a turn of its own. What a watermark has brought goes first.
 """

@@ -1,4 +1,4 @@
-"""What a seed stands for in a random simulation: one value of every dimension.
+"""Draws what a seed stands for in a random simulation: one value of every dimension.
 
 A dimension is drawn on its own, except where two values contradict each other (`CONTRADICTIONS`). `draw` is a function
 of the seed, so that a report need only name the seed.

@@ -1,4 +1,6 @@
-"""One pipeline in a simulated world, from its plan to the rows of its tables: what `tidegate.testing` is made of.
+"""`Simulation`: runs pipelines in one simulated world, from the plan to the rows of the tables.
+
+`tidegate.testing` and `scenarios.py` are made of it.
 
 A `Simulation` holds one world with one disk; jobs run in it one after the other, so that a later one can be restored
 from what an earlier one has left behind. What was still on its way when a job ended arrives while the next one runs.

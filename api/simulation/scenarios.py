@@ -1,4 +1,4 @@
-"""A random simulation: the seed draws everything, one job runs to an end, and a second one goes on from there.
+"""Runs a random simulation: the seed draws everything, one job runs to an end, and a second one goes on from there.
 
 The second job is restored from the newest checkpoint or savepoint of the first, perhaps at another parallelism. The
 tables must then hold the rows that plain Python computes from the input: exactly, or (at-least-once) at least.

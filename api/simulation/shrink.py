@@ -1,4 +1,4 @@
-"""From a run that violates an invariant to the shortest one of the same seed that still does.
+"""Shrinks a run that violates an invariant to the shortest one of the same seed that still does.
 
 Whole kinds of faults are left out first, then faults after the first k, with k by bisection. A run with fewer faults is
 another run (what follows the first left-out fault differs), so it is tried, and kept only if it violates an invariant

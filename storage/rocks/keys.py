@@ -1,4 +1,4 @@
-"""Key columns of a row as bytes, and many of them as Arrow columns again.
+"""Decodes keys in RocksDB: from the bytes of rows back into key columns.
 
 A row is its columns in order: a byte 0 for null, or a byte 1 and then 8 bytes (the canonical word of a type of fixed
 width, little-endian), or 8 bytes of length and the bytes themselves. So no row is the beginning of another one, and

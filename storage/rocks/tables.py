@@ -1,4 +1,4 @@
-"""Rows of vectorised states as they lie in RocksDB: a whole batch of them is packed and unpacked at once."""
+"""`TableLayout`: packs and unpacks rows of vectorised states in RocksDB, a whole batch at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Python values of one Arrow type as bytes and back: what goes in comes out equal, as Arrow itself would give it back.
+"""`ValueCodec`: Python values of one Arrow type as bytes and back. What goes in comes out equal, as from Arrow itself.
 
 Most types are what msgpack knows. Dates and times go as the integers that Arrow stores, decimals as their digits,
 structs as lists of their fields; a value of a type beyond that goes as an Arrow stream. Never pickle.

@@ -1,4 +1,4 @@
-"""Exactly-once barrier handling of one task: aligned, unaligned, and aligned with a timeout, as each barrier says.
+"""`BarrierAligner`: exactly-once barrier handling: aligned, unaligned, or aligned with a timeout, as each barrier says.
 
 Rules that it keeps (Carbone et al., "Lightweight Asynchronous Snapshots for Distributed Dataflows"; Flink's
 SingleCheckpointBarrierHandler):

@@ -1,4 +1,4 @@
-"""The aligner's transition table as data and as the Markdown page `docs/barriers.md`."""
+"""Renders the aligner's transition table as the Markdown page `docs/barriers.md`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""At-least-once barrier handling of one task: barriers are counted, and nobody is ever blocked.
+"""`BarrierTracker`: at-least-once barrier handling: barriers are counted, and nobody is ever blocked.
 
 Rules that it keeps (Flink's CheckpointBarrierTracker):
 
