@@ -284,8 +284,9 @@ class _Restores(TaskEffects):
 
     change: Callable[[TaskEffects, ev.TaskRestored], ev.TaskRestored]
 
-    def restore(self, restore: Any) -> ev.TaskRestored:
-        return type(self).change(self, super().restore(restore))
+    def restore(self, restore: Any) -> ev.TaskRestored | ev.DamageFound:
+        restored = super().restore(restore)
+        return type(self).change(self, restored) if isinstance(restored, ev.TaskRestored) else restored
 
 
 def restoring(change: Callable[[Any, ev.TaskRestored], ev.TaskRestored]) -> type[TaskEffects]:
