@@ -78,7 +78,7 @@ def simulate_command(
     times: Counter[str] = Counter()
     violated: list[int] = []
     numbers = range(first, last + 1)
-    with _quiet(), _reports(work, numbers, workers) as reports:
+    with quiet(), _reports(work, numbers, workers) as reports:
         for report in track(reports, f"seeds {first}..{last}", total=len(numbers), console=console):
             totals["checkpoints"] += report.checkpoints
             totals["restarts"] += report.restarts
@@ -101,7 +101,7 @@ def simulate_command(
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """What a simulated coordinator warns of is what the simulation does to it on purpose."""
     logger = logging.getLogger("tidegate")
     level = logger.level

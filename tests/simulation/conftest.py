@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from quiet import quiet
+
+from tidegate.simulate_cli import quiet
 
 
 @pytest.fixture(autouse=True)
