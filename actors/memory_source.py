@@ -9,8 +9,7 @@ from typing import TypeAlias
 import polars as pl
 import pyarrow as pa
 
-from tidegate.actors.operators.schemas import settled_type
-from tidegate.actors.operators.views import plain_schema
+from tidegate.actors.operators.plain_types import plain_schema, settled_type
 from tidegate.actors.sources import ReadResult, SourceReader, SourceSplit
 from tidegate.storage.errors import ConfigurationError
 

@@ -8,8 +8,8 @@ import polars as pl
 import pyarrow as pa
 
 from tidegate.actors.operators.base import Operator, OperatorContext
+from tidegate.actors.operators.plain_types import holds_views, without_views
 from tidegate.actors.operators.schemas import polars_frame
-from tidegate.actors.operators.views import holds_views, without_views
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.ids import OperatorUid, SubtaskIndex
 

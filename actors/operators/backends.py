@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from tidegate.actors.operators.base import OperatorContext
 from tidegate.actors.state.backend import KeyedBackend
-from tidegate.actors.state.factory import BackendPlace, open_backend
+from tidegate.actors.state.factory import open_backend
+from tidegate.actors.state.options import BackendPlace
 from tidegate.storage.state import Cut, OperatorSnapshot, key_group_range
 
 

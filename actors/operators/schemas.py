@@ -13,8 +13,8 @@ from typing import Any
 import polars as pl
 import pyarrow as pa
 
+from tidegate.actors.operators.plain_types import plain_schema, settled_type
 from tidegate.actors.operators.row_values import InexactValueError, exact_array, exact_cast
-from tidegate.actors.operators.views import plain_schema
 
 _ADVICE = "pass schema= to fix names and types"
 
@@ -144,28 +144,6 @@ def polars_frame(batch: pa.RecordBatch) -> pl.DataFrame:
     frame = pl.from_arrow(batch)
     assert isinstance(frame, pl.DataFrame)
     return frame
-
-
-def settled_type(data_type: pa.DataType) -> pa.DataType:
-    """The type without polars' variants.
-
-    Large strings and lists, views and categories become the plain ones.
-    """
-    if data_type in (pa.large_string(), pa.string_view()):
-        return pa.string()
-    if data_type in (pa.large_binary(), pa.binary_view()):
-        return pa.binary()
-    if pa.types.is_dictionary(data_type):
-        return settled_type(data_type.value_type)
-    if pa.types.is_large_list(data_type) or pa.types.is_list(data_type):
-        return pa.list_(settled_type(data_type.value_type))
-    if pa.types.is_fixed_size_list(data_type):
-        return pa.list_(settled_type(data_type.value_type), data_type.list_size)
-    if pa.types.is_struct(data_type):
-        return pa.struct([pa.field(field.name, settled_type(field.type)) for field in data_type])
-    if pa.types.is_map(data_type):
-        return pa.map_(settled_type(data_type.key_type), settled_type(data_type.item_type))
-    return data_type
 
 
 def _retyped(column: pa.Array, wanted: pa.DataType) -> pa.Array:

@@ -57,6 +57,11 @@ class JobContext:
         """Where the files of this job lie under `root`."""
         return CheckpointLayout(self.job_id)
 
+    @property
+    def table_urls(self) -> list[str]:
+        """Where the output tables of this job are, in the order of their operators."""
+        return [spec.table for vertex in self.graph.vertices for spec in vertex.operators if spec.table is not None]
+
     def describe(self, task: TaskId, attempt: AttemptNumber) -> TaskDescriptor:
         """Descriptor of one task; splits are dealt out round-robin."""
         vertex = self.graph.vertex(task.vertex)

@@ -11,7 +11,6 @@ from tidegate.actors.coordinator import instructions as do
 from tidegate.actors.runtimes.checkpoint_sweep import sweep_checkpoints
 from tidegate.actors.runtimes.context import JobContext
 from tidegate.actors.runtimes.hook_calls import HookCalls, HookError
-from tidegate.actors.runtimes.job import tables_of
 from tidegate.actors.runtimes.work_folders import remove_work
 from tidegate.storage.errors import DAMAGE, AlreadyExistsError, FencedError, StorageError, TidegateError
 from tidegate.storage.ids import CheckpointId
@@ -86,7 +85,7 @@ class CoordinatorEffects:
         """Every table goes on from what the checkpoint covers; repeating that changes nothing."""
         job_id, attempt = self._context.job_id, instruction.attempt
         try:
-            for table in tables_of(self._context):
+            for table in self._context.table_urls:
                 self._table_log(table).claim(job_id, restored_from=(job_id, instruction.checkpoint_id))
         except FencedError as error:
             return ev.TablesNotTakenBack(self._now_ms(), attempt, str(error), fenced=True)

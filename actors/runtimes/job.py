@@ -189,8 +189,3 @@ class Runtime(Protocol):
     def stop(self) -> None:
         """Cancel what runs and release everything."""
         ...
-
-
-def tables_of(context: JobContext) -> Sequence[str]:
-    """Urls of all output tables of a job."""
-    return [spec.table for vertex in context.graph.vertices for spec in vertex.operators if spec.table is not None]

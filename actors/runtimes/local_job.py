@@ -41,7 +41,6 @@ from tidegate.actors.runtimes.job import (
     TaskProcessInfo,
     not_taken,
     progress_of,
-    tables_of,
 )
 from tidegate.actors.runtimes.lease_keeper import LeaseKeeper
 from tidegate.actors.runtimes.local_ports import LocalCoordinatorPort, LocalTaskPort
@@ -310,7 +309,7 @@ class LocalJob:
         """The job is over: sweep and tell."""
         self._drop_tasks()
         state = self._coordinator.machine.state
-        tables = [] if state.commits else tables_of(self._context)
+        tables = [] if state.commits else self._context.table_urls
         self._effects.sweep(state.kept, tables)
         self._coordinator.halt()
         self._lease.end()

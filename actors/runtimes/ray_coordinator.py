@@ -42,7 +42,6 @@ from tidegate.actors.runtimes.job import (
     TaskProcessInfo,
     answers_of,
     progress_of,
-    tables_of,
 )
 from tidegate.actors.runtimes.lease_keeper import LeaseKeeper
 from tidegate.actors.runtimes.log_writer import LogPosition
@@ -286,7 +285,7 @@ class CoordinatorProcess:
 
         def sweep() -> None:
             wait(gone, timeout=TASKS_GONE_TIMEOUT_S)
-            tables = [] if state.commits else tables_of(self._context)
+            tables = [] if state.commits else self._context.table_urls
             self._effects.sweep(state.kept, tables)
 
         def swept(future: Future[None]) -> None:

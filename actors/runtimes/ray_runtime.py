@@ -31,7 +31,6 @@ from tidegate.actors.runtimes.job import (
     TaskProcessInfo,
     not_taken,
     progress_of,
-    tables_of,
 )
 from tidegate.actors.runtimes.ray_calls import NAMESPACE
 from tidegate.actors.runtimes.ray_coordinator import CoordinatorProcess, JobView
@@ -116,7 +115,7 @@ class RayRuntime:
     def submit(self, submission: Submission) -> RayJob:
         """Start a job. Raises ConfigurationError as `check` does."""
         graph = submission.context.graph
-        self.check(graph, (submission.context.root, *tables_of(submission.context)))
+        self.check(graph, (submission.context.root, *submission.context.table_urls))
         slots = range(0)
         if self._placement is not None:
             first = self._first_slot(graph)

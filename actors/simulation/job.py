@@ -19,7 +19,7 @@ from tidegate.actors.coordinator.state import CoordinatorState
 from tidegate.actors.identity import TaskId
 from tidegate.actors.runtimes.coordinator_effects import CoordinatorEffects
 from tidegate.actors.runtimes.coordinator_host import CoordinatorHost, replay
-from tidegate.actors.runtimes.job import Submission, tables_of
+from tidegate.actors.runtimes.job import Submission
 from tidegate.actors.runtimes.task_effects import TaskEffects
 from tidegate.actors.runtimes.task_host import TaskHost
 from tidegate.actors.simulation.damage import Damager
@@ -284,7 +284,7 @@ class SimulatedJob:
         state = port.host.machine.state
         self.disk.reliable = True
         self._check_log(state)
-        tables = [] if state.commits else tables_of(self.context)
+        tables = [] if state.commits else self.context.table_urls
         port.effects.sweep(state.kept, tables)
         self.watch.oracle.files.check_end(state.kept, tables)
         self.watch.ended(state, self.coordinator_crashes)

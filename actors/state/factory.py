@@ -3,24 +3,13 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 
 from tidegate.actors.state.backend import KeyedBackend
 from tidegate.actors.state.columnar import ColumnarBackend
-from tidegate.actors.state.options import StateBackendOptions
+from tidegate.actors.state.options import BackendPlace, StateBackendOptions
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.ids import OperatorUid
 from tidegate.storage.layout import escape
-
-
-@dataclass(frozen=True, slots=True)
-class BackendPlace:
-    """Whose state it is: the operator, its key columns, and the key groups of the subtask."""
-
-    uid: OperatorUid
-    key_names: tuple[str, ...]
-    max_parallelism: int
-    key_groups: range
 
 
 def open_backend(options: StateBackendOptions, place: BackendPlace) -> KeyedBackend:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from tidegate.storage.ids import OperatorUid
+
 BackendKind = Literal["columnar", "rocksdb"]
 Compression = Literal["lz4", "zstd"]
 
@@ -29,3 +31,13 @@ class StateBackendOptions:
     """Local folder in which a backend may work. Nothing in it outlives the task."""
     memory_bytes: int = MEMORY_BYTES
     """What a backend that works on disk may keep in memory for each operator of a task."""
+
+
+@dataclass(frozen=True, slots=True)
+class BackendPlace:
+    """Whose state it is: the operator, its key columns, and the key groups of the subtask."""
+
+    uid: OperatorUid
+    key_names: tuple[str, ...]
+    max_parallelism: int
+    key_groups: range

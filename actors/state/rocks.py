@@ -14,7 +14,7 @@ import pyarrow as pa
 import rocksdict
 
 from tidegate.actors.state.backend import CellSpec, Migrate, ValueSpec
-from tidegate.actors.state.factory import BackendPlace
+from tidegate.actors.state.options import BackendPlace
 from tidegate.actors.state.rocks_cells import RocksCells, RocksLists, RocksMaps, RocksValues
 from tidegate.actors.state.rocks_keys import database_keys
 from tidegate.actors.state.rocks_loading import RocksLoader, columns_text

@@ -13,8 +13,8 @@ from tidegate.actors.identity import TaskId
 from tidegate.actors.kernels.hashing import hash_columns
 from tidegate.actors.runtimes.restore import restore_task
 from tidegate.actors.state.backend import CellSpec, KeyedBackend, ValueCells
-from tidegate.actors.state.factory import BackendPlace, open_backend
-from tidegate.actors.state.options import StateBackendOptions
+from tidegate.actors.state.factory import open_backend
+from tidegate.actors.state.options import BackendPlace, StateBackendOptions
 from tidegate.storage.errors import CorruptionError
 from tidegate.storage.filesystem import FileSystemStore, open_store
 from tidegate.storage.ids import CheckpointId, OperatorUid, SubtaskIndex, VertexId

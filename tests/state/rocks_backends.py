@@ -7,7 +7,7 @@ import shutil
 import tempfile
 import weakref
 
-from tidegate.actors.state.factory import BackendPlace
+from tidegate.actors.state.options import BackendPlace
 from tidegate.actors.state.rocks import RocksBackend
 from tidegate.storage.ids import OperatorUid
 

@@ -1,7 +1,7 @@
-"""Turns columns of views (`string_view`, `binary_view`) into plain strings and binary where they come in.
+"""Brings Arrow types down to plain ones: without views, or without any of polars' variants.
 
-Files, kernels and Spark know no views, so they end where batches come in: in data in memory, and in what functions of
-the user return. A schema that promises them is refused.
+Files, kernels and Spark know no views (`string_view`, `binary_view`), so they end where batches come in: in data in
+memory, and in what functions of the user return. A schema that promises them is refused.
 """
 
 from __future__ import annotations
@@ -41,6 +41,28 @@ def plain_schema(schema: pa.Schema) -> pa.Schema:
     if not any(holds_views(field.type) for field in schema):
         return schema
     return pa.schema([field.with_type(without_views(field.type)) for field in schema])
+
+
+def settled_type(data_type: pa.DataType) -> pa.DataType:
+    """The type without polars' variants.
+
+    Large strings and lists, views and categories become the plain ones.
+    """
+    if data_type in (pa.large_string(), pa.string_view()):
+        return pa.string()
+    if data_type in (pa.large_binary(), pa.binary_view()):
+        return pa.binary()
+    if pa.types.is_dictionary(data_type):
+        return settled_type(data_type.value_type)
+    if pa.types.is_large_list(data_type) or pa.types.is_list(data_type):
+        return pa.list_(settled_type(data_type.value_type))
+    if pa.types.is_fixed_size_list(data_type):
+        return pa.list_(settled_type(data_type.value_type), data_type.list_size)
+    if pa.types.is_struct(data_type):
+        return pa.struct([pa.field(field.name, settled_type(field.type)) for field in data_type])
+    if pa.types.is_map(data_type):
+        return pa.map_(settled_type(data_type.key_type), settled_type(data_type.item_type))
+    return data_type
 
 
 def _field_without_views(data_type: pa.DataType) -> pa.Field:
