@@ -16,7 +16,7 @@ JOBS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 4 ? 4 : n > 8 ? 
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help setup demo test check format bench typings pins clean
+.PHONY: help setup demo test check format bench pins clean
 
 help:  ## Show the targets
 	@sed -nE 's/^([a-z]+):.*## (.*)/\1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 10
@@ -46,14 +46,14 @@ demo: $(STAMP)  ## Run the flight delays demo on Ray and Spark; ARGS= goes to it
 test: $(STAMP)  ## Run the tests, JOBS= of them at a time; ARGS= goes to pytest
 	"$(BIN)/pytest" --numprocesses $(JOBS) --dist loadgroup --no-loadscope-reorder --max-worker-restart 0 --durations 15 $(ARGS)
 
-check: $(STAMP) typings  ## Lint, format, types, import directions: reports all, changes nothing
+check: $(STAMP)  ## Lint, format, types, import directions: reports all, changes nothing
 	@failed=(); \
 	run() { echo "== $$*"; "$(BIN)/$$@" || failed+=("$$1"); }; \
 	run ruff check; \
 	run ruff format --check --quiet; \
 	run mypy; \
 	run mypy $(SCRIPTS); \
-	PYTHONPATH=.typings run lint-imports --no-logo; \
+	run lint-imports --no-logo; \
 	if (($${#failed[@]})); then echo "make check: failed: $${failed[*]}" >&2; exit 1; fi
 
 format: $(STAMP)  ## Format, and fix what ruff can fix safely
@@ -63,15 +63,12 @@ format: $(STAMP)  ## Format, and fix what ruff can fix safely
 bench: $(STAMP)  ## Measure keyed throughput; ARGS= goes to the benchmark
 	"$(BIN)/python" benchmarks/keyed_throughput.py $(ARGS)
 
-typings: $(STAMP)
-	@"$(BIN)/python" scripts/link_typings.py
-
 pins: $(STAMP)  ## Write what .venv holds to constraints.txt
 	"$(BIN)/pip" freeze --all --exclude-editable --exclude tidegate --exclude pip --exclude wheel > constraints.new
 	mv constraints.new constraints.txt
 	@touch "$(STAMP)"
 
 clean:  ## Remove everything that was generated, .venv included
-	rm -rf "$(VENV)" .typings .demo .bench build dist *.egg-info spark-warehouse metastore_db derby.log
+	rm -rf "$(VENV)" .demo .bench build dist *.egg-info spark-warehouse metastore_db derby.log
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

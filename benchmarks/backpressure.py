@@ -30,9 +30,9 @@ from rich.console import Console
 from rich.table import Table
 
 import tidegate as tg
-from tidegate.actors.coordinator.statistics import CheckpointRecord, VertexStatistics
-from tidegate.actors.runtimes.ray_runtime import RayJob, RayRuntime
-from tidegate.actors.task.outputs import BufferLimits
+from tidegate.actors.coordinator.state.checkpoint_statistics import CheckpointRecord, VertexStatistics
+from tidegate.actors.runtimes.ray.ray_runtime import RayJob, RayRuntime
+from tidegate.actors.task.channels.output_gate import BufferLimits
 from tidegate.storage.units import parse_duration_ms
 
 SOURCE, SLOW = "rows", "slow"

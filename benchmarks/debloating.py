@@ -30,9 +30,9 @@ from rich.console import Console
 from rich.table import Table
 
 import tidegate as tg
-from tidegate.actors.coordinator.statistics import CheckpointRecord
-from tidegate.actors.runtimes.local import LocalRuntime
-from tidegate.actors.runtimes.ray_runtime import RayRuntime
+from tidegate.actors.coordinator.state.checkpoint_statistics import CheckpointRecord
+from tidegate.actors.runtimes.local.local_runtime import LocalRuntime
+from tidegate.actors.runtimes.ray.ray_runtime import RayRuntime
 
 ROWS, COUNTS = "rows", "counts"
 PARALLELISM = 2

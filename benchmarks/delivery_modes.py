@@ -31,8 +31,8 @@ from rich.console import Console
 from rich.table import Table
 
 import tidegate as tg
-from tidegate.actors.runtimes.ray_runtime import RayRuntime
-from tidegate.actors.task.outputs import BufferLimits
+from tidegate.actors.runtimes.ray.ray_runtime import RayRuntime
+from tidegate.actors.task.channels.output_gate import BufferLimits
 
 MODES = ("exactly_once", "at_least_once")
 INTERVAL = "200ms"

@@ -22,13 +22,13 @@ from pathlib import Path
 import pyarrow as pa
 
 import tidegate as tg
-from tidegate.actors.coordinator import events as co
-from tidegate.actors.runtimes.context import DataPlaneOptions
-from tidegate.actors.simulation.job import SimulatedJob
-from tidegate.actors.sources import ReadResult, SourceReader, SourceSplit
-from tidegate.actors.task.outputs import BufferLimits
+from tidegate.actors.coordinator.messages import events as co
+from tidegate.actors.hosts.job_context import DataPlaneOptions
+from tidegate.actors.sources.source import ReadResult, SourceReader, SourceSplit
+from tidegate.actors.task.channels.output_gate import BufferLimits
 from tidegate.recovery import RestartStrategy
-from tidegate.simulation.run import STORAGE, JobSetting, Simulation
+from tidegate.simulation.runtime.run import STORAGE, JobSetting, Simulation
+from tidegate.simulation.runtime.simulated_job import SimulatedJob
 from tidegate.testing import Faults
 
 FAULTS = Faults(

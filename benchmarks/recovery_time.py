@@ -33,7 +33,7 @@ from rich.console import Console
 from rich.table import Table
 
 import tidegate as tg
-from tidegate.actors.runtimes.ray_runtime import RayJob, RayRuntime
+from tidegate.actors.runtimes.ray.ray_runtime import RayJob, RayRuntime
 
 SOURCE, TOTALS = "rows", "totals"
 PARALLELISM = 2

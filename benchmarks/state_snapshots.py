@@ -34,8 +34,8 @@ from rich.console import Console
 from rich.table import Table
 
 import tidegate as tg
-from tidegate.actors.coordinator.statistics import CheckpointRecord
-from tidegate.actors.runtimes.ray_runtime import RayRuntime
+from tidegate.actors.coordinator.state.checkpoint_statistics import CheckpointRecord
+from tidegate.actors.runtimes.ray.ray_runtime import RayRuntime
 
 SOURCE, TOTALS = "rows", "totals"
 PARALLELISM = 2

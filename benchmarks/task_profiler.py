@@ -20,7 +20,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from tidegate.actors.runtimes.job import TaskProcessInfo
+from tidegate.actors.runtimes.running_job import TaskProcessInfo
 
 WATCH_S = 3
 SAMPLES_A_SECOND = 50
@@ -30,7 +30,7 @@ FINISH_TIMEOUT_S = 30.0
 
 CATEGORIES = (
     ("kernels, operators", ("/actors/kernels/", "/actors/operators/", "/numba/", "/polars/")),
-    ("transport (Ray)", ("/ray/", "/actors/runtimes/ray_")),
+    ("transport (Ray)", ("/ray/", "/actors/runtimes/ray/")),
     ("files", ("/storage/", "/fsspec/", "/spark_bridge/", "/pyarrow/parquet/")),
     ("machine, host, mailbox", ("/actors/",)),
 )
@@ -39,7 +39,7 @@ WAITING = (
     "Condition.wait (python3.11/threading.py)",
     "Worker.main_loop (_private/worker.py)",
     "_worker (futures/thread.py)",
-    "Mailbox._take_messages (runtimes/ray_mailbox.py)",
+    "Mailbox._take_messages (process/mailbox.py)",
 )
 """py-spy takes a thread that has just been woken for a busy one; these functions do nothing but wait."""
 

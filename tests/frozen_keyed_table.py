@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from tidegate.storage.metadata import StateKind
-from tidegate.storage.state import StateChunk
+from tidegate.storage.checkpoints.metadata import StateKind
+from tidegate.storage.state.snapshot import StateChunk
 
 
 @dataclass(frozen=True, slots=True)

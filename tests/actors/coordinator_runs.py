@@ -8,13 +8,13 @@ from coordinator_ports import Port
 from coordinators import SPEC, TASKS
 from link import node
 
-from tidegate.actors.coordinator import events as ev
+from tidegate.actors.coordinator.messages import events as ev
 from tidegate.actors.graph.stream_graph import translate
-from tidegate.actors.runtimes.context import JobContext
-from tidegate.actors.runtimes.coordinator_effects import CoordinatorEffects
-from tidegate.actors.runtimes.coordinator_host import CoordinatorHost, replay
-from tidegate.storage.event_log import EventLog
-from tidegate.storage.filesystem import open_store
+from tidegate.actors.hosts.coordinator.coordinator_effects import CoordinatorEffects
+from tidegate.actors.hosts.coordinator.coordinator_host import CoordinatorHost, replay
+from tidegate.actors.hosts.job_context import JobContext
+from tidegate.storage.checkpoints.event_log import EventLog
+from tidegate.storage.files.file_system_store import open_store
 from tidegate.storage.ids import AttemptNumber
 
 _numbers = count()

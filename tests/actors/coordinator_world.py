@@ -12,17 +12,17 @@ from dataclasses import dataclass, field, replace
 from coordinators import SINK, SOURCE, SPEC, TASKS, files, part
 from shared_files import LAYOUT, SharedFiles, layer
 
-from tidegate.actors.coordinator import events as ev
-from tidegate.actors.coordinator import instructions as do
-from tidegate.actors.coordinator.machine import CoordinatorMachine
-from tidegate.actors.coordinator.spec import CheckpointSettings, JobSpec
-from tidegate.actors.coordinator.state import JobStatus
-from tidegate.actors.failures import CheckpointFailureReason
-from tidegate.actors.identity import TaskId
-from tidegate.recovery.restart import RestartStrategy
+from tidegate.actors.coordinator.coordinator_machine import CoordinatorMachine
+from tidegate.actors.coordinator.job.job_spec import CheckpointSettings, JobSpec
+from tidegate.actors.coordinator.messages import events as ev
+from tidegate.actors.coordinator.messages import instructions as do
+from tidegate.actors.coordinator.state.coordinator_state import JobStatus
+from tidegate.actors.protocol.failure_reasons import CheckpointFailureReason
+from tidegate.actors.protocol.identity import TaskId
+from tidegate.recovery.restart_strategy import RestartStrategy
+from tidegate.storage.checkpoints.metadata import CheckpointMetadata, SnapshotKind, StateHandle
 from tidegate.storage.codec import encode
 from tidegate.storage.ids import AttemptNumber, CheckpointId, Generation
-from tidegate.storage.metadata import CheckpointMetadata, SnapshotKind, StateHandle
 
 FAILING_MS = 1_000
 """How long it takes until storage has failed once."""

@@ -6,14 +6,23 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from tidegate.actors.coordinator import events as ev
-from tidegate.actors.coordinator import instructions as do
-from tidegate.actors.coordinator.machine import CoordinatorMachine
-from tidegate.actors.coordinator.spec import CheckpointSettings, JobEdgeInfo, JobSpec, RestorePoint
-from tidegate.actors.coordinator.state import CoordinatorState, JobStatus
-from tidegate.actors.failures import CheckpointFailureReason
-from tidegate.actors.identity import TaskId
-from tidegate.recovery.restart import RestartStrategy
+from tidegate.actors.coordinator.coordinator_machine import CoordinatorMachine
+from tidegate.actors.coordinator.job.job_spec import CheckpointSettings, JobEdgeInfo, JobSpec, RestorePoint
+from tidegate.actors.coordinator.messages import events as ev
+from tidegate.actors.coordinator.messages import instructions as do
+from tidegate.actors.coordinator.state.coordinator_state import CoordinatorState, JobStatus
+from tidegate.actors.protocol.failure_reasons import CheckpointFailureReason
+from tidegate.actors.protocol.identity import TaskId
+from tidegate.recovery.restart_strategy import RestartStrategy
+from tidegate.storage.checkpoints.metadata import (
+    CheckpointMetadata,
+    Committable,
+    DataFile,
+    OperatorInfo,
+    SnapshotKind,
+    StateHandle,
+    SubtaskState,
+)
 from tidegate.storage.ids import (
     AttemptNumber,
     CheckpointId,
@@ -22,15 +31,6 @@ from tidegate.storage.ids import (
     OperatorUid,
     SubtaskIndex,
     VertexId,
-)
-from tidegate.storage.metadata import (
-    CheckpointMetadata,
-    Committable,
-    DataFile,
-    OperatorInfo,
-    SnapshotKind,
-    StateHandle,
-    SubtaskState,
 )
 
 InstructionT = TypeVar("InstructionT")

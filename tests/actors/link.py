@@ -9,23 +9,30 @@ from typing import TypeVar
 
 import pyarrow as pa
 
-from tidegate.actors.elements import ALIGNED_BARRIER, Alignment, Barrier, BarrierOptions, CancelBarrier, Element
 from tidegate.actors.graph.job_graph import JobGraph
 from tidegate.actors.graph.stream_graph import StreamNode, translate
-from tidegate.actors.identity import ChannelId, TaskId
-from tidegate.actors.memory_source import MemorySource
-from tidegate.actors.operators.base import Emit, Operator, OperatorContext
-from tidegate.actors.operators.partitioning import Partitioning, PartitioningKind
-from tidegate.actors.operators.table_sink import TableSink
-from tidegate.actors.task import events as ev
-from tidegate.actors.task import instructions as do
-from tidegate.actors.task.descriptor import TaskDescriptor, describe_task
-from tidegate.actors.task.machine import TaskMachine
-from tidegate.actors.task.outputs import BufferLimits
-from tidegate.actors.task.source import SplitPosition
+from tidegate.actors.operators.batches.table_sink import TableSink
+from tidegate.actors.operators.operator import Emit, Operator, OperatorContext
+from tidegate.actors.protocol.identity import ChannelId, TaskId
+from tidegate.actors.protocol.partitioning import Partitioning, PartitioningKind
+from tidegate.actors.protocol.stream_elements import (
+    ALIGNED_BARRIER,
+    Alignment,
+    Barrier,
+    BarrierOptions,
+    CancelBarrier,
+    Element,
+)
+from tidegate.actors.sources.memory_source import MemorySource
+from tidegate.actors.task.channels.output_gate import BufferLimits
+from tidegate.actors.task.messages import events as ev
+from tidegate.actors.task.messages import instructions as do
+from tidegate.actors.task.pipeline.source_cursor import SplitPosition
+from tidegate.actors.task.pipeline.task_descriptor import TaskDescriptor, describe_task
+from tidegate.actors.task.task_machine import TaskMachine
+from tidegate.storage.checkpoints.metadata import DataFile, StateHandle, StateKind
 from tidegate.storage.ids import AttemptNumber, CheckpointId, OperatorUid, SubtaskIndex, VertexId
-from tidegate.storage.metadata import DataFile, StateHandle, StateKind
-from tidegate.storage.state import Cut, OperatorSnapshot, StateChunk, StateTable
+from tidegate.storage.state.snapshot import Cut, OperatorSnapshot, StateChunk, StateTable
 
 ATTEMPT = AttemptNumber(3)
 SOURCE, WORK = VertexId("source"), VertexId("work")

@@ -15,19 +15,19 @@ from random import Random
 import pyarrow as pa
 from link import ATTEMPT, describe, handle_of
 
-from tidegate.actors.elements import BarrierOptions
 from tidegate.actors.graph.job_graph import JobGraph
-from tidegate.actors.identity import ChannelId, TaskId
-from tidegate.actors.memory_source import MemorySource
-from tidegate.actors.operators.base import Emit, Operator, OperatorContext
-from tidegate.actors.task import events as ev
-from tidegate.actors.task import instructions as do
-from tidegate.actors.task.machine import TaskMachine
-from tidegate.actors.task.outputs import BufferLimits
-from tidegate.actors.task.status import TaskStatus
+from tidegate.actors.operators.operator import Emit, Operator, OperatorContext
+from tidegate.actors.protocol.identity import ChannelId, TaskId
+from tidegate.actors.protocol.stream_elements import BarrierOptions
+from tidegate.actors.sources.memory_source import MemorySource
+from tidegate.actors.task.channels.output_gate import BufferLimits
+from tidegate.actors.task.messages import events as ev
+from tidegate.actors.task.messages import instructions as do
+from tidegate.actors.task.task_machine import TaskMachine
+from tidegate.actors.task.task_status import TaskStatus
+from tidegate.storage.checkpoints.metadata import StateHandle, StateKind
 from tidegate.storage.ids import CheckpointId, OperatorUid
-from tidegate.storage.metadata import StateHandle, StateKind
-from tidegate.storage.state import Cut, OperatorSnapshot, StateChunk, StateTable, tables_of
+from tidegate.storage.state.snapshot import Cut, OperatorSnapshot, StateChunk, StateTable, tables_of
 
 PENDING_MAX = 3
 STEPS_MAX = 60_000

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterable
 
 from coordinators import SPEC
 
-from tidegate.actors.coordinator import instructions as do
-from tidegate.actors.identity import TaskId
+from tidegate.actors.coordinator.messages import instructions as do
+from tidegate.actors.protocol.identity import TaskId
+from tidegate.storage.checkpoints.layout import CheckpointLayout
+from tidegate.storage.checkpoints.metadata import CheckpointMetadata, StateHandle
 from tidegate.storage.ids import CheckpointId
-from tidegate.storage.layout import CheckpointLayout
-from tidegate.storage.metadata import CheckpointMetadata, StateHandle
 
 LAYOUT = CheckpointLayout(SPEC.job_id)
 

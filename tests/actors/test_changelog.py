@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.actors.task.changelog import Chain, ChangeLog, ChangelogLimits
+from tidegate.actors.task.incremental.changelog import Chain, ChangeLog, ChangelogLimits
+from tidegate.storage.checkpoints.metadata import StateHandle
 from tidegate.storage.errors import ProtocolError
-from tidegate.storage.metadata import StateHandle
-from tidegate.storage.state import Cut
+from tidegate.storage.state.snapshot import Cut
 
 
 def handle(name: str, size_bytes: int = 10) -> StateHandle:

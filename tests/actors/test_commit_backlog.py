@@ -9,17 +9,17 @@ from itertools import count
 from coordinators import SPEC, Coordinator, files, only, spec
 from link import node
 
-from tidegate.actors.coordinator import events as ev
-from tidegate.actors.coordinator import instructions as do
-from tidegate.actors.coordinator.requests import COMMITS_WAITING_MAX
-from tidegate.actors.coordinator.state import JobStatus
+from tidegate.actors.coordinator.messages import events as ev
+from tidegate.actors.coordinator.messages import instructions as do
+from tidegate.actors.coordinator.requests.request_decider import COMMITS_WAITING_MAX
+from tidegate.actors.coordinator.state.coordinator_state import JobStatus
 from tidegate.actors.graph.stream_graph import translate
-from tidegate.actors.runtimes.context import JobContext
-from tidegate.actors.runtimes.coordinator_effects import CoordinatorEffects
+from tidegate.actors.hosts.coordinator.coordinator_effects import CoordinatorEffects
+from tidegate.actors.hosts.job_context import JobContext
 from tidegate.storage.errors import StorageError
-from tidegate.storage.filesystem import FileSystemStore
+from tidegate.storage.files.file_system_store import FileSystemStore
 from tidegate.storage.ids import CheckpointId, JobId
-from tidegate.storage.table_log import LOG_FOLDER, TableInfo, TableLog
+from tidegate.storage.tables.table_log import LOG_FOLDER, TableInfo, TableLog
 
 _numbers = count()
 

@@ -9,13 +9,13 @@ from coordinators import SINK, SOURCE, SPEC, TASKS, Coordinator, discarding, fil
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidegate.actors.coordinator import events as ev
-from tidegate.actors.coordinator import instructions as do
-from tidegate.actors.coordinator.outages import pause_ms
-from tidegate.actors.coordinator.requests import REQUESTS_MAX
-from tidegate.actors.coordinator.state import JobStatus
-from tidegate.actors.failures import CheckpointFailureReason
-from tidegate.actors.identity import TaskId
+from tidegate.actors.coordinator.job.outages import pause_ms
+from tidegate.actors.coordinator.messages import events as ev
+from tidegate.actors.coordinator.messages import instructions as do
+from tidegate.actors.coordinator.requests.request_decider import REQUESTS_MAX
+from tidegate.actors.coordinator.state.coordinator_state import JobStatus
+from tidegate.actors.protocol.failure_reasons import CheckpointFailureReason
+from tidegate.actors.protocol.identity import TaskId
 from tidegate.storage.ids import CheckpointId, SubtaskIndex, VertexId
 
 TOLERANT = spec(tolerable_failures=5)

@@ -19,17 +19,17 @@ from coordinators import (
     spec,
 )
 
-from tidegate.actors.coordinator import events as ev
-from tidegate.actors.coordinator import instructions as do
-from tidegate.actors.coordinator.outages import pause_ms
-from tidegate.actors.coordinator.spec import JobSpec, RestorePoint, Retention
-from tidegate.actors.coordinator.state import JobStatus
-from tidegate.actors.failures import CheckpointFailureReason as Reason
-from tidegate.actors.identity import TaskId
-from tidegate.actors.task.metrics import SnapshotMetrics
-from tidegate.recovery.restart import RestartStrategy
+from tidegate.actors.coordinator.job.job_spec import JobSpec, RestorePoint, Retention
+from tidegate.actors.coordinator.job.outages import pause_ms
+from tidegate.actors.coordinator.messages import events as ev
+from tidegate.actors.coordinator.messages import instructions as do
+from tidegate.actors.coordinator.state.coordinator_state import JobStatus
+from tidegate.actors.protocol.failure_reasons import CheckpointFailureReason as Reason
+from tidegate.actors.protocol.identity import TaskId
+from tidegate.actors.protocol.snapshot_metrics import SnapshotMetrics
+from tidegate.recovery.restart_strategy import RestartStrategy
+from tidegate.storage.checkpoints.metadata import OperatorInfo, SectionRef, StateHandle, StateKind, SubtaskState
 from tidegate.storage.ids import AttemptNumber, CheckpointId, JobId, SubtaskIndex, VertexId
-from tidegate.storage.metadata import OperatorInfo, SectionRef, StateHandle, StateKind, SubtaskState
 
 THREE = spec(max_concurrent=3, retained=9, tolerable_failures=0)
 HOOKED = replace(spec(tolerable_failures=1), hooks=("outside",))

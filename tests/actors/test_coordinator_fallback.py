@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 from coordinators import SPEC, Coordinator, files, kinds, only, spec
 
-from tidegate.actors.coordinator import events as ev
-from tidegate.actors.coordinator import instructions as do
-from tidegate.actors.coordinator.machine import CoordinatorMachine
-from tidegate.actors.coordinator.spec import RestorePoint, Retention
-from tidegate.actors.coordinator.state import JobStatus
-from tidegate.recovery.restart import RestartStrategy
+from tidegate.actors.coordinator.coordinator_machine import CoordinatorMachine
+from tidegate.actors.coordinator.job.job_spec import RestorePoint, Retention
+from tidegate.actors.coordinator.messages import events as ev
+from tidegate.actors.coordinator.messages import instructions as do
+from tidegate.actors.coordinator.state.coordinator_state import JobStatus
+from tidegate.recovery.restart_strategy import RestartStrategy
 from tidegate.storage.codec import decode, encode
 from tidegate.storage.ids import AttemptNumber, CheckpointId, JobId
 

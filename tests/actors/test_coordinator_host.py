@@ -6,18 +6,18 @@ import pytest
 from coordinator_runs import Run, running
 from coordinators import SINK, SOURCE, SPEC, TASKS, part
 
-from tidegate.actors.coordinator import events as ev
-from tidegate.actors.coordinator import instructions as do
-from tidegate.actors.coordinator.machine import CoordinatorMachine
-from tidegate.actors.coordinator.state import JobStatus
-from tidegate.actors.runtimes import coordinator_host, log_writer
-from tidegate.actors.runtimes.coordinator_host import replay
-from tidegate.actors.task import events as task_ev
+from tidegate.actors.coordinator.coordinator_machine import CoordinatorMachine
+from tidegate.actors.coordinator.messages import events as ev
+from tidegate.actors.coordinator.messages import instructions as do
+from tidegate.actors.coordinator.state.coordinator_state import JobStatus
+from tidegate.actors.hosts.coordinator import coordinator_host, log_writer
+from tidegate.actors.hosts.coordinator.coordinator_host import replay
+from tidegate.actors.task.messages import events as task_ev
+from tidegate.storage.checkpoints.event_log import EventLog
+from tidegate.storage.checkpoints.metadata_file import read_metadata
 from tidegate.storage.errors import StorageError
-from tidegate.storage.event_log import EventLog
-from tidegate.storage.filesystem import open_store
+from tidegate.storage.files.file_system_store import open_store
 from tidegate.storage.ids import AttemptNumber, CheckpointId
-from tidegate.storage.metadata_file import read_metadata
 
 
 def test_nothing_is_done_before_it_is_logged() -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from coordinators import SINK, SOURCE, SPEC, TASKS, Coordinator, discarding, files, kinds, only, spec
 
-from tidegate.actors.coordinator import events as ev
-from tidegate.actors.coordinator import instructions as do
-from tidegate.actors.coordinator.spec import RestorePoint
-from tidegate.actors.coordinator.state import JobStatus
-from tidegate.recovery.restart import RestartStrategy
+from tidegate.actors.coordinator.job.job_spec import RestorePoint
+from tidegate.actors.coordinator.messages import events as ev
+from tidegate.actors.coordinator.messages import instructions as do
+from tidegate.actors.coordinator.state.coordinator_state import JobStatus
+from tidegate.recovery.restart_strategy import RestartStrategy
 from tidegate.storage.errors import ProtocolError
 from tidegate.storage.ids import AttemptNumber, CheckpointId, Generation, JobId
 

@@ -9,14 +9,14 @@ import pytest
 from coordinator_runs import Run, running
 from coordinators import SINK, SOURCE, SPEC, part
 
-from tidegate.actors.coordinator import events as ev
-from tidegate.actors.coordinator.outages import FIRST_PAUSE_MS
-from tidegate.actors.coordinator.state import JobStatus
-from tidegate.actors.failures import CheckpointFailureReason
-from tidegate.actors.runtimes.coordinator_host import replay
+from tidegate.actors.coordinator.job.outages import FIRST_PAUSE_MS
+from tidegate.actors.coordinator.messages import events as ev
+from tidegate.actors.coordinator.state.coordinator_state import JobStatus
+from tidegate.actors.hosts.coordinator.coordinator_host import replay
+from tidegate.actors.protocol.failure_reasons import CheckpointFailureReason
+from tidegate.storage.checkpoints.metadata import SnapshotKind
 from tidegate.storage.errors import StorageError
 from tidegate.storage.ids import AttemptNumber, CheckpointId
-from tidegate.storage.metadata import SnapshotKind
 
 
 @pytest.mark.parametrize("happens", [True, False])

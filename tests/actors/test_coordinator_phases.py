@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from coordinators import Coordinator
 
-from tidegate.actors.coordinator.phases import (
+from tidegate.actors.coordinator.job.phases import (
     JOB_TRANSITIONS,
     PENDING_TRANSITIONS,
     JobInput,

@@ -7,15 +7,15 @@ from dataclasses import replace
 import pytest
 from coordinators import PATH, SINK, SPEC, TARGET, Coordinator, files, kinds, only, spec
 
-from tidegate.actors.coordinator import events as ev
-from tidegate.actors.coordinator import instructions as do
-from tidegate.actors.coordinator.outages import pause_ms
-from tidegate.actors.coordinator.state import JobStatus
-from tidegate.actors.failures import CheckpointFailureReason as Reason
-from tidegate.actors.runtimes.job import Answer, answers_of
-from tidegate.recovery.restart import RestartStrategy
+from tidegate.actors.coordinator.job.outages import pause_ms
+from tidegate.actors.coordinator.messages import events as ev
+from tidegate.actors.coordinator.messages import instructions as do
+from tidegate.actors.coordinator.state.coordinator_state import JobStatus
+from tidegate.actors.protocol.failure_reasons import CheckpointFailureReason as Reason
+from tidegate.actors.runtimes.running_job import Answer, answers_of
+from tidegate.recovery.restart_strategy import RestartStrategy
+from tidegate.storage.checkpoints.metadata import SnapshotKind
 from tidegate.storage.ids import CheckpointId
-from tidegate.storage.metadata import SnapshotKind
 
 HOOKED = replace(spec(tolerable_failures=1), hooks=("outside",))
 

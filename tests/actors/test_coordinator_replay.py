@@ -10,12 +10,17 @@ from coordinator_world import BUSY, CONCURRENT, JOB, CoordinatorWorld, replayed
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidegate.actors.coordinator.events import CoordinatorEvent
-from tidegate.actors.coordinator.instructions import CoordinatorInstruction
-from tidegate.actors.coordinator.machine import CoordinatorMachine
-from tidegate.actors.coordinator.spec import JobSpec
-from tidegate.actors.task.events import TaskEvent
-from tidegate.actors.task.instructions import PersistChannelState, PersistSegment, PersistSnapshot, TaskInstruction
+from tidegate.actors.coordinator.coordinator_machine import CoordinatorMachine
+from tidegate.actors.coordinator.job.job_spec import JobSpec
+from tidegate.actors.coordinator.messages.events import CoordinatorEvent
+from tidegate.actors.coordinator.messages.instructions import CoordinatorInstruction
+from tidegate.actors.task.messages.events import TaskEvent
+from tidegate.actors.task.messages.instructions import (
+    PersistChannelState,
+    PersistSegment,
+    PersistSnapshot,
+    TaskInstruction,
+)
 from tidegate.storage.codec import decode, encode, wire_types
 
 histories = st.builds(

@@ -9,9 +9,10 @@ from coordinators import Coordinator, only, spec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.actors.coordinator import instructions as do
-from tidegate.actors.coordinator.properties import CHECKPOINT, CheckpointProperties
-from tidegate.actors.coordinator.requests import (
+from tidegate.actors.coordinator.job.job_spec import CheckpointSettings
+from tidegate.actors.coordinator.messages import instructions as do
+from tidegate.actors.coordinator.requests.checkpoint_properties import CHECKPOINT, CheckpointProperties
+from tidegate.actors.coordinator.requests.request_decider import (
     COMMITS_WAITING_MAX,
     REQUESTS_MAX,
     CheckpointRequest,
@@ -21,9 +22,8 @@ from tidegate.actors.coordinator.requests import (
     decide,
     enqueue,
 )
-from tidegate.actors.coordinator.spec import CheckpointSettings
-from tidegate.actors.failures import CheckpointFailureReason
-from tidegate.storage.metadata import SnapshotKind
+from tidegate.actors.protocol.failure_reasons import CheckpointFailureReason
+from tidegate.storage.checkpoints.metadata import SnapshotKind
 
 SETTINGS = CheckpointSettings(interval_ms=1_000, min_pause_ms=500, max_concurrent=2)
 SAVEPOINT = CheckpointProperties(SnapshotKind.SAVEPOINT, "folder")

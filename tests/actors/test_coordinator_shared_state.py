@@ -8,14 +8,14 @@ import pytest
 from coordinators import SINK, SOURCE, SPEC, Coordinator, handle, only, part, spec
 from shared_files import LAYOUT, layer
 
-from tidegate.actors.coordinator import events as ev
-from tidegate.actors.coordinator import instructions as do
-from tidegate.actors.coordinator.machine import CoordinatorMachine
-from tidegate.actors.coordinator.spec import Retention
-from tidegate.actors.task.metrics import SnapshotMetrics
+from tidegate.actors.coordinator.coordinator_machine import CoordinatorMachine
+from tidegate.actors.coordinator.job.job_spec import Retention
+from tidegate.actors.coordinator.messages import events as ev
+from tidegate.actors.coordinator.messages import instructions as do
+from tidegate.actors.protocol.snapshot_metrics import SnapshotMetrics
+from tidegate.storage.checkpoints.metadata import NativeFile, NativeState, SnapshotKind, StateHandle
 from tidegate.storage.codec import decode, encode
 from tidegate.storage.ids import CheckpointId
-from tidegate.storage.metadata import NativeFile, NativeState, SnapshotKind, StateHandle
 
 KEEP, NEVER = Retention.RETAIN_ON_CANCELLATION, Retention.NEVER_RETAIN
 CONCURRENT = spec(max_concurrent=3, tolerable_failures=100)

@@ -8,15 +8,15 @@ from dataclasses import replace
 import pytest
 from coordinators import PATH, SINK, SOURCE, SPEC, TARGET, Coordinator, files, kinds, only, part, spec
 
-from tidegate.actors.coordinator import events as ev
-from tidegate.actors.coordinator import instructions as do
-from tidegate.actors.coordinator.phases import PendingPhase
-from tidegate.actors.coordinator.state import JobStatus
-from tidegate.actors.elements import Alignment, BarrierOptions
-from tidegate.actors.failures import CheckpointFailureReason as Reason
-from tidegate.recovery.restart import RestartStrategy
+from tidegate.actors.coordinator.job.phases import PendingPhase
+from tidegate.actors.coordinator.messages import events as ev
+from tidegate.actors.coordinator.messages import instructions as do
+from tidegate.actors.coordinator.state.coordinator_state import JobStatus
+from tidegate.actors.protocol.failure_reasons import CheckpointFailureReason as Reason
+from tidegate.actors.protocol.stream_elements import Alignment, BarrierOptions
+from tidegate.recovery.restart_strategy import RestartStrategy
+from tidegate.storage.checkpoints.metadata import SnapshotKind
 from tidegate.storage.ids import AttemptNumber, CheckpointId
-from tidegate.storage.metadata import SnapshotKind
 
 NEVER = RestartStrategy.none()
 STOPS = [(SnapshotKind.SUSPEND, "suspended"), (SnapshotKind.TERMINATE, "finished")]

@@ -8,13 +8,13 @@ from typing import get_args
 import pytest
 from coordinators import SOURCE, SPEC
 
-from tidegate.actors.coordinator import events as ev
-from tidegate.actors.failures import TEXT_BYTES_MAX, CheckpointFailureReason
-from tidegate.actors.runtimes.event_border import fit_for_the_log
+from tidegate.actors.coordinator.messages import events as ev
+from tidegate.actors.hosts.coordinator.event_border import fit_for_the_log
+from tidegate.actors.protocol.failure_reasons import TEXT_BYTES_MAX, CheckpointFailureReason
+from tidegate.storage.checkpoints.metadata import StateHandle, SubtaskState
 from tidegate.storage.codec import decode, encode
 from tidegate.storage.errors import CodecError
 from tidegate.storage.ids import AttemptNumber, CheckpointId
-from tidegate.storage.metadata import StateHandle, SubtaskState
 
 FIRST, ONE = AttemptNumber(0), CheckpointId(1)
 RUDE = "\udcff" + "x" * 3_000_000

@@ -8,13 +8,13 @@ from dataclasses import replace
 import pyarrow as pa
 from link import BY_X, Subject, Summing, describe, node, only, sent
 
-from tidegate.actors.elements import Barrier, EndOfData, element_size_bytes
 from tidegate.actors.graph.stream_graph import translate
-from tidegate.actors.operators.base import Emit, Operator
-from tidegate.actors.task import events as ev
-from tidegate.actors.task import instructions as do
-from tidegate.actors.task.outputs import BufferLimits
-from tidegate.actors.task.status import TaskStatus
+from tidegate.actors.operators.operator import Emit, Operator
+from tidegate.actors.protocol.stream_elements import Barrier, EndOfData, element_size_bytes
+from tidegate.actors.task.channels.output_gate import BufferLimits
+from tidegate.actors.task.messages import events as ev
+from tidegate.actors.task.messages import instructions as do
+from tidegate.actors.task.task_status import TaskStatus
 from tidegate.storage.ids import VertexId
 
 STEPS = 5

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.actors.elements import Barrier, BarrierOptions
-from tidegate.actors.task.lineage import DELTAS_BYTES_MIN, LAYERS_MAX, LINEAGES_MAX, Lineage, Lineages
+from tidegate.actors.protocol.stream_elements import Barrier, BarrierOptions
+from tidegate.actors.task.incremental.lineage import DELTAS_BYTES_MIN, LAYERS_MAX, LINEAGES_MAX, Lineage, Lineages
+from tidegate.storage.checkpoints.metadata import NativeFile, NativeState, SnapshotKind, StateHandle
 from tidegate.storage.ids import CheckpointId, OperatorUid
-from tidegate.storage.metadata import NativeFile, NativeState, SnapshotKind, StateHandle
-from tidegate.storage.state import Cut
+from tidegate.storage.state.snapshot import Cut
 
 BASE_BYTES = 10 * DELTAS_BYTES_MIN
 

@@ -8,20 +8,20 @@ from coordinator_ports import Port
 from coordinators import SINK, SOURCE, SPEC, TASKS, files, part
 from link import node
 
-from tidegate.actors.coordinator import events as ev
-from tidegate.actors.coordinator import instructions as do
+from tidegate.actors.coordinator.messages import events as ev
+from tidegate.actors.coordinator.messages import instructions as do
 from tidegate.actors.graph.stream_graph import translate
-from tidegate.actors.runtimes.context import JobContext
-from tidegate.actors.runtimes.coordinator_effects import CoordinatorEffects
-from tidegate.actors.runtimes.coordinator_host import CoordinatorHost, replay
-from tidegate.actors.task import events as task_ev
+from tidegate.actors.hosts.coordinator.coordinator_effects import CoordinatorEffects
+from tidegate.actors.hosts.coordinator.coordinator_host import CoordinatorHost, replay
+from tidegate.actors.hosts.job_context import JobContext
+from tidegate.actors.task.messages import events as task_ev
+from tidegate.storage.checkpoints.event_log import EventLog
+from tidegate.storage.checkpoints.metadata import StateHandle
+from tidegate.storage.checkpoints.metadata_file import read_metadata
 from tidegate.storage.errors import NotFoundError
-from tidegate.storage.event_log import EventLog
-from tidegate.storage.filesystem import open_store
+from tidegate.storage.files.file_system_store import open_store
+from tidegate.storage.files.store import Buffer, Store
 from tidegate.storage.ids import AttemptNumber, CheckpointId
-from tidegate.storage.metadata import StateHandle
-from tidegate.storage.metadata_file import read_metadata
-from tidegate.storage.store import Buffer, Store
 
 FILES_MAX = 2_200
 BYTES_MAX = 4 * 1024 * 1024

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidegate.actors.memory_source import MemorySource
+from tidegate.actors.sources.memory_source import MemorySource
 from tidegate.storage.errors import ConfigurationError
 
 

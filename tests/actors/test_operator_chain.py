@@ -8,11 +8,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from tidegate.actors.elements import MAX_WATERMARK_MS
 from tidegate.actors.graph.job_graph import OperatorSpec
-from tidegate.actors.operators.base import Emit, Operator
-from tidegate.actors.operators.watermarks import WatermarkGenerator
-from tidegate.actors.task.chain import OperatorChain
+from tidegate.actors.operators.batches.watermark_generator import WatermarkGenerator
+from tidegate.actors.operators.operator import Emit, Operator
+from tidegate.actors.protocol.stream_elements import MAX_WATERMARK_MS
+from tidegate.actors.task.pipeline.operator_chain import OperatorChain
 from tidegate.storage.ids import OperatorUid, SubtaskIndex
 
 

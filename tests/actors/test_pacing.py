@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tidegate.actors.operators.batch_rows import BatchRows, check_batch_rows, rows_of_a_turn
-from tidegate.actors.task.pacing import REACH, ROWS_AT_FIRST, ROWS_UNLIMITED, TURN_MS_MAX, TurnPacer
+from tidegate.actors.task.channels.turn_pacer import REACH, ROWS_AT_FIRST, ROWS_UNLIMITED, TURN_MS_MAX, TurnPacer
 from tidegate.storage.errors import ConfigurationError
 
 WHOLE_BATCH = 262_144

@@ -6,11 +6,11 @@ import threading
 
 import pytest
 
-from tidegate.actors.coordinator.requests import Demand, Pause, Start, decide
-from tidegate.actors.coordinator.spec import CheckpointSettings
-from tidegate.actors.elements import MAX_WATERMARK_MS
-from tidegate.actors.runtimes import clock
-from tidegate.actors.runtimes.ray_mailbox import Mailbox
+from tidegate.actors.coordinator.job.job_spec import CheckpointSettings
+from tidegate.actors.coordinator.requests.request_decider import Demand, Pause, Start, decide
+from tidegate.actors.hosts import clock
+from tidegate.actors.protocol.stream_elements import MAX_WATERMARK_MS
+from tidegate.actors.runtimes.ray.process.mailbox import Mailbox
 from tidegate.actors.runtimes.timers import Timers
 
 HOUR_MS = 3_600_000

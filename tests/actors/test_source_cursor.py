@@ -7,13 +7,13 @@ from batches import batch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidegate.actors.sources import SourceSplit
-from tidegate.actors.task.events import SourceBatchRead
-from tidegate.actors.task.instructions import ReadSource
-from tidegate.actors.task.source import SourceCursor, SplitPosition, positions_from_tables
+from tidegate.actors.sources.source import SourceSplit
+from tidegate.actors.task.messages.events import SourceBatchRead
+from tidegate.actors.task.messages.instructions import ReadSource
+from tidegate.actors.task.pipeline.source_cursor import SourceCursor, SplitPosition, positions_from_tables
+from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.errors import ProtocolError
-from tidegate.storage.metadata import StateKind
-from tidegate.storage.state import tables_of
+from tidegate.storage.state.snapshot import tables_of
 
 FIRST, SECOND = SourceSplit("a", b"\x00\xff", 4), SourceSplit("b", b"", -1)
 

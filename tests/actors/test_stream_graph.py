@@ -7,9 +7,9 @@ from link import BY_X, node
 
 from tidegate.actors.graph.job_graph import JobGraph
 from tidegate.actors.graph.stream_graph import StreamNode, translate
-from tidegate.actors.identity import ChannelId
-from tidegate.actors.operators.base import Operator
-from tidegate.actors.operators.partitioning import Partitioning, PartitioningKind
+from tidegate.actors.operators.operator import Operator
+from tidegate.actors.protocol.identity import ChannelId
+from tidegate.actors.protocol.partitioning import Partitioning, PartitioningKind
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.ids import OperatorUid, SubtaskIndex
 

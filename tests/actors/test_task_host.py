@@ -13,24 +13,24 @@ import pytest
 from batches import batch
 from link import SCHEMA, SOURCE, WORK, FrozenSum, Summing, describe, work_graph
 
-from tidegate.actors.coordinator import events as co
-from tidegate.actors.coordinator.spec import RestorePoint
-from tidegate.actors.elements import Watermark
+from tidegate.actors.coordinator.job.job_spec import RestorePoint
+from tidegate.actors.coordinator.messages import events as co
 from tidegate.actors.graph.job_graph import JobGraph
-from tidegate.actors.runtimes.context import DataPlaneOptions, JobContext
-from tidegate.actors.runtimes.ports import TryAgain
-from tidegate.actors.runtimes.task_effects import TaskEffects
-from tidegate.actors.runtimes.task_host import TaskHost
-from tidegate.actors.sources import ReadResult, SourceSplit
-from tidegate.actors.task import events as ev
-from tidegate.actors.task import instructions as do
-from tidegate.actors.task.machine import TaskMachine
+from tidegate.actors.hosts.job_context import DataPlaneOptions, JobContext
+from tidegate.actors.hosts.ports import TryAgain
+from tidegate.actors.hosts.task.task_effects import TaskEffects
+from tidegate.actors.hosts.task.task_host import TaskHost
+from tidegate.actors.protocol.stream_elements import Watermark
+from tidegate.actors.sources.source import ReadResult, SourceSplit
+from tidegate.actors.task.messages import events as ev
+from tidegate.actors.task.messages import instructions as do
+from tidegate.actors.task.task_machine import TaskMachine
 from tidegate.storage.errors import CorruptionError, StorageError
-from tidegate.storage.filesystem import FileSystemStore, open_store
+from tidegate.storage.files.file_system_store import FileSystemStore, open_store
 from tidegate.storage.ids import CheckpointId, JobId, OperatorUid, VertexId
-from tidegate.storage.state import OperatorSnapshot
-from tidegate.storage.state_file import read_state
-from tidegate.storage.table_files import read_data_file
+from tidegate.storage.state.snapshot import OperatorSnapshot
+from tidegate.storage.state.state_file import read_state
+from tidegate.storage.tables.table_files import read_data_file
 
 _roots = count()
 JOB = JobId("job-12345678")

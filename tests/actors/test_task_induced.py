@@ -8,14 +8,14 @@ import pyarrow as pa
 from batches import batch, values
 from link import BY_X, SCHEMA, SOURCE, UNALIGNED, Subject, Summing, barrier, cancel, describe, node, only, sent
 
-from tidegate.actors.elements import MAX_WATERMARK_MS, BarrierOptions, Element, EndOfData, Watermark
 from tidegate.actors.graph.stream_graph import StreamNode, translate
-from tidegate.actors.memory_source import MemorySource
-from tidegate.actors.task import events as ev
-from tidegate.actors.task import instructions as do
+from tidegate.actors.protocol.stream_elements import MAX_WATERMARK_MS, BarrierOptions, Element, EndOfData, Watermark
+from tidegate.actors.sources.memory_source import MemorySource
+from tidegate.actors.task.messages import events as ev
+from tidegate.actors.task.messages import instructions as do
+from tidegate.storage.checkpoints.metadata import SnapshotKind
 from tidegate.storage.ids import CheckpointId, OperatorUid
-from tidegate.storage.metadata import SnapshotKind
-from tidegate.storage.state import tables_of
+from tidegate.storage.state.snapshot import tables_of
 
 
 class Induced(MemorySource):

@@ -9,14 +9,14 @@ import pytest
 from batches import batch
 from link import WORK, FrozenSum, Subject, describe, only, work_graph
 
-from tidegate.actors.elements import Barrier, BarrierOptions
-from tidegate.actors.operators.base import Emit, Operator
-from tidegate.actors.task import events as ev
-from tidegate.actors.task import instructions as do
-from tidegate.actors.task.lineage import Lineage
+from tidegate.actors.operators.operator import Emit, Operator
+from tidegate.actors.protocol.stream_elements import Barrier, BarrierOptions
+from tidegate.actors.task.incremental.lineage import Lineage
+from tidegate.actors.task.messages import events as ev
+from tidegate.actors.task.messages import instructions as do
+from tidegate.storage.checkpoints.metadata import NativeFile, NativeState, SnapshotKind, StateHandle
 from tidegate.storage.ids import CheckpointId, OperatorUid
-from tidegate.storage.metadata import NativeFile, NativeState, SnapshotKind, StateHandle
-from tidegate.storage.state import Cut, OperatorSnapshot
+from tidegate.storage.state.snapshot import Cut, OperatorSnapshot
 
 
 class Layered(Operator):

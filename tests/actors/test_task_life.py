@@ -24,7 +24,7 @@ from link import (
     worker,
 )
 
-from tidegate.actors.elements import (
+from tidegate.actors.protocol.stream_elements import (
     MAX_WATERMARK_MS,
     EndOfData,
     EndOfPartition,
@@ -32,14 +32,14 @@ from tidegate.actors.elements import (
     WatermarkStatus,
     element_size_bytes,
 )
-from tidegate.actors.task import events as ev
-from tidegate.actors.task import instructions as do
-from tidegate.actors.task.machine import STAGED_FILES_IN_FLIGHT_MAX
-from tidegate.actors.task.outputs import BufferLimits
-from tidegate.actors.task.status import TaskStatus
+from tidegate.actors.task.channels.output_gate import BufferLimits
+from tidegate.actors.task.messages import events as ev
+from tidegate.actors.task.messages import instructions as do
+from tidegate.actors.task.task_machine import STAGED_FILES_IN_FLIGHT_MAX
+from tidegate.actors.task.task_status import TaskStatus
 from tidegate.storage.errors import ProtocolError
 from tidegate.storage.ids import AttemptNumber, CheckpointId, OperatorUid
-from tidegate.storage.state import tables_of
+from tidegate.storage.state.snapshot import tables_of
 
 # --- the end ------------------------------------------------------------------------------------------------------
 

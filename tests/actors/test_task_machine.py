@@ -21,16 +21,13 @@ from link import (
     worker,
 )
 
-from tidegate.actors.elements import (
-    EndOfData,
-    EndOfPartition,
-)
-from tidegate.actors.failures import CheckpointFailureReason
-from tidegate.actors.task import events as ev
-from tidegate.actors.task import instructions as do
-from tidegate.actors.task.source import SplitPosition, positions_from_tables
+from tidegate.actors.protocol.failure_reasons import CheckpointFailureReason
+from tidegate.actors.protocol.stream_elements import EndOfData, EndOfPartition
+from tidegate.actors.task.messages import events as ev
+from tidegate.actors.task.messages import instructions as do
+from tidegate.actors.task.pipeline.source_cursor import SplitPosition, positions_from_tables
 from tidegate.storage.ids import CheckpointId
-from tidegate.storage.state import tables_of
+from tidegate.storage.state.snapshot import tables_of
 
 # --- the order of a snapshot --------------------------------------------------------------------------------------
 

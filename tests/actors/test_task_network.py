@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from link import BY_X, UNALIGNED, Summing, node, timed
 from network import Collecting, Network, Parts
 
-from tidegate.actors.elements import ALIGNED_BARRIER, BarrierOptions
 from tidegate.actors.graph.job_graph import JobGraph
 from tidegate.actors.graph.stream_graph import translate
-from tidegate.actors.identity import TaskId
-from tidegate.actors.operators.partitioning import Partitioning, PartitioningKind
-from tidegate.actors.task.outputs import BufferLimits
+from tidegate.actors.protocol.identity import TaskId
+from tidegate.actors.protocol.partitioning import Partitioning, PartitioningKind
+from tidegate.actors.protocol.stream_elements import ALIGNED_BARRIER, BarrierOptions
+from tidegate.actors.task.channels.output_gate import BufferLimits
 from tidegate.storage.ids import SubtaskIndex, VertexId
 
 ROWS = 36

@@ -22,14 +22,14 @@ from link import (
     worker,
 )
 
-from tidegate.actors.elements import MAX_WATERMARK_MS, EndOfData, Watermark
-from tidegate.actors.task import events as ev
-from tidegate.actors.task import instructions as do
-from tidegate.actors.task.outputs import BufferLimits
-from tidegate.actors.task.source import FrozenPositions, SplitPosition
-from tidegate.actors.task.status import TaskStatus
+from tidegate.actors.protocol.stream_elements import MAX_WATERMARK_MS, EndOfData, Watermark
+from tidegate.actors.task.channels.output_gate import BufferLimits
+from tidegate.actors.task.messages import events as ev
+from tidegate.actors.task.messages import instructions as do
+from tidegate.actors.task.pipeline.source_cursor import FrozenPositions, SplitPosition
+from tidegate.actors.task.task_status import TaskStatus
 from tidegate.storage.errors import ProtocolError
-from tidegate.storage.state import tables_of
+from tidegate.storage.state.snapshot import tables_of
 
 
 def test_what_was_in_flight_is_processed_before_what_arrives() -> None:

@@ -26,7 +26,10 @@ from link import (
     worker,
 )
 
-from tidegate.actors.elements import (
+from tidegate.actors.graph.stream_graph import translate
+from tidegate.actors.operators.operator import Emit, Operator
+from tidegate.actors.protocol.failure_reasons import CheckpointFailureReason
+from tidegate.actors.protocol.stream_elements import (
     MAX_WATERMARK_MS,
     Alignment,
     Barrier,
@@ -37,15 +40,12 @@ from tidegate.actors.elements import (
     EndOfPartition,
     Watermark,
 )
-from tidegate.actors.failures import CheckpointFailureReason
-from tidegate.actors.graph.stream_graph import translate
-from tidegate.actors.operators.base import Emit, Operator
-from tidegate.actors.task import events as ev
-from tidegate.actors.task import instructions as do
-from tidegate.actors.task.outputs import BufferLimits
-from tidegate.actors.task.status import TaskStatus
+from tidegate.actors.task.channels.output_gate import BufferLimits
+from tidegate.actors.task.messages import events as ev
+from tidegate.actors.task.messages import instructions as do
+from tidegate.actors.task.task_status import TaskStatus
+from tidegate.storage.checkpoints.metadata import SnapshotKind
 from tidegate.storage.ids import CheckpointId, VertexId
-from tidegate.storage.metadata import SnapshotKind
 
 SUSPEND, TERMINATE = BarrierOptions(kind=SnapshotKind.SUSPEND), BarrierOptions(kind=SnapshotKind.TERMINATE)
 ENDS = (EndOfData(drain=True), EndOfData(drain=False))

@@ -8,17 +8,17 @@ import pyarrow as pa
 from batches import ONE_ROW_BYTES, batch, values
 from link import ATTEMPT, BY_X, Subject, Summing, barrier, describe, node, only, sent
 
-from tidegate.actors.elements import MAX_WATERMARK_MS, BarrierOptions, EndOfData, Watermark
 from tidegate.actors.graph.stream_graph import translate
-from tidegate.actors.operators.functions import ProcessContext, ProcessFunction, Rows
-from tidegate.actors.operators.process import ProcessOperator
-from tidegate.actors.operators.timers import TimeDomain
-from tidegate.actors.task import events as ev
-from tidegate.actors.task import instructions as do
-from tidegate.actors.task.outputs import BufferLimits
+from tidegate.actors.operators.rows.process_functions import ProcessContext, ProcessFunction, Rows
+from tidegate.actors.operators.rows.process_operator import ProcessOperator
+from tidegate.actors.operators.state.timers import TimeDomain
+from tidegate.actors.protocol.stream_elements import MAX_WATERMARK_MS, BarrierOptions, EndOfData, Watermark
+from tidegate.actors.task.channels.output_gate import BufferLimits
+from tidegate.actors.task.messages import events as ev
+from tidegate.actors.task.messages import instructions as do
+from tidegate.storage.checkpoints.metadata import SnapshotKind
 from tidegate.storage.ids import VertexId
-from tidegate.storage.metadata import SnapshotKind
-from tidegate.storage.state import tables_of
+from tidegate.storage.state.snapshot import tables_of
 
 PROCESSING = ev.TaskTimer.PROCESSING_TIME
 SCHEMA = pa.schema([("x", pa.int64())])

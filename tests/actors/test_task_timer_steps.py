@@ -12,22 +12,22 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from link import ATTEMPT, BY_X, UNALIGNED, Subject, Summing, barrier, describe, node, only, sent
 
-from tidegate.actors.elements import MAX_WATERMARK_MS, BarrierOptions, Element, EndOfData, Watermark
 from tidegate.actors.graph.stream_graph import translate
-from tidegate.actors.operators.functions import ProcessContext, ProcessFunction, Rows
-from tidegate.actors.operators.keyed_state import ListState
-from tidegate.actors.operators.process import ProcessOperator
-from tidegate.actors.operators.timers import TimeDomain
-from tidegate.actors.operators.watermarks import WatermarkGenerator
-from tidegate.actors.task import events as ev
-from tidegate.actors.task import instructions as do
-from tidegate.actors.task.descriptor import TaskDescriptor
-from tidegate.actors.task.outputs import BufferLimits
-from tidegate.actors.task.pacing import ROWS_UNLIMITED, TURN_MS_MAX
-from tidegate.actors.task.status import TaskStatus
+from tidegate.actors.operators.batches.watermark_generator import WatermarkGenerator
+from tidegate.actors.operators.rows.process_functions import ProcessContext, ProcessFunction, Rows
+from tidegate.actors.operators.rows.process_operator import ProcessOperator
+from tidegate.actors.operators.state.keyed_state import ListState
+from tidegate.actors.operators.state.timers import TimeDomain
+from tidegate.actors.protocol.stream_elements import MAX_WATERMARK_MS, BarrierOptions, Element, EndOfData, Watermark
+from tidegate.actors.task.channels.output_gate import BufferLimits
+from tidegate.actors.task.channels.turn_pacer import ROWS_UNLIMITED, TURN_MS_MAX
+from tidegate.actors.task.messages import events as ev
+from tidegate.actors.task.messages import instructions as do
+from tidegate.actors.task.pipeline.task_descriptor import TaskDescriptor
+from tidegate.actors.task.task_status import TaskStatus
+from tidegate.storage.checkpoints.metadata import SnapshotKind
 from tidegate.storage.ids import VertexId
-from tidegate.storage.metadata import SnapshotKind
-from tidegate.storage.state import tables_of
+from tidegate.storage.state.snapshot import tables_of
 
 PROCESSING = ev.TaskTimer.PROCESSING_TIME
 X = pa.schema([("x", pa.int64())])

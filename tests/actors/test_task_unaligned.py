@@ -26,15 +26,21 @@ from link import (
     worker,
 )
 
-from tidegate.actors.elements import ALIGNED_BARRIER, Alignment, BarrierOptions, EndOfData, EndOfPartition
 from tidegate.actors.graph.stream_graph import translate
-from tidegate.actors.operators.partitioning import Partitioning, PartitioningKind
-from tidegate.actors.task import events as ev
-from tidegate.actors.task import instructions as do
-from tidegate.actors.task.checkpointing import outgoing_options
-from tidegate.actors.task.outputs import BufferLimits
+from tidegate.actors.protocol.partitioning import Partitioning, PartitioningKind
+from tidegate.actors.protocol.stream_elements import (
+    ALIGNED_BARRIER,
+    Alignment,
+    BarrierOptions,
+    EndOfData,
+    EndOfPartition,
+)
+from tidegate.actors.task.channels.output_gate import BufferLimits
+from tidegate.actors.task.checkpoints.subtask_checkpoints import outgoing_options
+from tidegate.actors.task.messages import events as ev
+from tidegate.actors.task.messages import instructions as do
+from tidegate.storage.checkpoints.metadata import SnapshotKind
 from tidegate.storage.ids import VertexId
-from tidegate.storage.metadata import SnapshotKind
 
 TIGHT = BufferLimits(credit_bytes=ONE_ROW_BYTES, queue_bytes_max=100 * ONE_ROW_BYTES, frame_bytes_min=1)
 """One row may leave, the others wait in the output queue."""

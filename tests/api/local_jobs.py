@@ -13,9 +13,9 @@ import pyarrow as pa
 from waiting import until
 
 import tidegate as tg
-from tidegate.storage.filesystem import FileSystemStore
-from tidegate.storage.lease import read_lease, write_lease
-from tidegate.storage.store import Buffer
+from tidegate.storage.checkpoints.lease import read_lease, write_lease
+from tidegate.storage.files.file_system_store import FileSystemStore
+from tidegate.storage.files.store import Buffer
 
 WAIT_S = 120
 NO_RESTART = tg.RestartStrategy.none()

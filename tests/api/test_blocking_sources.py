@@ -9,7 +9,7 @@ import pyarrow as pa
 from local_jobs import NO_RESTART, GatedSource, config, local, opening
 
 import tidegate as tg
-from tidegate.actors.runtimes.io_pool import IO_THREADS
+from tidegate.actors.runtimes.local.io_pool import IO_THREADS
 
 
 class BlockingSource(GatedSource):

@@ -15,8 +15,8 @@ from waiting import until
 
 import tidegate as tg
 from tidegate import recovery
-from tidegate.actors.state.options import StateBackendOptions
-from tidegate.storage.metadata import SubtaskState
+from tidegate.actors.state_backends.common.options import StateBackendOptions
+from tidegate.storage.checkpoints.metadata import SubtaskState
 
 ROWS, GATE, KEYS = 3_000, 1_000, 5
 BACKENDS = pytest.mark.parametrize("backend", ["columnar", "rocksdb"])

@@ -9,8 +9,8 @@ import pytest
 import yaml
 from config_keys import KEYS
 
-from tidegate.config import CheckpointConfig, setting_keys
-from tidegate.config_file import load_config
+from tidegate.api.config.checkpoint_config import CheckpointConfig, setting_keys
+from tidegate.api.config.config_file import load_config
 
 DOCUMENT = (Path(__file__).resolve().parents[2] / "docs" / "configuration.md").read_text()
 ROW = re.compile(r"^\| `(\w+)` \| (`[\w.-]+\.[\w.-]+`(?:, `[\w.-]+`)*) \| (none|`[^`]+`) \| (\S.*) \|$", re.MULTILINE)

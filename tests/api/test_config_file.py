@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.config import CheckpointConfig
-from tidegate.config_file import load_config
+from tidegate.api.config.checkpoint_config import CheckpointConfig
+from tidegate.api.config.config_file import load_config
 from tidegate.storage.errors import ConfigurationError
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"

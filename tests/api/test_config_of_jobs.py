@@ -11,8 +11,8 @@ from config_keys import KEYS
 from local_jobs import local
 
 import tidegate as tg
-from tidegate.actors.coordinator.spec import CheckpointSettings, JobSpec, Retention
-from tidegate.actors.runtimes.job import Submission
+from tidegate.actors.coordinator.job.job_spec import CheckpointSettings, JobSpec, Retention
+from tidegate.actors.runtimes.running_job import Submission
 
 DATA = pa.table({"k": [1, 2]})
 

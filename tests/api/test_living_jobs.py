@@ -12,12 +12,12 @@ from local_jobs import NO_RESTART, GatedSource, config, finish, local, numbers
 from typer.testing import CliRunner
 
 import tidegate as tg
+from tidegate.api.submission.job_names import await_end
 from tidegate.cli import app
-from tidegate.names import await_end
-from tidegate.storage.filesystem import FileSystemStore, open_store
+from tidegate.storage.checkpoints.lease import CLOCKS_DIFFER_MS_MAX, Lease, read_lease, write_lease
+from tidegate.storage.files.file_system_store import FileSystemStore, open_store
 from tidegate.storage.ids import JobId
-from tidegate.storage.lease import CLOCKS_DIFFER_MS_MAX, Lease, read_lease, write_lease
-from tidegate.storage.processes import ProcessId, this_process
+from tidegate.storage.process_id import ProcessId, this_process
 
 
 def age(folder: Path) -> None:

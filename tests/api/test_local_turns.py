@@ -9,8 +9,8 @@ import pyarrow as pa
 from local_jobs import config
 
 import tidegate as tg
-from tidegate.actors.identity import TaskId
-from tidegate.actors.runtimes.local_job import LocalJob
+from tidegate.actors.protocol.identity import TaskId
+from tidegate.actors.runtimes.local.local_job import LocalJob
 from tidegate.storage.ids import SubtaskIndex, VertexId
 
 

@@ -10,8 +10,8 @@ import pytest
 from local_jobs import NO_RESTART, WAIT_S, GatedSource, config, opening
 
 import tidegate as tg
-from tidegate.actors.runtimes.local import LocalRuntime
-from tidegate.storage.filesystem import FileSystemStore
+from tidegate.actors.runtimes.local.local_runtime import LocalRuntime
+from tidegate.storage.files.file_system_store import FileSystemStore
 
 
 class Elsewhere(FileSystemStore):

@@ -12,10 +12,10 @@ import pytest
 from local_jobs import NO_RESTART, GatedSource, config, opening
 
 import tidegate as tg
-from tidegate.actors.runtimes import log_writer
-from tidegate.actors.runtimes.local import LocalRuntime
-from tidegate.storage.filesystem import FileSystemStore
-from tidegate.storage.store import Buffer
+from tidegate.actors.hosts.coordinator import log_writer
+from tidegate.actors.runtimes.local.local_runtime import LocalRuntime
+from tidegate.storage.files.file_system_store import FileSystemStore
+from tidegate.storage.files.store import Buffer
 
 CHECKPOINTS = 12
 REQUESTS_A_CHECKPOINT_MAX = 10

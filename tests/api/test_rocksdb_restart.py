@@ -10,7 +10,7 @@ import pytest
 from local_jobs import GatedSource, opening
 
 import tidegate as tg
-from tidegate.actors.runtimes import restore
+from tidegate.actors.restore import restore_task as restore
 
 ROWS, GATE = 2_000, 1_000
 

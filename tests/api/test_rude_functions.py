@@ -17,8 +17,8 @@ from local_jobs import NO_RESTART, config, finish, local
 from rude import RAISED
 
 import tidegate as tg
-from tidegate.storage.filesystem import open_store
-from tidegate.storage.table_files import read_table
+from tidegate.storage.files.file_system_store import open_store
+from tidegate.storage.tables.table_files import read_table
 
 SCHEMA = pa.schema([("k", pa.int64())])
 TABLE = pa.table({"k": [1, 2, 3]}, SCHEMA)

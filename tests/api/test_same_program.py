@@ -22,12 +22,12 @@ from random_program import DOINGS, FAR_MS, KEYS, TOLD, Model, Program, Row, Stop
 
 import tidegate as tg
 from tidegate import recovery
-from tidegate.actors.state.options import StateBackendOptions
-from tidegate.storage.filesystem import open_store
+from tidegate.actors.state_backends.common.options import StateBackendOptions
+from tidegate.storage.checkpoints.metadata import CheckpointMetadata, SnapshotKind
+from tidegate.storage.files.file_system_store import open_store
+from tidegate.storage.files.store import Store
 from tidegate.storage.ids import OperatorUid
-from tidegate.storage.metadata import CheckpointMetadata, SnapshotKind
-from tidegate.storage.state import StateTable
-from tidegate.storage.store import Store
+from tidegate.storage.state.snapshot import StateTable
 
 BACKENDS: dict[str, dict[str, Any]] = {
     "columnar": {},

@@ -11,8 +11,8 @@ from local_jobs import NO_RESTART, WAIT_S, GatedSource, config, local, opening, 
 
 import tidegate as tg
 from tidegate import recovery
-from tidegate.actors.runtimes.local import LocalRuntime
-from tidegate.storage.metadata import SnapshotKind
+from tidegate.actors.runtimes.local.local_runtime import LocalRuntime
+from tidegate.storage.checkpoints.metadata import SnapshotKind
 
 ROWS, GATE = 40, 15
 

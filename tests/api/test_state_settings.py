@@ -11,7 +11,7 @@ import pytest
 from local_jobs import GatedSource, config, opening
 
 import tidegate as tg
-from tidegate.storage.local_copies import copies_below, job_folder
+from tidegate.storage.copies.local_copies import copies_below, job_folder
 
 ROWS, KEYS = 60_000, 3_000
 

@@ -14,13 +14,14 @@ from local_jobs import NO_RESTART, WAIT_S, GatedSource, config, opening
 from waiting import until
 
 import tidegate as tg
-from tidegate.actors.coordinator import outages
-from tidegate.actors.runtimes import log_writer, task_host
-from tidegate.actors.runtimes.local import LocalRuntime
-from tidegate.storage import retrying
+from tidegate.actors.coordinator.job import outages
+from tidegate.actors.hosts.coordinator import log_writer
+from tidegate.actors.hosts.task import task_host
+from tidegate.actors.runtimes.local.local_runtime import LocalRuntime
 from tidegate.storage.errors import StorageError
-from tidegate.storage.filesystem import FileSystemStore
-from tidegate.storage.store import Buffer
+from tidegate.storage.files import retrying_store as retrying
+from tidegate.storage.files.file_system_store import FileSystemStore
+from tidegate.storage.files.store import Buffer
 
 ROWS = 60
 

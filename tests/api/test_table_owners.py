@@ -11,10 +11,10 @@ from local_jobs import NO_RESTART, GatedSource, await_events, config, finish, lo
 import tidegate as tg
 from tidegate.recovery import list_checkpoints
 from tidegate.storage.errors import StorageError
-from tidegate.storage.filesystem import FileSystemStore
+from tidegate.storage.files.file_system_store import FileSystemStore
 from tidegate.storage.ids import JobId
-from tidegate.storage.table_files import read_table
-from tidegate.storage.table_log import IfExists, TableLog
+from tidegate.storage.tables.table_files import read_table
+from tidegate.storage.tables.table_log import IfExists, TableLog
 
 ROWS = 40
 
@@ -127,7 +127,7 @@ def test_an_owner_that_may_live_is_not_evicted(tmp_path: Path, monkeypatch: pyte
     def away(*_: object) -> bool:
         raise StorageError("no answer")
 
-    monkeypatch.setattr("tidegate.claims.is_alive", away)
+    monkeypatch.setattr("tidegate.api.submission.table_claims.is_alive", away)
     with pytest.raises(
         StorageError, match=r"nobody can tell whether job test-job-.*cannot be read: no answer\. See that"
     ):

@@ -26,12 +26,12 @@ from local_jobs import (
 )
 
 import tidegate as tg
-from tidegate.actors.runtimes.local import LocalRuntime
+from tidegate.actors.runtimes.local.local_runtime import LocalRuntime
 from tidegate.storage.errors import StorageError
-from tidegate.storage.filesystem import FileSystemStore
+from tidegate.storage.files.file_system_store import FileSystemStore
 from tidegate.storage.ids import CheckpointId, JobId
-from tidegate.storage.table_files import read_table
-from tidegate.storage.table_log import TableEntryKind, TableLog
+from tidegate.storage.tables.table_files import read_table
+from tidegate.storage.tables.table_log import TableEntryKind, TableLog
 
 ROWS = 40
 
@@ -77,7 +77,7 @@ def append_from_elsewhere(folder: Path, table: str = "out") -> None:
 @pytest.fixture
 def taken_for_dead(monkeypatch: pytest.MonkeyPatch) -> None:
     """A job that lives is taken for dead, as one that sleeps for longer than its lease."""
-    monkeypatch.setattr("tidegate.claims.is_alive", lambda *_: False)
+    monkeypatch.setattr("tidegate.api.submission.table_claims.is_alive", lambda *_: False)
 
 
 @pytest.mark.usefixtures("taken_for_dead")

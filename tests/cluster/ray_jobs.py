@@ -13,23 +13,23 @@ import pyarrow as pa
 import waiting
 from ray import cloudpickle
 
-from tidegate.actors.coordinator.spec import CheckpointSettings, JobSpec
+from tidegate.actors.coordinator.job.job_spec import CheckpointSettings, JobSpec
 from tidegate.actors.graph.stream_graph import StreamNode, translate
-from tidegate.actors.memory_source import MemorySource
-from tidegate.actors.operators import aggregates
-from tidegate.actors.operators.keyed_aggregate import KeyedAggregate
-from tidegate.actors.operators.partitioning import Partitioning, PartitioningKind
-from tidegate.actors.operators.stateless import MapBatches
-from tidegate.actors.operators.table_sink import TableSink
-from tidegate.actors.runtimes.context import DataPlaneOptions, JobContext
-from tidegate.actors.runtimes.job import JobProgress, Submission
-from tidegate.actors.sources import ReadResult, Source, SourceReader, SourceSplit
-from tidegate.actors.task.source import SplitPosition
-from tidegate.recovery.restart import RestartStrategy
-from tidegate.storage.filesystem import open_store
+from tidegate.actors.hosts.job_context import DataPlaneOptions, JobContext
+from tidegate.actors.operators.batches import aggregates
+from tidegate.actors.operators.batches.keyed_aggregate import KeyedAggregate
+from tidegate.actors.operators.batches.stateless import MapBatches
+from tidegate.actors.operators.batches.table_sink import TableSink
+from tidegate.actors.protocol.partitioning import Partitioning, PartitioningKind
+from tidegate.actors.runtimes.running_job import JobProgress, Submission
+from tidegate.actors.sources.memory_source import MemorySource
+from tidegate.actors.sources.source import ReadResult, Source, SourceReader, SourceSplit
+from tidegate.actors.task.pipeline.source_cursor import SplitPosition
+from tidegate.recovery.restart_strategy import RestartStrategy
+from tidegate.storage.files.file_system_store import open_store
 from tidegate.storage.ids import JobId, OperatorUid
-from tidegate.storage.table_files import read_table
-from tidegate.storage.table_log import TableInfo, TableLog
+from tidegate.storage.tables.table_files import read_table
+from tidegate.storage.tables.table_log import TableInfo, TableLog
 
 ROWS, KEYS = 20_000, 101
 ROWS_A_BATCH = 100

@@ -13,9 +13,9 @@ import waiting
 from ray_jobs import Gated, until
 
 import tidegate as tg
-from tidegate.actors.coordinator.events import TaskFinished
-from tidegate.actors.memory_source import MemorySource
-from tidegate.actors.runtimes.ray_runtime import RayRuntime, SlotPlacement
+from tidegate.actors.coordinator.messages.events import TaskFinished
+from tidegate.actors.runtimes.ray.ray_runtime import RayRuntime, SlotPlacement
+from tidegate.actors.sources.memory_source import MemorySource
 from tidegate.spark_bridge import RayDPSession
 
 SPLITS = 8

@@ -13,10 +13,10 @@ import pytest
 import ray
 from ray_jobs import ROWS, keyed_job, until
 
-from tidegate.actors.coordinator.state import CoordinatorState
-from tidegate.actors.runtimes.job import JobProgress, progress_of
-from tidegate.actors.runtimes.ray_runtime import RayJob, RayRuntime, SlotPlacement
-from tidegate.recovery.restart import RestartStrategy
+from tidegate.actors.coordinator.state.coordinator_state import CoordinatorState
+from tidegate.actors.runtimes.ray.ray_runtime import RayJob, RayRuntime, SlotPlacement
+from tidegate.actors.runtimes.running_job import JobProgress, progress_of
+from tidegate.recovery.restart_strategy import RestartStrategy
 from tidegate.spark_bridge import RayDPSession
 from tidegate.storage.errors import CheckpointError, ConfigurationError
 

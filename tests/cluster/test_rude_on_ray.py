@@ -13,11 +13,11 @@ import rude
 from ray import cloudpickle
 from ray_jobs import ROWS, keyed_job
 
-from tidegate.actors.coordinator.events import TaskFailed
-from tidegate.actors.runtimes.ray_runtime import RayRuntime
-from tidegate.recovery.restart import RestartStrategy
-from tidegate.storage.event_log import EventLog
-from tidegate.storage.filesystem import open_store
+from tidegate.actors.coordinator.messages.events import TaskFailed
+from tidegate.actors.runtimes.ray.ray_runtime import RayRuntime
+from tidegate.recovery.restart_strategy import RestartStrategy
+from tidegate.storage.checkpoints.event_log import EventLog
+from tidegate.storage.files.file_system_store import open_store
 
 WAIT_S = 240.0
 EXIT_OF_CHILD = 5

@@ -23,7 +23,7 @@ from tidegate.spark_bridge import (
     stage_dataframe,
 )
 from tidegate.storage.errors import AlreadyExistsError, ConfigurationError
-from tidegate.storage.filesystem import open_store
+from tidegate.storage.files.file_system_store import open_store
 
 Batches = Iterable[pa.RecordBatch]
 

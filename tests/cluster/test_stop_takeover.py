@@ -12,11 +12,11 @@ import pytest
 import waiting
 from ray_jobs import keyed_job, until
 
-from tidegate.actors.runtimes.ray_runtime import RayRuntime, SlotPlacement
+from tidegate.actors.runtimes.ray.ray_runtime import RayRuntime, SlotPlacement
 from tidegate.spark_bridge import RayDPSession
-from tidegate.storage.filesystem import open_store
-from tidegate.storage.metadata import SnapshotKind
-from tidegate.storage.store import Buffer, Store
+from tidegate.storage.checkpoints.metadata import SnapshotKind
+from tidegate.storage.files.file_system_store import open_store
+from tidegate.storage.files.store import Buffer, Store
 
 WAIT_S = 240.0
 

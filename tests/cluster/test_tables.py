@@ -12,12 +12,12 @@ from pyspark.errors import PySparkException
 from pyspark.sql import types as T
 
 from tidegate.spark_bridge import RayDPSession, table_to_dataframe
+from tidegate.storage.checkpoints.metadata import DataFile
 from tidegate.storage.errors import ConfigurationError, TableError
-from tidegate.storage.filesystem import open_store
+from tidegate.storage.files.file_system_store import open_store
 from tidegate.storage.ids import CheckpointId, JobId
-from tidegate.storage.metadata import DataFile
-from tidegate.storage.table_files import VERSION_COLUMN, read_table, write_data_file
-from tidegate.storage.table_log import TableInfo, TableLog
+from tidegate.storage.tables.table_files import VERSION_COLUMN, read_table, write_data_file
+from tidegate.storage.tables.table_log import TableInfo, TableLog
 
 JOB = JobId("job-00000001")
 SCHEMA = pa.schema(

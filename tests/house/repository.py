@@ -1,37 +1,23 @@
-"""What the house tests know about the repository: its root, its map of packages, its files."""
+"""What the house tests know about the repository: its root, its package, its files."""
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "tidegate"
 
-# Folders that hold committed files; everything else at the root is generated.
-FOLDERS = (
-    *(".ci", "scripts", "configs", "docs", "tests", "examples", "benchmarks"),
-    *("api", "actors", "recovery", "spark_bridge", "storage"),
-)
+ROOMS = ("actors", "recovery", "spark_bridge", "storage")
+"""Folders of the package that the root shows as well, by links."""
 
-
-def setuptools_table(root: Path = ROOT) -> dict[str, object]:
-    """The table `tool.setuptools` of pyproject.toml."""
-    with (root / "pyproject.toml").open("rb") as file:
-        table: dict[str, object] = tomllib.load(file)["tool"]["setuptools"]
-    return table
+FOLDERS = (".ci", "scripts", "configs", "docs", "tests", "examples", "benchmarks", "tidegate")
+"""Folders that hold committed files; everything else at the root is a link to a room, or generated."""
 
 
-def package_dir(root: Path = ROOT) -> dict[str, str]:
-    """Package name to folder, for the rooms."""
-    table = setuptools_table(root)["package-dir"]
-    assert isinstance(table, dict)
-    return table
-
-
-def room_files() -> list[Path]:
-    """Every Python file of the rooms that are installed."""
-    return sorted(path for folder in package_dir().values() for path in (ROOT / folder).rglob("*.py"))
+def package_files() -> list[Path]:
+    """Every Python file that is installed."""
+    return sorted(PACKAGE.rglob("*.py"))
 
 
 def files() -> Iterator[Path]:

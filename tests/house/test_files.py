@@ -7,7 +7,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from repository import ROOT, files, room_files
+from repository import ROOT, files, package_files
 
 LINES_MAX = 400
 
@@ -28,7 +28,7 @@ def offences(pattern: re.Pattern[str], paths: list[Path]) -> list[str]:
 
 def test_no_module_is_long() -> None:
     """A module holds one idea: at most 400 lines."""
-    lengths = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in room_files()}
+    lengths = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in package_files()}
     assert {name: lines for name, lines in lengths.items() if lines > LINES_MAX} == {}
 
 

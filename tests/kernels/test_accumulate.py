@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from tidegate.actors.kernels import accumulate
 from tidegate.actors.kernels.columns import NO_MASK
 from tidegate.actors.kernels.paged import PAGE_ROWS
-from tidegate.actors.state.backend import ValueSpec
-from tidegate.actors.state.pages import PagedColumn
+from tidegate.actors.state_backends.common.backend import ValueSpec
+from tidegate.actors.state_backends.common.pages import PagedColumn
 
 _SLOTS = 5
 # The last slots of one page and the first of the next.

@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_reference import upsert_reference
 
-from tidegate.actors.kernels.bytes_index import BytesIndex
 from tidegate.actors.kernels.columns import NO_MASK, Strings, key_form
-from tidegate.actors.kernels.key_index import KeyIndex
-from tidegate.actors.kernels.word_index import WordIndex
+from tidegate.actors.kernels.key_index.bytes_index import BytesIndex
+from tidegate.actors.kernels.key_index.key_index import KeyIndex
+from tidegate.actors.kernels.key_index.word_index import WordIndex
 
 _SMALL: dict[pa.DataType, st.SearchStrategy[object]] = {
     pa.int16(): st.integers(-5, 5),

@@ -9,11 +9,11 @@ import numpy as np
 import pyarrow as pa
 
 from tidegate.actors.kernels.hashing import hash_columns
-from tidegate.actors.operators.base import Operator, OperatorContext
-from tidegate.actors.operators.partitioners import HashPartitioner
+from tidegate.actors.operators.batches.partitioners import HashPartitioner
+from tidegate.actors.operators.operator import Operator, OperatorContext
+from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.ids import CheckpointId, OperatorUid, SubtaskIndex
-from tidegate.storage.metadata import StateKind
-from tidegate.storage.state import Cut, StateTable, key_group_range, tables_of
+from tidegate.storage.state.snapshot import Cut, StateTable, key_group_range, tables_of
 
 CUT = Cut(CheckpointId(1))
 """All of the state."""

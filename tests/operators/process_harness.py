@@ -9,15 +9,15 @@ from typing import Any
 import pyarrow as pa
 from operator_harness import CUT, cut
 
-from tidegate.actors.elements import MAX_WATERMARK_MS
-from tidegate.actors.operators.base import OperatorContext, ProcessingTime
-from tidegate.actors.operators.functions import CoProcessFunction, ProcessFunction
-from tidegate.actors.operators.partitioners import HashPartitioner
-from tidegate.actors.operators.process import ProcessOperator
-from tidegate.actors.state.options import StateBackendOptions
+from tidegate.actors.operators.batches.partitioners import HashPartitioner
+from tidegate.actors.operators.operator import OperatorContext, ProcessingTime
+from tidegate.actors.operators.rows.process_functions import CoProcessFunction, ProcessFunction
+from tidegate.actors.operators.rows.process_operator import ProcessOperator
+from tidegate.actors.protocol.stream_elements import MAX_WATERMARK_MS
+from tidegate.actors.state_backends.common.options import StateBackendOptions
+from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.ids import OperatorUid, SubtaskIndex
-from tidegate.storage.metadata import StateKind
-from tidegate.storage.state import StateTable, key_group_range, tables_of
+from tidegate.storage.state.snapshot import StateTable, key_group_range, tables_of
 
 MAX_PARALLELISM = 16
 Row = dict[str, Any]

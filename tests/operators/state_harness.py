@@ -7,15 +7,15 @@ from typing import Any
 
 import pyarrow as pa
 
-from tidegate.actors.operators.base import OperatorContext, ProcessingTime
-from tidegate.actors.operators.key_scope import KeyScope
-from tidegate.actors.operators.keyed_state import S
-from tidegate.actors.operators.keyed_states import KeyedStates
-from tidegate.actors.operators.keys import KeyCodec
-from tidegate.actors.state.options import StateBackendOptions
+from tidegate.actors.operators.operator import OperatorContext, ProcessingTime
+from tidegate.actors.operators.state.key_scope import KeyScope
+from tidegate.actors.operators.state.keyed_state import S
+from tidegate.actors.operators.state.keyed_state_store import KeyedStates
+from tidegate.actors.operators.state.keys import KeyCodec
+from tidegate.actors.state_backends.common.options import StateBackendOptions
+from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.ids import CheckpointId, OperatorUid, SubtaskIndex
-from tidegate.storage.metadata import StateKind
-from tidegate.storage.state import Cut, FrozenState, StateTable, tables_of
+from tidegate.storage.state.snapshot import Cut, FrozenState, StateTable, tables_of
 
 COLUMNAR = StateBackendOptions()
 WHOLE = Cut(CheckpointId(1))

@@ -12,16 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from operator_harness import context, run
 
-from tidegate.actors.errors import OperatorError
-from tidegate.actors.operators import aggregates as tg
-from tidegate.actors.operators.aggregates import Aggregate
-from tidegate.actors.operators.keyed_aggregate import KeyedAggregate
-from tidegate.actors.state.options import StateBackendOptions
+from tidegate.actors.operators.batches import aggregates as tg
+from tidegate.actors.operators.batches.aggregates import Aggregate
+from tidegate.actors.operators.batches.keyed_aggregate import KeyedAggregate
+from tidegate.actors.protocol.errors import OperatorError
+from tidegate.actors.state_backends.common.options import StateBackendOptions
 from tidegate.storage.errors import ConfigurationError
-from tidegate.storage.filesystem import open_store
+from tidegate.storage.files.file_system_store import open_store
 from tidegate.storage.ids import CheckpointId
-from tidegate.storage.native import fetch_native, write_native
-from tidegate.storage.state import Cut, StateTable, tables_of
+from tidegate.storage.state.snapshot import Cut, StateTable, tables_of
+from tidegate.storage.subtasks.native_files import fetch_native, write_native
 
 _COLUMNAR = StateBackendOptions()
 _INCREMENTAL = StateBackendOptions(incremental=True)

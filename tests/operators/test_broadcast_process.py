@@ -11,21 +11,21 @@ import pyarrow as pa
 import pytest
 from operator_harness import context
 
-from tidegate.actors.elements import MAX_WATERMARK_MS
-from tidegate.actors.errors import OperatorError
-from tidegate.actors.operators.broadcast_process import (
+from tidegate.actors.operators.rows.broadcast_process import (
     BroadcastContext,
     BroadcastProcessFunction,
     BroadcastProcessOperator,
     KeyedBroadcastProcessFunction,
 )
-from tidegate.actors.operators.functions import BaseProcessFunction, ProcessContext
-from tidegate.actors.operators.keyed_state import ListState, MapState, ValueState
-from tidegate.actors.state.options import StateBackendOptions
+from tidegate.actors.operators.rows.process_functions import BaseProcessFunction, ProcessContext
+from tidegate.actors.operators.state.keyed_state import ListState, MapState, ValueState
+from tidegate.actors.protocol.errors import OperatorError
+from tidegate.actors.protocol.stream_elements import MAX_WATERMARK_MS
+from tidegate.actors.state_backends.common.options import StateBackendOptions
+from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.errors import TidegateError
 from tidegate.storage.ids import CheckpointId
-from tidegate.storage.metadata import StateKind
-from tidegate.storage.state import Cut, StateTable
+from tidegate.storage.state.snapshot import Cut, StateTable
 
 Row = dict[str, Any]
 COLUMNAR = StateBackendOptions()

@@ -10,13 +10,13 @@ import pytest
 from operator_harness import Subtasks, opened, run
 from process_harness import Driven, Row
 
-from tidegate.actors.operators import aggregates
-from tidegate.actors.operators.functions import ProcessContext, ProcessFunction
-from tidegate.actors.operators.keyed_aggregate import KeyedAggregate
-from tidegate.actors.operators.keyed_state import KeyedState, ListState, MapState, ValueState
-from tidegate.actors.operators.table_sink import TableSink
-from tidegate.storage.metadata import StateKind
-from tidegate.storage.state import StateTable
+from tidegate.actors.operators.batches import aggregates
+from tidegate.actors.operators.batches.keyed_aggregate import KeyedAggregate
+from tidegate.actors.operators.batches.table_sink import TableSink
+from tidegate.actors.operators.rows.process_functions import ProcessContext, ProcessFunction
+from tidegate.actors.operators.state.keyed_state import KeyedState, ListState, MapState, ValueState
+from tidegate.storage.checkpoints.metadata import StateKind
+from tidegate.storage.state.snapshot import StateTable
 
 _SMALL = pa.dictionary(pa.int8(), pa.string())
 _WIDE = pa.dictionary(pa.int32(), pa.string())

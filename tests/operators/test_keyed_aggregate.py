@@ -14,13 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from operator_harness import CUT, Subtasks, context, opened, run
 
-from tidegate.actors.errors import OperatorError
 from tidegate.actors.kernels.hashing import hash_columns
-from tidegate.actors.operators import aggregates as tg
-from tidegate.actors.operators.aggregates import Aggregate
-from tidegate.actors.operators.keyed_aggregate import KeyedAggregate
+from tidegate.actors.operators.batches import aggregates as tg
+from tidegate.actors.operators.batches.aggregates import Aggregate
+from tidegate.actors.operators.batches.keyed_aggregate import KeyedAggregate
+from tidegate.actors.protocol.errors import OperatorError
 from tidegate.storage.errors import ConfigurationError, CorruptionError
-from tidegate.storage.state import StateTable, tables_of
+from tidegate.storage.state.snapshot import StateTable, tables_of
 
 _KEYS: dict[pa.DataType, st.SearchStrategy[Any]] = {
     pa.int32(): st.integers(-4, 4),

@@ -11,20 +11,20 @@ import pyarrow as pa
 import pytest
 from operator_harness import context
 
-from tidegate.actors.errors import OperatorError
-from tidegate.actors.operators.functions import ProcessContext, ProcessFunction
-from tidegate.actors.operators.keyed_state import ListState, MapState, ValueState
-from tidegate.actors.operators.operator_state import BroadcastState, OperatorListState
-from tidegate.actors.operators.process import ProcessOperator
-from tidegate.actors.operators.state_types import Pickled
-from tidegate.actors.operators.ttl import StateTtl
+from tidegate.actors.operators.rows.process_functions import ProcessContext, ProcessFunction
+from tidegate.actors.operators.rows.process_operator import ProcessOperator
+from tidegate.actors.operators.state.keyed_state import ListState, MapState, ValueState
+from tidegate.actors.operators.state.operator_state import BroadcastState, OperatorListState
+from tidegate.actors.operators.state.state_types import Pickled
+from tidegate.actors.operators.state.ttl import StateTtl
+from tidegate.actors.protocol.errors import OperatorError
+from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.errors import ConfigurationError, CorruptionError
-from tidegate.storage.filesystem import open_store
+from tidegate.storage.files.file_system_store import open_store
 from tidegate.storage.ids import CheckpointId, OperatorUid
-from tidegate.storage.metadata import StateKind
-from tidegate.storage.state import Cut, FrozenState, StateTable
-from tidegate.storage.state_file import read_state, write_state
-from tidegate.storage.verification import verify_state
+from tidegate.storage.state.snapshot import Cut, FrozenState, StateTable
+from tidegate.storage.state.state_file import read_state, write_state
+from tidegate.storage.state.verification import verify_state
 
 NUMBERS = pa.schema([("numbers", pa.int64())])
 POINT = pa.struct({"x": pa.int64()})

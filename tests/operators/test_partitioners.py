@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_reference import hash_columns_reference
 
-from tidegate.actors.operators.partitioners import (
+from tidegate.actors.operators.batches.partitioners import (
     BroadcastPartitioner,
     ForwardPartitioner,
     HashPartitioner,
@@ -19,10 +19,10 @@ from tidegate.actors.operators.partitioners import (
     RebalancePartitioner,
     make_partitioner,
 )
-from tidegate.actors.operators.partitioning import Partitioning, PartitioningKind
+from tidegate.actors.protocol.partitioning import Partitioning, PartitioningKind
 from tidegate.storage.codec import decode, encode
 from tidegate.storage.errors import ConfigurationError
-from tidegate.storage.state import key_group_of_hash, subtask_of_key_group
+from tidegate.storage.state.snapshot import key_group_of_hash, subtask_of_key_group
 
 
 @st.composite

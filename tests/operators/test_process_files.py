@@ -10,18 +10,18 @@ import pyarrow as pa
 import pytest
 from process_harness import Driven, Row
 
-from tidegate.actors.operators.functions import ProcessContext, ProcessFunction
-from tidegate.actors.operators.keyed_state import KeyedState, MapState, ValueState
-from tidegate.actors.operators.state_types import Pickled
-from tidegate.actors.operators.ttl import StateTtl
-from tidegate.actors.state.options import StateBackendOptions
+from tidegate.actors.operators.rows.process_functions import ProcessContext, ProcessFunction
+from tidegate.actors.operators.state.keyed_state import KeyedState, MapState, ValueState
+from tidegate.actors.operators.state.state_types import Pickled
+from tidegate.actors.operators.state.ttl import StateTtl
+from tidegate.actors.state_backends.common.options import StateBackendOptions
+from tidegate.storage.checkpoints.layout import escape
+from tidegate.storage.checkpoints.metadata import NativeState
 from tidegate.storage.errors import ConfigurationError
-from tidegate.storage.filesystem import open_store
+from tidegate.storage.files.file_system_store import open_store
 from tidegate.storage.ids import CheckpointId
-from tidegate.storage.layout import escape
-from tidegate.storage.metadata import NativeState
-from tidegate.storage.native import fetch_native, write_native
-from tidegate.storage.state import Cut
+from tidegate.storage.state.snapshot import Cut
+from tidegate.storage.subtasks.native_files import fetch_native, write_native
 
 
 class Keeps(ProcessFunction):

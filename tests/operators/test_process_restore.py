@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 from operator_harness import CUT, context
 from process_harness import Driven, Row
 
-from tidegate.actors.errors import OperatorError
-from tidegate.actors.operators.functions import ProcessContext, ProcessFunction
-from tidegate.actors.operators.keyed_state import ListState, MapState, ValueState
-from tidegate.actors.operators.process import ProcessOperator
-from tidegate.actors.operators.timers import TimeDomain
+from tidegate.actors.operators.rows.process_functions import ProcessContext, ProcessFunction
+from tidegate.actors.operators.rows.process_operator import ProcessOperator
+from tidegate.actors.operators.state.keyed_state import ListState, MapState, ValueState
+from tidegate.actors.operators.state.timers import TimeDomain
+from tidegate.actors.protocol.errors import OperatorError
 from tidegate.storage.errors import ConfigurationError, CorruptionError
-from tidegate.storage.state import StateTable, tables_of
+from tidegate.storage.state.snapshot import StateTable, tables_of
 
 _KEYS: dict[pa.DataType, st.SearchStrategy[Any]] = {
     pa.int16(): st.integers(-4, 4),

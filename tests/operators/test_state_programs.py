@@ -17,13 +17,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from process_harness import Driven, Row
 
-from tidegate.actors.operators.functions import ProcessContext, ProcessFunction
-from tidegate.actors.operators.keyed_state import ListState, MapState, ValueState
-from tidegate.actors.operators.reducing_state import ReducingState
-from tidegate.actors.operators.ttl import StateTtl
-from tidegate.actors.state.options import StateBackendOptions
+from tidegate.actors.operators.rows.process_functions import ProcessContext, ProcessFunction
+from tidegate.actors.operators.state.keyed_state import ListState, MapState, ValueState
+from tidegate.actors.operators.state.reducing_state import ReducingState
+from tidegate.actors.operators.state.ttl import StateTtl
+from tidegate.actors.state_backends.common.options import StateBackendOptions
 from tidegate.storage.ids import CheckpointId
-from tidegate.storage.state import Cut, FrozenState, StateTable, tables_of
+from tidegate.storage.state.snapshot import Cut, FrozenState, StateTable, tables_of
 
 OPTIONS = {
     "columnar": StateBackendOptions(),

@@ -16,14 +16,14 @@ from hypothesis import strategies as st
 from state_harness import COLUMNAR, WHOLE, Keyed, rows_of, stored, table
 
 from tidegate.actors.kernels.hashing import hash_columns
-from tidegate.actors.operators.keyed_state import KeyedState, ListState, MapState, ValueState
-from tidegate.actors.operators.reducing_state import AggregatingState, ReducingState
-from tidegate.actors.operators.state_types import SERIALIZER_KEY, Pickled
-from tidegate.actors.operators.ttl import StateTtl
-from tidegate.actors.state.options import StateBackendOptions
+from tidegate.actors.operators.state.keyed_state import KeyedState, ListState, MapState, ValueState
+from tidegate.actors.operators.state.reducing_state import AggregatingState, ReducingState
+from tidegate.actors.operators.state.state_types import SERIALIZER_KEY, Pickled
+from tidegate.actors.operators.state.ttl import StateTtl
+from tidegate.actors.state_backends.common.options import StateBackendOptions
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.ids import CheckpointId
-from tidegate.storage.state import Cut
+from tidegate.storage.state.snapshot import Cut
 
 TTL = StateTtl(100)
 ON_READ = StateTtl(100, update="on_read_and_write")

@@ -11,9 +11,9 @@ import pyarrow as pa
 import pytest
 from operator_harness import context, opened, run
 
-from tidegate.actors.errors import OperatorError
-from tidegate.actors.operators import stateless
-from tidegate.actors.operators.stateless import FilterRows, FlatMap, Map, MapBatches
+from tidegate.actors.operators.batches import stateless
+from tidegate.actors.operators.batches.stateless import FilterRows, FlatMap, Map, MapBatches
+from tidegate.actors.protocol.errors import OperatorError
 
 _BATCH = pa.record_batch({"x": [1, 2, 3], "s": ["a", None, "c"]})
 

@@ -8,13 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from operator_harness import CUT, opened, run
 
-from tidegate.actors.errors import OperatorError
-from tidegate.actors.operators.base import Operator
-from tidegate.actors.operators.table_sink import TableSink
+from tidegate.actors.operators.batches.table_sink import TableSink
+from tidegate.actors.operators.operator import Operator
+from tidegate.actors.protocol.errors import OperatorError
+from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.errors import ConfigurationError
-from tidegate.storage.metadata import StateKind
-from tidegate.storage.state import StateTable, tables_of
-from tidegate.storage.table_files import VERSION_COLUMN
+from tidegate.storage.state.snapshot import StateTable, tables_of
+from tidegate.storage.tables.table_files import VERSION_COLUMN
 
 
 def _sink(sink: TableSink, restored: list[StateTable] | None = None) -> TableSink:

@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from process_harness import MAX_PARALLELISM, Driven, Row
 
-from tidegate.actors.elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS
-from tidegate.actors.errors import OperatorError
 from tidegate.actors.kernels.hashing import hash_columns
-from tidegate.actors.operators.functions import ProcessContext, ProcessFunction, Rows
-from tidegate.actors.operators.key_scope import EnteredKeys, KeyScope
-from tidegate.actors.operators.keys import KeyCodec, sort_key
-from tidegate.actors.operators.timers import TimeDomain, TimerQueue, Timers, TimerService
+from tidegate.actors.operators.rows.process_functions import ProcessContext, ProcessFunction, Rows
+from tidegate.actors.operators.state.key_scope import EnteredKeys, KeyScope
+from tidegate.actors.operators.state.keys import KeyCodec, sort_key
+from tidegate.actors.operators.state.timers import TimeDomain, TimerQueue, Timers, TimerService
+from tidegate.actors.protocol.errors import OperatorError
+from tidegate.actors.protocol.stream_elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS
 
 
 class Alarms(ProcessFunction):

@@ -10,9 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from operator_harness import opened
 
-from tidegate.actors.elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS
-from tidegate.actors.errors import OperatorError
-from tidegate.actors.operators.watermarks import WatermarkGenerator, check_timestamp_column, event_times_ms
+from tidegate.actors.operators.batches.watermark_generator import (
+    WatermarkGenerator,
+    check_timestamp_column,
+    event_times_ms,
+)
+from tidegate.actors.protocol.errors import OperatorError
+from tidegate.actors.protocol.stream_elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS
 from tidegate.storage.errors import ConfigurationError
 
 

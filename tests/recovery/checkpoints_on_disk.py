@@ -5,13 +5,13 @@ from __future__ import annotations
 import pyarrow as pa
 from frozen_keyed_table import FrozenKeyedTable
 
+from tidegate.storage.checkpoints.layout import CheckpointLayout
+from tidegate.storage.checkpoints.metadata import METADATA_VERSION, CheckpointMetadata, OperatorInfo, SubtaskState
+from tidegate.storage.checkpoints.metadata_file import create_metadata
+from tidegate.storage.files.store import Store
 from tidegate.storage.ids import AttemptNumber, CheckpointId, JobId, OperatorUid, SubtaskIndex, VertexId
-from tidegate.storage.layout import CheckpointLayout
-from tidegate.storage.metadata import METADATA_VERSION, CheckpointMetadata, OperatorInfo, SubtaskState
-from tidegate.storage.metadata_file import create_metadata
-from tidegate.storage.state import StateChunk, key_group_range
-from tidegate.storage.state_file import write_state
-from tidegate.storage.store import Store
+from tidegate.storage.state.snapshot import StateChunk, key_group_range
+from tidegate.storage.state.state_file import write_state
 
 MAX_PARALLELISM = 8
 UID = OperatorUid("counts")

@@ -10,20 +10,14 @@ import pyarrow as pa
 from checkpoints_on_disk import MAX_PARALLELISM, UID, complete
 from frozen_keyed_table import FrozenKeyedTable
 
-from tidegate.storage.envelope import checksum_of
+from tidegate.storage.checkpoints.layout import CheckpointLayout
+from tidegate.storage.checkpoints.metadata import CheckpointMetadata, NativeFile, NativeState, StateHandle, SubtaskState
+from tidegate.storage.checkpoints.metadata_file import create_metadata
+from tidegate.storage.files.envelope import checksum_of
+from tidegate.storage.files.store import Store
 from tidegate.storage.ids import CheckpointId, JobId, OperatorUid
-from tidegate.storage.layout import CheckpointLayout
-from tidegate.storage.metadata import CheckpointMetadata, NativeFile, NativeState, StateHandle, SubtaskState
-from tidegate.storage.metadata_file import create_metadata
-from tidegate.storage.state import (
-    FrozenState,
-    StateChunk,
-    StateTable,
-    key_group_range,
-    sorted_by_group,
-)
-from tidegate.storage.state_file import write_state
-from tidegate.storage.store import Store
+from tidegate.storage.state.snapshot import FrozenState, StateChunk, StateTable, key_group_range, sorted_by_group
+from tidegate.storage.state.state_file import write_state
 
 STATE = "total"
 NATIVE_UID = OperatorUid("rocks")

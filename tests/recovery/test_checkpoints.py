@@ -12,11 +12,11 @@ import pytest
 from checkpoints_on_disk import MAX_PARALLELISM, UID, complete, flip_bit
 
 from tidegate import recovery
+from tidegate.storage.checkpoints.layout import CheckpointLayout
 from tidegate.storage.errors import ConfigurationError, CorruptionError, NotFoundError
-from tidegate.storage.filesystem import FileSystemStore, open_store
+from tidegate.storage.files.file_system_store import FileSystemStore, open_store
 from tidegate.storage.ids import JobId, OperatorUid
-from tidegate.storage.layout import CheckpointLayout
-from tidegate.storage.state import key_group_range
+from tidegate.storage.state.snapshot import key_group_range
 
 _JOB = "demo-1a2b3c4d"
 

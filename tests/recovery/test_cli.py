@@ -8,12 +8,12 @@ import pytest
 from checkpoints_on_disk import complete, flip_bit
 from typer.testing import CliRunner, Result
 
-from tidegate.actors.coordinator.events import CoordinatorStarted
+from tidegate.actors.coordinator.messages.events import CoordinatorStarted
 from tidegate.cli import app
+from tidegate.storage.checkpoints.event_log import EventLog, LogEntry
 from tidegate.storage.codec import encode
-from tidegate.storage.envelope import seal
-from tidegate.storage.event_log import EventLog, LogEntry
-from tidegate.storage.filesystem import FileSystemStore, open_store
+from tidegate.storage.files.envelope import seal
+from tidegate.storage.files.file_system_store import FileSystemStore, open_store
 from tidegate.storage.ids import Generation, JobId
 
 _JOB = "demo-1a2b3c4d"

@@ -11,12 +11,12 @@ from typer.testing import CliRunner, Result
 
 from tidegate import recovery
 from tidegate.cli import app
+from tidegate.recovery.savepoints import write_savepoint
+from tidegate.storage.checkpoints.lease import Lease, write_lease
 from tidegate.storage.errors import ConfigurationError
-from tidegate.storage.filesystem import FileSystemStore, open_store
+from tidegate.storage.files.file_system_store import FileSystemStore, open_store
 from tidegate.storage.ids import JobId
-from tidegate.storage.lease import Lease, write_lease
-from tidegate.storage.processes import ProcessId
-from tidegate.storage.savepoint import write_savepoint
+from tidegate.storage.process_id import ProcessId
 
 _JOB = "demo-1a2b3c4d"
 _ELSEWHERE = ProcessId("far-away", "another place", 77, "5")

@@ -13,13 +13,13 @@ from typer.testing import CliRunner
 
 from tidegate import recovery
 from tidegate.cli import app
+from tidegate.recovery.savepoints import write_savepoint
+from tidegate.storage.checkpoints.layout import CheckpointLayout
+from tidegate.storage.checkpoints.metadata import CheckpointMetadata
 from tidegate.storage.errors import CodecError, ConfigurationError, CorruptionError, NotFoundError
-from tidegate.storage.filesystem import FileSystemStore, open_store
+from tidegate.storage.files.file_system_store import FileSystemStore, open_store
 from tidegate.storage.ids import JobId
-from tidegate.storage.layout import CheckpointLayout
-from tidegate.storage.metadata import CheckpointMetadata
-from tidegate.storage.savepoint import write_savepoint
-from tidegate.storage.state import key_group_range
+from tidegate.storage.state.snapshot import key_group_range
 
 JOB = "demo-1a2b3c4d"
 LAYOUT = CheckpointLayout(JobId(JOB))

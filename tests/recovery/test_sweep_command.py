@@ -10,8 +10,8 @@ from checkpoints_on_disk import complete
 from typer.testing import CliRunner, Result
 
 from tidegate.cli import app
-from tidegate.storage.event_log import EventLog, LogEntry
-from tidegate.storage.filesystem import FileSystemStore, open_store
+from tidegate.storage.checkpoints.event_log import EventLog, LogEntry
+from tidegate.storage.files.file_system_store import FileSystemStore, open_store
 from tidegate.storage.ids import Generation, JobId
 
 _JOB = "demo-1a2b3c4d"

@@ -14,21 +14,22 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from tidegate.actors.coordinator import events as co
-from tidegate.actors.elements import Element, EndOfPartition
+from tidegate.actors.coordinator.messages import events as co
 from tidegate.actors.graph.job_graph import JobGraph
 from tidegate.actors.graph.stream_graph import StreamNode, translate
-from tidegate.actors.identity import TaskId
-from tidegate.actors.memory_source import MemorySource
-from tidegate.actors.operators.partitioning import Partitioning, PartitioningKind
-from tidegate.actors.operators.stateless import MapBatches
-from tidegate.actors.runtimes import ray_calls, ray_task
-from tidegate.actors.runtimes.context import DataPlaneOptions, JobContext
-from tidegate.actors.runtimes.ray_outcomes import Outcome
-from tidegate.actors.task import events as ev
-from tidegate.actors.task.outputs import BufferLimits
-from tidegate.actors.task.source import SplitPosition
-from tidegate.storage.filesystem import open_store
+from tidegate.actors.hosts.job_context import DataPlaneOptions, JobContext
+from tidegate.actors.operators.batches.stateless import MapBatches
+from tidegate.actors.protocol.identity import TaskId
+from tidegate.actors.protocol.partitioning import Partitioning, PartitioningKind
+from tidegate.actors.protocol.stream_elements import Element, EndOfPartition
+from tidegate.actors.runtimes.ray import task_actor as ray_task
+from tidegate.actors.runtimes.ray.process import calls as ray_calls
+from tidegate.actors.runtimes.ray.process.outcomes import Outcome
+from tidegate.actors.sources.memory_source import MemorySource
+from tidegate.actors.task.channels.output_gate import BufferLimits
+from tidegate.actors.task.messages import events as ev
+from tidegate.actors.task.pipeline.source_cursor import SplitPosition
+from tidegate.storage.files.file_system_store import open_store
 from tidegate.storage.ids import AttemptNumber, CheckpointId, JobId, OperatorUid, SubtaskIndex, VertexId
 
 Function = Callable[[pa.RecordBatch], pa.RecordBatch]

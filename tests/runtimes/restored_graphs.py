@@ -6,16 +6,16 @@ from collections.abc import Mapping, Sequence
 
 import pyarrow as pa
 
-from tidegate.actors.coordinator.spec import RestorePoint
+from tidegate.actors.coordinator.job.job_spec import RestorePoint
 from tidegate.actors.graph.job_graph import JobEdge, JobGraph, JobVertex, OperatorSpec, SourceSpec
-from tidegate.actors.memory_source import MemorySource
-from tidegate.actors.operators.base import Operator
-from tidegate.actors.operators.partitioning import Partitioning, PartitioningKind
+from tidegate.actors.operators.operator import Operator
+from tidegate.actors.protocol.partitioning import Partitioning, PartitioningKind
+from tidegate.actors.sources.memory_source import MemorySource
+from tidegate.storage.checkpoints.metadata import METADATA_VERSION, CheckpointMetadata, StateHandle, SubtaskState
+from tidegate.storage.checkpoints.metadata_file import create_metadata
+from tidegate.storage.files.store import Store
 from tidegate.storage.ids import AttemptNumber, CheckpointId, JobId, OperatorUid, SubtaskIndex, VertexId
-from tidegate.storage.in_flight import ChannelEnd, InFlightRows, write_in_flight
-from tidegate.storage.metadata import METADATA_VERSION, CheckpointMetadata, StateHandle, SubtaskState
-from tidegate.storage.metadata_file import create_metadata
-from tidegate.storage.store import Store
+from tidegate.storage.subtasks.in_flight import ChannelEnd, InFlightRows, write_in_flight
 
 JOB, FIVE = JobId("demo-1a2b3c4d"), CheckpointId(5)
 MAX_PARALLELISM = 16

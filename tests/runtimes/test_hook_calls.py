@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 import tidegate as tg
-from tidegate.actors.runtimes.hook_calls import HookCalls, HookError
+from tidegate.actors.hosts.coordinator.hook_calls import HookCalls, HookError
 from tidegate.storage.ids import CheckpointId
 
 WAIT_S = 120

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from tidegate.actors.coordinator.state import CoordinatorState, JobStatus
-from tidegate.actors.runtimes import ray_runtime
-from tidegate.actors.runtimes.job import progress_of
-from tidegate.actors.runtimes.ray_runtime import RayJob
+from tidegate.actors.coordinator.state.coordinator_state import CoordinatorState, JobStatus
+from tidegate.actors.runtimes.ray import ray_runtime
+from tidegate.actors.runtimes.ray.ray_runtime import RayJob
+from tidegate.actors.runtimes.running_job import progress_of
 
 
 @pytest.mark.parametrize("status", list(JobStatus))

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from tidegate.actors.runtimes.lease_keeper import LeaseKeeper
+from tidegate.actors.hosts.coordinator.lease_keeper import LeaseKeeper
+from tidegate.storage.checkpoints.lease import Lease, Life, life_of, read_lease, write_lease
 from tidegate.storage.errors import StorageError
-from tidegate.storage.filesystem import FileSystemStore, open_store
+from tidegate.storage.files.file_system_store import FileSystemStore, open_store
+from tidegate.storage.files.store import Buffer
 from tidegate.storage.ids import JobId
-from tidegate.storage.lease import Lease, Life, life_of, read_lease, write_lease
-from tidegate.storage.store import Buffer
 
 JOB = JobId("job-12345678")
 WAIT_S = 60

@@ -7,12 +7,12 @@ import weakref
 from types import SimpleNamespace
 from typing import Any
 
-from tidegate.actors.elements import MAX_WATERMARK_MS
-from tidegate.actors.identity import TaskId
-from tidegate.actors.runtimes.local_ports import LocalTaskPort
+from tidegate.actors.protocol.identity import TaskId
+from tidegate.actors.protocol.stream_elements import MAX_WATERMARK_MS
+from tidegate.actors.runtimes.local.local_ports import LocalTaskPort
 from tidegate.actors.runtimes.timers import Timers
-from tidegate.actors.task import instructions as do
-from tidegate.actors.task.events import TaskTimer
+from tidegate.actors.task.messages import instructions as do
+from tidegate.actors.task.messages.events import TaskTimer
 from tidegate.storage.ids import SubtaskIndex, VertexId
 
 TASK = TaskId(VertexId("task"), SubtaskIndex(0))

@@ -13,16 +13,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from restored_graphs import REBALANCE, checkpoint_of, complete, graph_of
 
-from tidegate.actors.identity import TaskId
-from tidegate.actors.operators.base import OperatorContext
-from tidegate.actors.operators.functions import ProcessContext, ProcessFunction
-from tidegate.actors.operators.keyed_state import ListState, MapState
-from tidegate.actors.operators.process import ProcessOperator
-from tidegate.actors.runtimes.restore import restore_task
-from tidegate.storage.filesystem import open_store
+from tidegate.actors.operators.operator import OperatorContext
+from tidegate.actors.operators.rows.process_functions import ProcessContext, ProcessFunction
+from tidegate.actors.operators.rows.process_operator import ProcessOperator
+from tidegate.actors.operators.state.keyed_state import ListState, MapState
+from tidegate.actors.protocol.identity import TaskId
+from tidegate.actors.restore.restore_task import restore_task
+from tidegate.storage.files.file_system_store import open_store
 from tidegate.storage.ids import CheckpointId, OperatorUid, SubtaskIndex, VertexId
-from tidegate.storage.state import Cut, StateTable
-from tidegate.storage.state_file import write_state
+from tidegate.storage.state.snapshot import Cut, StateTable
+from tidegate.storage.state.state_file import write_state
 
 UID = OperatorUid("op")
 

@@ -9,17 +9,17 @@ import pyarrow as pa
 import pytest
 from restored_graphs import BY_KEY, JOB, REBALANCE, checkpoint_of, complete, graph_of
 
-from tidegate.actors.coordinator.spec import RestorePoint
+from tidegate.actors.coordinator.job.job_spec import RestorePoint
 from tidegate.actors.graph.job_graph import JobGraph
-from tidegate.actors.identity import ChannelId, TaskId
-from tidegate.actors.runtimes.context import DataPlaneOptions, JobContext
-from tidegate.actors.runtimes.task_effects import TaskEffects
-from tidegate.actors.task import events as ev
-from tidegate.actors.task import instructions as do
+from tidegate.actors.hosts.job_context import DataPlaneOptions, JobContext
+from tidegate.actors.hosts.task.task_effects import TaskEffects
+from tidegate.actors.protocol.identity import ChannelId, TaskId
+from tidegate.actors.task.messages import events as ev
+from tidegate.actors.task.messages import instructions as do
 from tidegate.storage.errors import StorageError
-from tidegate.storage.filesystem import FileSystemStore, open_store
+from tidegate.storage.files.file_system_store import FileSystemStore, open_store
+from tidegate.storage.files.store import Store
 from tidegate.storage.ids import AttemptNumber, CheckpointId, SubtaskIndex, VertexId
-from tidegate.storage.store import Store
 
 COUNT = TaskId(VertexId("count"), SubtaskIndex(1))
 GRAPH = graph_of({"source": 2, "count": 2, "sink": 1}, ("source", "count", REBALANCE), ("count", "sink", BY_KEY))

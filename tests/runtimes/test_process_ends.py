@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from ray.exceptions import ActorDiedError
 
-from tidegate.actors.runtimes import process_ends
-from tidegate.actors.runtimes.process_ends import Witness, end_text, last_lines
-from tidegate.actors.runtimes.ray_fleet import Member, reason_of
-from tidegate.actors.runtimes.ray_task import ProcessInfo
+from tidegate.actors.runtimes.ray.fleet import Member, reason_of
+from tidegate.actors.runtimes.ray.process import process_ends
+from tidegate.actors.runtimes.ray.process.process_ends import Witness, end_text, last_lines
+from tidegate.actors.runtimes.ray.task_actor import ProcessInfo
 
 SEGFAULT = """\
 :job_id:01000000

@@ -11,16 +11,17 @@ from typing import Any
 import pytest
 from ray.exceptions import ActorDiedError, GetTimeoutError
 
-from tidegate.actors.coordinator.state import CoordinatorState
-from tidegate.actors.coordinator.statistics import CheckpointStatistics
-from tidegate.actors.runtimes import ray_answers, ray_runtime
-from tidegate.actors.runtimes.job import Answer, JobProgress, progress_of
-from tidegate.actors.runtimes.ray_answers import LOST, Answers
-from tidegate.actors.runtimes.ray_coordinator import JobView
-from tidegate.actors.runtimes.ray_runtime import RayJob
+from tidegate.actors.coordinator.state.checkpoint_statistics import CheckpointStatistics
+from tidegate.actors.coordinator.state.coordinator_state import CoordinatorState
+from tidegate.actors.runtimes.ray import answers as ray_answers
+from tidegate.actors.runtimes.ray import ray_runtime
+from tidegate.actors.runtimes.ray.answers import LOST, Answers
+from tidegate.actors.runtimes.ray.coordinator_actor import JobView
+from tidegate.actors.runtimes.ray.ray_runtime import RayJob
+from tidegate.actors.runtimes.running_job import Answer, JobProgress, progress_of
+from tidegate.storage.checkpoints.metadata import SnapshotKind
 from tidegate.storage.errors import CheckpointError, JobFailedError
 from tidegate.storage.ids import CheckpointId
-from tidegate.storage.metadata import SnapshotKind
 
 DONE = Answer(CheckpointId(7), None, "memory://savepoint")
 RUNNING = replace(progress_of(CoordinatorState(), {}), status="running")

@@ -9,15 +9,15 @@ from typing import Any, cast
 
 from ray_fakes import SINK, SOURCE, Method, source_to_sink
 
-from tidegate.actors.coordinator import events as co
-from tidegate.actors.coordinator import instructions as do
-from tidegate.actors.errors import OperatorError
-from tidegate.actors.identity import TaskId
-from tidegate.actors.runtimes.ray_deployment import Deployment
-from tidegate.actors.runtimes.ray_fleet import Fleet, Member
-from tidegate.actors.runtimes.ray_mailbox import Mailbox
-from tidegate.actors.runtimes.ray_outcomes import Outcome
-from tidegate.actors.task import events as ev
+from tidegate.actors.coordinator.messages import events as co
+from tidegate.actors.coordinator.messages import instructions as do
+from tidegate.actors.protocol.errors import OperatorError
+from tidegate.actors.protocol.identity import TaskId
+from tidegate.actors.runtimes.ray.attempts import Deployment
+from tidegate.actors.runtimes.ray.fleet import Fleet, Member
+from tidegate.actors.runtimes.ray.process.mailbox import Mailbox
+from tidegate.actors.runtimes.ray.process.outcomes import Outcome
+from tidegate.actors.task.messages import events as ev
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.ids import AttemptNumber, CheckpointId
 

@@ -8,10 +8,10 @@ from concurrent.futures import Future
 import pytest
 from ray_fakes import FIRST, ROWS, SINK, SOURCE, TIMEOUT_S, Process, Reference, task_processes
 
-from tidegate.actors.coordinator import events as co
-from tidegate.actors.elements import EndOfData, EndOfPartition
-from tidegate.actors.identity import TaskId
-from tidegate.actors.runtimes.ray_outcomes import Outcome
+from tidegate.actors.coordinator.messages import events as co
+from tidegate.actors.protocol.identity import TaskId
+from tidegate.actors.protocol.stream_elements import EndOfData, EndOfPartition
+from tidegate.actors.runtimes.ray.process.outcomes import Outcome
 
 
 @pytest.fixture

@@ -11,12 +11,13 @@ import pytest
 from ray_fakes import FIRST, ROWS, SINK, SOURCE, TIMEOUT_S, Process, task_processes
 from rude import RAISED
 
-from tidegate.actors.runtimes import ray_mailbox, ray_task
-from tidegate.actors.runtimes.ray_mailbox import Mailbox
-from tidegate.actors.runtimes.ray_outcomes import Outcome
-from tidegate.actors.runtimes.task_effects import TaskEffects
-from tidegate.actors.runtimes.task_host import TaskHost
-from tidegate.actors.runtimes.threads import EXIT_FORKED
+from tidegate.actors.hosts.task.task_effects import TaskEffects
+from tidegate.actors.hosts.task.task_host import TaskHost
+from tidegate.actors.hosts.threads import EXIT_FORKED
+from tidegate.actors.runtimes.ray import task_actor as ray_task
+from tidegate.actors.runtimes.ray.process import mailbox as ray_mailbox
+from tidegate.actors.runtimes.ray.process.mailbox import Mailbox
+from tidegate.actors.runtimes.ray.process.outcomes import Outcome
 
 
 def failed(process: Process) -> Outcome:

@@ -10,17 +10,17 @@ import pyarrow as pa
 import pytest
 from restored_graphs import BY_KEY, FORWARD, REBALANCE, Edge, checkpoint_of, complete, graph_of
 
-from tidegate.actors.identity import TaskId
-from tidegate.actors.runtimes.restore import RestoredTask, restore_task
-from tidegate.actors.runtimes.restore_checks import check_restorable
-from tidegate.actors.sources import SourceSplit
-from tidegate.actors.task.source import FrozenPositions, SplitPosition, positions_from_tables
+from tidegate.actors.protocol.identity import TaskId
+from tidegate.actors.restore.restore_checks import check_restorable
+from tidegate.actors.restore.restore_task import RestoredTask, restore_task
+from tidegate.actors.sources.source import SourceSplit
+from tidegate.actors.task.pipeline.source_cursor import FrozenPositions, SplitPosition, positions_from_tables
+from tidegate.storage.checkpoints.metadata import StateHandle, StateKind
 from tidegate.storage.errors import ConfigurationError
-from tidegate.storage.filesystem import FileSystemStore, open_store
+from tidegate.storage.files.file_system_store import FileSystemStore, open_store
 from tidegate.storage.ids import OperatorUid, SubtaskIndex, VertexId
-from tidegate.storage.metadata import StateHandle, StateKind
-from tidegate.storage.state import FrozenTable
-from tidegate.storage.state_file import write_state
+from tidegate.storage.state.snapshot import FrozenTable
+from tidegate.storage.state.state_file import write_state
 
 UID = OperatorUid("count")
 

@@ -23,15 +23,15 @@ from restored_graphs import (
 )
 
 from tidegate.actors.graph.job_graph import JobGraph
-from tidegate.actors.identity import ChannelId, TaskId
-from tidegate.actors.operators.partitioning import Partitioning
-from tidegate.actors.runtimes.restore import restore_task
-from tidegate.actors.runtimes.restore_checks import check_restorable
+from tidegate.actors.protocol.identity import ChannelId, TaskId
+from tidegate.actors.protocol.partitioning import Partitioning
+from tidegate.actors.restore.restore_checks import check_restorable
+from tidegate.actors.restore.restore_task import restore_task
+from tidegate.storage.checkpoints.metadata import CheckpointMetadata
 from tidegate.storage.errors import ConfigurationError, CorruptionError
-from tidegate.storage.filesystem import FileSystemStore, open_store
+from tidegate.storage.files.file_system_store import FileSystemStore, open_store
 from tidegate.storage.ids import SubtaskIndex, VertexId
-from tidegate.storage.metadata import CheckpointMetadata
-from tidegate.storage.state import key_group_of_hash, subtask_of_key_group
+from tidegate.storage.state.snapshot import key_group_of_hash, subtask_of_key_group
 
 Row = tuple[int, int]
 """Key and number; the numbers of an old channel ascend."""

@@ -14,15 +14,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from restored_graphs import BY_KEY, MAX_PARALLELISM, checkpoint_of, complete, graph_of
 
-from tidegate.actors.identity import TaskId
-from tidegate.actors.runtimes.restore import restore_task
-from tidegate.actors.runtimes.restore_checks import check_restorable
+from tidegate.actors.protocol.identity import TaskId
+from tidegate.actors.restore.restore_checks import check_restorable
+from tidegate.actors.restore.restore_task import restore_task
+from tidegate.storage.checkpoints.metadata import CheckpointMetadata, NativeState, StateHandle
 from tidegate.storage.errors import ConfigurationError
-from tidegate.storage.filesystem import FileSystemStore, open_store
+from tidegate.storage.files.file_system_store import FileSystemStore, open_store
 from tidegate.storage.ids import OperatorUid, SubtaskIndex, VertexId
-from tidegate.storage.metadata import CheckpointMetadata, NativeState, StateHandle
-from tidegate.storage.state import StateChunk, StateTable, key_group_range, sorted_by_group
-from tidegate.storage.state_file import write_state
+from tidegate.storage.state.snapshot import StateChunk, StateTable, key_group_range, sorted_by_group
+from tidegate.storage.state.state_file import write_state
 
 UID = OperatorUid("count")
 EDGE = ("source", "count", BY_KEY)

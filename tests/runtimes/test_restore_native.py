@@ -9,18 +9,18 @@ import pyarrow as pa
 import pytest
 from restored_graphs import BY_KEY, MAX_PARALLELISM, checkpoint_of, complete, graph_of
 
-from tidegate.actors.identity import TaskId
 from tidegate.actors.kernels.hashing import hash_columns
-from tidegate.actors.runtimes.restore import restore_task
-from tidegate.actors.state.backend import CellSpec, KeyedBackend, ValueCells
-from tidegate.actors.state.factory import open_backend
-from tidegate.actors.state.options import BackendPlace, StateBackendOptions
+from tidegate.actors.protocol.identity import TaskId
+from tidegate.actors.restore.restore_task import restore_task
+from tidegate.actors.state_backends.common.backend import CellSpec, KeyedBackend, ValueCells
+from tidegate.actors.state_backends.common.options import BackendPlace, StateBackendOptions
+from tidegate.actors.state_backends.factory import open_backend
+from tidegate.storage.checkpoints.metadata import CheckpointMetadata
 from tidegate.storage.errors import CorruptionError
-from tidegate.storage.filesystem import FileSystemStore, open_store
+from tidegate.storage.files.file_system_store import FileSystemStore, open_store
 from tidegate.storage.ids import CheckpointId, OperatorUid, SubtaskIndex, VertexId
-from tidegate.storage.metadata import CheckpointMetadata
-from tidegate.storage.native import write_native
-from tidegate.storage.state import Cut, StateTable, key_group_range
+from tidegate.storage.state.snapshot import Cut, StateTable, key_group_range
+from tidegate.storage.subtasks.native_files import write_native
 
 UID = OperatorUid("count")
 EDGE = ("source", "count", BY_KEY)

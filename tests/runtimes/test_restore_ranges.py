@@ -12,18 +12,18 @@ import pytest
 import rocksdict
 from restored_graphs import BY_KEY, MAX_PARALLELISM, checkpoint_of, complete, graph_of
 
-from tidegate.actors.identity import TaskId
 from tidegate.actors.kernels.hashing import hash_columns
-from tidegate.actors.runtimes.restore import restore_task
-from tidegate.actors.state.backend import CellSpec, KeyedBackend, ValueCells
-from tidegate.actors.state.factory import open_backend
-from tidegate.actors.state.options import BackendPlace, StateBackendOptions
-from tidegate.storage.filesystem import FileSystemStore, open_store
+from tidegate.actors.protocol.identity import TaskId
+from tidegate.actors.restore.restore_task import restore_task
+from tidegate.actors.state_backends.common.backend import CellSpec, KeyedBackend, ValueCells
+from tidegate.actors.state_backends.common.options import BackendPlace, StateBackendOptions
+from tidegate.actors.state_backends.factory import open_backend
+from tidegate.storage.checkpoints.metadata import CheckpointMetadata, SubtaskState
+from tidegate.storage.files.file_system_store import FileSystemStore, open_store
 from tidegate.storage.ids import CheckpointId, OperatorUid, SubtaskIndex, VertexId
-from tidegate.storage.metadata import CheckpointMetadata, SubtaskState
-from tidegate.storage.native import DESCRIPTION_NAME, fetch_native, write_native
-from tidegate.storage.state import Cut, StateTable, key_group_range
-from tidegate.storage.state_file import write_state
+from tidegate.storage.state.snapshot import Cut, StateTable, key_group_range
+from tidegate.storage.state.state_file import write_state
+from tidegate.storage.subtasks.native_files import DESCRIPTION_NAME, fetch_native, write_native
 
 UID = OperatorUid("count")
 EDGE = ("source", "count", BY_KEY)

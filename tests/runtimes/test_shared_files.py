@@ -10,23 +10,23 @@ import pyarrow as pa
 import pytest
 from restored_graphs import BY_KEY, JOB, checkpoint_of, complete, graph_of
 
-from tidegate.actors.coordinator import events as co
-from tidegate.actors.coordinator import instructions as coordinator_do
-from tidegate.actors.identity import TaskId
-from tidegate.actors.runtimes.context import DataPlaneOptions, JobContext
-from tidegate.actors.runtimes.coordinator_effects import CoordinatorEffects
-from tidegate.actors.runtimes.task_effects import TaskEffects
-from tidegate.actors.task import events as ev
-from tidegate.actors.task import instructions as do
-from tidegate.actors.task.lineage import LAYERS_MAX, Lineage
+from tidegate.actors.coordinator.messages import events as co
+from tidegate.actors.coordinator.messages import instructions as coordinator_do
+from tidegate.actors.hosts.coordinator.coordinator_effects import CoordinatorEffects
+from tidegate.actors.hosts.job_context import DataPlaneOptions, JobContext
+from tidegate.actors.hosts.task.task_effects import TaskEffects
+from tidegate.actors.protocol.identity import TaskId
+from tidegate.actors.task.incremental.lineage import LAYERS_MAX, Lineage
+from tidegate.actors.task.messages import events as ev
+from tidegate.actors.task.messages import instructions as do
+from tidegate.storage.checkpoints.layout import CheckpointLayout
+from tidegate.storage.checkpoints.metadata import CheckpointMetadata, NativeFile, NativeState, StateHandle, StateKind
 from tidegate.storage.errors import StorageError
-from tidegate.storage.filesystem import FileSystemStore, open_store
+from tidegate.storage.files.file_system_store import FileSystemStore, open_store
+from tidegate.storage.files.store import Store
 from tidegate.storage.ids import AttemptNumber, CheckpointId, JobId, OperatorUid, SubtaskIndex, VertexId
-from tidegate.storage.layout import CheckpointLayout
-from tidegate.storage.metadata import CheckpointMetadata, NativeFile, NativeState, StateHandle, StateKind
-from tidegate.storage.state import FrozenTable, OperatorSnapshot
-from tidegate.storage.state_file import read_state
-from tidegate.storage.store import Store
+from tidegate.storage.state.snapshot import FrozenTable, OperatorSnapshot
+from tidegate.storage.state.state_file import read_state
 
 UID = OperatorUid("count")
 COUNT = TaskId(VertexId("count"), SubtaskIndex(1))

@@ -6,14 +6,14 @@ from pathlib import Path
 
 from restored_graphs import BY_KEY, JOB, graph_of
 
-from tidegate.actors.identity import TaskId
-from tidegate.actors.runtimes.context import DataPlaneOptions, JobContext
-from tidegate.actors.runtimes.state_stores import StateStores
-from tidegate.actors.task.changelog import ChangeLog
-from tidegate.storage.filesystem import open_store
+from tidegate.actors.hosts.job_context import DataPlaneOptions, JobContext
+from tidegate.actors.hosts.task.state_stores import StateStores
+from tidegate.actors.protocol.identity import TaskId
+from tidegate.actors.task.incremental.changelog import ChangeLog
+from tidegate.storage.checkpoints.layout import CheckpointLayout
+from tidegate.storage.checkpoints.metadata import StateHandle
+from tidegate.storage.files.file_system_store import open_store
 from tidegate.storage.ids import AttemptNumber, CheckpointId, SubtaskIndex, VertexId
-from tidegate.storage.layout import CheckpointLayout
-from tidegate.storage.metadata import StateHandle
 
 COUNT = TaskId(VertexId("count"), SubtaskIndex(1))
 GRAPH = graph_of({"source": 1, "count": 2}, ("source", "count", BY_KEY))

@@ -9,8 +9,8 @@ from concurrent.futures import Future
 
 import pytest
 
-from tidegate.actors.runtimes import threads
-from tidegate.actors.runtimes.threads import EXIT_FORKED, WorkerPool, lacks_threads
+from tidegate.actors.hosts import threads
+from tidegate.actors.hosts.threads import EXIT_FORKED, WorkerPool, lacks_threads
 
 WAIT_S = 30
 

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from ray_fakes import SINK, SOURCE
 
-from tidegate.actors.identity import TaskId
-from tidegate.actors.runtimes import work_folders
-from tidegate.actors.runtimes.work_folders import prepare_work, work_folder
+from tidegate.actors.hosts import work_folders
+from tidegate.actors.hosts.work_folders import prepare_work, work_folder
+from tidegate.actors.protocol.identity import TaskId
 from tidegate.storage.ids import AttemptNumber, JobId
-from tidegate.storage.processes import ProcessId, this_process
+from tidegate.storage.process_id import ProcessId, this_process
 
 OLD, NEW = JobId("old-1"), JobId("new-1")
 FIRST, SECOND = AttemptNumber(0), AttemptNumber(1)

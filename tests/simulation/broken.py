@@ -19,7 +19,7 @@ from broken_rules import RULE_BREAKS, RULE_FIXED, Patch
 from broken_tables import TABLE_FIXED, TABLE_PATCHES
 from broken_tasks import TASK_BREAKS
 
-from tidegate.simulation.draw import draw
+from tidegate.simulation.pipelines.draw import draw
 from tidegate.simulation.scenarios import simulate_scenario
 from tidegate.testing import Protocol, SimulationReport
 

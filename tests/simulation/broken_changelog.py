@@ -8,9 +8,9 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
-from tidegate.actors.task import changelog
-from tidegate.actors.task.changelog import Chain, ChangeLog, Layer
-from tidegate.storage.metadata import StateHandle
+from tidegate.actors.task.incremental import changelog
+from tidegate.actors.task.incremental.changelog import Chain, ChangeLog, Layer
+from tidegate.storage.checkpoints.metadata import StateHandle
 
 Patch = Callable[[], AbstractContextManager[Any]]
 

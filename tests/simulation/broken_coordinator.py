@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from tidegate.actors.coordinator import events as co
-from tidegate.actors.coordinator import instructions as do
-from tidegate.actors.runtimes.coordinator_host import CoordinatorHost
+from tidegate.actors.coordinator.messages import events as co
+from tidegate.actors.coordinator.messages import instructions as do
+from tidegate.actors.hosts.coordinator.coordinator_host import CoordinatorHost
+from tidegate.storage.checkpoints.event_log import LogEntry
 from tidegate.storage.codec import encode
-from tidegate.storage.envelope import seal
-from tidegate.storage.event_log import LogEntry
+from tidegate.storage.files.envelope import seal
 from tidegate.testing import Protocol
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tidegate.actors.coordinator import events as co
-from tidegate.actors.coordinator import instructions as do
-from tidegate.actors.runtimes.coordinator_host import CoordinatorHost
+from tidegate.actors.coordinator.messages import events as co
+from tidegate.actors.coordinator.messages import instructions as do
+from tidegate.actors.hosts.coordinator.coordinator_host import CoordinatorHost
 from tidegate.testing import Protocol
 
 

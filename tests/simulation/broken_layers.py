@@ -10,18 +10,18 @@ from unittest.mock import patch
 
 from broken_tasks import restoring
 
-from tidegate.actors.coordinator import instructions as do
-from tidegate.actors.elements import Barrier
-from tidegate.actors.runtimes import checkpoint_sweep
-from tidegate.actors.runtimes.coordinator_host import CoordinatorHost
-from tidegate.actors.runtimes.task_effects import TaskEffects
-from tidegate.actors.state.dirty import DirtySlots
-from tidegate.actors.task import events as ev
-from tidegate.actors.task.lineage import Lineage, Lineages
-from tidegate.actors.task.snapshots import SnapshotPart, TaskSnapshot
-from tidegate.storage.layout import CheckpointLayout
-from tidegate.storage.state import StateTable
-from tidegate.storage.store import Store
+from tidegate.actors.coordinator.messages import instructions as do
+from tidegate.actors.hosts.coordinator.coordinator_host import CoordinatorHost
+from tidegate.actors.hosts.task.task_effects import TaskEffects
+from tidegate.actors.protocol.stream_elements import Barrier
+from tidegate.actors.state_backends.columnar.dirty_slots import DirtySlots
+from tidegate.actors.task.checkpoints.snapshots import SnapshotPart, TaskSnapshot
+from tidegate.actors.task.incremental.lineage import Lineage, Lineages
+from tidegate.actors.task.messages import events as ev
+from tidegate.recovery import retention as checkpoint_sweep
+from tidegate.storage.checkpoints.layout import CheckpointLayout
+from tidegate.storage.files.store import Store
+from tidegate.storage.state.snapshot import StateTable
 from tidegate.testing import Protocol
 
 Patch = Callable[[], AbstractContextManager[Any]]

@@ -13,20 +13,21 @@ from unittest.mock import patch
 
 import pyarrow as pa
 
-from tidegate.actors.coordinator import checkpoints, phases
-from tidegate.actors.coordinator.machine import CoordinatorMachine
-from tidegate.actors.coordinator.phases import JobInput, JobStatus, PendingInput, PendingPhase
-from tidegate.actors.coordinator.plan import CheckpointPlan, make_plan
-from tidegate.actors.coordinator.statistics import CheckpointStatistics
-from tidegate.actors.coordinator.writing import CheckpointWriter
-from tidegate.actors.elements import MAX_WATERMARK_MS
-from tidegate.actors.operators.process import ProcessOperator
-from tidegate.actors.operators.timers import TimerQueue, Timers
-from tidegate.actors.runtimes import restore_in_flight
-from tidegate.actors.task.inputs import InputChannel
-from tidegate.actors.task.outputs import OutputGate
-from tidegate.storage import savepoint
-from tidegate.storage.event_log import EventLog
+from tidegate.actors.coordinator.checkpoints import checkpoint_keeper as checkpoints
+from tidegate.actors.coordinator.checkpoints.completion import CheckpointWriter
+from tidegate.actors.coordinator.coordinator_machine import CoordinatorMachine
+from tidegate.actors.coordinator.job import phases
+from tidegate.actors.coordinator.job.phases import JobInput, JobStatus, PendingInput, PendingPhase
+from tidegate.actors.coordinator.requests.checkpoint_plan import CheckpointPlan, make_plan
+from tidegate.actors.coordinator.state.checkpoint_statistics import CheckpointStatistics
+from tidegate.actors.operators.rows.process_operator import ProcessOperator
+from tidegate.actors.operators.state.timers import TimerQueue, Timers
+from tidegate.actors.protocol.stream_elements import MAX_WATERMARK_MS
+from tidegate.actors.restore import restore_in_flight
+from tidegate.actors.task.channels.input_gate import InputChannel
+from tidegate.actors.task.channels.output_gate import OutputGate
+from tidegate.recovery import savepoints as savepoint
+from tidegate.storage.checkpoints.event_log import EventLog
 
 Patch = Callable[[], AbstractContextManager[Any]]
 

@@ -8,9 +8,9 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
-from tidegate.storage.table_entries import TableEntry
-from tidegate.storage.table_fold import TableFold
-from tidegate.storage.table_history import TableHistory
+from tidegate.storage.tables.log_entries import TableEntry
+from tidegate.storage.tables.log_fold import TableFold
+from tidegate.storage.tables.log_history import TableHistory
 
 Patch = Callable[[], AbstractContextManager[Any]]
 

@@ -8,19 +8,19 @@ from typing import Any
 
 import pyarrow as pa
 
-from tidegate.actors.elements import Barrier, Element
-from tidegate.actors.identity import ChannelId
-from tidegate.actors.runtimes.task_effects import TaskEffects
-from tidegate.actors.task import events as ev
-from tidegate.actors.task import instructions as do
+from tidegate.actors.hosts.task.task_effects import TaskEffects
+from tidegate.actors.protocol.identity import ChannelId
+from tidegate.actors.protocol.stream_elements import Barrier, Element
 from tidegate.actors.task.barriers import BarrierAligner, BarrierInput, BarrierState, BarrierTracker, Outcome
 from tidegate.actors.task.barriers.collected import Step
-from tidegate.actors.task.in_flight import ChannelRecorder
-from tidegate.actors.task.inputs import InputChannel
-from tidegate.actors.task.machine import TaskMachine
-from tidegate.actors.task.outputs import OutputChannel
-from tidegate.storage.metadata import StateKind
-from tidegate.storage.state import StateTable
+from tidegate.actors.task.channels.input_gate import InputChannel
+from tidegate.actors.task.channels.output_gate import OutputChannel
+from tidegate.actors.task.checkpoints.channel_recorder import ChannelRecorder
+from tidegate.actors.task.messages import events as ev
+from tidegate.actors.task.messages import instructions as do
+from tidegate.actors.task.task_machine import TaskMachine
+from tidegate.storage.checkpoints.metadata import StateKind
+from tidegate.storage.state.snapshot import StateTable
 from tidegate.testing import Protocol
 
 # --- channels ---------------------------------------------------------------------------------------------------------
@@ -233,7 +233,7 @@ class _EndsTooEarly(TaskMachine):
 
 
 def _hasty_endings() -> type[Any]:
-    from tidegate.actors.task.endings import InputEndings
+    from tidegate.actors.task.channels.input_endings import InputEndings
 
     class Hasty(InputEndings):
         @property

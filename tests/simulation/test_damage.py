@@ -9,7 +9,7 @@ from broken import BROKEN
 from broken_fallback import FALLBACK_BREAKS
 from broken_tables import TABLE_FIXED
 
-from tidegate.simulation.draw import draw
+from tidegate.simulation.pipelines.draw import draw
 from tidegate.simulation.scenarios import simulate_scenario
 from tidegate.testing import SimulationReport
 

@@ -13,9 +13,9 @@ import pytest
 from broken import BROKEN
 from pipelines import keyed
 
-from tidegate.actors.simulation.coverage import EFFECTS
 from tidegate.simulate_cli import quiet
-from tidegate.simulation.draw import CONTRADICTIONS, Scenario, all_pairs, draw, pairs_of
+from tidegate.simulation.oracle.coverage import EFFECTS
+from tidegate.simulation.pipelines.draw import CONTRADICTIONS, Scenario, all_pairs, draw, pairs_of
 from tidegate.simulation.scenarios import simulate_scenario
 from tidegate.testing import Faults, SimulationReport, simulate, simulate_random
 

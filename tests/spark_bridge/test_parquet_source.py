@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidegate.actors.sources import SourceSplit
-from tidegate.spark_bridge.parquet_source import ParquetReader, ParquetSource
-from tidegate.spark_bridge.parquet_writer import FileLimits, write_files
-from tidegate.spark_bridge.staged import MANIFEST_PATH, write_manifest
+from tidegate.actors.sources.source import SourceSplit
+from tidegate.spark_bridge.dataframes.manifest import MANIFEST_PATH, write_manifest
+from tidegate.spark_bridge.dataframes.parquet_source import ParquetReader, ParquetSource
+from tidegate.spark_bridge.dataframes.parquet_writer import FileLimits, write_files
 from tidegate.storage.errors import (
     AlreadyExistsError,
     ConfigurationError,
@@ -24,7 +24,7 @@ from tidegate.storage.errors import (
     NotFoundError,
     StorageError,
 )
-from tidegate.storage.filesystem import open_store
+from tidegate.storage.files.file_system_store import open_store
 
 SCHEMA = pa.schema(
     [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from tidegate.spark_bridge.tables import _spark_can_read
+from tidegate.spark_bridge.dataframes.tables import _spark_can_read
 
 _SCHEMA = pa.schema([("x", pa.int64())])
 

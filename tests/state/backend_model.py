@@ -13,12 +13,12 @@ from rocks_backends import LoggedBackend, rocks_backend
 from tidegate.actors.kernels import accumulate
 from tidegate.actors.kernels.columns import NO_MASK
 from tidegate.actors.kernels.hashing import hash_columns
-from tidegate.actors.state.backend import CellSpec, KeyedBackend, ValueSpec, VectorTable
-from tidegate.actors.state.columnar import ColumnarBackend
-from tidegate.actors.state.rocks import RocksBackend
+from tidegate.actors.state_backends.columnar.columnar_backend import ColumnarBackend
+from tidegate.actors.state_backends.common.backend import CellSpec, KeyedBackend, ValueSpec, VectorTable
+from tidegate.actors.state_backends.rocksdb.rocksdb_backend import RocksBackend
+from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.ids import CheckpointId
-from tidegate.storage.metadata import StateKind
-from tidegate.storage.state import Cut, FrozenState, StateTable
+from tidegate.storage.state.snapshot import Cut, FrozenState, StateTable
 
 MAX_PARALLELISM = 16
 KEYS = pa.schema({"k": pa.int64(), "s": pa.string()})

@@ -7,12 +7,12 @@ from pathlib import Path
 from backend_model import KEYS, MAX_PARALLELISM, Rows, Subject
 from rocks_backends import rocks_backend
 
-from tidegate.actors.state.rocks import RocksBackend
-from tidegate.storage.filesystem import FileSystemStore
+from tidegate.actors.state_backends.rocksdb.rocksdb_backend import RocksBackend
+from tidegate.storage.checkpoints.metadata import NativeState
+from tidegate.storage.files.file_system_store import FileSystemStore
 from tidegate.storage.ids import CheckpointId
-from tidegate.storage.metadata import NativeState
-from tidegate.storage.native import fetch_native, write_native
-from tidegate.storage.state import Cut
+from tidegate.storage.state.snapshot import Cut
+from tidegate.storage.subtasks.native_files import fetch_native, write_native
 
 
 def frozen(subject: Subject, store: FileSystemStore, number: int, base: NativeState | None = None) -> NativeState:

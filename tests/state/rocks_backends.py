@@ -7,8 +7,8 @@ import shutil
 import tempfile
 import weakref
 
-from tidegate.actors.state.options import BackendPlace
-from tidegate.actors.state.rocks import RocksBackend
+from tidegate.actors.state_backends.common.options import BackendPlace
+from tidegate.actors.state_backends.rocksdb.rocksdb_backend import RocksBackend
 from tidegate.storage.ids import OperatorUid
 
 MEMORY_BYTES = 4 * 1024 * 1024

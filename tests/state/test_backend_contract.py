@@ -25,12 +25,12 @@ from backend_model import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidegate.actors.state.backend import CellSpec
-from tidegate.actors.state.rocks import RocksBackend
+from tidegate.actors.state_backends.common.backend import CellSpec
+from tidegate.actors.state_backends.rocksdb.rocksdb_backend import RocksBackend
+from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.errors import ConfigurationError, CorruptionError
 from tidegate.storage.ids import CheckpointId
-from tidegate.storage.metadata import StateKind
-from tidegate.storage.state import Cut, StateTable
+from tidegate.storage.state.snapshot import Cut, StateTable
 
 _KEYS = st.integers(0, 30)
 _WHAT = ("put", "remove", "extend", "replace", "clear", "set", "discard", "empty", "read")

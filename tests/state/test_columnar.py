@@ -27,12 +27,13 @@ from hypothesis import strategies as st
 from tidegate.actors.kernels import accumulate
 from tidegate.actors.kernels.columns import NO_MASK
 from tidegate.actors.kernels.paged import PAGE_ROWS
-from tidegate.actors.state import frozen, key_space
-from tidegate.actors.state.backend import CellSpec, KeyedBackend, ValueSpec
-from tidegate.actors.state.columnar import ColumnarBackend
-from tidegate.actors.state.key_space import KeyColumns
+from tidegate.actors.state_backends.columnar import frozen_slots as frozen
+from tidegate.actors.state_backends.columnar import key_space
+from tidegate.actors.state_backends.columnar.columnar_backend import ColumnarBackend
+from tidegate.actors.state_backends.columnar.key_space import KeyColumns
+from tidegate.actors.state_backends.common.backend import CellSpec, KeyedBackend, ValueSpec
 from tidegate.storage.ids import CheckpointId
-from tidegate.storage.state import Cut, StateTable
+from tidegate.storage.state.snapshot import Cut, StateTable
 
 _SPREAD = 397
 _PRELOADED = PAGE_ROWS + 900

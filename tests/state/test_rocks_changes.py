@@ -23,13 +23,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rocks_backends import LoggedBackend, rocks_backend
 
-from tidegate.actors.state import rocks_changes
-from tidegate.actors.state.backend import CellSpec
-from tidegate.actors.state.rocks import RocksBackend
-from tidegate.actors.state.rocks_changes import RocksChanges
+from tidegate.actors.state_backends.common.backend import CellSpec
+from tidegate.actors.state_backends.rocksdb import changes as rocks_changes
+from tidegate.actors.state_backends.rocksdb.changes import RocksChanges
+from tidegate.actors.state_backends.rocksdb.rocksdb_backend import RocksBackend
+from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.ids import CheckpointId
-from tidegate.storage.metadata import StateKind
-from tidegate.storage.state import Cut, StateTable
+from tidegate.storage.state.snapshot import Cut, StateTable
 
 LOGGED = BACKENDS["rocksdb with changelog"]
 _CHANGES = st.lists(
@@ -155,7 +155,7 @@ def test_increments_come_in_bounded_chunks(monkeypatch: pytest.MonkeyPatch) -> N
     for ref in backend.enter(keys):
         cells.values.remove(ref)
     backend.leave()
-    monkeypatch.setattr("tidegate.storage.rocks.scan.CHUNK_ROWS", 4)
+    monkeypatch.setattr("tidegate.storage.rocksdb.scan.CHUNK_ROWS", 4)
     frozen = backend.freeze(Cut(CheckpointId(3), CheckpointId(2)))
     assert [table.rows.num_rows for table in tables(frozen, layer=2) if table.removed] == [4, 2]
     backend.close()

@@ -10,15 +10,15 @@ from backend_model import BACKENDS, KEYS, MAX_PARALLELISM, Cells, Table, compose
 from native_checkpoints import CountingReads, frozen
 from rocks_backends import rocks_backend
 
-from tidegate.actors.state.rocks import RocksBackend
+from tidegate.actors.state_backends.rocksdb.rocksdb_backend import RocksBackend
+from tidegate.storage.checkpoints.metadata import SubtaskState
+from tidegate.storage.copies.local_copies import LocalCopies
+from tidegate.storage.copies.local_first import LocalFirstStore
 from tidegate.storage.errors import CorruptionError, StorageError
-from tidegate.storage.filesystem import FileSystemStore, open_store
+from tidegate.storage.files.file_system_store import FileSystemStore, open_store
 from tidegate.storage.ids import CheckpointId, JobId, SubtaskIndex, VertexId
-from tidegate.storage.local_copies import LocalCopies
-from tidegate.storage.local_first import LocalFirstStore
-from tidegate.storage.metadata import SubtaskState
-from tidegate.storage.native import fetch_native, read_native, write_native
-from tidegate.storage.state import Cut
+from tidegate.storage.state.snapshot import Cut
+from tidegate.storage.subtasks.native_files import fetch_native, read_native, write_native
 
 
 @pytest.fixture

@@ -19,16 +19,16 @@ from native_checkpoints import CountingReads, frozen, opened
 from rocks_backends import rocks_backend
 
 from tidegate.actors.kernels.hashing import hash_columns
-from tidegate.actors.state.backend import CellSpec
-from tidegate.actors.state.rocks import RocksBackend
+from tidegate.actors.state_backends.common.backend import CellSpec
+from tidegate.actors.state_backends.rocksdb.rocksdb_backend import RocksBackend
+from tidegate.storage.checkpoints.metadata import NativeFile, NativeState
 from tidegate.storage.errors import ConfigurationError
-from tidegate.storage.filesystem import FileSystemStore, open_store
+from tidegate.storage.files.file_system_store import FileSystemStore, open_store
 from tidegate.storage.ids import CheckpointId
-from tidegate.storage.metadata import NativeFile, NativeState
-from tidegate.storage.native import fetch_native, read_native, write_native
-from tidegate.storage.rocks.description import HEAD
-from tidegate.storage.rocks.frozen import needed_for
-from tidegate.storage.state import Cut, StateTable
+from tidegate.storage.rocksdb.description import HEAD
+from tidegate.storage.rocksdb.frozen import needed_for
+from tidegate.storage.state.snapshot import Cut, StateTable
+from tidegate.storage.subtasks.native_files import fetch_native, read_native, write_native
 
 _KEYS = st.integers(0, 30)
 _CELLS = st.lists(

@@ -9,13 +9,13 @@ import pytest
 from backend_model import BACKENDS, KEYS, MAX_PARALLELISM, Cells, composed, key_batch, state_tables, tables
 from rocks_backends import rocks_backend
 
-from tidegate.actors.state.rocks import RocksBackend
-from tidegate.storage.filesystem import open_store
+from tidegate.actors.state_backends.rocksdb.rocksdb_backend import RocksBackend
+from tidegate.storage.checkpoints.metadata import StateKind
+from tidegate.storage.files.file_system_store import open_store
 from tidegate.storage.ids import CheckpointId
-from tidegate.storage.metadata import StateKind
-from tidegate.storage.native import fetch_native, write_native
-from tidegate.storage.rocks.scan import CHUNK_ROWS
-from tidegate.storage.state import Cut, StateTable
+from tidegate.storage.rocksdb.scan import CHUNK_ROWS
+from tidegate.storage.state.snapshot import Cut, StateTable
+from tidegate.storage.subtasks.native_files import fetch_native, write_native
 
 FIRST = [(1, "extend", 1), (1, "set", 1), (1, "set", 2), (1, "put", 1), (2, "extend", 7), (2, "set", 0)]
 

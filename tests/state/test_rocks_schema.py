@@ -16,16 +16,16 @@ from rocks_backends import rocks_backend
 
 from tidegate.actors.kernels import accumulate
 from tidegate.actors.kernels.columns import NO_MASK
-from tidegate.actors.state.backend import CellSpec, ValueSpec
-from tidegate.actors.state.rocks import RocksBackend
-from tidegate.actors.state.rocks_keys import database_keys, key_group_of, key_of_state, number_bytes
+from tidegate.actors.state_backends.common.backend import CellSpec, ValueSpec
+from tidegate.actors.state_backends.rocksdb.keys import database_keys, key_group_of, key_of_state, number_bytes
+from tidegate.actors.state_backends.rocksdb.rocksdb_backend import RocksBackend
+from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.errors import ConfigurationError, CorruptionError
-from tidegate.storage.filesystem import open_store
+from tidegate.storage.files.file_system_store import open_store
 from tidegate.storage.ids import CheckpointId
-from tidegate.storage.metadata import StateKind
-from tidegate.storage.native import fetch_native, read_native, write_native
-from tidegate.storage.rocks.keys import decode_rows
-from tidegate.storage.state import Cut, StateTable
+from tidegate.storage.rocksdb.keys import decode_rows
+from tidegate.storage.state.snapshot import Cut, StateTable
+from tidegate.storage.subtasks.native_files import fetch_native, read_native, write_native
 
 MAX_PARALLELISM = 8
 KEYS = pa.schema({"k": pa.int64()})

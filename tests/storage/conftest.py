@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from seaweed import BUCKET, S3Server, run_seaweed
 
-from tidegate.storage.filesystem import FileSystemStore, open_store
+from tidegate.storage.files.file_system_store import FileSystemStore, open_store
 
 
 @pytest.fixture(scope="session")

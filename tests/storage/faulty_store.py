@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tidegate.storage.errors import StorageError
-from tidegate.storage.filesystem import FileSystemStore
-from tidegate.storage.store import Buffer
+from tidegate.storage.files.file_system_store import FileSystemStore
+from tidegate.storage.files.store import Buffer
 
 
 class FaultyStore(FileSystemStore):

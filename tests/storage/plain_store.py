@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 
 from tidegate.storage.errors import AlreadyExistsError, NotFoundError
-from tidegate.storage.store import Buffer
+from tidegate.storage.files.store import Buffer
 
 
 class PlainStore:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from tidegate.storage.filesystem import FileSystemStore
+from tidegate.storage.checkpoints.metadata import DataFile
+from tidegate.storage.files.file_system_store import FileSystemStore
 from tidegate.storage.ids import CheckpointId, JobId
-from tidegate.storage.metadata import DataFile
-from tidegate.storage.table_log import TableInfo, TableLog
+from tidegate.storage.tables.table_log import TableInfo, TableLog
 
 SCHEMA = pa.schema([("k", pa.string()), ("v", pa.int64())])
 INFO = TableInfo.of(SCHEMA, "append")

@@ -18,9 +18,9 @@ from wire_strategies import instances, plain_values, record_batches
 import tidegate.actors
 import tidegate.recovery
 import tidegate.storage
+from tidegate.storage.checkpoints.metadata import SectionRef, StateHandle, StateKind
 from tidegate.storage.codec import decode, encode, wire, wire_types
 from tidegate.storage.errors import CodecError
-from tidegate.storage.metadata import SectionRef, StateHandle, StateKind
 
 
 def _all_wire_types() -> list[type]:

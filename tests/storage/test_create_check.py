@@ -10,11 +10,11 @@ import pytest
 from s3_proxy import run_proxy
 from seaweed import BUCKET, S3Server
 
-from tidegate.storage import create_check
-from tidegate.storage.create_check import PAIRS, REQUESTS_MAX, ROUNDS, check_conditional_create
 from tidegate.storage.errors import AlreadyExistsError, ConfigurationError, StorageError
-from tidegate.storage.filesystem import FileSystemStore, open_store
-from tidegate.storage.store import Buffer
+from tidegate.storage.files import create_check
+from tidegate.storage.files.create_check import PAIRS, REQUESTS_MAX, ROUNDS, check_conditional_create
+from tidegate.storage.files.file_system_store import FileSystemStore, open_store
+from tidegate.storage.files.store import Buffer
 
 WAIT_S = 30.0
 NO_CREATE = "has no conditional create that can be relied on"

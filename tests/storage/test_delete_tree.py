@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tidegate.storage.filesystem import open_store
+from tidegate.storage.files.file_system_store import open_store
 
 
 def test_two_may_delete_one_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

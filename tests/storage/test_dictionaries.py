@@ -12,14 +12,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidegate.storage.dictionaries import check_dictionaries, decoded_type, widened, widened_schema, widened_type
-from tidegate.storage.envelope import checksum_of
+from tidegate.storage.checkpoints.metadata import DataFile
 from tidegate.storage.errors import TableError
-from tidegate.storage.filesystem import FileSystemStore
+from tidegate.storage.files.envelope import checksum_of
+from tidegate.storage.files.file_system_store import FileSystemStore
 from tidegate.storage.ids import CheckpointId, JobId
-from tidegate.storage.metadata import DataFile
-from tidegate.storage.table_files import VERSION_COLUMN, read_data_file, read_table, write_data_file
-from tidegate.storage.table_log import TableInfo, TableLog, TableMode
+from tidegate.storage.schemas.dictionaries import (
+    check_dictionaries,
+    decoded_type,
+    widened,
+    widened_schema,
+    widened_type,
+)
+from tidegate.storage.tables.table_files import VERSION_COLUMN, read_data_file, read_table, write_data_file
+from tidegate.storage.tables.table_log import TableInfo, TableLog, TableMode
 
 _JOB = JobId("demo-1")
 _SMALL = pa.dictionary(pa.int8(), pa.string())

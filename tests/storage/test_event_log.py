@@ -11,9 +11,9 @@ from faulty_store import FaultyStore
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tidegate.storage.checkpoints.event_log import EventLog, LogEntry
 from tidegate.storage.errors import CodecError, CorruptionError, FencedError, NotFoundError, StorageError
-from tidegate.storage.event_log import EventLog, LogEntry
-from tidegate.storage.filesystem import FileSystemStore, open_store
+from tidegate.storage.files.file_system_store import FileSystemStore, open_store
 from tidegate.storage.ids import Generation, JobId
 
 _JOB = JobId("demo-1")

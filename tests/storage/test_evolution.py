@@ -12,7 +12,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tidegate.storage.errors import ConfigurationError
-from tidegate.storage.evolution import migrated
+from tidegate.storage.schemas.evolution import migrated
 
 
 def column(values: list[Any], data_type: pa.DataType) -> pa.RecordBatch:

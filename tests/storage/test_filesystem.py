@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tidegate.storage.create_check import check_conditional_create
 from tidegate.storage.errors import AlreadyExistsError, ConfigurationError, StorageError
-from tidegate.storage.filesystem import FileSystemStore, join_url, open_store
-from tidegate.storage.store import Buffer
+from tidegate.storage.files.create_check import check_conditional_create
+from tidegate.storage.files.file_system_store import FileSystemStore, join_url, open_store
+from tidegate.storage.files.store import Buffer
 
 
 def test_urls_of_local_folders_are_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

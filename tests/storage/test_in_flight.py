@@ -10,10 +10,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.errors import CorruptionError
-from tidegate.storage.filesystem import FileSystemStore, open_store
+from tidegate.storage.files.file_system_store import FileSystemStore, open_store
 from tidegate.storage.ids import SubtaskIndex
-from tidegate.storage.in_flight import (
+from tidegate.storage.state.verification import verify_state
+from tidegate.storage.subtasks.in_flight import (
     ChannelEnd,
     InFlightRows,
     edges_in_flight,
@@ -22,8 +24,6 @@ from tidegate.storage.in_flight import (
     read_in_flight,
     write_in_flight,
 )
-from tidegate.storage.metadata import StateKind
-from tidegate.storage.verification import verify_state
 
 PATH = "demo-1/chk-3/count-0-channels"
 EDGE = "source->count#0"

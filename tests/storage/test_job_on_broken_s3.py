@@ -11,8 +11,8 @@ from seaweed import BUCKET, S3Server, forget_clients
 
 import tidegate as tg
 from tidegate import recovery
-from tidegate.storage.filesystem import open_store
-from tidegate.storage.table_log import TableLog
+from tidegate.storage.files.file_system_store import open_store
+from tidegate.storage.tables.table_log import TableLog
 
 ROWS = pa.table({"k": [i % 50 for i in range(10_000)], "v": [i % 11 for i in range(10_000)]})
 

@@ -6,10 +6,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tidegate.storage.errors import ConfigurationError
-from tidegate.storage.files import TEMPORARY_PREFIX
-from tidegate.storage.ids import AttemptNumber, CheckpointId, JobId, OperatorUid, SubtaskIndex, VertexId
-from tidegate.storage.layout import (
+from tidegate.storage.checkpoints.layout import (
     CheckpointLayout,
     CheckpointPointer,
     escape,
@@ -22,6 +19,9 @@ from tidegate.storage.layout import (
     savepoint_name,
     unescape,
 )
+from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.files.file_system import TEMPORARY_PREFIX
+from tidegate.storage.ids import AttemptNumber, CheckpointId, JobId, OperatorUid, SubtaskIndex, VertexId
 
 _LAYOUT = CheckpointLayout(JobId("demo-1a2b3c4d"))
 _any_text = st.text(st.characters()) | st.sampled_from(["", ".", "..", "a/b", ".tmp-x", "a-1", "ü", "\ud800", "%2E"])

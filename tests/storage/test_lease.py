@@ -10,11 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tidegate.storage.errors import ConfigurationError, CorruptionError
-from tidegate.storage.event_log import EventLog, LogEntry
-from tidegate.storage.filesystem import FileSystemStore, open_store
-from tidegate.storage.ids import Generation, JobId
-from tidegate.storage.lease import (
+from tidegate.recovery.sweeper import GRACE_MS_DEFAULT, may_run, sweep
+from tidegate.storage.checkpoints.event_log import EventLog, LogEntry
+from tidegate.storage.checkpoints.lease import (
     CLOCKS_DIFFER_MS_MAX,
     Lease,
     Life,
@@ -27,8 +25,10 @@ from tidegate.storage.lease import (
     why_alive,
     write_lease,
 )
-from tidegate.storage.processes import ProcessId, is_there, this_process
-from tidegate.storage.sweeper import GRACE_MS_DEFAULT, may_run, sweep
+from tidegate.storage.errors import ConfigurationError, CorruptionError
+from tidegate.storage.files.file_system_store import FileSystemStore, open_store
+from tidegate.storage.ids import Generation, JobId
+from tidegate.storage.process_id import ProcessId, is_there, this_process
 
 JOB = JobId("job-12345678")
 LEASE_MS = 1_000
@@ -50,7 +50,9 @@ def lease(holder: ProcessId = ELSEWHERE, token: str = "", driver: ProcessId | No
 
 def gone() -> ProcessId:
     """A process that was, until a moment ago, on this machine."""
-    script = "from tidegate.storage.processes import this_process as t; p = t(); print(p.host, p.place, p.pid, p.began)"
+    script = (
+        "from tidegate.storage.process_id import this_process as t; p = t(); print(p.host, p.place, p.pid, p.began)"
+    )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     host, place, pid, began = done.stdout.split()
     return ProcessId(host, place, int(pid), began)
@@ -68,7 +70,7 @@ def test_a_process_is_known_again() -> None:
 
 def test_a_dead_process_that_nobody_has_waited_for_is_gone() -> None:
     """Its entry in the table of processes stays until its parent asks for it."""
-    script = "from tidegate.storage.processes import this_process as t; print(t().began, flush=True); input()"
+    script = "from tidegate.storage.process_id import this_process as t; print(t().began, flush=True); input()"
     with subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
         assert child.stdout is not None
         process = replace(this_process(), pid=child.pid, began=child.stdout.readline().decode().strip())

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from tidegate.actors.runtimes.ray_memory_store import HeldFiles, RayMemoryStore
+from tidegate.actors.runtimes.ray.memory_store import HeldFiles, RayMemoryStore
+from tidegate.storage.checkpoints.memory_limit import STATE_BYTES_MAX_DEFAULT, MemoryStorage
+from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.errors import ConfigurationError, StorageError
-from tidegate.storage.filesystem import FileSystemStore
+from tidegate.storage.files.file_system_store import FileSystemStore
 from tidegate.storage.ids import OperatorUid
-from tidegate.storage.memory_storage import STATE_BYTES_MAX_DEFAULT, MemoryStorage
-from tidegate.storage.metadata import StateKind
-from tidegate.storage.state import FrozenTable
-from tidegate.storage.state_file import read_state, write_state
+from tidegate.storage.state.snapshot import FrozenTable
+from tidegate.storage.state.state_file import read_state, write_state
 
 UID = OperatorUid("totals")
 

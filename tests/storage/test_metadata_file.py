@@ -6,12 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from tidegate.storage.envelope import seal
-from tidegate.storage.errors import AlreadyExistsError, CodecError, CorruptionError, NotFoundError
-from tidegate.storage.filesystem import FileSystemStore
-from tidegate.storage.ids import AttemptNumber, CheckpointId, JobId, OperatorUid, SubtaskIndex, VertexId
-from tidegate.storage.layout import CheckpointLayout
-from tidegate.storage.metadata import (
+from tidegate.storage.checkpoints.layout import CheckpointLayout
+from tidegate.storage.checkpoints.metadata import (
     METADATA_VERSION,
     CheckpointMetadata,
     OperatorInfo,
@@ -20,7 +16,11 @@ from tidegate.storage.metadata import (
     StateKind,
     SubtaskState,
 )
-from tidegate.storage.metadata_file import create_metadata, decode_metadata, encode_metadata, read_metadata
+from tidegate.storage.checkpoints.metadata_file import create_metadata, decode_metadata, encode_metadata, read_metadata
+from tidegate.storage.errors import AlreadyExistsError, CodecError, CorruptionError, NotFoundError
+from tidegate.storage.files.envelope import seal
+from tidegate.storage.files.file_system_store import FileSystemStore
+from tidegate.storage.ids import AttemptNumber, CheckpointId, JobId, OperatorUid, SubtaskIndex, VertexId
 
 _JOB = JobId("demo-1a2b3c4d")
 _SECTION = SectionRef(OperatorUid("u"), "s", StateKind.KEYED, 64, 10, 2)

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from tidegate.storage.checkpoints.metadata import NativeFile, NativeState
 from tidegate.storage.errors import CorruptionError, NotFoundError, StorageError
-from tidegate.storage.filesystem import FileSystemStore
+from tidegate.storage.files.file_system_store import FileSystemStore
+from tidegate.storage.files.store import Buffer
 from tidegate.storage.ids import OperatorUid
-from tidegate.storage.metadata import NativeFile, NativeState
-from tidegate.storage.native import DESCRIPTION_NAME, fetch_native, write_native
-from tidegate.storage.store import Buffer
+from tidegate.storage.subtasks.native_files import DESCRIPTION_NAME, fetch_native, write_native
 
 UID = OperatorUid("op")
 

@@ -10,11 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from tidegate.storage.copies.local_copies import LocalCopies, remove_copies, remove_stale_copies
 from tidegate.storage.errors import ConfigurationError, StorageError
-from tidegate.storage.filesystem import FileSystemStore
-from tidegate.storage.ids import CheckpointId, JobId, SubtaskIndex, VertexId
-from tidegate.storage.local_copies import LocalCopies, remove_copies, remove_stale_copies
-from tidegate.storage.private_folders import (
+from tidegate.storage.files.file_system_store import FileSystemStore
+from tidegate.storage.files.private_folders import (
     PrivateStore,
     is_private,
     list_inside,
@@ -23,6 +22,7 @@ from tidegate.storage.private_folders import (
     open_private,
     remove_inside,
 )
+from tidegate.storage.ids import CheckpointId, JobId, SubtaskIndex, VertexId
 
 JOB = JobId("job-12345678")
 VERTEX, SUBTASK, ONE = VertexId("map"), SubtaskIndex(0), CheckpointId(1)

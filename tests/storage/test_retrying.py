@@ -12,12 +12,12 @@ import pyarrow as pa
 import pytest
 
 import tidegate as tg
-from tidegate.actors.runtimes.local import LocalRuntime
-from tidegate.storage import retrying as module
+from tidegate.actors.runtimes.local.local_runtime import LocalRuntime
 from tidegate.storage.errors import AlreadyExistsError, CorruptionError, InvalidPathError, NotFoundError, StorageError
-from tidegate.storage.filesystem import FileSystemStore, open_store
-from tidegate.storage.retrying import KEPT_BYTES_MAX, TRIES_MAX, RetryingStore, retrying
-from tidegate.storage.store import Buffer
+from tidegate.storage.files import retrying_store as module
+from tidegate.storage.files.file_system_store import FileSystemStore, open_store
+from tidegate.storage.files.retrying_store import KEPT_BYTES_MAX, TRIES_MAX, RetryingStore, retrying
+from tidegate.storage.files.store import Buffer
 
 
 class Faulty(FileSystemStore):

@@ -11,9 +11,9 @@ from threading import Thread
 import pytest
 from seaweed import BUCKET, S3Server
 
-from tidegate.storage.create_check import check_conditional_create
 from tidegate.storage.errors import AlreadyExistsError, ConfigurationError, NotFoundError, StorageError
-from tidegate.storage.filesystem import FileSystemStore, open_store
+from tidegate.storage.files.create_check import check_conditional_create
+from tidegate.storage.files.file_system_store import FileSystemStore, open_store
 
 
 @dataclass(frozen=True, slots=True)

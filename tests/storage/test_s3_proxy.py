@@ -14,13 +14,13 @@ from s3_proxy import Request, S3Proxy, run_proxy
 from seaweed import BUCKET, S3Server
 from waiting import until
 
-from tidegate.storage import s3_files
-from tidegate.storage.create_check import check_conditional_create
+from tidegate.storage.checkpoints.event_log import EventLog, LogEntry
 from tidegate.storage.errors import AlreadyExistsError, ConfigurationError, StorageError
-from tidegate.storage.event_log import EventLog, LogEntry
-from tidegate.storage.filesystem import FileSystemStore, open_store
+from tidegate.storage.files import s3_files
+from tidegate.storage.files.create_check import check_conditional_create
+from tidegate.storage.files.file_system_store import FileSystemStore, open_store
+from tidegate.storage.files.s3_requests import TRIES_MAX
 from tidegate.storage.ids import Generation, JobId
-from tidegate.storage.s3_requests import TRIES_MAX
 
 PART = 5 * 1024 * 1024
 """The smallest part that an S3 server takes."""
@@ -42,7 +42,7 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     """Attempts follow each other at once."""
-    monkeypatch.setattr("tidegate.storage.s3_requests.PAUSE_S_FIRST", 0.001)
+    monkeypatch.setattr("tidegate.storage.files.s3_requests.PAUSE_S_FIRST", 0.001)
 
 
 @pytest.fixture

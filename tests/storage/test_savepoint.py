@@ -10,12 +10,9 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from tidegate.storage.errors import AlreadyExistsError, CorruptionError, NotFoundError, StorageError
-from tidegate.storage.filesystem import FileSystemStore, open_store
-from tidegate.storage.ids import AttemptNumber, CheckpointId, JobId, OperatorUid, SubtaskIndex, VertexId
-from tidegate.storage.in_flight import ChannelEnd, InFlightRows, read_in_flight, write_in_flight
-from tidegate.storage.layout import CheckpointLayout
-from tidegate.storage.metadata import (
+from tidegate.recovery.savepoints import discard_savepoint, write_savepoint
+from tidegate.storage.checkpoints.layout import CheckpointLayout
+from tidegate.storage.checkpoints.metadata import (
     METADATA_VERSION,
     CheckpointMetadata,
     OperatorInfo,
@@ -23,11 +20,14 @@ from tidegate.storage.metadata import (
     StateKind,
     SubtaskState,
 )
-from tidegate.storage.metadata_file import create_metadata, read_metadata
-from tidegate.storage.savepoint import discard_savepoint, write_savepoint
-from tidegate.storage.state import FrozenTable
-from tidegate.storage.state_file import read_state, write_state
-from tidegate.storage.verification import verify_state
+from tidegate.storage.checkpoints.metadata_file import create_metadata, read_metadata
+from tidegate.storage.errors import AlreadyExistsError, CorruptionError, NotFoundError, StorageError
+from tidegate.storage.files.file_system_store import FileSystemStore, open_store
+from tidegate.storage.ids import AttemptNumber, CheckpointId, JobId, OperatorUid, SubtaskIndex, VertexId
+from tidegate.storage.state.snapshot import FrozenTable
+from tidegate.storage.state.state_file import read_state, write_state
+from tidegate.storage.state.verification import verify_state
+from tidegate.storage.subtasks.in_flight import ChannelEnd, InFlightRows, read_in_flight, write_in_flight
 
 JOB, SEVEN = JobId("demo-1a2b3c4d"), CheckpointId(7)
 LAYOUT = CheckpointLayout(JOB)

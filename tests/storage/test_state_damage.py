@@ -11,16 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from wire_strategies import FrozenChunks, operator_states
 
-from tidegate.storage.envelope import checksum_of
+from tidegate.storage.checkpoints.metadata import NativeFile, StateHandle, StateKind
 from tidegate.storage.errors import CodecError, CorruptionError, NotFoundError
-from tidegate.storage.filesystem import open_store
+from tidegate.storage.files.envelope import checksum_of
+from tidegate.storage.files.file_system_store import open_store
 from tidegate.storage.ids import OperatorUid
-from tidegate.storage.metadata import NativeFile, StateHandle, StateKind
-from tidegate.storage.state import StateChunk
-from tidegate.storage.state_chunk import decode_chunk, encode_chunk
-from tidegate.storage.state_directory import read_footer
-from tidegate.storage.state_file import read_state, write_state
-from tidegate.storage.verification import verified_native, verify_native, verify_state
+from tidegate.storage.state.chunk import decode_chunk, encode_chunk
+from tidegate.storage.state.directory import read_footer
+from tidegate.storage.state.snapshot import StateChunk
+from tidegate.storage.state.state_file import read_state, write_state
+from tidegate.storage.state.verification import verified_native, verify_native, verify_state
 
 _UID = OperatorUid("counts")
 _MEMORY = open_store("memory://state-damage-tests")

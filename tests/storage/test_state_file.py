@@ -13,18 +13,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from wire_strategies import MAX_PARALLELISM, FrozenChunks, frozen_states, operator_states, same_tables
 
-from tidegate.storage import state_file
+from tidegate.storage.checkpoints.metadata import SectionRef, StateHandle, StateKind
 from tidegate.storage.errors import CorruptionError
-from tidegate.storage.filesystem import FileSystemStore, open_store
+from tidegate.storage.files.file_system_store import FileSystemStore, open_store
+from tidegate.storage.files.store import Store
+from tidegate.storage.files.wrapped_store import WrappedStore
 from tidegate.storage.ids import OperatorUid
-from tidegate.storage.metadata import SectionRef, StateHandle, StateKind
-from tidegate.storage.state import FrozenState, StateChunk, tables_of
-from tidegate.storage.state_chunk import Compression
-from tidegate.storage.state_directory import read_directory
-from tidegate.storage.state_file import read_state, write_state
-from tidegate.storage.store import Store
-from tidegate.storage.verification import verify_state
-from tidegate.storage.wrapped_store import WrappedStore
+from tidegate.storage.state import state_file
+from tidegate.storage.state.chunk import Compression
+from tidegate.storage.state.directory import read_directory
+from tidegate.storage.state.snapshot import FrozenState, StateChunk, tables_of
+from tidegate.storage.state.state_file import read_state, write_state
+from tidegate.storage.state.verification import verify_state
 
 _UID = OperatorUid("counts")
 _MEMORY = open_store("memory://state-file-tests")

@@ -15,19 +15,19 @@ import ray
 from ray.exceptions import RayError
 from waiting import until
 
-from tidegate.actors.runtimes.ray_memory_store import RayMemoryStore, actor_name, open_store_on_ray, start_memory
-from tidegate.actors.simulation.faults import Faults
-from tidegate.actors.simulation.store import SimulatedDisk, SimulatedStore
-from tidegate.actors.simulation.world import World
-from tidegate.storage.create_check import check_conditional_create
+from tidegate.actors.runtimes.ray.memory_store import RayMemoryStore, actor_name, open_store_on_ray, start_memory
+from tidegate.simulation.world.disk import SimulatedDisk, SimulatedStore
+from tidegate.simulation.world.faults import Faults
+from tidegate.simulation.world.virtual_time import World
+from tidegate.storage.checkpoints.memory_limit import MemoryStorage
+from tidegate.storage.copies.local_copies import DuplicatingStore, LocalCopies
+from tidegate.storage.copies.local_first import LocalFirstStore
 from tidegate.storage.errors import AlreadyExistsError, InvalidPathError, NotFoundError, StorageError
-from tidegate.storage.filesystem import FileSystemStore
+from tidegate.storage.files.create_check import check_conditional_create
+from tidegate.storage.files.file_system_store import FileSystemStore
+from tidegate.storage.files.retrying_store import RetryingStore
+from tidegate.storage.files.store import Store
 from tidegate.storage.ids import CheckpointId, JobId, SubtaskIndex, VertexId
-from tidegate.storage.local_copies import DuplicatingStore, LocalCopies
-from tidegate.storage.local_first import LocalFirstStore
-from tidegate.storage.memory_storage import MemoryStorage
-from tidegate.storage.retrying import RetryingStore
-from tidegate.storage.store import Store
 
 
 @pytest.fixture(scope="module")

@@ -10,12 +10,10 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from tidegate.storage.errors import AlreadyExistsError, ConfigurationError, StorageError
-from tidegate.storage.event_log import EventLog, LogEntry
-from tidegate.storage.filesystem import FileSystemStore, open_store
-from tidegate.storage.ids import AttemptNumber, CheckpointId, Generation, JobId, OperatorUid, SubtaskIndex, VertexId
-from tidegate.storage.layout import CheckpointLayout, savepoint_name
-from tidegate.storage.metadata import (
+from tidegate.recovery.sweeper import GRACE_MS_DEFAULT, find_orphans, may_run, sweep
+from tidegate.storage.checkpoints.event_log import EventLog, LogEntry
+from tidegate.storage.checkpoints.layout import CheckpointLayout, savepoint_name
+from tidegate.storage.checkpoints.metadata import (
     METADATA_VERSION,
     CheckpointMetadata,
     Committable,
@@ -25,10 +23,12 @@ from tidegate.storage.metadata import (
     StateHandle,
     SubtaskState,
 )
-from tidegate.storage.metadata_file import create_metadata, encode_metadata, read_metadata
-from tidegate.storage.store import Buffer
-from tidegate.storage.sweeper import GRACE_MS_DEFAULT, find_orphans, may_run, sweep
-from tidegate.storage.table_log import TableInfo, TableLog
+from tidegate.storage.checkpoints.metadata_file import create_metadata, encode_metadata, read_metadata
+from tidegate.storage.errors import AlreadyExistsError, ConfigurationError, StorageError
+from tidegate.storage.files.file_system_store import FileSystemStore, open_store
+from tidegate.storage.files.store import Buffer
+from tidegate.storage.ids import AttemptNumber, CheckpointId, Generation, JobId, OperatorUid, SubtaskIndex, VertexId
+from tidegate.storage.tables.table_log import TableInfo, TableLog
 
 JOB = JobId("job-12345678")
 OTHER = JobId("job-9abcdef0")

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
+from tidegate.storage.checkpoints.metadata import DataFile
 from tidegate.storage.errors import FencedError, TableError, TidegateError
-from tidegate.storage.filesystem import FileSystemStore
+from tidegate.storage.files.file_system_store import FileSystemStore
 from tidegate.storage.ids import CheckpointId, JobId
-from tidegate.storage.metadata import DataFile
-from tidegate.storage.table_log import IfExists, TableInfo, TableLog
+from tidegate.storage.tables.table_log import IfExists, TableInfo, TableLog
 
 _SCHEMA = pa.schema([("k", pa.string())])
 _INFO = TableInfo.of(_SCHEMA, "append")

@@ -8,12 +8,12 @@ import pyarrow as pa
 import pytest
 from plain_store import PlainStore
 
-from tidegate.storage.envelope import seal
+from tidegate.storage.checkpoints.metadata import DataFile
 from tidegate.storage.errors import CodecError, CorruptionError, FencedError
+from tidegate.storage.files.envelope import seal
 from tidegate.storage.ids import CheckpointId, JobId
-from tidegate.storage.metadata import DataFile
-from tidegate.storage.table_log import LOG_FOLDER, TableInfo, TableLog
-from tidegate.storage.table_parts import PARTS_FOLDER
+from tidegate.storage.tables.log_parts import PARTS_FOLDER
+from tidegate.storage.tables.table_log import LOG_FOLDER, TableInfo, TableLog
 
 _INFO = TableInfo.of(pa.schema([("k", pa.string())]), "append")
 _A, _B = JobId("a-1"), JobId("b-1")

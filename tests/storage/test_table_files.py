@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from wire_strategies import record_batches
 
+from tidegate.storage.checkpoints.metadata import DataFile
 from tidegate.storage.errors import CorruptionError, NotFoundError, TableError
-from tidegate.storage.filesystem import FileSystemStore, open_store
+from tidegate.storage.files.file_system_store import FileSystemStore, open_store
 from tidegate.storage.ids import AttemptNumber, CheckpointId, JobId
-from tidegate.storage.metadata import DataFile
-from tidegate.storage.table_files import (
+from tidegate.storage.tables.table_files import (
     VERSION_COLUMN,
     data_dir,
     delete_unreferenced,
@@ -24,7 +24,7 @@ from tidegate.storage.table_files import (
     read_table,
     write_data_file,
 )
-from tidegate.storage.table_log import TableInfo, TableLog
+from tidegate.storage.tables.table_log import TableInfo, TableLog
 
 _JOB = JobId("demo-1")
 _SCHEMA = pa.schema([("k", pa.string()), ("f", pa.float64()), ("v", pa.int64())])

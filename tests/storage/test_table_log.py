@@ -10,8 +10,8 @@ from faulty_store import FaultyStore
 from table_logs import INFO, SCHEMA, A, B, commit, shown_at, table_at
 
 from tidegate.storage.errors import CorruptionError, FencedError, StorageError, TableError
-from tidegate.storage.filesystem import FileSystemStore
-from tidegate.storage.table_log import TableInfo, TableLog
+from tidegate.storage.files.file_system_store import FileSystemStore
+from tidegate.storage.tables.table_log import TableInfo, TableLog
 
 
 def test_shows_committed_files_in_order(store: FileSystemStore) -> None:

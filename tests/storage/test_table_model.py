@@ -11,9 +11,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from table_logs import INFO, commit, file_of
 
 from tidegate.storage.errors import FencedError, TableError
-from tidegate.storage.filesystem import open_store
+from tidegate.storage.files.file_system_store import open_store
 from tidegate.storage.ids import CheckpointId, JobId
-from tidegate.storage.table_log import LOG_FOLDER, TableLog
+from tidegate.storage.tables.table_log import LOG_FOLDER, TableLog
 
 
 class TableLogMachine(RuleBasedStateMachine):

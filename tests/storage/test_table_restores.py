@@ -6,9 +6,9 @@ import pytest
 from table_logs import A, B, C, X, Y, commit, file_of, shown_at, table_at
 
 from tidegate.storage.errors import TableError
-from tidegate.storage.filesystem import FileSystemStore
+from tidegate.storage.files.file_system_store import FileSystemStore
 from tidegate.storage.ids import CheckpointId, JobId
-from tidegate.storage.table_log import TableLog
+from tidegate.storage.tables.table_log import TableLog
 
 
 def test_rows_that_are_there_need_a_word(memory_store: FileSystemStore) -> None:

@@ -14,11 +14,11 @@ import pyarrow as pa
 from hypothesis import reject
 from hypothesis import strategies as st
 
+from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.codec import wire_types
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.ids import OperatorUid
-from tidegate.storage.metadata import StateKind
-from tidegate.storage.state import StateChunk, StateTable
+from tidegate.storage.state.snapshot import StateChunk, StateTable
 
 _int64 = st.integers(-(2**63), 2**63 - 1)
 _text = st.text(max_size=8)

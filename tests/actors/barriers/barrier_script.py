@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import re
 
-from tidegate.actors.elements import Alignment, Barrier, BarrierOptions
-from tidegate.actors.identity import ChannelId
+from tidegate.actors.protocol.identity import ChannelId
+from tidegate.actors.protocol.stream_elements import Alignment, Barrier, BarrierOptions
 from tidegate.actors.task.barriers import BarrierHandler, Outcome
 from tidegate.storage.ids import CheckpointId, SubtaskIndex
 

@@ -7,8 +7,8 @@ import copy
 import pytest
 from barrier_script import TIMEOUT_MS, A, B, C, Script, barrier, channels_of
 
-from tidegate.actors.elements import Alignment
-from tidegate.actors.failures import CheckpointFailureReason
+from tidegate.actors.protocol.failure_reasons import CheckpointFailureReason
+from tidegate.actors.protocol.stream_elements import Alignment
 from tidegate.actors.task.barriers import (
     ANNOUNCED_MAX,
     REMEMBERED_ABORTS_MAX,

@@ -13,8 +13,8 @@ from barrier_script import NAMES, barrier
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidegate.actors.elements import Alignment, Barrier
-from tidegate.actors.identity import ChannelId
+from tidegate.actors.protocol.identity import ChannelId
+from tidegate.actors.protocol.stream_elements import Alignment, Barrier
 from tidegate.actors.task.barriers import BarrierAligner, BarrierHandler, BarrierTracker, Outcome
 from tidegate.storage.ids import CheckpointId
 

@@ -9,7 +9,7 @@ from barrier_script import Script, channels_of
 from test_barrier_aligner import ALIGNED, TIMEOUT, TRIGGERED, UNALIGNED, fields_of
 
 from tidegate.actors.task.barriers import BarrierAligner, BarrierInput, BarrierState, Outcome, render, transition_table
-from tidegate.actors.task.barriers.aligner import TABLE
+from tidegate.actors.task.barriers.barrier_aligner import TABLE
 from tidegate.actors.task.barriers.collected import Step
 from tidegate.storage.errors import ProtocolError
 from tidegate.storage.ids import CheckpointId

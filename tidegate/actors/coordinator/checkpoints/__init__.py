@@ -1,0 +1,1 @@
+"""What becomes of one: triggered, completed, committed, given up, deleted."""

@@ -1,0 +1,173 @@
+"""Gives checkpoints up: tells the tasks, deletes what was written, and answers whoever asked with the reason.
+
+`Abandoner` is called by whatever finds that a checkpoint cannot go on: a decline, a timeout, a failed write,
+the end of an attempt. Rules:
+
+- Every failure has one reason of the closed list; a detail says what is known besides.
+- A savepoint of `stop` that fails after its trigger has left the tasks at the end of their data, so the attempt has to
+  start anew; that is no failure of the attempt, and no restart strategy is asked.
+- The folder of a savepoint is deleted when nobody writes to it any more: when the answer of an export that is under way
+  has come.
+- A final checkpoint that has failed is not tried again at once, unless the reason is gone with the failure.
+- Who asked for a checkpoint that met a task which was just leaving need not ask again: the request goes back into the
+  queue, that of a stop for the attempt that follows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from tidegate.actors.coordinator.checkpoints.discards import Discarder
+from tidegate.actors.coordinator.checkpoints.failure_manager import count_failure, describe
+from tidegate.actors.coordinator.job.phases import JobStatus, PendingInput, PendingPhase
+from tidegate.actors.coordinator.messages import instructions as do
+from tidegate.actors.coordinator.requests.request_decider import RETRIES_MAX, CheckpointRequest, enqueue
+from tidegate.actors.coordinator.state.checkpoint_statistics import CheckpointRecord, vertex_statistics
+from tidegate.actors.coordinator.state.coordinator_context import CoordinatorContext
+from tidegate.actors.coordinator.state.coordinator_state import PendingCheckpoint
+from tidegate.actors.protocol.failure_reasons import CheckpointFailureReason as Reason
+from tidegate.storage.ids import CheckpointId
+
+_ATTEMPT_IS_OVER = frozenset({Reason.JOB_FAILOVER, Reason.COORDINATOR_LOST})
+_TASK_LEAVES = (Reason.TASK_FINISHED, Reason.TASK_CLOSING)
+_MAY_COME_AGAIN = frozenset(
+    {
+        Reason.TASK_NOT_READY,
+        Reason.TASK_CLOSING,
+        Reason.UNION_STATE_PARTLY_FINISHED,
+        Reason.CANCEL_BARRIER,
+        Reason.STORAGE_AWAY,
+    }
+)
+
+
+class Abandoner:
+    """Gives up the checkpoints of one job."""
+
+    def __init__(self, context: CoordinatorContext, discards: Discarder) -> None:
+        self._context = context
+        self._discards = discards
+
+    def give_up(
+        self, pending: PendingCheckpoint, reason: Reason, at_ms: int, detail: str = "", voided: bool = False
+    ) -> None:
+        """The checkpoint has failed. `voided`: its tombstone is there."""
+        state, instruct = self._context.state, self._context.instruct
+        triggered = pending.phase is not PendingPhase.HOOKS
+        exporting = pending.phase is PendingPhase.EXPORTING and pending.export_asked
+        pending.advance(PendingInput.TOMBSTONE_FOUND if voided else PendingInput.GIVEN_UP)
+        del state.pending[pending.checkpoint_id]
+        text = describe(reason, detail)
+        runs = pending.attempt == state.attempt and state.status is JobStatus.RUNNING
+        if runs and reason in _TASK_LEAVES and pending.retries < RETRIES_MAX:
+            self._ask_again(pending)
+        self._record(pending, reason, at_ms, text)
+        if triggered:
+            self._discards.given_up(pending.checkpoint_id, voided)
+        self._discards.pending_is_over()
+        if exporting:
+            assert pending.properties.target is not None
+            state.exports[pending.checkpoint_id] = pending.properties.target
+        elif pending.path is not None or pending.failures:
+            self._discards.savepoint(pending.checkpoint_id, pending.properties.target)
+        if runs and reason not in _ATTEMPT_IS_OVER:
+            if triggered:
+                instruct(do.NotifyAborted(state.attempt, pending.checkpoint_id, state.unfinished))
+            self._judge(pending, reason, at_ms, detail, triggered)
+        if state.stopping == pending.checkpoint_id:
+            state.stopping = None
+        for request in pending.requests:
+            instruct(do.CompleteRequest(request, None, text, reason=reason))
+
+    def give_up_open(self, reason: Reason, at_ms: int, detail: str = "", before: CheckpointId | None = None) -> None:
+        """Every checkpoint that does not wait for storage to decide has failed; with `before` only older ones."""
+        for pending in list(self._context.state.pending.values()):
+            if pending.phase.open and (before is None or pending.checkpoint_id < before):
+                self.give_up(pending, reason, at_ms, detail)
+
+    def _ask_again(self, pending: PendingCheckpoint) -> None:
+        """Its requests wait for the next checkpoint."""
+        state = self._context.state
+        for name in pending.requests:
+            request = CheckpointRequest(name, pending.triggered_at_ms, pending.properties, pending.retries + 1)
+            state.requests, refused = enqueue(state.requests, request)
+            if refused is not None:
+                self.refuse((refused.request,), Reason.TOO_MANY_REQUESTS, f"{len(state.requests)} wait already")
+        pending.requests = ()
+
+    def refuse(self, requests: Iterable[str], reason: Reason, detail: str = "") -> None:
+        """Requests that no checkpoint was started for."""
+        for request in requests:
+            self._context.instruct(do.CompleteRequest(request, None, describe(reason, detail), reason=reason))
+
+    def refuse_queued(self, reason: Reason, detail: str = "") -> None:
+        """Nobody waits any more."""
+        queue, self._context.state.requests = self._context.state.requests, ()
+        self.refuse((r.request for r in queue), reason, detail)
+
+    def export_answered(self, checkpoint_id: CheckpointId) -> None:
+        """The export of a savepoint that was given up meanwhile is over: now its folder can be deleted."""
+        target = self._context.state.exports.pop(checkpoint_id, None)
+        self._discards.savepoint(checkpoint_id, target)
+
+    def take_over(self) -> None:
+        """The exports of the generation before are not answered any more."""
+        for checkpoint_id in list(self._context.state.exports):
+            self.export_answered(checkpoint_id)
+
+    def give_up_deciding(self, detail: str) -> None:
+        """Storage does not say what became of these checkpoints, and nobody asks any more: whoever waits is told."""
+        for pending in self._context.state.pending.values():
+            if pending.path is not None:
+                self._discards.savepoint(pending.checkpoint_id, pending.properties.target)
+            requests, pending.requests = pending.requests, ()
+            self.refuse(requests, Reason.METADATA_NOT_WRITTEN, detail)
+
+    def _judge(self, pending: PendingCheckpoint, reason: Reason, at_ms: int, detail: str, triggered: bool) -> None:
+        """What the failure of a checkpoint means for the attempt that runs."""
+        state, context = self._context.state, self._context
+        if reason is Reason.JOB_ENDING:
+            return
+        if pending.properties.kind.stops:
+            if triggered:
+                text = describe(reason, detail)
+                context.stop_failure = f"the savepoint {pending.checkpoint_id} that was to end the job failed: {text}"
+            return
+        is_final = len(state.ended) == len(context.spec.tasks)
+        if is_final and (reason.counted or reason in _MAY_COME_AGAIN):
+            state.final_not_before_ms = at_ms + context.spec.storage_retry_ms
+            context.instruct(do.SetTimer(f"final:{state.attempt}", state.final_not_before_ms))
+        failure = count_failure(state, pending, reason, detail)
+        if failure is not None and context.attempt_failure is None:
+            context.attempt_failure = failure
+
+    def _record(self, pending: PendingCheckpoint, reason: Reason, at_ms: int, text: str) -> None:
+        state = self._context.state
+        state.failed_checkpoints += 1
+        state.statistics.has_failed(record_of(pending, at_ms, reason, text), self._context.settings.history_max)
+
+
+def record_of(
+    pending: PendingCheckpoint, at_ms: int, reason: Reason | None = None, text: str | None = None
+) -> CheckpointRecord:
+    """What the statistics keep of a checkpoint that is over."""
+    vertices = vertex_statistics(pending.subtasks)
+    in_flight_bytes = sum(v.in_flight_bytes.total for v in vertices)
+    state_bytes = sum(v.state_bytes.total for v in vertices)
+    return CheckpointRecord(
+        checkpoint_id=pending.checkpoint_id,
+        kind=pending.properties.kind,
+        triggered_at_ms=pending.triggered_at_ms,
+        # What ended it may have been sent before it was triggered, and clocks differ.
+        ended_at_ms=max(at_ms, pending.triggered_at_ms),
+        tasks=len(pending.waiting) + len(pending.acknowledged) + len(pending.finished),
+        acknowledged=len(pending.acknowledged),
+        state_bytes=state_bytes,
+        incremental_bytes=sum(v.incremental_bytes.total for v in vertices),
+        in_flight_bytes=in_flight_bytes,
+        vertices=vertices,
+        reason=reason,
+        message=text,
+        path=pending.path,
+        requests=pending.requests,
+    )

@@ -1,0 +1,287 @@
+"""Completes checkpoints: from the last acknowledgement over the export of a savepoint and `_metadata` to completion.
+
+`CheckpointWriter` takes over when all tasks have acknowledged. Rules:
+
+- One checkpoint is written at a time, so completed ones come in the order of their numbers, and the sink files of each
+  are those that no completed one has covered (invariants 5 and 6). What is acknowledged meanwhile waits.
+- A newer checkpoint does not overtake a savepoint that is still pending, because the user wants that one; it overtakes
+  an older checkpoint, which is subsumed when the newer one completes.
+- A savepoint's own folder is written before `_metadata`: when the checkpoint is complete, so is the savepoint.
+- Where it is not known whether `_metadata` was created, a tombstone is created in its place: whichever is there first
+  decides, also against a coordinator that was thought dead (invariant 4).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+from tidegate.actors.coordinator.checkpoints.abandonment import Abandoner, record_of
+from tidegate.actors.coordinator.checkpoints.discards import Discarder
+from tidegate.actors.coordinator.checkpoints.failure_manager import forgive
+from tidegate.actors.coordinator.checkpoints.sink_commits import SinkCommitter
+from tidegate.actors.coordinator.job.outages import pause_ms
+from tidegate.actors.coordinator.job.phases import JobStatus, PendingInput, PendingPhase
+from tidegate.actors.coordinator.messages import events as ev
+from tidegate.actors.coordinator.messages import instructions as do
+from tidegate.actors.coordinator.state.coordinator_context import CoordinatorContext
+from tidegate.actors.coordinator.state.coordinator_state import CompletedCheckpoint, PendingCheckpoint
+from tidegate.actors.protocol.failure_reasons import CheckpointFailureReason as Reason
+from tidegate.storage.checkpoints.metadata import (
+    METADATA_VERSION,
+    CheckpointMetadata,
+    Committable,
+    SnapshotKind,
+    SubtaskState,
+)
+from tidegate.storage.ids import CheckpointId, OperatorUid, VertexId
+
+
+class CheckpointWriter:
+    """Writes the checkpoints of one job."""
+
+    def __init__(
+        self, context: CoordinatorContext, abandoner: Abandoner, commits: SinkCommitter, discards: Discarder
+    ) -> None:
+        self._context = context
+        self._abandoner = abandoner
+        self._commits = commits
+        self._discards = discards
+
+    def proceed(self, at_ms: int) -> None:
+        """Begin with the checkpoint whose turn it is, if there is one."""
+        while (pending := self._next()) is not None:
+            operator = self._partly_finished(pending)
+            if operator is None:
+                self._begin(pending)
+                return
+            self._abandoner.give_up(pending, Reason.UNION_STATE_PARTLY_FINISHED, at_ms, operator)
+
+    def take_over(self) -> None:
+        """A new generation asks for the fate of what the old one was writing."""
+        for pending in self._context.state.pending.values():
+            self._void(pending)
+
+    # --- export ---------------------------------------------------------------------------------------------------
+
+    def exported(self, event: ev.SavepointWritten) -> None:
+        """The savepoint's own folder is whole."""
+        pending = self._in(event.checkpoint_id, PendingPhase.EXPORTING)
+        if pending is None:
+            self._abandoner.export_answered(event.checkpoint_id)
+            return
+        pending.export_asked = False
+        pending.failures = 0
+        pending.path = event.path
+        self._write(pending)
+
+    def export_failed(self, event: ev.SavepointWriteFailed) -> None:
+        """Try again, for a bounded time; not at all where the folder that was asked for is unfit."""
+        pending = self._in(event.checkpoint_id, PendingPhase.EXPORTING)
+        if pending is None:
+            self._abandoner.export_answered(event.checkpoint_id)
+            return
+        pending.export_asked = False
+        pending.failures += 1
+        if event.permanent or event.away_ms >= self._context.spec.storage_outage_ms:
+            tried = f"{pending.failures} attempts in {event.away_ms / 1000:g} s"
+            detail = event.error if event.permanent else f"{event.error} ({tried})"
+            self._abandoner.give_up(pending, Reason.SAVEPOINT_NOT_WRITTEN, event.at_ms, detail)
+            return
+        pending.advance(PendingInput.EXPORT_FAILED)
+        self._retry(f"export:{event.checkpoint_id}", event.at_ms, pending.failures)
+
+    def repeat_export(self, checkpoint_id: CheckpointId) -> None:
+        """The time for another attempt has come."""
+        pending = self._in(checkpoint_id, PendingPhase.EXPORTING)
+        if pending is not None and not pending.export_asked:
+            self._export(pending)
+
+    # --- metadata -------------------------------------------------------------------------------------------------
+
+    def written(self, event: ev.MetadataWritten) -> None:
+        """The checkpoint is complete: tell tasks and users, commit, subsume. Nothing when that was known."""
+        pending = self._in(event.checkpoint_id, PendingPhase.WRITING, PendingPhase.VOIDING)
+        if pending is None:
+            return
+        state, instruct = self._context.state, self._context.instruct
+        metadata = pending.metadata
+        assert metadata is not None and pending.fully_acknowledged, "invariant 4"
+        pending.advance(PendingInput.METADATA_FOUND)
+        del state.pending[event.checkpoint_id]
+        state.completed = (
+            *state.completed,
+            CompletedCheckpoint(
+                event.checkpoint_id, pending.triggered_at_ms, event.at_ms, metadata.size_bytes, metadata.final
+            ),
+        )
+        state.shared.register(metadata, pending.base)
+        state.completed_checkpoints += 1
+        state.last_completed_at_ms = event.at_ms
+        forgive(state)
+        # The job gets on: restarts are counted from here.
+        state.failure_times_ms = ()
+        state.statistics.has_completed(
+            record_of(pending, event.at_ms), pending.subtasks, self._context.settings.history_max
+        )
+        current = pending.attempt == state.attempt
+        if current:
+            self._count_committed(pending)
+        committables = tuple(c for s in metadata.subtasks for c in s.committables)
+        self._commits.add(event.checkpoint_id, pending.attempt, committables)
+        if current and state.status is JobStatus.RUNNING:
+            instruct(do.NotifyCompleted(state.attempt, event.checkpoint_id, state.unfinished))
+        for request in pending.requests:
+            instruct(do.CompleteRequest(request, event.checkpoint_id, None, pending.path))
+        self._abandoner.give_up_open(
+            Reason.SUBSUMED, event.at_ms, f"{event.checkpoint_id} is complete", before=event.checkpoint_id
+        )
+        self._discards.pending_is_over()
+        self._end_if_last(pending, metadata)
+
+    def write_failed(self, event: ev.MetadataWriteFailed) -> None:
+        """It is not known whether the metadata is there: find out by trying to void it, for a bounded time."""
+        pending = self._in(event.checkpoint_id, PendingPhase.WRITING, PendingPhase.VOIDING)
+        if pending is None:
+            return
+        pending.advance(PendingInput.FATE_UNKNOWN)
+        pending.failures += 1
+        if event.away_ms >= self._context.spec.storage_outage_ms:
+            self._context.storage_failure = (
+                f"checkpoint storage does not answer: the fate of checkpoint {event.checkpoint_id} is unknown "
+                f"after {pending.failures} attempts in {event.away_ms / 1000:g} s ({event.error}); restore with "
+                "restore='latest' once it does"
+            )
+            return
+        self._retry(f"void:{event.checkpoint_id}", event.at_ms, pending.failures)
+
+    def repeat_void(self, checkpoint_id: CheckpointId) -> None:
+        """The time for another attempt has come."""
+        pending = self._in(checkpoint_id, PendingPhase.VOIDING)
+        if pending is not None:
+            self._void(pending)
+
+    def voided(self, event: ev.CheckpointVoided) -> None:
+        """The checkpoint can never complete."""
+        pending = self._in(event.checkpoint_id, PendingPhase.WRITING, PendingPhase.VOIDING)
+        if pending is not None:
+            reason = Reason.STORAGE_AWAY if pending.failures else Reason.METADATA_NOT_WRITTEN
+            self._abandoner.give_up(pending, reason, event.at_ms, "its metadata was not written", voided=True)
+
+    # --- steps ----------------------------------------------------------------------------------------------------
+
+    def _in(self, checkpoint_id: CheckpointId, *phases: PendingPhase) -> PendingCheckpoint | None:
+        pending = self._context.state.pending.get(checkpoint_id)
+        return pending if pending is not None and pending.phase in phases else None
+
+    def _next(self) -> PendingCheckpoint | None:
+        pending = self._context.state.pending.values()
+        if any(p.phase.being_written for p in pending):
+            return None
+        for candidate in pending:
+            if candidate.phase is PendingPhase.ACKNOWLEDGED:
+                return candidate
+            if not candidate.properties.subsumable:
+                return None
+        return None
+
+    def _begin(self, pending: PendingCheckpoint) -> None:
+        assert pending.fully_acknowledged, "only a fully acknowledged checkpoint is written (invariant 4)"
+        pending.metadata = self._metadata(pending)
+        if pending.properties.kind.is_savepoint:
+            pending.advance(PendingInput.EXPORT)
+            self._export(pending)
+        else:
+            self._write(pending)
+
+    def _export(self, pending: PendingCheckpoint) -> None:
+        assert pending.metadata is not None and pending.properties.target is not None
+        pending.export_asked = True
+        self._context.instruct(do.WriteSavepoint(pending.properties.target, pending.metadata))
+
+    def _write(self, pending: PendingCheckpoint) -> None:
+        assert pending.metadata is not None
+        pending.advance(PendingInput.WRITE)
+        self._context.instruct(do.WriteMetadata(pending.metadata))
+
+    def _void(self, pending: PendingCheckpoint) -> None:
+        assert pending.metadata is not None
+        pending.advance(PendingInput.FATE_UNKNOWN)
+        tombstone = replace(pending.metadata, operators=(), subtasks=(), void=True, final=False, hooks=())
+        self._context.instruct(do.VoidCheckpoint(tombstone))
+
+    def _retry(self, timer: str, at_ms: int, failures: int) -> None:
+        self._context.instruct(do.SetTimer(timer, at_ms + pause_ms(self._context.spec.storage_retry_ms, failures)))
+
+    def _end_if_last(self, pending: PendingCheckpoint, metadata: CheckpointMetadata) -> None:
+        state = self._context.state
+        if state.stopping == pending.checkpoint_id:
+            state.stopping = None
+        if pending.properties.kind is SnapshotKind.SUSPEND:
+            self._context.end = JobStatus.SUSPENDED
+        elif pending.properties.kind is SnapshotKind.TERMINATE or metadata.final:
+            self._context.end = JobStatus.FINISHED
+
+    def _count_committed(self, pending: PendingCheckpoint) -> None:
+        """Remember which sink files the completed checkpoint covers."""
+        committed = self._context.state.committed_files
+        for task, subtask in pending.acknowledged.items():
+            for c in subtask.committables:
+                end = c.first_index + len(c.files)
+                committed[task, c.uid] = max(committed.get((task, c.uid), 0), end)
+
+    def _metadata(self, pending: PendingCheckpoint) -> CheckpointMetadata:
+        spec = self._context.spec
+        committed = self._context.state.committed_files
+        subtasks = []
+        for task in spec.tasks:
+            subtask = pending.acknowledged.get(task)
+            if subtask is None:
+                # It had finished: its state is over, and its sink files are covered by an earlier checkpoint.
+                subtasks.append(SubtaskState(task.vertex, task.subtask, None, finished=True))
+            elif subtask.committables:
+                trimmed = (_uncommitted(c, committed.get((task, c.uid), 0)) for c in subtask.committables)
+                subtasks.append(replace(subtask, committables=tuple(c for c in trimmed if c.files)))
+            else:
+                subtasks.append(subtask)
+        return CheckpointMetadata(
+            version=METADATA_VERSION,
+            job_id=spec.job_id,
+            job_name=spec.job_name,
+            checkpoint_id=pending.checkpoint_id,
+            attempt=pending.attempt,
+            triggered_at_ms=pending.triggered_at_ms,
+            operators=spec.operators,
+            subtasks=tuple(subtasks),
+            final=all(s.finished for s in subtasks),
+            restored_from=None if spec.restore is None else spec.restore.pointer,
+            kind=pending.properties.kind,
+            hooks=pending.hooks,
+        )
+
+    def _partly_finished(self, pending: PendingCheckpoint) -> OperatorUid | None:
+        """An operator with union list state that has finished in some of its subtasks only, if there is one.
+
+        What a subtask that has finished had put into the union is lost, and the others cannot tell.
+        """
+        state = self._context.state
+        if not state.union_operators:
+            return None
+        finished = Counter(task.vertex for task in pending.finished)
+        running: Counter[VertexId] = Counter()
+        for task, subtask in pending.acknowledged.items():
+            (finished if subtask.finished else running)[task.vertex] += 1
+        return next(
+            (
+                info.uid
+                for info in self._context.spec.operators
+                if info.uid in state.union_operators and finished[info.vertex] and running[info.vertex]
+            ),
+            None,
+        )
+
+
+def _uncommitted(committable: Committable, committed: int) -> Committable:
+    """Drop files that an earlier completed checkpoint has covered: their task had not heard of it yet."""
+    skip = min(max(0, committed - committable.first_index), len(committable.files))
+    return replace(committable, first_index=committable.first_index + skip, files=committable.files[skip:])

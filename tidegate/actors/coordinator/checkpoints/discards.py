@@ -1,0 +1,136 @@
+"""Deletes what nobody needs any more, tried again as long as an outage may last; the rest is swept when the job ends.
+
+Rules: what is retained, what is not committed, and what a pending checkpoint is built on stays (invariant 5). A shared
+file goes with the last completed checkpoint that refers to it.
+"""
+
+from __future__ import annotations
+
+from tidegate.actors.coordinator.job.outages import pause_ms
+from tidegate.actors.coordinator.messages import events as ev
+from tidegate.actors.coordinator.messages import instructions as do
+from tidegate.actors.coordinator.state.coordinator_context import CoordinatorContext
+from tidegate.actors.coordinator.state.coordinator_state import CheckpointDiscard, SavepointDiscard
+from tidegate.storage.checkpoints.metadata import SubtaskState
+from tidegate.storage.ids import CheckpointId
+
+DISCARDS_MAX = 1_000
+"""Deletions that are tried again side by side; of more, those that fail are left to the sweep."""
+
+
+class Discarder:
+    """Deletions of one job."""
+
+    def __init__(self, context: CoordinatorContext) -> None:
+        self._context = context
+
+    def given_up(self, checkpoint_id: CheckpointId, voided: bool) -> None:
+        """Delete a checkpoint that never completes; of a voided one the tombstone stays."""
+        self._start(checkpoint_id, CheckpointDiscard(voided, shared=None))
+
+    def subsumed(self, checkpoint_id: CheckpointId) -> None:
+        """Delete a completed checkpoint that is not retained any more, once nothing pending is built on it.
+
+        First the checkpoint itself, and when that is gone the shared files that it alone referred to: what can be
+        found never lacks a file.
+        """
+        state = self._context.state
+        built_on = any(pending.base == checkpoint_id for pending in state.pending.values())
+        if not built_on and checkpoint_id not in state.discards:
+            self._start(checkpoint_id, CheckpointDiscard(False, shared=()))
+
+    def pending_is_over(self) -> None:
+        """A checkpoint is pending no more: what was kept for it alone can go."""
+        state = self._context.state
+        retained = set(state.kept)
+        for checkpoint_id in state.shared.not_retained(retained):
+            self.subsumed(checkpoint_id)
+
+    def has_completed(self, checkpoint_id: CheckpointId) -> bool:
+        """Whether a checkpoint is known to have completed, retained or not."""
+        state = self._context.state
+        discard = state.discards.get(checkpoint_id)
+        return (
+            (discard is not None and discard.shared is not None)
+            or state.shared.can_be_base(checkpoint_id)
+            or checkpoint_id in state.kept
+        )
+
+    def state_of(self, checkpoint_id: CheckpointId, subtask: SubtaskState) -> None:
+        """Delete the files of an acknowledgement that was refused: its own ones, and never what others refer to."""
+        exclusive = tuple(h.path for h in (subtask.handle, subtask.in_flight) if h is not None and h.path is not None)
+        shared = self._context.state.shared.not_needed(checkpoint_id, self._context.spec.job_id, subtask.shared_paths)
+        if exclusive or shared:
+            self._context.instruct(do.DiscardFiles((*exclusive, *shared)))
+
+    def savepoint(self, checkpoint_id: CheckpointId, target: str | None) -> None:
+        """Delete the folder of a savepoint that counts for nothing, where it has one."""
+        if target is not None:
+            self._context.state.savepoint_discards[checkpoint_id] = SavepointDiscard(target)
+            self.repeat_savepoint(checkpoint_id)
+
+    def repeat_savepoint(self, checkpoint_id: CheckpointId) -> None:
+        """The time for another attempt has come."""
+        discard = self._context.state.savepoint_discards.get(checkpoint_id)
+        if discard is not None:
+            self._context.instruct(do.DiscardSavepoint(discard.target, self._context.spec.job_id, checkpoint_id))
+
+    def savepoint_done(self, checkpoint_id: CheckpointId) -> None:
+        """Nothing of a savepoint is left."""
+        self._context.state.savepoint_discards.pop(checkpoint_id, None)
+
+    def savepoint_failed(self, event: ev.SavepointDiscardFailed) -> None:
+        """Try again later, or leave it to the user."""
+        state, spec = self._context.state, self._context.spec
+        discard = state.savepoint_discards.get(event.checkpoint_id)
+        if discard is None:
+            return
+        discard.failures += 1
+        if event.away_ms >= spec.storage_outage_ms:
+            self.savepoint_done(event.checkpoint_id)
+            return
+        due_at_ms = event.at_ms + pause_ms(spec.storage_retry_ms, discard.failures)
+        self._context.instruct(do.SetTimer(f"discard-savepoint:{event.checkpoint_id}", due_at_ms))
+
+    def repeat(self, checkpoint_id: CheckpointId) -> None:
+        """The time for another attempt has come."""
+        discard = self._context.state.discards.get(checkpoint_id)
+        if discard is not None:
+            self._context.instruct(do.DiscardCheckpoint(checkpoint_id, discard.voided, discard.shared))
+
+    def take_over(self) -> None:
+        """A new generation asks again."""
+        for checkpoint_id in self._context.state.discards:
+            self.repeat(checkpoint_id)
+        for checkpoint_id in self._context.state.savepoint_discards:
+            self.repeat_savepoint(checkpoint_id)
+
+    def done(self, checkpoint_id: CheckpointId) -> None:
+        """Nothing of a checkpoint is left, but for shared files that now nobody refers to."""
+        state = self._context.state
+        discard = state.discards.pop(checkpoint_id, None)
+        if discard is not None and discard.shared is not None:
+            paths = state.shared.release(checkpoint_id)
+            if paths:
+                self._start(checkpoint_id, CheckpointDiscard(False, paths))
+
+    def failed(self, event: ev.CheckpointDiscardFailed) -> None:
+        """Try again later, or leave it to the sweep."""
+        state, spec = self._context.state, self._context.spec
+        discard = state.discards.get(event.checkpoint_id)
+        if discard is None:
+            return
+        discard.failures += 1
+        if event.away_ms >= spec.storage_outage_ms or len(state.discards) > DISCARDS_MAX:
+            del state.discards[event.checkpoint_id]
+            state.shared.leave(event.checkpoint_id)
+            return
+        due_at_ms = event.at_ms + pause_ms(spec.storage_retry_ms, discard.failures)
+        self._context.instruct(do.SetTimer(f"discard:{event.checkpoint_id}", due_at_ms))
+
+    def _start(self, checkpoint_id: CheckpointId, discard: CheckpointDiscard) -> None:
+        state = self._context.state
+        needed = {*state.kept, *(c.checkpoint_id for c in state.commits)}
+        assert checkpoint_id not in needed, "what is retained, or not committed, is never deleted (invariant 5)"
+        state.discards[checkpoint_id] = discard
+        self.repeat(checkpoint_id)

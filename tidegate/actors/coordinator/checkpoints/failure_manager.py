@@ -1,0 +1,37 @@
+"""Counts failed checkpoints, and says when there are too many for the attempt (Flink's `CheckpointFailureManager`).
+
+Rules: only reasons of the closed list that are counted count, only of checkpoints of the attempt that runs, and not of
+savepoints; a completed checkpoint forgives all before it. A checkpoint fails once, so it is counted once.
+"""
+
+from __future__ import annotations
+
+from tidegate.actors.coordinator.state.coordinator_state import CoordinatorState, PendingCheckpoint
+from tidegate.actors.protocol.failure_reasons import CheckpointFailureReason
+
+
+def describe(reason: CheckpointFailureReason, detail: str = "") -> str:
+    """The reason and what is known besides, for people."""
+    return f"{reason.value}: {detail}" if detail else reason.value
+
+
+def count_failure(
+    state: CoordinatorState, pending: PendingCheckpoint, reason: CheckpointFailureReason, detail: str
+) -> str | None:
+    """Count the failure; returns why the attempt has to fail, when more are there than are tolerated."""
+    assert state.spec is not None
+    if not reason.counted or pending.properties.kind.is_savepoint or pending.attempt != state.attempt:
+        return None
+    state.consecutive_failures += 1
+    tolerable = state.spec.checkpoints.tolerable_failures
+    if state.consecutive_failures <= tolerable:
+        return None
+    return (
+        f"checkpoint {pending.checkpoint_id} failed ({describe(reason, detail)}); {state.consecutive_failures} in a "
+        f"row, {tolerable} tolerated"
+    )
+
+
+def forgive(state: CoordinatorState) -> None:
+    """A checkpoint has completed, or a new attempt begins."""
+    state.consecutive_failures = 0

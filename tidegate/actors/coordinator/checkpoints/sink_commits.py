@@ -1,0 +1,106 @@
+"""Commits the sink files of completed checkpoints, and subsumes checkpoints that newer ones have made superfluous.
+
+Rules: checkpoints are committed one at a time, in the order of their numbers; whenever one is committed, older ones are
+deleted, all but the newest retained ones and those that are not committed (invariants 5 and 6). So what is kept is
+bounded also where the sinks lag all the time.
+
+The first completed checkpoint of an attempt is committed to every output table, with files or without: what a table
+shows changes with the first commit of an owner, or of one that goes on from an older checkpoint of its own.
+"""
+
+from __future__ import annotations
+
+from tidegate.actors.coordinator.checkpoints.discards import Discarder
+from tidegate.actors.coordinator.job.outages import pause_ms
+from tidegate.actors.coordinator.messages import events as ev
+from tidegate.actors.coordinator.messages import instructions as do
+from tidegate.actors.coordinator.state.coordinator_context import CoordinatorContext
+from tidegate.actors.coordinator.state.coordinator_state import SinkCommit
+from tidegate.storage.checkpoints.metadata import Committable
+from tidegate.storage.ids import CheckpointId
+
+
+class SinkCommitter:
+    """Commits of one job."""
+
+    def __init__(self, context: CoordinatorContext, discards: Discarder) -> None:
+        self._context = context
+        self._discards = discards
+
+    def add(self, checkpoint_id: CheckpointId, attempt: int, committables: tuple[Committable, ...]) -> None:
+        """A checkpoint of an attempt is complete; its turn comes after those before it."""
+        state = self._context.state
+        tables = self._context.spec.tables if attempt != state.told_attempt else ()
+        state.told_attempt = attempt
+        state.commits = (*state.commits, SinkCommit(checkpoint_id, committables, tables=tables))
+        if len(state.commits) == 1:
+            self._next()
+
+    def take_over(self) -> None:
+        """A new generation asks again."""
+        if self._context.state.commits:
+            self._next()
+
+    def repeat(self, checkpoint_id: CheckpointId) -> None:
+        """The time for another attempt has come."""
+        if self._is_first(checkpoint_id):
+            self._next()
+
+    def done(self, checkpoint_id: CheckpointId) -> None:
+        """The sink files of the first waiting checkpoint are visible."""
+        if not self._is_first(checkpoint_id):
+            return
+        state = self._context.state
+        state.commits = state.commits[1:]
+        self._subsume()
+        if state.commits:
+            self._next()
+
+    def failed(self, event: ev.SinkCommitFailed) -> None:
+        """Try again: a commit is idempotent. After too long the job fails, and a restore commits."""
+        if not self._is_first(event.checkpoint_id):
+            return
+        spec = self._context.spec
+        commit = self._context.state.commits[0]
+        commit.failures += 1
+        if event.fenced:
+            # Whoever restored this job would take the table from its new owner in turn.
+            self._context.state.superseded = True
+            self._context.storage_failure = (
+                f"the sink files of checkpoint {event.checkpoint_id} are not committed, because a newer job is in "
+                f"charge of their table ({event.error})"
+            )
+            return
+        if event.permanent or event.away_ms >= spec.storage_outage_ms:
+            self._context.storage_failure = (
+                f"the sink files of checkpoint {event.checkpoint_id} could not be committed in "
+                f"{commit.failures} attempts ({event.error}); a job restored from it commits them"
+            )
+            return
+        due_at_ms = event.at_ms + pause_ms(spec.storage_retry_ms, commit.failures)
+        self._context.instruct(do.SetTimer(f"commit:{event.checkpoint_id}", due_at_ms))
+
+    def _is_first(self, checkpoint_id: CheckpointId) -> bool:
+        commits = self._context.state.commits
+        return bool(commits) and commits[0].checkpoint_id == checkpoint_id
+
+    def _next(self) -> None:
+        commit = self._context.state.commits[0]
+        if commit.committables or commit.tables:
+            self._context.instruct(do.CommitSinks(commit.checkpoint_id, commit.committables, commit.tables))
+        else:
+            self.done(commit.checkpoint_id)
+
+    def _subsume(self) -> None:
+        state = self._context.state
+        if not state.completed:
+            return  # All are damaged: the job fails, and what there is stays.
+        kept = max(self._context.settings.retained, len(state.commits))
+        subsumed, state.completed = state.completed[:-kept], state.completed[-kept:]
+        for checkpoint in subsumed:
+            self._discards.subsumed(checkpoint.checkpoint_id)
+        newest = state.completed[-1].checkpoint_id
+        superfluous = [d.checkpoint_id for d in state.damaged if d.checkpoint_id < newest]
+        state.damaged = tuple(d for d in state.damaged if d.checkpoint_id > newest)
+        for checkpoint_id in superfluous:
+            self._discards.subsumed(checkpoint_id)

@@ -1,0 +1,400 @@
+"""The coordinator machine: deployment, checkpoints, failover and the end of one job, as a fold over its events.
+
+Every event that changes something is logged before the instructions that follow from it are carried out, and replaying
+the log (dropping the instructions) gives the same state. Rules that it keeps:
+
+- A checkpoint is complete when, and only when, its `_metadata` was created by one conditional create (invariant 4).
+- An attempt is restored only after the fate of every checkpoint is known, from the newest completed one that is whole
+  (invariant 7).
+- Sink files are committed checkpoint by checkpoint, in order, and a checkpoint is deleted only after its sink files
+  were committed and newer ones are complete (invariants 5 and 6).
+- Checkpoint ids are never used twice, failed or not.
+- A job that is stopped ends after its savepoint, or goes on as if nobody had asked.
+
+The tables of what a job and a checkpoint can go through are in `phases`; how checkpoints are taken is in `checkpoints`
+and `writing`. An event costs the same however many tasks there are, but for those that start or end a checkpoint.
+"""
+
+from __future__ import annotations
+
+from functools import singledispatchmethod
+
+from tidegate.actors.coordinator.checkpoints.checkpoint_keeper import CheckpointKeeper
+from tidegate.actors.coordinator.checkpoints.fallback import pass_over
+from tidegate.actors.coordinator.deployment import Deployer
+from tidegate.actors.coordinator.job.phases import JobInput, JobStatus, PendingPhase
+from tidegate.actors.coordinator.messages import events as ev
+from tidegate.actors.coordinator.messages import instructions as do
+from tidegate.actors.coordinator.requests.checkpoint_properties import keeps_checkpoints
+from tidegate.actors.coordinator.state.coordinator_context import CoordinatorContext
+from tidegate.actors.coordinator.state.coordinator_state import CoordinatorState
+from tidegate.actors.coordinator.state.relevance import changes_nothing
+from tidegate.actors.coordinator.state.shared_state_registry import SharedStateRegistry
+from tidegate.actors.protocol.failure_reasons import CheckpointFailureReason as Reason
+from tidegate.storage.errors import ProtocolError
+
+FAILURES_REMEMBERED_MAX = 100_000
+
+_OVER_PHASES = (PendingPhase.COMPLETED, PendingPhase.FAILED)
+_OVER = {
+    JobStatus.FINISHED: JobInput.OVER_FINISHED,
+    JobStatus.FAILED: JobInput.OVER_FAILED,
+    JobStatus.CANCELLED: JobInput.OVER_CANCELLED,
+    JobStatus.SUSPENDED: JobInput.OVER_SUSPENDED,
+}
+
+
+class CoordinatorMachine:
+    """One job's coordinator. `state` may be a stored fold, to replay only the rest of the log."""
+
+    def __init__(self, state: CoordinatorState | None = None) -> None:
+        self.state = state if state is not None else CoordinatorState()
+        self._instructions: list[do.CoordinatorInstruction] = []
+        self._context = CoordinatorContext(self.state, self._instructions.append)
+        self._checkpoints = CheckpointKeeper(self._context)
+        self._deployer = Deployer(self._context)
+
+    def handle(self, event: ev.CoordinatorEvent) -> list[do.CoordinatorInstruction]:
+        """Take in one fact; returns what has to be done about it, in order, once the fact is logged."""
+        assert not self._instructions
+        if self.ignores(event):
+            return []
+        if self.state.status.terminal and not isinstance(event, ev.CoordinatorStarted):
+            self._on_after_end(event)
+        else:
+            self._handler_of(type(event))(self, event)
+            if not self._context.nothing_follows:
+                self._proceed(event.at_ms)
+        self._context.nothing_follows = False
+        self._validate()
+        instructions = list(self._instructions)
+        self._instructions.clear()
+        return instructions
+
+    def ignores(self, event: ev.CoordinatorEvent) -> bool:
+        """Whether nothing follows from this fact, now or later: it need not be logged."""
+        return changes_nothing(event, self.state)
+
+    # --- life of the job ------------------------------------------------------------------------------------------
+
+    @singledispatchmethod
+    def _on(self, event: ev.CoordinatorEvent) -> None:
+        raise ProtocolError(f"a coordinator is not told {type(event).__name__}")
+
+    @_on.register
+    def _on_submitted(self, event: ev.JobSubmitted) -> None:
+        if self.state.spec is not None:
+            raise ProtocolError(f"job {self.state.spec.job_id} was submitted twice")
+        self.state.spec = event.spec
+        if event.spec.restore is not None and event.spec.restore.final:
+            self._end(JobStatus.FINISHED, None, event.at_ms)
+        else:
+            self._deployer.deploy(event.at_ms)
+
+    @_on.register
+    def _on_started(self, event: ev.CoordinatorStarted) -> None:
+        if event.generation <= self.state.generation:
+            raise ProtocolError(f"generation {event.generation} follows {self.state.generation}")
+        self.state.generation = event.generation
+        self.state.storage_away = False
+        if self.state.spec is None:
+            return
+        if self.state.status.terminal:
+            self._checkpoints.discards.take_over()
+            self._instructions.append(do.EndJob(self.state.status.value, self.state.ending_reason))
+            return
+        self._instructions.append(do.CancelAttempt(self.state.attempt))
+        self._checkpoints.take_over(event.at_ms)
+        if self.state.status is JobStatus.ENDING:
+            self._forget_tasks()
+        else:
+            self.state.move(JobInput.RESTART)
+            self.state.restart_due = True
+
+    @_on.register
+    def _on_ready(self, event: ev.TaskReady) -> None:
+        if self._deployer.ready(event):
+            self._checkpoints.start_periodic(event.at_ms)
+
+    @_on.register
+    def _on_restore_delayed(self, event: ev.RestoreDelayed) -> None:
+        self._deployer.delayed(event)
+
+    @_on.register
+    def _on_hooks_restored(self, event: ev.HooksRestored) -> None:
+        self._deployer.hooks_restored(event)
+
+    @_on.register
+    def _on_hooks_not_restored(self, event: ev.HookRestoreFailed) -> None:
+        self._deployer.hooks_not_restored(event)
+
+    @_on.register
+    def _on_tables_taken_back(self, event: ev.TablesTakenBack) -> None:
+        self._deployer.tables_taken_back(event)
+
+    @_on.register
+    def _on_tables_not_taken_back(self, event: ev.TablesNotTakenBack) -> None:
+        self._deployer.tables_not_taken_back(event)
+
+    @_on.register
+    def _on_damaged(self, event: ev.CheckpointDamaged) -> None:
+        pass_over(self._context, self._deployer.restore_point(), event)
+
+    @_on.register
+    def _on_task_failed(self, event: ev.TaskFailed) -> None:
+        if event.attempt == self.state.attempt:
+            self._fail_attempt(f"{event.task}: {event.reason}", event.at_ms, event.permanent)
+
+    @_on.register
+    def _on_end_of_data(self, event: ev.TaskReachedEndOfData) -> None:
+        if event.attempt == self.state.attempt:
+            self.state.ended[event.task] = None
+
+    @_on.register
+    def _on_finished(self, event: ev.TaskFinished) -> None:
+        if event.attempt == self.state.attempt:
+            self.state.ended[event.task] = None
+            self.state.finished[event.task] = None
+            self._checkpoints.task_finished(event.task, event.at_ms)
+            if self.state.status is JobStatus.RUNNING and len(self.state.finished) == len(self._context.spec.tasks):
+                # Each was covered by a checkpoint when it left, so nothing is missing.
+                self._end(JobStatus.FINISHED, None, event.at_ms)
+
+    @_on.register
+    def _on_storage_went_away(self, event: ev.StorageWentAway) -> None:
+        self._checkpoints.storage_went_away(event)
+
+    @_on.register
+    def _on_storage_came_back(self, event: ev.StorageCameBack) -> None:
+        self._checkpoints.storage_came_back(event.at_ms)
+
+    @_on.register
+    def _on_cancel(self, event: ev.CancelRequested) -> None:
+        if self.state.status is not JobStatus.ENDING:
+            self._end(JobStatus.CANCELLED, "cancelled by the user", event.at_ms)
+
+    @_on.register
+    def _on_timer(self, event: ev.TimerFired) -> None:
+        name, _, argument = event.timer.partition(":")
+        if name == "restart":
+            if self.state.status is JobStatus.RESTARTING and int(argument) == self.state.attempt + 1:
+                self.state.restart_due = True
+        elif name in ("deploy", "deploy-delayed"):
+            self._deployer.expire()
+        elif name == "hooks":
+            self._deployer.repeat_hooks(int(argument))
+        elif name == "tables":
+            self._deployer.repeat_tables(int(argument))
+        elif name == "ending":
+            self._forget_tasks()
+        else:
+            self._checkpoints.timer(name, argument, event.at_ms)
+
+    # --- checkpoints ----------------------------------------------------------------------------------------------
+
+    @_on.register
+    def _on_requested(self, event: ev.CheckpointRequested) -> None:
+        self._checkpoints.request(event)
+
+    @_on.register
+    def _on_acknowledged(self, event: ev.CheckpointAcknowledged) -> None:
+        self._checkpoints.acknowledged(event)
+
+    @_on.register
+    def _on_declined(self, event: ev.CheckpointDeclined) -> None:
+        self._checkpoints.declined(event)
+
+    @_on.register
+    def _on_hooks_triggered(self, event: ev.HooksTriggered) -> None:
+        self._checkpoints.hooks_triggered(event)
+
+    @_on.register
+    def _on_hook_failed(self, event: ev.HookFailed) -> None:
+        self._checkpoints.hook_failed(event)
+
+    @_on.register
+    def _on_exported(self, event: ev.SavepointWritten) -> None:
+        self._checkpoints.writer.exported(event)
+
+    @_on.register
+    def _on_export_failed(self, event: ev.SavepointWriteFailed) -> None:
+        self._checkpoints.writer.export_failed(event)
+
+    @_on.register
+    def _on_savepoint_discarded(self, event: ev.SavepointDiscarded) -> None:
+        self._checkpoints.discards.savepoint_done(event.checkpoint_id)
+
+    @_on.register
+    def _on_savepoint_discard_failed(self, event: ev.SavepointDiscardFailed) -> None:
+        self._checkpoints.discards.savepoint_failed(event)
+
+    @_on.register
+    def _on_metadata_written(self, event: ev.MetadataWritten) -> None:
+        self._checkpoints.writer.written(event)
+
+    @_on.register
+    def _on_voided(self, event: ev.CheckpointVoided) -> None:
+        self._checkpoints.writer.voided(event)
+
+    @_on.register
+    def _on_metadata_failed(self, event: ev.MetadataWriteFailed) -> None:
+        self._checkpoints.writer.write_failed(event)
+
+    @_on.register
+    def _on_committed(self, event: ev.SinksCommitted) -> None:
+        self._checkpoints.commits.done(event.checkpoint_id)
+
+    @_on.register
+    def _on_commit_failed(self, event: ev.SinkCommitFailed) -> None:
+        self._checkpoints.commits.failed(event)
+
+    @_on.register
+    def _on_discarded(self, event: ev.CheckpointDiscarded) -> None:
+        self._checkpoints.discards.done(event.checkpoint_id)
+
+    @_on.register
+    def _on_discard_failed(self, event: ev.CheckpointDiscardFailed) -> None:
+        self._checkpoints.discards.failed(event)
+
+    # What `self._on(event)` finds, without the function that it makes for every call.
+    _handler_of = staticmethod(_on.dispatcher.dispatch)
+
+    # --- transitions ----------------------------------------------------------------------------------------------
+
+    def _fail_attempt(self, reason: str, at_ms: int, permanent: bool = False) -> None:
+        state = self.state
+        if state.status is JobStatus.ENDING:
+            self._forget_tasks()
+            return
+        if state.status is JobStatus.RESTARTING:
+            return
+        state.failure_times_ms = (*state.failure_times_ms, at_ms)[-FAILURES_REMEMBERED_MAX:]
+        # What is wrong with the program itself is no matter of luck: the strategy is not asked.
+        delay_ms = None if permanent else self._context.spec.restart.decide(state.failure_times_ms, at_ms)
+        state.last_failure = reason
+        if delay_ms is None:
+            self._end(JobStatus.FAILED, reason, at_ms)
+            return
+        self._leave_attempt(reason, at_ms)
+        self._instructions.append(do.SetTimer(f"restart:{state.attempt + 1}", at_ms + delay_ms))
+
+    def _leave_attempt(self, reason: str, at_ms: int) -> None:
+        """Its tasks stop, and the next attempt is waited for."""
+        self._instructions.append(do.CancelAttempt(self.state.attempt))
+        self._checkpoints.drop(Reason.JOB_FAILOVER, at_ms, reason)
+        self.state.move(JobInput.RESTART)
+        self.state.restart_due = False
+
+    def _end(self, status: JobStatus, reason: str | None, at_ms: int) -> None:
+        state = self.state
+        waits_for_tasks = status in (JobStatus.FINISHED, JobStatus.SUSPENDED) and state.status is JobStatus.RUNNING
+        state.ending_status, state.ending_reason = status, reason
+        if waits_for_tasks:
+            self._checkpoints.drop(Reason.JOB_ENDING, at_ms, reason or status.value)
+            state.move(JobInput.END)
+            self._instructions.append(do.SetTimer("ending", at_ms + self._context.spec.deploy_timeout_ms))
+        else:
+            state.move(JobInput.END)
+            self._checkpoints.drop(Reason.JOB_ENDING, at_ms, reason or status.value)
+            self._instructions.append(do.CancelAttempt(state.attempt))
+            self._forget_tasks()
+
+    def _forget_tasks(self) -> None:
+        """Nobody waits for a task any more."""
+        self.state.finished = dict.fromkeys(self._context.spec.tasks)
+
+    def _proceed(self, at_ms: int) -> None:
+        """Carry out the verdicts, and take the steps that were waiting for something, if it has happened."""
+        state = self.state
+        if state.spec is None:
+            return
+        if state.status is JobStatus.RUNNING:
+            self._checkpoints.writer.proceed(at_ms)
+        self._judge(at_ms)
+        # What is committed late is hidden with the rest when tables are taken back.
+        committed = state.fallback is None or not state.commits
+        if state.status is JobStatus.RESTARTING and state.restart_due and not state.pending and committed:
+            self._deployer.deploy(at_ms)
+        elif state.status is JobStatus.RUNNING:
+            self._checkpoints.trigger_if_due(at_ms)
+        elif state.status is JobStatus.ENDING:
+            self._end_if_over()
+
+    def _judge(self, at_ms: int) -> None:
+        """Carry out what the event has brought about for the job as a whole."""
+        state, context = self.state, self._context
+        end, context.end = context.end, None
+        if end is not None and state.status is not JobStatus.ENDING:
+            self._end(end, None, at_ms)
+        restore_failure, context.restore_failure = context.restore_failure, None
+        if restore_failure is not None:
+            self._end(JobStatus.FAILED, restore_failure, at_ms)
+        passed_over, context.passed_over = context.passed_over, None
+        if passed_over is not None:
+            # The attempt has not begun, so no restart strategy is asked; there are only so many checkpoints.
+            state.last_failure = passed_over
+            self._leave_attempt(passed_over, at_ms)
+            state.restart_due = True
+        stop_failure, context.stop_failure = context.stop_failure, None
+        if stop_failure is not None and state.status is JobStatus.RUNNING:
+            state.last_failure = stop_failure
+            again, state.requests = state.requests, ()  # what is asked for again is for the next attempt
+            self._leave_attempt(stop_failure, at_ms)
+            state.requests, state.restart_due = again, True
+        failure, context.attempt_failure = context.attempt_failure, None
+        if failure is not None:
+            self._fail_attempt(failure, at_ms)
+        if (failure := context.storage_failure) is not None and not state.gave_up:
+            state.gave_up = True
+            self._checkpoints.abandoner.give_up_deciding(failure)
+            if state.status is not JobStatus.ENDING:
+                self._end(JobStatus.FAILED, failure, at_ms)
+            else:
+                state.ending_status, state.ending_reason = JobStatus.FAILED, failure
+
+    def _end_if_over(self) -> None:
+        state = self.state
+        storage_works = state.pending or state.commits or state.exports or state.savepoint_discards
+        if (storage_works or len(state.finished) < len(self._context.spec.tasks)) and not state.gave_up:
+            return
+        assert state.ending_status is not None
+        state.move(_OVER[state.ending_status])
+        if not state.gave_up and not keeps_checkpoints(self._context.settings.retention, state.status):
+            # What is not retained is swept with the rest; of a job that gave up, a restore needs it.
+            state.completed, state.damaged, state.shared = (), (), SharedStateRegistry()
+        self._instructions.append(do.EndJob(state.status.value, state.ending_reason))
+
+    def _on_after_end(self, event: ev.CoordinatorEvent) -> None:
+        """Nothing changes after the end, but for deletions that were under way; requests are refused."""
+        if isinstance(event, ev.CheckpointRequested):
+            detail = f"the job is {self.state.status.value}"
+            self._checkpoints.abandoner.refuse((event.request,), Reason.NOT_ALL_REQUIRED_TASKS_RUNNING, detail)
+        elif isinstance(event, ev.CheckpointDiscarded):
+            self._checkpoints.discards.done(event.checkpoint_id)
+        elif isinstance(event, ev.SavepointDiscarded):
+            self._checkpoints.discards.savepoint_done(event.checkpoint_id)
+        elif isinstance(event, ev.SavepointWritten | ev.SavepointWriteFailed):
+            self._checkpoints.abandoner.export_answered(event.checkpoint_id)
+
+    def _validate(self) -> None:
+        """Invariants that hold after every event; cheap, always on."""
+        state = self.state
+        runs = state.status is JobStatus.RUNNING
+        written = 0
+        for number, pending in state.pending.items():
+            phase = pending.phase
+            assert phase not in _OVER_PHASES, "what is over is not pending"
+            assert runs or not phase.open, "acknowledgements are collected only while the job runs"
+            assert number < state.next_checkpoint_id, "ids are never used twice"
+            held = pending.base is None or state.shared.can_be_base(pending.base)
+            assert held, "what a pending checkpoint is built on stays (invariant 5)"
+            if phase.being_written:
+                written += 1
+                assert pending.fully_acknowledged, "only a fully acknowledged checkpoint is written"
+        assert written <= 1, "one checkpoint is written at a time"
+        assert state.stopping is None or state.stopping in state.pending, "a stop waits for its savepoint"
+        before = 0
+        for completed in state.completed:
+            assert before < completed.checkpoint_id, "completed checkpoints are ordered and unique"
+            before = completed.checkpoint_id
+        assert before < state.next_checkpoint_id, "ids are never used twice"

@@ -1,0 +1,1 @@
+"""What a coordinator is told, and what it asks for."""

@@ -1,0 +1,398 @@
+"""The events of the coordinator: facts that it is told. Each is logged before anything that follows from it is done."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tidegate.actors.coordinator.job.job_spec import JobSpec
+from tidegate.actors.protocol.failure_reasons import CheckpointFailureReason
+from tidegate.actors.protocol.identity import TaskId
+from tidegate.actors.protocol.snapshot_metrics import NO_METRICS, SnapshotMetrics
+from tidegate.storage.checkpoints.metadata import SnapshotKind, SubtaskState
+from tidegate.storage.codec import wire
+from tidegate.storage.ids import AttemptNumber, CheckpointId, Generation
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class JobSubmitted:
+    """The job exists from now on."""
+
+    at_ms: int
+    spec: JobSpec
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class CoordinatorStarted:
+    """A coordinator incarnation has taken over and replayed the log. What ran before is lost to it."""
+
+    at_ms: int
+    generation: Generation
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class TaskReady:
+    """A task has restored its state and opened its operators."""
+
+    at_ms: int
+    attempt: AttemptNumber
+    task: TaskId
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class RestoreDelayed:
+    """A task cannot read its state, because storage does not answer, and goes on trying."""
+
+    at_ms: int
+    attempt: AttemptNumber
+    task: TaskId
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class TaskFailed:
+    """A task raised, or its process died."""
+
+    at_ms: int
+    attempt: AttemptNumber
+    task: TaskId
+    reason: str
+    permanent: bool = False
+    """Whether the program itself is wrong, so that no restart can help."""
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class TaskReachedEndOfData:
+    """A task's operators have finished."""
+
+    at_ms: int
+    attempt: AttemptNumber
+    task: TaskId
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class TaskFinished:
+    """A task is over."""
+
+    at_ms: int
+    attempt: AttemptNumber
+    task: TaskId
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class CheckpointRequested:
+    """A user asks for a checkpoint, a savepoint, or (kinds SUSPEND and TERMINATE) for an end after a savepoint.
+
+    `target`: the url under which the savepoint's own folder is made; None for a checkpoint.
+    """
+
+    at_ms: int
+    request: str
+    kind: SnapshotKind = SnapshotKind.CHECKPOINT
+    target: str | None = None
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class CheckpointAcknowledged:
+    """A task's part of a checkpoint is durable. `kind`: what the task took it for."""
+
+    at_ms: int
+    attempt: AttemptNumber
+    task: TaskId
+    checkpoint_id: CheckpointId
+    state: SubtaskState
+    metrics: SnapshotMetrics = NO_METRICS
+    kind: SnapshotKind = SnapshotKind.CHECKPOINT
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class CheckpointDeclined:
+    """A task cannot take part in a checkpoint."""
+
+    at_ms: int
+    attempt: AttemptNumber
+    task: TaskId
+    checkpoint_id: CheckpointId
+    reason: CheckpointFailureReason
+    message: str
+    away_ms: int = 0
+    """Of reason STORAGE_AWAY: for how long nothing could be written."""
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class HooksTriggered:
+    """Every master hook has answered for this checkpoint, with what it wants to be kept."""
+
+    at_ms: int
+    checkpoint_id: CheckpointId
+    states: tuple[tuple[str, bytes], ...]
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class HookFailed:
+    """A master hook raised."""
+
+    at_ms: int
+    checkpoint_id: CheckpointId
+    error: str
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class HooksRestored:
+    """Every master hook has taken back what it had kept with the checkpoint that this attempt starts from."""
+
+    at_ms: int
+    attempt: AttemptNumber
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class HookRestoreFailed:
+    """A master hook raised, or what it had kept could not be read.
+
+    `away_ms`: in the latter case, for how long storage has not answered; None where that is not the cause.
+    """
+
+    at_ms: int
+    attempt: AttemptNumber
+    error: str
+    away_ms: int | None = None
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class CheckpointDamaged:
+    """A part of the checkpoint that this attempt starts from is damaged or gone: nobody can start from it.
+
+    A storage that does not answer is no damage.
+    """
+
+    at_ms: int
+    attempt: AttemptNumber
+    checkpoint_id: CheckpointId
+    reason: str
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class TablesTakenBack:
+    """Every table of the job goes on from what the checkpoint covers that this attempt starts from."""
+
+    at_ms: int
+    attempt: AttemptNumber
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class TablesNotTakenBack:
+    """It is not known of every table. `fenced`: another job has claimed one.
+
+    `away_ms`: for how long storage has not answered; None where that is not the cause.
+    """
+
+    at_ms: int
+    attempt: AttemptNumber
+    error: str
+    fenced: bool = False
+    away_ms: int | None = None
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class SavepointWritten:
+    """The savepoint's own folder is whole; `path` is where a job can be restored from."""
+
+    at_ms: int
+    checkpoint_id: CheckpointId
+    path: str
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class SavepointWriteFailed:
+    """The savepoint's own folder could not be written; nothing usable is left of it.
+
+    `permanent`: the folder itself is unfit, so that trying again cannot help. `away_ms`: for how long that has been so.
+    """
+
+    at_ms: int
+    checkpoint_id: CheckpointId
+    error: str
+    permanent: bool = False
+    away_ms: int = 0
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class SavepointDiscarded:
+    """Nothing is left of the folder of a savepoint that had failed."""
+
+    at_ms: int
+    checkpoint_id: CheckpointId
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class SavepointDiscardFailed:
+    """Something of the folder of a savepoint that had failed may be left. `away_ms`: for how long that has been so."""
+
+    at_ms: int
+    checkpoint_id: CheckpointId
+    error: str
+    away_ms: int = 0
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class MetadataWritten:
+    """`_metadata` of this checkpoint is there: it is complete."""
+
+    at_ms: int
+    checkpoint_id: CheckpointId
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class CheckpointVoided:
+    """A tombstone stands in the place of `_metadata`: this checkpoint can never complete."""
+
+    at_ms: int
+    checkpoint_id: CheckpointId
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class MetadataWriteFailed:
+    """It is not known whether `_metadata` (or the tombstone) was written. `away_ms`: for how long that has been so."""
+
+    at_ms: int
+    checkpoint_id: CheckpointId
+    error: str
+    away_ms: int = 0
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class SinksCommitted:
+    """The sink files of a completed checkpoint are visible."""
+
+    at_ms: int
+    checkpoint_id: CheckpointId
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class SinkCommitFailed:
+    """It is not known whether the sink files of a completed checkpoint are visible.
+
+    `fenced`: they are not, because another job has claimed the table. `away_ms`: for how long commits have failed.
+    `permanent`: the table is not what it was, so that trying again cannot help.
+    """
+
+    at_ms: int
+    checkpoint_id: CheckpointId
+    error: str
+    fenced: bool = False
+    away_ms: int = 0
+    permanent: bool = False
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class CheckpointDiscarded:
+    """Nothing of this checkpoint is left in storage."""
+
+    at_ms: int
+    checkpoint_id: CheckpointId
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class CheckpointDiscardFailed:
+    """Something of this checkpoint may be left in storage. `away_ms`: for how long its deletion has failed."""
+
+    at_ms: int
+    checkpoint_id: CheckpointId
+    error: str
+    away_ms: int = 0
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class CancelRequested:
+    """A user cancels the job."""
+
+    at_ms: int
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class TimerFired:
+    """A timer that the machine has set is due. A timer whose time has passed it by is ignored."""
+
+    at_ms: int
+    timer: str
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class StorageWentAway:
+    """The event log cannot be written. Nothing can be decided before `StorageCameBack`."""
+
+    at_ms: int
+    error: str
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class StorageCameBack:
+    """The event log can be written again."""
+
+    at_ms: int
+
+
+CoordinatorEvent = (
+    JobSubmitted
+    | CoordinatorStarted
+    | TaskReady
+    | RestoreDelayed
+    | TaskFailed
+    | TaskReachedEndOfData
+    | TaskFinished
+    | CheckpointRequested
+    | CheckpointAcknowledged
+    | CheckpointDeclined
+    | HooksTriggered
+    | HookFailed
+    | HooksRestored
+    | HookRestoreFailed
+    | CheckpointDamaged
+    | TablesTakenBack
+    | TablesNotTakenBack
+    | SavepointWritten
+    | SavepointWriteFailed
+    | SavepointDiscarded
+    | SavepointDiscardFailed
+    | MetadataWritten
+    | CheckpointVoided
+    | MetadataWriteFailed
+    | SinksCommitted
+    | SinkCommitFailed
+    | CheckpointDiscarded
+    | CheckpointDiscardFailed
+    | CancelRequested
+    | TimerFired
+    | StorageWentAway
+    | StorageCameBack
+)

@@ -1,0 +1,236 @@
+"""The instructions of the coordinator: what it asks its runtime to do. `CoordinatorHost` carries them out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tidegate.actors.coordinator.job.job_spec import RestorePoint
+from tidegate.actors.protocol.failure_reasons import CheckpointFailureReason
+from tidegate.actors.protocol.identity import TaskId
+from tidegate.actors.protocol.stream_elements import ALIGNED_BARRIER, BarrierOptions
+from tidegate.storage.checkpoints.metadata import CheckpointMetadata, Committable
+from tidegate.storage.codec import wire
+from tidegate.storage.ids import AttemptNumber, CheckpointId, JobId
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class DeployAttempt:
+    """Start every task of the job anew, restored from a checkpoint or fresh. Each answers with `TaskReady`."""
+
+    attempt: AttemptNumber
+    restore: RestorePoint | None
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class StartTasks:
+    """Every task of the attempt is ready: tell them, so that sources read and in-flight input is processed."""
+
+    attempt: AttemptNumber
+    tasks: tuple[TaskId, ...]
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class CancelAttempt:
+    """Stop every task of an attempt. What they still say is ignored by attempt number."""
+
+    attempt: AttemptNumber
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class TriggerCheckpoint:
+    """Tell these tasks to start a checkpoint."""
+
+    attempt: AttemptNumber
+    checkpoint_id: CheckpointId
+    triggered_at_ms: int
+    tasks: tuple[TaskId, ...]
+    options: BarrierOptions = ALIGNED_BARRIER
+    base: CheckpointId | None = None
+    """The completed checkpoint on which it may be built."""
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class TriggerHooks:
+    """Call every master hook of the job for this checkpoint, before a task hears of it. Answered."""
+
+    checkpoint_id: CheckpointId
+    triggered_at_ms: int
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class RestoreHooks:
+    """Call every master hook with what it had kept with this checkpoint, before a task is deployed. Answered."""
+
+    attempt: AttemptNumber
+    restore: RestorePoint
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class TakeTablesBack:
+    """Claim every table of the job anew, back to a checkpoint of its own, because newer ones are damaged. Answered.
+
+    What was committed after that checkpoint is processed again. `reason` says what was passed over, and why.
+    """
+
+    attempt: AttemptNumber
+    checkpoint_id: CheckpointId
+    reason: str
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class WriteSavepoint:
+    """Copy everything that a fully acknowledged savepoint refers to into a folder of its own under `target`.
+
+    The folder's `_metadata` comes last. Answered by `SavepointWritten` or `SavepointWriteFailed`.
+    """
+
+    target: str
+    metadata: CheckpointMetadata
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class DiscardSavepoint:
+    """Delete a savepoint's folder that was written for nothing: its checkpoint was given up after all. Answered."""
+
+    target: str
+    job_id: JobId
+    checkpoint_id: CheckpointId
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class NotifyCompleted:
+    """Tell these tasks that a checkpoint is complete."""
+
+    attempt: AttemptNumber
+    checkpoint_id: CheckpointId
+    tasks: tuple[TaskId, ...]
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class NotifyAborted:
+    """Tell these tasks that a checkpoint was given up."""
+
+    attempt: AttemptNumber
+    checkpoint_id: CheckpointId
+    tasks: tuple[TaskId, ...]
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class WriteMetadata:
+    """Complete a checkpoint by one conditional create of its `_metadata`.
+
+    Answered by `MetadataWritten` (also when the same metadata was there already), by `CheckpointVoided` (a tombstone
+    was there) or by `MetadataWriteFailed`.
+    """
+
+    metadata: CheckpointMetadata
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class VoidCheckpoint:
+    """Put a tombstone where `_metadata` would be, unless it is there. Answered like `WriteMetadata`."""
+
+    tombstone: CheckpointMetadata
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class CommitSinks:
+    """Make the sink files of a completed checkpoint visible, once. Answered by `SinksCommitted` or a failure.
+
+    `tables` are told of it even if it has no files for them: what they show may be about to be replaced.
+    """
+
+    checkpoint_id: CheckpointId
+    committables: tuple[Committable, ...]
+    tables: tuple[str, ...] = ()
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class DiscardCheckpoint:
+    """Delete everything of a checkpoint that nothing else refers to; of a voided one the tombstone stays. Answered.
+
+    `shared`: the shared files that go with it. None: all that were written for it, because it never completed.
+    """
+
+    checkpoint_id: CheckpointId
+    voided: bool
+    shared: tuple[str, ...] | None = None
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class DiscardFiles:
+    """Delete state that was acknowledged too late."""
+
+    paths: tuple[str, ...]
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class SetTimer:
+    """Send a `TimerFired` of this name at this time. A later timer of the same name replaces it."""
+
+    timer: str
+    due_at_ms: int
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class CompleteRequest:
+    """Answer a user's request: `checkpoint_id` (and `path`, for a savepoint), or why there is none.
+
+    `error` is for people, `reason` that of the closed list.
+    """
+
+    request: str
+    checkpoint_id: CheckpointId | None
+    error: str | None
+    path: str | None = None
+    reason: CheckpointFailureReason | None = None
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class EndJob:
+    """The job has reached a terminal status; sweep what nobody refers to and tell whoever waits."""
+
+    status: str
+    reason: str | None
+
+
+CoordinatorInstruction = (
+    DeployAttempt
+    | StartTasks
+    | CancelAttempt
+    | TriggerHooks
+    | RestoreHooks
+    | TakeTablesBack
+    | TriggerCheckpoint
+    | WriteSavepoint
+    | DiscardSavepoint
+    | NotifyCompleted
+    | NotifyAborted
+    | WriteMetadata
+    | VoidCheckpoint
+    | CommitSinks
+    | DiscardCheckpoint
+    | DiscardFiles
+    | SetTimer
+    | CompleteRequest
+    | EndJob
+)

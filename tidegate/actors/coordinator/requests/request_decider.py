@@ -1,0 +1,112 @@
+"""Decides which of the waiting requests becomes the next checkpoint, and when (Flink's `CheckpointRequestDecider`).
+
+`enqueue` and `decide` are pure functions: `checkpoint_keeper.py` calls them whenever something is asked for or is over,
+and does what they answer. Rules:
+
+- Requests wait in a queue of at most `REQUESTS_MAX`: forced savepoints first, then savepoints, then checkpoints, each
+  in the order in which they came. A full queue refuses the newest request that is not forced.
+- Periodic checkpoints take no room in it: one is due or none is.
+- A forced savepoint starts at once. Everything else waits while `max_concurrent` checkpoints are pending, while the
+  sinks lag behind with committing, and while the job is being stopped.
+- The minimum pause is for periodic checkpoints alone.
+- Each savepoint is a checkpoint of its own; requests for a checkpoint that wait together are answered by one.
+- Whose checkpoint met a task that was just leaving waits again, at most `RETRIES_MAX` times: the next plan knows of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tidegate.actors.coordinator.job.job_spec import CheckpointSettings
+from tidegate.actors.coordinator.requests.checkpoint_properties import CHECKPOINT, CheckpointProperties
+from tidegate.storage.codec import wire
+
+REQUESTS_MAX = 1_000
+RETRIES_MAX = 10
+"""How often a request is taken up again whose checkpoint met a task that was leaving."""
+COMMITS_WAITING_MAX = 4
+"""Completed checkpoints whose sink files are not visible yet, before the next one has to wait."""
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class CheckpointRequest:
+    """A user's request that has not been started. `request` is the user's own name for it."""
+
+    request: str
+    at_ms: int
+    properties: CheckpointProperties = CHECKPOINT
+    retries: int = 0
+    """How often it was taken up in vain."""
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Start this checkpoint now, for these requests; `queue` is what still waits."""
+
+    properties: CheckpointProperties
+    requests: tuple[str, ...]
+    queue: tuple[CheckpointRequest, ...]
+    retries: int = 0
+    """How often one of these requests was taken up in vain."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """The periodic checkpoint that is due has to wait until then."""
+
+    until_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What the decision depends on. `final`: all operators have finished, and no checkpoint covers that yet."""
+
+    queue: tuple[CheckpointRequest, ...]
+    due: bool
+    final: bool
+    pending: int
+    commits_waiting: int
+    stopping: bool
+    last_completed_at_ms: int
+
+
+def enqueue(
+    queue: tuple[CheckpointRequest, ...], request: CheckpointRequest
+) -> tuple[tuple[CheckpointRequest, ...], CheckpointRequest | None]:
+    """The queue with the request in its place, and the one that is refused for it, if there is no room."""
+    refused = None
+    if len(queue) >= REQUESTS_MAX:
+        if not request.properties.forced:
+            return queue, request
+        refused = max((r for r in queue if not r.properties.forced), key=lambda r: r.at_ms, default=None)
+        if refused is None:
+            return queue, request
+        queue = tuple(r for r in queue if r is not refused)
+    return tuple(sorted((*queue, request), key=_rank)), refused
+
+
+def decide(demand: Demand, settings: CheckpointSettings, at_ms: int) -> Start | Pause | None:
+    """What to start now, if anything."""
+    first = demand.queue[0] if demand.queue else None
+    if first is not None and first.properties.forced:
+        return Start(first.properties, (first.request,), demand.queue[1:], first.retries)
+    if demand.stopping or demand.pending >= settings.max_concurrent or demand.commits_waiting >= COMMITS_WAITING_MAX:
+        return None
+    if first is not None and first.properties.kind.is_savepoint:
+        return Start(first.properties, (first.request,), demand.queue[1:], first.retries)
+    if first is not None:
+        return Start(CHECKPOINT, tuple(r.request for r in demand.queue), (), max(r.retries for r in demand.queue))
+    if demand.final and not demand.pending:
+        return Start(CHECKPOINT, (), ())
+    if not demand.due:
+        return None
+    since_ms = demand.last_completed_at_ms
+    # After a completion in the future, by a clock that was set back since, nobody knows how long the pause was.
+    pause = since_ms <= at_ms < since_ms + settings.min_pause_ms
+    return Pause(since_ms + settings.min_pause_ms) if pause else Start(CHECKPOINT, (), ())
+
+
+def _rank(request: CheckpointRequest) -> tuple[bool, bool, int]:
+    properties = request.properties
+    return not properties.forced, not properties.kind.is_savepoint, request.at_ms

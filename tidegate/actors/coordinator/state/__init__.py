@@ -1,0 +1,1 @@
+"""What a coordinator remembers: the fold over its event log."""

@@ -1,0 +1,232 @@
+"""Statistics of a job's checkpoints (Flink's `CheckpointStatsTracker`): counts, summary, history, the newest ones.
+
+Times in ms, sizes in bytes. They are part of the coordinator's state, so a new generation goes on with them. Kept
+bounded: the history has the aggregates of each vertex for the last `history_max` checkpoints; details of subtasks are
+there for the newest completed checkpoint alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+from tidegate.actors.protocol.failure_reasons import CheckpointFailureReason
+from tidegate.actors.protocol.identity import TaskId
+from tidegate.actors.protocol.snapshot_metrics import SnapshotMetrics
+from tidegate.storage.checkpoints.metadata import SnapshotKind, SubtaskState
+from tidegate.storage.codec import wire
+from tidegate.storage.ids import CheckpointId, VertexId
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """Of some numbers: how many, their sum, the smallest and the largest one. Both are 0 where there are none."""
+
+    count: int = 0
+    total: int = 0
+    min: int = 0
+    max: int = 0
+
+    @property
+    def avg(self) -> float:
+        """The mean, 0 where there are none."""
+        return self.total / self.count if self.count else 0.0
+
+    def add(self, value: int) -> Summary:
+        """With one number more."""
+        if not self.count:
+            return Summary(1, value, value, value)
+        return Summary(self.count + 1, self.total + value, min(self.min, value), max(self.max, value))
+
+    @staticmethod
+    def of(values: Iterable[int]) -> Summary:
+        """Of all these numbers."""
+        numbers = list(values)
+        return Summary(len(numbers), sum(numbers), min(numbers), max(numbers)) if numbers else Summary()
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class SubtaskStatistics:
+    """One subtask's part of a checkpoint: when its acknowledgement came after the trigger, what it measured, sizes.
+
+    `state_bytes` is all of its state, `incremental_bytes` what of that was written for this checkpoint.
+    """
+
+    end_to_end_ms: int
+    metrics: SnapshotMetrics
+    state_bytes: int
+    incremental_bytes: int
+    in_flight_bytes: int
+
+    @staticmethod
+    def of(end_to_end_ms: int, metrics: SnapshotMetrics, state: SubtaskState) -> SubtaskStatistics:
+        """From an acknowledgement. Sizes are those of all that it refers to."""
+        in_flight_bytes = 0 if state.in_flight is None else state.in_flight.size_bytes
+        return SubtaskStatistics(
+            end_to_end_ms, metrics, state.size_bytes - in_flight_bytes, metrics.incremental_bytes, in_flight_bytes
+        )
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class VertexStatistics:
+    """The subtasks of one vertex in one checkpoint, those that acknowledged it. `unaligned`: how many were."""
+
+    vertex: VertexId
+    subtasks: int
+    end_to_end_ms: Summary
+    start_delay_ms: Summary
+    alignment_ms: Summary
+    sync_ms: Summary
+    async_ms: Summary
+    state_bytes: Summary
+    incremental_bytes: Summary
+    in_flight_bytes: Summary
+    unaligned: int
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class CheckpointRecord:
+    """One checkpoint that is over: completed when `reason` is None.
+
+    `state_bytes` is the full size of its state, `incremental_bytes` what was written for this checkpoint,
+    `in_flight_bytes` what unaligned barriers had overtaken. `path` is where a savepoint's own folder is.
+    """
+
+    checkpoint_id: CheckpointId
+    kind: SnapshotKind
+    triggered_at_ms: int
+    ended_at_ms: int
+    tasks: int
+    acknowledged: int
+    state_bytes: int
+    incremental_bytes: int
+    in_flight_bytes: int
+    vertices: tuple[VertexStatistics, ...]
+    reason: CheckpointFailureReason | None = None
+    message: str | None = None
+    path: str | None = None
+    requests: tuple[str, ...] = ()
+    """Requests that it was taken for: a new generation of the coordinator can answer them."""
+
+    @property
+    def duration_ms(self) -> int:
+        """From the trigger to the end."""
+        return self.ended_at_ms - self.triggered_at_ms
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class RestoredCheckpoint:
+    """A checkpoint that an attempt was started from; `pointer` is its path."""
+
+    checkpoint_id: CheckpointId
+    at_ms: int
+    pointer: str
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class PassedOverCheckpoint:
+    """A checkpoint that could not be restored; `reason` says what is damaged."""
+
+    checkpoint_id: CheckpointId
+    at_ms: int
+    reason: str
+
+
+@wire
+@dataclass(slots=True)
+class CheckpointStatistics:
+    """Of one job, over all its attempts. `history` is oldest first; `by_kind` counts completed ones."""
+
+    triggered: int = 0
+    in_progress: int = 0
+    completed: int = 0
+    failed: int = 0
+    restored: int = 0
+    passed_over: int = 0
+    """Damaged ones, for which an older one was restored."""
+    by_kind: dict[str, int] = field(default_factory=dict)
+    duration_ms: Summary = Summary()
+    state_bytes: Summary = Summary()
+    in_flight_bytes: Summary = Summary()
+    history: tuple[CheckpointRecord, ...] = ()
+    latest_completed: CheckpointRecord | None = None
+    latest_savepoint: CheckpointRecord | None = None
+    latest_failed: CheckpointRecord | None = None
+    latest_restored: RestoredCheckpoint | None = None
+    latest_passed_over: PassedOverCheckpoint | None = None
+    subtasks: dict[TaskId, SubtaskStatistics] = field(default_factory=dict)
+    """Of the newest completed checkpoint."""
+
+    def was_triggered(self) -> None:
+        """A checkpoint is pending."""
+        self.triggered += 1
+        self.in_progress += 1
+
+    def has_completed(
+        self, record: CheckpointRecord, subtasks: dict[TaskId, SubtaskStatistics], history_max: int
+    ) -> None:
+        """A pending checkpoint is complete."""
+        self.in_progress -= 1
+        self.completed += 1
+        self.by_kind[record.kind.value] = self.by_kind.get(record.kind.value, 0) + 1
+        self.duration_ms = self.duration_ms.add(record.duration_ms)
+        self.state_bytes = self.state_bytes.add(record.state_bytes)
+        self.in_flight_bytes = self.in_flight_bytes.add(record.in_flight_bytes)
+        self.latest_completed = record
+        if record.kind.is_savepoint:
+            self.latest_savepoint = record
+        self.subtasks = subtasks
+        self._remember(record, history_max)
+
+    def has_failed(self, record: CheckpointRecord, history_max: int) -> None:
+        """A pending checkpoint was given up."""
+        self.in_progress -= 1
+        self.failed += 1
+        self.latest_failed = record
+        self._remember(record, history_max)
+
+    def was_restored(self, restored: RestoredCheckpoint) -> None:
+        """An attempt starts from a checkpoint."""
+        self.restored += 1
+        self.latest_restored = restored
+
+    def was_passed_over(self, damaged: PassedOverCheckpoint) -> None:
+        """A checkpoint is damaged, and an attempt starts from an older one, if there is one."""
+        self.passed_over += 1
+        self.latest_passed_over = damaged
+
+    def copy(self) -> CheckpointStatistics:
+        """What does not change when this one does."""
+        return replace(self, by_kind=dict(self.by_kind))
+
+    def _remember(self, record: CheckpointRecord, history_max: int) -> None:
+        self.history = (*self.history, record)[-history_max:] if history_max > 0 else ()
+
+
+def vertex_statistics(subtasks: dict[TaskId, SubtaskStatistics]) -> tuple[VertexStatistics, ...]:
+    """Aggregates of every vertex, by name. Linear in the number of subtasks."""
+    by_vertex: dict[VertexId, list[SubtaskStatistics]] = {}
+    for task, subtask in subtasks.items():
+        by_vertex.setdefault(task.vertex, []).append(subtask)
+    return tuple(
+        VertexStatistics(
+            vertex,
+            len(parts),
+            Summary.of(p.end_to_end_ms for p in parts),
+            Summary.of(p.metrics.start_delay_ms for p in parts),
+            Summary.of(p.metrics.alignment_ms for p in parts),
+            Summary.of(p.metrics.sync_ms for p in parts),
+            Summary.of(p.metrics.async_ms for p in parts),
+            Summary.of(p.state_bytes for p in parts),
+            Summary.of(p.incremental_bytes for p in parts),
+            Summary.of(p.in_flight_bytes for p in parts),
+            sum(p.metrics.unaligned for p in parts),
+        )
+        for vertex, parts in sorted(by_vertex.items())
+    )

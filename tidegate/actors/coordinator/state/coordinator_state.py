@@ -1,0 +1,256 @@
+"""`CoordinatorState`: everything the coordinator remembers, as the fold over its event log.
+
+The codec can write it, so that the fold can be stored and the log cut.
+
+Sets of tasks are dicts that grow in place, so that an event costs the same however many tasks there are.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+from tidegate.actors.coordinator.job.job_spec import JobSpec
+from tidegate.actors.coordinator.job.phases import (
+    JobInput,
+    JobStatus,
+    PendingInput,
+    PendingPhase,
+    next_phase,
+    next_status,
+)
+from tidegate.actors.coordinator.requests.checkpoint_properties import CHECKPOINT, CheckpointProperties
+from tidegate.actors.coordinator.requests.request_decider import CheckpointRequest
+from tidegate.actors.coordinator.state.checkpoint_statistics import CheckpointStatistics, SubtaskStatistics
+from tidegate.actors.coordinator.state.shared_state_registry import SharedStateRegistry
+from tidegate.actors.protocol.identity import TaskId
+from tidegate.storage.checkpoints.metadata import CheckpointMetadata, Committable, SubtaskState
+from tidegate.storage.codec import wire
+from tidegate.storage.ids import AttemptNumber, CheckpointId, Generation, OperatorUid
+
+__all__ = [
+    "NEVER_MS",
+    "AcknowledgeResult",
+    "CheckpointDiscard",
+    "CompletedCheckpoint",
+    "CoordinatorState",
+    "DamagedCheckpoint",
+    "JobStatus",
+    "PendingCheckpoint",
+    "PendingPhase",
+    "SavepointDiscard",
+    "SinkCommit",
+    "TaskSet",
+]
+
+NEVER_MS = -(2**62)
+"""Before any time."""
+
+TaskSet = dict[TaskId, None]
+"""Tasks in the order in which they came: a set that the codec knows and that grows in place."""
+
+
+@wire
+class AcknowledgeResult(enum.Enum):
+    """What became of an acknowledgement."""
+
+    SUCCESS = "success"
+    DUPLICATE = "duplicate"
+    UNKNOWN = "unknown"
+    DISCARDED = "discarded"
+
+
+@wire
+@dataclass(slots=True)
+class PendingCheckpoint:
+    """A checkpoint that was started and is neither complete nor given up."""
+
+    checkpoint_id: CheckpointId
+    attempt: AttemptNumber
+    triggered_at_ms: int
+    waiting: TaskSet
+    """Tasks of the plan that have not acknowledged yet."""
+    finished: tuple[TaskId, ...] = ()
+    """Tasks that had finished when it was triggered: covered, with nothing to acknowledge."""
+    trigger: tuple[TaskId, ...] = ()
+    """Tasks that are triggered when the hooks have answered."""
+    properties: CheckpointProperties = CHECKPOINT
+    requests: tuple[str, ...] = ()
+    retries: int = 0
+    """How often one of these requests was taken up in vain."""
+    base: CheckpointId | None = None
+    """The completed checkpoint on whose files it may be built; they stay until it is over."""
+    phase: PendingPhase = PendingPhase.COLLECTING
+    hooks: tuple[tuple[str, bytes], ...] = ()
+    acknowledged: dict[TaskId, SubtaskState] = field(default_factory=dict)
+    subtasks: dict[TaskId, SubtaskStatistics] = field(default_factory=dict)
+    """What each acknowledgement told besides."""
+    metadata: CheckpointMetadata | None = None
+    failures: int = 0
+    """Attempts to export or to write it that have failed."""
+    export_asked: bool = False
+    """Whether an answer to a `WriteSavepoint` is outstanding."""
+    path: str | None = None
+    """Where the savepoint's own folder is, once it is whole."""
+
+    def acknowledge(self, task: TaskId, state: SubtaskState) -> AcknowledgeResult:
+        """Take in one task's part."""
+        if task in self.acknowledged:
+            return AcknowledgeResult.DUPLICATE
+        if task not in self.waiting:
+            return AcknowledgeResult.UNKNOWN
+        if self.phase is not PendingPhase.COLLECTING:
+            return AcknowledgeResult.DISCARDED
+        del self.waiting[task]
+        self.acknowledged[task] = state
+        return AcknowledgeResult.SUCCESS
+
+    def advance(self, input: PendingInput) -> None:
+        """Enter the phase that follows. ProtocolError, and no change, if none does."""
+        self.phase = next_phase(self.phase, input)
+
+    @property
+    def fully_acknowledged(self) -> bool:
+        """Whether every task of the plan has acknowledged (invariant 4)."""
+        return not self.waiting
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class CompletedCheckpoint:
+    """A checkpoint whose `_metadata` is written. Its state handles are in there, not here."""
+
+    checkpoint_id: CheckpointId
+    triggered_at_ms: int
+    completed_at_ms: int
+    size_bytes: int
+    final: bool
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class DamagedCheckpoint:
+    """A completed checkpoint that could not be restored, and why."""
+
+    checkpoint_id: CheckpointId
+    reason: str
+
+
+@wire
+@dataclass(slots=True)
+class SinkCommit:
+    """Sink files of a completed checkpoint that are not known to be visible yet."""
+
+    checkpoint_id: CheckpointId
+    committables: tuple[Committable, ...]
+    failures: int = 0
+    tables: tuple[str, ...] = ()
+
+
+@wire
+@dataclass(slots=True)
+class CheckpointDiscard:
+    """A checkpoint to delete. Of a voided one the tombstone stays.
+
+    `shared`: files that nobody refers to any more. None: all that it wrote, because it never completed.
+    """
+
+    voided: bool
+    shared: tuple[str, ...] | None
+    failures: int = 0
+
+
+@wire
+@dataclass(slots=True)
+class SavepointDiscard:
+    """The folder of a savepoint that counts for nothing, under this target, to be deleted."""
+
+    target: str
+    failures: int = 0
+
+
+@wire
+@dataclass(slots=True)
+class CoordinatorState:
+    """The whole memory of a coordinator."""
+
+    spec: JobSpec | None = None
+    status: JobStatus = JobStatus.CREATED
+    generation: Generation = Generation(0)
+    attempt: AttemptNumber = AttemptNumber(-1)
+    restoring_hooks: bool = False
+    """Whether the attempt waits for master hooks to be restored before its tasks are deployed."""
+    deploy_delays: int = 0
+    """How often a task has waited for storage to restore its state; `deploy_delayed`: in this attempt."""
+    deploy_delayed: bool = False
+    hook_failures: int = 0
+    ready: TaskSet = field(default_factory=dict)
+    ended: TaskSet = field(default_factory=dict)
+    """Tasks whose operators have finished."""
+    finished: TaskSet = field(default_factory=dict)
+    """Tasks that are over."""
+    next_checkpoint_id: CheckpointId = CheckpointId(1)
+    pending: dict[CheckpointId, PendingCheckpoint] = field(default_factory=dict)
+    """In the order of their numbers."""
+    completed: tuple[CompletedCheckpoint, ...] = ()
+    damaged: tuple[DamagedCheckpoint, ...] = ()
+    """Completed ones that were passed over, newest first; they stay until a newer one is complete."""
+    fallback: CheckpointId | None = None
+    """The checkpoint that tables have to be taken back to before a task is deployed."""
+    table_failures: int = 0
+    commits: tuple[SinkCommit, ...] = ()
+    told_attempt: int = -1
+    """The newest attempt of which all output tables are told that it has completed a checkpoint."""
+    committed_files: dict[tuple[TaskId, OperatorUid], int] = field(default_factory=dict)
+    """How many files of each sink subtask of this attempt belong to completed checkpoints."""
+    union_operators: dict[OperatorUid, None] = field(default_factory=dict)
+    """Operators that were seen to hold union list state."""
+    shared: SharedStateRegistry = field(default_factory=SharedStateRegistry)
+    """Which files are shared by which checkpoints."""
+    discards: dict[CheckpointId, CheckpointDiscard] = field(default_factory=dict)
+    """Checkpoints to delete."""
+    exports: dict[CheckpointId, str] = field(default_factory=dict)
+    """Targets of savepoints that were given up while their folder was being written."""
+    savepoint_discards: dict[CheckpointId, SavepointDiscard] = field(default_factory=dict)
+    requests: tuple[CheckpointRequest, ...] = ()
+    """Requests for a checkpoint that has not been started."""
+    due_since_ms: int | None = None
+    """Since when a periodic checkpoint is due that could not be started yet."""
+    final_not_before_ms: int = NEVER_MS
+    """After a checkpoint that came too early for a task, the final one is not tried again before this time."""
+    stopping: CheckpointId | None = None
+    """The pending savepoint after which the job ends."""
+    restart_due: bool = False
+    failure_times_ms: tuple[int, ...] = ()
+    """Of the attempts that have failed since the newest completed checkpoint."""
+    consecutive_failures: int = 0
+    """Counted failures of checkpoints since the last one completed."""
+    failed_checkpoints: int = 0
+    completed_checkpoints: int = 0
+    last_completed_at_ms: int = NEVER_MS
+    last_failure: str | None = None
+    ending_status: JobStatus | None = None
+    ending_reason: str | None = None
+    storage_away: bool = False
+    """The event log cannot be written: no checkpoint is started."""
+    gave_up: bool = False
+    """Storage did not answer for too long, or a newer job is in charge of it: the job ends without waiting for it."""
+    superseded: bool = False
+    """A newer job has claimed a table of this one, and is in charge of it."""
+    statistics: CheckpointStatistics = field(default_factory=CheckpointStatistics)
+
+    def move(self, input: JobInput) -> None:
+        """Enter the status that follows. ProtocolError, and no change, if none does."""
+        self.status = next_status(self.status, input)
+
+    @property
+    def kept(self) -> tuple[CheckpointId, ...]:
+        """Completed checkpoints that are not to be deleted: those that are retained, and damaged ones among them."""
+        return (*(c.checkpoint_id for c in self.completed), *(d.checkpoint_id for d in self.damaged))
+
+    @property
+    def unfinished(self) -> tuple[TaskId, ...]:
+        """Tasks that are not over, in the order of the job."""
+        assert self.spec is not None
+        tasks = self.spec.tasks
+        return tuple(task for task in tasks if task not in self.finished) if self.finished else tasks

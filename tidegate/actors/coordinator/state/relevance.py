@@ -1,0 +1,71 @@
+"""Tells which events change nothing: the coordinator's host neither hands them to the machine nor logs them.
+
+A pure function of the state and the event. What it says of an event is a rule of the machine, and replays as it was: an
+event that was logged is relevant again when the log is replayed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tidegate.actors.coordinator.job.phases import JobStatus, PendingPhase
+from tidegate.actors.coordinator.messages import events as ev
+from tidegate.actors.coordinator.state.coordinator_state import CoordinatorState
+from tidegate.storage.ids import CheckpointId
+
+_AFTER_THE_END = (
+    ev.CoordinatorStarted,
+    ev.CheckpointRequested,
+    ev.CheckpointDiscarded,
+    ev.SavepointDiscarded,
+    ev.SavepointWritten,
+    ev.SavepointWriteFailed,
+)
+
+
+def changes_nothing(event: ev.CoordinatorEvent, state: CoordinatorState) -> bool:
+    """Whether nothing follows from an event, now or later."""
+    if state.status.terminal:
+        return not isinstance(event, _AFTER_THE_END)
+    match event:
+        case ev.TimerFired(timer=timer):
+            return _has_passed(timer, state)
+        case ev.TaskReady(attempt=attempt) | ev.CheckpointDamaged(attempt=attempt) | ev.RestoreDelayed(attempt=attempt):
+            return attempt != state.attempt or state.status is not JobStatus.DEPLOYING
+        case ev.TablesTakenBack(attempt=attempt) | ev.TablesNotTakenBack(attempt=attempt):
+            return attempt != state.attempt or state.fallback is None
+        case ev.TaskFailed(attempt=attempt):
+            return attempt != state.attempt or state.status is JobStatus.RESTARTING
+        case ev.TaskReachedEndOfData(attempt=attempt) | ev.TaskFinished(attempt=attempt):
+            return attempt != state.attempt
+        case ev.StorageWentAway():
+            return state.spec is None or state.storage_away
+        case ev.StorageCameBack():
+            return not state.storage_away
+    return False
+
+
+def _has_passed(timer: str, state: CoordinatorState) -> bool:
+    """Whether what a timer was set for is over, or has been put off."""
+    name, _, argument = timer.partition(":")
+    if name == "ending":
+        return state.status is not JobStatus.ENDING
+    number = int(argument)
+    pending = state.pending.get(CheckpointId(number))
+    deploys = state.status is JobStatus.DEPLOYING
+    still: dict[str, Callable[[], bool]] = {
+        "restart": lambda: state.status is JobStatus.RESTARTING and number == state.attempt + 1,
+        "deploy": lambda: deploys and number == state.attempt and not state.deploy_delayed,
+        "deploy-delayed": lambda: deploys and number == state.deploy_delays and state.deploy_delayed,
+        "hooks": lambda: state.restoring_hooks and number == state.attempt,
+        "tables": lambda: state.fallback is not None and number == state.attempt,
+        "periodic": lambda: state.status is JobStatus.RUNNING and number == state.attempt,
+        "final": lambda: state.status is JobStatus.RUNNING and number == state.attempt,
+        "timeout": lambda: pending is not None and pending.phase.open,
+        "export": lambda: pending is not None and pending.phase is PendingPhase.EXPORTING,
+        "void": lambda: pending is not None and pending.phase is PendingPhase.VOIDING,
+        "commit": lambda: bool(state.commits) and state.commits[0].checkpoint_id == number,
+        "discard": lambda: number in state.discards,
+        "discard-savepoint": lambda: number in state.savepoint_discards,
+    }
+    return name not in still or not still[name]()

@@ -1,0 +1,73 @@
+"""Knows which completed checkpoints refer to which shared files (Flink's `SharedStateRegistry`).
+
+Rules:
+
+- Part of the fold over the event log, so no crash loses or miscounts a reference (invariant 5).
+- A checkpoint is built on the newest retained one that has keyed state to build on: a savepoint has none, it is whole.
+  What it refers to are files of that one and files of its own; or files of changelogs, which tasks write beside their
+  checkpoints, and to which no later checkpoint comes back once one has left them out.
+- A checkpoint that is not retained any more keeps its references while a pending one is built on it, and until its
+  metadata is gone; after that the files go that nobody else refers to. None of them is ever referred to again: who is
+  built on what was decided before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable
+from dataclasses import dataclass, field
+
+from tidegate.storage.checkpoints.layout import CheckpointLayout
+from tidegate.storage.checkpoints.metadata import CheckpointMetadata
+from tidegate.storage.codec import wire
+from tidegate.storage.ids import CheckpointId, JobId
+
+
+@wire
+@dataclass(slots=True)
+class SharedStateRegistry:
+    """Shared files, by the completed checkpoints that refer to them: those on which another one can be built."""
+
+    references: dict[CheckpointId, tuple[str, ...]] = field(default_factory=dict)
+    left: frozenset[CheckpointId] = frozenset()
+    """Checkpoints that could not be deleted: the files that they refer to stay until the sweep."""
+
+    def register(self, metadata: CheckpointMetadata, base: CheckpointId | None) -> None:
+        """A checkpoint that was built on `base` is complete."""
+        if not any(subtask.layers or subtask.native for subtask in metadata.subtasks):
+            return
+        paths = tuple(dict.fromkeys(path for subtask in metadata.subtasks for path in subtask.shared_paths))
+        known = () if base is None else frozenset(self.references[base])
+        changelogs = f"{CheckpointLayout(metadata.job_id).changelog_dir()}/"
+        own = own_folder(metadata.job_id, metadata.checkpoint_id), changelogs
+        strange = next((path for path in paths if path not in known and not path.startswith(own)), None)
+        assert strange is None, f"{strange} is neither a file of the checkpoint nor of the one that it is built on"
+        self.references[metadata.checkpoint_id] = paths
+
+    def can_be_base(self, checkpoint_id: CheckpointId) -> bool:
+        """Whether another checkpoint can be built on this one."""
+        return checkpoint_id in self.references
+
+    def release(self, checkpoint_id: CheckpointId) -> tuple[str, ...]:
+        """A checkpoint refers to nothing any more. Returns the files that nobody refers to since then."""
+        paths = self.references.pop(checkpoint_id, ())
+        needed = {path for others in self.references.values() for path in others}
+        return tuple(path for path in paths if path not in needed)
+
+    def leave(self, checkpoint_id: CheckpointId) -> None:
+        """A checkpoint could not be deleted, and nobody tries any more: its files stay as long as the job runs."""
+        if checkpoint_id in self.references:
+            self.left |= {checkpoint_id}
+
+    def not_needed(self, own: CheckpointId, job_id: JobId, paths: Iterable[str]) -> tuple[str, ...]:
+        """Those of the files that were written for checkpoint `own` and that no completed checkpoint refers to."""
+        needed = {path for others in self.references.values() for path in others}
+        return tuple(p for p in paths if p.startswith(own_folder(job_id, own)) and p not in needed)
+
+    def not_retained(self, retained: Container[CheckpointId]) -> tuple[CheckpointId, ...]:
+        """Checkpoints with references that are there for pending ones alone."""
+        return tuple(n for n in self.references if n not in retained and n not in self.left)
+
+
+def own_folder(job_id: JobId, checkpoint_id: CheckpointId) -> str:
+    """How the paths of the shared files begin that were written for one checkpoint."""
+    return f"{CheckpointLayout(job_id).shared_checkpoint_dir(checkpoint_id)}/"

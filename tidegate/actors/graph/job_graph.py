@@ -1,0 +1,129 @@
+"""`JobGraph`: what runs: vertices are chains of operators, edges repartition rows between them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tidegate.actors.operators.batch_rows import BatchRows
+from tidegate.actors.operators.operator import OperatorFactory
+from tidegate.actors.protocol.identity import ChannelId, TaskId
+from tidegate.actors.protocol.partitioning import Partitioning, PartitioningKind
+from tidegate.actors.sources.source import Source
+from tidegate.storage.checkpoints.metadata import OperatorInfo
+from tidegate.storage.ids import OperatorUid, SubtaskIndex, VertexId
+
+MAX_PARALLELISM = 128
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorSpec:
+    """How to make an operator. `table` is the url of the output table where the operator is a table sink."""
+
+    uid: OperatorUid
+    name: str
+    factory: OperatorFactory
+    table: str | None = None
+    batch_rows: BatchRows | None = None
+    """Bounds on the rows that it is given at once, where its user has set them."""
+
+
+@dataclass(frozen=True, slots=True)
+class SourceSpec:
+    """The source at the head of a vertex."""
+
+    uid: OperatorUid
+    name: str
+    source: Source
+
+
+@dataclass(frozen=True, slots=True)
+class JobVertex:
+    """A chain of operators that run in one task, `parallelism` times."""
+
+    vertex: VertexId
+    name: str
+    parallelism: int
+    operators: tuple[OperatorSpec, ...]
+    source: SourceSpec | None = None
+
+    @property
+    def head(self) -> OperatorUid:
+        """The operator that the input goes to, or the source."""
+        return self.source.uid if self.source is not None else self.operators[0].uid
+
+    @property
+    def tail(self) -> OperatorUid:
+        """The operator that the output comes from."""
+        if self.operators:
+            return self.operators[-1].uid
+        assert self.source is not None, "a vertex has an operator or a source"
+        return self.source.uid
+
+
+@dataclass(frozen=True, slots=True)
+class JobEdge:
+    """Batches go from `upstream` to `downstream`, repartitioned. Edges are numbered in the order of the graph.
+
+    `input` is the input of the downstream's first operator that they come by; several edges may share one (a union).
+    """
+
+    index: int
+    upstream: VertexId
+    downstream: VertexId
+    partitioning: Partitioning
+    input: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class JobGraph:
+    """A whole job. Vertices are in topological order."""
+
+    vertices: tuple[JobVertex, ...]
+    edges: tuple[JobEdge, ...]
+    max_parallelism: int = MAX_PARALLELISM
+
+    def vertex(self, vertex: VertexId) -> JobVertex:
+        """The vertex of this id."""
+        return next(v for v in self.vertices if v.vertex == vertex)
+
+    def tasks(self) -> tuple[TaskId, ...]:
+        """All subtasks, in topological order."""
+        return tuple(TaskId(v.vertex, SubtaskIndex(i)) for v in self.vertices for i in range(v.parallelism))
+
+    def operator_infos(self) -> tuple[OperatorInfo, ...]:
+        """Every operator, sources first in their chain, as checkpoint metadata names them."""
+        return tuple(
+            OperatorInfo(spec.uid, spec.name, v.vertex, v.parallelism, self.max_parallelism)
+            for v in self.vertices
+            for spec in ((v.source,) if v.source is not None else ()) + v.operators
+        )
+
+    def edge_name(self, edge: JobEdge) -> str:
+        """Name of an edge in checkpoints: by the operators that it joins, whatever these are chained to."""
+        between = [e.index for e in self.edges if (e.upstream, e.downstream) == (edge.upstream, edge.downstream)]
+        return f"{self.vertex(edge.upstream).tail}->{edge.downstream}#{between.index(edge.index)}"
+
+    def channels(self, edge: JobEdge) -> tuple[ChannelId, ...]:
+        """All channels of an edge: subtask to subtask where it is forward, else all to all."""
+        up, down = self.vertex(edge.upstream).parallelism, self.vertex(edge.downstream).parallelism
+        if edge.partitioning.kind is PartitioningKind.FORWARD:
+            assert up == down, "a forward edge joins equal parallelisms"
+            return tuple(ChannelId(edge.index, SubtaskIndex(i), SubtaskIndex(i)) for i in range(up))
+        return tuple(ChannelId(edge.index, SubtaskIndex(i), SubtaskIndex(j)) for i in range(up) for j in range(down))
+
+    def supports_unaligned(self, edge: JobEdge) -> bool:
+        """Whether a barrier may overtake what is in flight on an edge (Flink's rule).
+
+        Not on a forward or broadcast edge: its in-flight batches could not be routed again at another parallelism; nor
+        on the other edges into the same vertex, whose barriers would come long before those that wait in line.
+        """
+        fixed = (PartitioningKind.FORWARD, PartitioningKind.BROADCAST)
+        return not any(e.downstream == edge.downstream and e.partitioning.kind in fixed for e in self.edges)
+
+    def receiver(self, channel: ChannelId) -> TaskId:
+        """The task at the downstream end of a channel."""
+        return TaskId(self.edges[channel.edge].downstream, channel.downstream)
+
+    def sender(self, channel: ChannelId) -> TaskId:
+        """The task at the upstream end of a channel."""
+        return TaskId(self.edges[channel.edge].upstream, channel.upstream)

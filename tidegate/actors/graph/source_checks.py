@@ -1,0 +1,72 @@
+"""Checks what a source says where it comes in: a source may be code of the user.
+
+Whatever its code raises when the job is submitted is the source's mistake, also an exit: a driver must not end without
+a word because of it. Only Ctrl-C comes out as it is.
+
+A wrong answer to a read that passed here would make a finished job whose table nobody can read, or rows that a replay
+does not find again. The same answer would come again after a restart, so it is a ConfigurationError.
+"""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+from tidegate.actors.graph.job_graph import SourceSpec
+from tidegate.actors.protocol.failure_reasons import error_text, interrupts, value_text
+from tidegate.actors.sources.source import ReadResult, SourceSplit
+from tidegate.storage.errors import ConfigurationError, TidegateError
+
+
+def checked_read(source: SourceSpec, schema: pa.Schema, split: SourceSplit, offset: int, result: object) -> ReadResult:
+    """The answer to a read of a split from `offset` on; `schema` is the source's. ConfigurationError if it is wrong."""
+    reason = _fault(schema, offset, result)
+    if reason is None:
+        assert isinstance(result, ReadResult)
+        return result
+    raise ConfigurationError(
+        f"source {source.name!r} (uid {source.uid!r}): read({split.split_id!r}, offset {offset}) {reason}"
+    )
+
+
+def splits_of(source: SourceSpec) -> tuple[SourceSplit, ...]:
+    """The splits of a source. ConfigurationError, which names the source, for whatever its own code raises."""
+    named = f"source {source.name!r} (uid {source.uid!r})"
+    try:
+        splits = tuple(source.source.splits())
+    except TidegateError:
+        raise
+    except BaseException as error:
+        if interrupts(error):
+            raise
+        raise ConfigurationError(
+            f"{named}: splits() failed with {error_text(error)}; it must return the splits of the input"
+        ) from error
+    wrong = next((split for split in splits if not isinstance(split, SourceSplit)), None)
+    if wrong is not None:
+        raise ConfigurationError(f"{named}: splits() has an item that is no tg.SourceSplit: {value_text(wrong)}")
+    return splits
+
+
+def _fault(schema: pa.Schema, offset: int, result: object) -> str | None:
+    if not isinstance(result, ReadResult):
+        return f"returned {type(result).__name__}, and not a tg.ReadResult"
+    batch, next_offset = result.batch, result.next_offset
+    if not isinstance(next_offset, int) or isinstance(next_offset, bool):
+        return f"has a next_offset that is no int: {next_offset!r}"
+    if not isinstance(result.at_end, bool):
+        return f"has an at_end that is no bool: {result.at_end!r}"
+    if batch is None:
+        rows = 0
+    elif not isinstance(batch, pa.RecordBatch):
+        return f"has a batch that is no Arrow record batch, but {type(batch).__name__}"
+    elif not batch.schema.equals(schema):
+        return f"has columns {_columns(batch.schema)}, and the schema of the source is {_columns(schema)}"
+    else:
+        rows = batch.num_rows
+    if next_offset != offset + rows:
+        return f"has {rows} rows and next_offset {next_offset}; it must be {offset + rows}, the row after the last one"
+    return None
+
+
+def _columns(schema: pa.Schema) -> str:
+    return ", ".join(f"{field.name}: {field.type}" for field in schema)

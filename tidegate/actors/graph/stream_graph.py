@@ -1,0 +1,134 @@
+"""`StreamNode`: the logical graph that a driver script builds. `translate` makes a job graph of it.
+
+An operator is chained to its input, so that batches pass by a plain call, when the input is one operator of the same
+parallelism, joined without repartitioning, and nobody else reads it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from tidegate.actors.graph.job_graph import (
+    MAX_PARALLELISM,
+    JobEdge,
+    JobGraph,
+    JobVertex,
+    OperatorSpec,
+    SourceSpec,
+)
+from tidegate.actors.operators.batch_rows import BatchRows
+from tidegate.actors.operators.operator import OperatorFactory
+from tidegate.actors.protocol.partitioning import Partitioning, PartitioningKind
+from tidegate.actors.sources.source import Source
+from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.ids import OperatorUid, VertexId
+
+FORWARD = Partitioning(PartitioningKind.FORWARD)
+REBALANCE = Partitioning(PartitioningKind.REBALANCE)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class StreamNode:
+    """One operator or source of the logical graph. `schema` is None where it is known only when the job runs.
+
+    An input without a partitioning is forward where the parallelisms are equal, else rebalanced. `ordinals` says for
+    each of `inputs` by which input of the operator it comes, from 0 on; empty: the operator has one, by which all come.
+    """
+
+    uid: OperatorUid
+    name: str
+    parallelism: int
+    schema: pa.Schema | None
+    source: Source | None = None
+    factory: OperatorFactory | None = None
+    table: str | None = None
+    inputs: tuple[tuple[StreamNode, Partitioning | None], ...] = ()
+    ordinals: tuple[int, ...] = ()
+    batch_rows: BatchRows | None = None
+
+    def __post_init__(self) -> None:
+        if (self.source is None) == (self.factory is None):
+            raise AssertionError("a node is a source or an operator")
+        if self.ordinals and len(self.ordinals) != len(self.inputs):
+            raise AssertionError("each input has an ordinal, or none has")
+
+
+def translate(nodes: Sequence[StreamNode], max_parallelism: int = MAX_PARALLELISM) -> JobGraph:
+    """The job graph of all nodes, given in the order in which they were made (inputs first).
+
+    Raises ConfigurationError for two operators of one uid, a parallelism out of range and a job without a source.
+    """
+    _check(nodes, max_parallelism)
+    readers: dict[int, int] = {}
+    for node in nodes:
+        for upstream, _ in node.inputs:
+            readers[id(upstream)] = readers.get(id(upstream), 0) + 1
+    chains: list[list[StreamNode]] = []
+    chain_of: dict[int, int] = {}
+    for node in nodes:
+        chained_to = _chainable_input(node, readers)
+        if chained_to is not None:
+            index = chain_of[id(chained_to)]
+            chains[index].append(node)
+        else:
+            index = len(chains)
+            chains.append([node])
+        chain_of[id(node)] = index
+    vertices = tuple(_vertex(chain) for chain in chains)
+    edges: list[JobEdge] = []
+    for chain in chains:
+        head = chain[0]
+        ordinals = head.ordinals or (0,) * len(head.inputs)
+        for (upstream, partitioning), ordinal in zip(head.inputs, ordinals, strict=True):
+            same = upstream.parallelism == head.parallelism
+            if partitioning is None or (partitioning.kind is PartitioningKind.FORWARD and not same):
+                partitioning = FORWARD if same else REBALANCE
+            from_vertex = vertices[chain_of[id(upstream)]].vertex
+            edges.append(JobEdge(len(edges), from_vertex, _vertex_id(head), partitioning, ordinal))
+    return JobGraph(vertices, tuple(edges), max_parallelism)
+
+
+def _check(nodes: Sequence[StreamNode], max_parallelism: int) -> None:
+    if not any(node.source is not None for node in nodes):
+        raise ConfigurationError("the job has no source; begin a stream with from_dataframe or from_batches")
+    seen: dict[OperatorUid, StreamNode] = {}
+    for node in nodes:
+        if not 1 <= node.parallelism <= max_parallelism:
+            raise ConfigurationError(
+                f"operator {node.name!r}: parallelism {node.parallelism} is not between 1 and {max_parallelism}, "
+                "the number of key groups"
+            )
+        if node.uid in seen:
+            raise ConfigurationError(
+                f"operators {seen[node.uid].name!r} and {node.name!r} both have uid {node.uid!r}; a uid names one "
+                "operator, because state is matched by it"
+            )
+        seen[node.uid] = node
+
+
+def _chainable_input(node: StreamNode, readers: dict[int, int]) -> StreamNode | None:
+    if len(node.inputs) != 1:
+        return None
+    upstream, partitioning = node.inputs[0]
+    forward = partitioning is None or partitioning.kind is PartitioningKind.FORWARD
+    alone = readers[id(upstream)] == 1
+    return upstream if forward and alone and upstream.parallelism == node.parallelism else None
+
+
+def _vertex(chain: Sequence[StreamNode]) -> JobVertex:
+    head = chain[0]
+    source = None if head.source is None else SourceSpec(head.uid, head.name, head.source)
+    operators = tuple(
+        OperatorSpec(node.uid, node.name, node.factory, node.table, node.batch_rows)
+        for node in chain
+        if node.factory is not None
+    )
+    name = " -> ".join(node.name for node in chain)
+    return JobVertex(_vertex_id(head), name, head.parallelism, operators, source)
+
+
+def _vertex_id(head: StreamNode) -> VertexId:
+    return VertexId(head.uid)

@@ -1,0 +1,1 @@
+"""The host of a coordinator: the event log, storage, the lease, hooks, and answers."""

@@ -1,0 +1,191 @@
+"""Does the I/O that a coordinator asks for: metadata, savepoints, sink commits, deletion; and calls master hooks."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable
+
+from tidegate.actors.coordinator.messages import events as ev
+from tidegate.actors.coordinator.messages import instructions as do
+from tidegate.actors.hosts.coordinator.hook_calls import HookCalls, HookError
+from tidegate.actors.hosts.job_context import JobContext
+from tidegate.actors.hosts.work_folders import remove_work
+from tidegate.recovery.retention import sweep_checkpoints
+from tidegate.recovery.savepoints import discard_savepoint, write_savepoint
+from tidegate.storage.checkpoints.metadata import CheckpointMetadata, DataFile
+from tidegate.storage.checkpoints.metadata_file import create_metadata, read_metadata
+from tidegate.storage.copies.local_copies import remove_copies
+from tidegate.storage.errors import DAMAGE, AlreadyExistsError, FencedError, StorageError, TidegateError
+from tidegate.storage.files.retrying_store import can_pass
+from tidegate.storage.files.store import OpenStore
+from tidegate.storage.ids import CheckpointId
+from tidegate.storage.tables.table_files import delete_unreferenced
+from tidegate.storage.tables.table_log import TableLog
+
+log = logging.getLogger(__name__)
+
+
+class CoordinatorEffects:
+    """Carries out the coordinator's instructions that touch files. Every method may run on any thread."""
+
+    def __init__(self, context: JobContext, open_store: OpenStore, now_ms: Callable[[], int]) -> None:
+        self._context = context
+        self._open_store = open_store
+        self._now_ms = now_ms
+        self._lock = threading.Lock()
+        self._hooks = HookCalls(context.hooks)
+        self._table_logs: dict[str, TableLog] = {}
+
+    def write_metadata(
+        self, metadata: CheckpointMetadata
+    ) -> ev.MetadataWritten | ev.CheckpointVoided | ev.MetadataWriteFailed:
+        """Create `_metadata`, or a tombstone, and tell which of the two is there now."""
+        store = self._open_store(self._context.root)
+        checkpoint_id = metadata.checkpoint_id
+        try:
+            try:
+                create_metadata(store, metadata)
+                found = metadata
+            except AlreadyExistsError:
+                found = read_metadata(store, metadata.job_id, checkpoint_id)
+        except StorageError as error:
+            return ev.MetadataWriteFailed(self._now_ms(), checkpoint_id, str(error))
+        if found.void:
+            return ev.CheckpointVoided(self._now_ms(), checkpoint_id)
+        return ev.MetadataWritten(self._now_ms(), checkpoint_id)
+
+    def write_savepoint(self, instruction: do.WriteSavepoint) -> ev.SavepointWritten | ev.SavepointWriteFailed:
+        """Copy a savepoint into its own folder, `_metadata` last."""
+        checkpoint_id = instruction.metadata.checkpoint_id
+        try:
+            path = write_savepoint(self._open_store, self._context.root, instruction.target, instruction.metadata)
+        except TidegateError as error:
+            return ev.SavepointWriteFailed(self._now_ms(), checkpoint_id, str(error), _away_ms(error) is None)
+        return ev.SavepointWritten(self._now_ms(), checkpoint_id, path)
+
+    def discard_savepoint(self, instruction: do.DiscardSavepoint) -> ev.SavepointDiscarded | ev.SavepointDiscardFailed:
+        """Delete the folder of a savepoint that failed after all."""
+        checkpoint_id, target = instruction.checkpoint_id, instruction.target
+        try:
+            discard_savepoint(self._open_store, target, instruction.job_id, checkpoint_id)
+        except TidegateError as error:
+            return ev.SavepointDiscardFailed(self._now_ms(), checkpoint_id, str(error))
+        return ev.SavepointDiscarded(self._now_ms(), checkpoint_id)
+
+    def trigger_hooks(self, instruction: do.TriggerHooks) -> ev.HooksTriggered | ev.HookFailed:
+        """Call every master hook, in the order in which they were given."""
+        try:
+            states = self._hooks.trigger(instruction.checkpoint_id, instruction.triggered_at_ms)
+        except HookError as error:
+            return ev.HookFailed(self._now_ms(), instruction.checkpoint_id, str(error))
+        return ev.HooksTriggered(self._now_ms(), instruction.checkpoint_id, states)
+
+    def take_tables_back(self, instruction: do.TakeTablesBack) -> ev.TablesTakenBack | ev.TablesNotTakenBack:
+        """Every table goes on from what the checkpoint covers; repeating that changes nothing."""
+        job_id, attempt = self._context.job_id, instruction.attempt
+        try:
+            for table in self._context.table_urls:
+                self._table_log(table).claim(job_id, restored_from=(job_id, instruction.checkpoint_id))
+        except FencedError as error:
+            return ev.TablesNotTakenBack(self._now_ms(), attempt, str(error), fenced=True)
+        except TidegateError as error:
+            return ev.TablesNotTakenBack(self._now_ms(), attempt, str(error), away_ms=_away_ms(error))
+        return ev.TablesTakenBack(self._now_ms(), attempt)
+
+    def restore_hooks(
+        self, instruction: do.RestoreHooks
+    ) -> ev.HooksRestored | ev.HookRestoreFailed | ev.CheckpointDamaged:
+        """Give every master hook what it had kept with the checkpoint."""
+        restore = instruction.restore
+        try:
+            store = self._open_store(restore.root)
+            metadata = read_metadata(store, restore.job_id, restore.checkpoint_id, savepoint=restore.savepoint)
+            self._hooks.restore(restore.checkpoint_id, dict(metadata.hooks))
+        except DAMAGE as error:
+            return ev.CheckpointDamaged(self._now_ms(), instruction.attempt, restore.checkpoint_id, str(error))
+        except (TidegateError, HookError) as error:
+            return ev.HookRestoreFailed(self._now_ms(), instruction.attempt, str(error), _away_ms(error))
+        return ev.HooksRestored(self._now_ms(), instruction.attempt)
+
+    def close(self) -> None:
+        """The job is over: a master hook that has not come back is not waited for."""
+        self._hooks.close()
+
+    def commit_sinks(self, instruction: do.CommitSinks) -> ev.SinksCommitted | ev.SinkCommitFailed:
+        """Commit the files of every table; each commit is atomic and idempotent."""
+        files: dict[str, list[DataFile]] = {table: [] for table in instruction.tables}
+        for committable in instruction.committables:
+            files.setdefault(committable.table, []).extend(committable.files)
+        try:
+            for table, table_files in files.items():
+                self._table_log(table).commit(self._context.job_id, instruction.checkpoint_id, tuple(table_files))
+        except FencedError as error:
+            return ev.SinkCommitFailed(self._now_ms(), instruction.checkpoint_id, str(error), fenced=True)
+        except StorageError as error:
+            return ev.SinkCommitFailed(self._now_ms(), instruction.checkpoint_id, str(error))
+        except TidegateError as error:
+            return ev.SinkCommitFailed(self._now_ms(), instruction.checkpoint_id, str(error), permanent=True)
+        return ev.SinksCommitted(self._now_ms(), instruction.checkpoint_id)
+
+    def _table_log(self, url: str) -> TableLog:
+        """The log of a table; kept, because it remembers what it has read, and a log grows with every commit."""
+        with self._lock:
+            if url not in self._table_logs:
+                self._table_logs[url] = TableLog(self._open_store(url))
+            return self._table_logs[url]
+
+    def discard_checkpoint(
+        self, instruction: do.DiscardCheckpoint
+    ) -> ev.CheckpointDiscarded | ev.CheckpointDiscardFailed:
+        """Delete a checkpoint: `_metadata` first, so that nobody finds it half deleted. A tombstone stays."""
+        store = self._open_store(self._context.root)
+        layout = self._context.layout
+        folder = layout.checkpoint_dir(instruction.checkpoint_id)
+        metadata = layout.metadata(instruction.checkpoint_id)
+        try:
+            if instruction.voided:
+                for name in store.list(folder):
+                    if f"{folder}/{name}" != metadata:
+                        store.delete(f"{folder}/{name}")
+            else:
+                store.delete(metadata)
+                store.delete_tree(folder)
+            if instruction.shared is None:
+                store.delete_tree(layout.shared_checkpoint_dir(instruction.checkpoint_id))
+            else:
+                for path in instruction.shared:
+                    store.delete(path)
+        except StorageError as error:
+            return ev.CheckpointDiscardFailed(self._now_ms(), instruction.checkpoint_id, str(error))
+        return ev.CheckpointDiscarded(self._now_ms(), instruction.checkpoint_id)
+
+    def discard_files(self, instruction: do.DiscardFiles) -> None:
+        """Delete files of a refused acknowledgement; what fails is swept at the end."""
+        store = self._open_store(self._context.root)
+        for path in instruction.paths:
+            try:
+                store.delete(path)
+            except StorageError as error:
+                log.warning("left %s behind for the sweep: %s", path, error)
+
+    def sweep(self, retained: Iterable[CheckpointId], tables: Iterable[str]) -> None:
+        """After the last task is gone: delete what no retained checkpoint and no commit refers to.
+
+        Local copies, and folders of backends, on this node go too; copies on other nodes when a later job starts there.
+        """
+        if (work := self._context.options.backend.directory) is not None:
+            remove_work(work, self._context.job_id)
+        if self._context.options.local_copies is not None:
+            remove_copies(self._context.options.local_copies, self._context.job_id)
+        try:
+            sweep_checkpoints(self._open_store(self._context.root), self._context.layout, retained)
+            for table in tables:
+                delete_unreferenced(self._open_store(table), self._context.job_id, None)
+        except StorageError as error:
+            log.warning("the sweep of job %s did not finish, files are left behind: %s", self._context.job_id, error)
+
+
+def _away_ms(error: Exception) -> int | None:
+    """0 where storage does not answer, which counts from now on; None where trying again cannot help."""
+    return 0 if isinstance(error, StorageError) and can_pass(error) else None

@@ -1,0 +1,87 @@
+"""`JobContext`: graph, storage and sizes of one job, sent to each of its processes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from tidegate.actors.coordinator.job.outages import STORAGE_OUTAGE_MS
+from tidegate.actors.graph.job_graph import JobGraph
+from tidegate.actors.hosts.work_folders import work_folder
+from tidegate.actors.protocol.identity import TaskId
+from tidegate.actors.sources.master_hooks import MasterHook
+from tidegate.actors.state_backends.common.options import StateBackendOptions
+from tidegate.actors.task.channels.output_gate import BufferLimits
+from tidegate.actors.task.pipeline.source_cursor import SplitPosition
+from tidegate.actors.task.pipeline.task_descriptor import TaskDescriptor, describe_task
+from tidegate.storage.checkpoints.layout import CheckpointLayout
+from tidegate.storage.checkpoints.lease import LEASE_MS_DEFAULT
+from tidegate.storage.ids import AttemptNumber, JobId, OperatorUid
+
+
+@dataclass(frozen=True, slots=True)
+class DataPlaneOptions:
+    """Sizes of the data plane of a job."""
+
+    limits: BufferLimits = field(default_factory=BufferLimits)
+    source_rows_max: int = 262_144
+    inline_bytes_max: int = 20 * 1024
+    exactly_once: bool = True
+    """False: barriers block nothing, and rows may be processed twice after a failure."""
+    backend: StateBackendOptions = field(default_factory=StateBackendOptions)
+    """Where keyed state lives; its folder is that of all jobs of this user on a machine."""
+    local_copies: str | None = None
+    """Folder of each machine in which tasks keep copies of their newest state; None: they keep none."""
+    state_bytes_max: int | None = None
+    """How large a state of a subtask may be; None: as large as it likes."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobContext:
+    """One job, as its tasks and their runtime see it. Travels by cloudpickle."""
+
+    job_id: JobId
+    job_name: str
+    root: str
+    graph: JobGraph
+    splits: dict[OperatorUid, tuple[SplitPosition, ...]]
+    """Splits of each source, for a fresh start."""
+    options: DataPlaneOptions = field(default_factory=DataPlaneOptions)
+    hooks: tuple[MasterHook, ...] = ()
+    lease_ms: int = LEASE_MS_DEFAULT
+    """After so long without a sign of life the job counts as dead."""
+    storage_outage_ms: int = STORAGE_OUTAGE_MS
+    """For how long the tasks wait for storage that does not answer."""
+
+    @property
+    def layout(self) -> CheckpointLayout:
+        """Where the files of this job lie under `root`."""
+        return CheckpointLayout(self.job_id)
+
+    @property
+    def table_urls(self) -> list[str]:
+        """Where the output tables of this job are, in the order of their operators."""
+        return [spec.table for vertex in self.graph.vertices for spec in vertex.operators if spec.table is not None]
+
+    def describe(self, task: TaskId, attempt: AttemptNumber) -> TaskDescriptor:
+        """Descriptor of one task; splits are dealt out round-robin."""
+        vertex = self.graph.vertex(task.vertex)
+        splits: tuple[SplitPosition, ...] = ()
+        if vertex.source is not None:
+            splits = self.splits[vertex.source.uid][task.subtask :: vertex.parallelism]
+        return describe_task(
+            self.graph,
+            task,
+            attempt,
+            splits,
+            self.options.limits,
+            self.options.source_rows_max,
+            self.options.exactly_once,
+            self._backend_of(task, attempt),
+        )
+
+    def _backend_of(self, task: TaskId, attempt: AttemptNumber) -> StateBackendOptions:
+        """The options of the backend with a folder that no other attempt uses: one that was given up may live on."""
+        backend = self.options.backend
+        if backend.directory is None:
+            return backend
+        return replace(backend, directory=work_folder(backend.directory, self.job_id, task, attempt))

@@ -1,0 +1,1 @@
+"""The host of a task: its turns, its timers, and the files of its snapshots."""

@@ -1,0 +1,222 @@
+"""Does the I/O that a task asks for: reads its source, reads and writes its state, stages its sink files."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from functools import partial
+
+from tidegate.actors.coordinator.job.job_spec import RestorePoint
+from tidegate.actors.graph.source_checks import checked_read
+from tidegate.actors.hosts.job_context import JobContext
+from tidegate.actors.hosts.task.snapshot_writer import delete_files, write_segment, write_snapshot
+from tidegate.actors.hosts.task.state_stores import StateStores
+from tidegate.actors.hosts.work_folders import prepare_work
+from tidegate.actors.restore.restore_task import restore_task
+from tidegate.actors.sources.source import ReadResult, SourceReader, SourceSplit
+from tidegate.actors.task.checkpoints.snapshots import Written
+from tidegate.actors.task.incremental.lineage import Lineage
+from tidegate.actors.task.messages import events as ev
+from tidegate.actors.task.messages import instructions as do
+from tidegate.actors.task.pipeline.task_descriptor import TaskDescriptor
+from tidegate.storage.errors import DAMAGE, StorageError, may_pass
+from tidegate.storage.files.store import OpenStore
+from tidegate.storage.subtasks.in_flight import ChannelEnd, InFlightRows, write_in_flight
+from tidegate.storage.tables.table_files import data_dir, write_data_file
+
+log = logging.getLogger(__name__)
+
+
+class TaskEffects:
+    """Carries out the instructions of one task that touch files.
+
+    Methods may run on any thread, reads of the source one at a time. `close` may come while a read is under way: the
+    reader is then closed by whoever reads, so that it is never used by two threads.
+    """
+
+    def __init__(
+        self,
+        context: JobContext,
+        descriptor: TaskDescriptor,
+        open_store: OpenStore,
+        now_ms: Callable[[], int],
+    ) -> None:
+        self._context = context
+        self._descriptor = descriptor
+        self._open_store = open_store
+        self._now_ms = now_ms
+        self._reader: SourceReader | None = None
+        self._check_read: Callable[[SourceSplit, int, object], ReadResult]
+        self._reader_lock = threading.Lock()
+        self._reading = False
+        self._closed = False
+        self._stores = StateStores(context, descriptor.task, open_store, now_ms())
+        self._tables = {spec.uid: spec.table for spec in descriptor.operators if spec.table is not None}
+
+    def restore(self, restore: RestorePoint | None) -> ev.TaskRestored | ev.DamageFound:
+        """Read what the operators of this task had in a checkpoint, and what was in flight towards it.
+
+        A checkpoint that is damaged is no fault of the task. What earlier attempts have left on this node's disk is
+        deleted before.
+        """
+        work = self._context.options.backend.directory
+        if work is not None:
+            prepare_work(work, self._context.job_id, self._descriptor.task, self._descriptor.attempt)
+        if restore is None:
+            return ev.TaskRestored(self._now_ms(), ())
+        store = self._open_store(restore.root)
+        options, task = self._context.options, self._descriptor.task
+        backend, own = self._descriptor.backend, restore.job_id == self._context.job_id and not restore.savepoint
+        # The program of another job may declare other types: rows are brought to those, files are not.
+        folder = backend.directory if backend.kind == "rocksdb" and own else None
+        try:
+            context = self._context
+            restored = restore_task(store, restore, context.graph, task, options.local_copies, folder, context.splits)
+        except DAMAGE as error:
+            return ev.DamageFound(self._now_ms(), restore.checkpoint_id, f"{task}: {error}")
+        part, lineage = restored.part, None
+        if part is not None and own:
+            # The files of another job's checkpoint are not this job's to keep.
+            lineage = Lineage.of(restore.checkpoint_id, part)
+        return ev.TaskRestored(self._now_ms(), restored.tables, restored.finished, restored.in_flight, lineage)
+
+    def read_source(self, instruction: do.ReadSource) -> ev.SourceBatchRead | None:
+        """Read one batch; nothing once the task is closed."""
+        with self._reader_lock:
+            if self._closed:
+                return None
+            if self._reader is None:
+                source = self._descriptor.source
+                assert source is not None
+                self._reader = source.source.reader()
+                self._check_read = partial(checked_read, source, source.source.schema)
+            reader = self._reader
+            self._reading = True
+        try:
+            answer = reader.read(instruction.split, instruction.offset, instruction.rows_max)
+        finally:
+            with self._reader_lock:
+                self._reading = False
+                if self._closed:
+                    reader.close()
+        result = self._check_read(instruction.split, instruction.offset, answer)
+        return ev.SourceBatchRead(
+            self._now_ms(), instruction.read, result.batch, result.next_offset, result.at_end, result.induces
+        )
+
+    def persist(self, instruction: do.PersistSnapshot, sync_ms: int) -> ev.SnapshotPersisted | ev.SnapshotFailed | None:
+        """The asynchronous part of a snapshot: a few checksummed files, or inlined when small.
+
+        What is written when the task was closed meanwhile is deleted at once: the sweep may have been here already.
+        """
+        checkpoint_id = instruction.checkpoint_id
+        store = self._stores.to_write(checkpoint_id)
+        try:
+            written = write_snapshot(store, self._context, self._descriptor.task, instruction)
+        except StorageError as error:
+            return ev.SnapshotFailed(self._now_ms(), checkpoint_id, str(error), away=may_pass(error))
+        if self._closed:
+            delete_files(store, written.files(instruction.base))
+            return None
+        base = frozenset[str]() if instruction.base is None else instruction.base.paths
+        self._stores.wrote(checkpoint_id, base | written.files(instruction.base).keys(), instruction.chain)
+        return ev.SnapshotPersisted(
+            self._now_ms(), checkpoint_id, written.handle, sync_ms, written.layer, written.native
+        )
+
+    def persist_channel_state(
+        self, instruction: do.PersistChannelState
+    ) -> ev.ChannelStatePersisted | ev.SnapshotFailed | None:
+        """Write the in-flight elements of a snapshot: a file of their own, or inlined when small.
+
+        What is written when the task was closed meanwhile is deleted at once, as by `persist`.
+        """
+        task, graph = self._descriptor.task, self._context.graph
+        rows = [
+            InFlightRows(
+                ChannelEnd(
+                    graph.edge_name(graph.edges[held.channel.edge]),
+                    held.direction.value,
+                    held.channel.upstream,
+                    held.channel.downstream,
+                ),
+                held.batches,
+            )
+            for held in instruction.channels
+        ]
+        store = self._stores.to_write(instruction.checkpoint_id)
+        try:
+            handle = write_in_flight(
+                store,
+                self._context.layout.channels_file(instruction.checkpoint_id, task.vertex, task.subtask),
+                rows,
+                inline_bytes_max=self._context.options.inline_bytes_max,
+            )
+        except StorageError as error:
+            return ev.SnapshotFailed(
+                self._now_ms(), instruction.checkpoint_id, str(error), channels=True, away=may_pass(error)
+            )
+        files = Written(handle).files(None)
+        if self._closed:
+            delete_files(store, files)
+            return None
+        self._stores.wrote(instruction.checkpoint_id, frozenset(files))
+        return ev.ChannelStatePersisted(self._now_ms(), instruction.checkpoint_id, handle)
+
+    def persist_segment(self, instruction: do.PersistSegment) -> ev.SegmentPersisted | ev.SegmentFailed | None:
+        """Write a segment of the changelog, or a base. What comes too late is deleted, as by `persist`."""
+        store, descriptor = self._stores.to_write(None), self._descriptor
+        number, whole = instruction.number, instruction.whole
+        try:
+            handle = write_segment(store, self._context, descriptor.task, descriptor.attempt, instruction)
+        except StorageError as error:
+            # A checkpoint tells of it only if it needs what was to be written, which may be none.
+            log.warning("a part of the changelog of %s was not written: %s", descriptor.task, error)
+            return ev.SegmentFailed(self._now_ms(), number, whole, str(error), away=may_pass(error))
+        if self._closed:
+            delete_files(store, Written(handle).files(None))
+            return None
+        return ev.SegmentPersisted(self._now_ms(), number, whole, handle)
+
+    @property
+    def storage_outage_ms(self) -> int:
+        """For how long storage is waited for."""
+        return self._context.storage_outage_ms
+
+    @property
+    def keeps_copies(self) -> bool:
+        """Whether `checkpoint_over` wants to be told."""
+        return self._stores.keeps_copies
+
+    def checkpoint_over(self, event: ev.CheckpointCompleted | ev.CheckpointAborted) -> None:
+        """A checkpoint is complete, or was given up: local copies that nobody needs any more go."""
+        if isinstance(event, ev.CheckpointCompleted):
+            self._stores.completed(event.checkpoint_id)
+        else:
+            self._stores.aborted(event.checkpoint_id)
+
+    def stage(self, instruction: do.StageFile) -> ev.FileStaged | None:
+        """Write one data file of a sink; nobody sees it before it is committed."""
+        d = self._descriptor
+        name = f"{instruction.uid}-{d.task.subtask}-{instruction.index:06d}".replace("/", "_")
+        path = f"{data_dir(self._context.job_id, d.attempt)}/{name}.parquet"
+        store = self._open_store(self._tables[instruction.uid])
+        file = write_data_file(store, path, instruction.batches)
+        if self._closed:
+            delete_files(store, (path,))
+            return None
+        return ev.FileStaged(self._now_ms(), instruction.uid, instruction.index, file)
+
+    def discard(self, instruction: do.DiscardState) -> None:
+        """Delete files of state that no checkpoint will refer to."""
+        delete_files(self._open_store(self._context.root), instruction.paths)
+
+    def close(self) -> None:
+        """Release the source's files. May be called again."""
+        with self._reader_lock:
+            if self._closed:
+                return
+            self._closed = True
+            if self._reader is not None and not self._reading:
+                self._reader.close()

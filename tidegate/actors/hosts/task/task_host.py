@@ -1,0 +1,169 @@
+"""`TaskHost`: drives one task machine: carries out its instructions through a port, and hands on its reports."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from tidegate.actors.coordinator.job.job_spec import RestorePoint
+from tidegate.actors.coordinator.job.outages import FIRST_PAUSE_MS, pause_ms
+from tidegate.actors.coordinator.messages import events as co
+from tidegate.actors.hosts.outage_notes import OutageNotes
+from tidegate.actors.hosts.ports import TaskPort, TryAgain
+from tidegate.actors.hosts.task.task_effects import TaskEffects
+from tidegate.actors.hosts.threads import leave_if_forked
+from tidegate.actors.protocol.failure_reasons import interrupts, log_failure
+from tidegate.actors.task.messages import events as ev
+from tidegate.actors.task.messages import instructions as do
+from tidegate.actors.task.task_machine import TaskMachine
+from tidegate.actors.task.task_status import TaskStatus
+from tidegate.storage.errors import StorageError, may_pass
+
+log = logging.getLogger(__name__)
+
+
+class TaskHost:
+    """One task on some runtime. All methods run on the task's mailbox."""
+
+    def __init__(self, machine: TaskMachine, effects: TaskEffects, port: TaskPort) -> None:
+        self.machine = machine
+        self._effects = effects
+        self._port = port
+        self.rows_in = 0
+        """Rows that came in, from the source or from channels."""
+        self._last_turn_ms = self._turn_over_ms = 0
+        self._pid = os.getpid()
+        self._at_ms = 0
+        """What time it was for the machine at the last event: a timer is that far from being due."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether the task is over."""
+        return self.machine.status is TaskStatus.FINISHED
+
+    def restore(self, restore: RestorePoint | None) -> None:
+        """Begin the task's life."""
+        self._run_through_outages(lambda: self._effects.restore(restore))
+
+    def handle(self, event: ev.TaskEvent | TryAgain) -> None:
+        """Let the machine take in one fact, and do what follows. Whatever it raises has failed the task."""
+        if isinstance(event, ev.DamageFound):
+            attempt = self.machine.attempt
+            self._port.report(co.CheckpointDamaged(event.at_ms, attempt, event.checkpoint_id, event.reason))
+            return
+        if isinstance(event, TryAgain):
+            self._try_again(event)
+            return
+        if isinstance(event, ev.SourceBatchRead) and event.batch is not None:
+            self.rows_in += event.batch.num_rows
+        elif isinstance(event, ev.FrameArrived):
+            self.rows_in += sum(getattr(element, "num_rows", 0) for element in event.elements)
+        elif isinstance(event, ev.CheckpointCompleted | ev.CheckpointAborted) and self._effects.keeps_copies:
+            self._port.run_io(partial(self._effects.checkpoint_over, event))
+        self._at_ms = event.at_ms
+        begin_ms = self._port.monotonic_ms()
+        instructions = self.machine.handle(event)
+        leave_if_forked(self._pid)
+        self._perform(instructions, self._port.monotonic_ms() - begin_ms)
+
+    def _run_through_outages(self, work: Callable[[], ev.TaskEvent | None]) -> None:
+        """Run I/O that the task cannot do without, again and again for as long as an outage of storage may last."""
+        port, limit_ms = self._port, self._effects.storage_outage_ms
+        notes = OutageNotes(f"storage of {self.machine.descriptor.task}", port.monotonic_ms)
+
+        def attempt(number: int) -> None:
+            def tried() -> ev.TaskEvent | TryAgain | None:
+                try:
+                    event = work()
+                except StorageError as error:
+                    if not may_pass(error) or (away_ms := notes.failed(error, "the task waits for it")) >= limit_ms:
+                        raise
+                    pause = min(pause_ms(FIRST_PAUSE_MS, number), limit_ms - away_ms)
+                    return TryAgain(pause, lambda: attempt(number + 1))
+                notes.worked()
+                return event
+
+            port.run_io(tried)
+
+        attempt(1)
+
+    def _try_again(self, event: TryAgain) -> None:
+        if self.machine.status is TaskStatus.CREATED:
+            descriptor, now_ms = self.machine.descriptor, self._port.now_ms()
+            self._port.report(co.RestoreDelayed(now_ms, descriptor.attempt, descriptor.task))
+        self._port.call_later(event.delay_ms, event.again)
+
+    def turn(self) -> bool:
+        """Process one element if there is one. Whether there was."""
+        if not self.machine.runnable:
+            return False
+        begin_ms = self._port.monotonic_ms()
+        self.handle(ev.TurnGranted(self._port.now_ms(), self._last_turn_ms, begin_ms - self._turn_over_ms))
+        self._turn_over_ms = self._port.monotonic_ms()
+        self._last_turn_ms = self._turn_over_ms - begin_ms
+        return True
+
+    def close(self) -> None:
+        """Release what the task holds, also in the middle of its life. Never raises: the task is over anyway."""
+        for what, close in (("an operator", self.machine.close), ("the source", self._effects.close)):
+            try:
+                close()
+            except BaseException as error:
+                if interrupts(error):
+                    raise
+                log_failure(log, f"{what} of {self.machine.descriptor.task} could not be closed", error)
+
+    def _perform(self, instructions: Sequence[do.TaskInstruction], handled_ms: int) -> None:
+        task, port = self.machine.descriptor.task, self._port
+        for instruction in instructions:
+            match instruction:
+                case do.SendFrame():
+                    port.send_frame(instruction)
+                case do.GrantCredit():
+                    port.grant_credit(instruction)
+                case do.ReadSource():
+                    port.run_io(lambda i=instruction: self._effects.read_source(i))  # type: ignore[misc]
+                case do.PersistSnapshot():
+                    # A snapshot's synchronous part is most of what the machine did at this event.
+                    port.run_io(lambda i=instruction: self._effects.persist(i, handled_ms))  # type: ignore[misc]
+                case do.PersistChannelState():
+                    port.run_io(lambda i=instruction: self._effects.persist_channel_state(i))  # type: ignore[misc]
+                case do.PersistSegment():
+                    port.run_io(lambda i=instruction: self._effects.persist_segment(i))  # type: ignore[misc]
+                case do.StageFile():
+                    self._run_through_outages(lambda i=instruction: self._effects.stage(i))  # type: ignore[misc]
+                case do.DiscardState():
+                    port.run_io(lambda i=instruction: self._effects.discard(i))  # type: ignore[misc]
+                case do.SetTaskTimer():
+                    port.set_timer(instruction, max(0, instruction.due_at_ms - self._at_ms))
+                case do.ReportReady():
+                    port.report(co.TaskReady(port.now_ms(), instruction.attempt, task))
+                case do.ReportEndOfData():
+                    port.report(co.TaskReachedEndOfData(port.now_ms(), instruction.attempt, task))
+                case do.ReportFinished():
+                    port.report(co.TaskFinished(port.now_ms(), instruction.attempt, task))
+                case do.Acknowledge():
+                    port.report(
+                        co.CheckpointAcknowledged(
+                            port.now_ms(),
+                            instruction.attempt,
+                            task,
+                            instruction.checkpoint_id,
+                            instruction.state,
+                            instruction.metrics,
+                            instruction.kind,
+                        )
+                    )
+                case do.Decline():
+                    port.report(
+                        co.CheckpointDeclined(
+                            port.now_ms(),
+                            instruction.attempt,
+                            task,
+                            instruction.checkpoint_id,
+                            instruction.reason,
+                            instruction.message,
+                        )
+                    )

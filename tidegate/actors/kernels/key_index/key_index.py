@@ -1,0 +1,55 @@
+"""`KeyIndex`: from the key columns of a batch to slots, by the index that suits the types of the columns.
+
+One column of a fixed-width type goes to `WordIndex`; one string column goes to `BytesIndex` as it lies in
+Arrow's buffers; several columns are encoded into rows first.
+"""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+from tidegate.actors.kernels.columns import Strings, Words, key_forms
+from tidegate.actors.kernels.hashing import hash_forms
+from tidegate.actors.kernels.key_index.bytes_index import BytesIndex
+from tidegate.actors.kernels.key_index.entries import Upserted
+from tidegate.actors.kernels.key_index.word_index import WordIndex
+from tidegate.actors.kernels.row_encoding import encode_rows
+
+
+class KeyIndex:
+    """Keys (rows of the named columns) → slots 0, 1, 2, … in order of first appearance.
+
+    Nulls are keys like any other; all NaN are one key, and so are 0.0 and -0.0. Column types must not change
+    between batches.
+    """
+
+    __slots__ = ("_columns", "_index")
+
+    def __init__(self, columns: tuple[str, ...]) -> None:
+        assert columns, "an index needs at least one key column"
+        self._columns = columns
+        self._index: WordIndex | BytesIndex | None = None
+
+    @property
+    def size(self) -> int:
+        """Number of keys, also the next free slot."""
+        return 0 if self._index is None else self._index.size
+
+    def upsert(self, batch: pa.RecordBatch) -> Upserted:
+        """Slots of the keys of a batch; keys that are not known yet get one.
+
+        Raises ConfigurationError for a column that is missing or of a type that cannot be a key.
+        """
+        forms = key_forms(batch, self._columns)
+        if len(forms) == 1 and isinstance(forms[0], Words):
+            if self._index is None:
+                self._index = WordIndex()
+            assert isinstance(self._index, WordIndex), f"type of key column {self._columns} has changed"
+            return self._index.upsert(forms[0].words, forms[0].valid)
+        if self._index is None:
+            self._index = BytesIndex()
+        assert isinstance(self._index, BytesIndex), f"type of key column {self._columns} has changed"
+        only = forms[0]
+        single = len(forms) == 1 and isinstance(only, Strings)
+        keys = only if single and isinstance(only, Strings) else encode_rows(forms, batch.num_rows)
+        return self._index.upsert(keys, hash_forms([keys], batch.num_rows))

@@ -1,0 +1,145 @@
+"""Index of keys that fit into a word: one integer, float, boolean, date or time column.
+
+The key lies in the entry itself (`entries.py` has the layout). Null has an entry outside the table. Rows are
+taken in blocks: first the homes of a block are computed and their cache lines asked for, then the block is
+probed, so that the cache misses of a block overlap.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tidegate.actors.kernels.jit import kernel, prefetch
+from tidegate.actors.kernels.key_index.entries import (
+    CAPACITY_MIN,
+    SLOTS_MAX,
+    Progress,
+    Upserted,
+    bitmap_of,
+    enlarged,
+    forget,
+    meet,
+)
+
+_BLOCK_ROWS = 16
+_MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
+_MIX_2 = np.uint64(0x94D049BB133111EB)
+
+
+class WordIndex:
+    """Open-addressing table of int64 words → slots 0, 1, 2, … in order of first appearance."""
+
+    __slots__ = ("_met", "_null", "_shift", "_table", "size")
+
+    def __init__(self) -> None:
+        self.size = 0
+        self._table = np.zeros(2 * CAPACITY_MIN, dtype=np.int64)
+        self._shift = np.uint64(64 - CAPACITY_MIN.bit_length() + 1)
+        self._null = np.zeros(2, dtype=np.int64)
+        self._met = bitmap_of(CAPACITY_MIN // 2)
+
+    def upsert(self, words: NDArray[np.int64], valid: NDArray[np.uint8]) -> Upserted:
+        """Slots of a batch of keys; keys that are not known yet get one. `valid` may be `NO_MASK`."""
+        progress = Progress(len(words), self.size)
+        while True:
+            _upsert(
+                self._table,
+                self._shift,
+                self._null,
+                self._met,
+                words,
+                valid,
+                progress.slots,
+                progress.first_rows,
+                progress.new_rows,
+                progress.counters,
+            )
+            self.size = progress.size
+            if progress.done:
+                result = progress.result()
+                forget(self._met, result.slots, result.first_rows)
+                return result
+            self._grow()
+
+    def _grow(self) -> None:
+        assert self.size < SLOTS_MAX, f"{self.size} keys in one subtask: raise the parallelism"
+        table = np.zeros(2 * len(self._table), dtype=np.int64)
+        self._shift = np.uint64(self._shift - np.uint64(1))
+        _rehash(self._table, table, self._shift)
+        self._table = table
+        self._met = enlarged(self._met, len(self._met), len(table) // 256 + 1)
+
+
+@kernel
+def _home(word: np.int64, shift: np.uint64) -> np.int64:
+    h = np.uint64(word)
+    h = (h ^ (h >> np.uint64(32))) * _MIX_1
+    h = (h ^ (h >> np.uint64(29))) * _MIX_2
+    return np.int64((h ^ (h << np.uint64(32))) >> shift)
+
+
+@kernel
+def _rehash(old: NDArray[np.int64], new: NDArray[np.int64], shift: np.uint64) -> None:
+    mask = new.shape[0] // 2 - 1
+    for position in range(0, old.shape[0], 2):
+        if old[position + 1] != 0:
+            home = _home(old[position], shift)
+            while new[2 * home + 1] != 0:
+                home = (home + 1) & mask
+            new[2 * home] = old[position]
+            new[2 * home + 1] = old[position + 1]
+
+
+@kernel
+def _upsert(
+    table: NDArray[np.int64],
+    shift: np.uint64,
+    null: NDArray[np.int64],
+    met: NDArray[np.uint64],
+    words: NDArray[np.int64],
+    valid: NDArray[np.uint8],
+    slots: NDArray[np.int32],
+    first_rows: NDArray[np.int32],
+    new_rows: NDArray[np.int32],
+    counters: NDArray[np.int64],
+) -> None:
+    mask = table.shape[0] // 2 - 1
+    size_max = table.shape[0] // 4
+    masked = valid.shape[0] > 0
+    row, size, first, new = counters[0], counters[1], counters[2], counters[3]
+    rows = words.shape[0]
+    homes = np.empty(_BLOCK_ROWS, dtype=np.int64)
+    full = False
+    while row < rows and not full:
+        block = row
+        stop = min(row + _BLOCK_ROWS, rows)
+        for i in range(block, stop):
+            home = _home(words[i], shift)
+            homes[i - block] = home
+            prefetch(table, 2 * home)
+        while row < stop:
+            word = words[row]
+            home = homes[row - block]
+            entries = table
+            if masked and not valid[row]:
+                entries = null
+                home = np.int64(0)
+            else:
+                while entries[2 * home + 1] != 0 and entries[2 * home] != word:
+                    home = (home + 1) & mask
+            meta = entries[2 * home + 1]
+            if meta == 0:
+                if size == size_max:
+                    full = True
+                    break
+                entries[2 * home] = word
+                size += 1
+                entries[2 * home + 1] = meta = size
+                new_rows[new] = row
+                new += 1
+            slots[row] = meta - 1
+            first_rows[first] = row
+            first += meet(met, meta - 1)
+            row += 1
+    counters[0], counters[1], counters[2], counters[3] = row, size, first, new

@@ -1,0 +1,1 @@
+"""Operators over whole batches: expressions, aggregates per key, table sinks."""

@@ -1,0 +1,93 @@
+"""Operators around polars expressions: vectorised, picklable, and with no copy on the way in.
+
+Rules: an expression works row by row; one that looks at other rows (`sum`, `shift`, `over`) is refused
+(`row_wise.py`), because batches are cut differently on every run. Columns that no expression computes pass as they are.
+"""
+
+from __future__ import annotations
+
+import polars as pl
+import pyarrow as pa
+
+from tidegate.actors.operators.batches.row_wise import check_row_wise
+from tidegate.actors.operators.operator import Emit, Operator
+from tidegate.actors.operators.operator_errors import blame
+from tidegate.actors.operators.output_schema import FromPolars, polars_frame
+from tidegate.storage.errors import ConfigurationError
+
+
+class FilterExpr(Operator):
+    """Keeps the rows for which a boolean expression is true; false and null are dropped."""
+
+    def __init__(self, expression: pl.Expr) -> None:
+        if not isinstance(expression, pl.Expr):
+            raise ConfigurationError(f"filter needs a polars expression or a function, not {type(expression).__name__}")
+        check_row_wise(expression, "filter")
+        self._expression = expression
+
+    def process(self, batch: pa.RecordBatch, emit: Emit) -> None:
+        """Emit the rows that stay. OperatorError if the expression cannot be evaluated or is not boolean."""
+        with blame(self.context, batch):
+            mask = _one_column(_computed(batch, (self._expression,)))
+            if mask.dtype != pl.Boolean:
+                raise TypeError(f"filter needs a boolean expression; {self._expression} is {mask.dtype}")
+            kept = batch.filter(mask.rechunk().to_arrow())
+        if kept.num_rows:
+            emit(kept)
+
+
+class WithColumns(Operator):
+    """Adds columns, or replaces those of the same name; the other columns pass as they are."""
+
+    def __init__(self, *expressions: pl.Expr) -> None:
+        self._expressions = _checked(expressions, "with_columns")
+        self._from_polars = FromPolars()
+
+    def process(self, batch: pa.RecordBatch, emit: Emit) -> None:
+        """Emit the batch with the columns. OperatorError if an expression cannot be evaluated."""
+        with blame(self.context, batch):
+            added = self._from_polars.convert(_computed(batch, self._expressions), batch.schema)
+            columns = dict(zip(batch.schema.names, batch.columns, strict=True))
+            columns.update(zip(added.schema.names, added.columns, strict=True))
+            result = pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
+        emit(result)
+
+
+class Select(Operator):
+    """Replaces the columns by those that the expressions (or names) compute."""
+
+    def __init__(self, *expressions: pl.Expr | str) -> None:
+        columns = tuple(pl.col(item) if isinstance(item, str) else item for item in expressions)
+        self._expressions = _checked(columns, "select")
+        self._from_polars = FromPolars()
+
+    def process(self, batch: pa.RecordBatch, emit: Emit) -> None:
+        """Emit the selected columns. OperatorError if an expression cannot be evaluated."""
+        with blame(self.context, batch):
+            result = self._from_polars.convert(_computed(batch, self._expressions), batch.schema)
+        emit(result)
+
+
+def _checked(expressions: tuple[pl.Expr, ...], method: str) -> tuple[pl.Expr, ...]:
+    if not expressions:
+        raise ConfigurationError(f"{method} needs at least one expression")
+    for expression in expressions:
+        if not isinstance(expression, pl.Expr):
+            raise ConfigurationError(
+                f"{method} needs polars expressions (pl.col(...)), not {type(expression).__name__}"
+            )
+        check_row_wise(expression, method)
+    return expressions
+
+
+def _computed(batch: pa.RecordBatch, expressions: tuple[pl.Expr, ...]) -> pl.DataFrame:
+    """The columns that the expressions compute, with as many rows as the batch (literals are repeated)."""
+    frame = polars_frame(batch)
+    names = frame.clear().select(expressions).columns
+    return frame.with_columns(expressions).select(names)
+
+
+def _one_column(frame: pl.DataFrame) -> pl.Series:
+    if frame.width != 1:
+        raise TypeError(f"filter needs one boolean column; the expression gives {frame.columns}")
+    return frame.to_series()

@@ -1,0 +1,283 @@
+"""`KeyedAggregate`: running aggregates per key, exact through checkpoints and rescaling.
+
+Rules: a key's rows all come to the subtask that owns its key group (checked whenever a key is new); in mode
+`update` each input batch gives one output row per distinct key in it, with the current values, in order of
+first appearance; in mode `final` every key gives one row at the end of the input. State is one table: the key
+columns, then the accumulators.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Literal
+
+import pyarrow as pa
+
+from tidegate.actors.kernels.key_index.entries import Upserted
+from tidegate.actors.kernels.partition import compact, gather, subtask_table
+from tidegate.actors.operators.batches.accumulators import Accumulator, make_accumulator, value_specs
+from tidegate.actors.operators.batches.aggregates import Aggregate, AggregateKind
+from tidegate.actors.operators.operator import Emit, Operator, OperatorContext
+from tidegate.actors.operators.operator_errors import blame
+from tidegate.actors.operators.state.keys import check_owner, key_columns, key_schema
+from tidegate.actors.operators.state.operator_backend import frozen_backend, make_backend
+from tidegate.actors.protocol.errors import OperatorError
+from tidegate.actors.state_backends.common.backend import KeyedBackend, ValueSpec, VectorTable
+from tidegate.storage.errors import ConfigurationError, CorruptionError
+from tidegate.storage.schemas.evolution import migrated
+from tidegate.storage.state.snapshot import Cut, OperatorSnapshot, StateTable
+
+STATE_NAME = "aggregate"
+
+_FINAL_ROWS_MAX = 65_536
+
+_SUMS = (AggregateKind.SUM, AggregateKind.MEAN)
+
+Fields = dict[str, tuple[pa.Field, ...]]
+
+
+class KeyedAggregate(Operator):
+    """Aggregates of each key. `keys` names the key columns, `aggregates` the output columns and what they
+    hold.
+
+    Raises ConfigurationError for no keys, no aggregates, or names that clash.
+    """
+
+    def __init__(
+        self,
+        keys: tuple[str, ...],
+        aggregates: Mapping[str, Aggregate],
+        emit: Literal["update", "final"] = "update",
+    ) -> None:
+        self._keys = tuple(keys)
+        self._aggregates = dict(aggregates)
+        self._emit_mode = emit
+        self._check_arguments()
+        self._backend: KeyedBackend | None = None
+        self._table: VectorTable | None = None
+        self._key_schema: pa.Schema | None = None
+        self._fields: Fields = {}
+        self._accumulators: list[Accumulator] = []
+        self._changed_rows = 0
+        self._seen_schema: pa.Schema | None = None
+
+    def validate(self, input_schema: pa.Schema) -> None:
+        """Raise ConfigurationError if batches of this schema cannot be aggregated so."""
+        self.output_schema(input_schema)
+
+    def output_schema(self, input_schema: pa.Schema) -> pa.Schema:
+        """Schema of what is emitted for input of a schema: key columns (dictionaries decoded), then
+        aggregates.
+
+        Raises ConfigurationError for a column that is missing or of a type that does not fit.
+        """
+        results = [pa.field(name, aggregate.output_type(input_schema)) for name, aggregate in self._aggregates.items()]
+        return pa.schema([*key_schema(input_schema, self._keys), *results])
+
+    def open(self, context: OperatorContext, restored: Sequence[StateTable]) -> None:
+        """Take the state back from tables of any number of former subtasks.
+
+        CorruptionError if a table is not of this aggregate, has a key twice, or keys of other subtasks.
+        """
+        super().open(context, restored)
+        self._owners = subtask_table(context.max_parallelism, context.parallelism)
+        self._backend = make_backend(context, self._keys)
+        stored = self._backend.stored_schema(STATE_NAME)
+        if stored is not None:
+            self._create(*self._stored_layout(STATE_NAME, stored))
+        self._restore_all([replace(table, rows=compact(table.rows)) for table in restored])
+
+    def process(self, batch: pa.RecordBatch, emit: Emit) -> None:
+        """Add a batch to the accumulators. OperatorError if its columns do not fit, or a sum overflows."""
+        with blame(self.context, batch):
+            updates = self._advance(batch)
+        if updates is not None:
+            emit(updates)
+
+    def snapshot(self, cut: Cut) -> OperatorSnapshot:
+        """Freeze the state; without any key so far there is none."""
+        if cut.keyed:
+            self._changed_rows = 0
+        return frozen_backend(self.context, self._opened(), cut)
+
+    def changes(self, cut: Cut) -> OperatorSnapshot:
+        """The same: there is no other state."""
+        return self.snapshot(cut)
+
+    @property
+    def changed_bytes(self) -> int:
+        """Rows that were changed, a number of times each if several batches did, with 8 bytes a column."""
+        columns = len(self._keys) + sum(len(fields) for fields in self._fields.values())
+        return self._changed_rows * columns * 8
+
+    def finish(self, emit: Emit) -> Iterator[None]:
+        """In mode `final`, emit all keys in batches of at most 65,536 rows."""
+        if self._emit_mode == "final" and self._table is not None:
+            for keys, slots in self._table.scan(_FINAL_ROWS_MAX):
+                emit(self._output(keys, [accumulator.results(slots) for accumulator in self._accumulators]))
+                yield
+
+    def close(self) -> None:
+        """Release what the backend holds."""
+        if self._backend is not None:
+            self._backend.close()
+
+    def _opened(self) -> KeyedBackend:
+        assert self._backend is not None, "an aggregate that is not open"
+        return self._backend
+
+    def _check_arguments(self) -> None:
+        if not self._keys:
+            raise ConfigurationError("aggregate needs at least one key column: key_by(...)")
+        if not self._aggregates:
+            raise ConfigurationError("aggregate needs at least one aggregate: aggregate(n=count())")
+        if self._emit_mode not in ("update", "final"):
+            raise ConfigurationError(f'emit must be "update" or "final", not {self._emit_mode!r}')
+        names = [*self._keys, *(n for name, a in self._aggregates.items() for n in _state_names(name, a))]
+        names += [name for name, a in self._aggregates.items() if a.kind is AggregateKind.MEAN]
+        doubles = sorted({name for name in names if names.count(name) > 1})
+        if doubles:
+            raise ConfigurationError(f"keys and aggregates must have different names; used twice: {doubles}")
+
+    def _admit(self, schema: pa.Schema) -> None:
+        """Check a batch's columns against the state; the first batch ever makes it."""
+        if self._seen_schema is not None and schema.equals(self._seen_schema):
+            return
+        found = key_schema(schema, self._keys)
+        fields = {name: a.state_fields(name, schema) for name, a in self._aggregates.items()}
+        if self._key_schema is None:
+            self._create(found, fields)
+        elif self._seen_schema is None and found.equals(self._key_schema) and fields != self._fields:
+            self._evolve(fields)
+        elif not found.equals(self._key_schema) or fields != self._fields:
+            raise OperatorError(
+                f"operator {self.context.name!r} (uid {self.context.uid!r}) keeps "
+                f"{_shown(self._key_schema, self._fields)}, but the batch needs "
+                f"{_shown(found, fields)}: a column has changed its type; cast it with with_columns "
+                f"before key_by, or pass schema= to the function that makes it"
+            )
+        self._seen_schema = schema
+
+    def _advance(self, batch: pa.RecordBatch) -> pa.RecordBatch | None:
+        self._admit(batch.schema)
+        assert self._table is not None
+        keys = key_columns(batch, self._keys)
+        upserted = self._table.upsert(keys)
+        if len(upserted.new_rows):
+            check_owner(self.context, gather(keys, upserted.new_rows), self._owners)
+        self._changed_rows += len(upserted.first_rows)
+        results = self._accumulate(batch, keys, upserted)
+        self._table.done()
+        return results
+
+    def _accumulate(self, batch: pa.RecordBatch, keys: pa.RecordBatch, upserted: Upserted) -> pa.RecordBatch | None:
+        if self._emit_mode == "final":
+            for accumulator in self._accumulators:
+                accumulator.update(batch, upserted.slots)
+            return None
+        rows = upserted.first_rows
+        all_distinct = len(rows) == batch.num_rows
+        slots = upserted.slots if all_distinct else upserted.slots.take(rows)
+        results = []
+        for accumulator in self._accumulators:
+            accumulator.update(batch, upserted.slots)
+            results.append(accumulator.results(slots))  # at once: what was just written is still in the cache
+        return self._output(keys if all_distinct else gather(keys, rows), results)
+
+    def _create(self, schema: pa.Schema, fields: Fields) -> None:
+        backend = self._opened()
+        table = backend.table(STATE_NAME, self._specs(fields))
+        backend.fix_keys(schema)
+        self._key_schema = schema
+        self._use(table, fields)
+
+    def _evolve(self, fields: Fields) -> None:
+        """The first batch since the restore has other types than what is stored: the state takes them."""
+        expected = self._stored_schema(fields)
+        table = self._opened().retype(STATE_NAME, self._specs(fields), lambda rows: self._migrated(rows, expected))
+        self._use(table, fields)
+
+    def _use(self, table: VectorTable, fields: Fields) -> None:
+        self._table, self._fields = table, fields
+        self._accumulators = [make_accumulator(a, fields[name], table) for name, a in self._aggregates.items()]
+
+    def _specs(self, fields: Fields) -> list[ValueSpec]:
+        return [spec for name, a in self._aggregates.items() for spec in value_specs(a, fields[name])]
+
+    def _stored_schema(self, fields: Fields) -> pa.Schema:
+        assert self._key_schema is not None
+        return pa.schema([*self._key_schema, *(field for name in self._aggregates for field in fields[name])])
+
+    def _restore_all(self, tables: Sequence[StateTable]) -> None:
+        """Load stored tables. Layers that were written before and after a change of types meet in the newer ones."""
+        put = [table for table in tables if not table.removed]
+        if put and self._table is None:
+            self._create(*self._newest_layout(put))
+        if self._table is None:
+            return  # nothing but keys that are gone, of which the layers below have none
+        expected = self._stored_schema(self._fields)
+        for table in tables:
+            if table.rows.schema.names[: len(self._keys)] == list(self._keys):
+                check_owner(self.context, table.rows.select(list(self._keys)), self._owners)
+            rows = table.rows if table.removed else self._migrated(table.rows, expected)
+            try:
+                self._opened().load(replace(table, rows=rows))
+            except CorruptionError as error:
+                raise CorruptionError(f"operator {self.context.uid!r}: {error}") from error
+
+    def _newest_layout(self, tables: Sequence[StateTable]) -> tuple[pa.Schema, Fields]:
+        """The layout of stored tables that all of them can be brought into: types only ever become wider.
+
+        ConfigurationError if there is none.
+        """
+        for table in tables:
+            self._stored_layout(table.state, table.rows.schema)
+        refused = None
+        for schema in dict.fromkeys(table.rows.schema.remove_metadata() for table in reversed(tables)):
+            try:
+                for table in tables:
+                    self._migrated(table.rows.slice(0, 0), schema)
+            except ConfigurationError as error:
+                refused = refused or error
+                continue
+            return self._stored_layout(STATE_NAME, schema)
+        assert refused is not None, "no layout was tried"
+        raise refused
+
+    def _migrated(self, rows: pa.RecordBatch, expected: pa.Schema) -> pa.RecordBatch:
+        """Stored rows in the types of today. A sum of integers may become one of floats as long as it is exact."""
+        sums = {_state_names(name, a)[0] for name, a in self._aggregates.items() if a.kind in _SUMS}
+        for position, (before, now) in enumerate(zip(rows.schema, expected, strict=False)):
+            if before.name in sums and before.type == pa.int64() and now.type == pa.float64():
+                with suppress(pa.ArrowInvalid):
+                    rows = rows.set_column(position, now, rows.column(position).cast(now.type))
+        return migrated(rows.replace_schema_metadata(None), expected, STATE_NAME, self.context.uid)
+
+    def _stored_layout(self, state: str, schema: pa.Schema) -> tuple[pa.Schema, Fields]:
+        expected = list(self._keys)
+        for name, aggregate in self._aggregates.items():
+            expected += _state_names(name, aggregate)
+        if state != STATE_NAME or schema.names != expected:
+            raise CorruptionError(
+                f"operator {self.context.uid!r} expects stored columns {expected}, but state {state!r} "
+                f"has {schema.names}; restore with the keys and aggregates that wrote it, or change the uid"
+            )
+        fields = {
+            name: tuple(schema.field(column).remove_metadata() for column in _state_names(name, aggregate))
+            for name, aggregate in self._aggregates.items()
+        }
+        return pa.schema([pa.field(name, schema.field(name).type) for name in self._keys]), fields
+
+    def _output(self, keys: pa.RecordBatch, results: Sequence[pa.Array]) -> pa.RecordBatch:
+        return pa.RecordBatch.from_arrays([*keys.columns, *results], names=[*self._keys, *self._aggregates])
+
+
+def _state_names(name: str, aggregate: Aggregate) -> list[str]:
+    return [f"{name}.sum", f"{name}.count"] if aggregate.kind is AggregateKind.MEAN else [name]
+
+
+def _shown(schema: pa.Schema, fields: Fields) -> str:
+    columns: Iterator[pa.Field] = iter([*schema, *(f for group in fields.values() for f in group)])
+    return "(" + ", ".join(f"{field.name}: {field.type}" for field in columns) + ")"

@@ -1,0 +1,106 @@
+"""Partitioners: split a batch over the subtasks at the other end of an edge.
+
+Rules: rows keep their order towards each subtask; every row goes to exactly one subtask (to every one when
+broadcast); what is handed out is never empty and owns its memory: no slice that would drag a larger parent
+into a message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import pyarrow as pa
+
+from tidegate.actors.kernels.hashing import hash_columns
+from tidegate.actors.kernels.partition import compact, gather, partition, subtask_table
+from tidegate.actors.protocol.partitioning import Partitioning, PartitioningKind
+
+Split = list[tuple[int, pa.RecordBatch]]
+
+
+class Partitioner(Protocol):
+    """Decides which rows of a batch go to which subtask. One per task and outgoing edge."""
+
+    def split(self, batch: pa.RecordBatch) -> Split:
+        """Pairs of a downstream subtask and a non-empty, compact batch for it; each subtask at most once."""
+        ...
+
+
+class HashPartitioner:
+    """Sends a row to the subtask that owns the key group of its key."""
+
+    def __init__(self, columns: Sequence[str], max_parallelism: int, parallelism: int) -> None:
+        self._columns = tuple(columns)
+        self._parallelism = parallelism
+        self._table = subtask_table(max_parallelism, parallelism)
+
+    def split(self, batch: pa.RecordBatch) -> Split:
+        """ConfigurationError when a key column is missing or of a type that cannot be a key."""
+        hashes = hash_columns(batch, self._columns)
+        if batch.num_rows == 0:
+            return []
+        if self._parallelism == 1:
+            return [(0, compact(batch))]
+        parts = partition(hashes, self._table, self._parallelism)
+        bounds = parts.bounds
+        filled = [t for t in range(self._parallelism) if bounds[t] < bounds[t + 1]]
+        if len(filled) == 1:
+            return [(filled[0], compact(batch))]
+        return [(t, gather(batch, parts.rows[bounds[t] : bounds[t + 1]])) for t in filled]
+
+
+class RebalancePartitioner:
+    """Sends whole batches to one subtask after the other."""
+
+    def __init__(self, parallelism: int, start: int) -> None:
+        assert 0 <= start < parallelism
+        self._parallelism = parallelism
+        self._next = start
+
+    def split(self, batch: pa.RecordBatch) -> Split:
+        """The batch, for the subtask whose turn it is."""
+        if batch.num_rows == 0:
+            return []
+        target = self._next
+        self._next = (target + 1) % self._parallelism
+        return [(target, compact(batch))]
+
+
+class BroadcastPartitioner:
+    """Sends every batch to every subtask."""
+
+    def __init__(self, parallelism: int) -> None:
+        self._parallelism = parallelism
+
+    def split(self, batch: pa.RecordBatch) -> Split:
+        """The same batch for each subtask."""
+        if batch.num_rows == 0:
+            return []
+        whole = compact(batch)
+        return [(target, whole) for target in range(self._parallelism)]
+
+
+class ForwardPartitioner:
+    """Sends every batch to the subtask of the same index."""
+
+    def __init__(self, subtask: int) -> None:
+        self._subtask = subtask
+
+    def split(self, batch: pa.RecordBatch) -> Split:
+        """The batch, for the same subtask."""
+        return [(self._subtask, compact(batch))] if batch.num_rows else []
+
+
+def make_partitioner(spec: Partitioning, subtask: int, parallelism_down: int, max_parallelism: int) -> Partitioner:
+    """The partitioner of one upstream subtask. Rebalancing starts at another subtask for each of them."""
+    match spec.kind:
+        case PartitioningKind.HASH:
+            return HashPartitioner(spec.keys, max_parallelism, parallelism_down)
+        case PartitioningKind.REBALANCE:
+            return RebalancePartitioner(parallelism_down, subtask % parallelism_down)
+        case PartitioningKind.BROADCAST:
+            return BroadcastPartitioner(parallelism_down)
+        case PartitioningKind.FORWARD:
+            assert subtask < parallelism_down, "a forward edge joins equal parallelisms"
+            return ForwardPartitioner(subtask)

@@ -1,0 +1,118 @@
+"""`TableSink`: decides which rows are staged as one file of a table, and when. The host writes the file.
+
+Rules: in mode `append` every row is staged once. In mode `upsert` a file holds the last row of each key, and
+every row of it a version in the hidden column `_tidegate_version`: a later file of a key has a greater one. A
+key's rows all come to one subtask, so a counter per subtask is enough; when the parallelism changes, keys
+move, so every subtask goes on from the greatest counter of all (UNION state). A barrier empties the buffer
+first: rows are never in a snapshot. Dictionary columns are widened as they come in
+(`storage/schemas/dictionaries.py`): the batches of a file may together have more distinct values than the indexes of
+one of them can count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+import pyarrow as pa
+
+from tidegate.actors.kernels.columns import key_forms
+from tidegate.actors.kernels.key_index.key_index import KeyIndex
+from tidegate.actors.kernels.partition import compact, gather
+from tidegate.actors.operators.operator import Emit, Operator, OperatorContext
+from tidegate.actors.operators.operator_errors import blame
+from tidegate.actors.operators.output_schema import PinnedSchema
+from tidegate.storage.checkpoints.metadata import StateKind
+from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.schemas.dictionaries import widened
+from tidegate.storage.state.snapshot import Cut, FrozenTable, OperatorSnapshot, StateTable
+from tidegate.storage.tables.table_files import VERSION_COLUMN
+
+FILE_BYTES_MAX = 64 << 20
+
+_STATE_NAME = "version"
+_STATE_SCHEMA = pa.schema([pa.field("version", pa.int64())])
+
+
+class TableSink(Operator):
+    """Buffers batches until they are taken. Emits nothing.
+
+    `first_version` must exceed every version that another job has written to the table: a job that adds to a table
+    wins over the rows that it found there.
+
+    Raises ConfigurationError for an unknown mode, for `upsert` without keys, and for `append` with keys.
+    """
+
+    def __init__(
+        self,
+        mode: Literal["append", "upsert"] = "append",
+        keys: tuple[str, ...] = (),
+        file_bytes_max: int = FILE_BYTES_MAX,
+        first_version: int = 0,
+    ) -> None:
+        if mode not in ("append", "upsert"):
+            raise ConfigurationError(f'a table is written in mode "append" or "upsert", not {mode!r}')
+        if (mode == "upsert") != bool(keys):
+            raise ConfigurationError(
+                f"mode {mode!r} with keys {list(keys)}: upsert needs the columns that identify a row, append none"
+            )
+        if file_bytes_max <= 0:
+            raise ConfigurationError(f"file_bytes_max must be positive, not {file_bytes_max}")
+        self._mode = mode
+        self._keys = tuple(keys)
+        self._file_bytes_max = file_bytes_max
+        self._pinned = PinnedSchema()
+        self._pending: list[pa.RecordBatch] = []
+        self._pending_bytes = 0
+        self._first_version = first_version
+        self._version = first_version
+
+    def open(self, context: OperatorContext, restored: Sequence[StateTable]) -> None:
+        """Go on from the greatest version that any former subtask had used."""
+        super().open(context, restored)
+        versions = [version for table in restored for version in table.rows.column("version").to_pylist()]
+        self._version = max([self._first_version, *versions])
+
+    def process(self, batch: pa.RecordBatch, emit: Emit) -> None:
+        """Buffer a batch. OperatorError if its schema is not that of the batches before, or lacks a key."""
+        with blame(self.context, batch):
+            if VERSION_COLUMN in batch.schema.names:
+                raise ConfigurationError(f"{VERSION_COLUMN!r} is tidegate's own column; rename yours")
+            key_forms(batch.slice(0, 0), self._keys)
+            kept = compact(self._pinned.conform(widened(batch)))
+        self._pending.append(kept)
+        self._pending_bytes += kept.nbytes
+
+    def take_pending(self, force: bool) -> list[pa.RecordBatch] | None:
+        """Batches to stage as one file.
+
+        When there are enough of them or, with `force`, any. None otherwise.
+        """
+        if not self._pending or not (force or self._pending_bytes >= self._file_bytes_max):
+            return None
+        # An early batch may have a column of type null that has found its type since.
+        pending = [self._pinned.conform(batch) for batch in self._pending]
+        self._pending = []
+        self._pending_bytes = 0
+        self._version += 1
+        return pending if self._mode == "append" else [self._last_rows(pending)]
+
+    def snapshot(self, cut: Cut) -> OperatorSnapshot | None:
+        """The version counter in mode `upsert`. Must come after `take_pending(force=True)`."""
+        assert not self._pending, "a barrier must take what is pending before the snapshot"
+        if self._mode == "append":
+            return None
+        rows = pa.RecordBatch.from_pylist([{"version": self._version}], _STATE_SCHEMA)
+        return OperatorSnapshot(self.context.uid, (FrozenTable(_STATE_NAME, StateKind.UNION, lambda: rows),))
+
+    def _last_rows(self, batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+        batch = pa.concat_batches(batches)
+        index = KeyIndex(self._keys)
+        slots = index.upsert(batch).slots
+        last = np.empty(index.size, dtype=np.int32)
+        last[slots] = np.arange(batch.num_rows, dtype=np.int32)  # NumPy assigns in order: the last row stays
+        last.sort()
+        rows = batch if len(last) == batch.num_rows else gather(batch, last)
+        versions = pa.array(np.full(len(last), self._version, dtype=np.int64))
+        return pa.RecordBatch.from_arrays([*rows.columns, versions], names=[*rows.schema.names, VERSION_COLUMN])

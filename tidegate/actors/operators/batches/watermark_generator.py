@@ -1,0 +1,77 @@
+"""`WatermarkGenerator`: reads timestamps from a column, and makes the watermarks that follow from them.
+
+Rules: timestamps are whole milliseconds since 1970, rounded down; dates count from midnight UTC, integers are taken for
+milliseconds. The watermark is Flink's for bounded out-of-orderness: the greatest timestamp, minus the delay, minus
+1 ms. It is no state: after a restore it begins anew, and the timers that wait for it are there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pyarrow as pa
+
+from tidegate.actors.kernels.columns import fixed_values, plain, valid_mask
+from tidegate.actors.operators.operator import Emit, Operator
+from tidegate.actors.operators.operator_errors import blame
+from tidegate.actors.protocol.stream_elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS
+from tidegate.storage.errors import ConfigurationError
+
+_PER_MS = {"ms": 1, "us": 1000, "ns": 1_000_000}
+_MS_PER_DAY = 86_400_000
+
+
+def check_timestamp_column(schema: pa.Schema, column: str) -> None:
+    """Raise ConfigurationError unless a schema has this column, once, of a type that can be event time."""
+    if schema.get_field_index(column) < 0:
+        raise ConfigurationError(f"timestamp={column!r}: there is no such column; there are {schema.names}")
+    data_type = schema.field(column).type
+    if not (pa.types.is_timestamp(data_type) or pa.types.is_date(data_type) or pa.types.is_int64(data_type)):
+        raise ConfigurationError(
+            f"timestamp={column!r}: a column of type {data_type} is no event time; it must be a timestamp, a date, or "
+            "int64 (milliseconds since 1970)"
+        )
+
+
+def event_times_ms(batch: pa.RecordBatch, column: str) -> pa.Array:
+    """Timestamps of the rows of a batch as int64, null where the column is. ConfigurationError as above."""
+    check_timestamp_column(batch.schema, column)
+    values = plain(batch.column(column))
+    raw = fixed_values(values).astype(np.int64)
+    if pa.types.is_date32(values.type):
+        raw = raw * _MS_PER_DAY
+    elif pa.types.is_timestamp(values.type):
+        raw = raw * 1000 if values.type.unit == "s" else raw // _PER_MS[values.type.unit]
+    mask = valid_mask(values)
+    return pa.array(raw, mask=mask == 0 if len(mask) else None)
+
+
+class WatermarkGenerator(Operator):
+    """Passes batches on, each followed by the watermark of all rows so far; rows without a timestamp do not count.
+
+    ConfigurationError for a negative delay.
+    """
+
+    generates_watermarks = True
+
+    def __init__(self, column: str, max_out_of_orderness_ms: int = 0) -> None:
+        if max_out_of_orderness_ms < 0:
+            raise ConfigurationError(f"max_out_of_orderness must not be negative: {max_out_of_orderness_ms} ms")
+        self._column = column
+        self._delay_ms = max_out_of_orderness_ms + 1
+
+    def process(self, batch: pa.RecordBatch, emit: Emit) -> None:
+        """Emit the batch. OperatorError if it lacks the column, or has it with a type that is no event time."""
+        with blame(self.context, batch):
+            times = event_times_ms(batch, self._column).drop_null().to_numpy(zero_copy_only=False)
+        emit(batch)
+        if len(times):
+            own_ms = max(MIN_WATERMARK_MS, int(times.max()) - self._delay_ms)
+            self.watermark_ms = own_ms if self.watermark_ms is None else max(self.watermark_ms, own_ms)
+
+    def advance_watermark(self, watermark_ms: int, emit: Emit) -> Iterator[None]:
+        """The end of event time is the only watermark from before that counts."""
+        assert watermark_ms == MAX_WATERMARK_MS, "other watermarks end before a generator"
+        self.watermark_ms = watermark_ms
+        return iter(())

@@ -1,0 +1,161 @@
+"""`PinnedSchema`: keeps the schema of an operator's output the same from batch to batch.
+
+Rules: the first output batch (or the schema that the user gave) fixes names and types; a column that was all
+null so far takes the type of its first values; anything else that changes is an error that names the column.
+Strings that come out of polars get the type that the input column of that name has, else plain `string`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import polars as pl
+import pyarrow as pa
+
+from tidegate.actors.operators.row_values import InexactValueError, exact_array, exact_cast
+from tidegate.storage.schemas.plain_types import plain_schema, settled_type
+
+_ADVICE = "pass schema= to fix names and types"
+
+
+class SchemaMismatchError(ValueError):
+    """An output batch does not have the schema of those before it."""
+
+
+class PinnedSchema:
+    """The schema of an operator's output, once it is known."""
+
+    __slots__ = ("_given", "schema")
+
+    def __init__(self, given: pa.Schema | None = None) -> None:
+        self._given = given is not None
+        self.schema: pa.Schema | None = given
+        """None until the first batch."""
+
+    def conform(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """The batch with the columns of the schema, in their order. SchemaMismatchError if it cannot be."""
+        batch = batch.replace_schema_metadata(None)
+        if batch.schema is not self.schema and (plain := plain_schema(batch.schema)) is not batch.schema:
+            batch = batch.cast(plain)
+        if self.schema is None:
+            self.schema = batch.schema
+        if batch.schema.equals(self.schema):
+            return batch
+        self._check_names(batch.schema.names)
+        columns = []
+        for position, name in enumerate(self.schema.names):
+            column = batch.column(name)
+            self._promote(position, column.type)
+            wanted = self.schema.field(position).type
+            if column.type != wanted:
+                if not (self._given or pa.types.is_null(column.type)):
+                    raise _mismatch(name, wanted, column.type)
+                try:
+                    column = exact_cast(column, wanted)
+                except (pa.ArrowException, InexactValueError) as error:
+                    raise _mismatch(name, wanted, column.type, str(error)) from error
+            if column.null_count and not self.schema.field(position).nullable:
+                raise SchemaMismatchError(f"column {name!r} cannot be null in schema=, and is null in a row")
+            columns.append(column)
+        return pa.RecordBatch.from_arrays(columns, schema=self.schema)
+
+    def from_rows(self, rows: Sequence[Mapping[str, Any]]) -> pa.RecordBatch:
+        """A batch of at least one row.
+
+        Columns that a row lacks are null there. SchemaMismatchError as above.
+        """
+        names = list(dict.fromkeys(name for row in rows for name in row))
+        if self.schema is not None:
+            self._check_names([*self.schema.names, *(n for n in names if n not in self.schema.names)])
+            names = self.schema.names
+        columns = [self._column(name, [row.get(name) for row in rows]) for name in names]
+        batch = pa.RecordBatch.from_arrays(columns, names=names)
+        return self.conform(batch)
+
+    def _column(self, name: str, values: list[Any]) -> pa.Array:
+        wanted = pa.null() if self.schema is None else self.schema.field(name).type
+        try:
+            return exact_array(values, None if pa.types.is_null(wanted) else wanted)
+        except InexactValueError as error:
+            if self._given:
+                advice = "return what fits, or give the column another type in schema="
+                raise SchemaMismatchError(f"column {name!r}: {error}; {advice}") from error
+            was = "" if pa.types.is_null(wanted) else f" was {wanted} before"
+            raise SchemaMismatchError(f"column {name!r}{was}: {error}; {_ADVICE}") from error
+        except (pa.ArrowException, OverflowError) as error:
+            raise SchemaMismatchError(f"values of column {name!r} have no common type: {error}") from error
+
+    def _promote(self, position: int, found: pa.DataType) -> None:
+        assert self.schema is not None
+        field = self.schema.field(position)
+        if not self._given and pa.types.is_null(field.type) and not pa.types.is_null(found):
+            self.schema = self.schema.set(position, field.with_type(found))
+
+    def _check_names(self, names: Sequence[str]) -> None:
+        assert self.schema is not None
+        if len(set(names)) < len(names):
+            raise SchemaMismatchError(f"two columns share a name: {list(names)}")
+        missing = [name for name in self.schema.names if name not in names]
+        unknown = [name for name in names if name not in self.schema.names]
+        if missing or unknown:
+            was = "schema= has" if self._given else "the first output batch had"
+            changes = [
+                f"{verb}: {', '.join(map(repr, columns))}"
+                for verb, columns in (("missing", missing), ("new", unknown))
+                if columns
+            ]
+            raise SchemaMismatchError(
+                f"{was} columns {self.schema.names}; in this batch {' and '.join(changes)}"
+                + ("" if self._given else f"; {_ADVICE}")
+            )
+
+
+class FromPolars:
+    """Converts frames that were made from batches of one stream back to Arrow."""
+
+    __slots__ = ("_dtypes", "_schema")
+
+    def __init__(self) -> None:
+        self._schema: pa.Schema | None = None
+        self._dtypes: Mapping[str, pl.DataType] = {}
+
+    def convert(self, frame: pl.DataFrame, source: pa.Schema) -> pa.RecordBatch:
+        """The frame as one batch.
+
+        A column whose polars type is that of its namesake in `source` gets its type.
+        """
+        if self._schema is None or not self._schema.equals(source):
+            self._schema = source
+            self._dtypes = polars_frame(pa.RecordBatch.from_pylist([], source)).schema
+        columns = []
+        for series in frame.get_columns():
+            column = series.rechunk().to_arrow()
+            if self._dtypes.get(series.name) == series.dtype:
+                wanted = source.field(series.name).type
+            else:
+                wanted = settled_type(column.type)
+            columns.append(_retyped(column, wanted))
+        return pa.RecordBatch.from_arrays(columns, names=frame.columns)
+
+
+def polars_frame(batch: pa.RecordBatch) -> pl.DataFrame:
+    """The batch as a polars frame, without a copy where polars has the type."""
+    frame = pl.from_arrow(batch)
+    assert isinstance(frame, pl.DataFrame)
+    return frame
+
+
+def _retyped(column: pa.Array, wanted: pa.DataType) -> pa.Array:
+    if column.type == wanted:
+        return column
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    if pa.types.is_dictionary(wanted):
+        column = column.cast(wanted.value_type).dictionary_encode()
+    return column.cast(wanted)
+
+
+def _mismatch(name: str, wanted: object, found: object, reason: str = "") -> SchemaMismatchError:
+    detail = f" ({reason})" if reason else ""
+    return SchemaMismatchError(f"column {name!r} was {wanted} before and is {found} in this batch{detail}; {_ADVICE}")

@@ -1,0 +1,260 @@
+"""Brings Python values of rows into an Arrow column, and lets none change on the way.
+
+Rules: what is taken comes back equal, or it is an error that names the value. Arrow itself cuts off what does not fit
+(the fraction of a float in an integer column, the time of day in a date, microseconds, keys that a struct does not
+have). A float without a fraction is an integer; a float in a column of float32 or float16 is rounded, as that is what
+such a column is for, but never to infinity; an integer in a column of times counts their unit. A moment with a time
+zone needs a column with one, and the other way round. The common values cost one pass over their Python types; only
+what is not common is looked at one by one.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import decimal
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
+from operator import attrgetter
+from types import NoneType
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tidegate.actors.protocol.failure_reasons import value_text
+
+_VALUE_CHARACTERS_MAX = 200
+_MILLISECOND = 1_000
+_SECOND = 1_000_000
+_SURROGATE = 'half of a surrogate pair is no text; decode with errors="replace" where it comes from'
+_FLOATING = (float, np.floating)
+
+
+class InexactValueError(ValueError):
+    """A value that the column cannot hold as it is."""
+
+    def __init__(self, value: object, wanted: pa.DataType, reason: str) -> None:
+        super().__init__(f"{wanted} cannot hold {shown(value)} ({type(value).__name__}): {reason}")
+
+
+def shown(value: object) -> str:
+    """A value as it stands in an error: of bounded length."""
+    return value_text(value, _VALUE_CHARACTERS_MAX)
+
+
+def check_text(value: str) -> None:
+    """Raise InexactValueError for a string that holds half of a surrogate pair, which no UTF-8 has a place for."""
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise InexactValueError(value, pa.string(), _SURROGATE) from error
+
+
+def exact_array(values: Sequence[Any], wanted: pa.DataType | None = None) -> pa.Array:
+    """The values as a column of a type; without one, of the type that they have in common.
+
+    InexactValueError for a value that would change; ArrowException where values have no common type.
+    """
+    kinds = set(map(type, values))
+    if any(issubclass(kind, pa.Scalar) for kind in kinds):
+        return exact_array([value.as_py() if isinstance(value, pa.Scalar) else value for value in values], wanted)
+    try:
+        array = _inferred(values) if wanted is None else pa.array(values, type=wanted)
+    except (pa.ArrowException, OverflowError, ValueError, TypeError) as error:
+        if wanted is None and not isinstance(error, UnicodeError):
+            raise
+        raise _first_refused(values, pa.string() if wanted is None else wanted, error) from error
+    _check(values, array.type, array, kinds)
+    return array
+
+
+def _inferred(values: Sequence[Any]) -> pa.Array:
+    array = pa.array(values)
+    # Arrow takes pandas' moments for Python's, which have no nanoseconds.
+    if pa.types.is_timestamp(array.type) and any(getattr(value, "nanosecond", 0) for value in values):
+        return pa.array(values, type=pa.timestamp("ns", array.type.tz))
+    if pa.types.is_duration(array.type) and any(getattr(value, "nanoseconds", 0) for value in values):
+        return pa.array(values, type=pa.duration("ns"))
+    return array
+
+
+def exact_cast(column: pa.Array, wanted: pa.DataType) -> pa.Array:
+    """The column in another type. InexactValueError or ArrowException where a value would change.
+
+    Arrow's safe rules, and beyond them those of its casts that cut all the same.
+    """
+    _check_fields(column.type, wanted)
+    result = column.cast(wanted)
+    if pa.types.is_floating(wanted) and pa.types.is_floating(column.type):
+        lost = pc.and_(pc.is_inf(result), pc.invert(pc.is_inf(column)))
+    elif pa.types.is_date(wanted) or pa.types.is_decimal(wanted) or pa.types.is_boolean(wanted):
+        lost = pc.not_equal(result.cast(column.type), column)
+    else:
+        return result
+    position = pc.index(lost, True).as_py()
+    if position >= 0:
+        became = shown(result[position].as_py())
+        raise InexactValueError(column[position].as_py(), wanted, f"it would become {became}")
+    return result
+
+
+def _first_refused(values: Sequence[Any], wanted: pa.DataType, error: Exception) -> InexactValueError:
+    """The value that Arrow has refused, found one by one."""
+    for value in values:
+        try:
+            pa.array([value], type=wanted)
+        except (pa.ArrowException, OverflowError, ValueError, TypeError) as refusal:
+            reason = _SURROGATE if isinstance(refusal, UnicodeError) else str(refusal)
+            return InexactValueError(value, wanted, reason)
+    return InexactValueError(values, wanted, str(error))
+
+
+def _check(
+    values: Sequence[Any], wanted: pa.DataType, array: pa.Array | None = None, kinds: set[type] | None = None
+) -> None:
+    """Raise InexactValueError for a value that Arrow has changed in a column of this type.
+
+    `array` is the column and `kinds` are the types of the values, if they are at hand.
+    """
+    kinds = set(map(type, values)) if kinds is None else kinds
+    kinds.discard(NoneType)
+    if pa.types.is_nested(wanted) or pa.types.is_dictionary(wanted):
+        _check_nested(values, kinds, wanted)
+    elif pa.types.is_floating(wanted) and all(kind is int or issubclass(kind, _FLOATING) for kind in kinds):
+        if not pa.types.is_float64(wanted):
+            _check_finite(values, wanted, array)
+    elif not kinds <= _EXACT.get(wanted.id, _NONE):
+        if kinds <= {int, float} and pa.types.is_integer(wanted):
+            _check_each((v for v in values if type(v) is float), wanted, float.is_integer, "it is no whole number")
+        elif not (kinds == {int} and pa.types.is_temporal(wanted)):
+            _check_round_trip(values, wanted, array)
+    elif kinds and pa.types.is_temporal(wanted):
+        _check_times([value for value in values if value is not None] if None in values else values, kinds, wanted)
+
+
+def _check_nested(values: Sequence[Any], kinds: set[type], wanted: pa.DataType) -> None:
+    present = [value for value in values if value is not None]
+    if pa.types.is_dictionary(wanted):
+        _check(values, wanted.value_type)
+    elif pa.types.is_struct(wanted):
+        _check_kinds(present, kinds, (dict, Mapping), wanted, "it is no dict")
+        names = {field.name for field in wanted}
+        if not set(chain.from_iterable(present)) <= names:
+            value = next(value for value in present if not value.keys() <= names)
+            extra = ", ".join(repr(name) for name in value if name not in names)
+            raise InexactValueError(value, wanted, f"the type has no field {extra}")
+        for field in wanted:
+            _check_field([value.get(field.name) for value in present], field, wanted)
+    elif pa.types.is_map(wanted):
+        _check_kinds(present, kinds, (dict, Mapping, list, tuple), wanted, "it is no dict")
+        pairs = [pair for value in present for pair in (value.items() if isinstance(value, Mapping) else value)]
+        _check([key for key, _ in pairs], wanted.key_type)
+        _check_field([item for _, item in pairs], wanted.item_field, wanted)
+    elif isinstance(
+        wanted, pa.ListType | pa.LargeListType | pa.FixedSizeListType | pa.ListViewType | pa.LargeListViewType
+    ):
+        _check_kinds(present, kinds, (list, tuple, np.ndarray), wanted, "it is neither a list nor a tuple")
+        if np.ndarray in kinds:
+            present = [value.tolist() if isinstance(value, np.ndarray) else value for value in present]
+        _check_field(list(chain.from_iterable(present)), wanted.value_field, wanted)
+    else:
+        _check_round_trip(values, wanted, None)
+
+
+def _check_field(values: list[Any], field: pa.Field, around: pa.DataType) -> None:
+    if not field.nullable and None in values:
+        raise InexactValueError(None, around, f"{field.name!r} in it cannot be null")
+    _check(values, field.type)
+
+
+def _check_kinds(
+    present: Sequence[Any], kinds: set[type], allowed: tuple[type, ...], wanted: pa.DataType, reason: str
+) -> None:
+    if not all(issubclass(kind, allowed) for kind in kinds):
+        raise InexactValueError(next(v for v in present if not isinstance(v, allowed)), wanted, reason)
+
+
+def _check_each(values: Iterable[Any], wanted: pa.DataType, holds: Callable[[Any], bool], reason: str) -> None:
+    values = list(values)
+    if not all(map(holds, values)):
+        raise InexactValueError(next(value for value in values if not holds(value)), wanted, reason)
+
+
+def _check_finite(values: Sequence[Any], wanted: pa.DataType, array: pa.Array | None) -> None:
+    array = pa.array(values, type=wanted) if array is None else array
+    if pc.any(pc.is_inf(array)).as_py():
+        for value, taken in zip(values, array.to_pylist(), strict=True):
+            if taken is not None and math.isinf(taken) and not math.isinf(value):
+                raise InexactValueError(value, wanted, "it is too great")
+
+
+def _check_times(present: Sequence[Any], kinds: set[type], wanted: pa.DataType) -> None:
+    """Times are exact where the column counts microseconds or finer, and has a time zone if they have one."""
+    if kinds & {dt.datetime, dt.time}:
+        zoned = [value for value in present if value.tzinfo is not None] if any(map(_TZINFO, present)) else []
+        if getattr(wanted, "tz", None) is None:
+            if zoned:
+                raise InexactValueError(zoned[0], wanted, "it has a time zone, and the column has none")
+        elif len(zoned) < len(present):
+            value = next(value for value in present if value.tzinfo is None)
+            raise InexactValueError(value, wanted, "it has no time zone, and the column has one")
+    step = {"s": _SECOND, "ms": _MILLISECOND}.get(getattr(wanted, "unit", "us"))
+    if step is not None:
+        part = _MICROSECONDS if dt.timedelta in kinds else _MICROSECOND
+        if any(micros % step for micros in map(part, present)):
+            value = next(value for value in present if part(value) % step)
+            raise InexactValueError(value, wanted, "it is finer than the unit of the column")
+
+
+def _check_round_trip(values: Sequence[Any], wanted: pa.DataType, array: pa.Array | None) -> None:
+    array = pa.array(values, type=wanted) if array is None else array
+    for value, taken in zip(values, array.to_pylist(), strict=True):
+        if value is None or taken == value or (taken != taken and value != value):
+            continue
+        raise InexactValueError(value, wanted, f"it would become {shown(taken)}")
+
+
+def _check_fields(found: pa.DataType, wanted: pa.DataType) -> None:
+    """Raise InexactValueError where a cast would drop a field of a struct."""
+    if pa.types.is_struct(found) and pa.types.is_struct(wanted):
+        lost = [field.name for field in found if wanted.get_field_index(field.name) < 0]
+        if lost:
+            raise InexactValueError(str(found), wanted, f"the fields {lost} would be lost")
+    if found.num_fields == wanted.num_fields or pa.types.is_struct(found):
+        for position in range(found.num_fields):
+            inner = found.field(position)
+            if not pa.types.is_struct(wanted):
+                _check_fields(inner.type, wanted.field(position).type)
+            elif pa.types.is_struct(found):
+                _check_fields(inner.type, wanted.field(inner.name).type)
+
+
+_TZINFO, _MICROSECOND, _MICROSECONDS = attrgetter("tzinfo"), attrgetter("microsecond"), attrgetter("microseconds")
+_NONE: frozenset[type] = frozenset()
+
+
+def _exact_types() -> dict[int, frozenset[type]]:
+    """By Arrow type, the Python types whose values Arrow takes as they are, or refuses."""
+    exact: dict[int, frozenset[type]] = {}
+    for made in (pa.int8, pa.int16, pa.int32, pa.int64, pa.uint8, pa.uint16, pa.uint32, pa.uint64):
+        exact[made().id] = frozenset({int})
+    for made in (pa.string, pa.large_string, pa.string_view):
+        exact[made().id] = frozenset({str})
+    for made in (pa.binary, pa.large_binary, pa.binary_view):
+        exact[made().id] = frozenset({bytes})
+    exact[pa.binary(1).id] = frozenset({bytes})
+    exact[pa.bool_().id] = frozenset({bool})
+    for wide in (pa.decimal32(1), pa.decimal64(1), pa.decimal128(1), pa.decimal256(1)):
+        exact[wide.id] = frozenset({decimal.Decimal, int})
+    for date in (pa.date32(), pa.date64()):
+        exact[date.id] = frozenset({dt.date})
+    for time in (pa.time32("s"), pa.time64("us")):
+        exact[time.id] = frozenset({dt.time})
+    exact[pa.timestamp("us").id] = frozenset({dt.datetime})
+    exact[pa.duration("us").id] = frozenset({dt.timedelta})
+    return exact
+
+
+_EXACT = _exact_types()

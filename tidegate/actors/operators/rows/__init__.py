@@ -1,0 +1,1 @@
+"""Functions of users that see a row at a time, and the operator that calls them."""

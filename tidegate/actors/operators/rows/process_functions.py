@@ -1,0 +1,152 @@
+"""`ProcessFunction` and its context: what users write to process a stream row by row, with state and timers.
+
+Rules: a function object is copied for each subtask and attempt, so it may keep what `open` makes; whatever must survive
+a failure belongs into state. Rows come and go as dicts. All calls come from one thread, one after the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar, TypeAlias
+
+from tidegate.actors.operators.operator import OperatorContext
+from tidegate.actors.operators.state.key_scope import KeyScope
+from tidegate.actors.operators.state.keyed_state import ListState, MapState, S
+from tidegate.actors.operators.state.keyed_state_store import KeyedStates
+from tidegate.actors.operators.state.operator_state import BroadcastState, OperatorListState, OperatorStates
+from tidegate.actors.operators.state.timers import TimeDomain, Timers, TimerService
+from tidegate.actors.protocol.stream_elements import MIN_WATERMARK_MS
+from tidegate.storage.checkpoints.metadata import StateKind
+from tidegate.storage.errors import ConfigurationError
+
+Rows: TypeAlias = Iterable[Mapping[str, Any]] | None
+
+
+class ProcessContext:
+    """What a function can ask for. It says what holds for the row or timer that is being processed."""
+
+    def __init__(
+        self,
+        context: OperatorContext,
+        states: KeyedStates | None,
+        operator_states: OperatorStates,
+        scope: KeyScope,
+        timers: Timers,
+    ) -> None:
+        self._operator = context
+        self._states = states
+        self._operator_states = operator_states
+        self._scope = scope
+        self.timestamp: int | None = None
+        """Event time in milliseconds: that of the row (None if the stream has none), or the moment of the timer."""
+        self.time_domain: TimeDomain | None = None
+        """What the timer waited for; None outside of `on_timer`."""
+        self.current_watermark = MIN_WATERMARK_MS
+        """The newest watermark, in milliseconds; `MIN_WATERMARK_MS` before the first one, also after a restore."""
+        self.timer_service = TimerService(timers, scope, lambda: context.time.now_ms, lambda: self.current_watermark)
+        """Registers and deletes timers of the current key."""
+
+    @property
+    def subtask(self) -> int:
+        """Index of this subtask."""
+        return self._operator.subtask
+
+    @property
+    def parallelism(self) -> int:
+        """Number of subtasks."""
+        return self._operator.parallelism
+
+    @property
+    def current_processing_time(self) -> int:
+        """Processing time in milliseconds: when the task took up what is being processed."""
+        return self._operator.time.now_ms
+
+    @property
+    def current_key(self) -> dict[str, Any]:
+        """The key columns of the current key. ConfigurationError where there is no key."""
+        return self._scope.current_row("the current key")
+
+    def state(self, declared: S) -> S:
+        """Bind a state, in `open`: `self.count = self.context.state(tg.ValueState("count", pa.int64()))`.
+
+        Raises ConfigurationError outside of `open`, on a stream without keys, and for a name that is taken.
+        """
+        if self._states is None:
+            raise ConfigurationError(f"state {declared.name!r} needs a keyed stream: call key_by(...) before process")
+        bound = self._states.bind(declared)
+        self._operator_states.claim(declared.name)
+        return bound
+
+    def list_state(self, declared: ListState) -> OperatorListState:
+        """Bind a list of this subtask, in `open`, with or without keys: `context.list_state(tg.ListState("x", ...))`.
+
+        At another parallelism its elements are dealt out anew, round-robin. What was restored is in it at once.
+        Raises ConfigurationError outside of `open`, and for a name that is taken.
+        """
+        return self._operator_states.list_state(declared, StateKind.LIST)
+
+    def union_list_state(self, declared: ListState) -> OperatorListState:
+        """Bind a list as `list_state` does, of which after a restore every subtask gets the elements of all.
+
+        Keep in `open` what is this subtask's part (`update`): else all have all of it from then on. While some
+        subtasks of the operator have finished and others have not, no checkpoint can be taken.
+        """
+        return self._operator_states.list_state(declared, StateKind.UNION)
+
+    def broadcast_state(self, declared: MapState) -> BroadcastState:
+        """Bind a map that is the same in every subtask, because each changes it alike: by rows that all of them get.
+
+        After a restore, at whatever parallelism, all begin with that of one subtask. Raises as `list_state`.
+        """
+        return self._operator_states.broadcast_state(declared)
+
+
+class BaseProcessFunction:
+    """What functions with one and with two inputs share. Every method may be left as it is."""
+
+    INPUT_METHODS: ClassVar[tuple[str, ...]] = ()
+    """Names of the methods that get the rows of each input."""
+
+    context: ProcessContext
+    """The same that the methods are given."""
+
+    def open(self, context: ProcessContext) -> None:
+        """Called once, before anything else: bind states here."""
+
+    def on_timer(self, timestamp: int, context: ProcessContext) -> Rows:
+        """A timer of the current key has come, registered for `timestamp` (ms); `context.time_domain` says which.
+
+        Returns (or yields) rows, as `process` does.
+        """
+        return None
+
+    def finish(self, context: ProcessContext) -> Rows:
+        """The input has ended and all event-time timers have fired: the last rows. There is no current key."""
+        return None
+
+    def close(self) -> None:
+        """Release resources. Called once, also after a failure, and even if `open` was not reached."""
+
+
+class ProcessFunction(BaseProcessFunction):
+    """Processes a stream row by row, with state and timers of the row's key where the stream is keyed."""
+
+    INPUT_METHODS = ("process",)
+
+    def process(self, row: dict[str, Any], context: ProcessContext) -> Rows:
+        """Process one row; returns an iterable of new rows (or yields them), or None for nothing."""
+        raise NotImplementedError(f"{type(self).__name__} needs a method process(self, row, context)")
+
+
+class CoProcessFunction(BaseProcessFunction):
+    """Processes two connected streams row by row; where they are keyed, rows of one key share its state."""
+
+    INPUT_METHODS = ("process1", "process2")
+
+    def process1(self, row: dict[str, Any], context: ProcessContext) -> Rows:
+        """Process one row of the first stream, as `ProcessFunction.process`."""
+        raise NotImplementedError(f"{type(self).__name__} needs a method process1(self, row, context)")
+
+    def process2(self, row: dict[str, Any], context: ProcessContext) -> Rows:
+        """Process one row of the second stream."""
+        raise NotImplementedError(f"{type(self).__name__} needs a method process2(self, row, context)")

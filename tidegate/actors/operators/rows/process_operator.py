@@ -1,0 +1,379 @@
+"""`ProcessOperator`: runs a function of the user row by row, with the state and the timers of each row's key.
+
+Rules: rows of a batch are processed in order, and what they emit leaves in batches of bounded size before the call
+returns, so nothing is held back over a barrier. Timers fire in steps of bounded length (Flink's interruptible timers):
+between two of them those that have fired are gone, and what they emitted has left. Keys must come to the subtask that
+owns their key group (checked for each batch). The types of the key columns are those of the first batch or of the
+restored state, and stay. At the end of the input all event-time timers have fired (the last watermark did that); those
+of processing time are dropped.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+
+from tidegate.actors.kernels.partition import compact, subtask_table
+from tidegate.actors.operators.batches.watermark_generator import event_times_ms
+from tidegate.actors.operators.operator import Emit, Operator, OperatorContext
+from tidegate.actors.operators.operator_errors import blame, failure, is_failure
+from tidegate.actors.operators.output_schema import PinnedSchema
+from tidegate.actors.operators.rows.process_functions import BaseProcessFunction, ProcessContext
+from tidegate.actors.operators.state.key_scope import KeyScope
+from tidegate.actors.operators.state.keyed_state_store import KeyedStates
+from tidegate.actors.operators.state.keys import KeyCodec, check_owner, key_columns, key_schema
+from tidegate.actors.operators.state.operator_state import OperatorStates, WriteGate
+from tidegate.actors.operators.state.timers import TIMERS_STATE, TimeDomain, Timers
+from tidegate.actors.protocol.errors import OperatorError
+from tidegate.actors.protocol.failure_reasons import error_text
+from tidegate.actors.state_backends.common.backend import KeyRef
+from tidegate.storage.checkpoints.metadata import StateKind
+from tidegate.storage.errors import ConfigurationError, TidegateError
+from tidegate.storage.state.snapshot import Cut, FrozenState, OperatorSnapshot, StateTable
+
+_OUTPUT_ROWS_MAX = 65_536
+_CHANGE_BYTES = 64
+_CHAINED_TIMERS_MAX = 1000
+
+Handler = Callable[[dict[str, Any], ProcessContext], Iterable[Mapping[str, Any]] | None]
+
+
+class ProcessOperator(Operator):
+    """Calls a function. `keys` and `timestamps` have an entry for each of its inputs.
+
+    `keys` names the key columns (none: the stream is not keyed; the first input's names are those of the state),
+    `timestamps` the column of event time, or None; `schema` is that of the output (None: the first rows fix it).
+    Raises ConfigurationError for a function of the wrong kind, or that cannot be copied.
+    """
+
+    context_class: type[ProcessContext] = ProcessContext
+    """What the function is given."""
+
+    def __init__(
+        self,
+        function: BaseProcessFunction,
+        keys: Sequence[tuple[str, ...]] = ((),),
+        timestamps: Sequence[str | None] = (None,),
+        schema: pa.Schema | None = None,
+    ) -> None:
+        inputs = len(function.INPUT_METHODS) if isinstance(function, BaseProcessFunction) else 0
+        if not inputs or len(keys) != inputs or len(timestamps) != inputs:
+            wanted = "CoProcessFunction" if len(keys) == 2 else "ProcessFunction"
+            raise ConfigurationError(f"process needs an object of a class derived from tg.{wanted}, not {function!r}")
+        self._function = _own_copy(function)
+        self._keys = tuple(keys)
+        self._timestamps = tuple(timestamps)
+        self._pinned = PinnedSchema(schema)
+        self._scope = KeyScope()
+        self._states: KeyedStates | None = None
+        self._timers = Timers()
+        self._gate = WriteGate()
+        self._codec: KeyCodec | None = None
+        self._changed_rows = 0
+        self._seen: dict[int, pa.Schema] = {}
+        self._rows: list[Mapping[str, Any]] = []
+
+    def open(self, context: OperatorContext, restored: Sequence[StateTable]) -> None:
+        """Open the function, then take the state back from tables of any number of former subtasks.
+
+        OperatorError if the function raises; ConfigurationError for a state that it does not bind; CorruptionError if
+        a table is of other types, or has a key twice or one of other subtasks.
+        """
+        super().open(context, restored)
+        self._owners = subtask_table(context.max_parallelism, context.parallelism)
+        if self._keys[0]:
+            self._states = KeyedStates(context, self._keys[0], self._scope)
+        unkeyed = [table for table in restored if table.kind is not StateKind.KEYED]
+        self._operator_states = OperatorStates(context.uid, unkeyed, self._gate)
+        self._ask = self.context_class(context, self._states, self._operator_states, self._scope, self._timers)
+        function = self._function
+        function.context = self._ask
+        self._handlers: tuple[Handler, ...] = tuple(getattr(function, name) for name in function.INPUT_METHODS)
+        with self._blame_call("open"):
+            function.open(self._ask)
+        if self._states is not None:
+            self._states.complete()
+            self._take_over(self._states)
+        self._operator_states.complete()
+        for table in restored:
+            if table.kind is StateKind.KEYED:
+                self._restore(table)
+
+    def process(self, batch: pa.RecordBatch, emit: Emit) -> None:
+        """Process a batch of the first input."""
+        self.process_input(0, batch, emit)
+
+    def process_input(self, index: int, batch: pa.RecordBatch, emit: Emit) -> None:
+        """Process a batch row by row. OperatorError if the function raises or the keys do not fit."""
+        with blame(self.context, batch):
+            refs = self._enter(index, batch)
+            times = self._times_of(index, batch)
+        rows = enumerate(batch.to_pylist())
+        while self._process_rows(self._handlers[index], rows, refs, times):
+            self._emit_rows(emit, _OUTPUT_ROWS_MAX)
+        if self._keys[index] and self._states is not None:
+            self._states.leave(batch.num_rows)
+            self._changed_rows += batch.num_rows
+        self._end_call(emit)
+
+    def advance_watermark(self, watermark_ms: int, emit: Emit) -> Iterator[None]:
+        """Fire the event-time timers up to the watermark, earliest first, in steps."""
+        self._ask.current_watermark = watermark_ms
+        return self._fire(TimeDomain.EVENT_TIME, watermark_ms, emit)
+
+    def next_processing_time_ms(self) -> int | None:
+        """The moment of the first processing-time timer."""
+        return self._timers.queues[TimeDomain.PROCESSING_TIME].first_ms()
+
+    def on_processing_time(self, now_ms: int, emit: Emit) -> Iterator[None]:
+        """Fire the processing-time timers up to now, earliest first, in steps."""
+        return self._fire(TimeDomain.PROCESSING_TIME, now_ms, emit)
+
+    def snapshot(self, cut: Cut) -> OperatorSnapshot | None:
+        """Freeze states and timers; None on a stream without keys, if there is no operator state either."""
+        if not self._keys[0] and not self._operator_states:
+            return None
+        frozen: tuple[FrozenState, ...] = self._operator_states.freeze()
+        snapshot = OperatorSnapshot(self.context.uid)
+        if self._codec is not None and self._states is not None:
+            snapshot = self._frozen(cut)
+            timers = self._timers.freeze(self._codec, self.context.max_parallelism)
+            frozen += snapshot.states if timers is None else (*snapshot.states, timers)
+        return replace(snapshot, states=frozen)
+
+    def changes(self, cut: Cut) -> OperatorSnapshot | None:
+        """Freeze keyed states alone."""
+        return None if self._codec is None or self._states is None else self._frozen(cut)
+
+    @property
+    def changed_bytes(self) -> int:
+        """Rows that have come in, each a change of some state."""
+        return self._changed_rows * _CHANGE_BYTES
+
+    def finish(self, emit: Emit) -> Iterator[None]:
+        """Drop the processing-time timers and emit what the function has left, in steps of a batch."""
+        self._timers.queues[TimeDomain.PROCESSING_TIME].clear()
+        with self._blame_call("finish"):
+            rows = iter(self._function.finish(self._ask) or ())
+        while True:
+            with self._blame_call("finish"):
+                self._collect(itertools.islice(rows, _OUTPUT_ROWS_MAX))
+            if not self._rows:
+                return
+            self._emit_rows(emit, 1)
+            yield
+
+    def close(self) -> None:
+        """Close the function, and give up what the backend holds."""
+        try:
+            self._function.close()
+        finally:
+            if self._states is not None:
+                self._states.close()
+
+    def _frozen(self, cut: Cut) -> OperatorSnapshot:
+        assert self._states is not None
+        if cut.keyed:
+            self._changed_rows = 0
+        return self._states.freeze(cut)
+
+    def _take_over(self, states: KeyedStates) -> None:
+        """Go on with the state that came with files of the backend, if there are such."""
+        stored = states.stored_keys()
+        if stored is not None:
+            self._check_keyed("the state", stored.names)
+            self._key_codec(stored)
+
+    def _check_keyed(self, what: str, columns: Sequence[str]) -> None:
+        names = list(self._keys[0])
+        if not names or list(columns[: len(names)]) != names:
+            raise ConfigurationError(
+                f"operator {self.context.name!r} (uid {self.context.uid!r}) is keyed by {names}, but {what} of the "
+                f"checkpoint has columns {list(columns)}; key by the same columns as before, or change the uid"
+            )
+
+    def _restore(self, table: StateTable) -> None:
+        rows = compact(table.rows)
+        self._check_keyed(f"state {table.state!r}", rows.schema.names)
+        keys = rows.select(list(self._keys[0]))
+        codec = self._key_codec(keys.schema)
+        check_owner(self.context, keys, self._owners)
+        stored = replace(table, rows=rows)
+        if table.state == TIMERS_STATE:
+            self._timers.load(codec, stored)
+        elif self._states is not None:
+            self._states.load(stored)
+
+    def _key_codec(self, schema: pa.Schema) -> KeyCodec:
+        """The codec of all keys; the first schema of key columns ever fixes it."""
+        if self._codec is None:
+            self._codec = KeyCodec(schema)
+            if self._states is not None:
+                self._states.fix_keys(self._codec)
+        elif not schema.equals(self._codec.schema):
+            raise OperatorError(
+                f"operator {self.context.name!r} (uid {self.context.uid!r}) has keys of types "
+                f"{_types(self._codec.schema)} and was given keys of {_types(schema)}: cast the key columns to the "
+                "same types with with_columns before key_by"
+            )
+        return self._codec
+
+    def _enter(self, index: int, batch: pa.RecordBatch) -> Sequence[KeyRef]:
+        """Work on the keys of a batch from now on; the backend's reference of each row's."""
+        names = self._keys[index]
+        if not names or self._states is None:
+            return [None] * batch.num_rows
+        if index not in self._seen or not self._seen[index].equals(batch.schema):
+            self._key_codec(_renamed(key_schema(batch.schema, names), self._keys[0]))
+            self._seen[index] = batch.schema
+        columns = key_columns(batch, names).rename_columns(list(self._keys[0]))
+        check_owner(self.context, columns, self._owners)
+        return self._states.enter(columns)
+
+    def _times_of(self, index: int, batch: pa.RecordBatch) -> Sequence[int | None]:
+        column = self._timestamps[index]
+        if column is None or batch.schema.get_field_index(column) < 0:
+            return [None] * batch.num_rows
+        times: list[int | None] = event_times_ms(batch, column).to_pylist()
+        return times
+
+    def _process_rows(
+        self,
+        handler: Handler,
+        rows: Iterator[tuple[int, dict[str, Any]]],
+        refs: Sequence[KeyRef],
+        times: Sequence[int | None],
+    ) -> bool:
+        """Process rows until they have made a full batch; whether there may be more of them."""
+        scope, ask = self._scope, self._ask
+        number, row = 0, dict[str, Any]()
+        try:
+            for number, row in rows:
+                scope.choose(number, refs[number])
+                ask.timestamp = times[number]
+                self._collect(handler(row, ask))
+                if len(self._rows) >= _OUTPUT_ROWS_MAX:
+                    return True
+        except OperatorError:
+            raise
+        except BaseException as error:
+            if not is_failure(error):
+                raise
+            raise failure(self.context, error, f"row {number} of the batch", row) from error
+        return False
+
+    def _fire(self, domain: TimeDomain, time_ms: int, emit: Emit) -> Iterator[None]:
+        queue = self._timers.queues[domain]
+        fires_left = _CHAINED_TIMERS_MAX * (len(queue) + 1)
+        while queue.is_due(time_ms):
+            fires_left = self._fire_step(domain, time_ms, fires_left)
+            self._ask.time_domain = None
+            self._end_call(emit)
+            if queue.is_due(time_ms):
+                yield
+
+    def _fire_step(self, domain: TimeDomain, time_ms: int, fires_left: int) -> int:
+        """Fire as many of the timers that are due as one step may, and collect their rows; how many may still fire."""
+        queue, pace = self._timers.queues[domain], self.context.pace
+        self._ask.time_domain = domain
+        # A timer can only register others of its own key: no key comes in between that is not known now.
+        numbers = {key: number for number, key in enumerate(dict.fromkeys(queue.stage(time_ms, pace.timers_max)))}
+        assert self._states is not None, "timers without keys"
+        refs = self._states.enter(None, list(numbers))
+        with self._blame_timer():
+            for _ in range(pace.timers_max):
+                if len(self._rows) >= _OUTPUT_ROWS_MAX or (timer := queue.pop_due(time_ms, numbers)) is None:
+                    break
+                self._ask.timestamp, key = timer
+                self._scope.choose(numbers[key], refs[numbers[key]])
+                if fires_left == 0:
+                    raise RuntimeError(
+                        f"each timer registered another one that was due at once, {_CHAINED_TIMERS_MAX} in a row; at "
+                        "the end of the input every event-time timer is due: register none while "
+                        "context.current_watermark is tg.MAX_WATERMARK_MS"
+                    )
+                self._collect(self._function.on_timer(timer[0], self._ask))
+                fires_left -= 1
+                pace.timers += 1
+        self._states.leave(len(numbers))
+        return fires_left
+
+    def _collect(self, rows: Iterable[Mapping[str, Any]] | None) -> None:
+        if rows is None:
+            return
+        if isinstance(rows, Mapping):
+            raise TypeError("the function returned one dict; return an iterable of rows, or yield each row")
+        for row in rows:
+            if type(row) is not dict and not isinstance(row, Mapping):
+                raise TypeError(f"a row must be a dict, not {type(row).__name__}: {row!r}")
+            self._rows.append(row)
+
+    def _emit_rows(self, emit: Emit, rows_min: int) -> None:
+        """Emit what was collected if it is that much."""
+        if len(self._rows) < rows_min:
+            return
+        rows, self._rows = self._rows, []
+        try:
+            batches = [
+                self._pinned.from_rows(rows[start : start + _OUTPUT_ROWS_MAX])
+                for start in range(0, len(rows), _OUTPUT_ROWS_MAX)
+            ]
+        except BaseException as error:
+            if not is_failure(error):
+                raise
+            raise failure(self.context, error, "first of the rows that the function returned", rows[0]) from error
+        for batch in batches:
+            emit(batch)
+
+    def _end_call(self, emit: Emit) -> None:
+        self._ask.timestamp = None
+        self._emit_rows(emit, 1)
+
+    @contextmanager
+    def _blame_call(self, method: str) -> Iterator[None]:
+        try:
+            yield
+        except TidegateError:
+            raise
+        except BaseException as error:
+            if not is_failure(error):
+                raise
+            raise failure(self.context, error, f"in {method}") from error
+
+    @contextmanager
+    def _blame_timer(self) -> Iterator[None]:
+        try:
+            yield
+        except OperatorError:
+            raise
+        except BaseException as error:
+            if not is_failure(error):
+                raise
+            place = f"timer at {self._ask.timestamp} of key"
+            raise failure(self.context, error, place, self._ask.current_key) from error
+
+
+def _own_copy(function: BaseProcessFunction) -> BaseProcessFunction:
+    try:
+        return copy.deepcopy(function)
+    except BaseException as error:
+        if not is_failure(error):
+            raise
+        raise ConfigurationError(
+            f"{type(function).__name__} cannot be copied ({error_text(error)}), and each subtask needs a copy of its "
+            "own; make in open what cannot be copied"
+        ) from error
+
+
+def _renamed(schema: pa.Schema, names: Sequence[str]) -> pa.Schema:
+    return pa.schema([pa.field(name, field.type) for name, field in zip(names, schema, strict=True)])
+
+
+def _types(schema: pa.Schema) -> str:
+    return ", ".join(str(field.type) for field in schema)

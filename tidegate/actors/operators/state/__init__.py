@@ -1,0 +1,1 @@
+"""What functions remember: keyed and operator state, its types, expiry, timers."""

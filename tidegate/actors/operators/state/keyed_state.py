@@ -1,0 +1,255 @@
+"""`ValueState`, `ListState` and `MapState`: state of row-wise functions for each key, of a declared type.
+
+Rules: a state is declared (`ValueState("n", int)`) and bound in `open` (`context.state(...)`); what is bound always
+speaks of the key of the row or timer that is being processed, and is a thin view of what the backend keeps. What is put
+in is brought into the declared type at once, so that a restored job computes with the very same values; a value that
+could be changed is handed out as a copy. Null, or an empty list or map, is no state: the key is forgotten.
+
+In a checkpoint a state is one table: the key columns, then one column with the name of the state.
+"""
+
+from __future__ import annotations
+
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Self, TypeVar
+
+import pyarrow as pa
+
+from tidegate.actors.operators.state.key_scope import KeyScope
+from tidegate.actors.operators.state.state_types import StateType
+from tidegate.actors.operators.state.ttl import Clock, StateTtl, TtlLists, TtlMaps, TtlValues, is_timed, timed_type
+from tidegate.actors.state_backends.common.backend import (
+    CellSpec,
+    KeyedBackend,
+    KeyRef,
+    ListCells,
+    MapCells,
+    Migrate,
+    ValueCells,
+)
+from tidegate.storage.errors import ConfigurationError
+
+
+class KeyedState(ABC):
+    """What the kinds of keyed state share. `name` is unique in an operator."""
+
+    _scope: KeyScope
+
+    def __init__(self, name: str, ttl: StateTtl | None) -> None:
+        if not name:
+            raise ConfigurationError("a state needs a name: checkpoints know it by that")
+        if ttl is not None and not isinstance(ttl, StateTtl):
+            raise ConfigurationError(f'state {name!r}: ttl is a tg.StateTtl("1h"), not {ttl!r}')
+        self.name = name
+        self.ttl = ttl
+
+    @property
+    @abstractmethod
+    def stored_field(self) -> pa.Field:
+        """The field of the column that holds it in a checkpoint."""
+
+    @property
+    def column_type(self) -> pa.DataType:
+        """Arrow type of the column that holds it in a checkpoint."""
+        return self.stored_field.type
+
+    @abstractmethod
+    def clear(self) -> None:
+        """Forget what is kept for the current key."""
+
+    def bound(self, scope: KeyScope, backend: KeyedBackend, clock: Clock | None, migrate: Migrate) -> Self:
+        """The state of this declaration in a backend; `clock` says what expires, if the state has a time to live."""
+        state, field = copy.copy(self), self.stored_field
+        state._scope = scope
+        has_expired = None if clock is None else clock.has_expired
+        state._bind(backend, CellSpec(self.name, field.type, has_expired, field.metadata, migrate), clock)
+        return state
+
+    @abstractmethod
+    def expires(self, column_type: pa.DataType) -> bool:
+        """Whether what a column of this kind of state holds has a time to live."""
+
+    @abstractmethod
+    def _bind(self, backend: KeyedBackend, spec: CellSpec, clock: Clock | None) -> None: ...
+
+    def _element(self, field: pa.Field) -> pa.Field:
+        """The field of a value that expires by itself, with its time where there is one."""
+        return field if self.ttl is None else field.with_type(timed_type(field)).remove_metadata()
+
+    def _ref(self) -> KeyRef:
+        ref = self._scope.ref
+        if ref is None:
+            self._scope.current(f"state {self.name!r}")
+        return ref
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("_cells", "_scope"):
+            raise ConfigurationError(
+                f"state {self.name!r} is only declared; use what self.context.state(...) returns in open"
+            )
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+
+class ValueState(KeyedState):
+    """One value for each key; `ttl` counts from when it was written."""
+
+    _cells: ValueCells | TtlValues
+
+    def __init__(self, name: str, dtype: Any, *, ttl: StateTtl | None = None) -> None:
+        super().__init__(name, ttl)
+        self._typed = StateType(name, dtype)
+
+    @property
+    def stored_field(self) -> pa.Field:
+        """The declared type, with a time where it has one to live."""
+        return self._element(self._typed.field(self.name))
+
+    def expires(self, column_type: pa.DataType) -> bool:
+        """Whether values of a stored column expire."""
+        return is_timed(column_type)
+
+    def value(self) -> Any:
+        """The value of the current key; None where there is none."""
+        return self._typed.handed_out(self._cells.get(self._ref()))
+
+    def update(self, value: Any) -> None:
+        """Keep a value for the current key; None is `clear`. TypeError if it is not of the declared type."""
+        if value is None:
+            self.clear()
+        else:
+            self._cells.put(self._ref(), self._typed.taken(value))
+
+    def clear(self) -> None:
+        """Forget the value of the current key."""
+        self._cells.remove(self._ref())
+
+    def _bind(self, backend: KeyedBackend, spec: CellSpec, clock: Clock | None) -> None:
+        cells = backend.values(spec)
+        self._cells = cells if clock is None else TtlValues(cells, clock)
+
+
+class ListState(KeyedState):
+    """A list of values for each key; `ttl` counts for each element, from when it was written."""
+
+    _cells: ListCells | TtlLists
+
+    def __init__(self, name: str, dtype: Any, *, ttl: StateTtl | None = None) -> None:
+        super().__init__(name, ttl)
+        self._typed = StateType(name, dtype)
+
+    @property
+    def stored_field(self) -> pa.Field:
+        """A list of the declared type."""
+        return pa.field(self.name, pa.list_(self._element(self._typed.field("item"))))
+
+    def expires(self, column_type: pa.DataType) -> bool:
+        """Whether elements of a stored column expire."""
+        return pa.types.is_list(column_type) and is_timed(column_type.value_type)
+
+    def get(self) -> list[Any]:
+        """A copy of the list of the current key; empty where there is none."""
+        return [self._typed.handed_out(value) for value in self._cells.get(self._ref())]
+
+    def add(self, value: Any) -> None:
+        """Append a value. TypeError if it is None or not of the declared type."""
+        self._cells.extend(self._ref(), (self._typed.taken(value),))
+
+    def add_all(self, values: Iterable[Any]) -> None:
+        """Append values. TypeError if one is None or not of the declared type: then none is."""
+        added = [self._typed.taken(value) for value in values]
+        if added:
+            self._cells.extend(self._ref(), added)
+
+    def update(self, values: Iterable[Any]) -> None:
+        """Replace the list; an empty one is `clear`."""
+        replaced = [self._typed.taken(value) for value in values]
+        if replaced:
+            self._cells.put(self._ref(), replaced)
+        else:
+            self.clear()
+
+    def clear(self) -> None:
+        """Forget the list of the current key."""
+        self._cells.remove(self._ref())
+
+    def _bind(self, backend: KeyedBackend, spec: CellSpec, clock: Clock | None) -> None:
+        cells = backend.lists(spec)
+        self._cells = cells if clock is None else TtlLists(cells, clock)
+
+
+class MapState(KeyedState):
+    """A map for each key; `ttl` counts for each entry, from when it was written.
+
+    Its own keys are of a plain type; a value of None is no entry.
+    """
+
+    _cells: MapCells | TtlMaps
+
+    def __init__(self, name: str, key_dtype: Any, value_dtype: Any, *, ttl: StateTtl | None = None) -> None:
+        super().__init__(name, ttl)
+        self._key_typed = StateType(name, key_dtype)
+        self._typed = StateType(name, value_dtype)
+        if not self._key_typed.plain:
+            raise ConfigurationError(f"state {name!r}: keys of a map must be of a plain type, not {key_dtype}")
+
+    @property
+    def stored_field(self) -> pa.Field:
+        """A map of the declared types."""
+        key = pa.field("key", self._key_typed.dtype, nullable=False)
+        return pa.field(self.name, pa.map_(key, self._element(self._typed.field("value"))))
+
+    def expires(self, column_type: pa.DataType) -> bool:
+        """Whether entries of a stored column expire."""
+        return pa.types.is_map(column_type) and is_timed(column_type.item_type)
+
+    def get(self, key: Any) -> Any:
+        """The value at `key` of the current key's map; None where there is none."""
+        return self._typed.handed_out(self._cells.get(self._ref(), self._key_typed.taken(key)))
+
+    def put(self, key: Any, value: Any) -> None:
+        """Set an entry; a value of None is `remove`. TypeError if either is not of its declared type."""
+        if value is None:
+            self.remove(key)
+        else:
+            self._cells.put(self._ref(), self._key_typed.taken(key), self._typed.taken(value))
+
+    def put_all(self, entries: Mapping[Any, Any]) -> None:
+        """Set several entries."""
+        for key, value in entries.items():
+            self.put(key, value)
+
+    def remove(self, key: Any) -> None:
+        """Remove an entry, if there is one."""
+        self._cells.discard(self._ref(), self._key_typed.taken(key))
+
+    def items(self) -> Iterator[tuple[Any, Any]]:
+        """Entries as they are now, in the order in which the backend keeps them: the same on every run."""
+        return iter([(key, self._typed.handed_out(value)) for key, value in self._pairs()])
+
+    def keys(self) -> Iterator[Any]:
+        """Keys, in the order of `items`."""
+        return iter([key for key, _ in self._pairs()])
+
+    def values(self) -> Iterator[Any]:
+        """Values, in the order of `items`."""
+        return (value for _, value in self.items())
+
+    def clear(self) -> None:
+        """Forget the map of the current key."""
+        self._cells.remove(self._ref())
+
+    def __contains__(self, key: Any) -> bool:
+        return self._cells.get(self._ref(), self._key_typed.taken(key)) is not None
+
+    def _pairs(self) -> Iterable[tuple[Any, Any]]:
+        found = self._cells.items(self._ref())
+        return found.items() if isinstance(found, Mapping) else found
+
+    def _bind(self, backend: KeyedBackend, spec: CellSpec, clock: Clock | None) -> None:
+        cells = backend.maps(spec)
+        self._cells = cells if clock is None else TtlMaps(cells, clock)
+
+
+S = TypeVar("S", bound=KeyedState)

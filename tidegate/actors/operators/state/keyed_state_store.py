@@ -1,0 +1,198 @@
+"""`KeyedStates`: all keyed states of one operator, on its backend: bound, restored, entered batch by batch, and frozen.
+
+Rules: names are unique, and none is a key column's. What a checkpoint has must be bound: state that nobody asks for is
+refused, not dropped. Stored rows are brought to the types that the program declares where that loses nothing (see
+`storage/schemas/evolution.py`); a state may get a time to live, which then counts from the restore, but not lose it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import pyarrow as pa
+
+from tidegate.actors.operators.operator import OperatorContext
+from tidegate.actors.operators.state.key_scope import EnteredKeys, KeyScope
+from tidegate.actors.operators.state.keyed_state import KeyedState, S
+from tidegate.actors.operators.state.keys import Key, KeyCodec
+from tidegate.actors.operators.state.operator_backend import frozen_backend, make_backend
+from tidegate.actors.operators.state.state_types import check_serializers, holds_pickles
+from tidegate.actors.operators.state.timers import TIMERS_STATE
+from tidegate.actors.operators.state.ttl import Clock, FrozenUnexpired, timed_now
+from tidegate.actors.state_backends.common.backend import KeyRef
+from tidegate.storage.checkpoints.metadata import StateKind
+from tidegate.storage.errors import ConfigurationError, CorruptionError
+from tidegate.storage.schemas.dictionaries import widened
+from tidegate.storage.schemas.evolution import migrated
+from tidegate.storage.state.snapshot import Cut, FrozenState, OperatorSnapshot, StateChunk, StateTable
+
+_KEYS_BATCH_ROWS = 4096
+
+
+class KeyedStates:
+    """The states of an operator; `key_names` are its key columns."""
+
+    def __init__(self, context: OperatorContext, key_names: Sequence[str], scope: KeyScope) -> None:
+        self._context = context
+        self._backend = make_backend(context, key_names)
+        self._key_names = tuple(key_names)
+        self._scope = scope
+        self._states: dict[str, KeyedState] = {}
+        self._clocks: dict[str, Clock] = {}
+        self._codec: KeyCodec | None = None
+        self._complete = False
+
+    def complete(self) -> None:
+        """No state is bound from now on."""
+        self._complete = True
+
+    def bind(self, declared: S) -> S:
+        """Bind a declared state. ConfigurationError if it is too late, or for a name that is taken."""
+        name = declared.name
+        if self._complete:
+            raise ConfigurationError(f"state {name!r} is bound too late: call context.state(...) in open")
+        if name in self._states or name == TIMERS_STATE:
+            raise ConfigurationError(f"two states are named {name!r} ({TIMERS_STATE!r} is tidegate's own)")
+        if name in self._key_names:
+            raise ConfigurationError(f"a state has the name of the key column {name!r}; choose another one")
+        if declared.ttl is not None:
+            self._clocks[name] = Clock(declared.ttl, self._context.time)
+        migrate = partial(self._declared, declared)
+        state = declared.bound(self._scope, self._backend, self._clocks.get(name), migrate)
+        self._states[name] = state
+        return state
+
+    def fix_keys(self, codec: KeyCodec) -> None:
+        """The types of the key columns, once, after all states are bound."""
+        self._codec = codec
+        self._backend.fix_keys(codec.schema)
+
+    def stored_keys(self) -> pa.Schema | None:
+        """The key columns of states that came with files of the backend; None where none did."""
+        return self._backend.stored_keys
+
+    def enter(self, columns: pa.RecordBatch | None, keys: Sequence[Key] | None = None) -> Sequence[KeyRef]:
+        """Work on these keys until `leave`: stored key columns, or Python keys. The backend's reference of each."""
+        assert self._codec is not None, "keys without a type"
+        entered = EnteredKeys(self._codec, columns, keys)
+        self._scope.enter(entered)
+        if self._states:
+            return self._backend.enter(entered.columns)
+        return [None] * (len(keys or ()) if columns is None else columns.num_rows)
+
+    def leave(self, rows: int) -> None:
+        """End of the batch; so many rows or timers were processed. Looks at as many keys for what has expired."""
+        self._scope.leave()
+        if self._states:
+            self._backend.leave()
+            if self._clocks:
+                self._backend.sweep(rows)
+
+    def each_key(self, state: KeyedState) -> Iterator[None]:
+        """Make every key that has this state the current one, one after the other. The state may be changed meanwhile.
+
+        ConfigurationError for a state that `bind` has not returned.
+        """
+        if self._states.get(state.name) is not state:
+            raise ConfigurationError(
+                f"state {state.name!r} is only declared; go through what context.state(...) returned in open"
+            )
+        # All of them first: what is done for a key may move others within the backend.
+        for columns in list(self._backend.keys(state.name, _KEYS_BATCH_ROWS)) if self._codec else ():
+            try:
+                for number, ref in enumerate(self.enter(columns)):
+                    self._scope.choose(number, ref)
+                    yield
+            finally:
+                self.leave(0)
+
+    def load(self, table: StateTable) -> None:
+        """Take a stored table back.
+
+        ConfigurationError if no state of its name is bound, or for a type that cannot become the declared one;
+        CorruptionError if a key comes twice.
+        """
+        state = self._states.get(table.state)
+        if state is None:
+            raise ConfigurationError(
+                f"the checkpoint has a state {table.state!r} that the function does not bind (it binds "
+                f"{sorted(self._states)}): call self.context.state(...) for it in open, or change the operator's uid"
+            )
+        self._backend.load(table if table.removed else replace(table, rows=self._declared(state, table.rows)))
+
+    def freeze(self, cut: Cut) -> OperatorSnapshot:
+        """All states as they are now, or with `cut.base` what has changed since."""
+        if self._codec is None or not self._states:
+            return OperatorSnapshot(self._context.uid)
+        snapshot = frozen_backend(self._context, self._backend, cut)
+        states, layer = (
+            tuple(self._as_stored(frozen, cut) for frozen in part) for part in (snapshot.states, snapshot.layer)
+        )
+        return replace(snapshot, states=states, layer=layer)
+
+    def close(self) -> None:
+        """Release what the backend holds."""
+        self._backend.close()
+
+    def _as_stored(self, frozen: FrozenState, cut: Cut) -> FrozenState:
+        if frozen.removed:
+            return frozen
+        clock, field = self._clocks.get(frozen.state), self._states[frozen.state].stored_field
+        if clock is not None and cut.base is None:
+            frozen = FrozenUnexpired(frozen, clock.expired_ms)
+        return FrozenMarked(frozen, field) if holds_pickles(field) else frozen
+
+    def _declared(self, state: KeyedState, stored: pa.RecordBatch) -> pa.RecordBatch:
+        """Stored rows with the declared type."""
+        rows, field = widened(stored), state.stored_field
+        position = rows.num_columns - 1
+        if rows.schema.names != [*self._key_names, state.name]:
+            raise CorruptionError(
+                f"stored rows of state {state.name!r} have columns {rows.schema.names}, not "
+                f"{[*self._key_names, state.name]}; restore with the program that wrote them, or change the uid"
+            )
+        had_ttl = state.expires(rows.schema.field(position).type)
+        if state.ttl is None and had_ttl and not state.expires(field.type):
+            raise ConfigurationError(
+                f"state {state.name!r} of operator {self._context.uid!r} was written with a time to live, and the "
+                "program declares none: what has expired would come back. Declare it with ttl=tg.StateTtl(...), or "
+                "give the state a new name"
+            )
+        if state.ttl is not None and not had_ttl:
+            timed = timed_now(rows.column(position), field.type, self._context.time.now_ms)
+            rows = rows.set_column(position, pa.field(state.name, timed.type), timed)
+        check_serializers(rows.schema.field(position), field, state.name)
+        expected = pa.schema([*(rows.schema.field(n) for n in range(position)), field])
+        return migrated(rows, expected, state.name, self._context.uid)
+
+
+@dataclass(frozen=True, slots=True)
+class FrozenMarked:
+    """A `FrozenState` whose value column is that of `field`: what its metadata says of pickles backends do not keep."""
+
+    frozen: FrozenState
+    field: pa.Field
+
+    @property
+    def state(self) -> str:
+        """Name of the state."""
+        return self.frozen.state
+
+    @property
+    def kind(self) -> StateKind:
+        """How it is split when the parallelism changes."""
+        return self.frozen.kind
+
+    @property
+    def removed(self) -> bool:
+        """Whether the rows are keys that are gone."""
+        return self.frozen.removed
+
+    def chunks(self) -> Iterator[StateChunk]:
+        """The rows."""
+        for chunk in self.frozen.chunks():
+            position = chunk.rows.num_columns - 1
+            rows = chunk.rows.set_column(position, self.field, chunk.rows.column(position))
+            yield StateChunk(rows, chunk.first_group, chunk.group_rows)

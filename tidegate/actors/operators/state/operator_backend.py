@@ -1,0 +1,29 @@
+"""Opens the state backend of one operator, and freezes it for a snapshot as the backend's options say."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tidegate.actors.operators.operator import OperatorContext
+from tidegate.actors.state_backends.common.backend import KeyedBackend
+from tidegate.actors.state_backends.common.options import BackendPlace
+from tidegate.actors.state_backends.factory import open_backend
+from tidegate.storage.state.snapshot import Cut, OperatorSnapshot, key_group_range
+
+
+def make_backend(context: OperatorContext, key_names: Sequence[str]) -> KeyedBackend:
+    """The keyed state of an operator in this subtask, empty; `key_names` are its key columns."""
+    groups = key_group_range(context.subtask, context.max_parallelism, context.parallelism)
+    return open_backend(context.backend, BackendPlace(context.uid, tuple(key_names), context.max_parallelism, groups))
+
+
+def frozen_backend(context: OperatorContext, backend: KeyedBackend, cut: Cut) -> OperatorSnapshot:
+    """All states of an operator's backend, as what its options say: files of its own, layers, or whole states."""
+    if not cut.keyed:
+        return OperatorSnapshot(context.uid)
+    if context.backend.kind == "rocksdb" and not cut.canonical and not context.backend.changelog:
+        return OperatorSnapshot(context.uid, native=backend.freeze_native(cut))
+    frozen = tuple(backend.freeze(cut))
+    if context.backend.incremental:
+        return OperatorSnapshot(context.uid, layer=frozen)
+    return OperatorSnapshot(context.uid, frozen)

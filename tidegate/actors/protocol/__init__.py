@@ -1,0 +1,1 @@
+"""Values that tasks, coordinator and graph share: ids, stream elements, reasons of failure."""

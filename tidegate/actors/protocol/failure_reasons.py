@@ -1,0 +1,131 @@
+"""Why checkpoints and tasks fail: the closed list of reasons, and errors as bounded text.
+
+The reasons for which a checkpoint fails are a closed list, those of Flink's `CheckpointFailureReason` that tidegate can
+meet. A reason that is *counted* brings the job nearer to its tolerable number of failed checkpoints; the others are
+nobody's fault (a request that came too early, a task that had just finished, an attempt that failed for a reason of its
+own).
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+import threading
+
+from tidegate.actors.protocol.errors import OperatorError
+from tidegate.storage.codec import wire
+from tidegate.storage.errors import ConfigurationError
+
+
+@wire
+class CheckpointFailureReason(enum.Enum):
+    """One reason for each checkpoint that fails, and for each request that is refused."""
+
+    # Before the trigger: the request is refused.
+    SCHEDULER_SHUTDOWN = "the checkpoint scheduler is shut down"
+    TOO_MANY_REQUESTS = "too many checkpoint requests are waiting"
+    MIN_PAUSE = "the minimum pause between checkpoints is not over"
+    NOT_ALL_REQUIRED_TASKS_RUNNING = "not all required tasks are running"
+    UNION_STATE_PARTLY_FINISHED = "an operator with union list state has finished in some of its subtasks only"
+    # After the trigger, nobody's fault.
+    TASK_NOT_READY = "a task was not ready"
+    TASK_CLOSING = "a task was closing"
+    TASK_FINISHED = "a task finished while the checkpoint was being triggered"
+    SUBSUMED = "a newer checkpoint overtook it"
+    CANCEL_BARRIER = "an upstream task had cancelled it"
+    JOB_FAILOVER = "the attempt failed"
+    COORDINATOR_LOST = "the coordinator was lost"
+    JOB_ENDING = "the job is ending"
+    STORAGE_AWAY = "checkpoint storage does not answer"
+    # Counted.
+    DECLINED = "a task declined"
+    ASYNC_PART_FAILED = "the asynchronous part of a task's snapshot failed"
+    EXPIRED = "it expired before it was complete"
+    HOOK_FAILED = "a master hook failed"
+    METADATA_NOT_WRITTEN = "its metadata could not be written"
+    SAVEPOINT_NOT_WRITTEN = "the savepoint could not be written"
+
+    @property
+    def counted(self) -> bool:
+        """Whether the failure counts against the tolerable number of failed checkpoints."""
+        return self in _COUNTED
+
+
+_COUNTED = frozenset(
+    {
+        CheckpointFailureReason.DECLINED,
+        CheckpointFailureReason.ASYNC_PART_FAILED,
+        CheckpointFailureReason.EXPIRED,
+        CheckpointFailureReason.HOOK_FAILED,
+        CheckpointFailureReason.METADATA_NOT_WRITTEN,
+        CheckpointFailureReason.SAVEPOINT_NOT_WRITTEN,
+    }
+)
+
+TEXT_BYTES_MAX = 4 * 1024
+_TAIL_BYTES = 1024
+_NOTE_BYTES = 64
+
+
+def bounded_text(text: str) -> str:
+    """The text in at most `TEXT_BYTES_MAX` bytes of UTF-8, for events, logs and messages.
+
+    What is left out is left out of the middle: an error begins with what failed and ends with the cause. Lone
+    surrogates, which no encoding takes, are escaped.
+    """
+    if len(text) <= TEXT_BYTES_MAX:
+        encoded = text.encode("utf-8", "backslashreplace")
+        if len(encoded) <= TEXT_BYTES_MAX:
+            return encoded.decode()
+    head_bytes = TEXT_BYTES_MAX - _TAIL_BYTES - _NOTE_BYTES
+    head = text[:head_bytes].encode("utf-8", "backslashreplace")[:head_bytes].decode("utf-8", "ignore")
+    tail = text[-_TAIL_BYTES:].encode("utf-8", "backslashreplace")[-_TAIL_BYTES:].decode("utf-8", "ignore")
+    return f"{head} … (cut; {len(text)} characters in all) … {tail}"
+
+
+def error_text(error: BaseException) -> str:
+    """The error's class and message, bounded. Never raises, whatever the code of the error's class does."""
+    try:
+        name = str.__str__(type(error).__name__)
+        message = str.__str__(str(error))
+    except BaseException as raised:  # noqa: BLE001 (code of the user; the failure must be told all the same)
+        return f"{type.__dict__['__name__'].__get__(type(error))}, whose text cannot be read: {type(raised).__name__}"
+    return bounded_text(f"{name}: {message}" if message else name)
+
+
+def is_permanent(error: BaseException) -> bool:
+    """Whether a restart cannot help, because the program itself is wrong: a ConfigurationError, also in an operator."""
+    at: BaseException | None = error
+    while isinstance(at, OperatorError):
+        at = at.__cause__
+    return isinstance(at, ConfigurationError)
+
+
+def value_text(value: object, characters_max: int = 500) -> str:
+    """What a value looks like, for an error's text. Never raises, whatever the code of the value's class does."""
+    try:
+        text = str.__str__(repr(value))
+    except BaseException as raised:  # noqa: BLE001 (as in `error_text`)
+        name = type.__dict__["__name__"].__get__(type(value))
+        return f"<a {name}, whose repr raised {type(raised).__name__}>"
+    return text if len(text) <= characters_max else text[:characters_max] + "…"
+
+
+def interrupts(error: BaseException) -> bool:
+    """Whether somebody pressed Ctrl-C, which only the main thread is told: no failure of what happened to run there.
+
+    In any other thread code of the user has raised it, as any other error.
+    """
+    return isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread()
+
+
+def log_failure(log: logging.Logger, message: str, error: BaseException) -> None:
+    """Log what failed and its cause in a line, and where it was raised for those who want details.
+
+    Never raises: user code may have closed what the log is written to, and the failure is told elsewhere.
+    """
+    try:
+        log.warning("%s: %s", message, error_text(error))
+        log.debug("%s", message, exc_info=error)
+    except BaseException:  # noqa: BLE001 (there is nowhere left to say it)
+        return

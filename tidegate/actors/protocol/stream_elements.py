@@ -1,0 +1,123 @@
+"""The elements of a channel: record batches, and control elements that keep their place among them.
+
+A control element never overtakes a batch on an aligned checkpoint, because both are elements of one sequence.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import pyarrow as pa
+
+from tidegate.storage.checkpoints.metadata import SnapshotKind
+from tidegate.storage.codec import wire
+from tidegate.storage.ids import CheckpointId
+
+MIN_WATERMARK_MS = -(2**63)
+"""Event time before the first watermark."""
+MAX_WATERMARK_MS = 2**63 - 1
+"""The watermark that ends event time: no element with a timestamp follows."""
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class Watermark:
+    """No element with a timestamp at or below `timestamp_ms` follows on this channel."""
+
+    timestamp_ms: int
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class WatermarkStatus:
+    """Whether the channel takes part in event time (idle channels do not hold the watermark back)."""
+
+    idle: bool
+
+
+@wire
+class Alignment(enum.Enum):
+    """What a barrier does to the elements around it (Flink's `AlignmentType`).
+
+    AT_LEAST_ONCE blocks nothing; ALIGNED blocks each channel from its barrier on; UNALIGNED overtakes what is queued,
+    which is stored with the checkpoint; FORCED_ALIGNED is unaligned on an edge that cannot do it.
+    """
+
+    AT_LEAST_ONCE = "at_least_once"
+    ALIGNED = "aligned"
+    UNALIGNED = "unaligned"
+    FORCED_ALIGNED = "forced_aligned"
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class BarrierOptions:
+    """How a checkpoint is taken; travels with its barrier.
+
+    `aligned_timeout_ms`: an ALIGNED barrier that has not got through so long after it was triggered becomes UNALIGNED;
+    None: never. Savepoints are always aligned.
+    """
+
+    alignment: Alignment = Alignment.ALIGNED
+    aligned_timeout_ms: int | None = None
+    kind: SnapshotKind = SnapshotKind.CHECKPOINT
+
+    @property
+    def timeoutable(self) -> bool:
+        """Whether the barrier may become unaligned on its way."""
+        return self.alignment is Alignment.ALIGNED and self.aligned_timeout_ms is not None
+
+
+ALIGNED_BARRIER = BarrierOptions()
+"""How a checkpoint is taken where nothing else is said."""
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class Barrier:
+    """Separates what belongs to checkpoint `checkpoint_id` (before) from what does not (after).
+
+    `base`: the completed checkpoint on which it may be built, whose files stay for that long. None: there is none.
+    """
+
+    checkpoint_id: CheckpointId
+    triggered_at_ms: int
+    options: BarrierOptions = ALIGNED_BARRIER
+    base: CheckpointId | None = None
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class CancelBarrier:
+    """The barrier of this checkpoint will not come: stop waiting for it."""
+
+    checkpoint_id: CheckpointId
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class EndOfData:
+    """The upstream operators have finished. With `drain` the downstream ones finish too, without it they suspend."""
+
+    drain: bool
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class EndOfPartition:
+    """Nothing follows on this channel."""
+
+
+Control: TypeAlias = Watermark | WatermarkStatus | Barrier | CancelBarrier | EndOfData | EndOfPartition
+Element: TypeAlias = pa.RecordBatch | Control
+
+
+def element_size_bytes(element: Element) -> int:
+    """Bytes that an element counts against credit. Control elements are free: their number is bounded elsewhere.
+
+    Both ends of a channel must count the same, or credit drains away. `nbytes` does not: a copy that went through
+    pickle may lack a validity bitmap that the original has. The size in Arrow's IPC format is one of content alone.
+    """
+    return pa.ipc.get_record_batch_size(element) if isinstance(element, pa.RecordBatch) else 0

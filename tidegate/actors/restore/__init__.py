@@ -1,0 +1,1 @@
+"""From a checkpoint to what each task of a job starts with."""

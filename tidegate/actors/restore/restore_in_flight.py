@@ -1,0 +1,139 @@
+"""Deals the in-flight elements of a checkpoint out to the channels of the tasks that start from it.
+
+Everything becomes in-flight input of the downstream task, also what a sender had not sent: output queues start empty
+(as in Flink with `execution.checkpointing.unaligned.recover-output-on-downstream`). Rules:
+
+- The order of an old channel is kept: first what its receiver held, then what its sender had not sent yet.
+- HASH: a row goes to the owner of its key group. A subtask reads only old channels that can have such rows.
+- REBALANCE: whole old channels are dealt out. So it is on a forward edge that was rebalanced before, because its two
+  ends had other parallelisms; apart from that, forward and broadcast edges never have any.
+- Of the channels of a task, the one from upstream subtask `old upstream % new parallelism` gets them.
+
+With both parallelisms unchanged these rules give every old channel to the new one of the same ends.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+
+from tidegate.actors.graph.job_graph import JobEdge, JobGraph
+from tidegate.actors.kernels.hashing import hash_columns
+from tidegate.actors.kernels.partition import gather
+from tidegate.actors.protocol.identity import ChannelId, TaskId
+from tidegate.actors.protocol.partitioning import PartitioningKind
+from tidegate.storage.checkpoints.metadata import CheckpointMetadata
+from tidegate.storage.errors import ConfigurationError, CorruptionError
+from tidegate.storage.files.store import Store
+from tidegate.storage.ids import OperatorUid, SubtaskIndex
+from tidegate.storage.state.snapshot import key_group_range
+from tidegate.storage.subtasks.in_flight import ChannelEnd, InFlightRows, edges_in_flight, read_in_flight
+
+RestoredChannels = tuple[tuple[ChannelId, tuple[pa.RecordBatch, ...]], ...]
+
+
+def restore_in_flight(store: Store, metadata: CheckpointMetadata, graph: JobGraph, task: TaskId) -> RestoredChannels:
+    """What waits on the input channels of a task, oldest first; channels with nothing are left out.
+
+    Raises StorageError (CorruptionError among them), and ConfigurationError for rows whose key was another one.
+    """
+    restored: dict[ChannelId, list[pa.RecordBatch]] = {}
+    for edge in graph.edges:
+        if edge.downstream != task.vertex:
+            continue
+        route = _Route(metadata, graph, edge, task.subtask)
+        for held in _held(store, metadata, route):
+            batches = [mine for batch in held.batches if (mine := route.mine(held.end, batch)) is not None]
+            if batches:
+                restored.setdefault(route.channel(held.end), []).extend(batches)
+    return tuple((channel, tuple(batches)) for channel, batches in restored.items())
+
+
+def edges_with_in_flight(metadata: CheckpointMetadata) -> frozenset[str]:
+    """Names of the edges of which a checkpoint holds in-flight elements."""
+    return frozenset(
+        name
+        for subtask in metadata.subtasks
+        if subtask.in_flight is not None
+        for name in edges_in_flight(subtask.in_flight)
+    )
+
+
+def can_take_in_flight(metadata: CheckpointMetadata, graph: JobGraph, edge: JobEdge) -> bool:
+    """Whether the in-flight elements of an edge can be routed over it as it is now."""
+    match edge.partitioning.kind:
+        case PartitioningKind.HASH | PartitioningKind.REBALANCE:
+            return True
+        case PartitioningKind.FORWARD:
+            up, down = graph.vertex(edge.upstream).tail, graph.vertex(edge.downstream).head
+            return _old_parallelism(metadata, up) != _old_parallelism(metadata, down)
+        case PartitioningKind.BROADCAST:
+            return False
+
+
+class _Route:
+    """Which rows of which old channel of an edge are one downstream subtask's, and by which channel they come."""
+
+    def __init__(self, metadata: CheckpointMetadata, graph: JobGraph, edge: JobEdge, subtask: SubtaskIndex) -> None:
+        self.edge = edge
+        self.name = graph.edge_name(edge)
+        self._takes_any = can_take_in_flight(metadata, graph, edge)
+        self._subtask = subtask
+        self._where = f"checkpoint {metadata.checkpoint_id} of {metadata.job_id}"
+        self._upstreams = graph.vertex(edge.upstream).parallelism
+        self._downstreams = graph.vertex(edge.downstream).parallelism
+        self._old_downstreams = _old_parallelism(metadata, graph.vertex(edge.downstream).head)
+        self._max_parallelism = graph.max_parallelism
+        self._own = key_group_range(subtask, graph.max_parallelism, self._downstreams)
+
+    def reads(self, end: ChannelEnd) -> bool:
+        """Whether this old channel may have rows of the subtask. CorruptionError where none can have any."""
+        if not self._takes_any or end.downstream >= self._old_downstreams:
+            raise CorruptionError(
+                f"{self._where} has in-flight elements of channel {end.upstream}>{end.downstream} of the "
+                f"{self.edge.partitioning.kind.value} edge {self.name!r}, which cannot have any"
+            )
+        if self.edge.partitioning.kind is PartitioningKind.HASH:
+            old = self._old_key_groups(end)
+            return old.start < self._own.stop and self._own.start < old.stop
+        return (end.upstream * self._old_downstreams + end.downstream) % self._downstreams == self._subtask
+
+    def mine(self, end: ChannelEnd, batch: pa.RecordBatch) -> pa.RecordBatch | None:
+        """Rows of a batch of an old channel that is read; None when it has none for the subtask."""
+        if self.edge.partitioning.kind is not PartitioningKind.HASH:
+            return batch
+        groups = hash_columns(batch, self.edge.partitioning.keys) % np.uint64(self._max_parallelism)
+        old = self._old_key_groups(end)
+        if len(groups) and not (old.start <= groups.min() and groups.max() < old.stop):
+            raise ConfigurationError(
+                f"{self._where} has in-flight rows on {self.name!r} that were not partitioned by "
+                f"{list(self.edge.partitioning.keys)}; keep the keys of that edge, or restore from a savepoint, "
+                "which has no in-flight rows"
+            )
+        rows = np.flatnonzero((groups >= self._own.start) & (groups < self._own.stop)).astype(np.int32)
+        if len(rows) == batch.num_rows:
+            return batch
+        return gather(batch, rows) if len(rows) else None
+
+    def channel(self, end: ChannelEnd) -> ChannelId:
+        """The input channel that the rows of an old channel come by."""
+        if self.edge.partitioning.kind is PartitioningKind.FORWARD:
+            return ChannelId(self.edge.index, self._subtask, self._subtask)
+        return ChannelId(self.edge.index, SubtaskIndex(end.upstream % self._upstreams), self._subtask)
+
+    def _old_key_groups(self, end: ChannelEnd) -> range:
+        return key_group_range(end.downstream, self._max_parallelism, self._old_downstreams)
+
+
+def _held(store: Store, metadata: CheckpointMetadata, route: _Route) -> list[InFlightRows]:
+    """What the old subtasks at both ends of an edge held, in the order of the channels, the receiver's part first."""
+    found: list[InFlightRows] = []
+    for subtask in metadata.subtasks:
+        if subtask.in_flight is not None:
+            found += read_in_flight(store, subtask.in_flight, route.name, route.reads)
+    return sorted(found, key=lambda held: (held.end.upstream, held.end.downstream, held.end.direction == "output"))
+
+
+def _old_parallelism(metadata: CheckpointMetadata, uid: OperatorUid) -> int:
+    """Subtasks of an operator in the checkpoint, whatever it was chained to; 0 if it is new."""
+    return next((info.parallelism for info in metadata.operators if info.uid == uid), 0)

@@ -1,0 +1,173 @@
+"""Restores tasks: from a checkpoint or savepoint to what each of them starts with.
+
+Keyed state is cut to the key groups of the subtask, its layers come in their order. List state stays where it was when
+the parallelism did not change and is dealt out row by row otherwise; union state goes to every subtask, broadcast state
+too, from one subtask that was running. A vertex is restored as finished, without state, only if all its subtasks were;
+the state of the finished subtasks of another vertex is left out (FLIP-147). Of a source that had partly finished, the
+first subtask keeps the splits that nobody else has, as read to the end: a savepoint that is taken before the vertex has
+finished again would else not know them. `restore_in_flight.py` has the rules for in-flight elements.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+
+import pyarrow as pa
+
+from tidegate.actors.coordinator.job.job_spec import RestorePoint
+from tidegate.actors.graph.job_graph import JobGraph, JobVertex
+from tidegate.actors.protocol.identity import TaskId
+from tidegate.actors.restore.restore_in_flight import RestoredChannels, restore_in_flight
+from tidegate.actors.state_backends.factory import backend_folder
+from tidegate.actors.task.pipeline.source_cursor import FrozenPositions, SplitPosition, positions_from_tables
+from tidegate.storage.checkpoints.metadata import CheckpointMetadata, OperatorInfo, SectionRef, StateKind, SubtaskState
+from tidegate.storage.checkpoints.metadata_file import read_metadata
+from tidegate.storage.copies.local_first import LocalFirstStore
+from tidegate.storage.errors import CorruptionError
+from tidegate.storage.files.store import Store
+from tidegate.storage.ids import OperatorUid, SubtaskIndex
+from tidegate.storage.state.snapshot import StateTable, key_group_range
+from tidegate.storage.subtasks.native_files import fetch_native, tables_of_fetched
+from tidegate.storage.subtasks.subtask_state import read_subtask_state
+
+
+@dataclass(frozen=True, slots=True)
+class RestoredTask:
+    """What one task starts with."""
+
+    tables: tuple[tuple[OperatorUid, tuple[StateTable, ...]], ...]
+    finished: bool
+    in_flight: RestoredChannels = ()
+    part: SubtaskState | None = None
+    """What the same subtask had in the checkpoint; None where it had finished, or there were more or fewer of them."""
+
+
+def restore_task(
+    store: Store,
+    restore: RestorePoint,
+    graph: JobGraph,
+    task: TaskId,
+    local_copies: str | None = None,
+    native_folder: str | None = None,
+    splits: Mapping[OperatorUid, Sequence[SplitPosition]] = MappingProxyType({}),
+) -> RestoredTask:
+    """Read the state of one task; `store` is opened at the root of the restore point, `splits` are all of each source.
+
+    State of which there is a copy that is right in the folder `local_copies` is read from there. With `native_folder`,
+    files of a backend whose key groups are still those of the task are brought there, for the backend to go on with;
+    tables without rows stand for them.
+
+    Raises StorageError (CorruptionError among them), and ConfigurationError for in-flight rows of another key.
+    """
+    metadata = read_metadata(store, restore.job_id, restore.checkpoint_id, savepoint=restore.savepoint)
+    if local_copies is not None and not restore.savepoint:
+        store = LocalFirstStore(store, local_copies, restore.job_id, metadata.subtasks)
+    vertex = graph.vertex(task.vertex)
+    uids = [spec.uid for spec in vertex.operators]
+    if vertex.source is not None:
+        uids.insert(0, vertex.source.uid)
+    known = {info.uid: info for info in metadata.operators}
+    in_flight = () if restore.ignore_in_flight else restore_in_flight(store, metadata, graph, task)
+    if uids and all(uid in known and all(s.finished for s in subtasks_of(metadata, uid)) for uid in uids):
+        if in_flight:
+            raise CorruptionError(
+                f"checkpoint {metadata.checkpoint_id} of {metadata.job_id} has in-flight elements for {task}, which "
+                "had finished"
+            )
+        return RestoredTask(tuple((uid, ()) for uid in uids), finished=True)
+    tables = [
+        (uid, _tables_of(store, metadata, known[uid], task.subtask, vertex.parallelism, native_folder))
+        for uid in uids
+        if uid in known
+    ]
+    if vertex.source is not None and vertex.source.uid in known and task.subtask == 0:
+        uid, found = tables[0]
+        tables[0] = uid, (*found, *_read_to_the_end(store, metadata, uid, splits.get(uid, ())))
+    return RestoredTask(tuple(tables), finished=False, in_flight=in_flight, part=_part(metadata, vertex, task))
+
+
+def _part(metadata: CheckpointMetadata, vertex: JobVertex, task: TaskId) -> SubtaskState | None:
+    parts = [subtask for subtask in metadata.subtasks if subtask.vertex == task.vertex]
+    own = next((part for part in parts if part.subtask == task.subtask), None)
+    return None if own is None or own.finished or len(parts) != vertex.parallelism else own
+
+
+def _read_to_the_end(
+    store: Store, metadata: CheckpointMetadata, uid: OperatorUid, splits: Sequence[SplitPosition]
+) -> list[StateTable]:
+    """The splits of subtasks of a source that had finished: those that the subtasks that had not do not know."""
+    subtasks = subtasks_of(metadata, uid)
+    if not any(subtask.finished for subtask in subtasks):
+        return []
+    running = [subtask for subtask in subtasks if not subtask.finished]
+    tables = [table for subtask in running for table in read_subtask_state(store, subtask, uid)]
+    known = {position.split.split_id for position in positions_from_tables(tables)}
+    left = tuple(SplitPosition(p.split, p.split.rows, True) for p in splits if p.split.split_id not in known)
+    positions = FrozenPositions(left)
+    return [StateTable(positions.state, positions.kind, chunk.rows) for chunk in positions.chunks() if left]
+
+
+def subtasks_of(metadata: CheckpointMetadata, uid: OperatorUid) -> list[SubtaskState]:
+    """The subtasks that ran an operator of the checkpoint."""
+    vertex = next(info.vertex for info in metadata.operators if info.uid == uid)
+    return [subtask for subtask in metadata.subtasks if subtask.vertex == vertex]
+
+
+def _tables_of(
+    store: Store,
+    metadata: CheckpointMetadata,
+    info: OperatorInfo,
+    subtask: SubtaskIndex,
+    parallelism: int,
+    native_folder: str | None,
+) -> tuple[StateTable, ...]:
+    """What one operator of an unfinished vertex starts with in one subtask."""
+    groups = key_group_range(subtask, info.max_parallelism, parallelism)
+    rescaled = info.parallelism != parallelism
+    broadcast_from: dict[str, SubtaskIndex] = {}
+    found: list[StateTable] = []
+    for old in subtasks_of(metadata, info.uid):
+        if old.finished:
+            continue
+        had = key_group_range(old.subtask, info.max_parallelism, info.parallelism)
+        has_groups = had.start < groups.stop and groups.start < had.stop
+
+        def wanted(section: SectionRef, old: SubtaskState = old, has_groups: bool = has_groups) -> bool:
+            match section.kind:
+                case StateKind.KEYED:
+                    return has_groups
+                case StateKind.LIST:
+                    return rescaled or old.subtask == subtask
+                case StateKind.BROADCAST:
+                    return broadcast_from.setdefault(section.state, old.subtask) == old.subtask
+                case StateKind.UNION:
+                    return True
+
+        if native_folder is not None and old.subtask == subtask:
+            fetched = [n for n in old.native if n.uid == info.uid and n.key_groups == (groups.start, groups.stop)]
+            for native in fetched:
+                fetch_native(store, native, backend_folder(native_folder, info.uid))
+                found += tables_of_fetched(native)
+            old = replace(old, native=tuple(native for native in old.native if native not in fetched))
+        found += read_subtask_state(store, old, info.uid, groups, wanted=wanted)
+    found.sort(key=lambda table: table.layer)
+    return tuple(_deal_out(found, subtask, parallelism) if rescaled else found)
+
+
+def _deal_out(tables: Sequence[StateTable], subtask: int, parallelism: int) -> list[StateTable]:
+    """The part of one subtask: of each list state every row whose turn it is, so that all have as many but for one."""
+    dealt = []
+    rows_before: Counter[str] = Counter()
+    for table in tables:
+        if table.kind is not StateKind.LIST:
+            dealt.append(table)
+            continue
+        first = (subtask - rows_before[table.state]) % parallelism
+        rows_before[table.state] += table.rows.num_rows
+        mine = range(first, table.rows.num_rows, parallelism)
+        if mine:
+            dealt.append(replace(table, rows=table.rows.take(pa.array(mine, pa.int64()))))
+    return dealt

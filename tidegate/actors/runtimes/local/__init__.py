@@ -1,0 +1,1 @@
+"""A whole job in one process, on the real clock."""

@@ -1,0 +1,330 @@
+"""`LocalJob`: one job on the local runtime. One loop drives all its machines.
+
+One thread drives the coordinator and all tasks in turn; a small pool does the I/O. Messages between machines are
+appended to one queue, so nothing overtakes anything. Messages and timers go before turns, each of them: a barrier waits
+for no more than one turn of one task, however many tasks have something to do.
+
+Rules: code of users runs on threads of the job, never on the driver's main thread. So whatever it raises, also an exit
+or an interrupt, has failed its task; Ctrl-C reaches whoever waits in the main thread. None of the threads keeps the
+driver from ending: a job that runs then is left as by a crash.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import queue
+import threading
+import time
+import uuid
+import weakref
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import replace
+
+from tidegate.actors.coordinator.messages import events as co
+from tidegate.actors.coordinator.messages import instructions as do
+from tidegate.actors.coordinator.messages.events import CoordinatorEvent
+from tidegate.actors.coordinator.state.checkpoint_statistics import CheckpointStatistics
+from tidegate.actors.hosts.clock import now_ms
+from tidegate.actors.hosts.coordinator.coordinator_effects import CoordinatorEffects
+from tidegate.actors.hosts.coordinator.coordinator_host import CoordinatorHost, replay
+from tidegate.actors.hosts.coordinator.lease_keeper import LeaseKeeper
+from tidegate.actors.hosts.task.task_effects import TaskEffects
+from tidegate.actors.hosts.task.task_host import TaskHost
+from tidegate.actors.hosts.threads import WorkerPool, join_all, leave_if_forked
+from tidegate.actors.protocol.failure_reasons import error_text, is_permanent, log_failure
+from tidegate.actors.protocol.identity import TaskId
+from tidegate.actors.runtimes.local.io_pool import IO_THREADS, io_pool
+from tidegate.actors.runtimes.local.local_ports import LocalCoordinatorPort, LocalTaskPort
+from tidegate.actors.runtimes.running_job import (
+    Answer,
+    JobProgress,
+    Submission,
+    TaskProcessInfo,
+    not_taken,
+    progress_of,
+)
+from tidegate.actors.runtimes.timers import Timers
+from tidegate.actors.task.messages import events as ev
+from tidegate.actors.task.task_machine import TaskMachine
+from tidegate.storage.checkpoints.event_log import EventLog
+from tidegate.storage.checkpoints.metadata import SnapshotKind
+from tidegate.storage.errors import JobTimeoutError
+from tidegate.storage.files.retrying_store import retrying
+from tidegate.storage.files.store import OpenStore
+from tidegate.storage.ids import AttemptNumber, CheckpointId
+
+log = logging.getLogger(__name__)
+
+IDLE_S = 1.0
+CLOSE_WAIT_S = 10.0
+"""How long the end of a job waits for I/O of its coordinator that is under way."""
+LEAVE_WAIT_S = 2.0
+"""How long the end of the driver waits for jobs that still run to let go."""
+
+
+class LocalJob:
+    """One job, and the loop that drives it. Its ports (`local_ports`) see what begins with an underscore."""
+
+    def __init__(self, submission: Submission, open_store: OpenStore) -> None:
+        self._spec = submission.spec
+        self._context = submission.context
+        self._open_store = open_store
+        self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._local: deque[Callable[[], object]] = deque()
+        self._timers = Timers()
+        self._next_task = 0
+        """Which of the tasks is offered the next turn first."""
+        self._named: dict[str, do.SetTimer] = {}
+        self._tasks: dict[TaskId, TaskHost] = {}
+        self._pid = os.getpid()
+        self._requests: dict[str, Future[Answer]] = {}
+        self._done: Future[JobProgress] = Future()
+        self._thread = threading.Thread(target=self._run, name=f"tidegate-{self._spec.job_name}", daemon=True)
+        event_log = EventLog(open_store(self._context.root), self._context.job_id)
+        machine, position = replay(event_log)
+        self._effects = CoordinatorEffects(self._context, open_store, now_ms)
+        port, incarnation = LocalCoordinatorPort(self), uuid.uuid4().hex
+        self._coordinator = CoordinatorHost(machine, position, event_log, self._effects, port, incarnation)
+        self._pool = io_pool(self._context.graph, self._thread_died)
+        # Of its own: a source that blocks must not keep the coordinator from its work, nor a master hook from its log.
+        self._coordinator_pool = WorkerPool(IO_THREADS, "tidegate-coordinator", self._thread_died)
+        self._log_pool = WorkerPool(1, "tidegate-log", self._thread_died)
+
+    # --- for users ------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start the loop. RuntimeError if the process may have no more threads: then nothing of the job is left."""
+        self._lease = LeaseKeeper.started(self._context, self._open_store)
+        self._post(self._coordinator.start)
+        self._tell_coordinator(lambda: co.JobSubmitted(now_ms(), self._spec))
+        try:
+            self._thread.start()
+        except RuntimeError:
+            self._lease.end()
+            for pool in (self._pool, self._coordinator_pool, self._log_pool):
+                pool.close()
+            raise
+        _alive.add(self)
+
+    @property
+    def name(self) -> str:
+        """The job's."""
+        return self._spec.job_name
+
+    @property
+    def over(self) -> bool:
+        """Whether the job has ended, or broken down."""
+        return self._done.done()
+
+    def progress(self) -> JobProgress:
+        """The job now."""
+        if self._done.done():
+            return self._done.result()
+        rows_in: dict[str, int] = {}
+        for task, host in list(self._tasks.items()):
+            rows_in[task.vertex] = rows_in.get(task.vertex, 0) + host.rows_in
+        return progress_of(self._coordinator.machine.state, rows_in)
+
+    def wait(self, timeout_s: float | None) -> JobProgress | None:
+        """Wait for a terminal status."""
+        try:
+            return self._done.result(timeout_s)
+        except TimeoutError:
+            return None
+
+    def cancel(self) -> None:
+        """Ask for cancellation."""
+        self._tell_coordinator(lambda: co.CancelRequested(now_ms()))
+
+    def join(self, deadline_s: float) -> bool:
+        """Wait until the job has ended and let go of everything, by the monotonic clock; whether it has."""
+        self._thread.join(max(0.0, deadline_s - time.monotonic()))
+        return not self._thread.is_alive()
+
+    def abandon(self) -> None:
+        """The driver ends: stop where it is, as after a crash."""
+        self._post(lambda: self._break_down("the process in which it ran has ended"))
+
+    def tasks(self) -> tuple[TaskProcessInfo, ...]:
+        """All tasks run in this process."""
+        return ()
+
+    def statistics(self) -> CheckpointStatistics:
+        """Statistics of the checkpoints so far."""
+        return self._coordinator.machine.state.statistics.copy()
+
+    def request(self, kind: SnapshotKind, target: str | None, timeout_s: float) -> Answer:
+        """Take a checkpoint or savepoint and wait for it."""
+        request = uuid.uuid4().hex
+        future: Future[Answer] = Future()
+        self._requests[request] = future
+        self._tell_coordinator(lambda: co.CheckpointRequested(now_ms(), request, kind, target))
+        if self._done.done() and not future.done():
+            raise not_taken(kind, f"the job is {self._done.result().status}")
+        try:
+            answer = future.result(timeout_s)
+        except TimeoutError:
+            raise JobTimeoutError(
+                f"job {self._spec.job_name!r} has not completed the {kind.value} within {timeout_s:g} s"
+            ) from None
+        if answer.checkpoint_id is None:
+            raise not_taken(kind, answer.error)
+        return answer
+
+    def trigger_checkpoint(self, timeout_s: float) -> CheckpointId:
+        """Take a checkpoint and wait for it; raises as `request` does."""
+        checkpoint_id = self.request(SnapshotKind.CHECKPOINT, None, timeout_s).checkpoint_id
+        assert checkpoint_id is not None, "a request that fails raises"
+        return checkpoint_id
+
+    # --- the loop -------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            while not self._done.done():
+                self._step()
+        except BaseException as error:  # noqa: BLE001 (whatever ends the loop ends the job, and nothing else)
+            leave_if_forked(self._pid)
+            self._break_down(f"the local runtime broke down: {error_text(error)}")
+            log_failure(log, f"the local runtime of {self.name} broke down", error)
+        finally:
+            self._drop_tasks()
+            # A source that blocks for ever must not keep the job from ending; its thread ends with its read.
+            self._pool.close()
+            for request in list(self._requests.values()):  # Whoever asks now adds to it, and sees that the job is over.
+                if not request.done():
+                    request.set_result(Answer(None, "the job has ended"))
+            self._effects.close()
+            self._coordinator_pool.close()
+            self._log_pool.close()
+            if not join_all((self._coordinator_pool, self._log_pool), CLOSE_WAIT_S):
+                log.warning("I/O of %s has not come back: it is left behind", self.name)
+            _alive.discard(self)
+
+    def _break_down(self, reason: str) -> None:
+        """The job cannot go on, and its log cannot say so. On the loop."""
+        if not self._done.done():
+            progress = progress_of(self._coordinator.machine.state, {})
+            self._coordinator.halt()
+            self._lease.end()
+            self._done.set_result(replace(progress, status="failed", reason=reason))
+
+    def _thread_died(self, error: BaseException) -> None:
+        text = f"a thread of the local runtime died: {error_text(error)}"
+        self._post(lambda: self._break_down(text))
+
+    def _step(self) -> None:
+        while self._local:
+            self._local.popleft()()
+        if self._done.done():
+            return  # The next timer may be that of a checkpoint, hours away.
+        busy = self._turn()
+        self._take_messages(block=not busy and not self._local)
+
+    def _turn(self) -> bool:
+        """Give one turn, to the next task that has something to do. Whether there was one."""
+        tasks = list(self._tasks.items())
+        for index in range(len(tasks)):
+            task, host = tasks[(self._next_task + index) % len(tasks)]
+            if self._guarded(task, host, host.turn):
+                self._next_task = (self._next_task + index + 1) % len(tasks)
+                return True
+        return False
+
+    def _take_messages(self, block: bool) -> None:
+        wait_ms = self._timers.wait_ms if block else 0
+        wait_s = IDLE_S if wait_ms is None else wait_ms / 1000
+        try:
+            self._local.append(self._inbox.get(timeout=wait_s) if wait_s > 0 else self._inbox.get_nowait())
+            while True:
+                self._local.append(self._inbox.get_nowait())
+        except queue.Empty:
+            pass
+        while self._timers.due:
+            self._local.append(self._timers.pop())
+
+    def _guarded(self, task: TaskId, host: TaskHost, action: Callable[[], bool | None]) -> bool:
+        if self._tasks.get(task) is not host:
+            return False
+        try:
+            progressed = bool(action())
+        except BaseException as error:  # noqa: BLE001 (code of users: whatever it raises has failed the task)
+            leave_if_forked(self._pid)
+            del self._tasks[task]
+            self._failed(task, host.machine.attempt, error)
+            host.close()
+            return True
+        return progressed
+
+    def _failed(self, task: TaskId, attempt: AttemptNumber, error: BaseException) -> None:
+        """The report comes first: nothing that follows may keep it back."""
+        reason, permanent = error_text(error), is_permanent(error)
+        self._local.append(lambda: self._coordinator.handle(co.TaskFailed(now_ms(), attempt, task, reason, permanent)))
+        log_failure(log, f"task {task} of attempt {attempt} failed", error)
+
+    def _post(self, action: Callable[[], None]) -> None:
+        self._inbox.put(action)
+
+    def _tell_coordinator(self, event: Callable[[], CoordinatorEvent]) -> None:
+        self._post(lambda: self._coordinator.handle(event()))
+
+    def _deliver(self, task: TaskId, event: ev.TaskEvent) -> None:
+        host = self._tasks.get(task)
+        if host is not None:
+            self._guarded(task, host, lambda: host.handle(event))
+
+    def _drop_tasks(self) -> None:
+        for host in self._tasks.values():
+            host.close()
+        self._tasks.clear()
+
+    # --- what the coordinator asks for ----------------------------------------------------------------------------
+
+    def deploy(self, instruction: do.DeployAttempt) -> None:
+        """Make a host for every task and restore it."""
+        self._drop_tasks()
+        self._pool.close()
+        self._pool = io_pool(self._context.graph, self._thread_died)
+        for task in self._context.graph.tasks():
+            try:
+                self._tasks[task] = self._host(task, instruction.attempt)
+            except BaseException as error:  # noqa: BLE001 (a function of the user is copied here, by its own code)
+                leave_if_forked(self._pid)
+                self._failed(task, instruction.attempt, error)
+        for task, host in list(self._tasks.items()):
+            self._guarded(task, host, lambda host=host: host.restore(instruction.restore))  # type: ignore[misc]
+
+    def _host(self, task: TaskId, attempt: AttemptNumber) -> TaskHost:
+        descriptor = self._context.describe(task, attempt)
+        effects = TaskEffects(self._context, descriptor, retrying(self._open_store), now_ms)
+        port = LocalTaskPort(self, task)
+        port.host = TaskHost(TaskMachine(descriptor), effects, port)
+        return port.host
+
+    def end(self, instruction: do.EndJob) -> None:
+        """The job is over: sweep and tell."""
+        self._drop_tasks()
+        state = self._coordinator.machine.state
+        tables = [] if state.commits else self._context.table_urls
+        self._effects.sweep(state.kept, tables)
+        self._coordinator.halt()
+        self._lease.end()
+        self._done.set_result(progress_of(state, {}))
+
+
+_alive: weakref.WeakSet[LocalJob] = weakref.WeakSet()
+
+
+@atexit.register
+def _let_go() -> None:
+    """Threads that work while the interpreter is taken down can bring the process down in other ways."""
+    deadline_s = time.monotonic() + LEAVE_WAIT_S
+    jobs = list(_alive)
+    for job in jobs:
+        job.abandon()
+    for job in jobs:
+        job.join(deadline_s)

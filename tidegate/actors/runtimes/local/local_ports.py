@@ -1,0 +1,158 @@
+"""The ports of a local job: its machines' messages go through one queue, their I/O to the job's pools."""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TYPE_CHECKING
+
+from tidegate.actors.coordinator.messages import events as co
+from tidegate.actors.coordinator.messages import instructions as do
+from tidegate.actors.coordinator.messages.events import CoordinatorEvent
+from tidegate.actors.hosts.clock import monotonic_ms, now_ms
+from tidegate.actors.hosts.ports import TryAgain
+from tidegate.actors.hosts.task.task_host import TaskHost
+from tidegate.actors.protocol.identity import TaskId
+from tidegate.actors.runtimes.running_job import Answer
+from tidegate.actors.task.messages import events as ev
+from tidegate.actors.task.messages import instructions as task_do
+
+if TYPE_CHECKING:
+    from tidegate.actors.runtimes.local.local_job import LocalJob
+
+log = logging.getLogger(__name__)
+
+
+class LocalTaskPort:
+    """The world as one task of a local job sees it."""
+
+    def __init__(self, job: LocalJob, task: TaskId) -> None:
+        self._job = job
+        self._task = task
+        self.host: TaskHost | None = None
+
+    def now_ms(self) -> int:
+        return now_ms()
+
+    def monotonic_ms(self) -> int:
+        return monotonic_ms()
+
+    def send_frame(self, frame: task_do.SendFrame) -> None:
+        receiver = self._job._context.graph.receiver(frame.channel)
+        event = ev.FrameArrived(now_ms(), frame.attempt, frame.channel, frame.first_sequence, frame.elements)
+        self._job._local.append(lambda: self._job._deliver(receiver, event))
+
+    def grant_credit(self, grant: task_do.GrantCredit) -> None:
+        sender = self._job._context.graph.sender(grant.channel)
+        event = ev.CreditGranted(now_ms(), grant.attempt, grant.channel, grant.total_bytes, grant.window_bytes)
+        self._job._local.append(lambda: self._job._deliver(sender, event))
+
+    def report(self, event: CoordinatorEvent) -> None:
+        self._job._local.append(lambda: self._job._coordinator.handle(event))
+
+    def run_io(self, work: Callable[[], ev.TaskEvent | TryAgain | None]) -> None:
+        host = self.host
+        assert host is not None
+
+        def done(future: Future[ev.TaskEvent | TryAgain | None]) -> None:
+            self._job._post(lambda: self._finish_io(host, future))
+
+        self._job._pool.submit(work, done)
+
+    def _finish_io(self, host: TaskHost, future: Future[ev.TaskEvent | TryAgain | None]) -> None:
+        def finish() -> None:
+            event = future.result()
+            if event is not None:
+                host.handle(event)
+
+        self._job._guarded(self._task, host, finish)
+
+    def call_later(self, delay_ms: int, action: Callable[[], None]) -> None:
+        host = self.host
+        assert host is not None
+
+        def act() -> None:
+            self._job._guarded(self._task, host, action)
+
+        self._job._timers.after(delay_ms, act)
+
+    def set_timer(self, instruction: task_do.SetTaskTimer, delay_ms: int) -> None:
+        assert self.host is not None
+        # A timer may be far away: it must not keep the state of a task that is over until then.
+        job, task, weak = self._job, self._task, weakref.ref(self.host)
+
+        def due() -> None:
+            host = weak()
+            if host is not None:
+                event = ev.TimerDue(now_ms(), instruction.timer, instruction.due_at_ms)
+                job._guarded(task, host, lambda: host.handle(event))
+
+        job._timers.after(delay_ms, due)
+
+
+class LocalCoordinatorPort:
+    """The world as the coordinator of a local job sees it."""
+
+    def __init__(self, job: LocalJob) -> None:
+        self._job = job
+
+    def now_ms(self) -> int:
+        return now_ms()
+
+    def monotonic_ms(self) -> int:
+        return monotonic_ms()
+
+    def deploy(self, instruction: do.DeployAttempt) -> None:
+        self._job.deploy(instruction)
+
+    def cancel_attempt(self, instruction: do.CancelAttempt) -> None:
+        self._job._drop_tasks()
+
+    def tell(self, task: TaskId, event: ev.TaskEvent) -> None:
+        self._job._local.append(lambda: self._job._deliver(task, event))
+
+    def run_io(self, work: Callable[[], CoordinatorEvent | None]) -> None:
+        def finish(future: Future[CoordinatorEvent | None]) -> None:
+            event = future.result()
+            if event is not None:
+                self._job._coordinator.handle(event)
+
+        self._job._coordinator_pool.submit(work, lambda future: self._job._post(lambda: finish(future)))
+
+    def append(self, work: Callable[[], None], done: Callable[[BaseException | None], None]) -> None:
+        def finish(future: Future[None]) -> None:
+            self._job._post(lambda: done(future.exception()))
+
+        self._job._log_pool.submit(work, finish)
+
+    def set_timer(self, instruction: do.SetTimer, delay_ms: int) -> None:
+        timer = instruction.timer
+        self._job._named[timer] = instruction
+
+        def fire() -> None:
+            if self._job._named.get(timer) is instruction:
+                del self._job._named[timer]
+                self._job._coordinator.handle(co.TimerFired(now_ms(), timer))
+
+        self._job._timers.after(delay_ms, fire)
+
+    def call_later(self, delay_ms: int, action: Callable[[], None]) -> None:
+        self._job._timers.after(delay_ms, action)
+
+    def complete_request(self, instruction: do.CompleteRequest) -> None:
+        future = self._job._requests.pop(instruction.request, None)
+        if future is not None:
+            future.set_result(Answer(instruction.checkpoint_id, instruction.error, instruction.path))
+
+    def end_job(self, instruction: do.EndJob) -> None:
+        self._job.end(instruction)
+
+    def replay_again(self, reason: str) -> None:
+        # A job's id is new with each submission, so nobody else can have written to its log.
+        self.halt(reason)
+
+    def halt(self, reason: str) -> None:
+        log.error("job %s has failed: its coordinator stops: %s", self._job.name, reason)
+        self._job._break_down(f"the coordinator stopped: {reason}")

@@ -1,0 +1,49 @@
+"""The local runtime: whole jobs in one process, on the real clock, without Ray and without a JVM."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+
+from tidegate.actors.graph.job_graph import JobGraph
+from tidegate.actors.runtimes.local.local_job import LocalJob
+from tidegate.actors.runtimes.running_job import RunningJob, Submission
+from tidegate.storage.files.file_system_store import open_store
+from tidegate.storage.files.store import OpenStore
+
+log = logging.getLogger(__name__)
+
+STOP_WAIT_S = 30
+
+
+class LocalRuntime:
+    """Runs jobs in this process."""
+
+    memory_url = "memory://tidegate-checkpoints"
+
+    def __init__(self, open_store: OpenStore = open_store) -> None:
+        self.open_store = open_store
+        self._jobs: list[LocalJob] = []
+
+    def check(self, graph: JobGraph, urls: Sequence[str]) -> None:
+        """Everything runs here."""
+
+    def submit(self, submission: Submission) -> RunningJob:
+        """Start a job on a thread of its own."""
+        job = LocalJob(submission, self.open_store)
+        job.start()
+        self._jobs.append(job)
+        return job
+
+    def stop(self) -> None:
+        """Cancel what runs, and wait for it."""
+        jobs = list(self._jobs)
+        self._jobs.clear()
+        deadline_s = time.monotonic() + STOP_WAIT_S
+        for job in jobs:
+            if not job.over:
+                job.cancel()
+        for job in jobs:
+            if not job.join(deadline_s):
+                log.warning("job %r has not ended within %d s: it is left behind", job.name, STOP_WAIT_S)

@@ -1,0 +1,1 @@
+"""A job on Ray: an actor for each task and one for the coordinator."""

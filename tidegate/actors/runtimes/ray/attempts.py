@@ -1,0 +1,195 @@
+"""Deploys attempts on Ray: gives processes their orders, watches how they end, and measures how long recovery takes.
+
+Rules:
+
+- An attempt is told to every process and watched through its pending `run` call: its result, or its loss with the
+  process, becomes a fact for the coordinator at once.
+- A process that does not let go of a cancelled attempt (it is stuck in a function of the user) is killed after a while.
+- A task whose `run` has returned needs its process no more: what is still said to it may get lost.
+- What is said about an attempt that is not the current one any more is for the machine to ignore, by its number.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+
+from tidegate.actors.coordinator.messages import events as co
+from tidegate.actors.coordinator.messages import instructions as do
+from tidegate.actors.coordinator.messages.events import CoordinatorEvent
+from tidegate.actors.graph.job_graph import JobGraph
+from tidegate.actors.hosts.clock import now_ms
+from tidegate.actors.protocol.identity import TaskId
+from tidegate.actors.runtimes.ray.fleet import Fleet, Member, reason_of
+from tidegate.actors.runtimes.ray.process.calls import watch_call
+from tidegate.actors.runtimes.ray.process.mailbox import Mailbox
+from tidegate.actors.runtimes.ray.process.outcomes import Outcome
+from tidegate.actors.runtimes.ray.task_actor import Order
+from tidegate.actors.runtimes.running_job import TaskProcessInfo
+from tidegate.actors.task.messages import events as ev
+from tidegate.storage.ids import AttemptNumber
+
+log = logging.getLogger(__name__)
+
+DROP_TIMEOUT_MS = 10_000
+STANDBY_DELAY_MS = 3_000
+
+
+class Deployment:
+    """The current attempt. Methods run on the coordinator's mailbox, except `processes`,
+    `standbys` and `rows_came_in`."""
+
+    def __init__(self, fleet: Fleet, tell_coordinator: Callable[[CoordinatorEvent], None], mailbox: Mailbox) -> None:
+        self._fleet = fleet
+        self._tell_coordinator = tell_coordinator
+        self._mailbox = mailbox
+        self._attempt = AttemptNumber(-1)
+        self._members: dict[TaskId, Member] = {}
+        self._finished: set[TaskId] = set()
+        """Tasks of the current attempt that need no process any more."""
+        self._neighbours = _neighbours(fleet.graph)
+        self._failed_at_ms: int | None = None
+        self._deployed_at_ms = 0
+        self._awaits_rows = False
+
+    def deploy(self, instruction: do.DeployAttempt) -> None:
+        """Give every task of an attempt to a process."""
+        self._attempt = instruction.attempt
+        self._finished.clear()
+        self._deployed_at_ms = now_ms()
+        self._awaits_rows = True
+        known = {id(member) for member in self._members.values()}
+        self._members = self._fleet.staff()
+        fresh = [m.name for m in self._members.values() if id(m) not in known]
+        for task, member in self._members.items():
+            peers = {peer: self._members[peer].handle for peer in self._neighbours[task]}
+            order = Order(task, instruction.attempt, instruction.restore, peers)
+            self._watch(task, member.handle.deploy.remote(order))
+            running = member.handle.run.remote(instruction.attempt).future()
+            running.add_done_callback(partial(self._ended, instruction.attempt, task, member))
+        log.info(
+            "attempt %d is deployed from %s%s; new to it: %s",
+            instruction.attempt,
+            "nothing" if instruction.restore is None else instruction.restore.pointer,
+            self._since_failure(self._deployed_at_ms),
+            ", ".join(fresh) or "nobody",
+        )
+        # Later, so that a standby does not take the processor from the tasks that start now.
+        self._mailbox.call_later(STANDBY_DELAY_MS, self._fleet.refill)
+
+    def cancel(self, attempt: AttemptNumber) -> None:
+        """Have every process that lives let go of an attempt; one that does not is killed."""
+        for member in self._members.values():
+            if not member.dead:
+                dropped = member.handle.drop.remote(attempt).future()
+                self._mailbox.call_later(DROP_TIMEOUT_MS, partial(self._kill_if_stuck, member, attempt, dropped))
+
+    def tell(self, task: TaskId, event: ev.TaskEvent) -> None:
+        """Say something to a task of the current attempt, if its process lives."""
+        member = self._members.get(task)
+        if member is not None and not member.dead:
+            self._watch(task, member.handle.tell.remote(self._attempt, event))
+
+    def close(self) -> list[Future[None]]:
+        """End all processes; the futures are done when they have gone."""
+        return self._fleet.close()
+
+    def processes(self) -> tuple[TaskProcessInfo, ...]:
+        """The process of each task, of those that live and have started."""
+        return tuple(
+            TaskProcessInfo(task, member.name, member.info.pid, member.info.node_id)
+            for task, member in list(self._members.items())
+            if member.info is not None and not member.dead
+        )
+
+    def standbys(self) -> int:
+        """Spare processes that have started and wait."""
+        return self._fleet.ready_standbys
+
+    def observe(self, event: CoordinatorEvent) -> None:
+        """Note when an attempt failed, to tell how long recovery takes."""
+        if isinstance(event, co.TaskFailed) and event.attempt == self._attempt and self._failed_at_ms is None:
+            self._failed_at_ms = event.at_ms
+            log.warning("task %s of attempt %d failed: %s", event.task, event.attempt, event.reason)
+        elif isinstance(event, co.TaskReady) and event.attempt == self._attempt:
+            log.info("task %s is ready%s", event.task, self._since_failure(event.at_ms))
+
+    def rows_came_in(self, attempt: AttemptNumber) -> None:
+        """The first rows of an attempt end its recovery."""
+        if self._awaits_rows and attempt == self._attempt:
+            self._awaits_rows = False
+            at_ms = now_ms()
+            log.info(
+                "attempt %d: first rows %d ms after its deployment%s",
+                attempt,
+                at_ms - self._deployed_at_ms,
+                self._since_failure(at_ms),
+            )
+            self._failed_at_ms = None
+
+    def _since_failure(self, at_ms: int) -> str:
+        return "" if self._failed_at_ms is None else f", {at_ms - self._failed_at_ms} ms after the failure"
+
+    def _ended(self, attempt: AttemptNumber, task: TaskId, member: Member, future: Future[Outcome]) -> None:
+        # Known before the coordinator decides: the next attempt must not go to a process that has died, or is unfit.
+        error = future.exception()
+        if isinstance(error, RayError) or (error is None and future.result().unfit):
+            member.dead = True
+        self._mailbox.post(lambda: self._has_ended(attempt, task, member, future))
+
+    def _has_ended(self, attempt: AttemptNumber, task: TaskId, member: Member, future: Future[Outcome]) -> None:
+        error = future.exception()
+        if error is None:
+            outcome = future.result()
+            if outcome.kind == "finished" and attempt == self._attempt:
+                self._finished.add(task)
+            if outcome.kind != "failed":
+                return
+            reason, permanent = outcome.reason or "no reason given", outcome.permanent
+            if outcome.unfit:
+                log.warning("%s is of no use any more: it is replaced", member.name)
+                self._fleet.kill(member)
+        else:
+            reason, permanent = reason_of(member, error), False
+        self._tell_coordinator(co.TaskFailed(now_ms(), attempt, task, reason, permanent))
+
+    def _watch(self, task: TaskId, reference: ray.ObjectRef[Any]) -> None:
+        """A message to a task that does not arrive fails the attempt that it was for."""
+        attempt = self._attempt
+
+        def lost(error: BaseException) -> None:
+            if attempt == self._attempt and task in self._finished:
+                return
+            reason = f"a message to it did not arrive: {error}"
+            self._tell_coordinator(co.TaskFailed(now_ms(), attempt, task, reason))
+
+        watch_call(reference, self._mailbox, lost)
+
+    def _kill_if_stuck(self, member: Member, attempt: AttemptNumber, dropped: Future[None]) -> None:
+        if dropped.done() or member.dead:
+            return
+        if member.info is None:
+            # It is still starting: its constructor comes before everything else, and may take long on a busy node.
+            self._mailbox.call_later(DROP_TIMEOUT_MS, partial(self._kill_if_stuck, member, attempt, dropped))
+        else:
+            log.warning(
+                "%s has not let go of attempt %d within %d ms: it is killed", member.name, attempt, DROP_TIMEOUT_MS
+            )
+            self._fleet.kill(member)
+
+
+def _neighbours(graph: JobGraph) -> dict[TaskId, set[TaskId]]:
+    """For each task those that it sends to or receives from."""
+    found: dict[TaskId, set[TaskId]] = {task: set() for task in graph.tasks()}
+    for edge in graph.edges:
+        for channel in graph.channels(edge):
+            sender, receiver = graph.sender(channel), graph.receiver(channel)
+            found[sender].add(receiver)
+            found[receiver].add(sender)
+    return found

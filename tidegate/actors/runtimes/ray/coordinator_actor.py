@@ -1,0 +1,383 @@
+"""`CoordinatorProcess`: the actor on Ray that drives one job's coordinator host.
+
+Rules:
+
+- Calls only put a message into the mailbox, or read what the mailbox has published; none waits for longer than the
+  caller says.
+- Everything that happened is in the event log before it has consequences. So Ray may restart this actor on its own:
+  the new process replays the log, becomes the next generation, and goes on. The tasks of its predecessor have died
+  with it (see `ray_fleet`).
+- Log entries are written by a thread of their own: a sink commit that hangs does not stop the job's decisions.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+import uuid
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, wait
+from dataclasses import dataclass, field
+
+import ray
+
+from tidegate.actors.coordinator.coordinator_machine import CoordinatorMachine
+from tidegate.actors.coordinator.job.job_spec import JobSpec
+from tidegate.actors.coordinator.job.outages import FIRST_PAUSE_MS, pause_ms
+from tidegate.actors.coordinator.messages import events as co
+from tidegate.actors.coordinator.messages import instructions as do
+from tidegate.actors.coordinator.messages.events import CoordinatorEvent
+from tidegate.actors.coordinator.state.checkpoint_statistics import CheckpointStatistics
+from tidegate.actors.coordinator.state.coordinator_state import CoordinatorState
+from tidegate.actors.hosts.clock import monotonic_ms, now_ms
+from tidegate.actors.hosts.coordinator.coordinator_effects import CoordinatorEffects
+from tidegate.actors.hosts.coordinator.coordinator_host import CoordinatorHost, replay
+from tidegate.actors.hosts.coordinator.lease_keeper import LeaseKeeper
+from tidegate.actors.hosts.coordinator.log_writer import LogPosition
+from tidegate.actors.hosts.job_context import JobContext
+from tidegate.actors.hosts.outage_notes import OutageNotes
+from tidegate.actors.hosts.threads import WorkerPool
+from tidegate.actors.protocol.failure_reasons import bounded_text, error_text, log_failure
+from tidegate.actors.protocol.identity import TaskId
+from tidegate.actors.runtimes.ray.answers import Answers
+from tidegate.actors.runtimes.ray.attempts import Deployment
+from tidegate.actors.runtimes.ray.fleet import Fleet, FleetOptions
+from tidegate.actors.runtimes.ray.metrics import JobMetrics
+from tidegate.actors.runtimes.ray.process.calls import log_to_stderr
+from tidegate.actors.runtimes.ray.process.mailbox import Mailbox
+from tidegate.actors.runtimes.ray.shared_value import open_shared
+from tidegate.actors.runtimes.ray.task_actor import ProcessInfo, process_info
+from tidegate.actors.runtimes.running_job import Answer, JobProgress, TaskProcessInfo, answers_of, progress_of
+from tidegate.actors.task.messages import events as task_ev
+from tidegate.storage.checkpoints.event_log import EventLog
+from tidegate.storage.checkpoints.metadata import SnapshotKind
+from tidegate.storage.errors import CorruptionError, StorageError
+from tidegate.storage.ids import AttemptNumber
+
+log = logging.getLogger(__name__)
+
+IO_THREADS = 4
+TICK_MS = 1_000
+TAKEOVERS_MAX = 5
+REPLAY_RETRY_S = 0.5
+TASKS_GONE_TIMEOUT_S = 15.0
+
+
+@dataclass(frozen=True, slots=True)
+class JobView:
+    """A job as its coordinator's process sees it.
+
+    `started`: the log was replayed; `ended`: nothing changes any more; `broken`: why the coordinator cannot go on.
+    """
+
+    progress: JobProgress
+    started: bool
+    ended: bool
+    broken: str | None
+    statistics: CheckpointStatistics | None = None
+    """Of the checkpoints, once the job has ended: then nobody can be asked for them any more."""
+    answers: Mapping[str, Answer] = field(default_factory=dict)
+    """To requests, likewise."""
+
+
+class CoordinatorProcess:
+    """The actor's class."""
+
+    def __init__(self, spec: JobSpec, shared_context: bytes, options: FleetOptions) -> None:
+        log_to_stderr(logging.INFO)
+        runtime_context = ray.get_runtime_context()
+        self._spec = spec
+        context_reference = open_shared(shared_context)
+        context: JobContext = ray.get(context_reference)
+        self._context = context
+        self._options = options
+        self._ended = threading.Event()
+        self._broken: str | None = None
+        self._final: JobProgress | None = None
+        self._rows_in: dict[TaskId, tuple[AttemptNumber, int]] = {}
+        self._answers = Answers()
+        self._inherited: frozenset[str] = frozenset()
+        """Requests that a predecessor had written down."""
+        self._host: CoordinatorHost | None = None
+        self._lease: LeaseKeeper | None = None
+        self._metrics: JobMetrics | None = None
+        self._mailbox = Mailbox("tidegate-coordinator", lambda: False, self._tick, TICK_MS, self._broke_down)
+        self._log_pool = WorkerPool(1, "tidegate-log", self._thread_died)
+        self._pool = WorkerPool(IO_THREADS, "tidegate-io", self._thread_died)
+        fleet = Fleet(
+            context.graph,
+            context_reference,
+            runtime_context.current_actor,
+            options,
+            self._mailbox.post,
+            runtime_context.get_node_id(),
+        )
+        self._deployment = Deployment(fleet, self._handle, self._mailbox)
+        self._effects = CoordinatorEffects(context, options.open_store, now_ms)
+        self._timers: dict[str, do.SetTimer] = {}
+        self._takeovers = 0
+        self._mailbox.post(self._start)
+        self._mailbox.start()
+
+    # --- calls of tasks -------------------------------------------------------------------------------------------
+
+    @ray.method(concurrency_group="control")
+    def report(self, event: CoordinatorEvent) -> None:
+        """A task says something."""
+        self._mailbox.post(lambda: self._handle(event))
+
+    @ray.method(concurrency_group="control", num_returns=0, enable_task_events=False)
+    def counted(self, attempt: AttemptNumber, task: TaskId, rows_in: int) -> None:
+        """So many rows have come into a task."""
+        self._rows_in[task] = (attempt, rows_in)
+        self._deployment.rows_came_in(attempt)
+
+    # --- calls of the driver --------------------------------------------------------------------------------------
+
+    @ray.method(concurrency_group="ask")
+    def view(self, wait_s: float) -> JobView:
+        """The job now, or as soon as it has ended within a time."""
+        ended = self._ended.wait(wait_s) if wait_s > 0 else self._ended.is_set()
+        statistics = self._statistics() if ended else None
+        answers = self._answers.given() if ended else {}
+        return JobView(self._progress(), self._host is not None, ended, self._broken, statistics, answers)
+
+    @ray.method(concurrency_group="ask")
+    def cancel(self) -> None:
+        """Ask for cancellation."""
+        self._mailbox.post(lambda: self._handle(co.CancelRequested(now_ms())))
+
+    @ray.method(concurrency_group="ask")
+    def request(self, request: str, kind: SnapshotKind, target: str | None) -> None:
+        """Ask for a checkpoint or savepoint; `answer` has the answer later."""
+        # The driver asks again when it got no answer: that is one request.
+        if self._answers.expect(request):
+            self._mailbox.post(lambda: self._requested(request, kind, target))
+
+    @ray.method(concurrency_group="ask")
+    def answer(self, request: str, wait_s: float) -> Answer | None:
+        """The answer to a request, None if it takes longer than `wait_s`."""
+        if self._host is None and not self._ended.is_set() and not self._answers.knows(request):
+            # The log is being replayed, and tells what became of it.
+            self._ended.wait(min(wait_s, REPLAY_RETRY_S))
+            return None
+        answer = self._answers.wait(request, 0.0 if self._ended.is_set() else wait_s)
+        if answer is None and self._ended.is_set():
+            return Answer(None, "the job has ended")
+        return answer
+
+    @ray.method(concurrency_group="ask")
+    def statistics(self) -> CheckpointStatistics:
+        """Statistics of the checkpoints so far."""
+        return self._statistics()
+
+    @ray.method(concurrency_group="ask")
+    def processes(self) -> tuple[TaskProcessInfo, ...]:
+        """The process of each task, as far as they have started."""
+        return self._deployment.processes()
+
+    @ray.method(concurrency_group="ask")
+    def standbys(self) -> int:
+        """Spare processes that have started and wait."""
+        return self._deployment.standbys()
+
+    @ray.method(concurrency_group="ask")
+    def identify(self) -> ProcessInfo:
+        """Where this is."""
+        return process_info()
+
+    # --- on the mailbox -------------------------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        if self._lease is None:
+            self._lease = LeaseKeeper.started(self._context, self._options.open_store, self._options.driver)
+        event_log = EventLog(self._options.open_store(self._context.root), self._context.job_id)
+        machine, position = self._replay(event_log)
+        known = answers_of(machine.state)
+        self._inherited = frozenset(known)
+        self._answers.inherit(known)
+        port = _Port(self)
+        self._host = CoordinatorHost(machine, position, event_log, self._effects, port, uuid.uuid4().hex)
+        if position.next_index > 0:
+            log.warning(
+                "the coordinator of %s was lost; generation %d goes on from entry %d",
+                self._spec.job_name,
+                self._host.generation,
+                position.next_index,
+            )
+        self._host.start()
+        if machine.state.spec is None:
+            self._host.handle(co.JobSubmitted(now_ms(), self._spec))
+
+    def _take_over_again(self, reason: str) -> None:
+        """What a lost predecessor had on its way has reached the log after the replay."""
+        self._takeovers += 1
+        if self._takeovers >= TAKEOVERS_MAX:
+            self._stop(f"{TAKEOVERS_MAX} attempts to take over the log were overtaken: {reason}")
+        else:
+            log.warning("the log has grown during the takeover, it is replayed again: %s", reason)
+            self._start()
+
+    def _replay(self, event_log: EventLog) -> tuple[CoordinatorMachine, LogPosition]:
+        """Replay the log, trying again while storage is away: without the log there is nothing else to do."""
+        notes = OutageNotes("the event log", monotonic_ms)
+        for attempt in itertools.count(1):
+            try:
+                return replay(event_log)
+            except CorruptionError:
+                raise
+            except StorageError as error:
+                away_ms = notes.failed(error, "the job waits until its log can be read")
+                if away_ms >= self._spec.storage_outage_ms:
+                    raise
+                threading.Event().wait(pause_ms(FIRST_PAUSE_MS, attempt) / 1000)
+        raise AssertionError("it returns or raises")
+
+    def _handle(self, event: CoordinatorEvent) -> None:
+        if self._host is not None:
+            self._deployment.observe(event)
+            self._host.handle(event)
+
+    def _requested(self, request: str, kind: SnapshotKind, target: str | None) -> None:
+        # The driver asks again when its call was lost with the predecessor, which may have heard it.
+        if request not in self._inherited:
+            self._handle(co.CheckpointRequested(now_ms(), request, kind, target))
+
+    def _progress(self) -> JobProgress:
+        if self._final is not None:
+            return self._final
+        host = self._host
+        if host is None:
+            return progress_of(CoordinatorState(), {})
+        state = host.machine.state
+        rows_in: dict[str, int] = {}
+        for task, (attempt, rows) in list(self._rows_in.items()):
+            if attempt == state.attempt:
+                rows_in[task.vertex] = rows_in.get(task.vertex, 0) + rows
+        return progress_of(state, rows_in)
+
+    def _statistics(self) -> CheckpointStatistics:
+        host = self._host
+        return CheckpointStatistics() if host is None else host.machine.state.statistics.copy()
+
+    def _tick(self) -> None:
+        if self._host is None:
+            return
+        progress = self._progress()
+        if self._metrics is None:
+            self._metrics = JobMetrics(self._context.job_name, progress)
+        self._metrics.update(progress)
+
+    def _end(self) -> None:
+        """The job is over: wait until the last task has gone, sweep, and tell."""
+        assert self._host is not None
+        host, state = self._host, self._host.machine.state
+        final = self._progress()
+        gone = self._deployment.close()
+        host.halt()
+
+        def sweep() -> None:
+            wait(gone, timeout=TASKS_GONE_TIMEOUT_S)
+            tables = [] if state.commits else self._context.table_urls
+            self._effects.sweep(state.kept, tables)
+
+        def swept(future: Future[None]) -> None:
+            if (error := future.exception()) is not None:
+                log_failure(log, f"the sweep of {self._spec.job_name} failed, files are left behind", error)
+            self._tell_end()
+
+        self._final = final
+        self._pool.submit(sweep, swept)
+
+    def _tell_end(self) -> None:
+        self._end_lease()
+        self._ended.set()
+
+    def _stop(self, reason: str) -> None:
+        """This coordinator cannot go on; a job without one does not go on either."""
+        self._broken = bounded_text(reason)
+        log.error("the coordinator of %s stops: %s", self._spec.job_name, self._broken)
+        try:
+            if self._host is not None:
+                self._host.halt()
+            self._deployment.close()
+        finally:
+            self._tell_end()
+
+    def _end_lease(self) -> None:
+        if self._lease is not None:
+            self._lease.end()
+
+    def _broke_down(self, error: BaseException) -> None:
+        if self._final is None:  # Else the job has ended, and what comes late changes nothing.
+            self._stop(error_text(error))
+
+    def _thread_died(self, error: BaseException) -> None:
+        # It may have been the one that was to tell the end.
+        self._mailbox.post(self._tell_end if self._final is not None else lambda: self._broke_down(error))
+
+
+class _Port:
+    """The world as the coordinator's host sees it (a `CoordinatorPort`)."""
+
+    def __init__(self, process: CoordinatorProcess) -> None:
+        self._process = process
+
+    def now_ms(self) -> int:
+        return now_ms()
+
+    def monotonic_ms(self) -> int:
+        return monotonic_ms()
+
+    def deploy(self, instruction: do.DeployAttempt) -> None:
+        self._process._deployment.deploy(instruction)
+
+    def cancel_attempt(self, instruction: do.CancelAttempt) -> None:
+        self._process._deployment.cancel(instruction.attempt)
+
+    def tell(self, task: TaskId, event: task_ev.TaskEvent) -> None:
+        self._process._deployment.tell(task, event)
+
+    def run_io(self, work: Callable[[], CoordinatorEvent | None]) -> None:
+        process = self._process
+
+        def finish(future: Future[CoordinatorEvent | None]) -> None:
+            event = future.result()
+            if event is not None:
+                process._handle(event)
+
+        process._pool.submit(work, lambda future: process._mailbox.post(lambda: finish(future)))
+
+    def append(self, work: Callable[[], None], done: Callable[[BaseException | None], None]) -> None:
+        process = self._process
+        process._log_pool.submit(work, lambda future: process._mailbox.post(lambda: done(future.exception())))
+
+    def set_timer(self, instruction: do.SetTimer, delay_ms: int) -> None:
+        process, timer = self._process, instruction.timer
+        process._timers[timer] = instruction
+
+        def fire() -> None:
+            if process._timers.get(timer) is instruction:
+                del process._timers[timer]
+                process._handle(co.TimerFired(now_ms(), timer))
+
+        process._mailbox.call_later(delay_ms, fire)
+
+    def call_later(self, delay_ms: int, action: Callable[[], None]) -> None:
+        self._process._mailbox.call_later(delay_ms, action)
+
+    def complete_request(self, instruction: do.CompleteRequest) -> None:
+        answer = Answer(instruction.checkpoint_id, instruction.error, instruction.path)
+        self._process._answers.give(instruction.request, answer)
+
+    def end_job(self, instruction: do.EndJob) -> None:
+        why = f": {instruction.reason}" if instruction.reason else ""
+        log.info("job %s is over: %s%s", self._process._spec.job_name, instruction.status, why)
+        self._process._end()
+
+    def replay_again(self, reason: str) -> None:
+        self._process._take_over_again(reason)
+
+    def halt(self, reason: str) -> None:
+        self._process._stop(reason)

@@ -1,0 +1,275 @@
+"""`Fleet`: the processes of a job's tasks on Ray: where they run, their names, which are alive, and the standbys.
+
+Rules:
+
+- A process that lives is given the task of the next attempt in place; only a dead one is replaced, by a standby of
+  the same bundle, else by any standby, else by a new process in the bundle of the task's slot.
+- A standby has paid for its imports and its kernels. It takes no share of a slot, keeps its name `job/standby#k` when
+  it is put to work (`tasks()` of a job says what runs where), and is replaced in the background.
+- Names are for people: `job/vertex (1/2)#0`, where `#k` counts the processes that a subtask has had under one
+  coordinator.
+- All actors belong to the coordinator's process and die with it: a coordinator that comes back finds nobody who still
+  works for its predecessor.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+import ray
+from ray.exceptions import ActorAlreadyExistsError, RayError
+from ray.util.placement_group import PlacementGroup
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from tidegate.actors.graph.job_graph import JobGraph
+from tidegate.actors.protocol.failure_reasons import bounded_text, error_text
+from tidegate.actors.protocol.identity import TaskId
+from tidegate.actors.runtimes.ray.process.process_ends import Witness, last_lines
+from tidegate.actors.runtimes.ray.task_actor import Handle, ProcessInfo, TaskProcess
+from tidegate.storage.errors import TidegateError
+from tidegate.storage.files.store import OpenStore
+from tidegate.storage.ids import VertexId
+from tidegate.storage.process_id import ProcessId
+
+log = logging.getLogger(__name__)
+
+NAME_CHARACTERS_MAX = 48
+PROCESSES_A_SUBTASK_MAX = 10_000
+STANDBY_FAILURES_MAX = 3
+END_WAIT_MS = 200
+"""How long the end of a process may take to show after its connections have broken."""
+
+# Ray's types do not know of concurrency groups.
+_remote: Any = ray.remote
+_TaskActor: Any = _remote(
+    max_restarts=0,
+    max_task_retries=0,
+    concurrency_groups={"data": 1, "control": 1, "run": 1, "live": 1},
+)(TaskProcess)
+
+
+@dataclass(frozen=True, slots=True)
+class SlotPlacement:
+    """Where tasks run: `bundles[s]` is the bundle of `placement_group` that holds slot s, one CPU of it."""
+
+    placement_group: PlacementGroup
+    bundles: tuple[int, ...]
+
+    @property
+    def slots(self) -> int:
+        """Number of slots."""
+        return len(self.bundles)
+
+
+@dataclass(frozen=True, slots=True)
+class FleetOptions:
+    """How the processes of a job are made. `first_slot`: subtask i goes into slot `first_slot + i`."""
+
+    prefix: str
+    namespace: str
+    placement: SlotPlacement | None
+    first_slot: int
+    standbys: int
+    open_store: OpenStore
+    driver: ProcessId | None = None
+    """The process that has submitted the job: all processes of the job go with it."""
+
+
+@dataclass(slots=True, eq=False)
+class Member:
+    """One process."""
+
+    name: str
+    handle: Handle
+    bundle: int | None
+    gone: Future[None]
+    """Done when the process has died, with what Ray says about it."""
+    info: ProcessInfo | None = None
+    """None until the process has started."""
+    dead: bool = False
+    witness: Witness | None = None
+    """Where the process runs on this node."""
+
+    def forget(self) -> None:
+        """Let go of a process that has ended."""
+        if self.witness is not None:
+            self.witness.close()
+
+
+@dataclass(slots=True)
+class Fleet:
+    """All processes of one job. Every method runs on the coordinator's mailbox; `post` brings results there."""
+
+    graph: JobGraph
+    context: ray.ObjectRef[Any]
+    coordinator: Handle
+    options: FleetOptions
+    post: Callable[[Callable[[], object]], None]
+    node_id: str = ""
+    """The node of this process, the coordinator's."""
+    members: dict[TaskId, Member] = field(default_factory=dict)
+    _standbys: list[Member] = field(default_factory=list)
+    _counts: dict[str, int] = field(default_factory=dict)
+    _standby_failures: int = 0
+    _closed: bool = False
+
+    @property
+    def ready_standbys(self) -> int:
+        """Spare processes that have started. From any thread."""
+        return sum(member.info is not None and not member.dead for member in list(self._standbys))
+
+    def staff(self) -> dict[TaskId, Member]:
+        """A living process for every task of the job."""
+        labels = vertex_labels(self.graph)
+        for task in self.graph.tasks():
+            member = self.members.get(task)
+            if member is None or member.dead:
+                parallelism = self.graph.vertex(task.vertex).parallelism
+                name = f"{labels[task.vertex]} ({task.subtask + 1}/{parallelism})"
+                bundle = self._bundle(task.subtask)
+                self.members[task] = self._take_standby(bundle) or self._create(name, bundle, self._share())
+        return dict(self.members)
+
+    def refill(self) -> None:
+        """Start the standbys that are missing."""
+        for index in range(len(self._standbys), self.options.standbys):
+            if self._closed or self._standby_failures >= STANDBY_FAILURES_MAX:
+                return
+            self._standbys.append(self._create("standby", self._bundle(index), 0.0))
+
+    def kill(self, member: Member) -> None:
+        """End a process at once."""
+        member.dead = True
+        ray.kill(member.handle, no_restart=True)
+
+    def close(self) -> list[Future[None]]:
+        """End all processes. Each future is done when one of them has gone."""
+        self._closed = True
+        members = [m for m in (*self.members.values(), *self._standbys) if not m.dead]
+        for member in members:
+            self.kill(member)
+        self._standbys.clear()
+        return [member.gone for member in members]
+
+    def _create(self, name: str, bundle: int | None, cpus: float) -> Member:
+        options: dict[str, Any] = {"num_cpus": cpus, "namespace": self.options.namespace}
+        if bundle is not None:
+            assert self.options.placement is not None
+            options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(
+                self.options.placement.placement_group, placement_group_bundle_index=bundle
+            )
+        arguments = (self.context, self.coordinator, self.options.open_store)
+        full_name, handle = self._create_named(f"{self.options.prefix}/{name}", options, arguments)
+        member = Member(full_name, handle, bundle, handle.live.remote().future())
+        member.gone.add_done_callback(lambda future: self.post(lambda: self._lost(member, future)))
+        handle.identify.remote().future().add_done_callback(
+            lambda future: self.post(lambda: self._identified(member, future))
+        )
+        return member
+
+    def _create_named(self, name: str, options: dict[str, Any], arguments: tuple[Any, ...]) -> tuple[str, Handle]:
+        first = self._counts.get(name, 0)
+        for number in range(first, first + PROCESSES_A_SUBTASK_MAX):
+            self._counts[name] = number + 1
+            full_name = f"{name}#{number}"
+            try:
+                return full_name, _TaskActor.options(name=full_name, **options).remote(*arguments)
+            except ActorAlreadyExistsError:
+                # A predecessor of this coordinator has used the number.
+                continue
+        raise TidegateError(f"no free name {name}#k: {PROCESSES_A_SUBTASK_MAX} actors of this name are alive")
+
+    def _take_standby(self, bundle: int | None) -> Member | None:
+        """The best standby: of the same bundle, then one that has started."""
+        alive = [m for m in self._standbys if not m.dead]
+        if not alive:
+            return None
+        best = max(alive, key=lambda m: (m.bundle == bundle, m.info is not None))
+        self._standbys.remove(best)
+        return best
+
+    def _identified(self, member: Member, future: Future[ProcessInfo]) -> None:
+        if future.exception() is None:
+            member.info = future.result()
+            if member.info.node_id == self.node_id and not member.dead:
+                member.witness = Witness(member.info.pid)
+            if member in self._standbys:
+                self._standby_failures = 0
+
+    def _lost(self, member: Member, future: Future[None]) -> None:
+        member.dead = True
+        # Whoever wants to know how it has ended asks at once: its calls have failed with it.
+        self.post(member.forget)
+        if member in self._standbys:
+            self._standbys.remove(member)
+            self._standby_failures += 1
+            error = future.exception()
+            log.warning("a standby died: %s", "" if error is None else reason_of(member, error))
+            if self._standby_failures >= STANDBY_FAILURES_MAX:
+                log.warning("standbys do not stay alive: none is started any more")
+            self.refill()
+
+    def _bundle(self, index: int) -> int | None:
+        placement = self.options.placement
+        return None if placement is None else placement.bundles[(self.options.first_slot + index) % placement.slots]
+
+    def _share(self) -> float:
+        """CPUs of one process: a slot's CPU is shared by one subtask of each vertex. Ray counts to four decimals."""
+        if self.options.placement is None:
+            return 0.0
+        return max(1, math.floor(10_000 / len(self.graph.vertices))) / 10_000
+
+
+def vertex_labels(graph: JobGraph) -> dict[VertexId, str]:
+    """Short names for people, one for each vertex, all different."""
+    labels: dict[VertexId, str] = {}
+    for vertex in graph.vertices:
+        label = _shortened([part.strip() for part in vertex.name.split("->")])
+        taken = set(labels.values())
+        number = 2
+        unique = label
+        while unique in taken:
+            unique = f"{label} {number}"
+            number += 1
+        labels[vertex.vertex] = unique
+    return labels
+
+
+def _shortened(parts: Sequence[str]) -> str:
+    """A chain by its operators, or by its ends where that is too long."""
+    whole = " -> ".join(parts)
+    if len(whole) > NAME_CHARACTERS_MAX and len(parts) > 2:
+        whole = f"{parts[0]} -> … -> {parts[-1]}"
+    return whole if len(whole) <= NAME_CHARACTERS_MAX else whole[: NAME_CHARACTERS_MAX - 1] + "…"
+
+
+def reason_of(member: Member, error: BaseException) -> str:
+    """Why a call to a process failed, in one line: how the process has ended, which it was, and what it said last."""
+    if not isinstance(error, RayError):
+        return error_text(error)
+    info, end = member.info, None if member.witness is None else member.witness.end(END_WAIT_MS)
+    known = f"{end}: " if end else ""
+    where = member.name if info is None else f"{member.name}, pid {info.pid},"
+    words = "" if info is None else last_lines(info.stderr_path)
+    if words:
+        told = f"; the last lines of its stderr: {words}"
+    elif end:
+        told = ""
+    else:
+        told = f", and how is not known here: {_without_guesses(error)}"
+    place = "" if info is None or words else f". Its log on node {info.node_id}: {info.stderr_path}"
+    return bounded_text(f"{known}the process {where} has ended{told}{place}")
+
+
+def _without_guesses(error: BaseException) -> str:
+    """What Ray knows of an end, without the list of what it could have been."""
+    text = " ".join(error_text(error).split())
+    detail = text.partition("Worker exit detail: ")[2] or text
+    for guesses in (" Some common causes include", " There are some potential root causes"):
+        detail = detail.partition(guesses)[0]
+    return detail.rstrip(".")

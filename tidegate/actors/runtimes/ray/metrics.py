@@ -1,0 +1,79 @@
+"""Metrics of a job for Ray's metrics agent (Prometheus). Written about once a second, never per batch.
+
+Rows are counted over all attempts of a process; a counter only ever grows.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+from ray.util.metrics import Counter, Gauge, Histogram
+
+from tidegate.actors.protocol.identity import TaskId
+from tidegate.actors.runtimes.running_job import JobProgress
+
+_TASK_TAGS = ("job", "vertex", "subtask")
+_JOB_TAGS = ("job",)
+_DURATION_BOUNDARIES_MS = [5.0, 10.0, 25.0, 50.0, 100.0, 250.0, 500.0, 1e3, 2.5e3, 5e3, 10e3, 60e3]
+
+
+@cache
+def _counter(name: str, description: str, tags: tuple[str, ...]) -> Counter:
+    return Counter(name, description=description, tag_keys=tags)
+
+
+@cache
+def _gauge(name: str, description: str, tags: tuple[str, ...]) -> Gauge:
+    return Gauge(name, description=description, tag_keys=tags)
+
+
+@cache
+def _histogram(name: str, description: str, tags: tuple[str, ...]) -> Histogram:
+    return Histogram(name, description=description, boundaries=_DURATION_BOUNDARIES_MS, tag_keys=tags)
+
+
+class TaskMetrics:
+    """Metrics of one task of one attempt; `update` takes totals of that attempt."""
+
+    def __init__(self, job: str, vertex: str, task: TaskId) -> None:
+        self._tags = {"job": job, "vertex": vertex, "subtask": str(task.subtask)}
+        self._rows_in = _counter("tidegate_rows_in", "Rows that came into a task", _TASK_TAGS)
+        self._rows_out = _counter("tidegate_rows_out", "Rows that a task sent", _TASK_TAGS)
+        self._queued = _gauge("tidegate_queued_bytes", "Bytes that wait in a task for credit", _TASK_TAGS)
+        self._pressed = _gauge("tidegate_backpressured", "1 while a task may not take input", _TASK_TAGS)
+        self._seen = (0, 0)
+
+    def update(self, rows_in: int, rows_out: int, queued_bytes: int, backpressured: bool) -> None:
+        """Publish the totals."""
+        _add(self._rows_in, rows_in - self._seen[0], self._tags)
+        _add(self._rows_out, rows_out - self._seen[1], self._tags)
+        self._seen = (rows_in, rows_out)
+        self._queued.set(queued_bytes, self._tags)
+        self._pressed.set(int(backpressured), self._tags)
+
+
+class JobMetrics:
+    """Metrics of one job; `update` takes its progress."""
+
+    def __init__(self, job: str, progress: JobProgress) -> None:
+        self._tags = {"job": job}
+        self._last = _gauge("tidegate_last_checkpoint", "Number of the newest checkpoint", _JOB_TAGS)
+        self._duration = _histogram("tidegate_checkpoint_ms", "Trigger to completion of checkpoints", _JOB_TAGS)
+        self._failed = _counter("tidegate_failed_checkpoints", "Checkpoints that were given up", _JOB_TAGS)
+        self._restarts = _counter("tidegate_restarts", "Restarts of a job", _JOB_TAGS)
+        self._seen = progress
+
+    def update(self, progress: JobProgress) -> None:
+        """Publish what has changed since the last time."""
+        seen, self._seen = self._seen, progress
+        _add(self._failed, progress.failed_checkpoints - seen.failed_checkpoints, self._tags)
+        _add(self._restarts, progress.restarts - seen.restarts, self._tags)
+        if progress.last_checkpoint is not None and progress.last_checkpoint != seen.last_checkpoint:
+            assert progress.last_checkpoint_ms is not None
+            self._last.set(progress.last_checkpoint, self._tags)
+            self._duration.observe(progress.last_checkpoint_ms, self._tags)
+
+
+def _add(counter: Counter, increment: int, tags: dict[str, str]) -> None:
+    if increment > 0:
+        counter.inc(increment, tags)

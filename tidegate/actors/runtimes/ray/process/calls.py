@@ -1,0 +1,52 @@
+"""Calls on Ray that must not get lost unnoticed, and the log that people see, for every process of a job.
+
+Ray does not repeat a call that did not arrive (`max_task_retries=0`: a repeated one could arrive twice, and late), and
+says so only to somebody who asks for its result. Data frames need no result: the number of the next frame tells. For
+every other call the caller asks. A receiver that has died is noticed at once by the coordinator, so a lost call has
+consequences only after a while, when the attempt that it belonged to should be gone: what is left then is a connection
+that broke while both ends live.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+import ray
+
+from tidegate.actors.runtimes.ray.process.mailbox import Mailbox
+
+NAMESPACE = "tidegate"
+"""Ray's namespace for named actors: those of jobs, of sessions, and of checkpoints in memory."""
+LOST_CALL_GRACE_MS = 5_000
+LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+
+def watch_call(reference: ray.ObjectRef[Any], mailbox: Mailbox, lost: Callable[[BaseException], object]) -> Future[Any]:
+    """Have `lost` run on the mailbox, after a while, if the call fails. Returns what is done when the call is."""
+
+    def done(future: Future[Any]) -> None:
+        error = future.exception()
+        if error is not None:
+            mailbox.post(lambda: mailbox.call_later(LOST_CALL_GRACE_MS, lambda: lost(error)))
+
+    future: Future[Any] = reference.future()
+    future.add_done_callback(done)
+    return future
+
+
+@functools.cache
+def log_to_stderr(level: int) -> None:
+    """Let tidegate's own lines appear in the actor's log, which Ray shows to the driver.
+
+    Through a descriptor of its own: code of users may close what is called `sys.stderr`.
+    """
+    handler = logging.StreamHandler(os.fdopen(os.dup(2), "w", buffering=1, errors="backslashreplace"))
+    handler.setFormatter(logging.Formatter(LOG_FORMAT))
+    logger = logging.getLogger("tidegate")
+    logger.addHandler(handler)
+    logger.setLevel(level)

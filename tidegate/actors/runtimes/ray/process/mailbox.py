@@ -1,0 +1,109 @@
+"""`Mailbox`: one thread that does everything a machine's host is asked to do, one thing after the other.
+
+Rules: calls of Ray only `post`, so no receive path ever blocks; what was posted first is done first; messages and
+timers go before turns, each of them, so that a barrier or a cancellation does not wait behind a full queue; without
+anything to do the thread sleeps until the next message, timer or tick.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import threading
+from collections.abc import Callable
+
+from tidegate.actors.hosts.clock import monotonic_ms
+from tidegate.actors.hosts.threads import leave_if_forked, leave_unreported
+from tidegate.actors.protocol.failure_reasons import log_failure
+from tidegate.actors.runtimes.timers import Timers
+
+log = logging.getLogger(__name__)
+
+TURNS_A_ROUND_MAX = 16
+MESSAGES_A_ROUND_MAX = 256
+
+Action = Callable[[], object]
+
+
+class Mailbox:
+    """`turn` processes one element and tells whether there was one; `tick` is called every `tick_ms`.
+
+    What an action raises, whatever it is, goes to `broke_down`, on the same thread, which then goes on. If that fails
+    as well, nobody would ever hear of it: the process ends, which is noticed.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        turn: Callable[[], bool],
+        tick: Action,
+        tick_ms: int,
+        broke_down: Callable[[BaseException], None],
+    ) -> None:
+        self._inbox: queue.SimpleQueue[Action] = queue.SimpleQueue()
+        self._timers = Timers()
+        self._turn = turn
+        self._tick = tick
+        self._tick_ms = tick_ms
+        self._next_tick_ms = 0
+        self._broke_down = broke_down
+        self._pid = os.getpid()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def post(self, action: Action) -> None:
+        """Have an action run on the thread. From any thread."""
+        self._inbox.put(action)
+
+    def call_later(self, delay_ms: int, action: Action) -> None:
+        """Have an action run after a while. From the mailbox's own thread only."""
+        assert threading.current_thread() is self._thread
+        self._timers.after(delay_ms, action)
+
+    def _run(self) -> None:
+        try:
+            while True:
+                self._guarded_round()
+        except BaseException:  # noqa: BLE001 (the failure of a failure)
+            leave_unreported()
+
+    def _guarded_round(self) -> None:
+        try:
+            self._round()
+        except BaseException as error:  # noqa: BLE001 (it is told; code of users runs here)
+            leave_if_forked(self._pid)
+            self._broke_down(error)
+            log_failure(log, f"an action on {self._thread.name} failed", error)
+
+    def _round(self) -> None:
+        busy = False
+        for _ in range(TURNS_A_ROUND_MAX):
+            if not self._inbox.empty() or self._timers.due or not self._turn():
+                break
+            busy = True
+        at_ms = monotonic_ms()
+        if at_ms >= self._next_tick_ms:
+            self._next_tick_ms = at_ms + self._tick_ms
+            self._tick()
+        while self._timers.due:
+            self._timers.pop()()
+            busy = True
+        self._take_messages(0.0 if busy else self._idle_s(at_ms))
+
+    def _idle_s(self, at_ms: int) -> float:
+        until_tick_ms = max(0, self._next_tick_ms - at_ms)
+        until_timer_ms = self._timers.wait_ms
+        return min(until_tick_ms, until_tick_ms if until_timer_ms is None else until_timer_ms) / 1000
+
+    def _take_messages(self, wait_s: float) -> None:
+        for _ in range(MESSAGES_A_ROUND_MAX):
+            try:
+                action = self._inbox.get(timeout=wait_s) if wait_s else self._inbox.get_nowait()
+            except queue.Empty:
+                return
+            wait_s = 0.0
+            action()

@@ -1,0 +1,37 @@
+"""Pays ahead for what a fresh process needs before its first row: imports, and kernels loaded from their cache."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+from tidegate.actors.operators.batches import aggregates
+from tidegate.actors.operators.batches.keyed_aggregate import KeyedAggregate
+from tidegate.actors.operators.batches.partitioners import make_partitioner
+from tidegate.actors.operators.operator import OperatorContext
+from tidegate.actors.protocol.partitioning import Partitioning, PartitioningKind
+from tidegate.storage.ids import OperatorUid, SubtaskIndex
+
+_KEY_TYPES = (pa.int64(), pa.string())
+_VALUE_TYPES = (pa.int64(), pa.float64())
+
+
+def warm_up() -> None:
+    """Hash, partition, index and aggregate one tiny batch of each of the usual types."""
+    for key_type in _KEY_TYPES:
+        for value_type in _VALUE_TYPES:
+            batch = pa.record_batch(
+                {"k": pa.array([1, 2, 3, 1]).cast(key_type), "v": pa.array([1, 2, 3, 4], value_type)}
+            )
+            operator = KeyedAggregate(
+                ("k",),
+                {
+                    "count": aggregates.count(),
+                    "sum": aggregates.sum("v"),
+                    "min": aggregates.min("v"),
+                    "max": aggregates.max("v"),
+                    "mean": aggregates.mean("v"),
+                },
+            )
+            operator.open(OperatorContext(OperatorUid("warm-up"), "warm-up", SubtaskIndex(0), 1, 128), ())
+            operator.process(batch, lambda result: None)
+            make_partitioner(Partitioning(PartitioningKind.HASH, ("k",)), 0, 2, 128).split(batch)

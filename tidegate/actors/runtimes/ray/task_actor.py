@@ -1,0 +1,400 @@
+"""`TaskProcess`: the actor on Ray that holds one task of one attempt, and can be given another one in place.
+
+Rules:
+
+- Calls only put a message into the mailbox and return. `frame` has a concurrency group of one thread to itself, so
+  frames of one sender keep their order; whatever else the coordinator and the peers say comes through `control`.
+- `live` and `run` are calls that stay pending: they fail the moment the process dies, faster than any heartbeat.
+  `live` stands for the process, `run` for one attempt of its task, whose end it returns.
+- A task that fails leaves the process to the next attempt, unless no thread can be started any more, which stays so.
+- Whatever ends a task, its end is told first: without a new thread, from memory that was set aside. What follows,
+  closing and logging, may fail or never come back. A process that cannot even tell ends itself, which is noticed.
+- `run` returns when the task's last elements and report have arrived; from then on a dead process is no failure.
+- What was meant for another attempt is dropped.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import weakref
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeAlias
+
+import pyarrow as pa
+import ray
+
+from tidegate.actors.coordinator.job.job_spec import RestorePoint
+from tidegate.actors.coordinator.messages.events import CoordinatorEvent, TaskFinished
+from tidegate.actors.hosts.clock import monotonic_ms, now_ms
+from tidegate.actors.hosts.job_context import JobContext
+from tidegate.actors.hosts.ports import TryAgain
+from tidegate.actors.hosts.task.task_effects import TaskEffects
+from tidegate.actors.hosts.task.task_host import TaskHost
+from tidegate.actors.hosts.threads import WorkerPool, leave_if_forked, leave_unreported
+from tidegate.actors.protocol.failure_reasons import bounded_text, error_text, log_failure
+from tidegate.actors.protocol.identity import ChannelId, TaskId
+from tidegate.actors.protocol.stream_elements import Element, EndOfPartition
+from tidegate.actors.runtimes.ray.metrics import TaskMetrics
+from tidegate.actors.runtimes.ray.process.calls import LOST_CALL_GRACE_MS, log_to_stderr, watch_call
+from tidegate.actors.runtimes.ray.process.frame_heads import Head, make_head, read_head
+from tidegate.actors.runtimes.ray.process.mailbox import Mailbox
+from tidegate.actors.runtimes.ray.process.outcomes import Outcome, Outcomes
+from tidegate.actors.runtimes.ray.process.process_ends import close_sockets_in_children, stderr_path
+from tidegate.actors.runtimes.ray.process.warm_up import warm_up
+from tidegate.actors.task.messages import events as ev
+from tidegate.actors.task.messages import instructions as do
+from tidegate.actors.task.task_machine import TaskMachine
+from tidegate.storage.files.retrying_store import retrying
+from tidegate.storage.files.store import OpenStore
+from tidegate.storage.ids import AttemptNumber
+
+log = logging.getLogger(__name__)
+
+IO_THREADS, TICK_MS, METRICS_MS = 3, 200, 1_000
+RESERVE_BYTES = 1024 * 1024
+"""Set aside while a task runs, and given back when it fails: its end must be told where there is no memory left."""
+
+Handle: TypeAlias = Any
+"""A `ray.actor.ActorHandle`, whose methods have no types."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessInfo:
+    """Where an actor runs."""
+
+    pid: int
+    node_id: str
+    stderr_path: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What a process is to do: a task of an attempt, what it starts from, and its neighbours."""
+
+    task: TaskId
+    attempt: AttemptNumber
+    restore: RestorePoint | None
+    peers: dict[TaskId, Handle]
+
+
+class TaskProcess:
+    """The actor's class. `coordinator` takes reports."""
+
+    def __init__(self, context: JobContext, coordinator: Handle, open_store: OpenStore) -> None:
+        log_to_stderr(logging.WARNING)
+        close_sockets_in_children()
+        warm_up()
+        self._context = context
+        self._coordinator = coordinator
+        self._open_store = open_store
+        self._outcomes = Outcomes()
+        self._running: _RunningTask | None = None
+        self._reserve: bytearray | None = None
+        self._pid = os.getpid()
+        self._mailbox = Mailbox("tidegate-task", self._turn, self._tick, TICK_MS, self._failed)
+        self._mailbox.start()
+
+    # --- calls of Ray ---------------------------------------------------------------------------------------------
+
+    @ray.method(concurrency_group="data", num_returns=0, enable_task_events=False)
+    def frame(self, head: Head, elements: tuple[Element, ...]) -> None:
+        """Elements came in on a channel; the first one has the number in `head`."""
+        attempt, channel, first_sequence = read_head(head)
+        self._post(ev.FrameArrived(now_ms(), attempt, channel, first_sequence, elements))
+
+    @ray.method(concurrency_group="control", enable_task_events=False)
+    def credit(self, head: Head, window_bytes: int) -> None:
+        """The receiver of a channel has room for a total number of bytes."""
+        attempt, channel, total_bytes = read_head(head)
+        self._post(ev.CreditGranted(now_ms(), attempt, channel, total_bytes, window_bytes))
+
+    @ray.method(concurrency_group="control")
+    def tell(self, attempt: AttemptNumber, event: ev.TaskEvent) -> None:
+        """The coordinator says something to the task of an attempt."""
+        self._mailbox.post(partial(self._deliver, attempt, event))
+
+    @ray.method(concurrency_group="control")
+    def deploy(self, order: Order) -> None:
+        """Begin an attempt, in place of whatever runs."""
+        self._mailbox.post(partial(self._deploy, order))
+
+    @ray.method(concurrency_group="control")
+    def drop(self, attempt: AttemptNumber) -> None:
+        """Stop an attempt. Returns once it has stopped: not before a batch that is being processed is done."""
+        dropped = threading.Event()
+        self._mailbox.post(partial(self._drop, attempt, dropped))
+        dropped.wait()
+
+    @ray.method(concurrency_group="control")
+    def identify(self) -> ProcessInfo:
+        """Where this is."""
+        return process_info()
+
+    @ray.method(concurrency_group="run")
+    def run(self, attempt: AttemptNumber) -> Outcome:
+        """Pending until the attempt has ended in this process."""
+        return self._outcomes.of(attempt).result()
+
+    @ray.method(concurrency_group="live")
+    def live(self) -> None:
+        """Pending for ever."""
+        threading.Event().wait()
+
+    # --- on the mailbox -------------------------------------------------------------------------------------------
+
+    def _post(self, event: ev.FrameArrived | ev.CreditGranted) -> None:
+        self._mailbox.post(partial(self._deliver, event.attempt, event))
+
+    def _deliver(self, attempt: AttemptNumber, event: ev.TaskEvent) -> None:
+        running = self._running
+        if running is not None and running.attempt == attempt:
+            self._guarded(running, lambda: running.take(event))
+
+    def _turn(self) -> bool:
+        running = self._running
+        return running is not None and self._guarded(running, running.host.turn)
+
+    def _tick(self) -> None:
+        if self._running is not None:
+            self._running.count(now_ms())
+
+    def _guarded(self, running: _RunningTask, action: Callable[[], bool | None]) -> bool:
+        """Let the task act if it is still the one that runs; what it raises has failed it."""
+        if self._running is not running:
+            return False
+        try:
+            progressed = bool(action())
+        except BaseException as error:  # noqa: BLE001 (code of users: whatever it raises has failed the task)
+            leave_if_forked(self._pid)
+            self._fail(running, error)
+            return True
+        if running.host.finished:
+            self._end(running, Outcome("finished"))
+        elif running.first_rows_untold:
+            running.count(now_ms())
+        return progressed
+
+    def _deploy(self, order: Order) -> None:
+        if self._running is not None:
+            self._end(self._running, Outcome("replaced"))
+        self._outcomes.begin(order.attempt)
+        try:
+            self._reserve = bytearray(RESERVE_BYTES)
+            running = _RunningTask(self, order)
+        except BaseException as error:  # noqa: BLE001 (functions of users are copied here, by their own code)
+            leave_if_forked(self._pid)
+            self._tell_failure(order.attempt, error)
+            log_failure(log, f"task {order.task} of attempt {order.attempt} cannot start", error)
+            return
+        self._running = running
+        self._guarded(running, lambda: running.host.restore(order.restore))
+
+    def _drop(self, attempt: AttemptNumber, dropped: threading.Event) -> None:
+        if self._running is not None and self._running.attempt <= attempt:
+            self._end(self._running, Outcome("replaced"))
+        self._outcomes.begin(attempt + 1)
+        dropped.set()
+
+    def _end(self, running: _RunningTask, outcome: Outcome) -> None:
+        self._running = None
+        if outcome.kind == "finished":
+            running.when_all_arrived(partial(self._outcomes.settle, running.attempt))
+        else:
+            self._outcomes.settle(running.attempt, outcome)
+        self._let_go(running)
+
+    def _fail(self, running: _RunningTask, error: BaseException) -> None:
+        self._running = None
+        self._tell_failure(running.attempt, error)
+        log_failure(log, f"task {running.task} of attempt {running.attempt} failed", error)
+        self._let_go(running)
+
+    def _tell_failure(self, attempt: AttemptNumber, error: BaseException) -> None:
+        self._reserve = None
+        try:
+            self._outcomes.settle(attempt, Outcome.failed(error))
+        except BaseException:  # noqa: BLE001 (nobody would ever hear of it)
+            leave_unreported()
+
+    def _let_go(self, running: _RunningTask) -> None:
+        try:
+            running.count(None)
+        finally:
+            running.retire()
+
+    def _failed(self, error: BaseException) -> None:
+        """Something of this process has failed, on the mailbox or on another thread: so has its task."""
+        if self._running is not None:
+            self._fail(self._running, error)
+
+    def _thread_died(self, error: BaseException) -> None:
+        self._mailbox.post(lambda: self._failed(error))
+
+
+class _RunningTask:
+    """One task of one attempt in this process, and the world as it sees it (a `TaskPort`)."""
+
+    def __init__(self, process: TaskProcess, order: Order) -> None:
+        context = process._context
+        self.task = order.task
+        self.attempt = order.attempt
+        self._process = process
+        self._peers = order.peers
+        graph = context.graph
+        descriptor = context.describe(order.task, order.attempt)
+        # Bound once: looking a method up on a handle for each frame costs more than it should.
+        receivers = {c: order.peers[graph.receiver(c)] for edge in descriptor.outputs for c in edge.channels}
+        self._frame_calls = {channel: peer.frame.remote for channel, peer in receivers.items()}
+        self._watched_frame_calls = {
+            channel: peer.frame.options(num_returns=1).remote for channel, peer in receivers.items()
+        }
+        self._credit_calls = {
+            channel: order.peers[graph.sender(channel)].credit.remote for channel in descriptor.inputs
+        }
+        self._over: set[ChannelId] = set()
+        """Input channels whose last element has arrived: their senders may be gone."""
+        self._on_their_way: set[Future[Any]] = set()
+        """Frames and reports that are watched, without those that are known to have arrived."""
+        self._rows_out = 0
+        self._told_rows_in = 0
+        self._metrics_due_ms = 0
+        self._metrics = TaskMetrics(context.job_name, descriptor.name, order.task)
+        effects = TaskEffects(context, descriptor, retrying(process._open_store), now_ms)
+        self.host = TaskHost(TaskMachine(descriptor), effects, self)
+        try:
+            self._pool = WorkerPool(IO_THREADS, "tidegate-io", process._thread_died)
+        except BaseException:
+            self.host.close()
+            raise
+
+    def take(self, event: ev.TaskEvent) -> None:
+        """Let the task take in one fact."""
+        if isinstance(event, ev.FrameArrived) and isinstance(next(reversed(event.elements), None), EndOfPartition):
+            self._over.add(event.channel)
+        self.host.handle(event)
+
+    def now_ms(self) -> int:
+        return now_ms()
+
+    def send_frame(self, frame: do.SendFrame) -> None:
+        head = make_head(frame.attempt, frame.channel, frame.first_sequence)
+        batches = [e for e in frame.elements if isinstance(e, pa.RecordBatch)]
+        self._rows_out += sum(batch.num_rows for batch in batches)
+        if len(batches) == len(frame.elements) and not frame.exhausts_credit:
+            self._frame_calls[frame.channel](head, frame.elements)
+        else:
+            # Nothing may follow a barrier, the end, or the last of the credit, that would show that it is missing.
+            self._watch_until_there(self._watched_frame_calls[frame.channel](head, frame.elements))
+
+    def grant_credit(self, grant: do.GrantCredit) -> None:
+        channel, head = grant.channel, make_head(grant.attempt, grant.channel, grant.total_bytes)
+        if channel not in self._over:
+            credit = self._credit_calls[channel](head, grant.window_bytes)
+            # Who has sent everything needs no credit, and may have left before it came.
+            self._watch(credit, lambda: channel not in self._over)
+
+    def report(self, event: CoordinatorEvent) -> None:
+        if isinstance(event, TaskFinished):
+            self.count(now_ms())  # before: this may be the end of the job, which is told of as it is known then
+        self._watch_until_there(self._process._coordinator.report.remote(event))
+
+    monotonic_ms = staticmethod(monotonic_ms)
+
+    def call_later(self, delay_ms: int, action: Callable[[], None]) -> None:
+        self._process._mailbox.call_later(delay_ms, lambda: self._process._guarded(self, action))
+
+    def run_io(self, work: Callable[[], ev.TaskEvent | TryAgain | None]) -> None:
+        def finish(future: Future[ev.TaskEvent | TryAgain | None]) -> None:
+            event = future.result()
+            if event is not None:
+                self.host.handle(event)
+
+        process = self._process
+        self._pool.submit(
+            work, lambda future: process._mailbox.post(lambda: process._guarded(self, lambda: finish(future)))
+        )
+
+    def set_timer(self, instruction: do.SetTaskTimer, delay_ms: int) -> None:
+        # A timer may be far away: it must not keep the state of a task that is over until then.
+        process, weak = self._process, weakref.ref(self)
+
+        def fire() -> None:
+            running = weak()
+            if running is not None:
+                event = ev.TimerDue(now_ms(), instruction.timer, instruction.due_at_ms)
+                process._guarded(running, lambda: running.host.handle(event))
+
+        process._mailbox.call_later(delay_ms, fire)
+
+    @property
+    def first_rows_untold(self) -> bool:
+        """Whether rows have come in and the coordinator does not know of any."""
+        return self._told_rows_in == 0 and self.host.rows_in > 0
+
+    def count(self, at_ms: int | None) -> None:
+        """Tell the coordinator about rows if there are new ones, and Ray's metrics once a second (or finally: None)."""
+        rows_in = self.host.rows_in
+        if rows_in != self._told_rows_in:
+            self._told_rows_in = rows_in
+            self._process._coordinator.counted.remote(self.attempt, self.task, rows_in)
+        if at_ms is None or at_ms >= self._metrics_due_ms:
+            self._metrics_due_ms = (at_ms or 0) + METRICS_MS
+            machine = self.host.machine
+            self._metrics.update(rows_in, self._rows_out, machine.output_queue_bytes, machine.backpressured)
+
+    def retire(self) -> None:
+        """Let go of files once the I/O that is under way has come back; what it brings is dropped."""
+        self._pool.close(self.host.close)
+
+    def when_all_arrived(self, tell: Callable[[Outcome], None]) -> None:
+        """Tell the outcome of a task that has finished, once everything that it has sent is there."""
+        calls = tuple(self._on_their_way)
+        if not calls:
+            tell(Outcome("finished"))
+            return
+        mailbox, left = self._process._mailbox, set(calls)
+
+        def arrived(call: Future[Any]) -> None:
+            left.discard(call)
+            if left:
+                return
+            error = next((error for call in calls if (error := call.exception()) is not None), None)
+            if error is None:
+                tell(Outcome("finished"))
+                return
+            # As in `watch_call`: if the receiver has died, that is the failure, and this attempt is gone by then.
+            outcome = Outcome("failed", bounded_text(f"the last messages did not arrive: {error_text(error)}"))
+            mailbox.call_later(LOST_CALL_GRACE_MS, lambda: tell(outcome))
+
+        for call in calls:
+            call.add_done_callback(lambda call: mailbox.post(lambda: arrived(call)))
+
+    def _watch_until_there(self, reference: ray.ObjectRef[Any]) -> None:
+        future = self._watch(reference, lambda: True)
+        self._on_their_way.add(future)
+
+        def done(call: Future[Any]) -> None:
+            if call.exception() is None:
+                self._on_their_way.discard(call)
+
+        future.add_done_callback(done)
+
+    def _watch(self, reference: ray.ObjectRef[Any], matters: Callable[[], bool]) -> Future[Any]:
+        """A call that does not arrive fails the task, if it still matters: somebody could wait for it for ever."""
+
+        def lost(error: BaseException) -> None:
+            if matters():
+                raise ConnectionError(f"a message did not arrive: {error_text(error)}") from error
+
+        process = self._process
+        return watch_call(reference, process._mailbox, lambda error: process._guarded(self, lambda: lost(error)))
+
+
+def process_info() -> ProcessInfo:
+    """Where this process is."""
+    return ProcessInfo(os.getpid(), ray.get_runtime_context().get_node_id(), stderr_path())

@@ -1,0 +1,191 @@
+"""`Submission`, `RunningJob` and `Runtime`: what is submitted to a runtime, and what a runtime gives back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from tidegate.actors.coordinator.job.job_spec import JobSpec
+from tidegate.actors.coordinator.state.checkpoint_statistics import CheckpointStatistics
+from tidegate.actors.coordinator.state.coordinator_state import CoordinatorState, JobStatus
+from tidegate.actors.graph.job_graph import JobGraph
+from tidegate.actors.hosts.job_context import JobContext
+from tidegate.actors.protocol.failure_reasons import CheckpointFailureReason
+from tidegate.actors.protocol.identity import TaskId
+from tidegate.storage.checkpoints.metadata import SnapshotKind
+from tidegate.storage.errors import CheckpointError
+from tidegate.storage.files.store import OpenStore
+from tidegate.storage.ids import CheckpointId
+
+RUNNING_STATUSES = {
+    JobStatus.CREATED: "created",
+    JobStatus.DEPLOYING: "deploying",
+    JobStatus.RUNNING: "running",
+    JobStatus.ENDING: "running",
+    JobStatus.RESTARTING: "restarting",
+    JobStatus.FINISHED: "finished",
+    JobStatus.FAILED: "failed",
+    JobStatus.CANCELLED: "cancelled",
+    JobStatus.SUSPENDED: "suspended",
+}
+"""The coordinator's status as users see it: a job runs when all of its tasks are ready."""
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """A job, ready to run."""
+
+    spec: JobSpec
+    context: JobContext
+
+
+@dataclass(frozen=True, slots=True)
+class JobProgress:
+    """A job at a glance. Times in ms, `rows_in` by vertex id (rows of all its subtasks in this attempt)."""
+
+    status: str
+    reason: str | None
+    attempt: int
+    restarts: int
+    completed_checkpoints: int
+    failed_checkpoints: int
+    last_checkpoint: int | None
+    last_checkpoint_ms: int | None
+    last_checkpoint_bytes: int | None
+    last_failure: str | None
+    rows_in: dict[str, int]
+    superseded: bool = False
+    """Whether the job has ended because a newer one is in charge of a table of it."""
+
+
+def progress_of(state: CoordinatorState, rows_in: dict[str, int]) -> JobProgress:
+    """Progress from the coordinator's memory."""
+    newest = state.statistics.latest_completed
+    reason = state.ending_reason if state.status.terminal else None
+    return JobProgress(
+        status=RUNNING_STATUSES[state.status],
+        reason=reason,
+        attempt=max(0, state.attempt),
+        restarts=max(0, state.attempt),
+        completed_checkpoints=state.completed_checkpoints,
+        failed_checkpoints=state.failed_checkpoints,
+        last_checkpoint=None if newest is None else newest.checkpoint_id,
+        last_checkpoint_ms=None if newest is None else newest.duration_ms,
+        last_checkpoint_bytes=None if newest is None else newest.state_bytes + newest.in_flight_bytes,
+        last_failure=state.last_failure,
+        rows_in=rows_in,
+        superseded=state.superseded,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The answer to a request: the checkpoint, and the path of a savepoint, or why there is none."""
+
+    checkpoint_id: CheckpointId | None
+    error: str | None
+    path: str | None = None
+
+
+_STOPS = (SnapshotKind.SUSPEND, SnapshotKind.TERMINATE)
+
+
+def not_taken(kind: SnapshotKind, why: str | None) -> CheckpointError:
+    """What whoever asked for a snapshot is told if there is none: why, and what becomes of the job."""
+    what = "the job was not stopped with a savepoint" if kind in _STOPS else f"no {kind.value} was taken"
+    restarts = why is not None and why.startswith(CheckpointFailureReason.JOB_FAILOVER.value)
+    follows = "; the job restarts from its newest checkpoint and goes on: ask again" if restarts else ""
+    return CheckpointError(f"{what}: {why}{follows}")
+
+
+def answers_of(state: CoordinatorState) -> dict[str, Answer | None]:
+    """What a coordinator's memory knows of requests, by their names; None where there is no answer yet.
+
+    For one that replaces a lost one: the answer may have been decided, or be decided soon, and the asker still wait.
+    """
+    statistics = state.statistics
+    newest = (statistics.latest_completed, statistics.latest_savepoint, statistics.latest_failed)
+    over = [record for record in (*statistics.history, *newest) if record is not None]
+    answers: dict[str, Answer | None] = {
+        request: Answer(record.checkpoint_id if record.reason is None else None, record.message, record.path)
+        for record in over
+        for request in record.requests
+    }
+    return (
+        answers
+        | {request: None for pending in state.pending.values() for request in pending.requests}
+        | {waiting.request: None for waiting in state.requests}
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class TaskProcessInfo:
+    """Which process runs a task."""
+
+    task: TaskId
+    actor: str
+    pid: int
+    node_id: str
+
+
+class RunningJob(Protocol):
+    """A job that was submitted."""
+
+    def progress(self) -> JobProgress:
+        """The job now."""
+        ...
+
+    def wait(self, timeout_s: float | None) -> JobProgress | None:
+        """Wait for a terminal status; None when the time is over first."""
+        ...
+
+    def cancel(self) -> None:
+        """Ask for cancellation."""
+        ...
+
+    def tasks(self) -> tuple[TaskProcessInfo, ...]:
+        """Which process runs each task; empty where all run in the driver's."""
+        ...
+
+    def statistics(self) -> CheckpointStatistics:
+        """Statistics of the checkpoints so far."""
+        ...
+
+    def trigger_checkpoint(self, timeout_s: float) -> CheckpointId:
+        """Take a checkpoint and wait for it; raises as `request` does."""
+        ...
+
+    def request(self, kind: SnapshotKind, target: str | None, timeout_s: float) -> Answer:
+        """Take a checkpoint, or a savepoint under `target`, and wait for it.
+
+        SUSPEND and TERMINATE end the job after it. CheckpointError when it fails, JobTimeoutError after too long.
+        """
+        ...
+
+
+class Runtime(Protocol):
+    """Runs jobs."""
+
+    open_store: OpenStore
+    """Opens what the processes of a job read and write."""
+
+    def check(self, graph: JobGraph, urls: Sequence[str]) -> None:
+        """Refuse, with a ConfigurationError, what cannot run here; before a table is claimed or a source staged.
+
+        `urls` are those of the checkpoints and the tables.
+        """
+        ...
+
+    def submit(self, submission: Submission) -> RunningJob:
+        """Start a job."""
+        ...
+
+    @property
+    def memory_url(self) -> str:
+        """Where checkpoints go that are to lie in memory."""
+        ...
+
+    def stop(self) -> None:
+        """Cancel what runs and release everything."""
+        ...

@@ -1,0 +1,118 @@
+"""`MemorySource`: Arrow data that the driver holds in memory. It can be replayed, because it travels with the job."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import TypeAlias
+
+import polars as pl
+import pyarrow as pa
+
+from tidegate.actors.sources.source import ReadResult, SourceReader, SourceSplit
+from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.schemas.plain_types import plain_schema, settled_type
+
+InMemory: TypeAlias = pa.Table | pa.RecordBatch | pl.DataFrame | Sequence[pa.RecordBatch | pl.DataFrame]
+"""What a driver may have in memory."""
+
+
+class MemorySource:
+    """Splits a table into `splits` parts of contiguous rows."""
+
+    def __init__(self, data: pa.Table, splits: int) -> None:
+        if splits < 1:
+            raise ConfigurationError(f"from_batches(splits={splits}): at least 1 is needed")
+        try:
+            self._batch = data.combine_chunks().to_batches()
+        except pa.ArrowInvalid as error:
+            raise ConfigurationError(
+                f"from_batches: the batches cannot be joined: {error}; where a dictionary column has more values in "
+                "all batches than its index type can count, cast it to pa.dictionary(pa.int32(), ...) first"
+            ) from error
+        self._schema = data.schema
+        self._rows = data.num_rows
+        self._splits = splits
+
+    @staticmethod
+    def of(data: InMemory, splits: int) -> MemorySource:
+        """From a table, a polars frame, a batch, or batches of one schema."""
+        if isinstance(data, pl.DataFrame):
+            data = _table_of(data)
+        if isinstance(data, pa.RecordBatch):
+            data = pa.Table.from_batches([data])
+        elif not isinstance(data, pa.Table):
+            data = _joined(data)
+        plain = plain_schema(data.schema)
+        return MemorySource(data if plain is data.schema else data.cast(plain), splits)
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Schema of the data."""
+        return self._schema
+
+    def splits(self) -> Sequence[SourceSplit]:
+        """Contiguous parts; the payload is the first row. Ids differ also where parts are empty."""
+        bounds = [self._rows * i // self._splits for i in range(self._splits + 1)]
+        return [
+            SourceSplit(f"{number}: rows {start} to {stop}", f"{start}".encode(), stop - start)
+            for number, (start, stop) in enumerate(pairwise(bounds))
+        ]
+
+    def reader(self) -> SourceReader:
+        """A reader over the same memory."""
+        return _MemoryReader(pa.Table.from_batches(self._batch, self._schema))
+
+
+class _MemoryReader:
+    def __init__(self, table: pa.Table) -> None:
+        self._table = table
+
+    def read(self, split: SourceSplit, offset: int, rows_max: int) -> ReadResult:
+        """Rows of one part."""
+        rows = min(rows_max, split.rows - offset)
+        if rows <= 0:
+            return ReadResult(None, offset, True)
+        start = int(split.payload) + offset
+        batches = self._table.slice(start, rows).combine_chunks().to_batches()
+        return ReadResult(batches[0], offset + rows, offset + rows >= split.rows)
+
+    def close(self) -> None:
+        """Nothing to release."""
+
+
+def _table_of(frame: pl.DataFrame) -> pa.Table:
+    table = frame.to_arrow()
+    return table.cast(pa.schema([pa.field(field.name, settled_type(field.type)) for field in table.schema]))
+
+
+def _joined(given: Sequence[pa.RecordBatch | pl.DataFrame]) -> pa.Table:
+    """Batches as a table. ConfigurationError if there are none, or their columns differ."""
+    if isinstance(given, str | bytes) or not isinstance(given, Sequence):
+        raise ConfigurationError(
+            f"from_batches takes an Arrow table, a polars DataFrame, or record batches, not {type(given).__name__}"
+        )
+    tables = []
+    for number, part in enumerate(given):
+        if not isinstance(part, pa.RecordBatch | pa.Table | pl.DataFrame):
+            raise ConfigurationError(f"from_batches: item {number} is {type(part).__name__}, not an Arrow record batch")
+        tables.append(_table_of(part) if isinstance(part, pl.DataFrame) else _as_table(part))
+    if not tables:
+        raise ConfigurationError("from_batches needs at least one batch, for its schema; give an empty one")
+    first = tables[0].schema
+    for number, table in enumerate(tables):
+        if not table.schema.equals(first):
+            ours, theirs = set(_fields(first)), set(_fields(table.schema))
+            raise ConfigurationError(
+                f"from_batches: batch {number} has other columns than the first one: it lacks "
+                f"{sorted(ours - theirs) or 'none'} and has {sorted(theirs - ours) or 'none'} instead, or another order"
+            )
+    return pa.concat_tables(tables)
+
+
+def _as_table(part: pa.RecordBatch | pa.Table) -> pa.Table:
+    return pa.Table.from_batches([part]) if isinstance(part, pa.RecordBatch) else part
+
+
+def _fields(schema: pa.Schema) -> list[str]:
+    return [str(field).replace("\n", " ") for field in schema]

@@ -1,0 +1,1 @@
+"""Keyed state in memory: columns in pages that snapshots share with the task."""

@@ -1,0 +1,321 @@
+"""States of row-wise functions in memory: pages of Python objects, a value, a list or a map for each slot.
+
+A slot without state holds None.
+
+Rules: a page that a snapshot still reads is copied before the first write to it (references only). A list or map that a
+snapshot may hold is copied at its first change in place after that: each knows in which epoch it was made, and a freeze
+begins the next one. Values are never changed in place.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from tidegate.actors.kernels.paged import PAGE_BITS, PAGE_ROWS
+from tidegate.actors.state_backends.columnar.dirty_slots import Bitmaps, DirtySlots
+from tidegate.actors.state_backends.columnar.frozen_slots import FrozenSlots
+from tidegate.actors.state_backends.columnar.key_space import KeySpace
+from tidegate.actors.state_backends.common.backend import CellSpec
+from tidegate.actors.state_backends.common.pages import Pins, pages_for
+from tidegate.storage.errors import CorruptionError
+from tidegate.storage.state.snapshot import Cut
+
+_IN_PAGE = PAGE_ROWS - 1
+
+
+class _List(list[Any]):
+    """A list and the epoch in which it was made."""
+
+    __slots__ = ("epoch",)
+
+    def __init__(self, values: Iterable[Any], epoch: int) -> None:
+        super().__init__(values)
+        self.epoch = epoch
+
+
+class _Map(dict[Any, Any]):
+    """A map and the epoch in which it was made."""
+
+    __slots__ = ("epoch",)
+
+    def __init__(self, entries: Mapping[Any, Any] | Iterable[tuple[Any, Any]], epoch: int) -> None:
+        super().__init__(entries)
+        self.epoch = epoch
+
+
+class Cells(ABC):
+    """What the kinds of cells share. A ref is a slot."""
+
+    def __init__(self, space: KeySpace, spec: CellSpec, incremental: bool) -> None:
+        self.spec = spec
+        self._space = space
+        self._pages: list[list[Any]] = []
+        self._pins = Pins()
+        self._dirty = DirtySlots() if incremental else None
+        self._changed: list[int] = []
+        """Slots that were changed since `flush`."""
+        self._epoch = 0
+        self._rows = 0
+        space.add(self)
+
+    @property
+    def rows(self) -> int:
+        """Keys that have the state."""
+        return self._rows
+
+    def remove(self, ref: int) -> None:
+        """Forget what is kept for a key."""
+        if self._held(ref) is not None:
+            self._set(ref, None)
+
+    @abstractmethod
+    def expire(self, ref: int) -> None:
+        """Forget what of a key has expired."""
+
+    @abstractmethod
+    def _loaded(self, stored: Any) -> Any:
+        """What is kept for a value of a stored column; None for nothing."""
+
+    @abstractmethod
+    def stored(self, held: Any) -> Any:
+        """The value of a stored column for what is kept."""
+
+    def flush(self) -> None:
+        """Note the slots that have changed, for snapshots to come."""
+        if self._changed:
+            if self._dirty is not None:
+                self._dirty.mark(np.array(self._changed, dtype=np.int32))
+            self._changed = []
+
+    def live(self, slots: NDArray[np.int32]) -> NDArray[np.bool_]:
+        """Which of some slots have the state."""
+        return _live(self._pages, slots)
+
+    def grow(self, slots: int) -> None:
+        """There are so many slots now."""
+        pages = pages_for(slots)
+        self._pages += [[None] * PAGE_ROWS for _ in range(pages - len(self._pages))]
+        self._pins.grow(pages)
+        if self._dirty is not None:
+            self._dirty.grow(slots)
+
+    def needed(self, slots: int) -> NDArray[np.bool_]:
+        """Which slots have the state, or had it and a snapshot to come may have to tell of it."""
+        live = self.live(np.arange(slots, dtype=np.int32))
+        return live if self._dirty is None else live | self._dirty.marked(slots)
+
+    def rebuild(self, kept: NDArray[np.int32], slots: int) -> None:
+        """Slot i is now what was slot `kept[i]`."""
+        old, self._pages, self._pins = self._pages, [], Pins()
+        for start in range(0, len(kept), PAGE_ROWS):
+            page = [old[slot >> PAGE_BITS][slot & _IN_PAGE] for slot in kept[start : start + PAGE_ROWS].tolist()]
+            self._pages.append(page + [None] * (PAGE_ROWS - len(page)))
+        self._pins.grow(len(self._pages))
+        if self._dirty is not None:
+            self._dirty.rebuild(kept, slots)
+
+    def freeze(self, cut: Cut) -> tuple[FrozenSlots, ...]:
+        """All cells, or what has changed since the base. Costs a reference a page."""
+        self.flush()
+        self._epoch += 1
+        dirty = None if self._dirty is None else self._dirty.close(cut.checkpoint_id, cut.base)
+        if self._space.schema is None:
+            return ()
+        if cut.base is None:
+            return (self._frozen(None, False),) if self._rows else ()
+        assert dirty is not None, "an incremental snapshot of a state that keeps no changes"
+        self._space.look_again()
+        return self._frozen(dirty, False), self._frozen(dirty, True)
+
+    def load(self, rows: pa.RecordBatch, layer: int) -> None:
+        """Put stored rows. CorruptionError for a key that has the state already, in layer 0."""
+        schema = self._space.schema
+        assert schema is not None
+        slots = self._space.upsert(rows.select(schema.names)).slots.tolist()
+        for slot, value in zip(slots, rows.column(self.spec.name).to_pylist(), strict=True):
+            if layer == 0 and self._held(slot) is not None:
+                raise CorruptionError(
+                    f"state {self.spec.name!r} holds a key twice: the key groups of the checkpoint's tables overlap"
+                )
+            self._set(slot, self._loaded(value))
+        self._changed = []  # what was stored is no change
+
+    def forget(self, keys: pa.RecordBatch) -> None:
+        """Remove what is kept for stored keys."""
+        for slot in self._space.upsert(keys).slots.tolist():
+            self.remove(slot)
+        self._changed = []
+
+    def _held(self, ref: int) -> Any:
+        return self._pages[ref >> PAGE_BITS][ref & _IN_PAGE]
+
+    def _set(self, ref: int, held: Any) -> None:
+        number = ref >> PAGE_BITS
+        if self._pins.shared[number]:
+            self._pages[number] = list(self._pages[number])
+            self._pins.replaced(number)
+        page, offset = self._pages[number], ref & _IN_PAGE
+        self._rows += (held is not None) - (page[offset] is not None)
+        page[offset] = held
+        self._changed.append(ref)
+
+    def _frozen(self, dirty: Bitmaps | None, removed: bool) -> FrozenSlots:
+        keys, groups = self._space.freeze()
+        values = _FrozenCells(self, list(self._pages))
+        slots = self._space.slots
+        return FrozenSlots(
+            self.spec.name, (self.spec.name,), keys, groups, slots, values, self._pins.pin(), dirty, removed
+        )
+
+
+class ColumnarValues(Cells):
+    """`ValueCells` over slots."""
+
+    def get(self, ref: int) -> Any:
+        """The value; None where there is none."""
+        return self._held(ref)
+
+    def put(self, ref: int, value: Any) -> None:
+        """Keep a value that is not None."""
+        self._set(ref, value)
+
+    def expire(self, ref: int) -> None:
+        """Forget the value if its time is over."""
+        value = self._held(ref)
+        if value is not None and self.spec.has_expired is not None and self.spec.has_expired(value):
+            self._set(ref, None)
+
+    def _loaded(self, stored: Any) -> Any:
+        return stored
+
+    def stored(self, held: Any) -> Any:
+        """The value itself."""
+        return held
+
+
+class ColumnarLists(Cells):
+    """`ListCells` over slots."""
+
+    def get(self, ref: int) -> Sequence[Any]:
+        """The values; empty where there are none."""
+        return self._held(ref) or ()
+
+    def extend(self, ref: int, values: Sequence[Any]) -> None:
+        """Append values."""
+        if values:
+            held = self._held(ref)
+            if held is not None and held.epoch == self._epoch:
+                held.extend(values)
+                self._changed.append(ref)
+            else:
+                self._set(ref, _List([*(held or ()), *values], self._epoch))
+
+    def put(self, ref: int, values: Sequence[Any]) -> None:
+        """Replace the list."""
+        if values:
+            self._set(ref, _List(values, self._epoch))
+        else:
+            self.remove(ref)
+
+    def expire(self, ref: int) -> None:
+        """Forget the elements whose time is over."""
+        values, has_expired = self._held(ref), self.spec.has_expired
+        if values is not None and has_expired is not None:
+            left = [value for value in values if not has_expired(value)]
+            if len(left) < len(values):
+                self.put(ref, left)
+
+    def _loaded(self, stored: Any) -> Any:
+        return _List(stored, self._epoch) if stored else None
+
+    def stored(self, held: Any) -> Any:
+        """The list itself."""
+        return held
+
+
+class ColumnarMaps(Cells):
+    """`MapCells` over slots. Entries are in the order in which their map keys first came."""
+
+    def get(self, ref: int, map_key: Any) -> Any:
+        """The value at a map key; None where there is none."""
+        held = self._held(ref)
+        return None if held is None else held.get(map_key)
+
+    def put(self, ref: int, map_key: Any, value: Any) -> None:
+        """Set one entry."""
+        self._own(ref)[map_key] = value
+
+    def discard(self, ref: int, map_key: Any) -> None:
+        """Remove one entry, if it is there."""
+        held = self._held(ref)
+        if held is None or map_key not in held:
+            return
+        if len(held) == 1:
+            self._set(ref, None)
+        else:
+            del self._own(ref)[map_key]
+
+    def items(self, ref: int) -> Mapping[Any, Any] | Iterable[tuple[Any, Any]]:
+        """Entries as they are now."""
+        held = self._held(ref)
+        return () if held is None else list(held.items())
+
+    def expire(self, ref: int) -> None:
+        """Forget the entries whose time is over."""
+        held, has_expired = self._held(ref), self.spec.has_expired
+        if held is not None and has_expired is not None:
+            for map_key in [key for key, value in held.items() if has_expired(value)]:
+                self.discard(ref, map_key)
+
+    def _own(self, ref: int) -> dict[Any, Any]:
+        """The map of a key, made if need be, to be changed in place."""
+        held = self._held(ref)
+        if held is not None and held.epoch == self._epoch:
+            self._changed.append(ref)
+        else:
+            held = _Map(held or {}, self._epoch)
+            self._set(ref, held)
+        entries: dict[Any, Any] = held
+        return entries
+
+    def _loaded(self, stored: Any) -> Any:
+        # NaN as the one object as which it is put in: a dictionary finds no other again.
+        entries = [(math.nan if key != key else key, value) for key, value in stored or ()]
+        return _Map(entries, self._epoch) if entries else None
+
+    def stored(self, held: Any) -> Any:
+        """The entries, as Arrow takes them."""
+        return list(held.items())
+
+
+class _FrozenCells:
+    """The `FrozenValues` of cells."""
+
+    __slots__ = ("_cells", "_pages")
+
+    def __init__(self, cells: Cells, pages: list[list[Any]]) -> None:
+        self._cells = cells
+        self._pages = pages
+
+    def live(self, slots: NDArray[np.int32]) -> NDArray[np.bool_]:
+        return _live(self._pages, slots)
+
+    def columns(self, slots: NDArray[np.int32]) -> list[pa.Array]:
+        pages, stored = self._pages, self._cells.stored
+        values = [stored(pages[slot >> PAGE_BITS][slot & _IN_PAGE]) for slot in slots.tolist()]
+        return [pa.array(values, type=self._cells.spec.column_type)]
+
+    def let_go(self, start: int, stop: int) -> None:
+        self._pages[start:stop] = [[] for _ in range(stop - start)]
+
+
+def _live(pages: list[list[Any]], slots: NDArray[np.int32]) -> NDArray[np.bool_]:
+    flags: Iterator[bool] = (pages[slot >> PAGE_BITS][slot & _IN_PAGE] is not None for slot in slots.tolist())
+    return np.fromiter(flags, dtype=np.bool_, count=len(slots))

@@ -1,0 +1,174 @@
+"""`ColumnarBackend`: keeps all keyed state in memory, in pages, over one `KeySpace`.
+
+Its snapshots cost a reference a page while processing waits; values are copied page by page as they change meanwhile.
+With `incremental` a snapshot may hold only what has changed since another one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TypeVar
+
+import numpy as np
+import pyarrow as pa
+
+from tidegate.actors.state_backends.columnar.cells import Cells, ColumnarLists, ColumnarMaps, ColumnarValues
+from tidegate.actors.state_backends.columnar.key_space import KeySpace, key_pieces
+from tidegate.actors.state_backends.columnar.vector_table import ColumnarTable
+from tidegate.actors.state_backends.common.backend import CellSpec, Migrate, ValueSpec
+from tidegate.storage.errors import ConfigurationError, CorruptionError
+from tidegate.storage.state.snapshot import Cut, FrozenNative, FrozenState, StateTable
+
+C = TypeVar("C", bound=Cells)
+
+_MOVED_ROWS = 65_536
+
+
+class ColumnarBackend:
+    """A `KeyedBackend` in memory. `key_names` are the stored key columns."""
+
+    def __init__(self, max_parallelism: int, key_names: tuple[str, ...], incremental: bool) -> None:
+        self._space = KeySpace(max_parallelism, tuple(key_names))
+        self._incremental = incremental
+        self._tables: dict[str, ColumnarTable] = {}
+        self._cells: dict[str, Cells] = {}
+        self._swept = 0
+        """The slot at which the next sweep begins."""
+
+    def fix_keys(self, schema: pa.Schema) -> None:
+        """Names and types of the stored key columns."""
+        self._space.fix(schema)
+
+    def table(self, name: str, columns: Sequence[ValueSpec]) -> ColumnarTable:
+        """A vectorised state."""
+        self._check_new(name)
+        self._tables[name] = table = ColumnarTable(self._space, name, columns, self._incremental)
+        return table
+
+    def retype(self, name: str, columns: Sequence[ValueSpec], migrate: Migrate) -> ColumnarTable:
+        """A vectorised state with other types that takes the rows of the one of that name."""
+        former = self._tables.pop(name)
+        self._space.drop(former)
+        table = self.table(name, columns)
+        for keys, slots in former.scan(_MOVED_ROWS):
+            values = [former.column(spec.name).take(slots) for spec in former.specs]
+            names = [*keys.schema.names, *(spec.name for spec in former.specs)]
+            table.load(migrate(pa.RecordBatch.from_arrays([*keys.columns, *values], names=names)), layer=0)
+        return table
+
+    def values(self, spec: CellSpec) -> ColumnarValues:
+        """A state with one value for each key."""
+        return self._bound(ColumnarValues(self._space, spec, self._incremental))
+
+    def lists(self, spec: CellSpec) -> ColumnarLists:
+        """A state with a list for each key."""
+        return self._bound(ColumnarLists(self._space, spec, self._incremental))
+
+    def maps(self, spec: CellSpec) -> ColumnarMaps:
+        """A state with a map for each key."""
+        return self._bound(ColumnarMaps(self._space, spec, self._incremental))
+
+    def enter(self, keys: pa.RecordBatch) -> list[int]:
+        """Begin with a batch of keys: the slot of each row's key."""
+        slots: list[int] = self._space.upsert(keys).slots.tolist()
+        return slots
+
+    def leave(self) -> None:
+        """End of the batch."""
+        for cells in self._cells.values():
+            cells.flush()
+        self._space.settle()
+
+    def sweep(self, keys_max: int) -> None:
+        """Look at up to so many keys, where the last call ended, and forget what has expired."""
+        expiring = [cells for cells in self._cells.values() if cells.spec.has_expired is not None]
+        if not expiring or not self._space.slots:
+            return
+        start = self._swept if self._swept < self._space.slots else 0
+        self._swept = min(start + keys_max, self._space.slots)
+        for cells in expiring:
+            slots = np.arange(start, self._swept, dtype=np.int32)
+            for slot in slots[cells.live(slots)].tolist():
+                cells.expire(slot)
+            cells.flush()
+
+    def keys(self, state: str, rows_max: int) -> Iterator[pa.RecordBatch]:
+        """Keys that have a state, in slot order."""
+        return (keys for keys, _ in key_pieces(self._space, self._state(state).live, rows_max))
+
+    def freeze(self, cut: Cut) -> Sequence[FrozenState]:
+        """All states that hold something, or with `cut.base` what has changed since that."""
+        frozen: list[FrozenState] = []
+        for table in self._tables.values():
+            frozen += (part.now() for part in table.freeze(cut))
+        for cells in self._cells.values():
+            # A single value may be large: all of them are encoded beside processing.
+            frozen += cells.freeze(cut)
+        return frozen
+
+    def freeze_native(self, cut: Cut) -> FrozenNative | None:
+        """None: there are no files."""
+        return None
+
+    @property
+    def stored_keys(self) -> pa.Schema | None:
+        """None: a backend in memory begins empty."""
+        return None
+
+    def stored_schema(self, state: str) -> pa.Schema | None:
+        """None: a backend in memory begins empty."""
+        return None
+
+    def load(self, table: StateTable) -> None:
+        """Take a stored table in.
+
+        CorruptionError for other columns, or a key that is twice in layer 0; ConfigurationError for a state that is not
+        bound.
+        """
+        if table.removed:
+            self._check_columns(table, [])
+            self._state(table.state).forget(table.rows)
+        elif table.state in self._tables:
+            vector = self._tables[table.state]
+            self._check_columns(table, [(spec.name, spec.data_type) for spec in vector.specs])
+            vector.load(table.rows, table.layer)
+        else:
+            cells = self._state(table.state)
+            assert isinstance(cells, Cells)
+            self._check_columns(table, [(cells.spec.name, cells.spec.column_type)])
+            cells.load(table.rows, table.layer)
+
+    def close(self) -> None:
+        """Nothing to release: memory goes with the backend."""
+
+    def _bound(self, cells: C) -> C:
+        self._check_new(cells.spec.name)
+        self._cells[cells.spec.name] = cells
+        return cells
+
+    def _check_new(self, name: str) -> None:
+        assert name not in self._tables and name not in self._cells, f"two states are named {name!r}"
+
+    def _state(self, name: str) -> ColumnarTable | Cells:
+        state = self._tables.get(name) or self._cells.get(name)
+        if state is None:
+            raise ConfigurationError(
+                f"there is no state {name!r}; bound are {sorted([*self._tables, *self._cells])}: bind it, or give the "
+                "operator a new uid"
+            )
+        return state
+
+    def _check_columns(self, table: StateTable, values: Sequence[tuple[str, pa.DataType]]) -> None:
+        keys = self._space.schema
+        assert keys is not None, "state before its keys are known"
+        expected = [*((field.name, field.type) for field in keys), *values]
+        found = [(field.name, field.type) for field in table.rows.schema]
+        if found != expected:
+            raise CorruptionError(
+                f"stored rows of state {table.state!r} have columns {_columns_text(found)}, but the program expects "
+                f"{_columns_text(expected)}; restore with the program that wrote them, or give the operator a new uid"
+            )
+
+
+def _columns_text(columns: Sequence[tuple[str, pa.DataType]]) -> str:
+    return "(" + ", ".join(f"{name}: {data_type}" for name, data_type in columns) + ")"

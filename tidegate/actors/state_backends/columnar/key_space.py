@@ -1,0 +1,250 @@
+"""`KeySpace`: the keys of one operator in one subtask: key → slot, shared by all its states.
+
+Rules: a slot is given to a key for good, in order of first appearance; its key columns and its key group lie beside it
+and never change, so freezing them takes references. A state has pages over all slots, whether a key has it or not.
+When more than half of the slots are dead (no state has them, and no snapshot to come has to tell that they are gone)
+everything is rebuilt without them: slots then mean other keys. Snapshots that were frozen before keep what they hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from tidegate.actors.kernels.hashing import hash_columns
+from tidegate.actors.kernels.key_index.entries import Upserted
+from tidegate.actors.kernels.key_index.key_index import KeyIndex
+from tidegate.actors.kernels.paged import PAGE_ROWS
+from tidegate.actors.kernels.partition import gather
+from tidegate.actors.state_backends.common.backend import ValueSpec
+from tidegate.actors.state_backends.common.pages import FrozenColumn, PagedColumn, pages_for
+
+COMPACTED_SLOTS_MIN = 4096
+
+_CHUNK_ROWS_MAX = 1 << 20
+_CHUNK_BYTES_MAX = 1 << 28
+_PIECE_ROWS = 16 * PAGE_ROWS
+_GROUP = ValueSpec("group", pa.uint16(), 0)
+
+
+class SlotState(Protocol):
+    """A state with something for some of the slots, as the keys see it."""
+
+    @property
+    def rows(self) -> int:
+        """Slots that have it."""
+        ...
+
+    def grow(self, slots: int) -> None:
+        """There are so many slots now."""
+        ...
+
+    def needed(self, slots: int) -> NDArray[np.bool_]:
+        """Which slots have it, or had it and a snapshot to come may have to tell. O(slots)."""
+        ...
+
+    def rebuild(self, kept: NDArray[np.int32], slots: int) -> None:
+        """Slot i is now what was slot `kept[i]` of so many slots."""
+        ...
+
+
+class KeyColumns:
+    """Keys in slot order, append-only.
+
+    Chunks are merged, up to a bound, so that there are about log2(rows) small ones; a key is copied as often as that.
+    """
+
+    __slots__ = ("_chunks", "rows", "schema")
+
+    def __init__(self, schema: pa.Schema) -> None:
+        self.schema = schema
+        self.rows = 0
+        self._chunks: list[pa.RecordBatch] = []
+
+    def append(self, keys: pa.RecordBatch) -> None:
+        """Add keys.
+
+        Their slots are the next ones. `keys` must own its buffers (be no slice of something large).
+        """
+        assert keys.schema.equals(self.schema), f"keys of {keys.schema} in a state of {self.schema}"
+        self._chunks.append(keys)
+        self.rows += keys.num_rows
+        while len(self._chunks) > 1 and _mergeable(*self._chunks[-2:]):
+            last = self._chunks.pop()
+            self._chunks[-1] = pa.concat_batches([self._chunks[-1], last])
+
+    def freeze(self) -> FrozenKeys:
+        """All keys in slot order."""
+        bounds = np.cumsum([0, *(chunk.num_rows for chunk in self._chunks)])
+        return FrozenKeys(self.schema, tuple(self._chunks), bounds)
+
+
+@dataclass(frozen=True, slots=True)
+class FrozenKeys:
+    """The keys as they were: chunks, and the slot at which each begins."""
+
+    schema: pa.Schema
+    chunks: tuple[pa.RecordBatch, ...]
+    bounds: NDArray[np.int64]
+
+    def take(self, slots: NDArray[np.int32]) -> pa.RecordBatch:
+        """Keys of some slots, ascending."""
+        edges = np.searchsorted(slots, self.bounds)
+        parts = [
+            _picked(chunk, slots[start:stop] - first)
+            for chunk, first, start, stop in zip(self.chunks, self.bounds[:-1], edges[:-1], edges[1:], strict=True)
+            if stop > start
+        ]
+        if len(parts) == 1:
+            return parts[0]
+        return pa.concat_batches(parts) if parts else pa.RecordBatch.from_pylist([], self.schema)
+
+
+class KeySpace:
+    """Keys, their slots and key groups. `key_names` are the stored key columns."""
+
+    def __init__(self, max_parallelism: int, key_names: tuple[str, ...]) -> None:
+        assert 0 < max_parallelism <= 1 << 15, f"max_parallelism {max_parallelism} is not in 1..32768"
+        self._max_parallelism = max_parallelism
+        self.names = key_names
+        self._index = KeyIndex(key_names)
+        self._keys: KeyColumns | None = None
+        """Where the pages of all states over these keys come from."""
+        self._groups = PagedColumn(_GROUP)
+        self._states: list[SlotState] = []
+        self._readers = 0
+        self._looked_at = (0, 0)
+        """Slots, and rows of the largest state, when the last look found too few dead slots."""
+
+    @property
+    def slots(self) -> int:
+        """Slots in use, and the next free one."""
+        return self._index.size
+
+    @property
+    def schema(self) -> pa.Schema | None:
+        """Key columns; None before the first key."""
+        return None if self._keys is None else self._keys.schema
+
+    def fix(self, schema: pa.Schema) -> None:
+        """Names and types of the key columns."""
+        assert tuple(schema.names) == self.names, f"key columns {schema.names} are not {self.names}"
+        assert self._keys is None or self._keys.schema.equals(schema), "key columns have changed"
+        if self._keys is None:
+            self._keys = KeyColumns(schema)
+
+    def add(self, state: SlotState) -> None:
+        """A state has slots from now on."""
+        self._states.append(state)
+        state.grow(self.slots)
+
+    def drop(self, state: SlotState) -> None:
+        """A state has no slots any more."""
+        self._states.remove(state)
+
+    def upsert(self, keys: pa.RecordBatch) -> Upserted:
+        """Slots of the keys of a batch (key columns alone); new ones for keys that are not known."""
+        assert self._keys is not None, "keys before their columns are known"
+        known = self.slots
+        upserted = self._index.upsert(keys)
+        if len(upserted.new_rows):
+            self._append(gather(keys, upserted.new_rows), known)
+            for state in self._states:
+                state.grow(self.slots)
+        return upserted
+
+    def freeze(self) -> tuple[FrozenKeys, FrozenColumn]:
+        """Keys and key groups of all slots. Costs a reference a page."""
+        assert self._keys is not None, "a state without keys"
+        return self._keys.freeze(), self._groups.freeze()
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Slots stay what they are meanwhile."""
+        self._readers += 1
+        try:
+            yield
+        finally:
+            self._readers -= 1
+
+    def settle(self) -> None:
+        """Between two batches: rebuild without dead slots, if more than half of at least 4,096 are dead.
+
+        Looks only when so much has gone or come since the last look that it pays.
+        """
+        slots, rows = self.slots, max((state.rows for state in self._states), default=0)
+        if slots < COMPACTED_SLOTS_MIN or 2 * rows >= slots or self._readers:
+            return
+        looked_slots, looked_rows = self._looked_at
+        if (slots - looked_slots) + max(0, looked_rows - rows) < slots // 8:
+            return
+        needed = np.zeros(slots, dtype=np.bool_)
+        for state in self._states:
+            needed |= state.needed(slots)
+        kept = np.flatnonzero(needed).astype(np.int32)
+        if 2 * len(kept) < slots:
+            self._rebuild(kept, slots)
+            slots = self.slots
+        self._looked_at = (slots, rows)
+
+    def look_again(self) -> None:
+        """A snapshot has told what is gone: dead slots that were needed for it may not be any more."""
+        self._looked_at = (0, 0)
+
+    def _append(self, keys: pa.RecordBatch, first_slot: int) -> None:
+        assert self._keys is not None
+        self._keys.append(keys)
+        groups = (hash_columns(keys, self.names) % np.uint64(self._max_parallelism)).astype(np.uint16)
+        self._groups.grow(pages_for(self.slots))
+        self._groups.put(np.arange(first_slot, self.slots, dtype=np.int32), pa.array(groups))
+
+    def _rebuild(self, kept: NDArray[np.int32], slots: int) -> None:
+        assert self._keys is not None
+        frozen, schema = self._keys.freeze(), self._keys.schema
+        self._index, self._keys, self._groups = (
+            KeyIndex(self.names),
+            KeyColumns(schema),
+            PagedColumn(_GROUP),
+        )
+        for start in range(0, len(kept), _PIECE_ROWS):
+            keys = frozen.take(kept[start : start + _PIECE_ROWS])
+            assert len(self._index.upsert(keys).new_rows) == keys.num_rows, "two slots with one key"
+            self._append(keys, start)
+        for state in self._states:
+            state.rebuild(kept, slots)
+
+
+LiveSlots = Callable[[NDArray[np.int32]], NDArray[np.bool_]]
+
+
+def key_pieces(space: KeySpace, live: LiveSlots, rows_max: int) -> Iterator[tuple[pa.RecordBatch, NDArray[np.int32]]]:
+    """Keys of the slots that are live when their turn comes, in slot order, with these slots."""
+    if space.schema is None:
+        return
+    with space.reading():
+        keys, _ = space.freeze()
+        for start in range(0, int(keys.bounds[-1]), rows_max):
+            slots = np.arange(start, min(start + rows_max, int(keys.bounds[-1])), dtype=np.int32)
+            slots = slots[live(slots)]
+            if len(slots):
+                yield keys.take(slots), slots
+
+
+def _mergeable(former: pa.RecordBatch, latter: pa.RecordBatch) -> bool:
+    if int(former.num_rows) >= 2 * int(latter.num_rows):
+        return False
+    size_bytes: int = former.nbytes + latter.nbytes
+    return former.num_rows + latter.num_rows <= _CHUNK_ROWS_MAX and size_bytes <= _CHUNK_BYTES_MAX
+
+
+def _picked(chunk: pa.RecordBatch, rows: NDArray[np.int64]) -> pa.RecordBatch:
+    """Rows of a chunk, ascending; a slice where they lie side by side."""
+    if int(rows[-1]) - int(rows[0]) == len(rows) - 1:
+        return chunk.slice(int(rows[0]), len(rows))
+    return chunk.take(pa.array(rows))

@@ -1,0 +1,240 @@
+"""`ColumnarTable`: a vectorised state in memory, in columns of fixed width that kernels change in place.
+
+Rules: before a batch is handed out, its pages that a snapshot still reads are copied, and its slots are marked as
+changed. Which slots have a row is one more column (a byte a slot).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from tidegate.actors.kernels.key_index.entries import Upserted
+from tidegate.actors.kernels.paged import Pages, revive, scatter, touched_pages
+from tidegate.actors.state_backends.columnar.dirty_slots import Bitmaps, DirtySlots
+from tidegate.actors.state_backends.columnar.frozen_slots import FrozenSlots
+from tidegate.actors.state_backends.columnar.key_space import KeySpace, key_pieces
+from tidegate.actors.state_backends.common.backend import ValueSpec
+from tidegate.actors.state_backends.common.pages import FrozenColumn, PagedColumn, Pins, pages_for
+from tidegate.storage.errors import CorruptionError
+from tidegate.storage.state.snapshot import Cut
+
+_LIVE = ValueSpec("live", pa.uint8(), 0)
+_NO_SLOTS: NDArray[np.int32] = np.zeros(0, dtype=np.int32)
+
+
+class TableColumn:
+    """A `ValueColumn` over pages. The pages are replaced when the keys are rebuilt."""
+
+    __slots__ = ("_table", "paged")
+
+    def __init__(self, table: ColumnarTable, spec: ValueSpec) -> None:
+        self._table = table
+        self.paged = PagedColumn(spec)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Type of the values in the pages."""
+        return self.paged.dtype
+
+    @property
+    def pages(self) -> Pages:
+        """Addresses of the pages of values."""
+        return self.paged.pages
+
+    @property
+    def valid_pages(self) -> Pages:
+        """Addresses of the pages of validity; empty while nothing has been null."""
+        return self.paged.valid_pages
+
+    def track_nulls(self) -> Pages:
+        """Begin to keep validity: rows of this batch that are new are null, all others have values."""
+        if not len(self.paged.valid_pages):
+            self.paged.start_nulls()
+            self.paged.reset_valid(self._table.new_slots)
+        return self.paged.valid_pages
+
+    def take(self, slots: NDArray[Any]) -> pa.Array:
+        """Values of some slots (a copy)."""
+        return self.paged.take(slots)
+
+    def raw(self, slots: NDArray[Any]) -> NDArray[Any]:
+        """The same as plain values, whatever lies beneath a null."""
+        return self.paged.raw(slots)
+
+
+class ColumnarTable:
+    """A `VectorTable` over the slots of a `KeySpace`."""
+
+    def __init__(self, space: KeySpace, name: str, specs: Sequence[ValueSpec], incremental: bool) -> None:
+        self.name = name
+        self.specs = tuple(specs)
+        self.new_slots: NDArray[np.int32] = _NO_SLOTS
+        """Slots that got a row with this batch."""
+        self._space = space
+        self._columns = {spec.name: TableColumn(self, spec) for spec in specs}
+        self._live = PagedColumn(_LIVE)
+        self._pins = Pins()
+        self._dirty = DirtySlots() if incremental else None
+        self._rows = 0
+        space.add(self)
+
+    @property
+    def rows(self) -> int:
+        """Keys that have a row."""
+        return self._rows
+
+    def upsert(self, keys: pa.RecordBatch) -> Upserted:
+        """Begin with a batch; keys without a row get one."""
+        upserted = self._space.upsert(keys)
+        new_rows = self._begin(upserted)
+        return Upserted(upserted.slots, upserted.first_rows, new_rows)
+
+    def column(self, name: str) -> TableColumn:
+        """A value column."""
+        return self._columns[name]
+
+    def done(self) -> None:
+        """End of the batch."""
+        self.new_slots = _NO_SLOTS
+        self._space.settle()
+
+    def scan(self, rows_max: int) -> Iterator[tuple[pa.RecordBatch, NDArray[Any]]]:
+        """All keys that have a row, in slot order, in batches with their slots."""
+        return key_pieces(self._space, self.live, rows_max)
+
+    def live(self, slots: NDArray[np.int32]) -> NDArray[np.bool_]:
+        """Which of some slots have a row."""
+        return self._live.raw(slots).view(np.bool_)
+
+    def grow(self, slots: int) -> None:
+        """There are so many slots now."""
+        pages = pages_for(slots)
+        for column in self._columns.values():
+            column.paged.grow(pages)
+        self._live.grow(pages)
+        self._pins.grow(pages)
+        if self._dirty is not None:
+            self._dirty.grow(slots)
+
+    def needed(self, slots: int) -> NDArray[np.bool_]:
+        """Which slots have a row, or had one that a snapshot to come may have to tell of."""
+        live = self.live(np.arange(slots, dtype=np.int32))
+        return live if self._dirty is None else live | self._dirty.marked(slots)
+
+    def rebuild(self, kept: NDArray[np.int32], slots: int) -> None:
+        """Slot i is now what was slot `kept[i]`."""
+        for column in self._columns.values():
+            column.paged = column.paged.rebuilt(kept)
+        self._live = self._live.rebuilt(kept)
+        self._pins = Pins()
+        self._pins.grow(pages_for(len(kept)))
+        if self._dirty is not None:
+            self._dirty.rebuild(kept, slots)
+
+    def freeze(self, cut: Cut) -> tuple[FrozenSlots, ...]:
+        """Rows of all slots, or what has changed since the base. Costs a reference a page."""
+        dirty = None if self._dirty is None else self._dirty.close(cut.checkpoint_id, cut.base)
+        if self._space.schema is None:
+            return ()
+        if cut.base is None:
+            return (self._frozen(None, False),) if self._rows else ()
+        assert dirty is not None, "an incremental snapshot of a state that keeps no changes"
+        self._space.look_again()
+        return self._frozen(dirty, False), self._frozen(dirty, True)
+
+    def load(self, rows: pa.RecordBatch, layer: int) -> None:
+        """Put stored rows. CorruptionError for a key that has a row already, in layer 0."""
+        upserted = self._space.upsert(rows.select(self._key_names()))
+        known = len(upserted.slots) - len(self._begin(upserted, mark=False))
+        if layer == 0 and known:
+            raise CorruptionError(
+                f"state {self.name!r} holds a key twice: the key groups of the checkpoint's tables overlap"
+            )
+        for name, column in self._columns.items():
+            column.paged.put(upserted.slots, rows.column(name))
+        self.new_slots = _NO_SLOTS
+
+    def forget(self, keys: pa.RecordBatch) -> None:
+        """Remove the rows of stored keys, where there are any."""
+        slots = self._space.upsert(keys).slots
+        slots = np.unique(slots[self.live(slots)])
+        self._own(slots)
+        scatter(self._live.pages, slots, np.zeros(len(slots), dtype=np.uint8))
+        self._rows -= len(slots)
+
+    def _begin(self, upserted: Upserted, mark: bool = True) -> NDArray[np.int32]:
+        """Make the slots of a batch ready to be changed; the rows whose key had no row."""
+        self._own(upserted.slots)
+        if mark and self._dirty is not None:
+            self._dirty.mark(upserted.slots)
+        if self._rows == self._space.slots - len(upserted.new_rows):
+            candidates = upserted.new_rows  # every slot has a row but for the new ones
+        else:
+            candidates = upserted.first_rows
+        revived = np.empty(len(candidates), dtype=np.int32)
+        found = revive(self._live.pages, upserted.slots, candidates, revived)
+        new_rows = revived[:found]
+        self._rows += found
+        self.new_slots = upserted.slots[new_rows]
+        if found > len(upserted.new_rows):
+            for column in self._columns.values():
+                column.paged.reset(self.new_slots)
+        elif found:
+            for column in self._columns.values():
+                column.paged.reset_valid(self.new_slots)
+        return new_rows
+
+    def _own(self, slots: NDArray[np.int32]) -> None:
+        """Copy the pages of some slots that a snapshot still reads."""
+        if not self._pins.any():
+            return
+        for page in touched_pages(slots, self._pins.counts).tolist():
+            for column in self._columns.values():
+                column.paged.copy_page(page)
+            self._live.copy_page(page)
+            self._pins.replaced(page)
+
+    def _frozen(self, dirty: Bitmaps | None, removed: bool) -> FrozenSlots:
+        keys, groups = self._space.freeze()
+        columns = () if removed else tuple(column.paged.freeze() for column in self._columns.values())
+        return FrozenSlots(
+            self.name,
+            tuple(self._columns),
+            keys,
+            groups,
+            self._space.slots,
+            _FrozenTable(self._live.freeze(), columns),
+            self._pins.pin(),
+            dirty,
+            removed,
+        )
+
+    def _key_names(self) -> list[str]:
+        schema = self._space.schema
+        assert schema is not None
+        return list(schema.names)
+
+
+class _FrozenTable:
+    """The `FrozenValues` of a table."""
+
+    __slots__ = ("_columns", "_live")
+
+    def __init__(self, live: FrozenColumn, columns: tuple[FrozenColumn, ...]) -> None:
+        self._live = live
+        self._columns = columns
+
+    def live(self, slots: NDArray[np.int32]) -> NDArray[np.bool_]:
+        return self._live.raw(slots).view(np.bool_)
+
+    def columns(self, slots: NDArray[np.int32]) -> list[pa.Array]:
+        return [column.take(slots) for column in self._columns]
+
+    def let_go(self, start: int, stop: int) -> None:
+        for column in (self._live, *self._columns):
+            column.let_go(start, stop)

@@ -1,0 +1,1 @@
+"""What every backend has: its contract, its options, columns in pages."""

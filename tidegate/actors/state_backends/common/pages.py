@@ -1,0 +1,242 @@
+"""`PagedColumn`: a column in pages that snapshots share with its owner: copy-on-write.
+
+Freezing a column takes references to its pages and pins them; it never copies values. The owner asks which pages of a
+batch are pinned and copies those before it writes (`PagedColumn.copy_pages`); whoever writes the snapshot lets go of
+each page once it is encoded, on a thread of its own. A page that has been copied is a new one that nobody has pinned.
+
+Rules: only the owner's thread writes, pins and copies; any thread may let go. The owner looks at the pins without the
+lock: at worst it sees a pin that has just gone, and copies once more than needed.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from tidegate.actors.kernels.fixed_width import array_of, storage_dtype
+from tidegate.actors.kernels.paged import NO_PAGES, PAGE_BITS, PAGE_ROWS, Pages, gathered, scatter
+from tidegate.actors.state_backends.common.backend import ValueSpec
+
+_PAGES_MIN = 16
+_VALID = np.dtype(np.uint8)
+
+
+def pages_for(slots: int) -> int:
+    """Pages that hold so many slots."""
+    return (slots + PAGE_ROWS - 1) >> PAGE_BITS
+
+
+class Pins:
+    """How many snapshots still read each page of a state (page n of every column of it alike)."""
+
+    __slots__ = ("_lock", "_pages", "_versions", "counts", "shared")
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._pages = 0
+        self._versions = np.zeros(_PAGES_MIN, dtype=np.int32)
+        self.counts: NDArray[np.int32] = np.zeros(_PAGES_MIN, dtype=np.int32)
+        """Snapshots that read each page, for kernels."""
+        self.shared = self.counts.data
+        """The same, for code that looks at one page at a time."""
+
+    def grow(self, pages: int) -> None:
+        """There are so many pages now."""
+        with self._lock:
+            self._pages = pages
+            if pages > len(self.counts):
+                added = np.zeros(max(pages, 2 * len(self.counts)) - len(self.counts), dtype=np.int32)
+                self.counts = np.concatenate((self.counts, added))
+                self._versions = np.concatenate((self._versions, added))
+                self.shared = self.counts.data
+
+    def any(self) -> bool:
+        """Whether a page is pinned."""
+        return bool(self.counts[: self._pages].any())
+
+    def pin(self) -> Pinned:
+        """Pin all pages as they are."""
+        with self._lock:
+            self.counts[: self._pages] += 1
+            return Pinned(self, self._versions[: self._pages].copy())
+
+    def replaced(self, page: int) -> None:
+        """The owner has put a copy in the place of a page: nobody has pinned that."""
+        with self._lock:
+            self.counts[page] = 0
+            self._versions[page] += 1
+
+    def unpin(self, versions: NDArray[np.int32], start: int) -> None:
+        """Let go of the pages from `start` on, where they are still those of `versions`."""
+        stop = start + len(versions)
+        with self._lock:
+            self.counts[start:stop] -= self._versions[start:stop] == versions
+
+
+class Pinned:
+    """The pages that one snapshot has pinned; lets go of them in order."""
+
+    __slots__ = ("_from", "_pins", "_versions")
+
+    def __init__(self, pins: Pins, versions: NDArray[np.int32]) -> None:
+        self._pins = pins
+        self._versions = versions
+        self._from = 0
+
+    def release(self, stop: int) -> None:
+        """Let go of the pages below `stop`. Again is the same as once."""
+        if stop > self._from:
+            self._pins.unpin(self._versions[self._from : stop], self._from)
+            self._from = stop
+
+
+class PagedColumn:
+    """One value of fixed width a slot, in pages; new slots hold the identity of the spec.
+
+    Validity has pages of its own (uint8, 1 where a value is) from the first null on.
+    """
+
+    __slots__ = ("_addresses", "_arrays", "_valid", "_valid_addresses", "dtype", "spec")
+
+    def __init__(self, spec: ValueSpec) -> None:
+        dtype = storage_dtype(spec.data_type)
+        assert dtype is not None, f"{spec.data_type} has no fixed-width storage"
+        self.spec = spec
+        self.dtype = dtype
+        self._arrays: list[NDArray[Any]] = []
+        self._addresses: Pages = NO_PAGES
+        self._valid: list[NDArray[Any]] | None = None
+        self._valid_addresses: Pages = NO_PAGES
+
+    @property
+    def pages(self) -> Pages:
+        """Addresses of the pages of values, good until pages are added or copied."""
+        return self._addresses
+
+    @property
+    def valid_pages(self) -> Pages:
+        """Addresses of the pages of validity; `NO_PAGES` while nothing has been null."""
+        return self._valid_addresses
+
+    def grow(self, pages: int) -> None:
+        """Add pages until there are so many."""
+        known = len(self._arrays)
+        if pages <= known:
+            return
+        self._arrays += [np.full(PAGE_ROWS, self.spec.identity, dtype=self.dtype) for _ in range(pages - known)]
+        self._addresses = _extended(self._addresses, self._arrays)
+        if self._valid is not None:
+            self._valid += [np.full(PAGE_ROWS, 0, dtype=_VALID) for _ in range(pages - known)]
+            self._valid_addresses = _extended(self._valid_addresses, self._valid)
+
+    def start_nulls(self) -> Pages:
+        """Begin to keep validity, if that has not begun: every slot has a value so far. The pages of validity."""
+        if self._valid is None:
+            self._valid = [np.full(PAGE_ROWS, 1, dtype=_VALID) for _ in self._arrays]
+            self._valid_addresses = _extended(NO_PAGES, self._valid)
+        return self._valid_addresses
+
+    def reset(self, slots: NDArray[np.int32]) -> None:
+        """Some slots hold the identity, or null where nulls are kept."""
+        scatter(self._addresses, slots, np.full(len(slots), self.spec.identity, dtype=self.dtype))
+        self.reset_valid(slots)
+
+    def reset_valid(self, slots: NDArray[np.int32]) -> None:
+        """Some slots are null, if nulls are kept."""
+        if self._valid is not None:
+            scatter(self._valid_addresses, slots, np.zeros(len(slots), dtype=np.uint8))
+
+    def copy_page(self, page: int) -> None:
+        """Put a copy in the place of a page, to write to."""
+        self._arrays[page] = copied = self._arrays[page].copy()
+        self._addresses[page] = copied.ctypes.data
+        if self._valid is not None:
+            self._valid[page] = valid = self._valid[page].copy()
+            self._valid_addresses[page] = valid.ctypes.data
+
+    def take(self, slots: NDArray[Any]) -> pa.Array:
+        """Values of some slots (a copy)."""
+        return _taken(self.spec, self.dtype, self._addresses, self._valid_addresses, slots)
+
+    def raw(self, slots: NDArray[Any]) -> NDArray[Any]:
+        """Values of some slots (a copy), whatever lies beneath a null."""
+        return gathered(self._addresses, slots, self.dtype)
+
+    def put(self, slots: NDArray[np.int32], values: pa.Array) -> None:
+        """Set some slots from an Arrow array of this column's type."""
+        if values.null_count > 0:
+            self.start_nulls()
+        if self._valid is not None:
+            valid = values.is_valid().to_numpy(zero_copy_only=False).view(np.uint8)
+            scatter(self._valid_addresses, slots, valid)
+        raw = values.view(pa.from_numpy_dtype(self.dtype)).fill_null(self.spec.identity)
+        scatter(self._addresses, slots, raw.to_numpy())
+
+    def rebuilt(self, kept: NDArray[np.int32]) -> PagedColumn:
+        """A column of its own with the values of some slots, in that order."""
+        column = PagedColumn(self.spec)
+        column.grow(pages_for(len(kept)))
+        if self._valid is not None:
+            column.start_nulls()
+        for page in range(len(column._arrays)):
+            slots = kept[page << PAGE_BITS : (page + 1) << PAGE_BITS]
+            column._arrays[page][: len(slots)] = self.raw(slots)
+            if column._valid is not None:
+                column._valid[page][:] = 0
+                column._valid[page][: len(slots)] = gathered(self._valid_addresses, slots, _VALID)
+        return column
+
+    def freeze(self) -> FrozenColumn:
+        """The pages as they are; the caller pins them. Costs a reference a page."""
+        addresses = self._addresses.copy(), self._valid_addresses.copy()
+        return FrozenColumn(self.spec, self.dtype, [*self._arrays], [*(self._valid or ())], *addresses)
+
+
+class FrozenColumn:
+    """The pages of a column as they were."""
+
+    __slots__ = ("_addresses", "_arrays", "_dtype", "_valid", "_valid_addresses", "spec")
+
+    def __init__(
+        self,
+        spec: ValueSpec,
+        dtype: np.dtype[Any],
+        arrays: list[NDArray[Any] | None],
+        valid: list[NDArray[Any] | None],
+        addresses: Pages,
+        valid_addresses: Pages,
+    ) -> None:
+        self.spec = spec
+        self._dtype = dtype
+        self._arrays = arrays
+        self._addresses = addresses
+        self._valid = valid
+        self._valid_addresses = valid_addresses
+
+    def take(self, slots: NDArray[Any]) -> pa.Array:
+        """Values of some slots, of pages that are still held."""
+        return _taken(self.spec, self._dtype, self._addresses, self._valid_addresses, slots)
+
+    def raw(self, slots: NDArray[Any]) -> NDArray[Any]:
+        """The same as plain values, whatever lies beneath a null."""
+        return gathered(self._addresses, slots, self._dtype)
+
+    def let_go(self, start: int, stop: int) -> None:
+        """Hold some pages no longer."""
+        self._arrays[start:stop] = [None] * (stop - start)
+        if self._valid:
+            self._valid[start:stop] = [None] * (stop - start)
+
+
+def _taken(spec: ValueSpec, dtype: np.dtype[Any], pages: Pages, valid_pages: Pages, slots: NDArray[Any]) -> pa.Array:
+    valid = gathered(valid_pages, slots, _VALID) if len(valid_pages) else None
+    return array_of(gathered(pages, slots, dtype), valid, spec.data_type)
+
+
+def _extended(addresses: Pages, arrays: list[NDArray[Any]]) -> Pages:
+    added = [array.ctypes.data for array in arrays[len(addresses) :]]
+    return np.concatenate((addresses, np.array(added, dtype=np.uintp)))

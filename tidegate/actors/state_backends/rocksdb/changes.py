@@ -1,0 +1,211 @@
+"""Tracks which keys of a state in RocksDB have changed since which snapshot: what a changelog segment has to hold.
+
+Rules: what has changed since the last freeze is collected as keys, those from which something was removed apart. A
+freeze closes the collection under its number and begins an empty one. A snapshot on top of number B holds what was
+closed after B; what was closed up to B is dropped then, because what is built on next is not older. A superset of what
+has changed is always right: beyond `_ENTRIES_MAX` collections the two oldest become one.
+
+Memory is bounded: beyond `KEYS_MAX` keys of one state a collection goes into the database itself, at the end of all key
+groups, and is read from there. Rows are not looked at before a snapshot is written: an iterator that was made at the
+freeze shows them as they were.
+"""
+
+from __future__ import annotations
+
+import heapq
+import struct
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+import rocksdict
+
+from tidegate.actors.state_backends.rocksdb.database_session import OwnedFolder, RocksSession
+from tidegate.storage.checkpoints.metadata import StateKind
+from tidegate.storage.ids import CheckpointId
+from tidegate.storage.rocksdb.database import reported, unlogged
+from tidegate.storage.rocksdb.description import HEAD, RocksDescription, RocksState
+from tidegate.storage.rocksdb.scan import scan_keys
+from tidegate.storage.state.snapshot import StateChunk
+
+KEYS_MAX = 65_536
+"""Keys of one state that are kept in memory, all its collections together."""
+
+_ENTRIES_MAX = 16
+_NO_GROUP = 0xFFFF
+"""In the place of a key group, where no key has one: there are 32,768 at most."""
+_MARK = struct.Struct(">QB")
+"""After the head of a mark: the collection, and whether something was removed. The key that has changed follows."""
+
+
+@dataclass(slots=True, eq=False)
+class _Collection:
+    """Keys that have changed between two freezes."""
+
+    number: int
+    changed: set[bytes] = field(default_factory=set)
+    """Keys whose last change, as far as that goes, left a row."""
+    removed: set[bytes] = field(default_factory=set)
+    """Keys from which something was removed, now or before: they may have no row."""
+    stored: tuple[int, ...] = ()
+    """Numbers under which more of its keys are in the database."""
+
+    @property
+    def keys(self) -> int:
+        return len(self.changed) + len(self.removed)
+
+    def __bool__(self) -> bool:
+        return bool(self.keys or self.stored)
+
+
+class RocksChanges:
+    """The changes of one state. Keys are those of the database, with the number of the state."""
+
+    def __init__(self, session: RocksSession, state: RocksState) -> None:
+        self._session = session
+        self._state = state
+        self._numbers = 0
+        self._current = self._new()
+        self._history: list[tuple[CheckpointId, _Collection]] = []
+
+    def put(self, keys: Iterable[bytes]) -> None:
+        """Something was put at some keys. StorageError."""
+        self._current.changed.update(keys)
+        self._keep_bound()
+
+    def removed(self, keys: Iterable[bytes]) -> None:
+        """Something was removed from some keys, which may have no row any more. StorageError."""
+        self._current.removed.update(keys)
+        self._keep_bound()
+
+    def freeze(
+        self, checkpoint_id: CheckpointId, base: CheckpointId | None, description: RocksDescription
+    ) -> list[FrozenChanges]:
+        """Begin a new collection. With a base: the rows that have changed since that, and the keys that are gone.
+
+        StorageError.
+        """
+        if base is not None:
+            self._drop(base)
+        self._history.append((checkpoint_id, self._current))
+        frozen = [] if base is None else self._frozen(description)
+        self._current = self._new()
+        if len(self._history) > _ENTRIES_MAX:
+            (_, oldest), (number, second) = self._history[:2]
+            self._history[:2] = [(number, self._union(oldest, second))]
+        return frozen
+
+    def _frozen(self, description: RocksDescription) -> list[FrozenChanges]:
+        collections = [collection for _, collection in self._history if collection]
+        frozen = []
+        if collections:
+            frozen.append(FrozenChanges(self._session, description, self._state, collections, removed=False))
+        if any(collection.removed or collection.stored for collection in collections):
+            frozen.append(FrozenChanges(self._session, description, self._state, collections, removed=True))
+        return frozen
+
+    def _new(self) -> _Collection:
+        self._numbers += 1
+        return _Collection(self._numbers)
+
+    def _union(self, first: _Collection, second: _Collection) -> _Collection:
+        """A collection of its own, because a snapshot may still read the two."""
+        changed, removed = first.changed | second.changed, first.removed | second.removed
+        return _Collection(second.number, changed, removed, (*first.stored, *second.stored))
+
+    def _keep_bound(self) -> None:
+        """Where there are too many keys, move the collection that has most of them into the database."""
+        closed = [collection for _, collection in self._history]
+        if sum(collection.keys for collection in (*closed, self._current)) <= KEYS_MAX:
+            return
+        self._store(max((*closed, self._current), key=lambda collection: collection.keys))
+
+    def _store(self, collection: _Collection) -> None:
+        batch = rocksdict.WriteBatch(raw_mode=True)
+        for keys, removed in ((collection.changed, False), (collection.removed, True)):
+            prefix = _prefix(self._state, collection.number, removed)
+            for key in keys:
+                batch.put(prefix + key, b"")
+        with reported("write RocksDB", self._session.folder):
+            self._session.database.write(batch, unlogged())
+        # Other sets, because a snapshot may still read these.
+        collection.changed, collection.removed = set(), set()
+        collection.stored = tuple(dict.fromkeys((*collection.stored, collection.number)))
+
+    def _drop(self, base: CheckpointId) -> None:
+        dropped = [collection for number, collection in self._history if number <= base]
+        self._history = [entry for entry in self._history if entry[0] > base]
+        with reported("write RocksDB", self._session.folder):
+            for number in (number for collection in dropped for number in collection.stored):
+                begin, end = _prefix(self._state, number, False), _prefix(self._state, number + 1, False)
+                self._session.database.delete_range(begin, end, unlogged())
+
+
+class FrozenChanges:
+    """A `FrozenState`: rows of keys that have changed, or the keys that have no row any more."""
+
+    kind = StateKind.KEYED
+
+    def __init__(
+        self,
+        session: RocksSession,
+        description: RocksDescription,
+        source: RocksState,
+        collections: Iterable[_Collection],
+        removed: bool,
+    ) -> None:
+        assert session.owned_folder is not None, "a snapshot of a closed backend"
+        self.state = source.name
+        self.removed = removed
+        self._description = description
+        self._source = source
+        kinds = (True,) if removed else (False, True)
+        with reported("read RocksDB", session.folder):
+            rows = session.database.iter()
+            # One for each part that is in the database: they are read side by side.
+            marks = [
+                (session.database.iter(), _prefix(source, number, kind))
+                for collection in collections
+                for number in collection.stored
+                for kind in kinds
+            ]
+        sets = [keys for c in collections for keys in ((c.removed,) if removed else (c.changed, c.removed))]
+        self._held: tuple[rocksdict.RdictIter, _Marks, list[set[bytes]], OwnedFolder] | None = (
+            rows,
+            marks,
+            sets,
+            session.owned_folder,
+        )
+
+    def chunks(self) -> Iterator[StateChunk]:
+        """The rows, sorted by key group. Raises StorageError, CorruptionError."""
+        assert self._held is not None, "the rows of a snapshot are read once"
+        (rows, marks, sets, folder), self._held = self._held, None
+        parts: list[Iterable[bytes]] = [_marked(cursor, prefix, folder.path) for cursor, prefix in marks]
+        keys = _distinct(heapq.merge(sorted(set().union(*sets)), *parts))
+        yield from scan_keys(rows, self._description, self._source, keys, folder.path, missing=self.removed)
+
+
+_Marks = list[tuple[rocksdict.RdictIter, bytes]]
+
+
+def _prefix(state: RocksState, number: int, removed: bool) -> bytes:
+    """How the marks of a collection begin that has gone into the database."""
+    return HEAD.pack(_NO_GROUP, state.number) + _MARK.pack(number, removed)
+
+
+def _marked(cursor: rocksdict.RdictIter, prefix: bytes, folder: str) -> Iterator[bytes]:
+    head = len(prefix)
+    with reported("read RocksDB", folder):
+        cursor.seek(prefix)
+        while cursor.valid() and (key := cursor.key()).startswith(prefix):
+            yield key[head:]
+            cursor.next()
+        cursor.status()
+
+
+def _distinct(keys: Iterable[bytes]) -> Iterator[bytes]:
+    last = None
+    for key in keys:
+        if key != last:
+            yield key
+            last = key

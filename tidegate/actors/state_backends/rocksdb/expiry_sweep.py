@@ -1,0 +1,68 @@
+"""Cleans expired state up in RocksDB: a few keys of every state with a time to live, one sweep after the other.
+
+Rules: a sweep looks at a bounded number of entries and writes once; it goes on where the last one ended, and begins
+again after the last key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import rocksdict
+
+from tidegate.actors.state_backends.rocksdb.cells import RocksCells
+from tidegate.actors.state_backends.rocksdb.database_session import RocksSession
+from tidegate.storage.rocksdb.database import reported
+from tidegate.storage.rocksdb.description import HEAD
+from tidegate.storage.rocksdb.keys import row_end
+
+ENTRIES_MAX = 16_384
+"""Entries of one state in one sweep, however few keys they belong to."""
+
+
+class RocksSweeper:
+    """Where the next sweep of each state begins."""
+
+    def __init__(self, session: RocksSession) -> None:
+        self._session = session
+        self._starts: dict[int, bytes] = {}
+
+    def sweep(self, states: Iterable[RocksCells], keys_max: int, batch: rocksdict.WriteBatch) -> None:
+        """Add the writes that forget what has expired of up to `keys_max` keys of each state. StorageError."""
+        with reported("read RocksDB", self._session.folder):
+            cursor = self._session.database.iter()
+            for cells in states:
+                number = cells.state.number
+                start = self._starts.pop(number, HEAD.pack(self._session.key_groups.start, number))
+                stop = self._swept(cursor, cells, start, keys_max, batch)
+                if stop is not None:
+                    self._starts[number] = stop
+            cursor.status()
+
+    def _swept(
+        self, cursor: rocksdict.RdictIter, cells: RocksCells, start: bytes, keys_max: int, batch: rocksdict.WriteBatch
+    ) -> bytes | None:
+        """Sweep from a key on; the key at which to go on, None if there is no more."""
+        wanted = cells.state.number
+        end = row_end(self._session.key_schema)
+        row, keys, entries = b"", 0, 0
+        cursor.seek(start)
+        while cursor.valid():
+            key: bytes = cursor.key()
+            group, number = HEAD.unpack_from(key)
+            group += number > wanted
+            if group >= self._session.key_groups.stop:
+                return None  # what lies behind all key groups are no rows
+            if number != wanted:
+                cursor.seek(HEAD.pack(group, wanted))
+                continue
+            found = key[: end(key, HEAD.size)]
+            if found != row:
+                row, keys = found, keys + 1
+            if keys > keys_max or entries == ENTRIES_MAX:
+                return key
+            if cells.swept(batch, key, cursor.value()) and cells.changes is not None:
+                cells.changes.removed((row,))
+            entries += 1
+            cursor.next()
+        return None

@@ -1,0 +1,46 @@
+"""Turns the keys of a batch into RocksDB's: `storage/rocksdb/description.py` and `keys.py` say what they look like."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pyarrow as pa
+
+from tidegate.actors.kernels.columns import key_forms
+from tidegate.actors.kernels.hashing import hash_forms
+from tidegate.actors.kernels.row_encoding import encode_rows
+from tidegate.storage.rocksdb.description import HEAD
+
+_GROUP_BYTES = 2
+
+
+def database_keys(keys: pa.RecordBatch, max_parallelism: int, number: int) -> list[bytes]:
+    """The key of each row of stored key columns, for the state of a number.
+
+    Raises ConfigurationError for a column of a type that cannot be a key.
+    """
+    rows = keys.num_rows
+    forms = key_forms(keys, keys.schema.names)
+    heads = np.empty((rows, HEAD.size), dtype=np.uint8)
+    groups = (hash_forms(forms, rows) % np.uint64(max_parallelism)).astype(">u2")
+    heads[:, :_GROUP_BYTES] = groups.view(np.uint8).reshape(rows, _GROUP_BYTES)
+    heads[:, _GROUP_BYTES:] = np.frombuffer(number_bytes(number), dtype=np.uint8)
+    encoded = encode_rows(forms, rows, heads)
+    data = encoded.data.tobytes()
+    return [data[start:stop] for start, stop in pairwise(encoded.offsets.tolist())]
+
+
+def number_bytes(number: int) -> bytes:
+    """A state's number as it is in a key."""
+    return HEAD.pack(0, number)[_GROUP_BYTES:]
+
+
+def key_of_state(key: bytes, number: bytes) -> bytes:
+    """The same key for the state of another number (of `number_bytes`)."""
+    return key[:_GROUP_BYTES] + number + key[HEAD.size :]
+
+
+def key_group_of(key: bytes) -> int:
+    """The key group with which a key begins."""
+    return int.from_bytes(key[:_GROUP_BYTES], "big")

@@ -1,0 +1,106 @@
+"""Loads stored rows into RocksDB: from checkpoints of any backend, and from states whose types have changed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import rocksdict
+
+from tidegate.actors.kernels.key_index.key_index import KeyIndex
+from tidegate.actors.state_backends.common.backend import Migrate
+from tidegate.actors.state_backends.rocksdb.cells import RocksCells
+from tidegate.actors.state_backends.rocksdb.database_session import RocksSession
+from tidegate.actors.state_backends.rocksdb.keys import database_keys, key_group_of
+from tidegate.actors.state_backends.rocksdb.vector_table import RocksTable
+from tidegate.storage.errors import CorruptionError
+from tidegate.storage.rocksdb.database import reported, unlogged
+from tidegate.storage.rocksdb.description import HEAD, RocksState
+from tidegate.storage.schemas.evolution import migrated
+from tidegate.storage.state.snapshot import StateTable
+
+_MOVED_ROWS = 16_384
+
+
+class RocksLoader:
+    """Writes stored rows as the rows of bound states."""
+
+    def __init__(self, session: RocksSession) -> None:
+        self._session = session
+        self._groups: dict[str, set[int]] = {}
+        """By state, key groups that tables of layer 0 had rows of: only there can a key come a second time."""
+
+    def load(self, target: RocksTable | RocksCells, table: StateTable) -> None:
+        """Put the rows of a table, or remove its keys. Errors as of `RocksBackend.load`."""
+        session = self._session
+        rows = table.rows
+        _check_columns(table, pa.schema([*session.key_schema, *(() if table.removed else target.state.values)]))
+        if rows.num_rows == 0:
+            return
+        columns = rows.select(session.key_schema.names)
+        number = target.state.number if isinstance(target, RocksTable) else 0
+        keys = database_keys(columns, session.max_parallelism, number)
+        if table.layer == 0 and not table.removed:
+            self._check_first(target, columns, keys)
+        self._put(target, keys, None if table.removed else rows.columns[len(session.key_schema) :])
+
+    def move(self, source: RocksState, target: RocksTable | RocksCells, migrate: Migrate | None = None) -> None:
+        """Rewrite the rows of a state under the types of the one that takes its place; `migrate`: other than usual."""
+        session = self._session
+        expected = pa.schema([*session.key_schema, *target.state.values])
+        number = target.state.number if isinstance(target, RocksTable) else 0
+        for rows in session.scan(source, _MOVED_ROWS):
+            moved = migrated(rows, expected, source.name, session.uid) if migrate is None else migrate(rows)
+            keys = database_keys(moved.select(session.key_schema.names), session.max_parallelism, number)
+            self._put(target, keys, moved.columns[len(session.key_schema) :])
+        with reported("write RocksDB", session.folder):
+            for group in session.key_groups:
+                begin, end = HEAD.pack(group, source.number), HEAD.pack(group, source.number + 1)
+                session.database.delete_range(begin, end, unlogged())
+
+    def _put(self, target: RocksTable | RocksCells, keys: Sequence[bytes], columns: Sequence[pa.Array] | None) -> None:
+        if isinstance(target, RocksTable):
+            if columns is None:
+                target.remove(keys)
+            else:
+                target.put(keys, columns)
+            return
+        values: Iterable[Any] = [None] * len(keys) if columns is None else columns[0].to_pylist()
+        batch = rocksdict.WriteBatch(raw_mode=True)
+        for key, value in zip(keys, values, strict=True):
+            target.replace(batch, key, value)
+        self._session.position += 1
+        with reported("write RocksDB", self._session.folder):
+            self._session.database.write(batch, unlogged())
+
+    def _check_first(self, target: RocksTable | RocksCells, columns: pa.RecordBatch, keys: Sequence[bytes]) -> None:
+        """Raise CorruptionError if a key of layer 0 comes a second time, in this table or after another one."""
+        name = target.state.name
+        upserted = KeyIndex(tuple(columns.schema.names)).upsert(columns)
+        groups = {key_group_of(key) for key in keys}
+        known = self._groups.setdefault(name, set())
+        double = len(upserted.first_rows) < len(keys)
+        if not double and groups & known:
+            suspects = [key for key in keys if key_group_of(key) in known]
+            double = bool(np.any([target.has(key) for key in suspects]))
+        if double:
+            raise CorruptionError(
+                f"state {name!r} holds a key twice: the key groups of the checkpoint's tables overlap"
+            )
+        known |= groups
+
+
+def _check_columns(table: StateTable, expected: pa.Schema) -> None:
+    if not table.rows.schema.equals(expected):
+        raise CorruptionError(
+            f"stored rows of state {table.state!r} have columns {columns_text(table.rows.schema)}, but the program "
+            f"expects {columns_text(expected)}; restore with the program that wrote them, or give the operator a new "
+            "uid"
+        )
+
+
+def columns_text(schema: pa.Schema) -> str:
+    """Names and types of columns, for errors."""
+    return "(" + ", ".join(f"{field.name}: {field.type}" for field in schema) + ")"

@@ -1,0 +1,257 @@
+"""`RocksBackend`: keeps keyed state in RocksDB, on the local disk. State may be larger than memory.
+
+Rules: a batch works on a working set that is fetched and written with few calls; memory is bounded by the options and
+by what one batch touches. Checkpoints are the database's own files (`freeze_native`), of which only new ones have to be
+written; savepoints and the changelog are rows (`freeze`), which any backend reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TypeVar
+
+import pyarrow as pa
+import rocksdict
+
+from tidegate.actors.state_backends.common.backend import CellSpec, Migrate, ValueSpec
+from tidegate.actors.state_backends.common.options import BackendPlace
+from tidegate.actors.state_backends.rocksdb.cells import RocksCells, RocksLists, RocksMaps, RocksValues
+from tidegate.actors.state_backends.rocksdb.database_session import OwnedFolder, RocksSession
+from tidegate.actors.state_backends.rocksdb.expiry_sweep import RocksSweeper
+from tidegate.actors.state_backends.rocksdb.keys import database_keys
+from tidegate.actors.state_backends.rocksdb.loading import RocksLoader, columns_text
+from tidegate.actors.state_backends.rocksdb.vector_table import RocksTable
+from tidegate.storage.checkpoints.metadata import StateKind
+from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.rocksdb.database import reported, unlogged
+from tidegate.storage.rocksdb.description import RocksDescription, RocksForm, RocksState
+from tidegate.storage.rocksdb.frozen import FrozenRocks
+from tidegate.storage.rocksdb.scan import scan_state
+from tidegate.storage.state.snapshot import Cut, FrozenState, StateChunk, StateTable
+
+C = TypeVar("C", bound=RocksCells)
+
+
+class FrozenRows:
+    """A `FrozenState`: the rows of one state, read from the database as it was while it is written to.
+
+    An iterator of RocksDB sees nothing that is written after it was made.
+    """
+
+    removed = False
+    kind = StateKind.KEYED
+
+    def __init__(
+        self, cursor: rocksdict.RdictIter, description: RocksDescription, source: RocksState, session: RocksSession
+    ) -> None:
+        assert session.owned_folder is not None, "a snapshot of a closed backend"
+        self.state = source.name
+        self._held: tuple[rocksdict.RdictIter, OwnedFolder] | None = (cursor, session.owned_folder)
+        self._description = description
+        self._source = source
+        self._key_groups = session.key_groups
+
+    def chunks(self) -> Iterator[StateChunk]:
+        """The rows, sorted by key group. Raises StorageError, CorruptionError."""
+        assert self._held is not None, "the rows of a snapshot are read once"
+        (cursor, folder), self._held = self._held, None
+        yield from scan_state(cursor, self._description, self._source, self._key_groups, folder.path)
+
+
+class RocksBackend:
+    """A `KeyedBackend` in a folder of its own. See `RocksSession` for what the folder may hold before."""
+
+    def __init__(self, place: BackendPlace, folder: str, memory_bytes: int, keeps_changes: bool = False) -> None:
+        """Open it. `keeps_changes`: `freeze` on a base holds no more than has changed. Raises StorageError if the
+        folder cannot be used.
+        """
+        self._session = RocksSession(
+            place.uid, folder, place.max_parallelism, place.key_groups, memory_bytes, keeps_changes
+        )
+        self._loader = RocksLoader(self._session)
+        self._tables: dict[str, RocksTable] = {}
+        self._cells: dict[str, RocksCells] = {}
+        self._sweeper = RocksSweeper(self._session)
+
+    @property
+    def stored(self) -> RocksDescription | None:
+        """What the files that the backend was opened on said of themselves: key columns, states and their types."""
+        return self._session.stored
+
+    def fix_keys(self, schema: pa.Schema) -> None:
+        """Names and types of the stored key columns.
+
+        Raises ConfigurationError if those of the files are others, or if they hold a state that is not bound.
+        """
+        session = self._session
+        if session.stored is not None:
+            self._check_stored(schema, session.stored)
+        session.key_schema = schema
+
+    def table(self, name: str, columns: Sequence[ValueSpec]) -> RocksTable:
+        """A vectorised state. ConfigurationError if the files hold it with types that cannot become these."""
+        values = pa.schema([pa.field(spec.name, spec.data_type) for spec in columns])
+        state, older = self._declared(name, RocksForm.TABLE, values)
+        table = self._tables[name] = RocksTable(self._session, state, columns)
+        if older is not None:
+            self._loader.move(older, table)
+        return table
+
+    def retype(self, name: str, columns: Sequence[ValueSpec], migrate: Migrate) -> RocksTable:
+        """A vectorised state with other types that takes the rows of the one of that name."""
+        former = self._tables.pop(name).state
+        values = pa.schema([pa.field(spec.name, spec.data_type) for spec in columns])
+        state = self._session.declare(name, RocksForm.TABLE, values)
+        table = self._tables[name] = RocksTable(self._session, state, columns)
+        self._loader.move(former, table, migrate)
+        return table
+
+    def values(self, spec: CellSpec) -> RocksValues:
+        """A state with one value for each key; errors as of `table`."""
+        return self._bound(RocksValues, RocksForm.VALUE, spec)
+
+    def lists(self, spec: CellSpec) -> RocksLists:
+        """A state with a list for each key; errors as of `table`."""
+        return self._bound(RocksLists, RocksForm.LIST, spec)
+
+    def maps(self, spec: CellSpec) -> RocksMaps:
+        """A state with a map for each key; errors as of `table`."""
+        return self._bound(RocksMaps, RocksForm.MAP, spec)
+
+    def enter(self, keys: pa.RecordBatch) -> list[bytes]:
+        """Begin with a batch of keys."""
+        refs = database_keys(keys, self._session.max_parallelism, 0)
+        self._session.batch_refs = tuple(dict.fromkeys(refs))
+        return refs
+
+    def leave(self) -> None:
+        """End of the batch: what has changed is written with one call. StorageError."""
+        self._flush()
+        self._session.batch_refs = ()
+
+    def sweep(self, keys_max: int) -> None:
+        """Look at up to so many keys of each state, where the last call ended. StorageError."""
+        expiring = [cells for cells in self._cells.values() if cells.spec.has_expired is not None]
+        if not expiring or not self._session.has_keys:
+            return
+        self._flush()
+        batch = rocksdict.WriteBatch(raw_mode=True)
+        self._sweeper.sweep(expiring, keys_max, batch)
+        self._write(batch)
+
+    def keys(self, state: str, rows_max: int) -> Iterator[pa.RecordBatch]:
+        """Keys that have a state as it is when the first is asked for, sorted by key group."""
+        found = self._session.known(state)
+        if found is None or not self._session.has_keys:
+            return
+        names = self._session.key_schema.names
+        for rows in self._session.scan(found, rows_max):
+            yield rows.select(names)
+
+    def freeze(self, cut: Cut) -> Sequence[FrozenState]:
+        """All states as rows; where changes are kept and there is a base, those of keys that have changed since.
+
+        StorageError.
+        """
+        self._flush()
+        session = self._session
+        if not session.has_keys:
+            return ()
+        description = session.describe()
+        changed: list[FrozenState] = []
+        bound: list[RocksTable | RocksCells] = [*self._tables.values(), *self._cells.values()]
+        for state in bound:
+            if state.changes is not None:
+                changed += state.changes.freeze(cut.checkpoint_id, cut.base, description)
+        if session.keeps_changes and cut.base is not None:
+            return changed
+        with reported("read RocksDB", session.folder):
+            cursors = [session.database.iter() for _ in description.states]
+        frozen = zip(cursors, description.states, strict=True)
+        return [FrozenRows(cursor, description, state, session) for cursor, state in frozen]
+
+    def freeze_native(self, cut: Cut) -> FrozenRocks | None:
+        """All states as files; None while there was no key. StorageError if the disk does not take them."""
+        self._flush()
+        return self._session.freeze(cut.checkpoint_id) if self._session.has_keys else None
+
+    @property
+    def stored_keys(self) -> pa.Schema | None:
+        """Key columns of the files that the backend was opened on."""
+        return None if self.stored is None else self.stored.keys
+
+    def stored_schema(self, state: str) -> pa.Schema | None:
+        """Key columns and value columns of a state in the files that the backend was opened on; None for none."""
+        if self.stored is None:
+            return None
+        found = [known.values for known in self.stored.states if known.name == state]
+        return pa.schema([*self.stored.keys, *found[0]]) if found else None
+
+    def load(self, table: StateTable) -> None:
+        """Take a stored table in.
+
+        Raises CorruptionError for a key that is twice in layer 0, ConfigurationError for a state that is not bound or
+        of types that cannot become those of the program, StorageError.
+        """
+        target = self._tables.get(table.state) or self._cells.get(table.state)
+        if target is None:
+            raise ConfigurationError(
+                f"there is no state {table.state!r}; bound are {sorted([*self._tables, *self._cells])}: bind it, or "
+                "give the operator a new uid"
+            )
+        self._loader.load(target, table)
+
+    def close(self) -> None:
+        """Close the database and delete its folder."""
+        self._session.close()
+
+    def _bound(self, cells: type[C], form: RocksForm, spec: CellSpec) -> C:
+        state, older = self._declared(spec.name, form, pa.schema([spec.field]))
+        bound = cells(self._session, spec, state)
+        self._cells[spec.name] = bound
+        if older is not None:
+            self._loader.move(older, bound, spec.migrate)
+        return bound
+
+    def _declared(self, name: str, form: RocksForm, values: pa.Schema) -> tuple[RocksState, RocksState | None]:
+        """The state under which a declared one is kept, and the one in the files that has to become it."""
+        assert name not in self._tables and name not in self._cells, f"two states are named {name!r}"
+        known = self._session.known(name)
+        if known is None:
+            return self._session.declare(name, form, values), None
+        if known.form is not form:
+            raise ConfigurationError(
+                f"state {name!r} of operator {self._session.uid!r} is a {known.form.value} in the checkpoint, and a "
+                f"{form.value} in the program; give the state a new name, or the operator a new uid"
+            )
+        if known.values.equals(values, check_metadata=True):
+            return known, None
+        return self._session.declare(name, form, values), known
+
+    def _check_stored(self, schema: pa.Schema, stored: RocksDescription) -> None:
+        if not schema.equals(stored.keys):
+            raise ConfigurationError(
+                f"RocksDB files of operator {self._session.uid!r} have the key columns "
+                f"{columns_text(stored.keys)}, and the program has {columns_text(schema)}; restore with the keys that "
+                "they were written with, or give the operator a new uid"
+            )
+        unbound = {state.name for state in stored.states} - self._tables.keys() - self._cells.keys()
+        if unbound:
+            raise ConfigurationError(
+                f"the checkpoint has a state {min(unbound)!r} of operator {self._session.uid!r} that the program does "
+                f"not bind (it binds {sorted([*self._tables, *self._cells])}): bind it, or give the operator a new uid"
+            )
+
+    def _flush(self) -> None:
+        batch = rocksdict.WriteBatch(raw_mode=True)
+        with reported("read RocksDB", self._session.folder):
+            for cells in self._cells.values():
+                cells.flush(batch)
+        self._write(batch)
+
+    def _write(self, batch: rocksdict.WriteBatch) -> None:
+        if batch.is_empty():
+            return
+        self._session.position += 1
+        with reported("write RocksDB", self._session.folder):
+            self._session.database.write(batch, unlogged())

@@ -1,0 +1,167 @@
+"""`RocksTable`: a vectorised state in RocksDB. Rows of a batch's keys are fetched into pages, and written at its end.
+
+Rules: slots are those of the batch, one for each distinct key in the order of the database; they mean nothing in the
+next one. All rows of a batch are read with one call and written with one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import rocksdict
+from numpy.typing import NDArray
+
+from tidegate.actors.kernels.key_index.entries import Upserted
+from tidegate.actors.kernels.key_index.key_index import KeyIndex
+from tidegate.actors.kernels.paged import Pages
+from tidegate.actors.kernels.partition import gather
+from tidegate.actors.state_backends.common.backend import ValueSpec
+from tidegate.actors.state_backends.common.pages import PagedColumn, pages_for
+from tidegate.actors.state_backends.rocksdb.changes import RocksChanges
+from tidegate.actors.state_backends.rocksdb.database_session import RocksSession
+from tidegate.actors.state_backends.rocksdb.keys import database_keys
+from tidegate.storage.rocksdb.database import fetch, reported, unlogged
+from tidegate.storage.rocksdb.description import RocksState
+from tidegate.storage.rocksdb.tables import TableLayout, table_layout
+
+_NO_SLOTS: NDArray[np.int32] = np.zeros(0, dtype=np.int32)
+_ESTIMATE = "rocksdb.estimate-num-keys"
+
+
+class RocksColumn:
+    """A `ValueColumn` over the rows of a batch."""
+
+    __slots__ = ("_paged", "_table")
+
+    def __init__(self, table: RocksTable, spec: ValueSpec) -> None:
+        self._table = table
+        self._paged = PagedColumn(spec)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Type of the values in the pages."""
+        return self._paged.dtype
+
+    @property
+    def pages(self) -> Pages:
+        """Addresses of the pages of values."""
+        return self._paged.pages
+
+    @property
+    def valid_pages(self) -> Pages:
+        """Addresses of the pages of validity; empty while nothing has been null."""
+        return self._paged.valid_pages
+
+    def track_nulls(self) -> Pages:
+        """Begin to keep validity: rows of this batch that are new are null, all others have values."""
+        if not len(self._paged.valid_pages):
+            self._paged.start_nulls()
+            self._paged.reset_valid(self._table.new_slots)
+        return self._paged.valid_pages
+
+    def take(self, slots: NDArray[Any]) -> pa.Array:
+        """Values of some slots (a copy)."""
+        return self._paged.take(slots)
+
+    def raw(self, slots: NDArray[Any]) -> NDArray[Any]:
+        """The same as plain values, whatever lies beneath a null."""
+        return self._paged.raw(slots)
+
+    def fill(self, slots: int, known: NDArray[np.int32], values: pa.Array | None, new: NDArray[np.int32]) -> None:
+        """There are so many slots: some with stored values, the others new."""
+        self._paged.grow(pages_for(slots))
+        if values is not None:
+            self._paged.put(known, values)
+        if len(new):
+            self._paged.reset(new)
+
+
+class RocksTable:
+    """A `VectorTable` whose rows rest in RocksDB."""
+
+    def __init__(self, session: RocksSession, state: RocksState, specs: Sequence[ValueSpec]) -> None:
+        self.state = state
+        self.specs = tuple(specs)
+        self.layout: TableLayout = table_layout(state.values)
+        self.new_slots: NDArray[np.int32] = _NO_SLOTS
+        """Slots whose key has no row yet."""
+        self.changes = RocksChanges(session, state) if session.keeps_changes else None
+        """Where keys are noted that have changed, if anybody wants to know."""
+        self._session = session
+        self._columns = {spec.name: RocksColumn(self, spec) for spec in specs}
+        self._batch_keys: list[bytes] = []
+
+    @property
+    def rows(self) -> int:
+        """About how many keys the whole database has."""
+        return self._session.database.property_int_value(_ESTIMATE) or 0
+
+    def upsert(self, keys: pa.RecordBatch) -> Upserted:
+        """Begin with a batch: fetch the rows of its keys."""
+        upserted = KeyIndex(tuple(keys.schema.names)).upsert(keys)
+        first_rows = upserted.first_rows
+        distinct = keys if len(first_rows) == keys.num_rows else gather(keys, first_rows)
+        keys_found = database_keys(distinct, self._session.max_parallelism, self.state.number)
+        # Sorted keys are read and written in half the time: what one touches is near what the last one did.
+        order = sorted(range(len(keys_found)), key=keys_found.__getitem__)
+        self._batch_keys = [keys_found[position] for position in order]
+        found = fetch(self._session.database, self._batch_keys, self._session.folder)
+        ranks = np.empty(len(order), dtype=np.int32)
+        ranks[order] = np.arange(len(order), dtype=np.int32)
+        missing = np.array([row is None for row in found], dtype=np.bool_)
+        known, self.new_slots = (np.flatnonzero(slots).astype(np.int32) for slots in (~missing, missing))
+        stored = self.layout.columns([row for row in found if row is not None]) if len(known) else None
+        self._fill(len(found), known, stored, self.new_slots)
+        return Upserted(ranks[upserted.slots], first_rows, first_rows[missing[ranks]])
+
+    def column(self, name: str) -> RocksColumn:
+        """A value column."""
+        return self._columns[name]
+
+    def done(self) -> None:
+        """End of the batch: write its rows."""
+        keys, self._batch_keys = self._batch_keys, []
+        self.new_slots = _NO_SLOTS
+        if keys:
+            slots = np.arange(len(keys), dtype=np.int32)
+            self.put(keys, [column.take(slots) for column in self._columns.values()])
+            if self.changes is not None:
+                self.changes.put(keys)
+
+    def put(self, keys: Sequence[bytes], columns: Sequence[pa.Array]) -> None:
+        """Write rows, a value column each, whatever is there. StorageError."""
+        batch = rocksdict.WriteBatch(raw_mode=True)
+        for key, row in zip(keys, self.layout.packed(columns), strict=True):
+            batch.put(key, row)
+        with reported("write RocksDB", self._session.folder):
+            self._session.database.write(batch, unlogged())
+
+    def remove(self, keys: Sequence[bytes]) -> None:
+        """Forget the rows of some keys, where there are any. StorageError."""
+        batch = rocksdict.WriteBatch(raw_mode=True)
+        for key in keys:
+            batch.delete(key)
+        with reported("write RocksDB", self._session.folder):
+            self._session.database.write(batch, unlogged())
+
+    def has(self, key: bytes) -> bool:
+        """Whether a key has a row. StorageError."""
+        with reported("read RocksDB", self._session.folder):
+            return self._session.database.get(key) is not None
+
+    def scan(self, rows_max: int) -> Iterator[tuple[pa.RecordBatch, NDArray[Any]]]:
+        """All keys, sorted by key group, in batches with their slots."""
+        keys = len(self._session.key_schema)
+        for rows in self._session.scan(self.state, rows_max):
+            slots = np.arange(rows.num_rows, dtype=np.int32)
+            self._fill(rows.num_rows, slots, rows.columns[keys:], _NO_SLOTS)
+            yield rows.select(range(keys)), slots
+
+    def _fill(
+        self, slots: int, known: NDArray[np.int32], stored: Sequence[pa.Array] | None, new: NDArray[np.int32]
+    ) -> None:
+        for position, column in enumerate(self._columns.values()):
+            column.fill(slots, known, None if stored is None else stored[position], new)

@@ -1,0 +1,391 @@
+"""`BarrierAligner`: exactly-once barrier handling: aligned, unaligned, or aligned with a timeout, as each barrier says.
+
+Rules that it keeps (Carbone et al., "Lightweight Asynchronous Snapshots for Distributed Dataflows"; Flink's
+SingleCheckpointBarrierHandler):
+
+- Aligned (and forced aligned): from a channel's barrier on, nothing of that channel is processed until every channel
+  has ended or delivered its barrier. A barrier that has only arrived blocks nobody and disturbs no older checkpoint.
+- Unaligned: the first barrier to arrive makes the snapshot, nobody is blocked; the checkpoint stays pending until every
+  other barrier has arrived too, because what comes before those belongs to it.
+- Aligned with a timeout becomes unaligned when its time is over before the last barrier was taken, and as soon as one
+  barrier of it comes unaligned.
+- A checkpoint ends for this task in one way only, and ids only grow. A newer one supersedes the one that is pending.
+- An abort that comes before the first barrier is remembered, so that the barrier blocks nobody.
+
+`TABLE` says which of the methods below answers which input in which state. An input that its state does not allow
+raises ProtocolError before anything has changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+from tidegate.actors.protocol.failure_reasons import CheckpointFailureReason
+from tidegate.actors.protocol.identity import ChannelId
+from tidegate.actors.protocol.stream_elements import Alignment, Barrier
+from tidegate.actors.task.barriers.barrier_handler import NOTHING, Outcome
+from tidegate.actors.task.barriers.collected import Collected, Step, overtakes
+from tidegate.actors.task.barriers.remembered import REMEMBERED_ABORTS_MAX, Channels, RememberedIds
+from tidegate.actors.task.barriers.states import BarrierInput, BarrierState
+from tidegate.storage.errors import ProtocolError
+from tidegate.storage.ids import CheckpointId
+
+ANNOUNCED_MAX = 50
+"""Checkpoints whose announcements are remembered while an older one is pending. Those beyond it start when taken."""
+
+
+class BarrierAligner:
+    """The exactly-once `BarrierHandler`."""
+
+    def __init__(self, channels: frozenset[ChannelId]) -> None:
+        self._channels = Channels(channels)
+        self._state = BarrierState.IDLE
+        self._pending: Collected | None = None
+        self._known: dict[CheckpointId, Collected] = {}
+        self._closed = CheckpointId(0)
+        self._aborted_early = RememberedIds(REMEMBERED_ABORTS_MAX)
+        self._snapshot_started_at_ms: int | None = None
+
+    @property
+    def state(self) -> BarrierState:
+        """What the aligner is doing."""
+        return self._state
+
+    @property
+    def pending(self) -> CheckpointId | None:
+        """The checkpoint whose barriers are being collected."""
+        return None if self._pending is None else self._pending.barrier.checkpoint_id
+
+    def spoilt_by_the_end(self) -> tuple[CheckpointId, ...]:
+        """None: what a channel has sent after its barrier waits."""
+        return ()
+
+    def blocks(self, channel: ChannelId) -> bool:
+        """Whether elements of this channel must wait."""
+        return self._state is BarrierState.ALIGNING and channel in self._of_pending().taken
+
+    def passed(self, channel: ChannelId, checkpoint_id: CheckpointId) -> bool:
+        """Whether nothing of the channel is in flight before this barrier."""
+        return self._channels.passed(channel, checkpoint_id)
+
+    def alignment_ms(self, at_ms: int) -> int:
+        """Time since the first barrier of the checkpoint whose snapshot was taken last.
+
+        That is the first one that was taken, or that arrived with a timeout or unaligned.
+        """
+        return 0 if self._snapshot_started_at_ms is None else max(0, at_ms - self._snapshot_started_at_ms)
+
+    # --- inputs: each names what it means in the present state ----------------------------------------------------
+
+    def announced(self, channel: ChannelId, barrier: Barrier, at_ms: int) -> Outcome:
+        """A barrier has arrived in the channel's queue."""
+        self._channels.check(channel)
+        step = Step(barrier.checkpoint_id, at_ms, channel, barrier)
+        if overtakes(barrier, at_ms):
+            return self._take_in(BarrierInput.OVERTAKING, step)
+        if self._is_stale(step.checkpoint_id) or step.checkpoint_id in self._aborted_early:
+            return self._apply(BarrierInput.STALE, step)
+        if step.checkpoint_id == self.pending:
+            return self._apply(BarrierInput.ANNOUNCED, step)
+        return self._apply(BarrierInput.ANNOUNCED_NEXT, step)
+
+    def barrier(self, channel: ChannelId, barrier: Barrier, at_ms: int) -> Outcome:
+        """A barrier was taken from the channel's queue."""
+        self._channels.check(channel)
+        step = Step(barrier.checkpoint_id, at_ms, channel, barrier, taken=True)
+        if self.blocks(channel):
+            return self._apply(BarrierInput.FROM_BLOCKED, step)
+        self._channels.took(channel, step.checkpoint_id)
+        overtaking = overtakes(barrier, at_ms)
+        if overtaking and barrier.options.timeoutable:
+            # The last barrier aligns, however late it is: there is nothing left to overtake.
+            known = self._known.get(step.checkpoint_id)
+            overtaking = self._channels.missing({channel} | (known.taken if known else set())) > 0
+        return self._take_in(BarrierInput.OVERTAKING if overtaking else BarrierInput.TAKEN, step)
+
+    def trigger(self, barrier: Barrier, at_ms: int) -> Outcome:
+        """The coordinator triggers this task."""
+        step = Step(barrier.checkpoint_id, at_ms, barrier=barrier)
+        if step.checkpoint_id == self.pending:
+            return self._apply(BarrierInput.STALE, step)
+        overtaking = overtakes(barrier, at_ms)
+        if barrier.options.timeoutable:
+            overtaking = overtaking and self._channels.missing(set()) > 0
+        return self._take_in(BarrierInput.OVERTAKING if overtaking else BarrierInput.TRIGGER, step)
+
+    def cancel_barrier(self, channel: ChannelId, checkpoint_id: CheckpointId, at_ms: int) -> Outcome:
+        """A cancel barrier was taken from the channel's queue."""
+        self._channels.check(channel)
+        step = Step(checkpoint_id, at_ms, channel)
+        return self._take_in(BarrierInput.FROM_BLOCKED if self.blocks(channel) else BarrierInput.CANCEL, step)
+
+    def abort(self, checkpoint_id: CheckpointId) -> Outcome:
+        """The coordinator has given a checkpoint up."""
+        step = Step(checkpoint_id)
+        if self._is_stale(checkpoint_id):
+            return self._apply(BarrierInput.STALE, step)
+        return self._apply(BarrierInput.ABORT if checkpoint_id == self.pending else BarrierInput.ABORT_EARLY, step)
+
+    def channel_ended(self, channel: ChannelId, at_ms: int) -> Outcome:
+        """A channel has delivered its last element."""
+        self._channels.check(channel)
+        given = BarrierInput.FROM_BLOCKED if self.blocks(channel) else BarrierInput.ENDED
+        return self._apply(given, Step(CheckpointId(0), at_ms, channel))
+
+    def timer(self, at_ms: int) -> Outcome:
+        """A time that an outcome asked for has come: the oldest checkpoint that is over its timeout overtakes."""
+        due = sorted(n for n, c in self._known.items() if c.timeout_at_ms is not None and c.timeout_at_ms <= at_ms)
+        if not due:
+            return self._apply(BarrierInput.STALE, Step(CheckpointId(0), at_ms))
+        outcome = self._take_in(BarrierInput.TIMEOUT, Step(due[0], at_ms))
+        return replace(outcome, timer_at_ms=at_ms) if len(due) > 1 else outcome
+
+    def _take_in(self, given: BarrierInput, step: Step) -> Outcome:
+        """An input that starts or ends its checkpoint: it may be stale, or supersede the one that is pending."""
+        if given is BarrierInput.FROM_BLOCKED:
+            return self._apply(given, step)
+        if self._is_stale(step.checkpoint_id):
+            return self._apply(BarrierInput.STALE, step)
+        superseded = NOTHING
+        if self.pending is not None and step.checkpoint_id > self.pending:
+            superseded = self._apply(BarrierInput.NEWER, step)
+        if step.checkpoint_id in self._aborted_early:
+            given = BarrierInput.ABORTED_BEFORE
+        outcome = self._apply(given, step)
+        return replace(outcome, cancelled=superseded.cancelled + outcome.cancelled)
+
+    def _apply(self, given: BarrierInput, step: Step) -> Outcome:
+        transition = TABLE[self._state, given]
+        if transition.act is None:
+            raise ProtocolError(
+                f"the barrier aligner is {self._state.name} at checkpoint {self.pending} and got {given.name}"
+                f" of checkpoint {step.checkpoint_id} on channel {step.channel}"
+            )
+        outcome = transition.act(self, step)
+        assert self._state in transition.to, "the table names every state that an action leads to"
+        assert (self._pending is None) == (self._state is BarrierState.IDLE), "IDLE is having nothing pending"
+        return outcome
+
+    def _is_stale(self, checkpoint_id: CheckpointId) -> bool:
+        return checkpoint_id <= self._closed or (self.pending is not None and checkpoint_id < self.pending)
+
+    # --- actions: what the table names ------------------------------------------------------------------------------
+
+    def _ignore(self, step: Step) -> Outcome:
+        return NOTHING
+
+    def _remember(self, step: Step) -> Outcome:
+        """An aligned barrier has arrived: nothing happens before it is taken, or its time is over."""
+        assert step.channel is not None
+        assert step.barrier is not None
+        if step.checkpoint_id not in self._known and len(self._known) >= ANNOUNCED_MAX:
+            return NOTHING
+        collected = self._collected(step)
+        collected.arrived.add(step.channel)
+        if step.barrier.options.timeoutable:
+            collected.start(step.at_ms)
+        return Outcome(timer_at_ms=collected.arm(step.barrier, step.at_ms))
+
+    def _align(self, step: Step) -> Outcome:
+        """Block the channel, until all are."""
+        assert step.barrier is not None
+        collected = self._begin(step, BarrierState.ALIGNING)
+        timer_at_ms = collected.arm(step.barrier, step.at_ms)
+        outcome = self._snapshot_if_aligned()
+        return outcome if outcome.snapshot is not None else Outcome(timer_at_ms=timer_at_ms)
+
+    def _wait_for_ends(self, step: Step) -> Outcome:
+        """No barrier will come: the snapshot is due when every channel has ended."""
+        assert step.barrier is not None
+        collected = self._begin(step, BarrierState.TRIGGERED)
+        timer_at_ms = collected.arm(step.barrier, step.at_ms)
+        outcome = self._snapshot_if_aligned()
+        return outcome if outcome.snapshot is not None else Outcome(timer_at_ms=timer_at_ms)
+
+    def _overtake(self, step: Step) -> Outcome:
+        """Take the snapshot before what is queued, and collect the barriers that are not there yet."""
+        collected = self._begin(step, BarrierState.COLLECTING_UNALIGNED)
+        collected.timeout_at_ms = None
+        self._snapshot_started_at_ms = collected.started_at_ms
+        barrier = step.barrier or collected.barrier
+        options = replace(barrier.options, alignment=Alignment.UNALIGNED)
+        self._close_if_collected()
+        return Outcome(snapshot=replace(barrier, options=options))
+
+    def _collect(self, step: Step) -> Outcome:
+        """One barrier more of those that bound what was in flight; its alignment no longer matters."""
+        assert step.channel is not None
+        self._of_pending().arrived.add(step.channel)
+        self._close_if_collected()
+        return NOTHING
+
+    def _end_channel(self, step: Step) -> Outcome:
+        assert step.channel is not None
+        self._channels.end(step.channel)
+        for collected in self._known.values():
+            collected.arrived.discard(step.channel)
+        if self._state is BarrierState.COLLECTING_UNALIGNED:
+            self._close_if_collected()
+            return NOTHING
+        return NOTHING if self._state is BarrierState.IDLE else self._snapshot_if_aligned()
+
+    def _supersede(self, step: Step) -> Outcome:
+        return self._give_up_pending(CheckpointFailureReason.SUBSUMED)
+
+    def _cancel_pending(self, step: Step) -> Outcome:
+        return self._give_up_pending(CheckpointFailureReason.CANCEL_BARRIER)
+
+    def _abort_pending(self, step: Step) -> Outcome:
+        return self._give_up_pending(None)
+
+    def _cancel_unseen(self, step: Step) -> Outcome:
+        """Its barriers on other channels shall block nobody."""
+        self._close(step.checkpoint_id)
+        return Outcome(cancelled=((step.checkpoint_id, CheckpointFailureReason.CANCEL_BARRIER),))
+
+    def _give_up_aborted(self, step: Step) -> Outcome:
+        self._close(step.checkpoint_id)
+        return Outcome(cancelled=((step.checkpoint_id, None),))
+
+    def _remember_abort(self, step: Step) -> Outcome:
+        self._aborted_early.add(step.checkpoint_id)
+        self._known.pop(step.checkpoint_id, None)
+        return NOTHING
+
+    # --- parts of actions -------------------------------------------------------------------------------------------
+
+    def _collected(self, step: Step) -> Collected:
+        collected = self._known.get(step.checkpoint_id)
+        if collected is None:
+            assert step.barrier is not None
+            collected = self._known[step.checkpoint_id] = Collected(step.barrier)
+        return collected
+
+    def _begin(self, step: Step, state: BarrierState) -> Collected:
+        """The step's checkpoint is pending from now on, if it was not before, in this state."""
+        assert self._pending is None or self.pending == step.checkpoint_id, "a newer one supersedes first"
+        # What is older and was only announced will be stale when it is taken: its timeout must not come up again.
+        self._known = {n: c for n, c in self._known.items() if n >= step.checkpoint_id}
+        collected = self._pending = self._collected(step)
+        self._state = state
+        collected.start(step.at_ms)
+        if step.channel is not None:
+            collected.arrived.add(step.channel)
+            if step.taken:
+                collected.taken.add(step.channel)
+        return collected
+
+    def _of_pending(self) -> Collected:
+        assert self._pending is not None
+        return self._pending
+
+    def _snapshot_if_aligned(self) -> Outcome:
+        pending = self._of_pending()
+        if self._channels.missing(pending.taken):
+            return NOTHING
+        self._snapshot_started_at_ms = pending.started_at_ms
+        self._close(pending.barrier.checkpoint_id)
+        return Outcome(snapshot=pending.barrier)
+
+    def _close_if_collected(self) -> None:
+        pending = self._of_pending()
+        if not self._channels.missing(pending.arrived):
+            self._close(pending.barrier.checkpoint_id)
+
+    def _give_up_pending(self, reason: CheckpointFailureReason | None) -> Outcome:
+        checkpoint_id = self._of_pending().barrier.checkpoint_id
+        self._close(checkpoint_id)
+        return Outcome(cancelled=((checkpoint_id, reason),))
+
+    def _close(self, checkpoint_id: CheckpointId) -> None:
+        assert checkpoint_id > self._closed, "checkpoint ids only grow"
+        self._closed = checkpoint_id
+        self._pending = None
+        self._state = BarrierState.IDLE
+        self._known = {n: collected for n, collected in self._known.items() if n > checkpoint_id}
+        self._aborted_early.forget_up_to(checkpoint_id)
+
+
+# --- the table ------------------------------------------------------------------------------------------------------
+
+Action: TypeAlias = Callable[[BarrierAligner, Step], Outcome]
+
+
+@dataclass(frozen=True, slots=True)
+class Transition:
+    """What answers an input, and the states that it may lead to. Without an action the input is illegal."""
+
+    act: Action | None = None
+    to: tuple[BarrierState, ...] = ()
+
+
+_IDLE, _TRIGGERED, _ALIGNING, _COLLECTING = BarrierState
+_ILLEGAL = Transition()
+_Aligner = BarrierAligner
+
+
+def _stay(act: Action, state: BarrierState) -> Transition:
+    return Transition(act, (state,))
+
+
+TABLE: dict[tuple[BarrierState, BarrierInput], Transition] = {
+    (_IDLE, BarrierInput.STALE): _stay(_Aligner._ignore, _IDLE),
+    (_IDLE, BarrierInput.FROM_BLOCKED): _ILLEGAL,
+    (_IDLE, BarrierInput.ANNOUNCED): _ILLEGAL,
+    (_IDLE, BarrierInput.ANNOUNCED_NEXT): _stay(_Aligner._remember, _IDLE),
+    (_IDLE, BarrierInput.TAKEN): Transition(_Aligner._align, (_ALIGNING, _IDLE)),
+    (_IDLE, BarrierInput.OVERTAKING): Transition(_Aligner._overtake, (_COLLECTING, _IDLE)),
+    (_IDLE, BarrierInput.TRIGGER): Transition(_Aligner._wait_for_ends, (_TRIGGERED, _IDLE)),
+    (_IDLE, BarrierInput.TIMEOUT): Transition(_Aligner._overtake, (_COLLECTING, _IDLE)),
+    (_IDLE, BarrierInput.NEWER): _ILLEGAL,
+    (_IDLE, BarrierInput.CANCEL): _stay(_Aligner._cancel_unseen, _IDLE),
+    (_IDLE, BarrierInput.ABORT): _ILLEGAL,
+    (_IDLE, BarrierInput.ABORT_EARLY): _stay(_Aligner._remember_abort, _IDLE),
+    (_IDLE, BarrierInput.ABORTED_BEFORE): _stay(_Aligner._give_up_aborted, _IDLE),
+    (_IDLE, BarrierInput.ENDED): _stay(_Aligner._end_channel, _IDLE),
+    (_TRIGGERED, BarrierInput.STALE): _stay(_Aligner._ignore, _TRIGGERED),
+    (_TRIGGERED, BarrierInput.FROM_BLOCKED): _ILLEGAL,
+    (_TRIGGERED, BarrierInput.ANNOUNCED): _stay(_Aligner._remember, _TRIGGERED),
+    (_TRIGGERED, BarrierInput.ANNOUNCED_NEXT): _stay(_Aligner._remember, _TRIGGERED),
+    (_TRIGGERED, BarrierInput.TAKEN): Transition(_Aligner._align, (_ALIGNING, _IDLE)),
+    (_TRIGGERED, BarrierInput.OVERTAKING): Transition(_Aligner._overtake, (_COLLECTING, _IDLE)),
+    (_TRIGGERED, BarrierInput.TRIGGER): _ILLEGAL,
+    (_TRIGGERED, BarrierInput.TIMEOUT): Transition(_Aligner._overtake, (_COLLECTING, _IDLE)),
+    (_TRIGGERED, BarrierInput.NEWER): Transition(_Aligner._supersede, (_IDLE,)),
+    (_TRIGGERED, BarrierInput.CANCEL): Transition(_Aligner._cancel_pending, (_IDLE,)),
+    (_TRIGGERED, BarrierInput.ABORT): Transition(_Aligner._abort_pending, (_IDLE,)),
+    (_TRIGGERED, BarrierInput.ABORT_EARLY): _stay(_Aligner._remember_abort, _TRIGGERED),
+    (_TRIGGERED, BarrierInput.ABORTED_BEFORE): _ILLEGAL,
+    (_TRIGGERED, BarrierInput.ENDED): Transition(_Aligner._end_channel, (_TRIGGERED, _IDLE)),
+    (_ALIGNING, BarrierInput.STALE): _stay(_Aligner._ignore, _ALIGNING),
+    (_ALIGNING, BarrierInput.FROM_BLOCKED): _ILLEGAL,
+    (_ALIGNING, BarrierInput.ANNOUNCED): _stay(_Aligner._remember, _ALIGNING),
+    (_ALIGNING, BarrierInput.ANNOUNCED_NEXT): _stay(_Aligner._remember, _ALIGNING),
+    (_ALIGNING, BarrierInput.TAKEN): Transition(_Aligner._align, (_ALIGNING, _IDLE)),
+    (_ALIGNING, BarrierInput.OVERTAKING): Transition(_Aligner._overtake, (_COLLECTING, _IDLE)),
+    (_ALIGNING, BarrierInput.TRIGGER): _ILLEGAL,
+    (_ALIGNING, BarrierInput.TIMEOUT): Transition(_Aligner._overtake, (_COLLECTING, _IDLE)),
+    (_ALIGNING, BarrierInput.NEWER): Transition(_Aligner._supersede, (_IDLE,)),
+    (_ALIGNING, BarrierInput.CANCEL): Transition(_Aligner._cancel_pending, (_IDLE,)),
+    (_ALIGNING, BarrierInput.ABORT): Transition(_Aligner._abort_pending, (_IDLE,)),
+    (_ALIGNING, BarrierInput.ABORT_EARLY): _stay(_Aligner._remember_abort, _ALIGNING),
+    (_ALIGNING, BarrierInput.ABORTED_BEFORE): _ILLEGAL,
+    (_ALIGNING, BarrierInput.ENDED): Transition(_Aligner._end_channel, (_ALIGNING, _IDLE)),
+    (_COLLECTING, BarrierInput.STALE): _stay(_Aligner._ignore, _COLLECTING),
+    (_COLLECTING, BarrierInput.FROM_BLOCKED): _ILLEGAL,
+    (_COLLECTING, BarrierInput.ANNOUNCED): Transition(_Aligner._collect, (_COLLECTING, _IDLE)),
+    (_COLLECTING, BarrierInput.ANNOUNCED_NEXT): _stay(_Aligner._remember, _COLLECTING),
+    (_COLLECTING, BarrierInput.TAKEN): Transition(_Aligner._collect, (_COLLECTING, _IDLE)),
+    (_COLLECTING, BarrierInput.OVERTAKING): Transition(_Aligner._collect, (_COLLECTING, _IDLE)),
+    (_COLLECTING, BarrierInput.TRIGGER): _ILLEGAL,
+    (_COLLECTING, BarrierInput.TIMEOUT): _ILLEGAL,
+    (_COLLECTING, BarrierInput.NEWER): Transition(_Aligner._supersede, (_IDLE,)),
+    (_COLLECTING, BarrierInput.CANCEL): Transition(_Aligner._cancel_pending, (_IDLE,)),
+    (_COLLECTING, BarrierInput.ABORT): Transition(_Aligner._abort_pending, (_IDLE,)),
+    (_COLLECTING, BarrierInput.ABORT_EARLY): _stay(_Aligner._remember_abort, _COLLECTING),
+    (_COLLECTING, BarrierInput.ABORTED_BEFORE): _ILLEGAL,
+    (_COLLECTING, BarrierInput.ENDED): Transition(_Aligner._end_channel, (_COLLECTING, _IDLE)),
+}
+"""What each input does in each state: every pair is here."""

@@ -1,0 +1,78 @@
+"""`BarrierHandler`: the interface of both barrier handlers, and `Outcome`, their answer.
+
+A handler only decides. Its task sends the cancel barriers, takes the snapshot, stores what an unaligned one overtakes,
+and calls `timer` when it was asked to.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from tidegate.actors.protocol.failure_reasons import CheckpointFailureReason
+from tidegate.actors.protocol.identity import ChannelId
+from tidegate.actors.protocol.stream_elements import Barrier
+from tidegate.storage.ids import CheckpointId
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What the task has to do after an input of its handler, in this order."""
+
+    cancelled: tuple[tuple[CheckpointId, CheckpointFailureReason | None], ...] = ()
+    """Give up these, oldest first: send a cancel barrier on; decline with the reason, None: the coordinator knows."""
+    snapshot: Barrier | None = None
+    """Take this snapshot now. It is UNALIGNED when it overtakes what is queued (also after a timeout)."""
+    timer_at_ms: int | None = None
+    """Call `timer` then. Times that were asked for add up; a call too many does nothing."""
+
+
+NOTHING = Outcome()
+
+
+class BarrierHandler(Protocol):
+    """Barriers of one task, over a fixed set of input channels; a source has none.
+
+    Every method that takes a channel raises ProtocolError if the channel is not an input of the task, if it has ended,
+    or if it is blocked and delivers all the same; nothing has changed then.
+    """
+
+    @property
+    def pending(self) -> CheckpointId | None:
+        """The newest checkpoint whose barriers are being collected; if unaligned, its snapshot has been taken."""
+
+    def spoilt_by_the_end(self) -> tuple[CheckpointId, ...]:
+        """Pending checkpoints of which there can be no snapshot once the data of all channels has ended."""
+
+    def blocks(self, channel: ChannelId) -> bool:
+        """Whether no element of this channel may be processed."""
+
+    def passed(self, channel: ChannelId, checkpoint_id: CheckpointId) -> bool:
+        """Whether nothing of the channel is in flight before the barrier: that was taken, or the channel has ended."""
+
+    def announced(self, channel: ChannelId, barrier: Barrier, at_ms: int) -> Outcome:
+        """A barrier has arrived in the channel's queue, where elements may wait before it."""
+
+    def barrier(self, channel: ChannelId, barrier: Barrier, at_ms: int) -> Outcome:
+        """A barrier was taken from the channel's queue, in order."""
+
+    def trigger(self, barrier: Barrier, at_ms: int) -> Outcome:
+        """The coordinator triggers this task: a source, or one whose upstream tasks have all finished.
+
+        Channels that have not ended are waited for: their EndOfPartition is under way, and no barrier is.
+        """
+
+    def cancel_barrier(self, channel: ChannelId, checkpoint_id: CheckpointId, at_ms: int) -> Outcome:
+        """A cancel barrier was taken from the channel's queue, in order."""
+
+    def abort(self, checkpoint_id: CheckpointId) -> Outcome:
+        """The coordinator has given a checkpoint up, maybe before its first barrier is here."""
+
+    def channel_ended(self, channel: ChannelId, at_ms: int) -> Outcome:
+        """EndOfPartition was taken from the channel's queue: from now on it needs no barrier."""
+
+    def timer(self, at_ms: int) -> Outcome:
+        """A time that an outcome asked for has come."""
+
+    def alignment_ms(self, at_ms: int) -> int:
+        """Time since the first barrier of the checkpoint whose snapshot was taken last; 0 before the first one."""

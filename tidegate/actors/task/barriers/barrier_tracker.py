@@ -1,0 +1,167 @@
+"""`BarrierTracker`: at-least-once barrier handling: barriers are counted, and nobody is ever blocked.
+
+Rules that it keeps (Flink's CheckpointBarrierTracker):
+
+- Several checkpoints may be pending; the snapshot is due when each channel's barrier was taken or it has ended.
+- A snapshot, and a cancel barrier, supersede what is pending of older checkpoints; an abort concerns its own one only.
+- A checkpoint ends for this task in one way only; what arrives for one that is over is ignored.
+- At most `TRACKED_MAX` checkpoints are pending; one more supersedes the oldest.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from tidegate.actors.protocol.failure_reasons import CheckpointFailureReason
+from tidegate.actors.protocol.identity import ChannelId
+from tidegate.actors.protocol.stream_elements import Barrier
+from tidegate.actors.task.barriers.barrier_handler import NOTHING, Outcome
+from tidegate.actors.task.barriers.remembered import REMEMBERED_ABORTS_MAX, Channels, RememberedIds
+from tidegate.storage.ids import CheckpointId
+
+TRACKED_MAX = 50
+"""Checkpoints that may be pending at a time."""
+
+
+@dataclass(slots=True)
+class _Counted:
+    """The barriers of one checkpoint that were taken."""
+
+    barrier: Barrier
+    started_at_ms: int
+    taken: set[ChannelId] = field(default_factory=set)
+
+
+class BarrierTracker:
+    """The at-least-once `BarrierHandler`."""
+
+    def __init__(self, channels: frozenset[ChannelId]) -> None:
+        self._channels = Channels(channels)
+        self._pending: dict[CheckpointId, _Counted] = {}
+        self._closed = CheckpointId(0)
+        self._aborted_early = RememberedIds(REMEMBERED_ABORTS_MAX)
+        self._over = RememberedIds(REMEMBERED_ABORTS_MAX)
+        self._snapshot_started_at_ms: int | None = None
+
+    @property
+    def pending(self) -> CheckpointId | None:
+        """The newest checkpoint whose barriers are being counted."""
+        return max(self._pending, default=None)
+
+    def spoilt_by_the_end(self) -> tuple[CheckpointId, ...]:
+        """What is pending, newest first; not a stop, before whose barriers every channel has ended its data."""
+        return tuple(n for n in sorted(self._pending, reverse=True) if not self._pending[n].barrier.options.kind.stops)
+
+    def blocks(self, channel: ChannelId) -> bool:
+        """Never: at least once."""
+        return False
+
+    def passed(self, channel: ChannelId, checkpoint_id: CheckpointId) -> bool:
+        """Whether nothing of the channel is in flight before this barrier."""
+        return self._channels.passed(channel, checkpoint_id)
+
+    def announced(self, channel: ChannelId, barrier: Barrier, at_ms: int) -> Outcome:
+        """A barrier has arrived in the channel's queue, which counts when it is taken."""
+        self._channels.check(channel)
+        return NOTHING
+
+    def barrier(self, channel: ChannelId, barrier: Barrier, at_ms: int) -> Outcome:
+        """A barrier was taken from the channel's queue."""
+        self._channels.check(channel)
+        self._channels.took(channel, barrier.checkpoint_id)
+        return self._count(barrier, at_ms, channel)
+
+    def trigger(self, barrier: Barrier, at_ms: int) -> Outcome:
+        """The coordinator triggers this task."""
+        return self._count(barrier, at_ms, None)
+
+    def cancel_barrier(self, channel: ChannelId, checkpoint_id: CheckpointId, at_ms: int) -> Outcome:
+        """A cancel barrier was taken from the channel's queue."""
+        self._channels.check(channel)
+        if self._is_over(checkpoint_id):
+            return NOTHING
+        reason = None if checkpoint_id in self._aborted_early else CheckpointFailureReason.CANCEL_BARRIER
+        subsumed = self._subsume_before(checkpoint_id)
+        self._close(checkpoint_id)
+        return Outcome(cancelled=(*subsumed, (checkpoint_id, reason)))
+
+    def abort(self, checkpoint_id: CheckpointId) -> Outcome:
+        """The coordinator has given a checkpoint up."""
+        if self._is_over(checkpoint_id):
+            return NOTHING
+        if checkpoint_id not in self._pending:
+            self._aborted_early.add(checkpoint_id)
+            return NOTHING
+        return self._give_up_aborted(checkpoint_id)
+
+    def channel_ended(self, channel: ChannelId, at_ms: int) -> Outcome:
+        """A channel has delivered its last element. Of several checkpoints that lacked only it, the newest is taken."""
+        self._channels.check(channel)
+        self._channels.end(channel)
+        for counted in self._pending.values():
+            counted.taken.discard(channel)
+        complete = [n for n, counted in self._pending.items() if not self._channels.missing(counted.taken)]
+        return self._snapshot(max(complete)) if complete else NOTHING
+
+    def timer(self, at_ms: int) -> Outcome:
+        """No timer is ever asked for."""
+        return NOTHING
+
+    def alignment_ms(self, at_ms: int) -> int:
+        """Time since the first barrier of the checkpoint whose snapshot was taken last was taken."""
+        return 0 if self._snapshot_started_at_ms is None else max(0, at_ms - self._snapshot_started_at_ms)
+
+    def _count(self, barrier: Barrier, at_ms: int, channel: ChannelId | None) -> Outcome:
+        checkpoint_id = barrier.checkpoint_id
+        if self._is_over(checkpoint_id):
+            return NOTHING
+        if checkpoint_id in self._aborted_early:
+            return self._give_up_aborted(checkpoint_id)
+        subsumed: tuple[tuple[CheckpointId, CheckpointFailureReason | None], ...] = ()
+        if checkpoint_id not in self._pending:
+            if len(self._pending) == TRACKED_MAX:
+                oldest = min(self._pending)
+                if checkpoint_id < oldest:
+                    return self._give_up(checkpoint_id)
+                subsumed = self._give_up(oldest).cancelled
+            self._pending[checkpoint_id] = _Counted(barrier, at_ms)
+        counted = self._pending[checkpoint_id]
+        if channel is not None:
+            counted.taken.add(channel)
+        if self._channels.missing(counted.taken):
+            return Outcome(cancelled=subsumed)
+        outcome = self._snapshot(checkpoint_id)
+        return Outcome(cancelled=subsumed + outcome.cancelled, snapshot=outcome.snapshot)
+
+    def _snapshot(self, checkpoint_id: CheckpointId) -> Outcome:
+        counted = self._pending[checkpoint_id]
+        self._snapshot_started_at_ms = counted.started_at_ms
+        subsumed = self._subsume_before(checkpoint_id)
+        self._close(checkpoint_id)
+        return Outcome(cancelled=subsumed, snapshot=counted.barrier)
+
+    def _subsume_before(
+        self, checkpoint_id: CheckpointId
+    ) -> tuple[tuple[CheckpointId, CheckpointFailureReason | None], ...]:
+        return tuple((n, CheckpointFailureReason.SUBSUMED) for n in sorted(self._pending) if n < checkpoint_id)
+
+    def _give_up(self, checkpoint_id: CheckpointId) -> Outcome:
+        """The oldest one there is, for want of room."""
+        self._close(checkpoint_id)
+        return Outcome(cancelled=((checkpoint_id, CheckpointFailureReason.SUBSUMED),))
+
+    def _give_up_aborted(self, checkpoint_id: CheckpointId) -> Outcome:
+        self._pending.pop(checkpoint_id, None)
+        self._aborted_early.discard(checkpoint_id)
+        self._over.add(checkpoint_id)
+        return Outcome(cancelled=((checkpoint_id, None),))
+
+    def _is_over(self, checkpoint_id: CheckpointId) -> bool:
+        return checkpoint_id <= self._closed or checkpoint_id in self._over
+
+    def _close(self, checkpoint_id: CheckpointId) -> None:
+        assert checkpoint_id > self._closed, "checkpoint ids only grow"
+        self._closed = checkpoint_id
+        self._pending = {n: counted for n, counted in self._pending.items() if n > checkpoint_id}
+        self._aborted_early.forget_up_to(checkpoint_id)
+        self._over.forget_up_to(checkpoint_id)

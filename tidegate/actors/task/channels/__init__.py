@@ -1,0 +1,1 @@
+"""The edges of a task: queues, credit and order of its input and output channels."""

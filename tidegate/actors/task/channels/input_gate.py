@@ -1,0 +1,202 @@
+"""`InputGate`: the input side of a task: one queue a channel, contiguous sequences, credit for the sender.
+
+Rules that it keeps:
+
+- Elements are taken in exactly the order of their numbers; what came before is dropped, a gap raises (invariant 1).
+- What was in flight when a checkpoint was taken (`recover`) comes before everything that arrives.
+- A queue never holds more than the credit that was granted plus one element (invariant 10): a sender may overdraw by
+  one element, so that an element larger than the whole credit can pass.
+- Receiving never blocks. A blocked channel only stops being offered by `next_channel`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import pyarrow as pa
+
+from tidegate.actors.protocol.identity import ChannelId
+from tidegate.actors.protocol.stream_elements import Barrier, Element, EndOfData, EndOfPartition, element_size_bytes
+from tidegate.actors.task.channels.turn_pacer import ROWS_UNLIMITED
+from tidegate.storage.errors import ProtocolError
+from tidegate.storage.ids import CheckpointId
+
+
+class InputChannel:
+    """What has arrived on one channel and waits to be processed."""
+
+    __slots__ = (
+        "_granted_bytes",
+        "_head_bytes",
+        "_left_bytes",
+        "_taken_bytes",
+        "arrived",
+        "channel",
+        "data_over",
+        "last_bytes",
+        "queue",
+        "recovered",
+        "rows_taken",
+        "taken",
+        "window_bytes",
+    )
+
+    def __init__(self, channel: ChannelId, window_bytes: int) -> None:
+        self.channel = channel
+        self.recovered: deque[pa.RecordBatch] = deque()
+        """Batches of an earlier attempt that a checkpoint has stored as in flight."""
+        self.queue: deque[Element] = deque()
+        self.arrived = 0
+        """Number of the element that must arrive next."""
+        self.taken = 0
+        """Number of the element that is taken next."""
+        self.rows_taken = 0
+        """Rows of this attempt that were taken."""
+        self.window_bytes = window_bytes
+        """Bytes that may be in flight from now on; what was granted before stays granted."""
+        self.last_bytes = 0
+        """Size of what was taken last, also of a part of a batch."""
+        self.data_over = False
+        """Whether the end of the data was taken."""
+        self._granted_bytes = window_bytes
+        self._taken_bytes = 0
+        self._head_bytes: int | None = None
+        """Size of the whole first batch, once a part of it was taken."""
+        self._left_bytes = 0
+        """Size of what is left of it."""
+
+    @property
+    def waiting(self) -> bool:
+        """Whether an element waits."""
+        return bool(self.recovered or self.queue)
+
+    def recover(self, batches: Iterable[pa.RecordBatch]) -> None:
+        """Put batches that were in flight before everything else, also before what has arrived meanwhile."""
+        assert not self.rows_taken, "in-flight elements are restored before anything is processed"
+        self.recovered.extend(batches)
+
+    def accept(self, first_sequence: int, elements: Sequence[Element]) -> Sequence[Element]:
+        """Queue the elements that are new and return them. Raises ProtocolError on a gap, and then changes nothing."""
+        if first_sequence > self.arrived:
+            raise ProtocolError(
+                f"{self.channel}: element {first_sequence} arrived where {self.arrived} was due: "
+                f"{first_sequence - self.arrived} elements were lost on the way"
+            )
+        new = elements[self.arrived - first_sequence :]
+        self.queue.extend(new)
+        self.arrived += len(new)
+        return new
+
+    def take(self, rows_max: int = ROWS_UNLIMITED) -> Element:
+        """The next element, in order; of a batch with more rows than `rows_max` only so many, the rest comes next."""
+        if self.recovered:
+            batch = self.recovered.popleft()
+            if batch.num_rows > rows_max:
+                self.recovered.appendleft(batch.slice(rows_max))
+            part = batch.slice(0, rows_max)
+            self.last_bytes = element_size_bytes(part)
+            return part
+        element = self.queue.popleft()
+        size_bytes = element_size_bytes(element) if self._head_bytes is None else self._head_bytes
+        self.last_bytes = size_bytes if self._head_bytes is None else self._left_bytes
+        if isinstance(element, pa.RecordBatch):
+            self.rows_taken += min(rows_max, element.num_rows)
+            if element.num_rows > rows_max:
+                self._head_bytes, left_bytes = size_bytes, self.last_bytes
+                self.last_bytes = left_bytes * rows_max // element.num_rows
+                self._left_bytes = left_bytes - self.last_bytes
+                self.queue.appendleft(element.slice(rows_max))
+                return element.slice(0, rows_max)
+        self._head_bytes = None
+        self.data_over = self.data_over or isinstance(element, EndOfData | EndOfPartition)
+        self.taken += 1
+        self._taken_bytes += size_bytes
+        assert self.taken + len(self.queue) == self.arrived, "numbers of a queue are contiguous"
+        return element
+
+    def before(self, checkpoint_id: CheckpointId) -> tuple[list[pa.RecordBatch], bool]:
+        """Batches that wait before a checkpoint's barrier, and whether that barrier, or the end, has arrived."""
+        batches: list[pa.RecordBatch] = list(self.recovered)
+        for element in self.queue:
+            if isinstance(element, pa.RecordBatch):
+                batches.append(element)
+            elif isinstance(element, EndOfPartition) or (
+                isinstance(element, Barrier) and element.checkpoint_id == checkpoint_id
+            ):
+                return batches, True
+        return batches, False
+
+    @property
+    def granted_bytes(self) -> int:
+        """The cumulative credit that was granted last."""
+        return self._granted_bytes
+
+    def credit_to_grant(self) -> int | None:
+        """The new cumulative credit, when at least half of the window has been freed since the last grant."""
+        total_bytes = self._taken_bytes + self.window_bytes
+        if total_bytes - self._granted_bytes < max(1, self.window_bytes // 2):
+            return None
+        self._granted_bytes = total_bytes
+        return total_bytes
+
+
+class InputGate:
+    """All input channels of a task, served in turn."""
+
+    def __init__(self, channels: Sequence[ChannelId], window_bytes: int) -> None:
+        self._channels = {channel: InputChannel(channel, window_bytes) for channel in channels}
+        self._order = deque(channels)
+        self._recovering = False
+        """Whether anything that was in flight may wait, on any channel."""
+
+    def __getitem__(self, channel: ChannelId) -> InputChannel:
+        found = self._channels.get(channel)
+        if found is None:
+            raise ProtocolError(f"{channel} is not an input of this task")
+        return found
+
+    def __iter__(self) -> Iterator[InputChannel]:
+        return iter(self._channels.values())
+
+    @property
+    def open_channels(self) -> int:
+        """Channels whose data has not ended; 1 at least."""
+        return max(1, sum(not channel.data_over for channel in self))
+
+    def waits(self, blocked: Callable[[ChannelId], bool]) -> bool:
+        """Whether a channel that is not blocked has an element."""
+        return any(channel.waiting and not blocked(channel.channel) for channel in self)
+
+    def recover(self, channel: ChannelId, batches: Iterable[pa.RecordBatch]) -> None:
+        """Put batches that were in flight before everything else that the task processes."""
+        self[channel].recover(batches)
+        self._recovering = True
+
+    def next_channel(self, blocked: Callable[[ChannelId], bool]) -> InputChannel | None:
+        """The next channel, round-robin, that has an element and is not blocked.
+
+        What was in flight comes first on all channels: a split whose old rows wait on one of them may be read by
+        another subtask now, and then its next rows come by another one.
+        """
+        if self._recovering:
+            self._recovering = any(channel.recovered for channel in self)
+        for _ in range(len(self._order)):
+            candidate = self._channels[self._order[0]]
+            ready = candidate.recovered if self._recovering else candidate.waiting
+            if ready and not blocked(candidate.channel):
+                return candidate
+            self._order.rotate(-1)
+        return None
+
+    def served(self) -> None:
+        """The channel offered last was served: another one goes first next time."""
+        self._order.rotate(-1)
+
+    def positions(self) -> tuple[tuple[ChannelId, int], ...]:
+        """For each channel the number of the next element to be taken."""
+        return tuple((channel, state.taken) for channel, state in self._channels.items())
+
+    def row_positions(self) -> tuple[tuple[ChannelId, int], ...]:
+        """For each channel the number of rows of this attempt that were taken."""
+        return tuple((channel, state.rows_taken) for channel, state in self._channels.items())

@@ -1,0 +1,271 @@
+"""`OutputGate`: the output side of a task: numbered elements, queues, credit and frames.
+
+Rules that it keeps:
+
+- Elements leave in the order in which they were queued, and get their numbers then. Only a barrier may overtake what
+  is queued; what it has overtaken belongs to its checkpoint.
+- Batches leave only while the receiver has granted credit; the last one may overdraw it. Control elements are free,
+  and still never overtake a batch.
+- A frame is sent when enough bytes are queued, when a control element is queued (a barrier must not linger), or when
+  the linger time is over. The size adapts: it grows while the receiver is the bottleneck (large frames cost least a
+  row) and shrinks when frames leave by time (latency matters more then).
+- When a queue is over its limit the task takes no more input: back-pressure goes on to the source (invariant 10).
+- A receiver that has made its window smaller than all the credit there is gets queues, frames and batches that are no
+  larger than that asks for: what waits here holds up barriers just as well.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from tidegate.actors.protocol.identity import ChannelId
+from tidegate.actors.protocol.stream_elements import Barrier, Control, Element, element_size_bytes
+from tidegate.actors.task.channels.debloating import BATCHES_A_WINDOW, SenderPace
+from tidegate.actors.task.channels.turn_pacer import ROWS_UNLIMITED
+from tidegate.storage.errors import ProtocolError
+from tidegate.storage.ids import CheckpointId
+
+DEBLOAT_TARGET_MS = 1_000
+"""Of jobs, unless they say otherwise: the time that a receiver should need for what is in flight to it."""
+WINDOW_BYTES_AT_FIRST = 64 * 1024
+"""The receiver may be slow, and what was sent cannot be taken back."""
+
+
+@dataclass(frozen=True, slots=True)
+class BufferLimits:
+    """Limits of the data plane, for each channel if nothing else is said. Sizes in bytes, times in ms."""
+
+    credit_bytes: int = 8 * 1024 * 1024
+    queue_bytes_max: int = 8 * 1024 * 1024
+    frame_bytes_min: int = 64 * 1024
+    frame_bytes_max: int = 8 * 1024 * 1024
+    frame_elements_max: int = 1_024
+    linger_ms: int = 20
+    probe_ms: int = 2_000
+    """How long output waits for credit before the receiver is asked whether a grant was lost."""
+    in_flight_bytes_max: int = 256 * 1024 * 1024
+    """What a task holds for one unaligned snapshot, all channels together, before it declines the checkpoint."""
+    turn_rows_max: int = ROWS_UNLIMITED
+    """Rows that a task processes at most before it looks at what else has come in."""
+    debloat_target_ms: int = 0
+    """Time that the receiver should need for what is in flight; 0: as many bytes as fit."""
+    window_bytes_min: int = 4 * 1024
+    """What a window of a receiver is never smaller than, unless `credit_bytes` is."""
+
+    @property
+    def first_window_bytes(self) -> int:
+        """The window of a channel, which is its first credit, before anything is known about its receiver."""
+        if not self.debloat_target_ms:
+            return self.credit_bytes
+        return min(self.credit_bytes, max(self.window_bytes_min, WINDOW_BYTES_AT_FIRST))
+
+
+class OutputChannel:
+    """What waits to be sent on one channel."""
+
+    __slots__ = (
+        "_credit_bytes",
+        "_frame_bytes",
+        "_limits",
+        "_sent_bytes",
+        "_urgent",
+        "_window_bytes",
+        "barriers",
+        "bytes_put",
+        "channel",
+        "next_sequence",
+        "queue",
+        "queued_bytes",
+        "rows_put",
+    )
+
+    def __init__(self, channel: ChannelId, limits: BufferLimits) -> None:
+        self.channel = channel
+        self.queue: deque[Element] = deque()
+        self.queued_bytes = 0
+        self.next_sequence = 0
+        """Number of the element that is sent next."""
+        self.rows_put = 0
+        """Rows that were queued since the attempt began."""
+        self.barriers: set[CheckpointId] = set()
+        """Checkpoints whose barriers are queued."""
+        self._limits = limits
+        self.bytes_put = 0
+        """Bytes of batches that were queued since the last turn."""
+        self._credit_bytes = self._window_bytes = limits.first_window_bytes
+        self._sent_bytes = 0
+        self._frame_bytes = limits.frame_bytes_min
+        self._urgent = 0
+        """Queued control elements."""
+
+    @property
+    def over_limit(self) -> bool:
+        """Whether the queue is full."""
+        limit_bytes = self._limits.queue_bytes_max
+        return self.queued_bytes >= (limit_bytes if self.narrow_bytes is None else min(limit_bytes, self.narrow_bytes))
+
+    @property
+    def narrow_bytes(self) -> int | None:
+        """The receiver's window, if it is smaller than all the credit there is."""
+        return self._window_bytes if self._window_bytes < self._limits.credit_bytes else None
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether nothing more may be sent before the receiver answers with credit."""
+        return self._sent_bytes >= self._credit_bytes
+
+    @property
+    def sendable(self) -> bool:
+        """Whether the first queued element may leave now."""
+        return bool(self.queue) and (
+            not isinstance(self.queue[0], pa.RecordBatch) or self._sent_bytes < self._credit_bytes
+        )
+
+    @property
+    def starved_at_bytes(self) -> int | None:
+        """The credit that was granted in total, if the first queued element waits for more."""
+        return self._credit_bytes if self.queue and not self.sendable else None
+
+    def put(self, element: Element) -> None:
+        """Queue an element."""
+        self.queue.append(element)
+        if isinstance(element, pa.RecordBatch):
+            size_bytes = element_size_bytes(element)
+            self.rows_put += element.num_rows
+            self.queued_bytes += size_bytes
+            self.bytes_put += size_bytes
+            return
+        self._urgent += 1
+        if isinstance(element, Barrier):
+            self.barriers.add(element.checkpoint_id)
+
+    def overtake(self, barrier: Barrier) -> list[pa.RecordBatch]:
+        """Queue a barrier before everything that waits, or move it there; returns the batches it has overtaken."""
+        overtaken: list[pa.RecordBatch] = []
+        for index, element in enumerate(self.queue):
+            if isinstance(element, Barrier) and element.checkpoint_id == barrier.checkpoint_id:
+                del self.queue[index]
+                self._urgent -= 1
+                break
+            if isinstance(element, pa.RecordBatch):
+                overtaken.append(element)
+        self.queue.appendleft(barrier)
+        self.barriers.add(barrier.checkpoint_id)
+        self._urgent += 1
+        return overtaken
+
+    def grant(self, total_bytes: int, window_bytes: int) -> None:
+        """Credit came in; a stale grant changes nothing."""
+        if total_bytes >= self._credit_bytes:
+            self._credit_bytes, self._window_bytes = total_bytes, window_bytes
+
+    def take_frame(self, flush: bool) -> tuple[int, tuple[Element, ...]] | None:
+        """The next frame as (number of its first element, elements), or None when it is not time or not allowed."""
+        if not self.sendable:
+            if self.queue:
+                self._frame_bytes = min(self._frame_bytes * 2, self._limits.frame_bytes_max)
+            return None
+        full = self.queued_bytes >= self._frame_bytes
+        if self.narrow_bytes is not None:
+            full = full or self.queued_bytes >= self.narrow_bytes // BATCHES_A_WINDOW
+        if not (flush or self._urgent or full):
+            return None
+        if flush and not self._urgent and self.queued_bytes * 2 < self._frame_bytes:
+            self._frame_bytes = max(self._frame_bytes // 2, self._limits.frame_bytes_min)
+        first_sequence = self.next_sequence
+        elements: list[Element] = []
+        frame_bytes = 0
+        while self.sendable and len(elements) < self._limits.frame_elements_max:
+            size_bytes = element_size_bytes(self.queue[0])
+            if elements and frame_bytes + size_bytes > self._limits.frame_bytes_max:
+                break
+            element = self.queue.popleft()
+            if not isinstance(element, pa.RecordBatch):
+                self._urgent -= 1
+                if isinstance(element, Barrier):
+                    self.barriers.discard(element.checkpoint_id)
+            frame_bytes += size_bytes
+            self._sent_bytes += size_bytes
+            elements.append(element)
+        self.next_sequence += len(elements)
+        self.queued_bytes -= frame_bytes
+        assert self.queued_bytes >= 0
+        return first_sequence, tuple(elements)
+
+
+class OutputGate:
+    """All output channels of a task, by edge."""
+
+    def __init__(self, channels: Sequence[ChannelId], limits: BufferLimits) -> None:
+        self._channels = {channel: OutputChannel(channel, limits) for channel in channels}
+        self.lingering = False
+        """Whether, when frames were taken last, something stayed that credit allowed to be sent."""
+        self.starving = False
+        """Whether, when frames were taken last, something stayed because there was no credit for it."""
+        self._pace = SenderPace()
+
+    def __getitem__(self, channel: ChannelId) -> OutputChannel:
+        found = self._channels.get(channel)
+        if found is None:
+            raise ProtocolError(f"{channel} is not an output of this task")
+        return found
+
+    @property
+    def over_limit(self) -> bool:
+        """Whether any queue is full."""
+        return any(channel.over_limit for channel in self._channels.values())
+
+    @property
+    def turn_rows_max(self) -> int:
+        """Rows of a turn that makes batches as large as the slowest receiver wants them."""
+        return self._pace.rows_max
+
+    def turn_over(self, rows: int) -> None:
+        """A turn of so many rows is over."""
+        filled = 0.0
+        for channel in self._channels.values():
+            if channel.narrow_bytes is not None:
+                filled = max(filled, channel.bytes_put / channel.narrow_bytes)
+            channel.bytes_put = 0
+        self._pace.took(rows, filled)
+
+    @property
+    def queued_bytes(self) -> int:
+        """Bytes that wait on all channels."""
+        return sum(channel.queued_bytes for channel in self._channels.values())
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing waits."""
+        return not any(channel.queue for channel in self._channels.values())
+
+    def starved(self) -> dict[ChannelId, int]:
+        """Channels that wait for credit, and what they have been granted in total."""
+        found = ((channel, state.starved_at_bytes) for channel, state in self._channels.items())
+        return {channel: credit_bytes for channel, credit_bytes in found if credit_bytes is not None}
+
+    def broadcast(self, element: Control) -> None:
+        """Queue a control element on every channel."""
+        for channel in self._channels.values():
+            channel.put(element)
+
+    def take_frames(self, flush: bool) -> list[tuple[ChannelId, int, tuple[Element, ...]]]:
+        """All frames that may and should leave now."""
+        frames = []
+        self.lingering = self.starving = False
+        for channel in self._channels.values():
+            while (frame := channel.take_frame(flush)) is not None:
+                frames.append((channel.channel, *frame))
+            if channel.queue:
+                sendable = channel.sendable
+                self.lingering = self.lingering or sendable
+                self.starving = self.starving or not sendable
+        return frames
+
+    def row_positions(self) -> tuple[tuple[ChannelId, int], ...]:
+        """For each channel the number of rows that were queued since the attempt began."""
+        return tuple((channel, state.rows_put) for channel, state in self._channels.items())

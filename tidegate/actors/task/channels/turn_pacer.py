@@ -1,0 +1,207 @@
+"""Sets how many rows a task processes in one turn.
+
+A barrier that overtakes, a trigger and an abort are taken in between turns, so a turn must not take long: where an
+operator is slow, batches are cut. Where it is fast they are not, because whole batches cost least.
+
+A call of a function may cost something that no cut saves (a model, a remote service). So a turn is taken to cost
+`fixed + rows * slope`, and both are learned from turns of different size. Rules that it keeps:
+
+- A turn is as long as the limit, or longer, where only that keeps the rows a second within `THROUGHPUT_SHARE` of what
+  the largest batches would give: cutting what has a fixed cost only makes it dearer.
+- No size is tried that is more than a factor of `REACH` away from those that were seen: each cut has to show that it
+  shortens the turn before the next one, so that sizes cannot spiral down.
+- While sizes matter, some turns are made small on purpose: turns of one size cannot tell the two costs apart.
+- One turn that is out of line proves nothing (a pause of the process); a second one does: then what was learned before
+  is forgotten. So the sizes follow a change, up as well as down.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from tidegate.actors.operators.batch_rows import BatchRows
+from tidegate.actors.operators.operator import StepPace
+
+TURN_MS_MAX = 100
+"""A turn should take no longer, where it can be helped."""
+THROUGHPUT_SHARE = 0.85
+"""Part of the rows a second of the largest batches that no cut may go below."""
+ROWS_AT_FIRST = 1_024
+"""Rows of the first turn: it may be of a function that needs a millisecond for each."""
+ROWS_UNLIMITED = 1 << 24
+
+REACH = 4
+"""How far the next size may be from the sizes that were seen, and how much smaller a trial is."""
+TURNS_REMEMBERED = 64
+TRIALS_REMEMBERED_MIN = 4
+"""Turns that must be small among those that are remembered."""
+LEARNT_MS_MIN = 2
+"""Turns below it are so short that their fixed cost is not learnt, where somebody wants to know it."""
+SURPRISE = 2.0
+"""A turn that took so many times longer or shorter than expected is out of line."""
+SURPRISE_MS_MIN = 10
+
+_ROWS_A_FIXED_COST = THROUGHPUT_SHARE / (1 - THROUGHPUT_SHARE)
+
+
+@dataclass(frozen=True, slots=True)
+class TurnCost:
+    """What a turn costs: `fixed_ms + rows * slope_ms`."""
+
+    fixed_ms: float
+    slope_ms: float
+
+    def of(self, rows: int) -> float:
+        """Milliseconds of a turn of `rows` rows."""
+        return self.fixed_ms + rows * self.slope_ms
+
+    @property
+    def best_rows(self) -> float:
+        """The largest turn within the limit, or the smallest one whose throughput is good enough."""
+        if self.slope_ms <= 0:
+            return ROWS_UNLIMITED
+        within_limit = (TURN_MS_MAX - self.fixed_ms) / self.slope_ms
+        return min(ROWS_UNLIMITED, max(within_limit, _ROWS_A_FIXED_COST * self.fixed_ms / self.slope_ms))
+
+
+Turn = tuple[int, float]
+"""Rows of a turn, and its milliseconds."""
+
+
+def fit(turns: Iterable[Turn]) -> TurnCost:
+    """The cost with the least squares of relative errors, neither part negative. Times must be positive."""
+    ones = rows_sum = rows_squares = times = rows_times = 0.0
+    for rows, ms in turns:
+        weight = 1 / (ms * ms)
+        ones += weight
+        rows_sum += weight * rows
+        rows_squares += weight * rows * rows
+        times += weight * ms
+        rows_times += weight * rows * ms
+    determinant = ones * rows_squares - rows_sum * rows_sum
+    if determinant > 1e-9 * ones * rows_squares:
+        fixed_ms = (rows_squares * times - rows_sum * rows_times) / determinant
+        slope_ms = (ones * rows_times - rows_sum * times) / determinant
+        if fixed_ms >= 0 and slope_ms >= 0:
+            return TurnCost(fixed_ms, slope_ms)
+        if slope_ms < 0:
+            return TurnCost(times / ones, 0.0)
+    return TurnCost(0.0, rows_times / rows_squares)
+
+
+class TurnPacer:
+    """Rows a turn, adapted to how long turns take; never fewer than `rows_min`, nor more than `rows_max`.
+
+    `learns`: the fixed cost of a turn is wanted (`fixed_ms`), also where turns are short.
+    """
+
+    def __init__(self, rows_max: int = ROWS_UNLIMITED, rows_min: int = 1, learns: bool = False) -> None:
+        assert 1 <= rows_min <= rows_max
+        self._rows_min, self._limit, self._learns = rows_min, rows_max, learns
+        self._turns: deque[Turn] = deque(maxlen=TURNS_REMEMBERED)
+        self._suspect: Turn | None = None
+        """The last turn, if it was out of line with those before it."""
+        self._size = self._clamped(ROWS_AT_FIRST)
+        """Rows of a turn that is not a trial."""
+        self._next = self._size
+        self.cost: TurnCost | None = None
+        """What turns cost. None while turns are so short that it does not matter, or all of one size."""
+        self.fixed_ms = 0.0
+        """What a turn costs in any case, or, while that is not known, the shortest turn that is remembered."""
+
+    @property
+    def rows_max(self) -> int:
+        """Rows that the next turn may process."""
+        return self._next
+
+    def took(self, rows: int, turn_ms: int) -> None:
+        """A turn of `rows` rows has taken `turn_ms` ms."""
+        if not rows:
+            return
+        turn = rows, max(0.5, turn_ms)
+        if self._out_of_line(turn):
+            if self._suspect is None:
+                self._suspect = turn
+                if turn[1] > TURN_MS_MAX:
+                    self._next = self._clamped(rows // REACH)
+                return
+            self._turns.clear()
+            self._turns.append(self._suspect)
+            self._suspect = self.cost = None
+        elif self._suspect is not None and 2 * rows >= self._suspect[0]:
+            # A smaller turn would not tell: where the slope alone has changed, it takes as long as before.
+            self._suspect = None
+        self._turns.append(turn)
+        self._choose(rows, turn[1])
+
+    def _choose(self, rows: int, ms: float) -> None:
+        sizes = [size for size, _ in self._turns]
+        smallest, largest = min(sizes), max(sizes)
+        slow = any(2 * turn_ms > TURN_MS_MAX for _, turn_ms in self._turns)
+        if not slow:
+            self.cost = None
+            if rows >= self._size:
+                self._size = self._clamped(int(rows * min(REACH, TURN_MS_MAX / ms)))
+            self._next = self._size
+            if not self._learns:
+                return
+        known = largest >= 2 * smallest
+        shortest_ms = min(turn_ms for _, turn_ms in self._turns)
+        small = (largest + REACH) // REACH
+        trials = sum(size <= small for size in sizes)
+        if not slow:
+            learnable = ms >= LEARNT_MS_MIN and known
+            self.fixed_ms = min(shortest_ms, fit(self._turns).fixed_ms) if learnable else shortest_ms
+            if ms >= LEARNT_MS_MIN and trials < TRIALS_REMEMBERED_MIN and rows > small:
+                self._next = self._clamped(largest // REACH)
+            return
+        self.fixed_ms = shortest_ms
+        if known:
+            self.cost = fit(self._turns)
+            self.fixed_ms = self.cost.fixed_ms
+            best = int(self.cost.best_rows)
+            self._size = self._clamped(max(smallest // REACH, min(best, largest * REACH)))
+        trial = self._clamped(min(self._size, largest) // REACH)
+        if not known and 2 * trial > largest:
+            # Turns can't get smaller, so that sizes differ the other way.
+            self._size = trial = self._clamped(max(2 * largest, self._size))
+        self._next = trial if trials < TRIALS_REMEMBERED_MIN and rows > small else self._size
+
+    def _out_of_line(self, turn: Turn) -> bool:
+        if self.cost is None:
+            return False
+        rows, ms = turn
+        expected_ms = max(0.5, self.cost.of(rows))
+        return abs(ms - expected_ms) > SURPRISE_MS_MIN and not (expected_ms / SURPRISE <= ms <= expected_ms * SURPRISE)
+
+    def _clamped(self, rows: int) -> int:
+        return max(self._rows_min, min(rows, self._limit))
+
+
+class TaskPacers:
+    """The pacers of a task: one for turns of rows, one for those of timers, which cost something else."""
+
+    def __init__(self, rows: BatchRows, timers_max: int, learns: bool = False) -> None:
+        self._rows = TurnPacer(rows.most, rows.least, learns)
+        self.rows_min = rows.least
+        """Rows that no turn is cut below."""
+        self._timers = TurnPacer(timers_max)
+
+    def rows_within(self, rows_max: int) -> int:
+        """Rows that the next turn may process, and no more than `rows_max` unless its user wants more."""
+        return max(self.rows_min, min(rows_max, self._rows.rows_max))
+
+    @property
+    def fixed_ms(self) -> float:
+        """What a turn of rows costs in any case, as far as is known."""
+        return self._rows.fixed_ms
+
+    def next_turn(self, pace: StepPace, last_turn_ms: int) -> None:
+        """A turn begins; the last one took so long, and did what `pace` says. A timer beside rows counts as one."""
+        if pace.rows:
+            self._rows.took(pace.rows + pace.timers, last_turn_ms)
+        else:
+            self._timers.took(pace.timers, last_turn_ms)
+        pace.begin_turn(self._timers.rows_max)

@@ -1,0 +1,49 @@
+"""`WatermarkValve`: event time of a task, the minimum over its inputs without idle ones (Flink's StatusWatermarkValve).
+
+A channel that ends without the last watermark holds event time where it is: nothing may be emitted too early.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tidegate.actors.protocol.identity import ChannelId
+from tidegate.actors.protocol.stream_elements import Watermark, WatermarkStatus
+
+_NONE_MS = -(2**63)
+
+
+class WatermarkValve:
+    """Combines the watermarks of several channels into one that never goes back."""
+
+    def __init__(self, channels: Sequence[ChannelId]) -> None:
+        self._watermark_ms = dict.fromkeys(channels, _NONE_MS)
+        self._idle: set[ChannelId] = set()
+        self._emitted_ms = _NONE_MS
+        self._all_idle = False
+
+    def watermark(self, channel: ChannelId, watermark: Watermark) -> list[Watermark | WatermarkStatus]:
+        """A channel's watermark advanced. A watermark that goes back is ignored."""
+        if watermark.timestamp_ms > self._watermark_ms[channel]:
+            self._watermark_ms[channel] = watermark.timestamp_ms
+        return self._advance()
+
+    def status(self, channel: ChannelId, status: WatermarkStatus) -> list[Watermark | WatermarkStatus]:
+        """A channel became idle or active."""
+        if status.idle:
+            self._idle.add(channel)
+        else:
+            self._idle.discard(channel)
+        out: list[Watermark | WatermarkStatus] = []
+        all_idle = len(self._idle) == len(self._watermark_ms)
+        if all_idle != self._all_idle:
+            self._all_idle = all_idle
+            out.append(WatermarkStatus(all_idle))
+        return out + self._advance()
+
+    def _advance(self) -> list[Watermark | WatermarkStatus]:
+        active = [ms for channel, ms in self._watermark_ms.items() if channel not in self._idle]
+        if not active or min(active) <= self._emitted_ms:
+            return []
+        self._emitted_ms = min(active)
+        return [Watermark(self._emitted_ms)]

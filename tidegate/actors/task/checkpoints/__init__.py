@@ -1,0 +1,1 @@
+"""The checkpoints of one subtask: from its barriers to what it acknowledges."""

@@ -1,0 +1,97 @@
+"""Records what an unaligned barrier overtakes, from the snapshot until the barrier of every channel has arrived.
+
+Rules that it keeps (Flink's ChannelStateWriter; Chandy and Lamport, "Distributed Snapshots"):
+
+- Of an input channel belongs to the checkpoint what waits when the snapshot is taken, and what arrives afterwards,
+  up to the channel's barrier or its end.
+- Of an output channel belongs to it what the barrier has overtaken in the queue. A barrier that may overtake later
+  (an aligned one with a timeout) keeps its channel open until it has left, or has overtaken.
+- A batch is referred to, never copied. What waits is bounded by the queues, but what passes while a barrier is late is
+  not: whoever owns the recorder looks at `size_bytes`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import pyarrow as pa
+
+from tidegate.actors.protocol.identity import ChannelId
+from tidegate.actors.protocol.stream_elements import Barrier, Element, EndOfPartition
+from tidegate.actors.task.messages.instructions import Direction, InFlight
+from tidegate.storage.ids import CheckpointId
+
+
+class ChannelRecorder:
+    """The in-flight elements of one snapshot."""
+
+    def __init__(self, checkpoint_id: CheckpointId) -> None:
+        self.checkpoint_id = checkpoint_id
+        self._batches: dict[tuple[Direction, ChannelId], list[pa.RecordBatch]] = {}
+        self._recovered: dict[ChannelId, int] = {}
+        self._open_inputs: set[ChannelId] = set()
+        self._open_outputs: set[ChannelId] = set()
+        self.size_bytes = 0
+        """Bytes of all batches that are held."""
+
+    @property
+    def complete(self) -> bool:
+        """Whether nothing can be added any more."""
+        return not self._open_inputs and not self._open_outputs
+
+    @property
+    def open_outputs(self) -> Iterable[ChannelId]:
+        """Output channels whose barrier may still overtake something."""
+        return tuple(self._open_outputs)
+
+    def input_waits(
+        self, channel: ChannelId, batches: Sequence[pa.RecordBatch], recovered: int, barrier_arrived: bool
+    ) -> None:
+        """These batches wait on an input as the snapshot is taken, the first `recovered` ones since a restore."""
+        self._batches[Direction.INPUT, channel] = list(batches)
+        self.size_bytes += sum(batch.nbytes for batch in batches)
+        self._recovered[channel] = recovered
+        if not barrier_arrived:
+            self._open_inputs.add(channel)
+
+    def arrived(self, channel: ChannelId, elements: Iterable[Element]) -> None:
+        """New elements have been queued on an input."""
+        if channel not in self._open_inputs:
+            return
+        for element in elements:
+            if isinstance(element, pa.RecordBatch):
+                self._batches[Direction.INPUT, channel].append(element)
+                self.size_bytes += element.nbytes
+            elif isinstance(element, EndOfPartition) or (
+                isinstance(element, Barrier) and element.checkpoint_id == self.checkpoint_id
+            ):
+                self._open_inputs.discard(channel)
+                return
+
+    def output_overtaken(self, channel: ChannelId, batches: Sequence[pa.RecordBatch]) -> None:
+        """The barrier has overtaken these batches in an output queue."""
+        self._batches[Direction.OUTPUT, channel] = list(batches)
+        self.size_bytes += sum(batch.nbytes for batch in batches)
+        self._open_outputs.discard(channel)
+
+    def output_waits(self, channel: ChannelId) -> None:
+        """The barrier waits in an output queue, and may overtake what is before it later."""
+        self._open_outputs.add(channel)
+
+    def output_left(self, channel: ChannelId) -> None:
+        """The barrier has left in its turn: nothing of this channel is in flight."""
+        self._open_outputs.discard(channel)
+
+    def channels(self) -> tuple[InFlight, ...]:
+        """What was recorded, channels without a batch left out."""
+        assert self.complete
+        return tuple(
+            InFlight(
+                channel,
+                direction,
+                tuple(batches),
+                self._recovered.get(channel, 0) if direction is Direction.INPUT else 0,
+            )
+            for (direction, channel), batches in self._batches.items()
+            if batches
+        )

@@ -1,0 +1,275 @@
+"""Tracks snapshots of one task whose asynchronous part is under way, and sink files that wait for a checkpoint.
+
+Rules that it keeps:
+
+- One winner between completion and cancellation: a snapshot that was cancelled is never acknowledged, and what its
+  asynchronous part still produces is discarded.
+- A snapshot is acknowledged only when its state file, what was in flight, *and* every sink file staged before its
+  barrier are durable.
+- A sink file stays pending until a checkpoint that covers it is known to be complete, so that the files of an aborted
+  checkpoint are committed by the next one.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from tidegate.actors.task.incremental.changelog import Chain
+from tidegate.actors.task.incremental.lineage import Lineage
+from tidegate.storage.checkpoints.metadata import Committable, DataFile, NativeState, SnapshotKind, StateHandle
+from tidegate.storage.errors import ProtocolError
+from tidegate.storage.ids import CheckpointId, OperatorUid, SubtaskIndex
+
+
+class StagedFiles:
+    """Numbered files of one sink subtask: being written, durable, and known to be committed."""
+
+    def __init__(self) -> None:
+        self.next_index = 0
+        self._committed = 0
+        self._durable: dict[int, DataFile] = {}
+
+    @property
+    def in_flight(self) -> int:
+        """Files being written."""
+        return self.next_index - self._committed - len(self._durable)
+
+    def start(self) -> int:
+        """Number of a new file."""
+        self.next_index += 1
+        return self.next_index - 1
+
+    def durable(self, index: int, file: DataFile) -> None:
+        """A file was written. Told twice is told once."""
+        if index >= self.next_index:
+            raise ProtocolError(f"sink file {index} was staged, but only {self.next_index} were asked for")
+        if index >= self._committed:
+            self._durable[index] = file
+
+    def covered(self, end: int) -> tuple[int, tuple[DataFile, ...]] | None:
+        """Pending files below `end` as (first number, files); None while one of them is still being written."""
+        indices = range(self._committed, end)
+        if any(index not in self._durable for index in indices):
+            return None
+        return self._committed, tuple(self._durable[index] for index in indices)
+
+    def commit(self, end: int) -> None:
+        """Files below `end` belong to a completed checkpoint."""
+        for index in range(self._committed, end):
+            del self._durable[index]
+        self._committed = max(self._committed, end)
+
+
+class SnapshotPart(enum.Enum):
+    """What is written of a snapshot, each part on its own."""
+
+    STATE = "state"
+    CHANNELS = "channels"
+    CHANGELOG = "changelog"
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What one part of a snapshot is in storage."""
+
+    handle: StateHandle | None = None
+    layer: StateHandle | None = None
+    native: tuple[NativeState, ...] = ()
+
+    def files(self, base: Lineage | None) -> dict[str, int]:
+        """Sizes of the files that were written for it, by path: of native ones those that `base` has not."""
+        known = frozenset[str]() if base is None else base.paths
+        found = {h.path: h.size_bytes for h in (self.handle, self.layer) if h is not None and h.path is not None}
+        return found | {f.path: f.size_bytes for state in self.native for f in state.files if f.path not in known}
+
+
+@dataclass(slots=True)
+class TaskSnapshot:
+    """One snapshot from its barrier until its checkpoint is complete or aborted."""
+
+    checkpoint_id: CheckpointId
+    kind: SnapshotKind
+    finished: bool
+    unaligned: bool
+    start_delay_ms: int
+    alignment_ms: int
+    started_at_ms: int
+    ends: Mapping[OperatorUid, int]
+    """For each sink the number of files that were started before the barrier."""
+    missing: set[SnapshotPart] = field(default_factory=lambda: {SnapshotPart.STATE})
+    """Parts that are not durable yet, asked for or not."""
+    writing: set[SnapshotPart] = field(default_factory=lambda: {SnapshotPart.STATE})
+    """Parts whose answer has not come."""
+    written: dict[SnapshotPart, Written] = field(default_factory=dict)
+    base: Lineage | None = None
+    """What it is built on."""
+    chain: Chain | None = None
+    """The layers of the changelog that make it whole."""
+    chain_since: int = 0
+    """Layers up to this one had been written for the snapshot before it."""
+    sync_ms: int = 0
+    acknowledged: bool = False
+    cancelled: bool = False
+
+    @property
+    def lineage(self) -> Lineage:
+        """What later snapshots may be built on."""
+        state = self.written[SnapshotPart.STATE]
+        if self.chain is not None:
+            return Lineage(self.checkpoint_id, self.chain.handles)
+        below = () if self.base is None else self.base.layers
+        return Lineage(self.checkpoint_id, below if state.layer is None else (*below, state.layer), state.native)
+
+    @property
+    def incremental_bytes(self) -> int:
+        """Bytes of state that were written for it, those in flight left out."""
+        state = self.written[SnapshotPart.STATE]
+        inline = (h.size_bytes for h in (state.handle, state.layer) if h is not None and h.path is None)
+        logged = () if self.chain is None else self.chain.layers
+        segments = (layer.size_bytes for layer in logged if layer.number > self.chain_since)
+        return sum(inline) + sum(state.files(self.base).values()) + sum(segments)
+
+
+@dataclass(slots=True)
+class SnapshotTracker:
+    """All snapshots of a task that are not over."""
+
+    subtask: SubtaskIndex
+    tables: Mapping[OperatorUid, str]
+    files: dict[OperatorUid, StagedFiles] = field(default_factory=dict)
+    _snapshots: dict[CheckpointId, TaskSnapshot] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.files = {uid: StagedFiles() for uid in self.tables}
+
+    def __contains__(self, checkpoint_id: CheckpointId) -> bool:
+        """Whether a snapshot was taken that is neither over nor cancelled."""
+        snapshot = self._snapshots.get(checkpoint_id)
+        return snapshot is not None and not snapshot.cancelled
+
+    @property
+    def files_in_flight(self) -> int:
+        """Sink files being written."""
+        return sum(staged.in_flight for staged in self.files.values())
+
+    def ends(self) -> dict[OperatorUid, int]:
+        """For each sink the number of files started so far."""
+        return {uid: staged.next_index for uid, staged in self.files.items()}
+
+    def begin(self, snapshot: TaskSnapshot) -> None:
+        """The synchronous part is done."""
+        assert snapshot.checkpoint_id not in self._snapshots, "a task takes each snapshot once"
+        if snapshot.chain is not None:
+            snapshot.missing.add(SnapshotPart.CHANGELOG)
+            snapshot.writing.add(SnapshotPart.CHANGELOG)
+        self._snapshots[snapshot.checkpoint_id] = snapshot
+
+    def await_channels(self, checkpoint_id: CheckpointId) -> None:
+        """What is in flight has to be durable too; it is not all there yet."""
+        self._snapshots[checkpoint_id].missing.add(SnapshotPart.CHANNELS)
+
+    def overtook(self, checkpoint_id: CheckpointId) -> None:
+        """The barrier has overtaken something after all."""
+        self._snapshots[checkpoint_id].unaligned = True
+
+    def write_channels(self, checkpoint_id: CheckpointId, empty: bool) -> None:
+        """What is in flight is all there: it is being written, or there was none."""
+        snapshot = self._snapshots[checkpoint_id]
+        assert SnapshotPart.CHANNELS in snapshot.missing and not snapshot.cancelled
+        if empty:
+            snapshot.missing.remove(SnapshotPart.CHANNELS)
+        else:
+            snapshot.writing.add(SnapshotPart.CHANNELS)
+
+    def persisted(
+        self, checkpoint_id: CheckpointId, part: SnapshotPart, written: Written, sync_ms: int = 0
+    ) -> list[str]:
+        """A part is durable. Returns the files to discard if the snapshot was cancelled meanwhile."""
+        snapshot = self._snapshots.get(checkpoint_id)
+        if snapshot is None or part not in snapshot.writing:
+            return []
+        snapshot.writing.remove(part)
+        if snapshot.cancelled:
+            self._forget_if_over(snapshot)
+            return list(written.files(snapshot.base))
+        snapshot.missing.remove(part)
+        snapshot.sync_ms = max(snapshot.sync_ms, sync_ms)
+        snapshot.written[part] = written
+        return []
+
+    def changelog_answered(self) -> list[CheckpointId]:
+        """More of the changelog is durable, or never will be. Returns the snapshots that can never be."""
+        failed = []
+        for snapshot in self._snapshots.values():
+            chain = snapshot.chain
+            if chain is None or SnapshotPart.CHANGELOG not in snapshot.writing:
+                continue
+            if chain.durable and not snapshot.cancelled:
+                snapshot.writing.remove(SnapshotPart.CHANGELOG)
+                snapshot.missing.remove(SnapshotPart.CHANGELOG)
+            elif chain.failed:
+                failed.append(snapshot.checkpoint_id)
+        return failed
+
+    def failed(self, checkpoint_id: CheckpointId, part: SnapshotPart) -> tuple[bool, list[str]]:
+        """A part could not be written. Whether the checkpoint has to be declined, and what to discard."""
+        snapshot = self._snapshots.get(checkpoint_id)
+        if snapshot is None or part not in snapshot.writing:
+            return False, []
+        snapshot.writing.remove(part)
+        declines = not snapshot.cancelled
+        return declines, self._cancel(snapshot)
+
+    def abort(self, checkpoint_id: CheckpointId) -> list[str]:
+        """The checkpoint was given up. Returns the files that are durable already and nobody else will discard."""
+        snapshot = self._snapshots.get(checkpoint_id)
+        return [] if snapshot is None else self._cancel(snapshot)
+
+    def complete(self, checkpoint_id: CheckpointId) -> TaskSnapshot | None:
+        """The checkpoint is complete: its files are committed. None when that was known."""
+        snapshot = self._snapshots.pop(checkpoint_id, None)
+        if snapshot is None:
+            return None
+        if not snapshot.acknowledged:
+            raise ProtocolError(f"checkpoint {checkpoint_id} completed without this task's acknowledgement")
+        for uid, end in snapshot.ends.items():
+            self.files[uid].commit(end)
+        return snapshot
+
+    def abort_before(self, checkpoint_id: CheckpointId) -> list[str]:
+        """A newer checkpoint is complete, so older ones are over, heard of or not. Returns the files to discard."""
+        older = [n for n in self._snapshots if n < checkpoint_id]
+        return [path for number in older for path in self.abort(number)]
+
+    def to_acknowledge(self) -> list[tuple[TaskSnapshot, tuple[Committable, ...]]]:
+        """Snapshots that became fully durable, each with what it asks to be committed. Marks them acknowledged."""
+        ready = []
+        for snapshot in self._snapshots.values():
+            if snapshot.acknowledged or snapshot.cancelled or snapshot.missing:
+                continue
+            covered = {uid: self.files[uid].covered(end) for uid, end in snapshot.ends.items()}
+            if any(found is None for found in covered.values()):
+                continue
+            snapshot.acknowledged = True
+            committables = tuple(
+                Committable(uid, self.subtask, self.tables[uid], found[0], found[1])
+                for uid, found in covered.items()
+                if found is not None and found[1]
+            )
+            ready.append((snapshot, committables))
+        return ready
+
+    def _cancel(self, snapshot: TaskSnapshot) -> list[str]:
+        parts = () if snapshot.acknowledged or snapshot.cancelled else snapshot.written.values()
+        paths = [path for written in parts for path in written.files(snapshot.base)]
+        snapshot.cancelled = True
+        # The changelog goes on whoever needs it: nobody waits for it on behalf of this snapshot.
+        snapshot.writing.discard(SnapshotPart.CHANGELOG)
+        self._forget_if_over(snapshot)
+        return paths
+
+    def _forget_if_over(self, snapshot: TaskSnapshot) -> None:
+        if not snapshot.writing:
+            del self._snapshots[snapshot.checkpoint_id]

@@ -1,0 +1,399 @@
+"""Takes the checkpoints of one subtask: barriers in, snapshot, barriers out (Flink's `SubtaskCheckpointCoordinator`).
+
+The task machine hands `SubtaskCheckpoints` barriers, triggers and aborts, and what has become durable.
+
+Rules that it keeps:
+
+- The order of a snapshot: prepare, barrier out, in-flight elements, synchronous part; the asynchronous part and the
+  report follow.
+- While the operators are finishing nothing is taken: half of what they have left cannot be restored. What comes
+  meanwhile is held back and told afterwards, in order.
+- Unaligned barriers become aligned on an edge that cannot do it, and unaligned again behind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from tidegate.actors.protocol.failure_reasons import CheckpointFailureReason
+from tidegate.actors.protocol.identity import ChannelId
+from tidegate.actors.protocol.snapshot_metrics import SnapshotMetrics
+from tidegate.actors.protocol.stream_elements import Alignment, Barrier, BarrierOptions, CancelBarrier, Element
+from tidegate.actors.task.barriers import BarrierHandler, Outcome, timeout_at_ms_of
+from tidegate.actors.task.channels.input_gate import InputGate
+from tidegate.actors.task.channels.output_gate import OutputGate
+from tidegate.actors.task.checkpoints.changelog_writer import ChangelogWriter
+from tidegate.actors.task.checkpoints.channel_recorder import ChannelRecorder
+from tidegate.actors.task.checkpoints.snapshots import SnapshotPart, SnapshotTracker, TaskSnapshot, Written
+from tidegate.actors.task.incremental.lineage import Lineage, Lineages, exclusive
+from tidegate.actors.task.messages import events as ev
+from tidegate.actors.task.messages import instructions as do
+from tidegate.actors.task.pipeline.task_descriptor import TaskDescriptor
+from tidegate.storage.checkpoints.metadata import SubtaskState
+from tidegate.storage.ids import CheckpointId
+from tidegate.storage.state.snapshot import Cut, OperatorSnapshot
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotParts:
+    """What the task does for a snapshot, in this order."""
+
+    prepare: Callable[[], None]
+    """Let the operators emit what belongs before the barrier, unless they have finished."""
+    send: Callable[[], None]
+    """Let the barrier leave."""
+    stage: Callable[[], None]
+    """Have written what the sinks hold."""
+    freeze: Callable[[Cut], tuple[OperatorSnapshot, ...]]
+    """The synchronous part."""
+    finished: Callable[[], bool]
+    """Whether the operators have finished."""
+
+
+class SubtaskCheckpoints:
+    """Takes part in the job's checkpoints."""
+
+    def __init__(
+        self,
+        descriptor: TaskDescriptor,
+        handler: BarrierHandler,
+        inputs: InputGate,
+        outputs: OutputGate,
+        parts: SnapshotParts,
+        instruct: Callable[[do.TaskInstruction], None],
+        changelog: ChangelogWriter | None = None,
+    ) -> None:
+        self._descriptor = descriptor
+        self._handler = handler
+        self._inputs = inputs
+        self._outputs = outputs
+        self._parts = parts
+        self._instruct = instruct
+        self._recorders: dict[CheckpointId, ChannelRecorder] = {}
+        self._deadlines_ms: dict[CheckpointId, int] = {}
+        self._barriers: dict[CheckpointId, Barrier] = {}
+        self._lineages = Lineages()
+        self._changelog = changelog
+        self._held: list[Callable[[int], None]] | None = None
+        self._taken = CheckpointId(0)
+        self.stopping: CheckpointId | None = None
+        """The savepoint after which the task ends, once its snapshot was taken."""
+        self.tracker = SnapshotTracker(
+            descriptor.task.subtask, {spec.uid: spec.table for spec in descriptor.operators if spec.table is not None}
+        )
+
+    # --- what comes in --------------------------------------------------------------------------------------------
+
+    def blocks(self, channel: ChannelId) -> bool:
+        """Whether elements of this channel must wait."""
+        return self._handler.blocks(channel)
+
+    def restored(self, lineage: Lineage | None) -> None:
+        """The task starts from this part of a checkpoint, and its next snapshots may be built on that."""
+        if lineage is not None:
+            self._lineages.remember(lineage)
+            if self._changelog is not None:
+                self._changelog.restored(lineage.layers)
+
+    def arrived(self, channel: ChannelId, elements: Sequence[Element], at_ms: int) -> None:
+        """New elements have been queued on an input channel."""
+        limit_bytes = self._descriptor.limits.in_flight_bytes_max
+        for recorder in list(self._recorders.values()):
+            recorder.arrived(channel, elements)
+            if recorder.size_bytes > limit_bytes:
+                self._give_up(recorder.checkpoint_id)
+                message = f"more than {limit_bytes} bytes came in before the last barrier: too much is in flight"
+                self.decline(recorder.checkpoint_id, CheckpointFailureReason.DECLINED, message)
+        for element in elements:
+            if isinstance(element, Barrier):
+                self._tell(lambda at_ms, b=element: self._announced(channel, b, at_ms), at_ms)  # type: ignore[misc]
+
+    def barrier(self, channel: ChannelId, barrier: Barrier, at_ms: int) -> None:
+        """A barrier is the next element of a channel."""
+        self._follow(self._handler.barrier(channel, barrier, at_ms), at_ms)
+
+    def cancel_barrier(self, channel: ChannelId, checkpoint_id: CheckpointId, at_ms: int) -> None:
+        """A cancel barrier is the next element of a channel."""
+        self._follow(self._handler.cancel_barrier(channel, checkpoint_id, at_ms), at_ms)
+
+    def channel_ended(self, channel: ChannelId, at_ms: int) -> None:
+        """A channel has delivered its last element."""
+        self._follow(self._handler.channel_ended(channel, at_ms), at_ms)
+
+    def trigger(self, barrier: Barrier, at_ms: int) -> None:
+        """The coordinator wants this task to start a checkpoint."""
+        self._tell(lambda at_ms: self._follow(self._handler.trigger(barrier, at_ms), at_ms), at_ms)
+
+    def timer(self, at_ms: int) -> None:
+        """An alignment may have taken too long, here or in an output queue."""
+        self._tell(lambda at_ms: self._follow(self._handler.timer(at_ms), at_ms), at_ms)
+        for checkpoint_id, recorder in self._recorders.items():
+            if at_ms >= self._deadlines_ms.get(checkpoint_id, at_ms + 1):
+                self._overtake_late(self._barriers[checkpoint_id], recorder)
+
+    def abort(self, checkpoint_id: CheckpointId, at_ms: int) -> None:
+        """The coordinator has given a checkpoint up."""
+        self._follow(self._handler.abort(checkpoint_id), at_ms)
+        self._give_up(checkpoint_id)
+
+    def completed(self, checkpoint_id: CheckpointId) -> TaskSnapshot | None:
+        """A checkpoint is complete; this task's part of it, or None when that was known."""
+        snapshot = self.tracker.complete(checkpoint_id)
+        self._discard(self.tracker.abort_before(checkpoint_id))
+        for older in [n for n in self._recorders if n <= checkpoint_id]:
+            self._forget(older)
+        return snapshot
+
+    def written(
+        self,
+        event: ev.SnapshotPersisted
+        | ev.ChannelStatePersisted
+        | ev.SnapshotFailed
+        | ev.SegmentPersisted
+        | ev.SegmentFailed,
+    ) -> None:
+        """Something that was to be written is durable, or never will be."""
+        if isinstance(event, ev.SnapshotFailed):
+            self._failed(event)
+        elif isinstance(event, ev.SegmentPersisted | ev.SegmentFailed):
+            self._logged(event)
+        else:
+            self._persisted(event)
+
+    def _logged(self, event: ev.SegmentPersisted | ev.SegmentFailed) -> None:
+        assert self._changelog is not None
+        self._changelog.answered(event)
+        for checkpoint_id in self.tracker.changelog_answered():
+            error, away = "a part of the changelog was not written", True
+            if isinstance(event, ev.SegmentFailed):
+                error, away = event.error, event.away
+            self._part_failed(checkpoint_id, SnapshotPart.CHANGELOG, error, away)
+
+    def _persisted(self, event: ev.SnapshotPersisted | ev.ChannelStatePersisted) -> None:
+        if isinstance(event, ev.ChannelStatePersisted):
+            part, written, sync_ms = SnapshotPart.CHANNELS, Written(event.handle), 0
+        else:
+            part, written = SnapshotPart.STATE, Written(event.handle, event.layer, event.native)
+            sync_ms = event.sync_ms
+        self._discard(self.tracker.persisted(event.checkpoint_id, part, written, sync_ms))
+
+    def _failed(self, event: ev.SnapshotFailed) -> None:
+        part = SnapshotPart.CHANNELS if event.channels else SnapshotPart.STATE
+        self._part_failed(event.checkpoint_id, part, event.error, event.away)
+
+    def _part_failed(self, checkpoint_id: CheckpointId, part: SnapshotPart, error: str, away: bool) -> None:
+        declines, paths = self.tracker.failed(checkpoint_id, part)
+        self._discard(paths)
+        self._forget(checkpoint_id)
+        if declines:
+            reason = CheckpointFailureReason.STORAGE_AWAY if away else CheckpointFailureReason.ASYNC_PART_FAILED
+            self.decline(checkpoint_id, reason, error)
+
+    def decline(self, checkpoint_id: CheckpointId, reason: CheckpointFailureReason, message: str) -> None:
+        """Tell the coordinator that this task cannot take part."""
+        self._instruct(do.Decline(self._descriptor.attempt, checkpoint_id, reason, message))
+
+    def hold(self) -> None:
+        """Take no snapshot from now on: the operators are finishing.
+
+        Where barriers block nothing, what a channel sent after its barrier may have been processed already. A snapshot
+        of the finished task would promise that its upstream tasks have finished too, so what is pending is given up.
+        """
+        assert self._held is None
+        for pending in self._handler.spoilt_by_the_end():
+            self._handler.abort(pending)
+            self._outputs.broadcast(CancelBarrier(pending))
+            self.decline(pending, CheckpointFailureReason.TASK_CLOSING, CheckpointFailureReason.TASK_CLOSING.value)
+        self._held = []
+
+    def release(self, at_ms: int) -> None:
+        """Take in what was held back."""
+        held, self._held = self._held or [], None
+        for tell in held:
+            tell(at_ms)
+
+    def settle(self, at_ms: int) -> None:
+        """After everything has been sent that may be: have in-flight elements written, acknowledge what is durable."""
+        for checkpoint_id, recorder in list(self._recorders.items()):
+            for channel in recorder.open_outputs:
+                if checkpoint_id not in self._outputs[channel].barriers:
+                    recorder.output_left(channel)
+            if recorder.complete:
+                self._forget(checkpoint_id)
+                channels = recorder.channels()
+                self.tracker.write_channels(checkpoint_id, empty=not channels)
+                if channels:
+                    self._instruct(do.PersistChannelState(checkpoint_id, channels))
+        if self._changelog is not None and not self._parts.finished() and self._held is None:
+            self._changelog.go_on()
+        self._acknowledge_durable(at_ms)
+
+    # --- steps ----------------------------------------------------------------------------------------------------
+
+    def _tell(self, tell: Callable[[int], None], at_ms: int) -> None:
+        if self._held is None:
+            tell(at_ms)
+        else:
+            self._held.append(tell)
+
+    def _announced(self, channel: ChannelId, barrier: Barrier, at_ms: int) -> None:
+        self._follow(self._handler.announced(channel, barrier, at_ms), at_ms)
+
+    def _follow(self, outcome: Outcome, at_ms: int) -> None:
+        for checkpoint_id, reason in outcome.cancelled:
+            recorded = checkpoint_id <= self._taken and checkpoint_id not in self._recorders
+            if recorded and reason is CheckpointFailureReason.SUBSUMED:
+                # Only the end of a channel was not processed yet: this task's part lacks no barrier, so it stays valid.
+                continue
+            self._outputs.broadcast(CancelBarrier(checkpoint_id))
+            self._give_up(checkpoint_id)
+            if reason is not None:
+                self.decline(checkpoint_id, reason, reason.value)
+        if outcome.timer_at_ms is not None:
+            self._instruct(do.SetTaskTimer(ev.TaskTimer.ALIGNMENT, outcome.timer_at_ms))
+        if outcome.snapshot is not None:
+            self._take(outcome.snapshot, at_ms)
+
+    def _take(self, barrier: Barrier, at_ms: int) -> None:
+        checkpoint_id, options = barrier.checkpoint_id, barrier.options
+        self._taken = checkpoint_id
+        if not self._parts.finished():
+            self._parts.prepare()
+        recorder = ChannelRecorder(checkpoint_id)
+        overtakes = options.alignment is Alignment.UNALIGNED
+        if overtakes:
+            self._record_inputs(recorder)
+        output_positions = self._outputs.row_positions()
+        may_overtake = self._send_barrier(barrier, recorder, at_ms)
+        self._parts.send()
+        self._parts.stage()
+        alignment_ms = self._handler.alignment_ms(at_ms)
+        finished = self._parts.finished()
+        cut, base = self._lineages.begin(barrier, finished)
+        chain, since = None, 0
+        if self._changelog is not None and not finished:
+            chain, since = self._changelog.for_snapshot()
+            cut, base = Cut(checkpoint_id, keyed=False), None
+        self.tracker.begin(
+            TaskSnapshot(
+                checkpoint_id=checkpoint_id,
+                kind=options.kind,
+                finished=finished,
+                unaligned=overtakes,
+                start_delay_ms=max(0, at_ms - barrier.triggered_at_ms - alignment_ms),
+                alignment_ms=alignment_ms,
+                started_at_ms=at_ms,
+                ends=self.tracker.ends(),
+                base=base,
+                chain=chain,
+                chain_since=since,
+            )
+        )
+        if options.kind.stops:
+            self.stopping = checkpoint_id
+        frozen = self._parts.freeze(cut)
+        if cut.canonical:
+            frozen = tuple(exclusive(snapshot) for snapshot in frozen)
+        input_positions = self._inputs.row_positions()
+        self._instruct(do.PersistSnapshot(checkpoint_id, frozen, input_positions, output_positions, base, chain))
+        if overtakes or may_overtake:
+            self.tracker.await_channels(checkpoint_id)
+            self._recorders[checkpoint_id] = recorder
+            self._barriers[checkpoint_id] = barrier
+
+    def _record_inputs(self, recorder: ChannelRecorder) -> None:
+        for channel in self._inputs:
+            if not self._handler.passed(channel.channel, recorder.checkpoint_id):
+                batches, there = channel.before(recorder.checkpoint_id)
+                recorder.input_waits(channel.channel, batches, len(channel.recovered), there)
+
+    def _send_barrier(self, barrier: Barrier, recorder: ChannelRecorder, at_ms: int) -> bool:
+        """Queue the barrier on every output. Whether it has overtaken something, or may yet."""
+        may_overtake = False
+        for edge in self._descriptor.outputs:
+            out = replace(barrier, options=outgoing_options(barrier.options, edge.unaligned))
+            for channel in edge.channels:
+                if out.options.alignment is Alignment.UNALIGNED:
+                    recorder.output_overtaken(channel, self._outputs[channel].overtake(out))
+                    may_overtake = True
+                    continue
+                self._outputs[channel].put(out)
+                timeout_at_ms = timeout_at_ms_of(out, at_ms)
+                if timeout_at_ms is not None:
+                    recorder.output_waits(channel)
+                    may_overtake = True
+                    self._deadlines_ms[barrier.checkpoint_id] = timeout_at_ms
+        if barrier.checkpoint_id in self._deadlines_ms:
+            due_at_ms = self._deadlines_ms[barrier.checkpoint_id]
+            self._instruct(do.SetTaskTimer(ev.TaskTimer.ALIGNMENT, due_at_ms))
+        return may_overtake
+
+    def _overtake_late(self, barrier: Barrier, recorder: ChannelRecorder) -> None:
+        """The barrier is stuck in output queues for too long: it overtakes what is before it there."""
+        late = replace(barrier, options=replace(barrier.options, alignment=Alignment.UNALIGNED))
+        for channel in recorder.open_outputs:
+            if barrier.checkpoint_id in self._outputs[channel].barriers:
+                recorder.output_overtaken(channel, self._outputs[channel].overtake(late))
+                self.tracker.overtook(barrier.checkpoint_id)
+
+    def _acknowledge_durable(self, at_ms: int) -> None:
+        task = self._descriptor.task
+        for snapshot, committables in self.tracker.to_acknowledge():
+            lineage = snapshot.lineage
+            self._lineages.remember(lineage)
+            in_flight = snapshot.written.get(SnapshotPart.CHANNELS, Written()).handle
+            state = SubtaskState(
+                task.vertex,
+                task.subtask,
+                snapshot.written[SnapshotPart.STATE].handle,
+                committables,
+                snapshot.finished,
+                in_flight,
+                lineage.layers,
+                lineage.native,
+            )
+            in_flight_bytes = 0 if in_flight is None else in_flight.size_bytes
+            self._instruct(
+                do.Acknowledge(
+                    self._descriptor.attempt,
+                    snapshot.checkpoint_id,
+                    state,
+                    SnapshotMetrics(
+                        start_delay_ms=snapshot.start_delay_ms,
+                        alignment_ms=snapshot.alignment_ms,
+                        sync_ms=snapshot.sync_ms,
+                        async_ms=max(0, at_ms - snapshot.started_at_ms),
+                        state_bytes=state.size_bytes - in_flight_bytes,
+                        incremental_bytes=snapshot.incremental_bytes,
+                        in_flight_bytes=in_flight_bytes,
+                        unaligned=snapshot.unaligned,
+                    ),
+                    snapshot.kind,
+                )
+            )
+
+    def _give_up(self, checkpoint_id: CheckpointId) -> None:
+        self._forget(checkpoint_id)
+        self._lineages.forget(checkpoint_id)
+        self._discard(self.tracker.abort(checkpoint_id))
+
+    def _forget(self, checkpoint_id: CheckpointId) -> None:
+        self._recorders.pop(checkpoint_id, None)
+        self._barriers.pop(checkpoint_id, None)
+        self._deadlines_ms.pop(checkpoint_id, None)
+
+    def _discard(self, paths: Sequence[str]) -> None:
+        if paths:
+            self._instruct(do.DiscardState(tuple(paths)))
+
+
+def outgoing_options(options: BarrierOptions, unaligned: bool) -> BarrierOptions:
+    """The options of a barrier that goes on over an edge that can, or cannot, be overtaken."""
+    if not unaligned:
+        if options.alignment is Alignment.UNALIGNED or options.timeoutable:
+            return replace(options, alignment=Alignment.FORCED_ALIGNED)
+    elif options.alignment is Alignment.FORCED_ALIGNED:
+        alignment = Alignment.ALIGNED if options.aligned_timeout_ms else Alignment.UNALIGNED
+        return replace(options, alignment=alignment)
+    return options

@@ -1,0 +1,1 @@
+"""What a snapshot may be built on: earlier checkpoints, and the log of changes."""

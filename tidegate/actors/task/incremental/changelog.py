@@ -1,0 +1,238 @@
+"""`ChangeLog`: changes of a task's keyed state, written all the time, so that a checkpoint has little left to write.
+
+Changes are frozen and written in numbered segments, each with what has changed since the one before it. A checkpoint
+seals the newest one and refers to a base and all segments above it, which are layers like those of incremental
+checkpoints. From time to time the whole state is written anew beside processing (Flink: materialised), frozen at the
+same moment as a segment; once it is durable it is the base, and what lies below it is left out.
+
+Rules:
+
+- What was left out of a chain never comes back, so a file may go when the last checkpoint goes that refers to it: the
+  coordinator counts those. A file that no snapshot has taken into its chain is the task's own to delete.
+- Where there is nothing to build on, at the beginning and after a segment that could not be written, the next thing
+  written is a base.
+- Segments in flight that no checkpoint has asked for, and layers of a chain, are bounded. After a failure no state is
+  written whole before a snapshot asks for it, and where no base comes a snapshot has to wait for one in the end.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+from tidegate.storage.checkpoints.metadata import StateHandle
+from tidegate.storage.errors import ProtocolError
+from tidegate.storage.ids import CheckpointId
+from tidegate.storage.state.snapshot import Cut
+
+
+@dataclass(frozen=True, slots=True)
+class ChangelogLimits:
+    """When the log goes on by itself."""
+
+    segment_bytes: int = 1024 * 1024
+    """Changes of about so many bytes are written without waiting for a checkpoint."""
+    in_flight_max: int = 2
+    """Segments that may be in flight when one is written without a checkpoint asking for it."""
+    layers_max: int = 64
+    """Layers of a chain before the state is written whole."""
+    ratio_max: float = 1.0
+    """Bytes of segments, against those of the base, before the state is written whole."""
+    bytes_min: int = 256 * 1024
+    """Segments of fewer bytes together are not worth a new base."""
+
+    @staticmethod
+    def of(segment_bytes: int) -> ChangelogLimits:
+        """Limits that suit segments of this size."""
+        return ChangelogLimits(segment_bytes=segment_bytes, bytes_min=segment_bytes // 4)
+
+
+class _Condition(enum.Enum):
+    WRITING = "writing"
+    DURABLE = "durable"
+    FAILED = "failed"
+
+
+@dataclass(slots=True, eq=False)
+class Layer:
+    """A segment or a base; `handles` are its files once it is durable (a base that was restored has several)."""
+
+    number: int
+    whole: bool
+    condition: _Condition = _Condition.WRITING
+    handles: tuple[StateHandle, ...] = ()
+    taken: bool = False
+    """Whether a snapshot has it in its chain: then the coordinator deletes it."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of its files."""
+        return sum(handle.size_bytes for handle in self.handles)
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """The layers of one snapshot, the base first."""
+
+    layers: tuple[Layer, ...]
+
+    @property
+    def durable(self) -> bool:
+        """Whether all of it is written."""
+        return all(layer.condition is _Condition.DURABLE for layer in self.layers)
+
+    @property
+    def failed(self) -> bool:
+        """Whether it will never be."""
+        return any(layer.condition is _Condition.FAILED for layer in self.layers)
+
+    @property
+    def handles(self) -> tuple[StateHandle, ...]:
+        """Its files, the base first. Only once it is durable."""
+        assert self.durable, "a chain was used before all of it was written"
+        return tuple(handle for layer in self.layers for handle in layer.handles)
+
+
+@dataclass(slots=True)
+class ChangeLog:
+    """Base and segments of one task. `restored` are the layers of the checkpoint that it goes on from, if any."""
+
+    restored: tuple[StateHandle, ...] = ()
+    limits: ChangelogLimits = field(default_factory=ChangelogLimits)
+    _newest: int = 0
+    _base: Layer | None = None
+    _segments: list[Layer] = field(default_factory=list)
+    _coming: Layer | None = None
+    """A base that is being written while the old one still counts."""
+    _left_out: list[Layer] = field(default_factory=list)
+    """Layers that are still being written, and that only older snapshots may have in their chains."""
+    _paused: bool = False
+    """Whether something could not be written since the last snapshot was taken."""
+    _discarded: list[StateHandle] = field(default_factory=list)
+    """What the task has to delete, and has not been told of."""
+
+    def __post_init__(self) -> None:
+        if self.restored:
+            self._base = Layer(0, True, _Condition.DURABLE, self.restored, taken=True)
+
+    @property
+    def chain(self) -> Chain:
+        """What the newest segment, or base, makes whole. Snapshots take it with `take`."""
+        assert self._base is not None, "seal before"
+        return Chain((self._base, *self._segments))
+
+    def wants_segment(self, changed_bytes: int) -> bool:
+        """Whether changes of about so many bytes are to be written now."""
+        if self._base is None and self._paused:
+            return False
+        in_flight = sum(layer.condition is _Condition.WRITING for layer in self._segments)
+        return changed_bytes >= self.limits.segment_bytes and in_flight < self.limits.in_flight_max
+
+    def wants_base(self) -> bool:
+        """Whether the state is to be written whole, beside processing."""
+        base = self._base
+        if base is None or base.condition is not _Condition.DURABLE or self._coming is not None or self._paused:
+            return False
+        bytes_above = sum(layer.size_bytes for layer in self._segments)
+        large = bytes_above > max(self.limits.bytes_min, self.limits.ratio_max * base.size_bytes)
+        return large or self._layers >= self.limits.layers_max
+
+    def seal(self) -> Cut:
+        """Begin a segment with all changes since the last one, or a base where there is nothing to build on.
+
+        There is nothing either where bases have failed until layers are far too many: a snapshot has to wait for one.
+        """
+        if self._paused and self._coming is None and self._layers >= 2 * self.limits.layers_max:
+            self._discarded += self._start_anew()
+        return self._begin()
+
+    def _begin(self) -> Cut:
+        self._newest += 1
+        if self._base is None:
+            self._base = Layer(self._newest, whole=True)
+            return Cut(CheckpointId(self._newest))
+        self._segments.append(Layer(self._newest, whole=False))
+        return Cut(CheckpointId(self._newest), base=CheckpointId(self._newest - 1))
+
+    def seal_with_base(self) -> tuple[Cut, Cut]:
+        """Begin a segment, and a base of the same moment: to be frozen in this order, with nothing between."""
+        assert self._base is not None and self._coming is None
+        segment = self._begin()
+        self._coming = Layer(self._newest, whole=True)
+        return segment, Cut(segment.checkpoint_id)
+
+    def take(self) -> Chain:
+        """The chain of a snapshot whose segment was just sealed."""
+        self._paused = False
+        chain = self.chain
+        for layer in chain.layers:
+            layer.taken = True
+        return chain
+
+    def written(self, number: int, whole: bool, handle: StateHandle | None) -> list[StateHandle]:
+        """A segment or a base is durable (None: it was empty). Returns what the task has to delete now."""
+        layer = self._find(number, whole)
+        layer.condition = _Condition.DURABLE
+        layer.handles = () if handle is None else (handle,)
+        if layer in self._left_out:
+            self._left_out.remove(layer)
+            return self._taken_over() + _own([layer])
+        return self._taken_over() + (self._replace_base() if layer is self._coming else [])
+
+    def failed(self, number: int, whole: bool) -> list[StateHandle]:
+        """A segment or a base could not be written. Returns what the task has to delete now."""
+        layer = self._find(number, whole)
+        layer.condition = _Condition.FAILED
+        self._paused = True
+        if layer in self._left_out:
+            self._left_out.remove(layer)
+            return self._taken_over()
+        if layer is self._coming:
+            self._coming = None
+        return self._taken_over() + self._start_anew_if_broken()
+
+    @property
+    def _layers(self) -> int:
+        return 0 if self._base is None else len(self._base.handles) + len(self._segments)
+
+    def _taken_over(self) -> list[StateHandle]:
+        discarded, self._discarded = self._discarded, []
+        return discarded
+
+    def _find(self, number: int, whole: bool) -> Layer:
+        known = (self._base, self._coming, *self._segments, *self._left_out)
+        for layer in known:
+            if layer is not None and (layer.number, layer.whole) == (number, whole):
+                if layer.condition is _Condition.WRITING:
+                    return layer
+                break
+        raise ProtocolError(f"segment {number} of the changelog is not being written")
+
+    def _replace_base(self) -> list[StateHandle]:
+        base, self._coming = self._coming, None
+        assert base is not None and self._base is not None
+        below = [self._base, *(layer for layer in self._segments if layer.number <= base.number)]
+        self._base = base
+        self._segments = [layer for layer in self._segments if layer.number > base.number]
+        return self._leave_out(below) + self._start_anew_if_broken()
+
+    def _start_anew_if_broken(self) -> list[StateHandle]:
+        """Nothing can be built on a layer that failed, unless a base of that moment, or a later one, may still come."""
+        layers = [layer for layer in (self._base, *self._segments) if layer is not None]
+        broken = [layer.number for layer in layers if layer.condition is _Condition.FAILED]
+        if not broken or (self._coming is not None and self._coming.number >= max(broken)):
+            return []
+        return self._start_anew()
+
+    def _start_anew(self) -> list[StateHandle]:
+        layers = [layer for layer in (self._base, *self._segments, self._coming) if layer is not None]
+        self._base, self._segments, self._coming = None, [], None
+        return self._leave_out(layers)
+
+    def _leave_out(self, layers: list[Layer]) -> list[StateHandle]:
+        self._left_out += [layer for layer in layers if layer.condition is _Condition.WRITING]
+        return _own(layers)
+
+
+def _own(layers: list[Layer]) -> list[StateHandle]:
+    return [handle for layer in layers if not layer.taken for handle in layer.handles]

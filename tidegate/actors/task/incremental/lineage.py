@@ -1,0 +1,92 @@
+"""Decides what a snapshot of a subtask may be built on: its parts of earlier checkpoints.
+
+Rules:
+
+- A snapshot is built only on the checkpoint that its barrier names: of that one the coordinator keeps the files.
+- Layers are few, and those above the base are together no larger than it. Else the next snapshot is whole, as the base
+  of a new stack: so what a restore reads, and what storage holds, is at most about twice the state.
+- A savepoint is whole and has no file in common with anything; nothing is built on it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from tidegate.actors.protocol.stream_elements import Barrier
+from tidegate.storage.checkpoints.metadata import NativeState, StateHandle, SubtaskState
+from tidegate.storage.codec import wire
+from tidegate.storage.ids import CheckpointId
+from tidegate.storage.state.snapshot import Cut, OperatorSnapshot
+
+LAYERS_MAX = 10
+"""Layers of a stack, its base among them."""
+DELTAS_BYTES_MIN = 64 * 1024
+"""So much may lie above a base however small it is."""
+LINEAGES_MAX = 16
+"""Checkpoints of which a subtask remembers its part: more than may be pending, and a few that were never heard of."""
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class Lineage:
+    """The shared part of what a subtask has in a checkpoint: layers of keyed state, and files of its backends."""
+
+    checkpoint_id: CheckpointId
+    layers: tuple[StateHandle, ...] = ()
+    native: tuple[NativeState, ...] = ()
+
+    @staticmethod
+    def of(checkpoint_id: CheckpointId, state: SubtaskState) -> Lineage:
+        """From a subtask's part of a checkpoint."""
+        return Lineage(checkpoint_id, state.layers, state.native)
+
+    @property
+    def extensible(self) -> bool:
+        """Whether a snapshot can and should be built on it."""
+        if not self.layers:
+            return bool(self.native)
+        base_bytes, *deltas_bytes = (layer.size_bytes for layer in self.layers)
+        return len(self.layers) < LAYERS_MAX and sum(deltas_bytes) <= max(base_bytes, DELTAS_BYTES_MIN)
+
+    @property
+    def paths(self) -> frozenset[str]:
+        """Every file."""
+        layers = (layer.path for layer in self.layers if layer.path is not None)
+        return frozenset((*layers, *(file.path for state in self.native for file in state.files)))
+
+
+class Lineages:
+    """The checkpoints that the next snapshots of one subtask can be built on."""
+
+    def __init__(self) -> None:
+        self._known: dict[CheckpointId, Lineage] = {}
+
+    def remember(self, lineage: Lineage) -> None:
+        """The subtask was restored from this, or has acknowledged it."""
+        if lineage.layers or lineage.native:
+            self._known[lineage.checkpoint_id] = lineage
+            if len(self._known) > LINEAGES_MAX:
+                del self._known[min(self._known)]
+
+    def forget(self, checkpoint_id: CheckpointId) -> None:
+        """The checkpoint was given up."""
+        self._known.pop(checkpoint_id, None)
+
+    def begin(self, barrier: Barrier, finished: bool) -> tuple[Cut, Lineage | None]:
+        """What the snapshot of this barrier is to hold, and what it is built on; `finished`: there is no state."""
+        if barrier.options.kind.is_savepoint:
+            return Cut(barrier.checkpoint_id, canonical=True), None
+        if barrier.base is None:
+            return Cut(barrier.checkpoint_id), None
+        # The bases of later barriers are no older.
+        base_id = barrier.base
+        self._known = {number: lineage for number, lineage in self._known.items() if number >= base_id}
+        base = self._known.get(base_id)
+        if base is None or not base.extensible or finished:
+            return Cut(barrier.checkpoint_id), None
+        return Cut(barrier.checkpoint_id, base_id), base
+
+
+def exclusive(snapshot: OperatorSnapshot) -> OperatorSnapshot:
+    """The same with all states in the file of the checkpoint alone."""
+    return replace(snapshot, states=(*snapshot.states, *snapshot.layer), layer=())

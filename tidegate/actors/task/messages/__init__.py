@@ -1,0 +1,1 @@
+"""What a task machine is told, and what it asks for."""

@@ -1,0 +1,257 @@
+"""The events of a task machine: facts that it is told. `at_ms` is when the runtime learned of the fact."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from tidegate.actors.protocol.identity import ChannelId
+from tidegate.actors.protocol.stream_elements import ALIGNED_BARRIER, BarrierOptions, Element
+from tidegate.actors.task.incremental.lineage import Lineage
+from tidegate.storage.checkpoints.metadata import DataFile, NativeState, StateHandle
+from tidegate.storage.codec import wire
+from tidegate.storage.ids import AttemptNumber, CheckpointId, OperatorUid
+from tidegate.storage.state.snapshot import StateTable
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class DamageFound:
+    """The checkpoint that the task starts from is damaged. The task has nothing to decide: its host reports it."""
+
+    at_ms: int
+    checkpoint_id: CheckpointId
+    reason: str
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class TaskRestored:
+    """The state of every operator was read (`tables` is empty on a fresh start); the task may open.
+
+    `finished` tells that the checkpoint holds this task's operators as finished: they must not run again.
+    `in_flight` holds, for input channels, the batches that an unaligned barrier had overtaken, oldest first: they are
+    processed before anything that comes in.
+    """
+
+    at_ms: int
+    tables: tuple[tuple[OperatorUid, tuple[StateTable, ...]], ...]
+    finished: bool = False
+    in_flight: tuple[tuple[ChannelId, tuple[pa.RecordBatch, ...]], ...] = ()
+    lineage: Lineage | None = None
+    """What it has in the checkpoint, where the next snapshots may be built on that."""
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class TasksStarted:
+    """Every task of the attempt is ready: sources may read, and in-flight input may be processed."""
+
+    at_ms: int
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class FrameArrived:
+    """Consecutive elements of one channel came in; the first has number `first_sequence`."""
+
+    at_ms: int
+    attempt: AttemptNumber
+    channel: ChannelId
+    first_sequence: int
+    elements: tuple[Element, ...]
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class CreditGranted:
+    """The receiver of an output channel has room for `total_bytes` in total since the attempt began.
+
+    Cumulative, so that a grant that comes twice or out of order does no harm. `window_bytes`: what it wants to be in
+    flight, and to wait here, from now on.
+    """
+
+    at_ms: int
+    attempt: AttemptNumber
+    channel: ChannelId
+    total_bytes: int
+    window_bytes: int
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class TurnGranted:
+    """The task may process one element. `last_turn_ms`: how long its last turn took, `waited_ms`: the time since."""
+
+    at_ms: int
+    last_turn_ms: int = 0
+    waited_ms: int = 0
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class SourceBatchRead:
+    """The answer to a `ReadSource`. `batch` is None when the split had nothing left.
+
+    `induces`: the reader of an externally induced source wants this checkpoint to be taken right after the batch.
+    """
+
+    at_ms: int
+    read: int
+    batch: pa.RecordBatch | None
+    next_offset: int
+    at_end: bool
+    induces: CheckpointId | None = None
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class CheckpointTriggered:
+    """The coordinator asks this task, a source or one whose upstream tasks have all finished, to start a checkpoint."""
+
+    at_ms: int
+    attempt: AttemptNumber
+    checkpoint_id: CheckpointId
+    triggered_at_ms: int
+    options: BarrierOptions = ALIGNED_BARRIER
+    base: CheckpointId | None = None
+    """The completed checkpoint on which it may be built."""
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class CheckpointAborted:
+    """The coordinator has given this checkpoint up."""
+
+    at_ms: int
+    attempt: AttemptNumber
+    checkpoint_id: CheckpointId
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class CheckpointCompleted:
+    """This checkpoint is complete. A task that had finished before it may end now."""
+
+    at_ms: int
+    attempt: AttemptNumber
+    checkpoint_id: CheckpointId
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class SnapshotPersisted:
+    """The state of a snapshot is durable. `handle` is None for a stateless task; `sync_ms`: its synchronous part.
+
+    `layer`: what was put on the layers that the snapshot is built on, None where nothing had changed; `native`: all
+    files of its backends, those among them that it has in common with what it is built on.
+    """
+
+    at_ms: int
+    checkpoint_id: CheckpointId
+    handle: StateHandle | None
+    sync_ms: int = 0
+    layer: StateHandle | None = None
+    native: tuple[NativeState, ...] = ()
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class ChannelStatePersisted:
+    """The in-flight elements of a snapshot are durable. `handle` is None where there were none."""
+
+    at_ms: int
+    checkpoint_id: CheckpointId
+    handle: StateHandle | None
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class SnapshotFailed:
+    """The state of a snapshot, or what was in flight (`channels`), could not be written. `away`: it may pass."""
+
+    at_ms: int
+    checkpoint_id: CheckpointId
+    error: str
+    channels: bool = False
+    away: bool = False
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class SegmentPersisted:
+    """A segment of the changelog, or a base for it (`whole`), is durable. `handle` is None if it was empty."""
+
+    at_ms: int
+    number: int
+    whole: bool
+    handle: StateHandle | None
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class SegmentFailed:
+    """A segment of the changelog, or a base, could not be written. `away`: it may pass."""
+
+    at_ms: int
+    number: int
+    whole: bool
+    error: str
+    away: bool = False
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class FileStaged:
+    """A sink file is durable, and not visible to readers yet."""
+
+    at_ms: int
+    uid: OperatorUid
+    index: int
+    file: DataFile
+
+
+@wire
+class TaskTimer(enum.Enum):
+    """What a task waits for: output lingers, credit stays away, alignment takes too long, user timers are due."""
+
+    FLUSH = "flush"
+    CREDIT = "credit"
+    ALIGNMENT = "alignment"
+    PROCESSING_TIME = "processing_time"
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class TimerDue:
+    """A timer that the task has set is due. A timer that is due when nothing is waiting for it does no harm.
+
+    `due_at_ms`: the time that it was set for. It may be later than `at_ms`, where the clock was set back since.
+    """
+
+    at_ms: int
+    timer: TaskTimer
+    due_at_ms: int = 0
+
+
+TaskEvent = (
+    DamageFound
+    | TaskRestored
+    | TasksStarted
+    | FrameArrived
+    | CreditGranted
+    | TurnGranted
+    | SourceBatchRead
+    | CheckpointTriggered
+    | CheckpointAborted
+    | CheckpointCompleted
+    | SnapshotPersisted
+    | ChannelStatePersisted
+    | SnapshotFailed
+    | SegmentPersisted
+    | SegmentFailed
+    | FileStaged
+    | TimerDue
+)

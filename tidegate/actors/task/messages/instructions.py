@@ -1,0 +1,212 @@
+"""The instructions of a task machine: what it asks its runtime to do. `TaskHost` carries them out."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from tidegate.actors.protocol.failure_reasons import CheckpointFailureReason
+from tidegate.actors.protocol.identity import ChannelId
+from tidegate.actors.protocol.snapshot_metrics import SnapshotMetrics
+from tidegate.actors.protocol.stream_elements import Element
+from tidegate.actors.sources.source import SourceSplit
+from tidegate.actors.task.incremental.changelog import Chain
+from tidegate.actors.task.incremental.lineage import Lineage
+from tidegate.actors.task.messages.events import TaskTimer
+from tidegate.storage.checkpoints.metadata import SnapshotKind, SubtaskState
+from tidegate.storage.codec import wire
+from tidegate.storage.ids import AttemptNumber, CheckpointId, OperatorUid
+from tidegate.storage.state.snapshot import OperatorSnapshot
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class SendFrame:
+    """Deliver consecutive elements to the downstream task of a channel.
+
+    Fire and forget, because the number of the next frame shows that one is missing; except where `exhausts_credit`
+    says that no frame of data can follow before the receiver has answered this one. A frame without elements asks the
+    receiver to repeat its grant of credit.
+    """
+
+    attempt: AttemptNumber
+    channel: ChannelId
+    first_sequence: int
+    elements: tuple[Element, ...]
+    exhausts_credit: bool = False
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class GrantCredit:
+    """Tell the upstream task of a channel how many bytes it may have sent in total, and the window that follows."""
+
+    attempt: AttemptNumber
+    channel: ChannelId
+    total_bytes: int
+    window_bytes: int
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class ReadSource:
+    """Read rows of a split; answered by one `SourceBatchRead` with the same `read` number."""
+
+    read: int
+    split: SourceSplit
+    offset: int
+    rows_max: int
+
+
+@dataclass(frozen=True, slots=True)
+class PersistSnapshot:
+    """Write frozen state, beside processing. Answered by `SnapshotPersisted` or `SnapshotFailed`.
+
+    Holds references into the task's memory, so it never leaves the process. The positions say where the cut goes
+    through each channel, for those who check from outside that the cuts of all tasks fit together: how many rows
+    of this attempt were taken from each input and put on each output before it.
+    """
+
+    checkpoint_id: CheckpointId
+    snapshots: tuple[OperatorSnapshot, ...]
+    input_positions: tuple[tuple[ChannelId, int], ...]
+    output_positions: tuple[tuple[ChannelId, int], ...]
+    base: Lineage | None = None
+    """What the snapshot is built on; without it the layers and native files of `snapshots` are whole."""
+    chain: Chain | None = None
+    """The layers of the changelog that belong to it; they are written on their own."""
+
+
+@dataclass(frozen=True, slots=True)
+class PersistSegment:
+    """Write a segment of the changelog, or with `whole` a base, beside processing.
+
+    Answered by `SegmentPersisted` or `SegmentFailed`. Holds references into the task's memory.
+    """
+
+    number: int
+    whole: bool
+    snapshots: tuple[OperatorSnapshot, ...]
+
+
+class Direction(enum.Enum):
+    """Which end of a channel holds an in-flight element."""
+
+    INPUT = "input"
+    OUTPUT = "output"
+
+
+@dataclass(frozen=True, slots=True)
+class InFlight:
+    """Batches of one channel that belong to a checkpoint, oldest first; the first `recovered` came from a restore."""
+
+    channel: ChannelId
+    direction: Direction
+    batches: tuple[pa.RecordBatch, ...]
+    recovered: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PersistChannelState:
+    """Write the in-flight elements of an unaligned snapshot, beside processing, in a file of their own.
+
+    Comes once for each snapshot that may have some, when the barrier of every channel has arrived. `channels` holds no
+    empty ones. Answered by `ChannelStatePersisted` or `SnapshotFailed`.
+    """
+
+    checkpoint_id: CheckpointId
+    channels: tuple[InFlight, ...]
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class DiscardState:
+    """Delete files of state that no checkpoint will refer to."""
+
+    paths: tuple[str, ...]
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class StageFile:
+    """Write one data file of a sink; answered by `FileStaged` with the same `index`."""
+
+    uid: OperatorUid
+    index: int
+    batches: tuple[pa.RecordBatch, ...]
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class SetTaskTimer:
+    """Send a `TimerDue` at this time. Several timers of one kind may be set; none replaces another."""
+
+    timer: TaskTimer
+    due_at_ms: int
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class ReportReady:
+    """Tell the coordinator that the operators are open."""
+
+    attempt: AttemptNumber
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class ReportEndOfData:
+    """Tell the coordinator that the operators have finished and only a final checkpoint is missing."""
+
+    attempt: AttemptNumber
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class ReportFinished:
+    """Tell the coordinator that the task is over."""
+
+    attempt: AttemptNumber
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class Acknowledge:
+    """Tell the coordinator that this task's part of a checkpoint is durable."""
+
+    attempt: AttemptNumber
+    checkpoint_id: CheckpointId
+    state: SubtaskState
+    metrics: SnapshotMetrics
+    kind: SnapshotKind
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class Decline:
+    """Tell the coordinator that this task cannot take part in a checkpoint."""
+
+    attempt: AttemptNumber
+    checkpoint_id: CheckpointId
+    reason: CheckpointFailureReason
+    message: str
+
+
+TaskInstruction = (
+    SendFrame
+    | GrantCredit
+    | ReadSource
+    | PersistSnapshot
+    | PersistChannelState
+    | PersistSegment
+    | DiscardState
+    | StageFile
+    | SetTaskTimer
+    | ReportReady
+    | ReportEndOfData
+    | ReportFinished
+    | Acknowledge
+    | Decline
+)

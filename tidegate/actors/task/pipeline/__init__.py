@@ -1,0 +1,1 @@
+"""The way of rows through a task: source cursor, operator chain, timers, emitter."""

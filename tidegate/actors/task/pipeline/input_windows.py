@@ -1,0 +1,62 @@
+"""`InputWindows`: how much the senders of a task may have in flight to it, and the grants of credit that say so.
+
+Rules: without a target for the time in flight a window is all the credit there is, always. A window that has become
+smaller is told at once, because no grant follows until what is in flight has been processed; one that grew comes with
+the next grant. A channel whose data has ended leaves its part of the time to the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tidegate.actors.task.channels.debloating import Debloater
+from tidegate.actors.task.channels.input_gate import InputChannel, InputGate
+from tidegate.actors.task.channels.turn_pacer import TaskPacers
+from tidegate.actors.task.messages.instructions import GrantCredit
+from tidegate.actors.task.pipeline.task_descriptor import TaskDescriptor
+
+
+class InputWindows:
+    """Measures how fast a task processes its input, and sizes the windows by it."""
+
+    def __init__(self, descriptor: TaskDescriptor, gate: InputGate, pacer: TaskPacers) -> None:
+        limits = descriptor.limits
+        self._attempt, self._gate, self._pacer = descriptor.attempt, gate, pacer
+        self._debloater: Debloater | None = None
+        if descriptor.inputs and limits.debloat_target_ms:
+            first_bytes, least_bytes = limits.first_window_bytes, min(limits.window_bytes_min, limits.credit_bytes)
+            self._debloater = Debloater(limits.debloat_target_ms, first_bytes, least_bytes, limits.credit_bytes)
+        self._taken_bytes = self._taken_rows = 0
+        """In the last turn."""
+        self._waiting = False
+        """Whether input was waiting when the last turn was over."""
+
+    def next_turn(self, last_turn_ms: int, waited_ms: int) -> Iterator[GrantCredit]:
+        """A turn begins: the last one took so long, and was over for so long. Gives the windows that shrink."""
+        debloater = self._debloater
+        if debloater is None:
+            return
+        debloater.took(self._taken_bytes, self._taken_rows, last_turn_ms + (waited_ms if self._waiting else 0))
+        self._taken_bytes = self._taken_rows = 0
+        if not debloater.resize(self._gate.open_channels, self._pacer.fixed_ms, self._pacer.rows_min):
+            return
+        for channel in self._gate:
+            shrinks = debloater.window_bytes < channel.window_bytes
+            channel.window_bytes = debloater.window_bytes
+            if shrinks and not channel.data_over:
+                yield self.grant(channel)
+
+    def taken(self, channel: InputChannel, rows: int) -> Iterator[GrantCredit]:
+        """An element, or a part of one, was taken and processed, of so many rows; the grant that is due then."""
+        self._taken_bytes += channel.last_bytes
+        self._taken_rows += rows
+        if channel.credit_to_grant() is not None:
+            yield self.grant(channel)
+
+    def turn_over(self, waiting: bool) -> None:
+        """The turn is over, and input is waiting or not."""
+        self._waiting = waiting
+
+    def grant(self, channel: InputChannel) -> GrantCredit:
+        """What a channel has been granted in total, and its window."""
+        return GrantCredit(self._attempt, channel.channel, channel.granted_bytes, channel.window_bytes)

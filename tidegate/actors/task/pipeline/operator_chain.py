@@ -1,0 +1,277 @@
+"""`OperatorChain`: runs the operators of one task in a row. Each one's output is the next one's input, by plain calls.
+
+Rules: only the first operator has several inputs. A watermark passes the operators in order: each emits what waited for
+it, and what that makes of the next ones comes before the watermark does. An operator that generates watermarks ends
+those from before it, except the last one. Processing time is what the task says it is, and for a timer never before the
+time that this was set for: one that is set again for the next full second would be due at once, again and again. Once
+finishing has begun no processing-time timer fires any more (as in Flink: they are dropped at the end of the input).
+
+What time brings comes in steps (Flink's interruptible timers). The first is done at once, the others when the task asks
+for them; meanwhile it gives the chain nothing else. The last operator that is behind goes first, so that what those
+before it emit next finds it up to date. Only where one call emits several batches into a generator do the later ones
+pass the watermark of the first; watermarks that wait for the same operator merge into the newest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+
+import pyarrow as pa
+
+from tidegate.actors.graph.job_graph import OperatorSpec
+from tidegate.actors.operators.batches.table_sink import TableSink
+from tidegate.actors.operators.operator import Emit, Operator, OperatorContext, ProcessingTime, StepPace
+from tidegate.actors.protocol.stream_elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS
+from tidegate.actors.state_backends.common.options import StateBackendOptions
+from tidegate.actors.task.channels.turn_pacer import ROWS_UNLIMITED
+from tidegate.storage.ids import OperatorUid, SubtaskIndex
+from tidegate.storage.state.snapshot import Cut, OperatorSnapshot, StateTable
+
+
+@dataclass(slots=True)
+class _Link:
+    """An operator, and how far it is in event time."""
+
+    operator: Operator
+    emit: Emit
+    """Takes its output."""
+    rows_max: int
+    """Rows that it is given at once at most."""
+    waits: bool
+    """Whether watermarks make it do anything. To those that do not they are not shown: that costs more than a batch."""
+    generated_ms: int = MIN_WATERMARK_MS
+    """The newest own watermark that was passed on."""
+    next_ms: int | None = None
+    """The newest watermark that has come, if it has not begun with it."""
+    current_ms: int = MIN_WATERMARK_MS
+    """The newest watermark that it has begun with."""
+    steps: Iterator[None] | None = None
+    """The steps that are left of that."""
+
+
+def _link(spec: OperatorSpec, emit: Emit) -> _Link:
+    operator = spec.factory()
+    rows_max = ROWS_UNLIMITED if spec.batch_rows is None else spec.batch_rows.most
+    return _Link(operator, emit, rows_max, type(operator).advance_watermark is not Operator.advance_watermark)
+
+
+def _nobody(watermark_ms: int) -> None:
+    """Takes the watermarks of a chain behind which nobody asks for them."""
+
+
+class OperatorChain:
+    """Opened operators; `output` takes what the last one emits, `output_watermark` the watermarks after that."""
+
+    def __init__(
+        self,
+        specs: Sequence[OperatorSpec],
+        subtask: SubtaskIndex,
+        parallelism: int,
+        max_parallelism: int,
+        output: Emit,
+        output_watermark: Callable[[int], None] = _nobody,
+        backend: StateBackendOptions | None = None,
+    ) -> None:
+        self._time = ProcessingTime()
+        self.pace = StepPace()
+        """How long the steps of the operators are."""
+        place = subtask, parallelism, max_parallelism, self._time, self.pace, backend or StateBackendOptions()
+        self._contexts = [OperatorContext(spec.uid, spec.name, *place) for spec in specs]
+        self._output = output
+        self._output_watermark = output_watermark
+        self._links = [_link(spec, partial(self._feed, position + 1)) for position, spec in enumerate(specs)]
+        self._behind: set[int] = set()
+        """Positions of the operators that have not got to the newest watermark that came to them."""
+        self._clock: Iterator[None] | None = None
+        """The steps that are left of what a processing time brings."""
+        self._clock_ms = MIN_WATERMARK_MS
+        """That processing time, until they are done."""
+        self._task_ms = 0
+        self._inputs_ended: set[int] = set()
+        self._finishing = False
+        self._closing = ExitStack()
+        self._sinks = {
+            spec.uid: link.operator
+            for spec, link in zip(specs, self._links, strict=True)
+            if isinstance(link.operator, TableSink)
+        }
+
+    def open(self, tables: Mapping[OperatorUid, Sequence[StateTable]]) -> None:
+        """Open every operator with its restored state, last one first, so that each may emit at once."""
+        for link, context in zip(reversed(self._links), reversed(self._contexts), strict=True):
+            self._closing.callback(link.operator.close)
+            link.operator.open(context, tuple(tables.get(context.uid, ())))
+
+    def set_time(self, at_ms: int) -> None:
+        """The processing time (milliseconds since 1970) that operators are told from now on."""
+        self._task_ms = at_ms
+        self._time.now_ms = max(at_ms, self._clock_ms)
+
+    def process(self, batch: pa.RecordBatch, input_index: int = 0) -> None:
+        """Process one batch, that came by one of the inputs, through the whole chain."""
+        self.pace.rows += batch.num_rows
+        self._feed(0, batch, input_index)
+        self.step()
+
+    def advance_watermark(self, watermark_ms: int) -> None:
+        """Event time at the inputs has got to `watermark_ms`."""
+        self._advance(0, watermark_ms)
+        self.step()
+
+    @property
+    def advancing(self) -> bool:
+        """Whether there is something to do for `step`, before anything else is processed."""
+        return bool(self._behind) or self._clock is not None
+
+    def step(self) -> None:
+        """Go on with what time brings, to the end of one step, or of everything."""
+        while self.advancing:
+            position = max(self._behind, default=None)
+            steps = self._clock if position is None else self._steps_of(self._links[position])
+            assert steps is not None
+            for _ in steps:
+                return
+            if position is None:
+                self._set_clock(None, MIN_WATERMARK_MS)
+            else:
+                self._arrived(position)
+
+    def end_input(self, input_index: int = 0) -> None:
+        """Nothing more comes by one of the inputs. Call it again and nothing happens."""
+        if self._links and input_index not in self._inputs_ended:
+            self._inputs_ended.add(input_index)
+            self._links[0].operator.end_input(input_index, self._links[0].emit)
+
+    @property
+    def next_processing_time_ms(self) -> int | None:
+        """When `fire_processing_time` is to be called next. None: no operator waits for a processing time."""
+        if self._finishing:
+            return None
+        times = (link.operator.next_processing_time_ms() for link in self._links)
+        return min((time for time in times if time is not None), default=None)
+
+    def fire_processing_time(self, now_ms: int) -> None:
+        """Processing time has got to `now_ms`: every operator emits what waited for that, first one first."""
+        assert not self.advancing, "what time has brought before comes first"
+        if not self._finishing:
+            self._set_clock(self._fire(now_ms), now_ms)
+            self.step()
+
+    def prepare_snapshot(self) -> None:
+        """Let every operator emit what belongs before the barrier, first one first."""
+        for link in self._links:
+            link.operator.prepare_snapshot(link.emit)
+
+    def snapshot(self, cut: Cut) -> list[OperatorSnapshot]:
+        """Freeze every stateful operator."""
+        snapshots = (link.operator.snapshot(cut) for link in self._links)
+        return [snapshot for snapshot in snapshots if snapshot is not None]
+
+    def changes(self, cut: Cut) -> tuple[OperatorSnapshot, ...]:
+        """Freeze the keyed state of every operator, and no other."""
+        changes = (link.operator.changes(cut) for link in self._links)
+        return tuple(change for change in changes if change is not None)
+
+    @property
+    def changed_bytes(self) -> int:
+        """About how many bytes of keyed state have changed since it was last frozen."""
+        return sum(link.operator.changed_bytes for link in self._links)
+
+    def take_pending(self, force: bool) -> list[tuple[OperatorUid, tuple[pa.RecordBatch, ...]]]:
+        """What the sinks of the chain want to be staged as files now, one entry a file."""
+        staged = []
+        for uid, sink in self._sinks.items():
+            pending = sink.take_pending(force)
+            if pending:
+                staged.append((uid, tuple(pending)))
+        return staged
+
+    def finish(self, drain: bool = True) -> Iterator[None]:
+        """End of all inputs, in steps: what watermarks have brought; then, if the end is for good (`drain`), every
+        operator emits what it has left, first one first.
+        """
+        self._finishing = True
+        self._set_clock(None, MIN_WATERMARK_MS)
+        return self._finish() if drain else self._catch_up()
+
+    def close(self) -> None:
+        """Close every operator that was to be opened, once, first one first; all of them, also when one raises."""
+        self._closing.close()
+
+    def _feed(self, position: int, batch: pa.RecordBatch, input_index: int = 0) -> None:
+        """Process a batch from one of the operators on."""
+        if not batch.num_rows:
+            return
+        if position == len(self._links):
+            self._output(batch)
+            return
+        link = self._links[position]
+        if batch.num_rows > link.rows_max:
+            # What an operator before it has made of the rows of a turn may be more than it wants at once.
+            for start in range(0, batch.num_rows, link.rows_max):
+                self._feed(position, batch.slice(start, link.rows_max), input_index)
+            return
+        link.operator.process_input(input_index, batch, link.emit)
+        if link.operator.generates_watermarks:
+            own_ms = link.operator.watermark_ms
+            if own_ms is not None and own_ms > link.generated_ms:
+                link.generated_ms = own_ms
+                self._advance(position + 1, own_ms)
+
+    def _advance(self, start: int, watermark_ms: int) -> None:
+        """Pass a watermark on from one of the operators on, to the first one that it makes do something."""
+        for position in range(start, len(self._links)):
+            link = self._links[position]
+            if link.operator.generates_watermarks:
+                if watermark_ms < MAX_WATERMARK_MS:
+                    return
+                link.generated_ms = watermark_ms
+            if link.waits:
+                link.next_ms = watermark_ms
+                self._behind.add(position)
+                return
+        self._output_watermark(watermark_ms)
+
+    def _steps_of(self, link: _Link) -> Iterator[None]:
+        """What is left of the watermark that an operator is at, or else of the next one."""
+        if link.steps is None:
+            assert link.next_ms is not None, "an operator is behind a watermark"
+            link.current_ms, link.next_ms = link.next_ms, None
+            link.steps = link.operator.advance_watermark(link.current_ms, link.emit)
+        return link.steps
+
+    def _arrived(self, position: int) -> None:
+        """An operator has done all that its watermark brings: the watermark goes on."""
+        link = self._links[position]
+        link.steps = None
+        if link.next_ms is None:
+            self._behind.remove(position)
+        self._advance(position + 1, link.current_ms)
+
+    def _set_clock(self, steps: Iterator[None] | None, time_ms: int) -> None:
+        self._clock, self._clock_ms = steps, time_ms
+        self.set_time(self._task_ms)
+
+    def _fire(self, now_ms: int) -> Iterator[None]:
+        for link in self._links:
+            yield from link.operator.on_processing_time(now_ms, link.emit)
+
+    def _catch_up(self) -> Iterator[None]:
+        """All steps that are to be done for watermarks."""
+        while self.advancing:
+            self.step()
+            yield
+
+    def _finish(self) -> Iterator[None]:
+        yield from self._catch_up()
+        for position, link in enumerate(self._links):
+            # The head may have been told, by input; the others have one input, which has ended now.
+            if position or not self._inputs_ended:
+                link.operator.end_input(0, link.emit)
+            for _ in link.operator.finish(link.emit):
+                yield
+                yield from self._catch_up()
+            yield from self._catch_up()

@@ -1,0 +1,51 @@
+"""Fires the processing-time timers of a task's operators: one timer of the runtime at a time, each due one in a turn.
+
+Timers fire in steps, each in a turn of its own. What a watermark has brought goes first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tidegate.actors.task.messages import instructions as do
+from tidegate.actors.task.messages.events import TaskTimer
+from tidegate.actors.task.pipeline.operator_chain import OperatorChain
+
+
+class ProcessingTimeTimer:
+    """Asks for the earliest time that an operator waits for."""
+
+    def __init__(self, chain: OperatorChain, instruct: Callable[[do.TaskInstruction], None]) -> None:
+        self._chain = chain
+        self._instruct = instruct
+        self._set_for_ms: int | None = None
+        self._due_ms: int | None = None
+        """The time that a timer which has fired was for."""
+
+    @property
+    def due(self) -> bool:
+        """Whether operators have something to do in time, as soon as there is room for what they emit."""
+        return self._due_ms is not None or self._chain.advancing
+
+    def fired(self, at_ms: int) -> None:
+        """What was asked for until `at_ms` is due, also where the clock was set back since."""
+        self._set_for_ms = None
+        self._due_ms = at_ms
+
+    def run(self, now_ms: int) -> None:
+        """Let the operators do a step of what is due."""
+        if self._chain.advancing:
+            self._chain.step()
+        else:
+            at_ms = now_ms if self._due_ms is None else max(now_ms, self._due_ms)
+            self._due_ms = None
+            self._chain.fire_processing_time(at_ms)
+
+    def set(self) -> None:
+        """Ask for the earliest time, unless that or an earlier one was asked for, or waits for its turn already."""
+        if self.due:
+            return
+        due_at_ms = self._chain.next_processing_time_ms
+        if due_at_ms is not None and (self._set_for_ms is None or due_at_ms < self._set_for_ms):
+            self._set_for_ms = due_at_ms
+            self._instruct(do.SetTaskTimer(TaskTimer.PROCESSING_TIME, due_at_ms))

@@ -1,0 +1,70 @@
+"""Emits what leaves a task: rows are partitioned over the channels of every edge, queued, and sent in frames."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pyarrow as pa
+
+from tidegate.actors.operators.batches.partitioners import Partitioner, make_partitioner
+from tidegate.actors.protocol.identity import ChannelId
+from tidegate.actors.protocol.stream_elements import Watermark
+from tidegate.actors.task.channels.output_gate import OutputGate
+from tidegate.actors.task.messages import instructions as do
+from tidegate.actors.task.messages.events import TaskTimer
+from tidegate.actors.task.pipeline.task_descriptor import TaskDescriptor
+
+
+class Emitter:
+    """The output side of a task, as its operators see it."""
+
+    def __init__(self, descriptor: TaskDescriptor, instruct: Callable[[do.TaskInstruction], None]) -> None:
+        d = self._descriptor = descriptor
+        self._instruct = instruct
+        self._flush_armed = False
+        self._starved: dict[ChannelId, int] | None = None
+        """Channels that waited for credit when the timer was set; None: no timer is set."""
+        self._partitioners: list[tuple[Partitioner, dict[int, ChannelId]]] = [
+            (
+                make_partitioner(edge.partitioning, d.task.subtask, edge.downstream_parallelism, d.max_parallelism),
+                {int(channel.downstream): channel for channel in edge.channels},
+            )
+            for edge in d.outputs
+        ]
+        self.gate = OutputGate([c for edge in d.outputs for c in edge.channels], d.limits)
+
+    def emit(self, batch: pa.RecordBatch) -> None:
+        """Queue a batch, repartitioned."""
+        if not batch.num_rows:
+            return
+        for partitioner, channels in self._partitioners:
+            for target, part in partitioner.split(batch):
+                self.gate[channels[target]].put(part)
+
+    def emit_watermark(self, watermark_ms: int) -> None:
+        """Queue a watermark on every channel."""
+        self.gate.broadcast(Watermark(watermark_ms))
+
+    def flush_due(self) -> None:
+        """The linger time of queued output is over."""
+        self._flush_armed = False
+
+    def probe_due(self) -> None:
+        """Output has waited for credit for long: ask, with a frame without elements, whether a grant was lost."""
+        before, self._starved = self._starved or {}, None
+        for channel, credit_bytes in self.gate.starved().items():
+            if before.get(channel) == credit_bytes:
+                next_sequence = self.gate[channel].next_sequence
+                self._instruct(do.SendFrame(self._descriptor.attempt, channel, next_sequence, ()))
+
+    def send(self, at_ms: int, flush: bool = False) -> None:
+        """Send the frames that may and should leave now; what lingers gets a timer."""
+        for channel, first_sequence, elements in self.gate.take_frames(flush):
+            exhausted = self.gate[channel].exhausted
+            self._instruct(do.SendFrame(self._descriptor.attempt, channel, first_sequence, elements, exhausted))
+        if not self._flush_armed and self.gate.lingering:
+            self._flush_armed = True
+            self._instruct(do.SetTaskTimer(TaskTimer.FLUSH, at_ms + self._descriptor.limits.linger_ms))
+        if self._starved is None and self.gate.starving:
+            self._starved = self.gate.starved()
+            self._instruct(do.SetTaskTimer(TaskTimer.CREDIT, at_ms + self._descriptor.limits.probe_ms))

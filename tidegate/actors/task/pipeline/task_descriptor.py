@@ -1,0 +1,107 @@
+"""`TaskDescriptor`: what one task is told about its place in the job when it is deployed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from tidegate.actors.graph.job_graph import JobGraph, OperatorSpec, SourceSpec
+from tidegate.actors.operators.batch_rows import BatchRows, rows_of_a_turn
+from tidegate.actors.protocol.identity import ChannelId, TaskId
+from tidegate.actors.protocol.partitioning import Partitioning
+from tidegate.actors.sources.source import ExternallyInducedSource
+from tidegate.actors.state_backends.common.options import StateBackendOptions
+from tidegate.actors.task.channels.output_gate import BufferLimits
+from tidegate.actors.task.pipeline.source_cursor import SplitPosition
+from tidegate.storage.ids import AttemptNumber
+
+
+@dataclass(frozen=True, slots=True)
+class OutputEdge:
+    """How one task sends over one edge; `channels[i]` leads to downstream subtask `targets[i]`."""
+
+    partitioning: Partitioning
+    downstream_parallelism: int
+    channels: tuple[ChannelId, ...]
+    unaligned: bool = True
+    """Whether barriers may overtake on this edge."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskDescriptor:
+    """Everything a task machine needs to know about its place in the job."""
+
+    task: TaskId
+    name: str
+    attempt: AttemptNumber
+    parallelism: int
+    max_parallelism: int
+    operators: tuple[OperatorSpec, ...]
+    source: SourceSpec | None
+    splits: tuple[SplitPosition, ...]
+    inputs: tuple[ChannelId, ...]
+    outputs: tuple[OutputEdge, ...]
+    limits: BufferLimits
+    source_rows_max: int
+    input_indices: tuple[int, ...] = ()
+    """For each of `inputs` the input of the first operator that it leads to."""
+    exactly_once: bool = True
+    backend: StateBackendOptions = field(default_factory=StateBackendOptions)
+    """Where keyed state lives; its folder is this task's."""
+
+    @property
+    def turn_rows(self) -> BatchRows:
+        """Bounds on the rows of a turn."""
+        return rows_of_a_turn((spec.batch_rows for spec in self.operators), self.limits.turn_rows_max)
+
+    @property
+    def externally_induced(self) -> bool:
+        """Whether the reader of the source says where checkpoints begin."""
+        return self.source is not None and isinstance(self.source.source, ExternallyInducedSource)
+
+
+def describe_task(
+    graph: JobGraph,
+    task: TaskId,
+    attempt: AttemptNumber,
+    splits: tuple[SplitPosition, ...],
+    limits: BufferLimits,
+    source_rows_max: int,
+    exactly_once: bool = True,
+    backend: StateBackendOptions | None = None,
+) -> TaskDescriptor:
+    """The descriptor of one task. `splits` are those that a source task starts with when it restores nothing."""
+    vertex = graph.vertex(task.vertex)
+    inputs = tuple(
+        (channel, edge.input)
+        for edge in graph.edges
+        if edge.downstream == task.vertex
+        for channel in graph.channels(edge)
+        if channel.downstream == task.subtask
+    )
+    outputs = tuple(
+        OutputEdge(
+            edge.partitioning,
+            graph.vertex(edge.downstream).parallelism,
+            tuple(channel for channel in graph.channels(edge) if channel.upstream == task.subtask),
+            graph.supports_unaligned(edge),
+        )
+        for edge in graph.edges
+        if edge.upstream == task.vertex
+    )
+    return TaskDescriptor(
+        task=task,
+        name=f"{vertex.name} ({task.subtask + 1}/{vertex.parallelism})",
+        attempt=attempt,
+        parallelism=vertex.parallelism,
+        max_parallelism=graph.max_parallelism,
+        operators=vertex.operators,
+        source=vertex.source,
+        splits=splits,
+        inputs=tuple(channel for channel, _ in inputs),
+        outputs=outputs,
+        limits=limits,
+        source_rows_max=source_rows_max,
+        input_indices=tuple(index for _, index in inputs),
+        exactly_once=exactly_once,
+        backend=backend if backend is not None else StateBackendOptions(),
+    )

@@ -1,0 +1,400 @@
+"""`TaskMachine`: one subtask as a function of what happened to it.
+
+`handle(event)` returns instructions; the runtime carries them out and reports results as further events. There is no
+I/O, clock, thread or randomness in here. The life of a task is in `task_status.py`, its checkpoints in
+`checkpoints/subtask_checkpoints.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import singledispatchmethod
+
+import pyarrow as pa
+
+from tidegate.actors.protocol.failure_reasons import CheckpointFailureReason
+from tidegate.actors.protocol.identity import ChannelId
+from tidegate.actors.protocol.stream_elements import (
+    MAX_WATERMARK_MS,
+    Barrier,
+    CancelBarrier,
+    Element,
+    EndOfData,
+    EndOfPartition,
+    Watermark,
+    WatermarkStatus,
+)
+from tidegate.actors.task.barriers import make_handler
+from tidegate.actors.task.channels.input_endings import InputEndings
+from tidegate.actors.task.channels.input_gate import InputGate
+from tidegate.actors.task.channels.turn_pacer import TaskPacers
+from tidegate.actors.task.channels.watermark_valve import WatermarkValve
+from tidegate.actors.task.checkpoints.changelog_writer import ChangelogWriter
+from tidegate.actors.task.checkpoints.induced_checkpoints import InducedCheckpoints
+from tidegate.actors.task.checkpoints.subtask_checkpoints import SnapshotParts, SubtaskCheckpoints
+from tidegate.actors.task.messages import events as ev
+from tidegate.actors.task.messages import instructions as do
+from tidegate.actors.task.pipeline.input_windows import InputWindows
+from tidegate.actors.task.pipeline.operator_chain import OperatorChain
+from tidegate.actors.task.pipeline.processing_timers import ProcessingTimeTimer
+from tidegate.actors.task.pipeline.record_emitter import Emitter
+from tidegate.actors.task.pipeline.source_cursor import SourceCursor, positions_from_tables
+from tidegate.actors.task.pipeline.task_descriptor import TaskDescriptor
+from tidegate.actors.task.task_status import TaskStatus
+from tidegate.storage.checkpoints.metadata import SnapshotKind
+from tidegate.storage.errors import ProtocolError
+from tidegate.storage.ids import AttemptNumber
+from tidegate.storage.state.snapshot import Cut, OperatorSnapshot
+
+STAGED_FILES_IN_FLIGHT_MAX = 4
+
+
+class TaskMachine:
+    """One subtask of one attempt."""
+
+    def __init__(self, descriptor: TaskDescriptor) -> None:
+        d = self._descriptor = descriptor
+        self.attempt: AttemptNumber = d.attempt
+        assert (d.source is not None) != bool(d.inputs), "a task has a source or inputs"
+        self.status = TaskStatus.CREATED
+        self._instructions: list[do.TaskInstruction] = []
+        self._inputs = InputGate(d.inputs, d.limits.first_window_bytes)
+        self._emitter = Emitter(d, self._instructions.append)
+        self._outputs = self._emitter.gate
+        self._chain = OperatorChain(
+            d.operators,
+            d.task.subtask,
+            d.parallelism,
+            d.max_parallelism,
+            self._emitter.emit,
+            self._emitter.emit_watermark,
+            d.backend,
+        )
+        self._watermarks = WatermarkValve(d.inputs)
+        self._checkpoints = SubtaskCheckpoints(
+            d,
+            make_handler(frozenset(d.inputs), d.exactly_once),
+            self._inputs,
+            self._outputs,
+            SnapshotParts(
+                prepare=self._chain.prepare_snapshot,
+                send=lambda: self._emitter.send(self._at_ms),
+                stage=lambda: self._stage(force=True),
+                freeze=self._freeze,
+                finished=lambda: self._operators_finished,
+            ),
+            self._instructions.append,
+            ChangelogWriter.of(d.backend, self._chain, self._instructions.append),
+        )
+        self._source: SourceCursor | None = None
+        self._operators_finished = False
+        self._finishing: Iterator[None] = iter(())
+        self._drain = True
+        self._final_complete = False
+        self._input_index = dict(zip(d.inputs, d.input_indices, strict=True))
+        self._endings = InputEndings(self._input_index)
+        self._induced = InducedCheckpoints()
+        self._pacer = TaskPacers(d.turn_rows, d.limits.turn_rows_max, bool(d.limits.debloat_target_ms))
+        self._windows = InputWindows(d, self._inputs, self._pacer)
+        self._processing_time = ProcessingTimeTimer(self._chain, self._instructions.append)
+        self._at_ms = 0
+
+    @property
+    def descriptor(self) -> TaskDescriptor:
+        """What this task was told about its place in the job."""
+        return self._descriptor
+
+    @property
+    def output_queue_bytes(self) -> int:
+        """Bytes that wait for credit on all output channels."""
+        return self._outputs.queued_bytes
+
+    @property
+    def backpressured(self) -> bool:
+        """Whether the task takes no input because an output queue is full."""
+        return self._outputs.over_limit
+
+    @property
+    def runnable(self) -> bool:
+        """Whether a `TurnGranted` would process something: input is there and room for its output."""
+        if self.status not in (TaskStatus.RUNNING, TaskStatus.FINISHING, TaskStatus.END_OF_DATA):
+            return False
+        if self._outputs.over_limit or self._checkpoints.tracker.files_in_flight >= STAGED_FILES_IN_FLIGHT_MAX:
+            return False
+        if self.status is TaskStatus.FINISHING or (self.status is TaskStatus.RUNNING and self._processing_time.due):
+            return True
+        if self._source is not None:
+            return self.status is TaskStatus.RUNNING and (self._source.has_batch or self._source.at_end)
+        return self._inputs.next_channel(self._checkpoints.blocks) is not None
+
+    def handle(self, event: ev.TaskEvent) -> list[do.TaskInstruction]:
+        """Take in one fact; returns what has to be done about it, in order.
+
+        Raises ProtocolError for what cannot happen, and whatever an operator raises; either way the task has failed.
+        """
+        assert not self._instructions
+        self._at_ms = event.at_ms
+        self._chain.set_time(event.at_ms)
+        self._on(event)
+        flush = isinstance(event, ev.TimerDue) and event.timer is ev.TaskTimer.FLUSH
+        self._emitter.send(event.at_ms, flush)
+        self._finish_task_if_over()
+        self._checkpoints.settle(event.at_ms)
+        if self.status is TaskStatus.RUNNING and not self._operators_finished:
+            self._processing_time.set()
+        self._read_ahead()
+        instructions = list(self._instructions)
+        self._instructions.clear()
+        return instructions
+
+    def close(self) -> None:
+        """The task ends here, whatever its status: let the operators release what they hold. May be called again."""
+        self._chain.close()
+
+    # --- events ---------------------------------------------------------------------------------------------------
+
+    @singledispatchmethod
+    def _on(self, event: ev.TaskEvent) -> None:
+        raise ProtocolError(f"a task is not told {type(event).__name__}")
+
+    @_on.register
+    def _on_restored(self, event: ev.TaskRestored) -> None:
+        if self.status is not TaskStatus.CREATED:
+            raise ProtocolError(f"{self._descriptor.task} is {self.status.value} and was told that it is restored")
+        tables = dict(event.tables)
+        source = self._descriptor.source
+        if source is not None:
+            positions = () if event.finished else self._descriptor.splits
+            if source.uid in tables and not event.finished:
+                positions = positions_from_tables(tables[source.uid])
+            self._source = SourceCursor(positions, self._descriptor.source_rows_max)
+        self._checkpoints.restored(event.lineage)
+        self._operators_finished = event.finished
+        if not event.finished:
+            self._chain.open(tables)
+        for channel, batches in event.in_flight:
+            if event.finished:
+                raise ProtocolError(f"{self._descriptor.task} has finished and was restored with input of {channel}")
+            self._inputs.recover(channel, batches)
+        # Sources, in-flight input, and timers that are due already emit, and before every task is there, into the void.
+        self.status = TaskStatus.READY
+        self._instructions.append(do.ReportReady(self.attempt))
+
+    @_on.register
+    def _on_started(self, event: ev.TasksStarted) -> None:
+        if self.status is TaskStatus.READY:
+            self.status = TaskStatus.RUNNING
+
+    @_on.register
+    def _on_frame(self, event: ev.FrameArrived) -> None:
+        if event.attempt == self.attempt:
+            new = self._inputs[event.channel].accept(event.first_sequence, event.elements)
+            if not event.elements:
+                self._instructions.append(self._windows.grant(self._inputs[event.channel]))
+            self._checkpoints.arrived(event.channel, new, event.at_ms)
+
+    @_on.register
+    def _on_credit(self, event: ev.CreditGranted) -> None:
+        if event.attempt == self.attempt:
+            self._outputs[event.channel].grant(event.total_bytes, event.window_bytes)
+
+    @_on.register
+    def _on_timer(self, event: ev.TimerDue) -> None:
+        match event.timer:
+            case ev.TaskTimer.FLUSH:
+                self._emitter.flush_due()
+            case ev.TaskTimer.CREDIT:
+                self._emitter.probe_due()
+            case ev.TaskTimer.ALIGNMENT:
+                self._checkpoints.timer(max(event.at_ms, event.due_at_ms))
+            case ev.TaskTimer.PROCESSING_TIME:
+                self._processing_time.fired(max(event.at_ms, event.due_at_ms))
+
+    @_on.register
+    def _on_turn(self, event: ev.TurnGranted) -> None:
+        self._pacer.next_turn(self._chain.pace, event.last_turn_ms)
+        self._instructions += self._windows.next_turn(event.last_turn_ms, event.waited_ms)
+        if not self.runnable:
+            return
+        if self.status is TaskStatus.FINISHING:
+            self._finish_step()
+        elif self.status is TaskStatus.RUNNING and self._processing_time.due:
+            self._processing_time.run(event.at_ms)
+            self._stage(force=False)
+        elif self._source is not None:
+            self._process_source(self._source)
+        else:
+            self._process_input(event.at_ms)
+        self._outputs.turn_over(self._chain.pace.rows)
+        self._windows.turn_over(self._inputs.waits(self._checkpoints.blocks))
+
+    @_on.register
+    def _on_batch_read(self, event: ev.SourceBatchRead) -> None:
+        if self._source is None:
+            raise ProtocolError(f"{self._descriptor.task} has no source and was read for")
+        self._source.batch_read(event)
+
+    @_on.register
+    def _on_trigger(self, event: ev.CheckpointTriggered) -> None:
+        if event.attempt != self.attempt:
+            return
+        if self.status in (TaskStatus.CREATED, TaskStatus.READY, TaskStatus.FINISHED):
+            over = self.status is TaskStatus.FINISHED
+            reason = CheckpointFailureReason.TASK_CLOSING if over else CheckpointFailureReason.TASK_NOT_READY
+            self._checkpoints.decline(
+                event.checkpoint_id, reason, f"task {self._descriptor.task} is {self.status.value}"
+            )
+            return
+        reading = self._source is not None and self.status is TaskStatus.RUNNING
+        barrier = Barrier(event.checkpoint_id, event.triggered_at_ms, event.options, event.base)
+        if reading and self._descriptor.externally_induced and not event.options.kind.is_savepoint:
+            self._induced.triggered(barrier)
+            return
+        if reading and event.options.kind.stops:
+            # The data ends first, so that the savepoint's barrier comes after everything (FLIP-147, revised steps).
+            self._end_data(drain=event.options.kind is SnapshotKind.TERMINATE)
+        self._checkpoints.trigger(barrier, event.at_ms)
+
+    @_on.register
+    def _on_abort(self, event: ev.CheckpointAborted) -> None:
+        if event.attempt == self.attempt:
+            self._induced.aborted(event.checkpoint_id)
+            self._checkpoints.abort(event.checkpoint_id, event.at_ms)
+
+    @_on.register
+    def _on_complete(self, event: ev.CheckpointCompleted) -> None:
+        if event.attempt != self.attempt:
+            return
+        snapshot = self._checkpoints.completed(event.checkpoint_id)
+        if snapshot is not None and (snapshot.finished or event.checkpoint_id == self._checkpoints.stopping):
+            self._final_complete = True
+
+    @_on.register(ev.SnapshotPersisted)
+    @_on.register(ev.ChannelStatePersisted)
+    @_on.register(ev.SnapshotFailed)
+    @_on.register(ev.SegmentPersisted)
+    @_on.register(ev.SegmentFailed)
+    def _on_written(self, event: ev.SnapshotPersisted) -> None:
+        self._checkpoints.written(event)
+
+    @_on.register
+    def _on_staged(self, event: ev.FileStaged) -> None:
+        self._checkpoints.tracker.files[event.uid].durable(event.index, event.file)
+
+    # --- processing -----------------------------------------------------------------------------------------------
+
+    def _process_source(self, source: SourceCursor) -> None:
+        if source.has_batch:
+            batch, induces = source.take()
+            if batch is not None:
+                self._process_batch(batch, 0)
+            if induces is not None:
+                self._checkpoints.trigger(self._induced.induced(induces, self._at_ms), self._at_ms)
+        elif source.at_end:
+            self._end_data(drain=True)
+
+    def _process_input(self, at_ms: int) -> None:
+        channel = self._inputs.next_channel(self._checkpoints.blocks)
+        assert channel is not None
+        element = channel.take(self._pacer.rows_within(self._outputs.turn_rows_max))
+        self._inputs.served()
+        self._process(channel.channel, element, at_ms)
+        self._instructions += self._windows.taken(channel, self._chain.pace.rows)
+
+    def _process(self, channel: ChannelId, element: Element, at_ms: int) -> None:
+        assert not self._checkpoints.blocks(channel), "nothing of a blocked channel is processed (invariant 2)"
+        if isinstance(element, pa.RecordBatch):
+            self._process_batch(element, self._input_index[channel])
+        elif isinstance(element, Barrier):
+            self._checkpoints.barrier(channel, element, at_ms)
+        elif isinstance(element, CancelBarrier):
+            self._checkpoints.cancel_barrier(channel, element.checkpoint_id, at_ms)
+        elif isinstance(element, Watermark):
+            self._advance(self._watermarks.watermark(channel, element))
+        elif isinstance(element, WatermarkStatus):
+            self._advance(self._watermarks.status(channel, element))
+        elif isinstance(element, EndOfData):
+            self._end_input(self._endings.end_data(channel, element.drain))
+        else:
+            assert isinstance(element, EndOfPartition)
+            self._endings.end_partition(channel)
+            self._checkpoints.channel_ended(channel, at_ms)
+
+    def _process_batch(self, batch: pa.RecordBatch, input_index: int) -> None:
+        if self._operators_finished:
+            raise ProtocolError(f"{self._descriptor.task} has finished its operators and got {batch.num_rows} rows")
+        self._chain.process(batch, input_index)
+        self._stage(force=False)
+
+    def _advance(self, elements: list[Watermark | WatermarkStatus]) -> None:
+        """Event time has come forward, or there is none for now."""
+        for element in elements:
+            if isinstance(element, Watermark) and not self._operators_finished:
+                self._chain.advance_watermark(element.timestamp_ms)
+                self._stage(force=False)
+            else:
+                self._outputs.broadcast(element)
+
+    def _end_input(self, index: int | None) -> None:
+        """Data has ended on a channel; `index`: on all channels of that input."""
+        if index is not None and self._endings.drain and not self._operators_finished:
+            self._chain.end_input(index)
+            self._stage(force=False)
+        if self._endings.data_over:
+            self._end_data(self._endings.drain)
+
+    def _end_data(self, drain: bool) -> None:
+        self._drain = drain
+        if not self._operators_finished:
+            self._finishing = self._chain.finish(drain)
+        if drain and self._source is not None:
+            self._advance([Watermark(MAX_WATERMARK_MS)])
+        self.status = TaskStatus.FINISHING
+        self._checkpoints.hold()
+        for barrier in self._induced.take_rest():
+            self._checkpoints.trigger(barrier, self._at_ms)
+
+    def _finish_step(self) -> None:
+        """Let the operators do one more step of what they have left; after the last one the data has ended."""
+        for _ in self._finishing:
+            self._stage(force=False)
+            return
+        self._operators_finished = self._operators_finished or self._drain
+        self.status = TaskStatus.END_OF_DATA
+        self._outputs.broadcast(EndOfData(self._drain))
+        self._instructions.append(do.ReportEndOfData(self.attempt))
+        self._checkpoints.release(self._at_ms)
+
+    def _finish_task_if_over(self) -> None:
+        """The task ends when everything has left: who ends has nothing in flight, and gets no further barrier."""
+        over = self._final_complete and self._endings.partitions_over and self._outputs.empty
+        if not over or self.status is not TaskStatus.END_OF_DATA:
+            return
+        self._chain.close()
+        self._outputs.broadcast(EndOfPartition())
+        self._emitter.send(self._at_ms)
+        self.status = TaskStatus.FINISHED
+        self._instructions.append(do.ReportFinished(self.attempt))
+
+    # --- snapshots ------------------------------------------------------------------------------------------------
+
+    def _freeze(self, cut: Cut) -> tuple[OperatorSnapshot, ...]:
+        snapshots = [] if self._operators_finished else self._chain.snapshot(cut)
+        if self._source is not None:
+            assert self._descriptor.source is not None
+            snapshots.insert(0, OperatorSnapshot(self._descriptor.source.uid, (self._source.freeze(),)))
+        return tuple(snapshots)
+
+    def _stage(self, force: bool) -> None:
+        for uid, batches in self._chain.take_pending(force):
+            index = self._checkpoints.tracker.files[uid].start()
+            self._instructions.append(do.StageFile(uid, index, batches))
+
+    # --- output and reading ---------------------------------------------------------------------------------------
+
+    def _read_ahead(self) -> None:
+        if self._source is None or self.status is not TaskStatus.RUNNING or self._outputs.over_limit:
+            return
+        read = self._source.next_read(self._pacer.rows_within(self._outputs.turn_rows_max))
+        if read is not None:
+            self._instructions.append(read)

@@ -1,0 +1,1 @@
+"""What a driver script is made of: the environment, streams, jobs and tables."""

@@ -1,0 +1,213 @@
+"""`CheckpointConfig`: settings of a job's checkpoints, under Python names and under the keys that Flink users know.
+
+Rules: a value is checked where it is given, so that a job never starts with one that it cannot keep; nothing
+is ignored silently, so an unknown or doubled setting, and one that another makes pointless, is refused; every
+refusal is a ConfigurationError. A setting that Flink has under two keys is known under both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Literal, Self
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ModelWrapValidatorHandler,
+    ValidationError,
+    model_validator,
+)
+
+from tidegate.actors.coordinator.job.outages import STORAGE_OUTAGE_MS
+from tidegate.actors.state_backends.common.options import MEMORY_BYTES
+from tidegate.actors.task.channels.output_gate import DEBLOAT_TARGET_MS
+from tidegate.api.config import setting_values as of
+from tidegate.api.config.setting_names import KEYS, setting_keys, titled, unknown_setting
+from tidegate.api.config.setting_values import INTERVAL_MS_MIN
+from tidegate.storage.checkpoints.lease import LEASE_MS_DEFAULT
+from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.state.state_file import INLINE_BYTES_MAX
+
+__all__ = ["INTERVAL_MS_MIN", "CheckpointConfig", "setting_keys", "unknown_setting"]
+
+
+class CheckpointConfig(BaseModel):
+    """When checkpoints are taken and how, where they rest, and how many failures are put up with.
+
+    Durations are strings (`"10s"`, `"5min"`), timedeltas, or milliseconds as int; kept as milliseconds.
+    Sizes are strings (`"20kb"`) or bytes as int; kept as bytes. Choices may be in capitals, as Flink has them.
+    Raises ConfigurationError for a wrong or unknown setting, and for two that contradict each other.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
+
+    interval: Annotated[int | None, BeforeValidator(of.interval)] = Field(default=None, alias=KEYS["interval"][0])
+    """Milliseconds between two triggers. None, or below 10 ms (kept as None): no periodic checkpoints."""
+
+    storage: Annotated[str | None, BeforeValidator(of.place)] = Field(default=None, alias=KEYS["storage"][0])
+    """Folder or URL (`s3://bucket/ckpt`) under which each job has its folder."""
+
+    savepoints: Annotated[str | None, BeforeValidator(of.place)] = Field(default=None, alias=KEYS["savepoints"][0])
+    """Folder or URL under which a savepoint gets its folder when none is named with the request."""
+
+    mode: Annotated[Literal["exactly_once", "at_least_once"], BeforeValidator(of.mode)] = Field(
+        default="exactly_once", alias=KEYS["mode"][0]
+    )
+    """With at_least_once no channel waits for another at a barrier: rows may count twice after a failure."""
+
+    timeout: Annotated[int, BeforeValidator(of.timeout)] = Field(default=600_000, alias=KEYS["timeout"][0])
+    """Milliseconds after which a checkpoint that is not complete is given up; at least 10."""
+
+    min_pause: Annotated[int, BeforeValidator(of.duration)] = Field(default=0, alias=KEYS["min_pause"][0])
+    """Milliseconds between the end of a checkpoint and the next trigger; may exceed the interval."""
+
+    max_concurrent: Annotated[int, BeforeValidator(of.at_least_one)] = Field(default=1, alias=KEYS["max_concurrent"][0])
+    """Checkpoints that may be under way at the same time; at least 1."""
+
+    unaligned: Annotated[bool, BeforeValidator(of.switch)] = Field(default=False, alias=KEYS["unaligned"][0])
+    """Whether barriers may overtake the data in flight, which then belongs to the checkpoint."""
+
+    aligned_timeout: Annotated[int, BeforeValidator(of.duration)] = Field(default=0, alias=KEYS["aligned_timeout"][0])
+    """Milliseconds after which an aligned checkpoint goes on unaligned; 0: unaligned from the start."""
+
+    tolerable_failed: Annotated[int, BeforeValidator(of.any_number)] = Field(
+        default=0, alias=KEYS["tolerable_failed"][0]
+    )
+    """Checkpoints that may fail in a row before the job does."""
+
+    storage_outage: Annotated[int, BeforeValidator(of.duration)] = Field(
+        default=STORAGE_OUTAGE_MS, alias=KEYS["storage_outage"][0]
+    )
+    """Milliseconds for which the job goes on while storage does not answer or takes nothing; then it has failed."""
+
+    retained: Annotated[int, BeforeValidator(of.at_least_one)] = Field(default=1, alias=KEYS["retained"][0])
+    """Completed checkpoints to keep; at least 1."""
+
+    retention: Annotated[
+        Literal["retain_on_cancellation", "delete_on_cancellation", "no_externalized_checkpoints"],
+        BeforeValidator(of.retention),
+    ] = Field(default="retain_on_cancellation", alias=KEYS["retention"][0])
+    """What stays of a job that failed or was cancelled: all that is retained; the same unless cancelled; nothing."""
+
+    inline_bytes: Annotated[int, BeforeValidator(of.size)] = Field(
+        default=INLINE_BYTES_MAX, alias=KEYS["inline_bytes"][0]
+    )
+    """State of a subtask up to this size goes into the checkpoint's metadata, not into a file of its own."""
+
+    ignore_in_flight_of: Annotated[int | None, BeforeValidator(of.checkpoint_id)] = Field(
+        default=None, alias=KEYS["ignore_in_flight_of"][0]
+    )
+    """Number of a checkpoint whose data in flight is left out when it is restored: that data is lost."""
+
+    history: Annotated[int, BeforeValidator(of.any_number)] = Field(default=10, alias=KEYS["history"][0])
+    """Checkpoints that the statistics keep in detail."""
+
+    backend: Annotated[Literal["columnar", "rocksdb"], BeforeValidator(of.backend)] = Field(
+        default="columnar", alias=KEYS["backend"][0]
+    )
+    """Where keyed state lives while the job runs: in memory (`"hashmap"` is kept as `"columnar"`), or on local disk."""
+
+    incremental: Annotated[bool, BeforeValidator(of.switch)] = Field(default=False, alias=KEYS["incremental"][0])
+    """Whether a checkpoint writes only the keyed state that has changed since the one before it."""
+
+    changelog: Annotated[bool, BeforeValidator(of.switch)] = Field(default=False, alias=KEYS["changelog"][0])
+    """Whether changes of keyed state are written all the time, so that little is left to write at a checkpoint."""
+
+    compression: Annotated[Literal["lz4", "zstd"] | None, BeforeValidator(of.compression)] = Field(
+        default=None, alias=KEYS["compression"][0]
+    )
+    """How state is compressed in checkpoints; True, as in Flink, is `"lz4"`."""
+
+    backend_memory: Annotated[int, BeforeValidator(of.size)] = Field(
+        default=MEMORY_BYTES, alias=KEYS["backend_memory"][0]
+    )
+    """Bytes that each operator of a subtask may use for the caches and buffers of a backend on disk."""
+
+    backend_directory: Annotated[str | None, BeforeValidator(of.place)] = Field(
+        default=None, alias=KEYS["backend_directory"][0]
+    )
+    """Local folder of each machine where a backend on disk works. None: a folder among its temporary files."""
+
+    local_copies: Annotated[bool, BeforeValidator(of.switch)] = Field(default=False, alias=KEYS["local_copies"][0])
+    """Whether each task keeps a copy of its newest state on the local disk, to restore from that after a failure."""
+
+    local_directory: Annotated[str | None, BeforeValidator(of.place)] = Field(
+        default=None, alias=KEYS["local_directory"][0]
+    )
+    """Local folder of each machine for these copies. None: a folder among its temporary files."""
+
+    checkpoint_storage: Annotated[Literal["filesystem", "jobmanager"], BeforeValidator(of.checkpoint_storage)] = Field(
+        default="filesystem", alias=KEYS["checkpoint_storage"][0]
+    )
+    """`"jobmanager"`: state goes into the coordinator's memory (and metadata), 5 MB for each subtask at most."""
+
+    debloat: Annotated[bool, BeforeValidator(of.switch)] = Field(default=True, alias=KEYS["debloat"][0])
+    """Whether the data in flight to a slow task is bounded by the time that it needs for it, so that barriers come."""
+
+    debloat_target: Annotated[int, BeforeValidator(of.debloat_target)] = Field(
+        default=DEBLOAT_TARGET_MS, alias=KEYS["debloat_target"][0]
+    )
+    """Milliseconds that a task should need for what is in flight to it; at least 10."""
+
+    lease: Annotated[int, BeforeValidator(of.lease)] = Field(default=LEASE_MS_DEFAULT, alias=KEYS["lease"][0])
+    """Milliseconds without a sign of life after which the job counts as dead; at least 1,000."""
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _refuse(cls, data: object, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        if isinstance(data, Mapping):
+            data = _by_name(data)
+        try:
+            config = handler(data)
+        except ValidationError as error:
+            raise ConfigurationError(f"not a checkpoint configuration: {error}") from error
+        _check_together(config)
+        return config
+
+
+def _by_name(data: Mapping[object, object]) -> dict[str, object]:
+    """The same settings under their Python names. ConfigurationError for unknown and doubled ones."""
+    fields = CheckpointConfig.model_fields
+    names = {name: name for name in fields} | {key: name for name in fields for key in setting_keys(name)}
+    given: dict[str, str] = {}
+    settings: dict[str, object] = {}
+    for spelling, value in data.items():
+        name = names.get(str(spelling))
+        if name is None:
+            raise unknown_setting(str(spelling), names)
+        if name in given:
+            raise ConfigurationError(f"{given[name]} and {spelling} are one setting; give it once")
+        given[name] = str(spelling)
+        settings[name] = value
+    return settings
+
+
+def _check_together(config: CheckpointConfig) -> None:
+    """Refuse settings that contradict each other."""
+
+    def refuse(one: str, other: str, why: str) -> ConfigurationError:
+        pair = (f"{titled(name)} is {getattr(config, name)!r}" for name in (one, other))
+        return ConfigurationError(f"{' but '.join(pair)}: {why}")
+
+    if config.unaligned and config.mode == "at_least_once":
+        raise refuse("unaligned", "mode", "only exactly-once checkpoints can be unaligned; give up one of the two")
+    if config.unaligned and config.max_concurrent > 1:
+        raise refuse("unaligned", "max_concurrent", "unaligned checkpoints are taken one at a time; set it to 1")
+    if config.max_concurrent > 1 and config.min_pause > 0:
+        why = "with a pause between checkpoints there is one at a time; set max_concurrent to 1, or min_pause to 0"
+        raise refuse("max_concurrent", "min_pause", why)
+    if config.aligned_timeout > 0 and not config.unaligned:
+        why = "an alignment that takes too long goes on unaligned; switch that on, or leave the timeout out"
+        raise refuse("aligned_timeout", "unaligned", why)
+    if config.backend_directory is not None and config.backend != "rocksdb":
+        raise refuse("backend_directory", "backend", "state in memory needs no folder; leave it out, or use 'rocksdb'")
+    if config.local_directory is not None and not config.local_copies:
+        raise refuse("local_directory", "local_copies", "no copies are made; switch them on, or leave the folder out")
+    if "debloat_target" in config.model_fields_set and not config.debloat:
+        why = "without it all buffers are used, however slow a task is; switch it on, or leave the time out"
+        raise refuse("debloat_target", "debloat", why)
+    if config.aligned_timeout >= config.timeout:
+        why = "a checkpoint would be given up before it could go on unaligned; make the first one shorter"
+        raise refuse("aligned_timeout", "timeout", why)

@@ -1,0 +1,155 @@
+"""Checks the values of settings: each function takes what was written and gives what is kept, or refuses it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from datetime import timedelta
+
+from pydantic import ValidationInfo
+
+from tidegate.api.config.setting_names import titled
+from tidegate.api.given_names import location
+from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.units import parse_duration_ms, parse_size_bytes
+
+INTERVAL_MS_MIN = 10
+"""Intervals below this switch periodic checkpoints off, and no timeout may be below it (both as in Flink)."""
+
+LEASE_MS_MIN = 1_000
+DEBLOAT_TARGET_MS_MIN = 10
+
+_BACKENDS = {"columnar": "columnar", "hashmap": "columnar", "rocksdb": "rocksdb"}
+
+
+def label(info: ValidationInfo) -> str:
+    """How messages name the setting."""
+    return titled(info.field_name or "")
+
+
+def duration(value: str | timedelta | int, info: ValidationInfo) -> int:
+    """Milliseconds."""
+    return parse_duration_ms(value, setting=label(info))
+
+
+def interval(value: str | timedelta | int | None, info: ValidationInfo) -> int | None:
+    """Milliseconds, or None for no periodic checkpoints."""
+    interval_ms = None if value is None else duration(value, info)
+    return None if interval_ms is None or interval_ms < INTERVAL_MS_MIN else interval_ms
+
+
+def timeout(value: str | timedelta | int, info: ValidationInfo) -> int:
+    """Milliseconds, not too few."""
+    timeout_ms = duration(value, info)
+    if timeout_ms < INTERVAL_MS_MIN:
+        raise ConfigurationError(f"{label(info)}: {timeout_ms} ms is too short; give {INTERVAL_MS_MIN} ms or more")
+    return timeout_ms
+
+
+def lease(value: str | timedelta | int, info: ValidationInfo) -> int:
+    """Milliseconds, not so few that a renewal that takes its time comes too late."""
+    lease_ms = duration(value, info)
+    if lease_ms < LEASE_MS_MIN:
+        raise ConfigurationError(f"{label(info)}: {lease_ms} ms is too short; give {LEASE_MS_MIN} ms or more")
+    return lease_ms
+
+
+def debloat_target(value: str | timedelta | int, info: ValidationInfo) -> int:
+    """Milliseconds, not so few that a receiver runs dry before an answer comes."""
+    target_ms = duration(value, info)
+    if target_ms < DEBLOAT_TARGET_MS_MIN:
+        raise ConfigurationError(
+            f"{label(info)}: {target_ms} ms is too short; give {DEBLOAT_TARGET_MS_MIN} ms or more, or debloat: false"
+        )
+    return target_ms
+
+
+def size(value: str | int, info: ValidationInfo) -> int:
+    """Bytes."""
+    return parse_size_bytes(value, setting=label(info))
+
+
+def whole(value: object, info: ValidationInfo, what: str, at_least: int) -> int:
+    """A whole number from `at_least` up."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < at_least:
+        raise ConfigurationError(f"{label(info)}: {value!r} is no {what}; give a whole number from {at_least} up")
+    return value
+
+
+def any_number(value: object, info: ValidationInfo) -> int:
+    """A number of checkpoints, 0 among them."""
+    return whole(value, info, "number of checkpoints", at_least=0)
+
+
+def at_least_one(value: object, info: ValidationInfo) -> int:
+    """A number of checkpoints."""
+    return whole(value, info, "number of checkpoints", at_least=1)
+
+
+def checkpoint_id(value: object, info: ValidationInfo) -> int | None:
+    """The number of a checkpoint, or None."""
+    return None if value is None else whole(value, info, "number of a checkpoint (the N of chk-N)", at_least=1)
+
+
+def place(value: object, info: ValidationInfo) -> str | None:
+    """A folder or URL, or None."""
+    if value is None:
+        return None
+    if not isinstance(value, str | os.PathLike) or not os.fspath(value):
+        raise ConfigurationError(
+            f"{label(info)}: {value!r} is no place to store at; give a folder or a URL such as s3://bucket/folder"
+        )
+    return location(value, label(info))
+
+
+def switch(value: object, info: ValidationInfo) -> bool:
+    """True or false."""
+    if not isinstance(value, bool):
+        raise ConfigurationError(f"{label(info)}: {value!r} is neither true nor false")
+    return value
+
+
+def lowered(value: object) -> object:
+    """Flink writes its choices in capitals, its users in either way."""
+    return value.lower().replace("-", "_") if isinstance(value, str) else value
+
+
+def choice(value: object, info: ValidationInfo, choices: Iterable[str]) -> str:
+    """One of the choices, however it was written."""
+    for known in choices:
+        if known == lowered(value):
+            return known
+    raise ConfigurationError(f"{label(info)}: {value!r} is none of {', '.join(map(repr, choices))}")
+
+
+def mode(value: object, info: ValidationInfo) -> str:
+    """Of checkpoints."""
+    return choice(value, info, ("exactly_once", "at_least_once"))
+
+
+def retention(value: object, info: ValidationInfo) -> str:
+    """Of checkpoints, when the job is over."""
+    return choice(value, info, ("retain_on_cancellation", "delete_on_cancellation", "no_externalized_checkpoints"))
+
+
+def backend(value: object, info: ValidationInfo) -> str:
+    """Of keyed state."""
+    if lowered(value) == "forst":
+        raise ConfigurationError(
+            f"{label(info)}: {value!r} is not available; write 'columnar' (in memory; Flink's 'hashmap' means the "
+            "same) or 'rocksdb' (on local disk)"
+        )
+    return _BACKENDS[choice(value, info, _BACKENDS)]
+
+
+def compression(value: object, info: ValidationInfo) -> str | None:
+    """Of state files; Flink's switch chooses the fast one."""
+    if value is None or isinstance(value, bool):
+        return "lz4" if value else None
+    found = choice(value, info, ("none", "lz4", "zstd"))
+    return None if found == "none" else found
+
+
+def checkpoint_storage(value: object, info: ValidationInfo) -> str:
+    """Where state of checkpoints goes."""
+    return choice(value, info, ("filesystem", "jobmanager"))

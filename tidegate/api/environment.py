@@ -1,0 +1,374 @@
+"""`StreamEnvironment`: where a driver script makes its streams and runs them."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from tidegate.actors.graph.stream_graph import StreamNode, translate
+from tidegate.actors.hosts.job_context import DataPlaneOptions
+from tidegate.actors.runtimes.local.local_runtime import LocalRuntime
+from tidegate.actors.runtimes.running_job import Runtime, Submission
+from tidegate.actors.sources.master_hooks import MasterHook
+from tidegate.actors.sources.memory_source import InMemory, MemorySource
+from tidegate.actors.sources.source import Source
+from tidegate.api.config.checkpoint_config import CheckpointConfig
+from tidegate.api.config.config_file import load_config
+from tidegate.api.given_names import check_name, check_uid, location
+from tidegate.api.output_tables import CollectedRows, OutputTable
+from tidegate.api.stream import Stream
+from tidegate.api.stream_columns import check_plain
+from tidegate.api.submission.job import Job
+from tidegate.api.submission.job_names import name_taken
+from tidegate.api.submission.local_folders import temporary_folder
+from tidegate.api.submission.submission import JobRequest, make_job_id, prepare
+from tidegate.recovery import RestartStrategy
+from tidegate.storage.errors import ConfigurationError, StorageError
+from tidegate.storage.files.create_check import check_conditional_create
+from tidegate.storage.files.private_folders import make_private
+from tidegate.storage.files.store import OpenStore
+from tidegate.storage.ids import OperatorUid
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from tidegate.spark_bridge import RayDPSession
+
+
+_NAME_IN_UID_CHARACTERS = 100
+
+MEMORY_SPLITS = 16
+"""Parts of a stream over data in memory; not the parallelism, which may change when a job is restored."""
+
+
+class StreamEnvironment:
+    """Makes streams and runs them. Use it as a context manager; make one with `local` or `raydp`."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        parallelism: int,
+        *,
+        checkpoints: CheckpointConfig | None = None,
+        options: DataPlaneOptions | None = None,
+        open_store: OpenStore | None = None,
+        session: RayDPSession | None = None,
+    ) -> None:
+        if parallelism < 1:
+            raise ConfigurationError(f"parallelism={parallelism}: at least 1 is needed")
+        self.parallelism = parallelism
+        self.open_store = open_store if open_store is not None else runtime.open_store
+        self._runtime = runtime
+        self._checkpoints = checkpoints if checkpoints is not None else CheckpointConfig()
+        self._options = options if options is not None else DataPlaneOptions()
+        self._session = session
+        self._reset()
+
+    # --- making one -----------------------------------------------------------------------------------------------
+
+    @classmethod
+    def local(
+        cls,
+        parallelism: int = 1,
+        *,
+        config: str | os.PathLike[str] | Mapping[str, object] | None = None,
+        options: DataPlaneOptions | None = None,
+    ) -> Self:
+        """Run jobs in this process: no Ray, no JVM."""
+        checkpoints = None if config is None else load_config(config).checkpoints
+        return cls(LocalRuntime(), parallelism, checkpoints=checkpoints, options=options)
+
+    @classmethod
+    def raydp(
+        cls,
+        executors: int = 2,
+        executor_cores: int = 1,
+        executor_memory: str | int = "1g",
+        slots_per_executor: int = 2,
+        *,
+        parallelism: int | None = None,
+        app_name: str = "tidegate",
+        config: str | os.PathLike[str] | Mapping[str, object] | None = None,
+        options: DataPlaneOptions | None = None,
+        ray_address: str | None = None,
+        spark_configs: Mapping[str, str] | None = None,
+        ray_options: Mapping[str, Any] | None = None,
+        include_dashboard: bool = True,
+    ) -> Self:
+        """Run jobs as Ray actors that live beside Spark executors; `env.spark` is the SparkSession.
+
+        Starts Ray on this machine, or joins the cluster at `ray_address`, and Spark on it through RayDP. A slot holds
+        one subtask of each vertex; `parallelism` defaults to the number of executors, and is at most the slots.
+        """
+        from tidegate.actors.runtimes.ray.ray_runtime import RayRuntime, SlotPlacement
+        from tidegate.spark_bridge import RayDPSession
+
+        checkpoints = None if config is None else load_config(config).checkpoints
+        session = RayDPSession.start(
+            app_name,
+            executors=executors,
+            executor_cores=executor_cores,
+            executor_memory=executor_memory,
+            slots_per_executor=slots_per_executor,
+            ray_address=ray_address,
+            spark_configs=spark_configs,
+            ray_options=ray_options,
+            include_dashboard=include_dashboard,
+        )
+        bundles = tuple(session.bundle_of_slot(slot) for slot in range(session.slots))
+        runtime = RayRuntime(SlotPlacement(session.placement_group, bundles))
+        return cls(
+            runtime,
+            executors if parallelism is None else parallelism,
+            checkpoints=checkpoints,
+            options=options,
+            session=session,
+        )
+
+    @property
+    def spark(self) -> SparkSession:
+        """The Spark session, where there is one."""
+        if self._session is None:
+            raise ConfigurationError("this environment has no Spark; make one with StreamEnvironment.raydp(...)")
+        return self._session.spark
+
+    @property
+    def dashboard_url(self) -> str | None:
+        """Where Ray's dashboard is. None without one, and where this environment has not initialised Ray."""
+        return None if self._session is None else self._session.dashboard_url
+
+    # --- sources --------------------------------------------------------------------------------------------------
+
+    def from_batches(
+        self,
+        data: InMemory,
+        *,
+        splits: int | None = None,
+        timestamp: str | None = None,
+        max_out_of_orderness: str | timedelta | int = 0,
+        name: str = "from_batches",
+        uid: str | None = None,
+        parallelism: int | None = None,
+    ) -> Stream:
+        """A stream over data in memory: Arrow, or a polars frame. The data travels with the job: keep it small.
+
+        It is read in `splits` parts, dealt out to the subtasks. A restored job needs the same data and splits. With
+        `timestamp`, event time is that of this column, as with `Stream.assign_timestamps`.
+        """
+        source = MemorySource.of(data, splits if splits is not None else MEMORY_SPLITS)
+        stream = self.from_source(source, name=name, uid=uid, parallelism=parallelism)
+        return _timed(stream, timestamp, max_out_of_orderness, uid)
+
+    def from_dataframe(
+        self,
+        df: DataFrame,
+        *,
+        timestamp: str | None = None,
+        max_out_of_orderness: str | timedelta | int = 0,
+        name: str = "from_dataframe",
+        uid: str | None = None,
+        parallelism: int | None = None,
+    ) -> Stream:
+        """A stream over a bounded Spark DataFrame.
+
+        Spark writes the rows down once, distributed, when the job is executed; the job reads that copy, so that what
+        is replayed after a failure is exactly what was read before it. With `timestamp`, event time is that of this
+        column, as with `Stream.assign_timestamps`.
+        """
+        from tidegate.spark_bridge import DataFrameSource
+
+        stream = self.from_source(DataFrameSource(df), name=name, uid=uid, parallelism=parallelism)
+        return _timed(stream, timestamp, max_out_of_orderness, uid)
+
+    def from_source(
+        self, source: Source, *, name: str = "source", uid: str | None = None, parallelism: int | None = None
+    ) -> Stream:
+        """A stream over a source of your own (see `tg.Source`)."""
+        if self._given_up:
+            self._reset()
+        node = StreamNode(
+            uid=self.new_uid(name, uid),
+            name=name,
+            parallelism=parallelism if parallelism is not None else self.parallelism,
+            schema=source.schema,
+            source=source,
+        )
+        self.add_node(node)
+        return Stream(self, ((node, None),))
+
+    # --- execution ------------------------------------------------------------------------------------------------
+
+    def execute(
+        self,
+        name: str,
+        *,
+        checkpoints: CheckpointConfig | None = None,
+        restart: RestartStrategy | None = None,
+        restore: str | os.PathLike[str] | None = None,
+        hooks: Sequence[MasterHook] = (),
+    ) -> Job:
+        """Run the streams made so far as one job, and start anew with an empty environment.
+
+        restore: "latest" goes on from the newest whole checkpoint of a job of this name, afresh if no run of this name
+        has ever completed one; "latest_or_fresh" starts afresh also where they are all damaged or gone; a path
+        `<storage>/<job>/chk-N` goes on from that one. `restart` defaults to three restarts in a row, one second apart.
+        `hooks` are told of every checkpoint (see `tg.MasterHook`).
+        Raises ConfigurationError, TableError or StorageError for what cannot work; nothing has started then. The
+        streams are still there to be executed in another way, until a new source begins another program.
+        """
+        self._given_up = True  # until it has worked
+        request = self._request(name, checkpoints, restart, restore, hooks)
+        store, savepoints = self.open_store(request.root), request.checkpoints.savepoints
+        with name_taken(store, name, request.job_id, make_job_id(name, ""), request.checkpoints.lease) as lease:
+            submission = prepare(request, self.open_store)
+            lease.abandon()
+            running = self._runtime.submit(submission)
+        self._reset()
+        return Job(running, submission.spec.job_id, name, submission.spec.root, self.open_store, savepoints)
+
+    def plan(
+        self,
+        name: str,
+        *,
+        checkpoints: CheckpointConfig | None = None,
+        restart: RestartStrategy | None = None,
+        restore: str | os.PathLike[str] | None = None,
+        hooks: Sequence[MasterHook] = (),
+        suffix: str | None = None,
+        seed: int | None = None,
+    ) -> Submission:
+        """What `execute` submits, after every check; sources are staged and tables claimed.
+
+        `suffix` of the job's id and `seed` are random unless they are given. Unlike `execute` this does not ask
+        whether a job of this name runs.
+        """
+        return prepare(self._request(name, checkpoints, restart, restore, hooks, suffix, seed), self.open_store)
+
+    def _request(
+        self,
+        name: str,
+        checkpoints: CheckpointConfig | None,
+        restart: RestartStrategy | None,
+        restore: str | os.PathLike[str] | None,
+        hooks: Sequence[MasterHook],
+        suffix: str | None = None,
+        seed: int | None = None,
+    ) -> JobRequest:
+        """What is asked for, after every check for which nothing but the program and the stores is needed."""
+        config = checkpoints if checkpoints is not None else self._checkpoints
+        store = self.open_store(self._storage_of(config))
+        graph = translate(self._nodes)
+        urls = [store.url, *(table.url for table in self._tables)]
+        if config.savepoints is not None:
+            urls.append(self.open_store(config.savepoints).url)
+        self._runtime.check(graph, urls)
+        for url in dict.fromkeys(urls):
+            check_conditional_create(self.open_store(url))
+        return JobRequest(
+            name=name,
+            job_id=make_job_id(name, suffix if suffix is not None else uuid.uuid4().hex[:8]),
+            graph=graph,
+            root=store.url,
+            tables=tuple(self._tables),
+            collected=tuple(self._collected),
+            checkpoints=config,
+            restart=restart if restart is not None else RestartStrategy.fixed_delay(3, "1s"),
+            restore=_pointer(restore),
+            hooks=(*self._hooks, *hooks),
+            options=self._options,
+            seed=seed if seed is not None else uuid.uuid4().int % 2**32,
+        )
+
+    def _storage_of(self, config: CheckpointConfig) -> str:
+        """Where checkpoints go: the folder that was named, the coordinator's memory, or a temporary folder."""
+        if config.storage is not None:
+            return config.storage
+        return self._runtime.memory_url if config.checkpoint_storage == "jobmanager" else default_storage()
+
+    # --- for streams ----------------------------------------------------------------------------------------------
+
+    def new_uid(self, name: str, uid: str | None) -> OperatorUid:
+        """The uid given, or one made of the operator's name and its place in the program."""
+        check_name("an operator's name", "name", name)
+        if uid is None:
+            uid = f"{name.replace('/', '-')[:_NAME_IN_UID_CHARACTERS]}-{len(self._nodes)}"
+        check_uid(uid, name)
+        return OperatorUid(uid)
+
+    def add_node(self, node: StreamNode) -> None:
+        """An operator was added to a stream. ConfigurationError for a stream of a program that is over."""
+        if node.schema is not None:
+            check_plain(node.schema, f"operator {node.name!r}")
+        if any(upstream not in self._nodes for upstream, _ in node.inputs):
+            raise ConfigurationError(
+                f"operator {node.name!r} follows a stream of an earlier program: execute() begins a new one, so make "
+                "its streams from their sources again"
+            )
+        self._nodes.append(node)
+
+    def add_table(self, table: OutputTable) -> None:
+        """A stream writes to a table."""
+        if any(other.url == table.url for other in self._tables):
+            raise ConfigurationError(f"two streams of one job write to {table.url}; join them with union first")
+        self._tables.append(table)
+
+    def add_master_hook(self, hook: MasterHook) -> None:
+        """The next job tells this hook of its checkpoints (see `tg.MasterHook`)."""
+        self._hooks.append(hook)
+
+    def add_collected(self, rows: CollectedRows) -> None:
+        """A stream is collected."""
+        self._collected.append(rows)
+
+    def _reset(self) -> None:
+        self._nodes: list[StreamNode] = []
+        self._tables: list[OutputTable] = []
+        self._collected: list[CollectedRows] = []
+        self._hooks: list[MasterHook] = []
+        self._given_up = False
+
+    def close(self) -> None:
+        """Cancel what runs, and stop Ray and Spark if this environment started them."""
+        self._runtime.stop()
+        if self._session is not None:
+            self._session.stop()
+            self._session = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _pointer(restore: str | os.PathLike[str] | None) -> str | None:
+    if restore is None or (isinstance(restore, str) and "/" not in restore):
+        return restore
+    return location(restore, "restore")
+
+
+def _timed(
+    stream: Stream, timestamp: str | None, max_out_of_orderness: str | timedelta | int, uid: str | None
+) -> Stream:
+    if timestamp is None:
+        return stream
+    return stream.assign_timestamps(timestamp, max_out_of_orderness, uid=None if uid is None else f"{uid}-timestamps")
+
+
+def default_storage() -> str:
+    """Where checkpoints rest when nobody says: a folder of this user among the temporary files of this machine.
+
+    ConfigurationError if what is there is not this user's alone.
+    """
+    folder = temporary_folder("checkpoints")
+    try:
+        make_private(folder)
+    except OSError as error:
+        raise StorageError(f"cannot make {folder} for checkpoints: {error}; name a folder by `storage`") from error
+    return folder

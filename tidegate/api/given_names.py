@@ -1,0 +1,51 @@
+"""Checks what users name: places, uids of operators, names of jobs. What cannot be one is refused where it is given."""
+
+from __future__ import annotations
+
+import os
+
+from tidegate.storage.checkpoints.layout import escape
+from tidegate.storage.errors import ConfigurationError
+
+_NAME_CHARACTERS_MAX = 200
+_ESCAPED_UID_BYTES_MAX = 110
+"""The names of some files have two uids in them, and file systems give a name 255 bytes."""
+
+
+def location(given: str | os.PathLike[str], setting: str) -> str:
+    """A folder or URL that a user has given, as a string; `~` is the user's home. ConfigurationError if it is none."""
+    if not isinstance(given, str | os.PathLike):
+        raise ConfigurationError(
+            f"{setting}: {given!r} is no place; give a folder, or a URL such as s3://bucket/folder"
+        )
+    path = os.fspath(given)
+    if not isinstance(path, str) or not path or "\0" in path:
+        raise ConfigurationError(f"{setting}: {path!r} is no place; give a folder, or a URL such as s3://bucket/folder")
+    check_name(setting, "a place", path, characters_max=None)
+    return os.path.expanduser(path)
+
+
+def check_name(setting: str, what: str, name: object, characters_max: int | None = _NAME_CHARACTERS_MAX) -> None:
+    """Raise ConfigurationError for a name that cannot be written down, or read by people."""
+    if not isinstance(name, str) or not name:
+        raise ConfigurationError(f"{setting}: {what} must be a string that is not empty, not {name!r}")
+    if not name.isprintable():
+        raise ConfigurationError(f"{setting}: {what} cannot have control characters or halves of surrogate pairs")
+    if characters_max is not None and len(name) > characters_max:
+        raise ConfigurationError(f"{setting}: {what} has {len(name)} characters; {characters_max} are the limit")
+
+
+def check_uid(uid: object, name: str) -> None:
+    """Raise ConfigurationError for a uid of which no names of files can be made."""
+    setting = f"operator {name!r}"
+    check_name(setting, "uid", uid)
+    text = str(uid)
+    if text in (".", "..") or "/" in text:
+        raise ConfigurationError(
+            f"{setting}: uid {uid!r} cannot be part of the names of files; leave out slashes and dots"
+        )
+    if len(escape(text)) > _ESCAPED_UID_BYTES_MAX:
+        raise ConfigurationError(
+            f"{setting}: uid {uid!r} is too long for names of files; use at most {_ESCAPED_UID_BYTES_MAX} letters and "
+            "digits (any other character counts for up to 12)"
+        )

@@ -1,0 +1,77 @@
+"""`OutputTable` and `CollectedRows`: what a job writes, of which only completed checkpoints' rows show."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from tidegate.storage.files.file_system_store import open_store
+from tidegate.storage.files.store import OpenStore, Store
+from tidegate.storage.ids import OperatorUid
+from tidegate.storage.tables.table_files import read_table
+from tidegate.storage.tables.table_log import IfExists, TableInfo, TableLog
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+class OutputTable:
+    """A table that a job writes exactly once. May be read at any time, also while the job runs or after a crash."""
+
+    def __init__(
+        self, url: str, info: TableInfo, if_exists: IfExists = "error", open_store: OpenStore = open_store
+    ) -> None:
+        self.url = open_store(url).url
+        self.info = info
+        self.if_exists = if_exists
+        self._open_store = open_store
+
+    def read(self, spark: SparkSession) -> DataFrame:
+        """The rows that are committed now, as a Spark DataFrame; in upsert mode the newest row of each key."""
+        from tidegate.spark_bridge import table_to_dataframe
+
+        return table_to_dataframe(spark, self.url)
+
+    def to_arrow(self) -> pa.Table:
+        """The rows that are committed now, as an Arrow table."""
+        return read_table(self._store)
+
+    def rows_committed(self) -> int:
+        """Number of rows in committed files; in upsert mode several may be versions of one."""
+        return TableLog(self._store).rows()
+
+    @property
+    def log(self) -> TableLog:
+        """The table's commit log."""
+        return TableLog(self._store)
+
+    @property
+    def _store(self) -> Store:
+        return self._open_store(self.url)
+
+
+class CollectedRows:
+    """The rows of `Stream.collect`. They rest in the job's folder of the checkpoint storage."""
+
+    def __init__(self, uid: OperatorUid, info: TableInfo, open_store: OpenStore) -> None:
+        self.uid = uid
+        self.info = info
+        self._open_store = open_store
+        self._table: OutputTable | None = None
+
+    @property
+    def placeholder(self) -> str:
+        """Stands for the url, which is not known before the job has an id."""
+        return f"collect:{self.uid}"
+
+    def bind(self, url: str) -> OutputTable:
+        """The job was submitted: its rows are in the table at this url."""
+        self._table = OutputTable(url, self.info, "append", self._open_store)
+        return self._table
+
+    def to_arrow(self) -> pa.Table:
+        """All rows that are committed: after a bounded job has finished, all rows."""
+        if self._table is None:
+            return self.info.arrow_schema.empty_table()
+        return self._table.to_arrow()

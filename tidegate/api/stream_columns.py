@@ -1,0 +1,80 @@
+"""Works out the columns of a stream while a program is made: what expressions make of them, and which pass."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import polars as pl
+import pyarrow as pa
+
+from tidegate.actors.operators.operator import Operator, OperatorContext
+from tidegate.actors.operators.output_schema import polars_frame
+from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.ids import OperatorUid, SubtaskIndex
+from tidegate.storage.schemas.plain_types import holds_views, without_views
+
+
+def passed_columns(expressions: Sequence[pl.Expr | str], schema: pa.Schema | None) -> Mapping[str, str]:
+    """The columns that expressions pass as they are, maybe under another name: those of the output to their sources.
+
+    Without a schema those alone that are named one by one.
+    """
+    passed: dict[str, str] = {}
+    frame = None if schema is None else polars_frame(pa.RecordBatch.from_pylist([], schema))
+    for item in expressions:
+        expression = pl.col(item) if isinstance(item, str) else item
+        bare = expression.meta.undo_aliases()
+        if not bare.meta.is_column_selection():
+            continue
+        if frame is not None:
+            passed.update(zip(frame.select(expression).columns, frame.select(bare).columns, strict=True))
+        elif bare.meta.is_column():
+            passed[expression.meta.output_name()] = bare.meta.output_name()
+    return passed
+
+
+def computed_columns(expressions: Sequence[pl.Expr], schema: pa.Schema | None) -> frozenset[str]:
+    """Names of the columns that expressions make. Without a schema those alone that polars can tell."""
+    if schema is None:
+        names = (expression.meta.output_name(raise_if_undetermined=False) for expression in expressions)
+        return frozenset(name for name in names if name is not None)
+    frame = polars_frame(pa.RecordBatch.from_pylist([], schema))
+    return frozenset(frame.select(*expressions).columns)
+
+
+def name_after(column: str, passed: Mapping[str, str]) -> str | None:
+    """What a column is called after a step that passes these: its own name if it keeps it. None if it is gone."""
+    if passed.get(column) == column:
+        return column
+    return next((name for name, source in passed.items() if source == column), None)
+
+
+def reads_only(expression: pl.Expr, columns: Sequence[str]) -> bool:
+    """Whether an expression reads no other columns than these."""
+    by_selector = '"Selector"' in expression.meta.serialize(format="json")
+    return not by_selector and set(expression.meta.root_names()) <= set(columns)
+
+
+def schema_after(operator: Operator, schema: pa.Schema | None) -> pa.Schema | None:
+    """Columns that polars expressions make, found by evaluating them on no rows. OperatorError if they cannot be."""
+    if schema is None:
+        return None
+    operator.open(OperatorContext(OperatorUid("plan"), "plan", SubtaskIndex(0), 1, 1), ())
+    emitted: list[pa.RecordBatch] = []
+    operator.process(pa.RecordBatch.from_pylist([], schema), emitted.append)
+    return emitted[0].schema if emitted else schema
+
+
+def check_plain(schema: pa.Schema, where: str) -> None:
+    """Raise ConfigurationError for what is no schema, and for a column of views, which files and kernels lack."""
+    if not isinstance(schema, pa.Schema):
+        raise ConfigurationError(f"{where}: the schema must be a pyarrow Schema, not {type(schema).__name__}")
+    for field in schema:
+        if holds_views(field.type):
+            instead = without_views(field.type)
+            raise ConfigurationError(f"{where}: column {field.name!r} is {field.type}, a view; use {instead} instead")
+
+
+def columns_of(schema: pa.Schema) -> str:
+    """Columns as they stand in an error."""
+    return ", ".join(f"{field.name}: {field.type}" for field in schema)

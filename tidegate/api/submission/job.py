@@ -1,0 +1,176 @@
+"""`Job`: a job that was executed, as the driver script sees it."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import asdict
+from datetime import timedelta
+from typing import Any
+
+from tidegate.actors.coordinator.state.checkpoint_statistics import CheckpointStatistics
+from tidegate.actors.runtimes.running_job import JobProgress, RunningJob, TaskProcessInfo
+from tidegate.api.given_names import location
+from tidegate.recovery import CheckpointSummary, list_checkpoints
+from tidegate.storage.checkpoints.event_log import EventLog
+from tidegate.storage.checkpoints.metadata import SnapshotKind
+from tidegate.storage.errors import ConfigurationError, JobFailedError, JobTimeoutError
+from tidegate.storage.files.file_system_store import open_store
+from tidegate.storage.files.store import OpenStore
+from tidegate.storage.ids import CheckpointId, JobId
+from tidegate.storage.units import parse_duration_ms
+
+
+class Job:
+    """Handle of a job. It goes on running when the handle is dropped, until its environment is closed."""
+
+    def __init__(
+        self,
+        running: RunningJob,
+        job_id: JobId,
+        name: str,
+        root: str,
+        open_store: OpenStore = open_store,
+        savepoints: str | None = None,
+    ) -> None:
+        self._running = running
+        self._open_store = open_store
+        self.job_id = job_id
+        self.name = name
+        self.root = root
+        """Where its checkpoints rest."""
+        self._savepoints = savepoints
+
+    def status(self) -> str:
+        """created, deploying, running, restarting, finished, failed, cancelled or suspended.
+
+        A job is created until its coordinator has begun, and deploying until all of its tasks are ready, also after a
+        restart. The call does not wait: while a coordinator does not answer, it is what was known last.
+        """
+        return self.progress().status
+
+    def progress(self) -> JobProgress:
+        """Status, attempts, checkpoints and rows, at a glance."""
+        return self._running.progress()
+
+    def wait(self, timeout: str | timedelta | int | None = None) -> str:
+        """Wait until the job is over; returns finished, cancelled or suspended.
+
+        Raises JobFailedError with the reason if the job failed, JobTimeoutError if `timeout` passes first.
+        """
+        timeout_s = None if timeout is None else parse_duration_ms(timeout, setting="wait(timeout)") / 1000
+        progress = self._running.wait(timeout_s)
+        if progress is None:
+            raise JobTimeoutError(f"job {self.name!r} is still {self.status()} after {timeout}")
+        if progress.status == "failed" and progress.superseded:
+            # Restored, this job would evict the one that has taken over from it.
+            raise JobFailedError(
+                f"job {self.name!r} ({self.job_id}) failed: {progress.reason}. Leave that job alone if it does what "
+                f"this one was to do; `tidegate checkpoints list {self.root}` shows what each of them has completed"
+            )
+        if progress.status == "failed":
+            raise JobFailedError(
+                f"job {self.name!r} failed: {progress.reason}. Its checkpoints are under {self.root}; execute it again "
+                'with restore="latest" to go on from the newest one'
+            )
+        return progress.status
+
+    def cancel(self) -> None:
+        """Cancel the job: its tasks stop, what is committed stays, its checkpoints stay as `retention` says."""
+        self._running.cancel()
+
+    def trigger_checkpoint(self, timeout: str | timedelta | int = "10min") -> str:
+        """Take a checkpoint now; returns its path. CheckpointError if it fails, JobTimeoutError if it takes longer."""
+        timeout_s = parse_duration_ms(timeout, setting="trigger_checkpoint(timeout)") / 1000
+        checkpoint_id: CheckpointId = self._running.trigger_checkpoint(timeout_s)
+        return f"{self.root}/{self.job_id}/chk-{checkpoint_id}"
+
+    def savepoint(self, target: str | os.PathLike[str] | None = None, timeout: str | timedelta | int = "10min") -> str:
+        """Take a savepoint now, while the job goes on; returns the path of its folder, which the job never deletes.
+
+        `target` is the folder under which it gets a folder of its own, the setting `state.savepoints.dir` if there is
+        none. CheckpointError if it fails, JobTimeoutError if it takes longer, ConfigurationError without a folder.
+        """
+        timeout_s = parse_duration_ms(timeout, setting="savepoint(timeout)") / 1000
+        return self._savepoint(SnapshotKind.SAVEPOINT, self._target("savepoint", target), timeout_s)
+
+    def stop(
+        self,
+        drain: bool = False,
+        savepoint: str | os.PathLike[str] | None = None,
+        timeout: str | timedelta | int = "10min",
+    ) -> str:
+        """End the job with a savepoint, and wait for both; returns the savepoint's path.
+
+        Without `drain` the job is suspended: nothing is finished, and a job that is restored from the savepoint goes
+        on as if nothing had happened. With `drain` the sources end for good: event time reaches its end, timers fire,
+        operators finish, and then the savepoint is taken.
+
+        If the savepoint fails (CheckpointError says why), the job goes on: from its newest checkpoint when its tasks
+        had stopped already. JobTimeoutError if it takes longer: the job may still stop later. `savepoint` is the folder
+        as in `savepoint`.
+        """
+        limit_s = parse_duration_ms(timeout, setting="stop(timeout)") / 1000
+        deadline = time.monotonic() + limit_s
+        kind = SnapshotKind.TERMINATE if drain else SnapshotKind.SUSPEND
+        path = self._savepoint(kind, self._target("stop", savepoint), limit_s)
+        if self._running.wait(max(0.0, deadline - time.monotonic())) is None:
+            raise JobTimeoutError(
+                f"job {self.name!r} has written its savepoint {path} and has not ended within {limit_s:g} s"
+            )
+        return path
+
+    def _savepoint(self, kind: SnapshotKind, target: str, timeout_s: float) -> str:
+        answer = self._running.request(kind, target, timeout_s)
+        assert answer.path is not None, "a savepoint has a path"
+        return answer.path
+
+    def _target(self, call: str, target: str | os.PathLike[str] | None) -> str:
+        folder = target if target is not None else self._savepoints
+        if folder is None:
+            raise ConfigurationError(
+                f"{call}: where is the savepoint to be written? Name a folder with the call, or set "
+                "state.savepoints.dir (CheckpointConfig(savepoints=...))"
+            )
+        return self._open_store(location(folder, call)).url
+
+    def statistics(self) -> CheckpointStatistics:
+        """Counts, history, summary and newest of the job's checkpoints, over all its attempts."""
+        return self._running.statistics()
+
+    def checkpoints(self) -> list[CheckpointSummary]:
+        """Completed, retained checkpoints of this job, oldest first."""
+        return [
+            c for c in list_checkpoints(self.root, self.name, open_store=self._open_store) if c.job_id == self.job_id
+        ]
+
+    def processes(self) -> tuple[TaskProcessInfo, ...]:
+        """Which process runs each task: actor name, pid, node. Empty where all tasks run in the driver's process."""
+        return self._running.tasks()
+
+    def metrics(self) -> dict[str, Any]:
+        """The progress as a dict, and the key figures of the checkpoints. Times in ms, sizes in bytes.
+
+        `checkpoint.duration`, `.size` and `.alignment_time` (the longest one of a task) are those of the newest
+        completed checkpoint, None before there is one.
+        """
+        statistics = self.statistics()
+        newest = statistics.latest_completed
+        alignments = () if newest is None else tuple(v.alignment_ms.max for v in newest.vertices)
+        return asdict(self.progress()) | {
+            "checkpoint.count": statistics.completed,
+            "checkpoint.failed_count": statistics.failed,
+            "checkpoint.in_progress_count": statistics.in_progress,
+            "checkpoint.restored_count": statistics.restored,
+            "checkpoint.duration": None if newest is None else newest.duration_ms,
+            "checkpoint.size": None if newest is None else newest.state_bytes + newest.in_flight_bytes,
+            "checkpoint.alignment_time": None if newest is None else max(alignments, default=0),
+        }
+
+    def events(self) -> list[Any]:
+        """Every event that the coordinator has decided by, oldest first, as far as the log reaches back."""
+        log = EventLog(self._open_store(self.root), self.job_id)
+        return [event for entry in log.history() for event in entry.events]
+
+    def __repr__(self) -> str:
+        return f"Job({self.name!r}, {self.job_id!r})"

@@ -1,0 +1,111 @@
+"""Keeps a job's name taken as long as a job of that name lives under the same checkpoint root.
+
+Rules:
+
+- Which jobs live is what their leases say. One whose processes are known to be gone is over at once; one of which
+  nothing can be known from here is waited for, until its lease expires or is renewed.
+- A new job takes its own lease before it looks at the others: of two that are submitted at the same moment at least one
+  sees the other, and both may be refused.
+- Nobody is evicted: who is refused is told of the job that lives.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from tidegate.actors.hosts.clock import now_ms
+from tidegate.actors.hosts.coordinator.lease_keeper import LeaseKeeper
+from tidegate.storage.checkpoints.lease import CLOCKS_DIFFER_MS_MAX, Lease, Life, delete_lease, life_of, read_lease
+from tidegate.storage.errors import ConfigurationError, CorruptionError, StorageError
+from tidegate.storage.files.store import Store
+from tidegate.storage.ids import JobId
+from tidegate.storage.process_id import is_there
+
+log = logging.getLogger(__name__)
+
+LOOK_AGAIN_S = 0.2
+DYING_LEASES_MAX = 3
+"""How many times of its lease a job is waited for that has lost its driver and goes on nevertheless."""
+
+
+@contextmanager
+def name_taken(store: Store, name: str, job_id: JobId, prefix: str, lease_ms: int) -> Iterator[LeaseKeeper]:
+    """Take the name for a job that is about to be submitted, whose id is new; `prefix` is that of all ids of the name.
+
+    The keeper is to be abandoned when the job's coordinator goes on renewing the lease. After an exception nothing is
+    left of it. Raises ConfigurationError while another job of the name lives, StorageError.
+    """
+    keeper = LeaseKeeper(store, job_id, name, lease_ms, own=False)
+    keeper.start()
+    try:
+        for other in sorted(store.list("")):
+            if other != job_id and other.startswith(prefix):
+                await_end(store, JobId(other), name)
+        yield keeper
+    except BaseException:
+        keeper.abandon()
+        try:
+            delete_lease(store, job_id)
+        except StorageError as error:
+            log.warning("the lease of %s, which was not started, stays until it expires: %s", job_id, error)
+        raise
+
+
+def await_end(
+    store: Store,
+    job_id: JobId,
+    name: str,
+    *,
+    clock: Callable[[], int] = now_ms,
+    monotonic: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], object] = time.sleep,
+) -> None:
+    """Return when a job is dead, if it has this name; at once where that is known.
+
+    Raises ConfigurationError when it is alive, CorruptionError for a lease that cannot be read, StorageError.
+    """
+    first = _read(store, job_id)
+    if first is None or first.job_name != name:
+        return
+    lease = first
+    limit_s = (first.lease_ms + CLOCKS_DIFFER_MS_MAX) / 1000
+    began_s = heard_s = monotonic()
+    told = False
+    while True:
+        life = life_of(lease, clock())
+        # Nothing was heard of it for its whole time, by the one clock that nobody sets.
+        if life is Life.DEAD or monotonic() > heard_s + limit_s:
+            return
+        # Where the driver is gone Ray ends what is left; till then that may renew its lease.
+        dying = lease.driver is not None and is_there(lease.driver) is False
+        renewed = lease.renewals > first.renewals
+        if life is Life.ALIVE or (renewed and not dying) or monotonic() > began_s + DYING_LEASES_MAX * limit_s:
+            raise _refusal(store, lease, clock())
+        if not told:
+            told = True
+            log.info("job %s may be alive: it is waited for, until its lease expires in %.0f s", job_id, limit_s)
+        sleep(LOOK_AGAIN_S)
+        found = _read(store, job_id)
+        if found is not None and found.renewals != lease.renewals:
+            lease, heard_s = found, monotonic()
+
+
+def _read(store: Store, job_id: JobId) -> Lease | None:
+    try:
+        return read_lease(store, job_id)
+    except CorruptionError as error:
+        raise CorruptionError(
+            f"{error}. Nobody can tell whether that job lives; delete the file if you know that it does not"
+        ) from error
+
+
+def _refusal(store: Store, lease: Lease, at_ms: int) -> ConfigurationError:
+    ago_s = max(0, at_ms - lease.renewed_at_ms) / 1000
+    return ConfigurationError(
+        f"a job named {lease.job_name!r} is running already: {lease.job_id}, of {lease.holder}, which gave a sign "
+        f"of life {ago_s:.0f} s ago. Give this one another name, or end that one first (job.stop(), job.cancel()); "
+        f"`tidegate checkpoints list {store.url} --job {lease.job_id}` shows what it has done"
+    )

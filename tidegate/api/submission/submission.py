@@ -1,0 +1,313 @@
+"""Turns a driver's streams into a job that a runtime can run. Whatever can be known to be wrong is refused here."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Protocol, runtime_checkable
+
+from tidegate.actors.coordinator.job.job_spec import CheckpointSettings, JobEdgeInfo, JobSpec, RestorePoint, Retention
+from tidegate.actors.graph.job_graph import JobGraph, JobVertex, OperatorSpec
+from tidegate.actors.graph.source_checks import splits_of
+from tidegate.actors.hosts.clock import now_ms
+from tidegate.actors.hosts.job_context import DataPlaneOptions, JobContext
+from tidegate.actors.operators.batches.table_sink import TableSink
+from tidegate.actors.protocol.identity import TaskId
+from tidegate.actors.protocol.partitioning import PartitioningKind
+from tidegate.actors.restore.restore_checks import check_restorable, check_restored_sources
+from tidegate.actors.runtimes.running_job import Submission
+from tidegate.actors.sources.master_hooks import MasterHook
+from tidegate.actors.sources.source import Source
+from tidegate.actors.state_backends.common.options import StateBackendOptions
+from tidegate.actors.task.channels.output_gate import BufferLimits
+from tidegate.actors.task.pipeline.source_cursor import SplitPosition
+from tidegate.api.config.checkpoint_config import CheckpointConfig
+from tidegate.api.given_names import check_name
+from tidegate.api.output_tables import CollectedRows, OutputTable
+from tidegate.api.submission.local_folders import own_folder
+from tidegate.api.submission.starting_checkpoint import checkpoints_up_to, restore_point
+from tidegate.api.submission.table_claims import check_tables, claim_tables
+from tidegate.recovery import RestartStrategy
+from tidegate.storage.checkpoints.layout import CheckpointLayout, escape, parse_pointer
+from tidegate.storage.checkpoints.memory_limit import STATE_BYTES_MAX_DEFAULT
+from tidegate.storage.checkpoints.metadata import CheckpointMetadata
+from tidegate.storage.checkpoints.metadata_file import read_pointed
+from tidegate.storage.errors import ConfigurationError, NotFoundError
+from tidegate.storage.files.store import OpenStore
+from tidegate.storage.ids import CheckpointId, JobId, OperatorUid, SubtaskIndex
+from tidegate.storage.tables.table_log import TableLog
+
+log = logging.getLogger(__name__)
+
+LINEAGE_MAX = 1_000
+
+# Flink's words for users on the left, those of its coordinator on the right.
+_RETENTION = {
+    "retain_on_cancellation": Retention.RETAIN_ON_CANCELLATION,
+    "delete_on_cancellation": Retention.RETAIN_ON_FAILURE,
+    "no_externalized_checkpoints": Retention.NEVER_RETAIN,
+}
+
+
+@runtime_checkable
+class StagedSource(Protocol):
+    """A source that has to be written down before it can be read again, such as a DataFrame."""
+
+    def stage(self, url: str) -> Source:
+        """Write the input under `url`, once, and return what reads it."""
+        ...
+
+    def reopen(self, url: str) -> Source:
+        """What reads the input that was staged under `url` for an earlier job. NotFoundError if nothing was."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class JobRequest:
+    """What `StreamEnvironment.execute` was asked for."""
+
+    name: str
+    job_id: JobId
+    graph: JobGraph
+    root: str
+    tables: Sequence[OutputTable]
+    collected: Sequence[CollectedRows]
+    checkpoints: CheckpointConfig
+    restart: RestartStrategy
+    restore: str | None
+    options: DataPlaneOptions
+    seed: int
+    hooks: tuple[MasterHook, ...] = ()
+
+
+def make_job_id(name: str, suffix: str) -> JobId:
+    """Directory-safe id of a run of a job. ConfigurationError for a name that cannot be one.
+
+    Letters that such an id cannot have stand in it as a hash of the name, so that names do not share an id.
+    """
+    check_name(f"execute({name!r})", "a job's name", name)
+    if not any(character.isalnum() for character in name):
+        raise ConfigurationError(f"execute({name!r}): a job's name needs letters or digits")
+    slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:40]
+    if any(character.isalnum() and not character.isascii() for character in name):
+        slug = f"{slug or 'job'}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+    return JobId(f"{slug}-{suffix}")
+
+
+def prepare(request: JobRequest, open_store: OpenStore) -> Submission:
+    """Resolve the restore point, stage the sources, and claim the tables.
+
+    Raises ConfigurationError, TableError and StorageError; nothing has started then.
+    """
+    _check_hooks(request.hooks)
+    restore, metadata = restore_point(
+        request.restore, request.name, request.root, request.checkpoints.ignore_in_flight_of, open_store
+    )
+    if metadata is not None and restore is not None:
+        check_restorable(metadata, request.graph, ignore_in_flight=restore.ignore_in_flight)
+        check_restored_sources(open_store(restore.root), metadata, request.graph)
+    lineage = list(_lineage(request.root, restore, metadata, open_store))
+    bound = {
+        rows.placeholder: rows.bind(_collect_url(request, rows, lineage, open_store)) for rows in request.collected
+    }
+    tables = [*request.tables, *bound.values()]
+    covering = [] if restore is None or metadata is None else checkpoints_up_to(restore, metadata, open_store)
+    check_tables(tables, request.job_id, covering, open_store, now_ms())
+    graph = _with_staged_sources(request, metadata, lineage)
+    first_versions = claim_tables(tables, request.job_id, covering, open_store, request.root)
+    graph = _with_tables(graph, bound, {table.url: table for table in tables}, first_versions)
+    splits = {
+        v.source.uid: tuple(SplitPosition(split) for split in splits_of(v.source))
+        for v in graph.vertices
+        if v.source is not None
+    }
+    in_memory = request.checkpoints.checkpoint_storage == "jobmanager"
+    context = JobContext(
+        request.job_id,
+        request.name,
+        request.root,
+        graph,
+        splits,
+        replace(
+            request.options,
+            limits=_limits_of(request.checkpoints, request.options.limits),
+            exactly_once=request.checkpoints.mode == "exactly_once",
+            backend=_backend_of(request.checkpoints, request.options.backend),
+            local_copies=_local_copies_of(request.checkpoints),
+            inline_bytes_max=STATE_BYTES_MAX_DEFAULT if in_memory else request.checkpoints.inline_bytes,
+            state_bytes_max=STATE_BYTES_MAX_DEFAULT if in_memory else None,
+        ),
+        request.hooks,
+        request.checkpoints.lease,
+        request.checkpoints.storage_outage,
+    )
+    return Submission(_spec(request, graph, restore), context)
+
+
+def _backend_of(config: CheckpointConfig, options: StateBackendOptions) -> StateBackendOptions:
+    directory = own_folder(config.backend_directory, "state")
+    return replace(
+        options,
+        kind=config.backend,
+        incremental=config.incremental or config.changelog,
+        changelog=config.changelog,
+        compression=config.compression,
+        directory=directory if config.backend == "rocksdb" else None,
+        memory_bytes=config.backend_memory,
+    )
+
+
+def _limits_of(config: CheckpointConfig, limits: BufferLimits) -> BufferLimits:
+    return replace(limits, debloat_target_ms=config.debloat_target if config.debloat else 0)
+
+
+def _local_copies_of(config: CheckpointConfig) -> str | None:
+    if not config.local_copies:
+        return None
+    return own_folder(config.local_directory, "copies")
+
+
+def _spec(request: JobRequest, graph: JobGraph, restore: RestorePoint | None) -> JobSpec:
+    config = request.checkpoints
+    return JobSpec(
+        job_id=request.job_id,
+        job_name=request.name,
+        root=request.root,
+        tasks=graph.tasks(),
+        sources=tuple(
+            TaskId(v.vertex, SubtaskIndex(i))
+            for v in graph.vertices
+            if v.source is not None
+            for i in range(v.parallelism)
+        ),
+        operators=graph.operator_infos(),
+        checkpoints=CheckpointSettings(
+            interval_ms=config.interval,
+            timeout_ms=config.timeout,
+            min_pause_ms=config.min_pause,
+            tolerable_failures=config.tolerable_failed,
+            retained=config.retained,
+            exactly_once=config.mode == "exactly_once",
+            unaligned=config.unaligned,
+            aligned_timeout_ms=config.aligned_timeout if config.unaligned else None,
+            max_concurrent=config.max_concurrent,
+            retention=_RETENTION[config.retention],
+            history_max=config.history,
+            ignore_in_flight_of=None
+            if config.ignore_in_flight_of is None
+            else CheckpointId(config.ignore_in_flight_of),
+        ),
+        restart=request.restart,
+        storage_outage_ms=config.storage_outage,
+        restore=restore,
+        edges=tuple(
+            JobEdgeInfo(e.upstream, e.downstream, e.partitioning.kind is PartitioningKind.FORWARD) for e in graph.edges
+        ),
+        hooks=tuple(hook.identifier for hook in request.hooks),
+        tables=tuple(spec.table for v in graph.vertices for spec in v.operators if spec.table is not None),
+        seed=request.seed,
+    )
+
+
+def _check_hooks(hooks: Sequence[MasterHook]) -> None:
+    """Refuse hooks whose data in a checkpoint could be mixed up."""
+    seen: set[str] = set()
+    for hook in hooks:
+        if not isinstance(hook, MasterHook):
+            raise ConfigurationError(f"{hook!r} is no master hook: it needs identifier, trigger and restore")
+        if hook.identifier in seen:
+            raise ConfigurationError(f"two master hooks have the identifier {hook.identifier!r}: give each its own")
+        seen.add(hook.identifier)
+
+
+def _lineage(
+    own_root: str, restore: RestorePoint | None, metadata: CheckpointMetadata | None, open_store: OpenStore
+) -> Iterator[tuple[str, JobId]]:
+    """The jobs that this one goes on from, as (root, job id): the restored one, the one it was restored from, ..."""
+    if restore is None or metadata is None:
+        return
+    root = metadata.origin_root or restore.root
+    yield root, restore.job_id
+    for _ in range(LINEAGE_MAX):
+        if metadata.restored_from is None:
+            return
+        at = parse_pointer(metadata.restored_from)
+        try:
+            metadata = read_pointed(open_store(at.root), at)
+        except NotFoundError:
+            # It was subsumed, deleted or moved; what lies further back cannot be known any more. Where the job of a
+            # savepoint had its checkpoints stood in the savepoint; most jobs of a line share a root.
+            yield own_root if at.savepoint else at.root, at.job_id
+            return
+        yield metadata.origin_root or at.root, at.job_id
+    raise ConfigurationError(f"more than {LINEAGE_MAX} jobs lie behind {restore.pointer}; start from a new input")
+
+
+def _with_staged_sources(
+    request: JobRequest, metadata: CheckpointMetadata | None, lineage: Sequence[tuple[str, JobId]]
+) -> JobGraph:
+    restored = set() if metadata is None else {info.uid for info in metadata.operators}
+
+    def staged(vertex: JobVertex) -> JobVertex:
+        spec = vertex.source
+        if spec is None or not isinstance(spec.source, StagedSource):
+            return vertex
+        if spec.uid in restored:
+            source = _reopen(spec.source, spec.uid, lineage)
+        else:
+            source = spec.source.stage(_taskowned(request.root, request.job_id, "source", spec.uid))
+        return replace(vertex, source=replace(spec, source=source))
+
+    return replace(request.graph, vertices=tuple(staged(v) for v in request.graph.vertices))
+
+
+def _reopen(source: StagedSource, uid: OperatorUid, lineage: Sequence[tuple[str, JobId]]) -> Source:
+    """A restored job reads on in what was staged for the first job of its line: a DataFrame may differ by now."""
+    for root, job_id in lineage:
+        try:
+            return source.reopen(_taskowned(root, job_id, "source", uid))
+        except NotFoundError:
+            continue
+    raise ConfigurationError(
+        f"source {uid!r}: the rows that were staged for {lineage[0][1]} or a job before it are gone, so it cannot go "
+        "on where the checkpoint was; start without restore"
+    )
+
+
+def _collect_url(
+    request: JobRequest, rows: CollectedRows, lineage: Sequence[tuple[str, JobId]], open_store: OpenStore
+) -> str:
+    """Where the rows go: where the restored job had collected before, so that `to_arrow` gives all of them."""
+    for root, job_id in lineage:
+        url = _taskowned(root, job_id, "collect", rows.uid)
+        if TableLog(open_store(url)).exists():
+            return url
+    return _taskowned(request.root, request.job_id, "collect", rows.uid)
+
+
+def _taskowned(root: str, job_id: JobId, kind: str, uid: OperatorUid) -> str:
+    return f"{root.rstrip('/')}/{CheckpointLayout(job_id).taskowned_dir()}/{kind}-{escape(uid)}"
+
+
+def _with_tables(
+    graph: JobGraph,
+    bound: Mapping[str, OutputTable],
+    tables: Mapping[str, OutputTable],
+    first_versions: Mapping[str, int],
+) -> JobGraph:
+    """The graph with the urls of collected streams, and with sinks that win over what is in their tables already."""
+
+    def with_table(spec: OperatorSpec) -> OperatorSpec:
+        if spec.table is None:
+            return spec
+        table = bound[spec.table] if spec.table in bound else tables[spec.table]
+        info = table.info
+        factory = partial(TableSink, info.mode, info.keys, first_version=first_versions[table.url])
+        return replace(spec, table=table.url, factory=factory)
+
+    vertices = tuple(replace(v, operators=tuple(with_table(spec) for spec in v.operators)) for v in graph.vertices)
+    return replace(graph, vertices=vertices)

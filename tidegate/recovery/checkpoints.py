@@ -1,0 +1,255 @@
+"""Lists, verifies and reads checkpoints at rest, for people and for jobs that restore.
+
+Rules: only a complete, non-void checkpoint is ever listed; a damaged one is listed as such, and passed over
+for the one before it by `latest`, with a warning that says why. Verifying reads every byte that the
+checkpoint refers to.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from tidegate.storage.checkpoints.layout import (
+    CheckpointLayout,
+    CheckpointPointer,
+    parse_checkpoint_name,
+    parse_pointer,
+    parse_savepoint_name,
+)
+from tidegate.storage.checkpoints.lease import read_lease
+from tidegate.storage.checkpoints.metadata import CheckpointMetadata, NativeFile, StateHandle
+from tidegate.storage.checkpoints.metadata_file import read_pointed
+from tidegate.storage.errors import CodecError, CorruptionError, NotFoundError
+from tidegate.storage.files.file_system_store import join_url, open_store
+from tidegate.storage.files.store import OpenStore, Store
+from tidegate.storage.ids import CheckpointId, JobId, OperatorUid
+from tidegate.storage.state.snapshot import StateTable
+from tidegate.storage.state.verification import verify_native, verify_state
+from tidegate.storage.subtasks.subtask_state import read_subtask_state
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointSummary:
+    """One completed checkpoint or savepoint.
+
+    `size_bytes` counts state, in-flight elements included; -1 (and `triggered_at_ms` as well) if unreadable.
+
+    `verified` is None when only the metadata was read, True when every file was, False when something is
+    damaged; `reason` then says what.
+    """
+
+    path: str
+    job_id: JobId
+    job_name: str
+    checkpoint_id: CheckpointId
+    triggered_at_ms: int
+    size_bytes: int
+    subtasks: int
+    verified: bool | None = None
+    reason: str | None = None
+    restored_from: str | None = None
+    """Path of the checkpoint that the job itself was restored from."""
+    savepoint: bool = False
+    """Whether it is a savepoint: self-contained, and never deleted by a job."""
+
+
+@dataclass(frozen=True, slots=True)
+class VerificationReport:
+    """What `verify` found: `ok`, or the problems in words, after reading so many files and bytes."""
+
+    path: str
+    ok: bool
+    problems: tuple[str, ...]
+    files: int
+    bytes: int
+
+
+def list_checkpoints(
+    url: str, job: str | None = None, *, open_store: OpenStore = open_store
+) -> list[CheckpointSummary]:
+    """All completed checkpoints and savepoints directly under a root, of every job or of the one with this name or id.
+
+    Oldest first, a savepoint before the checkpoint that it is a copy of. State files are not read. Raises StorageError.
+    """
+    store = open_store(url)
+    ordered: list[tuple[int, CheckpointSummary]] = []
+    names = store.list("")
+    for at in _savepoints(store, names):
+        summary = _summarise(open_store(at.root), at, store)
+        if summary is not None and job in (None, summary.job_id, summary.job_name):
+            ordered.append((summary.triggered_at_ms, summary))
+    for job_id in map(JobId, names):
+        # A checkpoint whose time can't be read takes its place by its number, after the one before it.
+        at_ms = 0
+        for checkpoint_id in _checkpoint_ids(store, job_id):
+            summary = _summarise(store, CheckpointPointer(store.url, job_id, checkpoint_id), store)
+            if summary is None or job not in (None, summary.job_id, summary.job_name):
+                continue
+            at_ms = max(at_ms, summary.triggered_at_ms)
+            ordered.append((at_ms, summary))
+    ordered.sort(key=lambda item: (item[0], item[1].job_id, item[1].checkpoint_id, not item[1].savepoint))
+    return [summary for _, summary in ordered]
+
+
+def latest(url: str, job: str | None = None, *, open_store: OpenStore = open_store) -> CheckpointSummary | None:
+    """The newest checkpoint or savepoint of which every byte verifies, or None if there is none.
+
+    A job that another one was restored from comes after it, whatever it may still have completed: its tables belong to
+    its successor. Damaged checkpoints are passed over, with a warning in the log. Raises StorageError for faults of the
+    storage.
+    """
+    return latest_and_damaged(url, job, open_store=open_store)[0]
+
+
+def latest_and_damaged(
+    url: str, job: str | None = None, *, open_store: OpenStore = open_store
+) -> tuple[CheckpointSummary | None, tuple[CheckpointSummary, ...]]:
+    """What `latest` finds, and the damaged ones that it has passed over, each with its reason, newest first."""
+    damaged: list[CheckpointSummary] = []
+    summaries = list_checkpoints(url, job, open_store=open_store)
+    later = _jobs_after(summaries)
+    summaries.sort(key=lambda summary: -later.get(summary.job_id, 0))
+    for summary in reversed(summaries):
+        report = verify(summary.path, open_store=open_store)
+        if report.ok:
+            return replace(summary, verified=True), tuple(damaged)
+        reason = "; ".join(report.problems)
+        _logger.warning("Checkpoint %s is damaged and passed over for the one before it: %s", summary.path, reason)
+        damaged.append(replace(summary, verified=False, reason=reason))
+    return None, tuple(damaged)
+
+
+def _jobs_after(summaries: Sequence[CheckpointSummary]) -> dict[JobId, int]:
+    """How many jobs follow on a job in its longest line of restores; jobs without a successor are left out."""
+    origin = {s.job_id: parse_pointer(s.restored_from).job_id for s in summaries if s.restored_from is not None}
+    after: dict[JobId, int] = {}
+    for last in origin:
+        job_id, distance = last, 0
+        # A line is no longer than there are jobs.
+        while job_id in origin and distance < len(origin):
+            job_id, distance = origin[job_id], distance + 1
+            after[job_id] = max(after.get(job_id, 0), distance)
+    return after
+
+
+def job_name(store: Store, job_id: JobId) -> str:
+    """What a job under a root is called, as far as its lease tells; else the part of its id that is made of that."""
+    try:
+        lease = read_lease(store, job_id)
+    except CorruptionError:
+        lease = None
+    # The id ends with random digits, see JobId.
+    return lease.job_name if lease is not None else job_id.rpartition("-")[0] or job_id
+
+
+def is_of_job(store: Store, job_id: JobId, job: str | None) -> bool:
+    """Whether a folder under a root is that of the job with this name or id; None is any job."""
+    return job is None or job in (job_id, job_id.rpartition("-")[0]) or job == job_name(store, job_id)
+
+
+def inspect(path: str) -> CheckpointMetadata:
+    """Metadata of the checkpoint at `<root>/<job>/chk-N` or the savepoint at `<folder>/savepoint-<job>-N`.
+
+    Raises ConfigurationError for a path that names no checkpoint, NotFoundError if it was never completed,
+    CorruptionError for damage.
+    """
+    at = parse_pointer(path)
+    return read_pointed(open_store(at.root), at)
+
+
+def verify(path: str, *, open_store: OpenStore = open_store) -> VerificationReport:
+    """Read every file of a checkpoint or savepoint, given as `inspect` takes it, and compare it with its checksum.
+
+    Damage and missing files are problems in the report, not exceptions; those are ConfigurationError for a
+    path that names no checkpoint, and StorageError for a storage that does not answer.
+    """
+    at = parse_pointer(path)
+    store = open_store(at.root)
+    try:
+        metadata = read_pointed(store, at)
+        size_bytes = len(store.read(at.metadata))
+    except (CorruptionError, CodecError, NotFoundError) as error:
+        return VerificationReport(path, False, (str(error),), 0, 0)
+    problems: list[str] = []
+    if metadata.void:
+        problems.append(f"checkpoint {at.checkpoint_id} was given up and never completed")
+    files = 1
+    for subtask in metadata.subtasks:
+        everything: tuple[StateHandle | NativeFile, ...] = (*subtask.handles, *subtask.native_files)
+        for stored in everything:
+            try:
+                if isinstance(stored, NativeFile):
+                    verify_native(store, stored)
+                else:
+                    verify_state(store, stored)
+            except (CorruptionError, CodecError, NotFoundError) as error:
+                problems.append(f"{subtask.vertex} subtask {subtask.subtask}: {error}")
+            if stored.path is not None:
+                files += 1
+                size_bytes += stored.size_bytes
+    return VerificationReport(path, not problems, tuple(problems), files, size_bytes)
+
+
+def load_operator_state(
+    store: Store, metadata: CheckpointMetadata, uid: OperatorUid, key_groups: range | None = None
+) -> list[StateTable]:
+    """The state of one operator from all subtasks' bytes, layer by layer, in the order of the subtasks, verified.
+
+    With `key_groups`, keyed tables hold only the rows of these groups, and tables without such rows are left
+    out. Empty if the checkpoint has no state of this uid. Raises CorruptionError, NotFoundError.
+    """
+    tables: list[StateTable] = []
+    for subtask in sorted(metadata.subtasks, key=lambda s: (s.vertex, s.subtask)):
+        tables += read_subtask_state(store, subtask, uid, key_groups)
+    return sorted(tables, key=lambda table: table.layer)
+
+
+def _savepoints(store: Store, names: Sequence[str]) -> Iterator[CheckpointPointer]:
+    for name in names:
+        found = parse_savepoint_name(name)
+        if found is not None:
+            yield CheckpointPointer(join_url(store.url, name), *found, savepoint=True)
+
+
+def _checkpoint_ids(store: Store, job_id: JobId) -> list[CheckpointId]:
+    names = store.list(CheckpointLayout(job_id).job_dir())
+    return sorted(found for found in map(parse_checkpoint_name, names) if found is not None)
+
+
+def _summarise(store: Store, at: CheckpointPointer, names: Store) -> CheckpointSummary | None:
+    """`names` is where the job has its folder, whose lease knows what it is called."""
+    path, job_id = str(at), at.job_id
+    try:
+        metadata = read_pointed(store, at)
+    except NotFoundError:
+        return None
+    except (CorruptionError, CodecError) as error:
+        return CheckpointSummary(
+            path,
+            job_id,
+            job_name(names, job_id),
+            at.checkpoint_id,
+            -1,
+            -1,
+            0,
+            False,
+            str(error),
+            savepoint=at.savepoint,
+        )
+    if metadata.void:
+        return None
+    return CheckpointSummary(
+        path=path,
+        job_id=job_id,
+        job_name=metadata.job_name,
+        checkpoint_id=at.checkpoint_id,
+        triggered_at_ms=metadata.triggered_at_ms,
+        size_bytes=metadata.size_bytes,
+        subtasks=len(metadata.subtasks),
+        restored_from=metadata.restored_from,
+        savepoint=at.savepoint,
+    )

@@ -1,0 +1,94 @@
+"""Deletes a checkpoint or a savepoint that nobody wants any more.
+
+Rules: nothing of a job that lives is deleted: it relies on the checkpoints that it retains, deletes the others itself,
+and may be about to refer to their files. Savepoints are the user's: no job needs those that it has taken. `_metadata`
+goes first, so that nobody finds a checkpoint half deleted. Files that checkpoints share stay as long as another
+checkpoint of the job refers to one; where one cannot be read, all of them stay. What a job has written to tables is
+none of a checkpoint's.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+
+from tidegate.storage.checkpoints.layout import (
+    CheckpointLayout,
+    CheckpointPointer,
+    parse_checkpoint_name,
+    parse_pointer,
+)
+from tidegate.storage.checkpoints.lease import may_live, why_alive
+from tidegate.storage.checkpoints.metadata import CheckpointMetadata
+from tidegate.storage.checkpoints.metadata_file import read_metadata, read_pointed
+from tidegate.storage.errors import CodecError, ConfigurationError, CorruptionError, NotFoundError
+from tidegate.storage.files.file_system_store import open_store
+from tidegate.storage.files.store import OpenStore, Store
+
+_logger = logging.getLogger(__name__)
+
+
+def delete(path: str, *, force: bool = False, open_store: OpenStore = open_store) -> int:
+    """Delete a checkpoint or savepoint, given as `recovery.inspect` takes it; returns how many files of it are gone.
+
+    `force` deletes a checkpoint of a job whose lease has not expired: its caller knows that the job is dead.
+    ConfigurationError for a path that names no checkpoint, or one of a job that may be running, NotFoundError if it was
+    never completed, CorruptionError or CodecError if its metadata cannot be read, so that nobody can tell what belongs
+    to it, StorageError.
+    """
+    at = parse_pointer(path)
+    store = open_store(at.root)
+    if not (at.savepoint or force):
+        _check_job_is_dead(store, at)
+    metadata = read_pointed(store, at)
+    if at.savepoint:
+        store.delete(at.metadata)
+        store.delete_tree("")
+        return 1 + len(set(_paths(metadata)))
+    unneeded = _unneeded(store, at, metadata)
+    store.delete(at.metadata)
+    store.delete_tree(CheckpointLayout(at.job_id).checkpoint_dir(at.checkpoint_id))
+    for shared in sorted(unneeded):
+        store.delete(shared)
+    own = set(_paths(metadata)) - set(_shared_paths(metadata))
+    return 1 + len(own) + len(unneeded)
+
+
+def _check_job_is_dead(store: Store, at: CheckpointPointer) -> None:
+    if may_live(store, at.job_id, int(time.time() * 1000)):
+        raise ConfigurationError(
+            f"{at} stays: job {at.job_id} may be running, {why_alive(store, at.job_id)}. A running job deletes its "
+            "checkpoints itself, all but those that it retains. Wait for its end, or stop or cancel it (job.stop(), "
+            "job.cancel()), then delete this one; or use force if you know that the job is dead"
+        )
+
+
+def _unneeded(store: Store, at: CheckpointPointer, metadata: CheckpointMetadata) -> set[str]:
+    """Shared files of a checkpoint that no other one of its job refers to."""
+    unneeded = set(_shared_paths(metadata))
+    if unneeded:
+        for other in _others(store, at):
+            try:
+                unneeded -= set(_shared_paths(read_metadata(store, at.job_id, other.checkpoint_id)))
+            except NotFoundError:
+                continue
+            except (CorruptionError, CodecError) as error:
+                _logger.warning("Files that %s shares with other checkpoints stay, because of %s: %s", at, other, error)
+                return set()
+    return unneeded
+
+
+def _others(store: Store, at: CheckpointPointer) -> Iterator[CheckpointPointer]:
+    for name in store.list(CheckpointLayout(at.job_id).job_dir()):
+        checkpoint_id = parse_checkpoint_name(name)
+        if checkpoint_id is not None and checkpoint_id != at.checkpoint_id:
+            yield CheckpointPointer(at.root, at.job_id, checkpoint_id)
+
+
+def _paths(metadata: CheckpointMetadata) -> Iterator[str]:
+    return (path for subtask in metadata.subtasks for path in subtask.paths)
+
+
+def _shared_paths(metadata: CheckpointMetadata) -> Iterator[str]:
+    return (path for subtask in metadata.subtasks for path in subtask.shared_paths)

@@ -1,0 +1,90 @@
+"""Writes savepoints: self-contained copies of a checkpoint, owned by the user.
+
+    <target>/savepoint-<job>-17/_metadata           created last: a savepoint is there when this file is
+    <target>/savepoint-<job>-17/<vertex>-<subtask>  the files of chk-17, byte for byte
+    <target>/savepoint-<job>-17/shared/chk-<n>/...  those that it shares with other checkpoints
+
+Rules: paths in the metadata are relative to the savepoint's own folder, so it can be moved or copied as a whole; every
+byte is verified while it is copied, and held in memory a bounded part at a time. Data files of sinks stay in their
+tables, staged inputs stay with the job that staged them (`origin_root` says where).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tidegate.storage.checkpoints.layout import METADATA_NAME, CheckpointLayout, savepoint_name
+from tidegate.storage.checkpoints.metadata import CheckpointMetadata, SubtaskState
+from tidegate.storage.checkpoints.metadata_file import encode_metadata, read_metadata
+from tidegate.storage.errors import AlreadyExistsError, NotFoundError
+from tidegate.storage.files.file_system_store import join_url
+from tidegate.storage.files.store import OpenStore, Store
+from tidegate.storage.ids import CheckpointId, JobId
+from tidegate.storage.state.verification import verified_native, verified_state
+
+
+def write_savepoint(open_store: OpenStore, root_url: str, target_url: str, metadata: CheckpointMetadata) -> str:
+    """Copy the state of a checkpoint under `root_url` to a savepoint under `target_url`; returns the savepoint's path.
+
+    May be repeated: what a call that was interrupted has left is written again, a savepoint that is complete already
+    stays. Raises AlreadyExistsError if another one has its name, CorruptionError, NotFoundError, StorageError.
+    """
+    job_id, checkpoint_id = metadata.job_id, metadata.checkpoint_id
+    source = open_store(root_url)
+    target = open_store(_savepoint_url(open_store, target_url, job_id, checkpoint_id))
+    layout = CheckpointLayout(job_id)
+    own = _rebased(metadata, layout, source.url)
+    if not _is_there(target, own):
+        for old, new in zip(metadata.subtasks, own.subtasks, strict=True):
+            _copy(source, target, old, new)
+        try:
+            target.create(METADATA_NAME, encode_metadata(own))
+        except AlreadyExistsError:
+            # Created by another call meanwhile, or by this one before its answer was lost and it was sent again.
+            if not _is_there(target, own):
+                raise
+    return target.url
+
+
+def _copy(source: Store, target: Store, old: SubtaskState, new: SubtaskState) -> None:
+    for handle, copied in zip(old.handles, new.handles, strict=True):
+        if copied.path is not None:
+            target.write(copied.path, verified_state(source, handle))
+    for file, copied_file in zip(old.native_files, new.native_files, strict=True):
+        target.write(copied_file.path, verified_native(source, file))
+
+
+def discard_savepoint(open_store: OpenStore, target_url: str, job_id: JobId, checkpoint_id: CheckpointId) -> None:
+    """Delete a savepoint, complete or not; `_metadata` first, so that nobody finds it half deleted. StorageError."""
+    target = open_store(_savepoint_url(open_store, target_url, job_id, checkpoint_id))
+    target.delete(METADATA_NAME)
+    target.delete_tree("")
+
+
+def _savepoint_url(open_store: OpenStore, target_url: str, job_id: JobId, checkpoint_id: CheckpointId) -> str:
+    return join_url(open_store(target_url).url, savepoint_name(job_id, checkpoint_id))
+
+
+def _is_there(target: Store, metadata: CheckpointMetadata) -> bool:
+    """Whether the savepoint is complete. AlreadyExistsError if what is there is another one."""
+    try:
+        found = read_metadata(target, metadata.job_id, metadata.checkpoint_id, savepoint=True)
+    except NotFoundError:
+        return False
+    if found != metadata:
+        raise AlreadyExistsError(
+            f"{target.url} holds another savepoint of this name already; choose another folder, or delete it"
+        )
+    return True
+
+
+def _rebased(metadata: CheckpointMetadata, layout: CheckpointLayout, root_url: str) -> CheckpointMetadata:
+    """The metadata with paths that are relative to the savepoint's folder."""
+    own_folder = f"{layout.checkpoint_dir(metadata.checkpoint_id)}/"
+    job_folder = f"{layout.job_dir()}/"
+
+    def moved(path: str) -> str:
+        # A file that several checkpoints share keeps the name of its folder, so no two files get one name.
+        return path.removeprefix(own_folder).removeprefix(job_folder)
+
+    return replace(metadata, subtasks=tuple(s.moved(moved) for s in metadata.subtasks), origin_root=root_url)

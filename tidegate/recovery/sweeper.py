@@ -1,0 +1,329 @@
+"""Finds, and deletes on demand, what crashes have left in a job's folder and nobody refers to any more.
+
+Rules:
+
+- What counts as referred to: everything that a complete checkpoint under the root names, of whatever job; data files of
+  collected rows that the table's log or a checkpoint or savepoint names; staged rows, as long as there is a checkpoint
+  or savepoint that goes back to their job. Where a checkpoint cannot be read, nothing that it might need is an orphan.
+- What was written within the grace period is no orphan yet: somebody may be about to refer to it.
+- Only folders and names that tidegate makes are looked at, and only of a job that has an event log.
+- Tasks write changelogs ahead of checkpoints: of those only files of attempts count as orphans after which another one
+  has completed a checkpoint, unless it is known that the job is dead.
+- A job that may be running is not swept: its lease says so, however long it has written nothing else. Before a file of
+  an incomplete checkpoint is deleted, the checkpoint is voided, so that it cannot be completed afterwards, whoever is
+  still alive; then everything is looked at again.
+- It may stop anywhere, and be repeated.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from tidegate.storage.checkpoints.event_log import EventLog
+from tidegate.storage.checkpoints.layout import (
+    CheckpointLayout,
+    CheckpointPointer,
+    parse_changelog_file_name,
+    parse_checkpoint_name,
+    parse_pointer,
+    parse_savepoint_name,
+)
+from tidegate.storage.checkpoints.lease import may_live, why_alive
+from tidegate.storage.checkpoints.metadata import METADATA_VERSION, CheckpointMetadata
+from tidegate.storage.checkpoints.metadata_file import create_metadata, read_pointed
+from tidegate.storage.errors import AlreadyExistsError, CodecError, ConfigurationError, CorruptionError, NotFoundError
+from tidegate.storage.files.file_system import FileInfo
+from tidegate.storage.files.file_system_store import FileSystemStore, join_url, open_store
+from tidegate.storage.files.store import OpenStore, Store
+from tidegate.storage.ids import AttemptNumber, CheckpointId, JobId
+from tidegate.storage.tables.table_files import DATA_FOLDER
+from tidegate.storage.tables.table_log import TableLog
+
+GRACE_MS_DEFAULT = 3_600_000
+_SOURCE_PREFIX = "source-"
+_COLLECT_PREFIX = "collect-"
+
+_logger = logging.getLogger(__name__)
+
+
+class WalkableStore(Store, Protocol):
+    """A store that knows all files below a folder."""
+
+    def walk(self, prefix: str) -> Sequence[FileInfo]:
+        """Every file at any depth, by its path from the folder on."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Orphan:
+    """A file that nothing refers to; `path` is relative to the root."""
+
+    path: str
+    size_bytes: int
+    modified_at_ms: int | None = None
+
+
+def is_job(store: Store, job_id: JobId) -> bool:
+    """Whether there is a job of this id: only a job has an event log."""
+    return bool(EventLog(store, job_id).indices())
+
+
+def may_run(store: WalkableStore, job_id: JobId, now_ms: int, grace_ms: int = GRACE_MS_DEFAULT) -> bool:
+    """Whether a job lives as far as its lease says, and its process, where that can be known.
+
+    Of a job that never had one, whether it has written to its event log within the grace period, or nobody can tell.
+    """
+    if store.exists(CheckpointLayout(job_id).lease()):
+        return may_live(store, job_id, now_ms)
+    times = [file.modified_at_ms for file in store.walk(CheckpointLayout(job_id).events_dir())]
+    return any(time is None or time > now_ms - grace_ms for time in times)
+
+
+def why_may_run(store: Store, job_id: JobId) -> str:
+    """What lets a job that may run seem so, in words."""
+    return why_alive(store, job_id) or "it wrote to its event log not long ago"
+
+
+def find_orphans(
+    store: WalkableStore,
+    job_id: JobId,
+    *,
+    written_before_ms: int | None = None,
+    dead: bool = False,
+    savepoints: Iterable[Store] = (),
+    open_store: OpenStore = open_store,
+) -> list[Orphan]:
+    """Files of a job that nothing refers to, sorted by path; empty for what is no job.
+
+    With `written_before_ms` (since the epoch) only those that are older; with `dead` also what a job that lived could
+    still refer to. Savepoints are looked for under the root, and under each of `savepoints`. Raises StorageError.
+    """
+    layout = CheckpointLayout(job_id)
+    # Files first: what is completed meanwhile then counts as referred to.
+    files = [replace(file, path=f"{layout.job_dir()}/{file.path}") for file in store.walk(layout.job_dir())]
+    candidates = [
+        file
+        for file in files
+        if written_before_ms is None or (file.modified_at_ms is not None and file.modified_at_ms < written_before_ms)
+    ]
+    if not candidates or not is_job(store, job_id):
+        return []
+    known = _read_all(store, savepoints, open_store)
+    sweep = _Sweep(store, job_id, known, open_store, dead)
+    return [Orphan(f.path, f.size_bytes, f.modified_at_ms) for f in candidates if sweep.is_orphan(f.path)]
+
+
+def sweep(
+    store: WalkableStore,
+    job_id: JobId,
+    *,
+    now_ms: int,
+    grace_ms: int = GRACE_MS_DEFAULT,
+    dry_run: bool = True,
+    force: bool = False,
+    savepoints: Sequence[Store] = (),
+    open_store: OpenStore = open_store,
+) -> list[Orphan]:
+    """The orphans of a job; with `dry_run=False` they are deleted.
+
+    `force` sweeps a job whose lease has not expired: its caller knows that it is dead. Raises ConfigurationError for a
+    job that may run, StorageError.
+    """
+
+    def found() -> list[Orphan]:
+        return find_orphans(
+            store,
+            job_id,
+            written_before_ms=now_ms - grace_ms,
+            dead=force,
+            savepoints=savepoints,
+            open_store=open_store,
+        )
+
+    orphans = found()
+    if dry_run:
+        return orphans
+    if not force and may_run(store, job_id, now_ms, grace_ms):
+        raise ConfigurationError(
+            f"job {job_id} may be running, {why_may_run(store, job_id)}. Wait, or use force if you know that it is dead"
+        )
+    _void_incomplete(store, job_id, orphans, now_ms)
+    still = set(found())
+    orphans = [orphan for orphan in orphans if orphan in still]
+    for orphan in orphans:
+        store.delete(orphan.path)
+    _delete_unfinished(store, job_id)
+    return orphans
+
+
+def _delete_unfinished(store: Store, job_id: JobId) -> None:
+    """Delete what interrupted writes of checkpoint files left; other jobs may write below `taskowned`."""
+    if not isinstance(store, FileSystemStore):
+        return
+    layout = CheckpointLayout(job_id)
+    store.delete_temporary(layout.shared_dir())
+    for number in filter(None, map(parse_checkpoint_name, store.list(layout.job_dir()))):
+        store.delete_temporary(layout.checkpoint_dir(number))
+
+
+def _void_incomplete(store: Store, job_id: JobId, orphans: Iterable[Orphan], now_ms: int) -> None:
+    """Make it impossible that a checkpoint of which files are about to be deleted is completed."""
+    layout = CheckpointLayout(job_id)
+    for number in sorted({n for n in (_checkpoint_of(orphan.path, job_id) for orphan in orphans) if n is not None}):
+        if store.exists(layout.metadata(number)):
+            continue
+        name = job_id.rpartition("-")[0] or job_id
+        tombstone = CheckpointMetadata(
+            METADATA_VERSION, job_id, name, number, AttemptNumber(0), now_ms, operators=(), subtasks=(), void=True
+        )
+        try:
+            create_metadata(store, tombstone)
+        except AlreadyExistsError:
+            _logger.info("checkpoint %d of %s was decided meanwhile", number, job_id)
+
+
+def _checkpoint_of(path: str, job_id: JobId) -> CheckpointId | None:
+    """The checkpoint that a file in a job's folder was written for, None for any other file."""
+    parts = path.removeprefix(f"{job_id}/").split("/")
+    if parts[0] == "shared" and len(parts) > 2:
+        parts = parts[1:]
+    return parse_checkpoint_name(parts[0]) if len(parts) > 1 else None
+
+
+@dataclass(slots=True)
+class _Known:
+    """What the checkpoints and savepoints say."""
+
+    complete: dict[tuple[JobId, CheckpointId], CheckpointMetadata] = field(default_factory=dict)
+    savepoints: list[CheckpointMetadata] = field(default_factory=list)
+    unreadable: list[CheckpointPointer] = field(default_factory=list)
+
+    @property
+    def metadata(self) -> list[CheckpointMetadata]:
+        """All that can be restored."""
+        return [*self.complete.values(), *self.savepoints]
+
+
+def _read_all(store: Store, savepoint_stores: Iterable[Store], open_store: OpenStore) -> _Known:
+    known = _Known()
+    for place in (store, *savepoint_stores):
+        for name in place.list(""):
+            found = parse_savepoint_name(name)
+            if found is not None:
+                at = CheckpointPointer(join_url(place.url, name), *found, savepoint=True)
+                metadata = _read(open_store(at.root), at, known)
+                if metadata is not None:
+                    known.savepoints.append(metadata)
+    for job in map(JobId, store.list("")):
+        for number in filter(None, map(parse_checkpoint_name, store.list(CheckpointLayout(job).job_dir()))):
+            metadata = _read(store, CheckpointPointer(store.url, job, number), known)
+            if metadata is not None:
+                known.complete[job, number] = metadata
+    return known
+
+
+def _read(store: Store, at: CheckpointPointer, known: _Known) -> CheckpointMetadata | None:
+    """The metadata of what is complete; None for what is not, or cannot be read."""
+    try:
+        metadata = read_pointed(store, at)
+    except NotFoundError:
+        return None
+    except (CorruptionError, CodecError) as error:
+        _logger.warning("%s cannot be read, so what it may need is kept: %s", at, error)
+        known.unreadable.append(at)
+        return None
+    return None if metadata.void else metadata
+
+
+class _Sweep:
+    """What of one job's folder is referred to."""
+
+    def __init__(self, store: Store, job_id: JobId, known: _Known, open_store: OpenStore, dead: bool) -> None:
+        self._store = store
+        self._job_id = job_id
+        self._known = known
+        self._open_store = open_store
+        self._layout = CheckpointLayout(job_id)
+        complete = known.complete.values()
+        self._paths = {path for metadata in complete for subtask in metadata.subtasks for path in subtask.paths}
+        attempts = (metadata.attempt for (job, _), metadata in known.complete.items() if job == job_id)
+        self._attempt = None if dead else max(attempts, default=AttemptNumber(0))
+        """Of the newest checkpoint: it, and later ones, may go on with what they have written. None: nobody does."""
+        self._unreadable = {at.checkpoint_id for at in known.unreadable if at.job_id == job_id and not at.savepoint}
+        # However the root was spelled in the url of the table: what follows it is the same.
+        own, mark = self._layout.taskowned_dir(), f"/{self._layout.taskowned_dir()}/"
+        self._data_files = {
+            f"{own}/{committable.table.rpartition(mark)[2].rstrip('/')}/{file.path}"
+            for metadata in known.metadata
+            for subtask in metadata.subtasks
+            for committable in subtask.committables
+            if mark in committable.table
+            for file in committable.files
+        }
+        self._goes_back_to = _goes_back_to(job_id, known)
+        self._committed: dict[str, frozenset[str] | None] = {}
+
+    def is_orphan(self, path: str) -> bool:
+        """Whether nothing refers to a file; False for files that are none of ours."""
+        folder, _, below = path.removeprefix(f"{self._layout.job_dir()}/").partition("/")
+        if folder == "taskowned":
+            return self._is_orphan_of_tasks(path, *below.split("/", 1))
+        if path.startswith(f"{self._layout.changelog_dir()}/"):
+            return path not in self._paths and not self._known.unreadable and self._is_left(path)
+        number = _checkpoint_of(path, self._job_id)
+        if number is None or path in self._paths or path == self._layout.metadata(number):
+            return False
+        if folder == "shared":
+            # Any checkpoint may refer to it.
+            return not self._known.unreadable
+        return number not in self._unreadable
+
+    def _is_left(self, path: str) -> bool:
+        """Whether no checkpoint to come can refer to a file of a changelog."""
+        written = parse_changelog_file_name(path.rpartition("/")[2])
+        return written is not None and (self._attempt is None or written[2] < self._attempt)
+
+    def _is_orphan_of_tasks(self, path: str, name: str, below: str = "") -> bool:
+        if self._known.unreadable or not below:
+            return False
+        if name.startswith(_SOURCE_PREFIX):
+            return not self._goes_back_to
+        own_data = f"{DATA_FOLDER}/{self._job_id}/"
+        if not name.startswith(_COLLECT_PREFIX) or not below.startswith(own_data):
+            return False
+        committed = self._committed_in(path.removesuffix(f"/{below}"))
+        return committed is not None and below not in committed and path not in self._data_files
+
+    def _committed_in(self, folder: str) -> frozenset[str] | None:
+        """Data files in the log of the table in a folder; None if it cannot be read."""
+        if folder not in self._committed:
+            try:
+                log = TableLog(self._open_store(join_url(self._store.url, folder)))
+                self._committed[folder] = log.referenced_paths()
+            except (CorruptionError, CodecError) as error:
+                _logger.warning("the log of %s cannot be read, so its files are kept: %s", folder, error)
+                self._committed[folder] = None
+        return self._committed[folder]
+
+
+def _goes_back_to(job_id: JobId, known: _Known) -> bool:
+    """Whether something can be restored that reads what was staged for a job: of it, or of a job that follows on it."""
+    restored_from = {m.job_id: parse_pointer(m.restored_from) for m in known.metadata if m.restored_from is not None}
+    known_jobs = {metadata.job_id for metadata in known.metadata}
+    for job in known_jobs:
+        at: JobId | None = job
+        # A line is no longer than there are jobs.
+        for _ in range(len(known_jobs) + 1):
+            if at == job_id:
+                return True
+            origin = restored_from.get(at) if at is not None else None
+            if origin is None:
+                # Where the job in between has nothing left, it cannot be known what was before it.
+                if at not in known_jobs:
+                    return True
+                break
+            at = origin.job_id
+    return False

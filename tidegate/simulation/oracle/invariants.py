@@ -1,0 +1,292 @@
+"""Checks the invariants of `docs/architecture.md` from outside, without believing the machines.
+
+It sees what goes over channels, what is taken from them, where snapshots cut them, and every change of a file.
+
+The cut of an exactly-once checkpoint (invariant 3), for each channel, in rows of the attempt that took it:
+
+    put by the sender before its snapshot == taken by the receiver before its own + stored as in flight
+
+and what a restore handed to a channel and nobody had taken yet is in flight again. A sender that had finished is cut
+where it ended. An at-least-once checkpoint may have taken more than was put before the barrier, never less.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from tidegate.actors.coordinator.job.job_spec import JobSpec
+from tidegate.actors.graph.job_graph import JobGraph
+from tidegate.actors.protocol.identity import ChannelId, TaskId
+from tidegate.actors.protocol.stream_elements import Element
+from tidegate.actors.task.messages import events as ev
+from tidegate.actors.task.messages import instructions as do
+from tidegate.actors.task.task_machine import TaskMachine
+from tidegate.simulation.oracle.coverage import Coverage
+from tidegate.simulation.oracle.files_at_rest import FilesOracle, acknowledged_tasks
+from tidegate.simulation.oracle.output_tables import Covered, TablesOracle
+from tidegate.simulation.oracle.records import RecordsOracle
+from tidegate.simulation.oracle.violation import InvariantViolated
+from tidegate.simulation.world.disk import SimulatedDisk
+from tidegate.storage.checkpoints.metadata import CheckpointMetadata
+
+COMPLETED_WAITING_MAX = 8
+"""Completed checkpoints beyond the retained ones that may still be there: commits and deletions take their time."""
+PROBES_LATE = 3
+"""A task that waits for credit asks for it; after so many times of its limit `probe_ms` it should have done so."""
+
+UNNEEDED_FOLDERS_MAX = 4 * COMPLETED_WAITING_MAX
+"""Folders of shared files that wait for being deleted: layers that are merged all go at once."""
+
+
+@dataclass(slots=True)
+class _Cut:
+    """Where one checkpoint cuts the channels, as far as its tasks have taken their snapshots."""
+
+    attempt: int
+    taken: dict[TaskId, dict[ChannelId, int]] = field(default_factory=dict)
+    put: dict[ChannelId, int] = field(default_factory=dict)
+    waiting: dict[ChannelId, int] = field(default_factory=dict)
+    """Restored in-flight rows that the receiver had not taken."""
+    in_flight: dict[ChannelId, int] = field(default_factory=dict)
+    recovered: dict[ChannelId, int] = field(default_factory=dict)
+
+
+class Oracle:
+    """Watches one job."""
+
+    def __init__(
+        self,
+        disk: SimulatedDisk,
+        spec: JobSpec,
+        graph: JobGraph,
+        coverage: Coverage | None = None,
+        inherited: Covered | None = None,
+    ) -> None:
+        self.coverage = coverage if coverage is not None else Coverage()
+        self.tables = TablesOracle(disk, spec.job_id, inherited)
+        if spec.restore is not None:
+            self.tables.restored(spec.restore.job_id, spec.restore.checkpoint_id)
+        self.files = FilesOracle(disk, spec.root, spec.job_id, self._completes, self.tables)
+        self.records = RecordsOracle(disk, spec)
+        self._spec = spec
+        self._tasks = frozenset(spec.tasks)
+        self._exactly_once = spec.checkpoints.exactly_once
+        self._inputs: dict[TaskId, list[ChannelId]] = {task: [] for task in spec.tasks}
+        for edge in graph.edges:
+            for channel in graph.channels(edge):
+                self._inputs[graph.receiver(channel)].append(channel)
+        self._sender = {channel: graph.sender(channel) for channels in self._inputs.values() for channel in channels}
+        self.attempt = -1
+        """The newest attempt that was deployed."""
+        self._sent: dict[ChannelId, int] = {}
+        self._sent_rows: dict[ChannelId, int] = {}
+        self._taken: dict[ChannelId, int] = {}
+        self._starving_since_ms: dict[ChannelId, int] = {}
+        """Channels that wait for credit, and since when they have neither sent anything nor asked."""
+        self._finished: set[TaskId] = set()
+        self._cuts: dict[int, _Cut] = {}
+        self.with_in_flight: set[int] = set()
+        """Completed checkpoints that hold in-flight data."""
+        self.with_finished: set[int] = set()
+        """Completed checkpoints in which some tasks had finished, and others had not."""
+
+    @property
+    def completed(self) -> int:
+        """Checkpoints that were completed."""
+        return self.files.completed
+
+    # --- life of an attempt ---------------------------------------------------------------------------------------
+
+    def deployed(self, attempt: int, restored: int | None, from_itself: bool) -> None:
+        """An attempt starts from a checkpoint: it has to be the newest completed one of this job, if there is one.
+
+        Of damaged ones nobody knows before they are read: each may be tried, and then the newest one that is whole.
+        """
+        newest = self.files.newest_whole
+        to_be_tried = {number for number in self.files.damaged if newest is not None and number > newest}
+        if newest is not None and (restored not in {newest, *to_be_tried} or not from_itself):
+            raise InvariantViolated(7, f"attempt {attempt} is restored from {restored}, and {newest} is complete")
+        if restored in self.files.passed_over:
+            raise InvariantViolated(7, f"attempt {attempt} is restored from {restored}, which was passed over before")
+        if from_itself and restored is not None:
+            self.files.passed_over |= {number for number in self.files.damaged if number > restored}
+        if newest is None and restored is not None and from_itself:
+            raise InvariantViolated(7, f"attempt {attempt} is restored from {restored}, which is not complete")
+        self.attempt = attempt
+        self.tables.deployed(restored if from_itself else None)
+        self._sent.clear()
+        self._sent_rows.clear()
+        self._taken.clear()
+        self._starving_since_ms.clear()
+        self._finished.clear()
+        self._cuts.clear()
+
+    def finished(self, attempt: int, task: TaskId) -> None:
+        """A task reports that it is over."""
+        if attempt == self.attempt:
+            self._finished.add(task)
+
+    # --- channels -------------------------------------------------------------------------------------------------
+
+    def sent(self, frame: do.SendFrame) -> None:
+        """A frame leaves its sender."""
+        if frame.attempt != self.attempt:
+            return
+        self._starving_since_ms.pop(frame.channel, None)
+        due = self._sent.get(frame.channel, 0)
+        if frame.first_sequence != due:
+            raise InvariantViolated(1, f"{frame.channel} sends {frame.first_sequence} where {due} is due")
+        self._sent[frame.channel] = due + len(frame.elements)
+        self._sent_rows[frame.channel] = self._sent_rows.get(frame.channel, 0) + _rows(frame.elements)
+
+    def before_turn(self, machine: TaskMachine) -> bool:
+        """Whether the outputs of a task are full for certain, so that it must not take more."""
+        limit = machine.descriptor.limits.queue_bytes_max
+        return any(
+            sum(element.nbytes for element in output.queue if isinstance(element, pa.RecordBatch)) >= limit
+            for output in machine._outputs._channels.values()
+            if output.queued_bytes
+        )
+
+    def after_event(self, machine: TaskMachine, event: ev.TaskEvent, full: bool, now_ms: int) -> None:
+        """A machine has handled an event: look at the queues that it may have changed."""
+        if machine.attempt != self.attempt:
+            return
+        if machine._outputs.starving:
+            self._check_starving(machine, now_ms)
+        if isinstance(event, ev.FrameArrived):
+            if event.attempt == machine.attempt:
+                self._check_queue(machine, event.channel)
+        elif isinstance(event, ev.TurnGranted):
+            moved = 0
+            for channel, taken in machine._inputs.positions():
+                before = self._taken.get(channel, 0)
+                if taken == before:
+                    continue
+                moved += taken - before
+                if taken < before or moved > 1 or taken > self._sent.get(channel, 0):
+                    raise InvariantViolated(1, f"{channel} was at {before} and is at {taken}")
+                self._taken[channel] = taken
+            if full and moved:
+                raise InvariantViolated(10, f"{machine.descriptor.task} takes input while an output queue is full")
+
+    def _check_starving(self, machine: TaskMachine, now_ms: int) -> None:
+        for channel, output in machine._outputs._channels.items():
+            if output.starved_at_bytes is None:
+                self._starving_since_ms.pop(channel, None)
+                continue
+            waited_ms = now_ms - self._starving_since_ms.setdefault(channel, now_ms)
+            if waited_ms > PROBES_LATE * machine.descriptor.limits.probe_ms:
+                raise InvariantViolated(
+                    7, f"{channel} has waited {waited_ms} ms for credit, and nobody has asked for it"
+                )
+
+    def _check_queue(self, machine: TaskMachine, channel: ChannelId) -> None:
+        credit_bytes = machine.descriptor.limits.credit_bytes
+        queued = [e.nbytes for e in machine._inputs[channel].queue if isinstance(e, pa.RecordBatch)]
+        if sum(queued) > credit_bytes + max(queued, default=0):
+            raise InvariantViolated(10, f"{channel} holds {sum(queued)} bytes, {credit_bytes} were granted")
+
+    # --- cuts -----------------------------------------------------------------------------------------------------
+
+    def snapshot_taken(self, machine: TaskMachine, snapshot: do.PersistSnapshot) -> None:
+        """A task's synchronous part is done."""
+        if machine.attempt != self.attempt:
+            return
+        if any(number < snapshot.checkpoint_id for number in self._cuts):
+            self.coverage.saw("concurrent_checkpoints")
+        cut = self._cut(snapshot.checkpoint_id)
+        task = machine.descriptor.task
+        if task in cut.taken:
+            raise InvariantViolated(3, f"{task} takes snapshot {snapshot.checkpoint_id} twice")
+        cut.taken[task] = dict(snapshot.input_positions)
+        cut.put.update(snapshot.output_positions)
+        for channel in self._inputs[task]:
+            waiting = _rows(machine._inputs[channel].recovered)
+            if waiting:
+                cut.waiting[channel] = waiting
+
+    def channels_stored(self, attempt: int, stored: do.PersistChannelState) -> None:
+        """The in-flight rows of a task's snapshot are known."""
+        if attempt != self.attempt:
+            return
+        cut = self._cut(stored.checkpoint_id)
+        for part in stored.channels:
+            again, new = _rows(part.batches[: part.recovered]), _rows(part.batches[part.recovered :])
+            cut.in_flight[part.channel] = cut.in_flight.get(part.channel, 0) + new
+            cut.recovered[part.channel] = cut.recovered.get(part.channel, 0) + again
+
+    def aborted(self, checkpoint_id: int) -> None:
+        """The coordinator has given a checkpoint up: whatever its tasks still do for it counts for nothing."""
+        self._cuts.pop(checkpoint_id, None)
+
+    def _cut(self, checkpoint_id: int) -> _Cut:
+        return self._cuts.setdefault(checkpoint_id, _Cut(self.attempt))
+
+    def _completes(self, metadata: CheckpointMetadata) -> None:
+        number = int(metadata.checkpoint_id)
+        if metadata.attempt < self.attempt:
+            raise InvariantViolated(
+                7, f"checkpoint {number} of attempt {metadata.attempt} completed after attempt {self.attempt} began"
+            )
+        acknowledged = acknowledged_tasks(metadata)
+        if acknowledged.keys() != self._tasks:
+            missing = sorted(str(t) for t in self._tasks - acknowledged.keys())
+            raise InvariantViolated(4, f"checkpoint {number} completed without {missing}")
+        cut = self._cuts.get(number) or _Cut(self.attempt)
+        unseen = [t for t in self._tasks - cut.taken.keys() if t not in self._finished or not acknowledged[t]]
+        if unseen:
+            raise InvariantViolated(4, f"checkpoint {number} completed without a snapshot of {min(unseen)}")
+        if len(cut.taken) < len(self._tasks):
+            self.coverage.saw("finished_tasks_in_plan")
+        self._check_cut(number, cut)
+        self.records.completed(metadata)
+        kept = len(self.files.present)
+        if kept > self._spec.checkpoints.retained + COMPLETED_WAITING_MAX:
+            raise InvariantViolated(5, f"{kept} checkpoints are kept, {self._spec.checkpoints.retained} are retained")
+        unneeded = self.files.unneeded_folders()
+        if unneeded > UNNEEDED_FOLDERS_MAX:
+            raise InvariantViolated(5, f"{unneeded} folders of shared files are kept that no checkpoint refers to")
+        finished = sum(acknowledged.values())
+        if 0 < finished < len(acknowledged):
+            self.with_finished.add(number)
+        if any(subtask.in_flight is not None for subtask in metadata.subtasks):
+            self.with_in_flight.add(number)
+        if self.files.writers_of(metadata) - self.files.present.keys():
+            self.coverage.saw("shared_files_kept")
+        for older in [n for n in self._cuts if n <= number]:
+            del self._cuts[older]
+        for memory in (self.with_finished, self.with_in_flight):
+            memory.intersection_update(self.files.present)
+
+    def _check_cut(self, number: int, cut: _Cut) -> None:
+        went_on = False
+        for task, inputs in cut.taken.items():
+            for channel, taken in inputs.items():
+                put = cut.put.get(channel)
+                if put is None:
+                    put = self._sent_rows.get(channel, 0)
+                covered = taken + cut.in_flight.get(channel, 0)
+                went_on |= covered > put
+                if covered != put and (self._exactly_once or covered < put):
+                    raise InvariantViolated(
+                        3,
+                        f"checkpoint {number} cuts {channel} after {put} rows where they are sent, and {task} has "
+                        f"taken {taken} before it; {covered - taken} are stored as in flight",
+                    )
+                waiting, again = cut.waiting.get(channel, 0), cut.recovered.get(channel, 0)
+                if waiting != again:
+                    raise InvariantViolated(
+                        3,
+                        f"checkpoint {number}: {waiting} restored rows of {channel} were not processed by {task}, "
+                        f"and {again} are stored again",
+                    )
+        if went_on:
+            self.coverage.saw("at_least_once")
+
+
+def _rows(elements: Iterable[Element]) -> int:
+    return sum(element.num_rows for element in elements if isinstance(element, pa.RecordBatch))

@@ -1,0 +1,124 @@
+"""The oracle of output tables: what a table shows, and when that changes.
+
+It knows nothing of how a log says it. What a checkpoint covers follows from the metadata of the checkpoints behind it:
+those of its attempt, then those before the one that the attempt was restored from, also where that is another job's.
+
+- After a commit of checkpoint N a table shows just the files that N covers: nothing twice, nothing left out, nothing of
+  what came after a checkpoint from which the job has gone on.
+- Nothing else changes what is shown: no claim, no restart, no truncation of the log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TypeVar
+
+from tidegate.simulation.oracle.violation import InvariantViolated
+from tidegate.simulation.world.disk import TABLE_LOG, SimulatedDisk, SimulatedStore
+from tidegate.storage.checkpoints.metadata import CheckpointMetadata
+from tidegate.storage.codec import decode
+from tidegate.storage.files.envelope import HEADER_BYTES
+from tidegate.storage.ids import CheckpointId, JobId
+from tidegate.storage.tables.log_entries import TableEntry, TableEntryKind
+from tidegate.storage.tables.table_log import TableLog
+
+T = TypeVar("T")
+Covered = Mapping[tuple[JobId, CheckpointId], frozenset[str]]
+"""Full names of all data files that a checkpoint covers, with those that the checkpoints before it cover."""
+
+
+class TablesOracle:
+    """Watches the tables that one job writes. `inherited`: what checkpoints of the jobs before it cover."""
+
+    def __init__(self, disk: SimulatedDisk, job_id: JobId, inherited: Covered | None = None) -> None:
+        self._disk = disk
+        self._job_id = job_id
+        self.covered: dict[tuple[JobId, CheckpointId], frozenset[str]] = dict(inherited or {})
+        self._origin: frozenset[str] = frozenset()
+        """What the checkpoint covers from which the job was started."""
+        self._start: frozenset[str] = frozenset()
+        """What the newest completed checkpoint of the attempt covers, or the one that it was restored from."""
+        self._committed: dict[str, int] = {}
+        self._readers: dict[str, TableLog] = {}
+        self._shown: dict[str, list[str]] = {}
+        disk.created.append(self._file_created)
+
+    def restored(self, job_id: JobId, checkpoint_id: CheckpointId) -> None:
+        """The job was started from this checkpoint."""
+        self._origin = self._start = self.covered[job_id, checkpoint_id]
+
+    def deployed(self, restored: int | None) -> None:
+        """An attempt starts, from a checkpoint of the job itself or (None) from where the job was started."""
+        own = None if restored is None else self.covered.get((self._job_id, CheckpointId(restored)))
+        self._start = self._origin if own is None else own
+
+    def completed(self, metadata: CheckpointMetadata) -> None:
+        """A checkpoint is complete."""
+        files = data_files_of(metadata)
+        self._start |= files
+        self.covered[self._job_id, metadata.checkpoint_id] = self._start
+
+    def referenced(self, table: str) -> set[str]:
+        """Full names of all data files that a table's log refers to."""
+        return {f"{table}/{path}" for path in self._reading(lambda: TableLog(self._store(table)).referenced_paths())}
+
+    # --- what a table shows ---------------------------------------------------------------------------------------
+
+    def _file_created(self, name: str, data: bytes) -> None:
+        table, found, number = name.partition(f"/{TABLE_LOG}")
+        if not found or not number.isdigit():
+            return
+        entry: TableEntry = decode(memoryview(data)[HEADER_BYTES:])
+        known = table in self._readers
+        reader = self._readers.setdefault(table, TableLog(self._store(table)))
+        snapshot = self._reading(reader.snapshot)
+        if snapshot.seq != entry.seq:
+            return  # It was created where the log is truncated, and is taken back.
+        before = self._shown.get(table, [])
+        shown = self._shown[table] = [f"{table}/{file.path}" for file in snapshot.files]
+        if entry.kind is not TableEntryKind.COMMITTED:
+            if known and shown != before:
+                raise InvariantViolated(6, f"{table}: a claim of {entry.job_id} changes what is shown")
+        elif entry.job_id == self._job_id:
+            self._committed_to(table, int(entry.checkpoint_id or 0), shown)
+
+    def _committed_to(self, table: str, number: int, shown: list[str]) -> None:
+        if number <= self._committed.get(table, -1):
+            raise InvariantViolated(
+                6, f"{table}: checkpoint {number} was committed after checkpoint {self._committed[table]}"
+            )
+        self._committed[table] = number
+        if len(set(shown)) < len(shown):
+            raise InvariantViolated(6, f"{table}: checkpoint {number} commits a file twice")
+        covered = self.covered.get((self._job_id, CheckpointId(number)))
+        if covered is None:
+            raise InvariantViolated(6, f"{table}: checkpoint {number} was committed, and is not complete")
+        expected = {name for name in covered if name.startswith(f"{table}/data/")}
+        extra, missing = set(shown) - expected, expected - set(shown)
+        if extra:
+            raise InvariantViolated(6, f"{min(extra)} is shown with checkpoint {number}, which does not cover it")
+        if missing:
+            raise InvariantViolated(6, f"checkpoint {number} covers {min(missing)}, and its commit leaves it out")
+        gone = expected - self._disk.files.keys()
+        if gone:
+            raise InvariantViolated(5, f"{min(gone)} was committed, and is not there")
+
+    def _store(self, table: str) -> SimulatedStore:
+        return SimulatedStore(self._disk, table)
+
+    def _reading(self, read: Callable[[], T]) -> T:
+        reliable, self._disk.reliable = self._disk.reliable, True
+        try:
+            return read()
+        finally:
+            self._disk.reliable = reliable
+
+
+def data_files_of(metadata: CheckpointMetadata) -> frozenset[str]:
+    """Full names of the data files that a checkpoint asks to be committed."""
+    return frozenset(
+        f"{committable.table.rstrip('/')}/{file.path}"
+        for subtask in metadata.subtasks
+        for committable in subtask.committables
+        for file in committable.files
+    )

@@ -1,0 +1,207 @@
+"""Watches one simulated job from outside: hands what it sees on to the oracle, and counts what the run exercised.
+
+The simulated ports call it for each instruction, message and answer. Rules:
+
+- It believes only what happened: `in_flight_restored` counts when a checkpoint with in-flight data was restored, not
+  when unaligned checkpoints were switched on.
+- What no job may ever do raises `InvariantViolated` at once.
+"""
+
+from __future__ import annotations
+
+from tidegate.actors.coordinator.job.job_spec import RestorePoint
+from tidegate.actors.coordinator.messages import events as co
+from tidegate.actors.coordinator.messages import instructions as do
+from tidegate.actors.coordinator.state.coordinator_state import CoordinatorState
+from tidegate.actors.protocol.stream_elements import Alignment, BarrierOptions
+from tidegate.actors.task.messages import events as ev
+from tidegate.actors.task.messages import instructions as task_do
+from tidegate.actors.task.task_machine import TaskMachine
+from tidegate.simulation.oracle.coverage import Coverage
+from tidegate.simulation.oracle.damage import Damager
+from tidegate.simulation.oracle.invariants import Oracle
+from tidegate.simulation.oracle.violation import InvariantViolated
+from tidegate.storage.checkpoints.metadata import CheckpointMetadata, SnapshotKind
+
+
+class Watch:
+    """Watches one job. `restored` is the checkpoint that the job itself was started from, where there is one."""
+
+    def __init__(self, oracle: Oracle, coverage: Coverage, restored: CheckpointMetadata | None = None) -> None:
+        self.oracle = oracle
+        self.coverage = coverage
+        self.answers: dict[str, do.CompleteRequest] = {}
+        self.damager: Damager | None = None
+        self._restored = restored
+        self._options: dict[int, BarrierOptions] = {}
+        self._bases: dict[int, int | None] = {}
+        self._open: set[int] = set()
+        self._aborted: set[int] = set()
+        self._acknowledged: set[tuple[int, str]] = set()
+        self._asked: dict[str, SnapshotKind] = {}
+
+    # --- tasks ----------------------------------------------------------------------------------------------------
+
+    def task_does(self, machine: TaskMachine, instruction: task_do.TaskInstruction) -> None:
+        """A task's machine gave an instruction."""
+        match instruction:
+            case task_do.SendFrame():
+                self.oracle.sent(instruction)
+            case task_do.PersistSnapshot():
+                self.oracle.snapshot_taken(machine, instruction)
+                self._builds(machine, instruction)
+            case task_do.PersistChannelState():
+                self.oracle.channels_stored(machine.attempt, instruction)
+            case task_do.DiscardState():
+                self.coverage.saw("state_discarded")
+            case task_do.ReportFinished():
+                self.oracle.finished(machine.attempt, machine.descriptor.task)
+                self.coverage.saw("task_finished")
+            case task_do.Acknowledge():
+                self._acknowledges(machine, instruction)
+
+    def _builds(self, machine: TaskMachine, snapshot: task_do.PersistSnapshot) -> None:
+        number = int(snapshot.checkpoint_id)
+        if snapshot.base is None or machine.attempt != self.oracle.attempt or number in self._aborted:
+            return
+        told, base = self._bases.get(number), snapshot.base.checkpoint_id
+        if base != told:
+            raise InvariantViolated(
+                5, f"{machine.descriptor.task} builds checkpoint {number} on {base}, and was told of {told}"
+            )
+        self.oracle.files.built_on(number, snapshot.base)
+
+    def _acknowledges(self, machine: TaskMachine, instruction: task_do.Acknowledge) -> None:
+        self.coverage.saw("snapshot_acknowledged")
+        if instruction.state.handle is None and not instruction.state.finished:
+            self.coverage.saw("stateless_task")
+        options = self._options.get(instruction.checkpoint_id, BarrierOptions())
+        metrics = instruction.metrics
+        if metrics.unaligned and options.timeoutable:
+            self.coverage.saw("alignment_timeout")
+        aligned = options.alignment is not Alignment.AT_LEAST_ONCE and not metrics.unaligned
+        if aligned and metrics.alignment_ms > 0 and len(machine.descriptor.inputs) > 1:
+            self.coverage.saw("channel_blocked")
+
+    # --- coordinator ----------------------------------------------------------------------------------------------
+
+    def asked(self, request: co.CheckpointRequested) -> None:
+        """A user asks for something."""
+        self._asked[request.request] = request.kind
+        if self._open:
+            self.coverage.saw("request_held_back")
+
+    def answered(self, answer: do.CompleteRequest) -> None:
+        """A request is answered. The answer may be repeated by a coordinator that took over, but not changed."""
+        before = self.answers.setdefault(answer.request, answer)
+        both = before.checkpoint_id is not None and answer.checkpoint_id is not None
+        if both and (before.checkpoint_id, before.path) != (answer.checkpoint_id, answer.path):
+            raise InvariantViolated(7, f"request {answer.request} was answered with {before} and with {answer}")
+        self.oracle.records.answered(answer)
+        if answer.error is not None:
+            self.coverage.saw("request_held_back")
+        elif answer.path is not None:
+            self.coverage.saw("savepoint_or_retention")
+            if self._asked.get(answer.request, SnapshotKind.SAVEPOINT).stops:
+                self.coverage.saw("stop_with_savepoint")
+
+    def told(self, event: ev.TaskEvent) -> None:
+        """The coordinator tells a task something."""
+        if isinstance(event, ev.CheckpointTriggered):
+            number = int(event.checkpoint_id)
+            if number in self._open:
+                return
+            self._open.add(number)
+            self._options[number] = event.options
+            self._bases[number] = event.base
+            if event.options.kind is SnapshotKind.CHECKPOINT and not self._asked.keys() - self.answers.keys():
+                self.coverage.saw("periodic_checkpoint")
+            for old in [n for n in self._options if n < number - 50]:
+                del self._options[old], self._bases[old]
+        elif isinstance(event, ev.CheckpointAborted):
+            number = int(event.checkpoint_id)
+            if number not in self._aborted:
+                self._aborted.add(number)
+                self._aborted = {n for n in self._aborted if n > number - 50}
+                self._open.discard(number)
+                self.oracle.aborted(number)
+                self.oracle.files.given_up(number)
+                self.coverage.saw("checkpoint_aborted")
+        elif isinstance(event, ev.CheckpointCompleted):
+            self._completed(int(event.checkpoint_id))
+
+    def _completed(self, number: int) -> None:
+        if number not in self._open:
+            return
+        self._open = {n for n in self._open if n > number}
+        self._acknowledged = {(n, task) for n, task in self._acknowledged if n > number}
+        metadata = self.oracle.files.present.get(number)
+        if metadata is None:
+            raise InvariantViolated(4, f"tasks are told that checkpoint {number} is complete, and it is not")
+        if self.oracle.completed > 1 and any(s.committables for s in metadata.subtasks):
+            self.coverage.saw("checkpoint_subsumed")
+        if metadata.hooks:
+            self.coverage.saw("master_hook")
+        if self.damager is not None:
+            self.damager.completed(number)
+
+    def reported(self, event: co.CoordinatorEvent) -> None:
+        """The coordinator is told something."""
+        match event:
+            case co.CheckpointAcknowledged():
+                key = (int(event.checkpoint_id), str(event.task))
+                if event.checkpoint_id not in self._open or key in self._acknowledged:
+                    self.coverage.saw("late_acknowledgement")
+                else:
+                    self._acknowledged.add(key)
+            case co.CheckpointDeclined() if event.checkpoint_id in self._open:
+                self.coverage.saw("checkpoint_failed")
+            case co.TimerFired() if event.timer.startswith("timeout:"):
+                if int(event.timer.partition(":")[2]) in self._open:
+                    self.coverage.saw("checkpoint_failed")
+
+    # --- attempts and the end -------------------------------------------------------------------------------------
+
+    def cancelled(self) -> None:
+        """The tasks of the attempt are gone."""
+        self.oracle.files.attempt_is_over()
+
+    def deployed(self, attempt: int, restore: RestorePoint | None) -> None:
+        """An attempt starts."""
+        spec = self.oracle._spec
+        from_itself = restore is not None and restore.job_id == spec.job_id
+        self.oracle.deployed(attempt, None if restore is None else int(restore.checkpoint_id), from_itself)
+        self._open.clear()
+        self._acknowledged.clear()
+        if restore is None:
+            return
+        number = int(restore.checkpoint_id)
+        metadata = self.oracle.files.present.get(number) if from_itself else self._restored
+        if metadata is None:
+            return
+        ignored = spec.checkpoints.ignore_in_flight_of
+        if any(s.in_flight is not None for s in metadata.subtasks) and number != ignored:
+            self.coverage.saw("in_flight_restored")
+        if any(len(s.layers) > 1 for s in metadata.subtasks):
+            self.coverage.saw("layers_restored")
+        finished = sum(s.finished for s in metadata.subtasks)
+        if 0 < finished < len(metadata.subtasks):
+            self.coverage.saw("finished_tasks_restored")
+
+    @property
+    def unanswered(self) -> list[str]:
+        """Requests that have no answer yet."""
+        return sorted(self._asked.keys() - self.answers.keys())
+
+    def ended(self, state: CoordinatorState, lost_coordinators: int) -> None:
+        """The job is over: the statistics are true."""
+        if state.completed_checkpoints != self.oracle.completed:
+            raise InvariantViolated(
+                4,
+                f"the coordinator counts {state.completed_checkpoints} completed checkpoints, "
+                f"{self.oracle.completed} were completed",
+            )
+        self.oracle.records.ended(state, lost_coordinators)
+        self.coverage.saw("statistics_agree")
+        if state.ending_status is not None and state.ending_status.value != "finished":
+            self.coverage.saw("savepoint_or_retention")

@@ -1,0 +1,1 @@
+"""Pipelines that a seed draws, with the rows that each must write."""

@@ -1,0 +1,200 @@
+"""Draws what a seed stands for in a random simulation: one value of every dimension.
+
+A dimension is drawn on its own, except where two values contradict each other (`CONTRADICTIONS`). `draw` is a function
+of the seed, so that a report need only name the seed.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Hashable, Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from tidegate.simulation.pipelines.topologies import TOPOLOGIES
+
+DIMENSIONS: Mapping[str, tuple[Hashable, ...]] = {
+    "topology": tuple(TOPOLOGIES),
+    "mode": ("exactly-once", "at-least-once"),
+    "alignment": ("aligned", "unaligned", "timeout"),
+    "max_concurrent": (1, 2, 3),
+    "interval_ms": (60, 250, 1_000),
+    "min_pause_ms": (0, 100),
+    "timeout_ms": (10_000, 20_000),
+    "retained": (1, 3),
+    "tolerable": (0, 3),
+    "retention": ("no_externalized_checkpoints", "delete_on_cancellation", "retain_on_cancellation"),
+    "buffers": ("tiny", "small", "wide"),
+    "turn_rows": (1, 3, 1_000),
+    "width": ("one", "few", "many"),
+    "faults": ("none", "tasks", "coordinator", "storage", "network", "all", "damage", "outage"),
+    "ask": ("nothing", "checkpoint", "savepoint"),
+    "ending": ("finish", "cancel", "fail", "suspend", "terminate"),
+    "then": ("same", "rescaled"),
+    "hooks": ("none", "one"),
+    "state": ("whole", "incremental", "changelog"),
+    "log": ("long", "short"),
+}
+"""Every dimension with its values."""
+
+_DRAWN_APART = frozenset({"state", "log"})
+"""Dimensions that were added when seeds had been run: what a seed stands for besides stays what it was."""
+
+_ADDED: Mapping[str, tuple[Hashable, ...]] = {
+    "topology": ("rules", "kept"),
+    "state": ("changelog",),
+    "faults": ("damage", "outage"),
+}
+"""Values that were added when seeds had been run: so many seeds stand for one of them, the others for what they did."""
+_ADDED_SHARE = 0.2
+
+_ORDERED = "ordered"
+_ORDERED_SHARE = 0.09
+"""Seeds that stand for the pipeline that sees the order of its rows, which was added later too."""
+_AS_DRAWN = 0.5
+"""Part of these in which everything else stays as it was drawn."""
+
+_WEIGHTS: Mapping[str, tuple[int, ...]] = {
+    "mode": (4, 1),
+    "max_concurrent": (3, 1, 1),
+    "interval_ms": (1, 2, 2),
+    "width": (2, 3, 1),
+    "ending": (4, 1, 1, 1, 1),
+    "log": (3, 1),
+}
+
+CONTRADICTIONS: tuple[tuple[tuple[str, Hashable], tuple[str, Hashable]], ...] = (
+    (("mode", "at-least-once"), ("alignment", "unaligned")),
+    (("mode", "at-least-once"), ("alignment", "timeout")),
+    (("alignment", "unaligned"), ("max_concurrent", 2)),
+    (("alignment", "unaligned"), ("max_concurrent", 3)),
+    (("alignment", "timeout"), ("max_concurrent", 2)),
+    (("alignment", "timeout"), ("max_concurrent", 3)),
+    (("max_concurrent", 2), ("min_pause_ms", 100)),
+    (("max_concurrent", 3), ("min_pause_ms", 100)),
+    (("topology", "broadcast"), ("then", "rescaled")),
+)
+"""Values that are never drawn together, the later dimension gives way: what a submission refuses, and rows that would
+depend on the parallelism."""
+
+Pair = tuple[tuple[str, Hashable], tuple[str, Hashable]]
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """One drawn combination, with the numbers that do not matter for what is covered."""
+
+    seed: int
+    values: Mapping[str, Hashable]
+    rows: int
+    widths: tuple[int, ...]
+    then_widths: tuple[int, ...]
+    ask_at_ms: int
+    end_at_ms: int
+    aligned_timeout_ms: int
+
+    def __str__(self) -> str:
+        shown = " ".join(f"{name}={value}" for name, value in self.values.items())
+        return f"{shown} widths={','.join(map(str, self.widths))} rows={self.rows}"
+
+
+def draw(seed: int) -> Scenario:
+    """The scenario of a seed."""
+    chance = random.Random(f"scenario {seed}")
+    values: dict[str, Hashable] = {}
+    for name, choices in DIMENSIONS.items():
+        added = (*_ADDED.get(name, ()), _ORDERED)
+        choices = tuple(choice for choice in choices if choice not in added)
+        allowed = [c for c in choices if not any(_contradicts((other, v), (name, c)) for other, v in values.items())]
+        weights = [dict(zip(choices, _WEIGHTS.get(name, (1,) * len(choices)), strict=True))[c] for c in allowed]
+        own = random.Random(f"{name} {seed}") if name in _DRAWN_APART else chance
+        values[name] = own.choices(allowed, weights)[0]
+        apart = random.Random(f"added {name} {seed}")
+        if name in _ADDED and apart.random() < _ADDED_SHARE:
+            values[name] = apart.choice(_ADDED[name])
+    widths = _widths(chance, values["width"])
+    then_widths = _widths(chance, chance.choice(DIMENSIONS["width"])) if values["then"] == "rescaled" else widths
+    scenario = Scenario(
+        seed=seed,
+        values=values,
+        rows=chance.randrange(8, 60),
+        widths=widths,
+        then_widths=then_widths,
+        ask_at_ms=chance.randrange(100, 1_500),
+        end_at_ms=chance.randrange(200, 2_000),
+        aligned_timeout_ms=chance.choice((10, 50, 200)),
+    )
+    if values["state"] != "whole":
+        scenario = _with_layers(scenario)
+    later = random.Random(f"ordered {seed}")
+    return _ordered(later, scenario) if later.random() < _ORDERED_SHARE else scenario
+
+
+def _with_layers(scenario: Scenario) -> Scenario:
+    """Half of the scenarios with layers take many checkpoints, so that layers pile up before something is restored."""
+    chance = random.Random(f"layers {scenario.seed}")
+    if chance.random() < 0.5:
+        return scenario
+    values = {**scenario.values, "interval_ms": 60, "min_pause_ms": 0}
+    return replace(scenario, values=values, rows=chance.randrange(60, 150))
+
+
+def _ordered(chance: random.Random, scenario: Scenario) -> Scenario:
+    """The same with the pipeline that sees the order of its rows.
+
+    Half of these go on at another parallelism, from a checkpoint that is likely to hold rows in flight, and with more
+    rows: of what is drawn otherwise hardly one scenario in some hundred does.
+    """
+    values = {**scenario.values, "topology": _ORDERED}
+    if chance.random() < _AS_DRAWN:
+        return replace(scenario, values=values)
+    values |= {
+        "mode": "exactly-once",
+        "alignment": chance.choice(("unaligned", "timeout")),
+        "max_concurrent": 1,
+        "interval_ms": chance.choice((60, 250)),
+        "retention": "retain_on_cancellation",
+        "width": "few",
+        "ending": "cancel",
+        "then": "rescaled",
+    }
+    few = _widths(chance, "few")
+    more = tuple(width + chance.choice((1, 2)) for width in few)
+    widths, then_widths = chance.choice(((few, more), (few, more), (more, few)))
+    return replace(scenario, values=values, rows=chance.randrange(30, 80), widths=widths, then_widths=then_widths)
+
+
+def all_pairs() -> frozenset[Pair]:
+    """Every pair of values of two dimensions that may be drawn together."""
+    return frozenset(
+        pair
+        for first, second in itertools.combinations(DIMENSIONS, 2)
+        for pair in itertools.product(
+            ((first, value) for value in DIMENSIONS[first]), ((second, value) for value in DIMENSIONS[second])
+        )
+        if not _contradicts(*pair)
+    )
+
+
+def pairs_of(scenarios: Iterable[Scenario]) -> frozenset[Pair]:
+    """The pairs that these scenarios hold."""
+    return frozenset(
+        ((first, s.values[first]), (second, s.values[second]))
+        for s in scenarios
+        for first, second in itertools.combinations(DIMENSIONS, 2)
+    )
+
+
+def _contradicts(first: tuple[str, Hashable], second: tuple[str, Hashable]) -> bool:
+    return (first, second) in CONTRADICTIONS
+
+
+def _widths(chance: random.Random, width: Hashable) -> tuple[int, ...]:
+    """Parallelisms of four operators. Where one has many subtasks the others have few, so that a run stays short."""
+    if width == "one":
+        return (1, 1, 1, 1)
+    widths = [chance.choice((1, 2, 2, 3)) for _ in range(4)]
+    if width == "many":
+        widths = [min(w, 2) for w in widths]
+        widths[chance.randrange(4)] = chance.randrange(4, 9)
+    return tuple(widths)

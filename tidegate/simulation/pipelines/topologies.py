@@ -1,0 +1,293 @@
+"""Pipelines for random simulations, each with the rows that it must write, computed in plain Python.
+
+Rules: what a pipeline writes does not depend on how rows are batched, on parallelism, or on the order of rows of
+different splits. Every operator has a uid, and is chained to the same ones at any parallelism, so that a job of
+another one can be restored from its checkpoints.
+`width[i]` is the parallelism of the i-th operator, taken in turn.
+"""
+
+from __future__ import annotations
+
+import builtins
+import random
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tidegate.actors.operators.batches.aggregates import count, sum
+from tidegate.api.environment import StreamEnvironment
+from tidegate.api.stream import Stream
+from tidegate.simulation.pipelines.operator_states import RULED, KeptRows, RuledTotals
+from tidegate.simulation.pipelines.pipeline_functions import (
+    DelayedRows,
+    FlushedRows,
+    InOrder,
+    Matched,
+    Outside,
+    OutsideSource,
+    numbered_rows,
+    timed_rows,
+)
+from tidegate.simulation.runtime.run import Rows, counted
+from tidegate.storage.tables.table_log import TableMode
+
+SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.int64())])
+SIDES = pa.schema([("k", pa.int64()), ("l", pa.int64()), ("r", pa.int64())])
+PAIRS = pa.schema([("key", pa.int64()), ("w", pa.int64())])
+MATCHED = pa.schema([("k", pa.int64()), ("n", pa.int64()), ("l", pa.int64()), ("r", pa.int64())])
+SPLITS = 4
+ORDERED_SOURCES = 2
+"""Subtasks that read ordered rows, whatever is drawn: rows of a split that was moved twice while they were in flight
+lie on several channels, and between channels there is no order."""
+
+Data = Sequence[tuple[int, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """How to build a pipeline over three inputs, and what it writes."""
+
+    build: Callable[[StreamEnvironment, Sequence[Data], Sequence[int]], None]
+    expect: Callable[[Sequence[Data], Sequence[int]], Rows]
+    rescalable: bool = True
+    """Whether the rows are the same at any parallelism."""
+
+
+def draw_inputs(chance: random.Random, rows: int) -> list[Data]:
+    """Three inputs of different length, so that their sources finish at different times."""
+    keys = chance.choice((1, 5, 17))
+    return [
+        [(chance.randrange(keys), chance.randrange(10)) for _ in range(length)]
+        for length in (rows, max(1, rows // 3), chance.randrange(rows + 1))
+    ]
+
+
+def _source(env: StreamEnvironment, data: Data, number: int, width: int) -> Stream:
+    return env.from_batches(
+        _rows_of(data), splits=SPLITS, uid=f"source{number}", name=f"source{number}", parallelism=width
+    )
+
+
+def _rows_of(data: Data) -> pa.Table:
+    return pa.table({"k": [k for k, _ in data], "v": [v for _, v in data]}, schema=SCHEMA)
+
+
+def _table(stream: Stream, name: str, width: int, keys: tuple[str, ...] = ()) -> None:
+    mode: TableMode = "upsert" if keys else "append"
+    stream.to_table(
+        f"sim://{name}", mode=mode, keys=keys, if_exists="overwrite", uid=f"{name}-table", parallelism=width
+    )
+
+
+def _doubled(batch: pa.RecordBatch) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays([batch.column("k"), pc.multiply(batch.column("v"), 2)], schema=SCHEMA)
+
+
+def _even(batch: pa.RecordBatch) -> pa.RecordBatch:
+    kept: pa.RecordBatch = batch.filter(pc.equal(pc.bit_wise_and(batch.column("v"), 1), 0))
+    return kept
+
+
+def _left(batch: pa.RecordBatch) -> pa.RecordBatch:
+    zeros = pa.array([0] * batch.num_rows, pa.int64())
+    return pa.RecordBatch.from_arrays([batch.column("k"), batch.column("v"), zeros], schema=SIDES)
+
+
+def _right(batch: pa.RecordBatch) -> pa.RecordBatch:
+    zeros = pa.array([0] * batch.num_rows, pa.int64())
+    return pa.RecordBatch.from_arrays([batch.column("k"), zeros, batch.column("v")], schema=SIDES)
+
+
+def _renamed(batch: pa.RecordBatch) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays([batch.column("k"), batch.column("v")], schema=PAIRS)
+
+
+def _mapped(stream: Stream, uid: str, fn: Callable[[pa.RecordBatch], pa.RecordBatch], width: int) -> Stream:
+    return stream.map_batches(fn, schema=SIDES if fn in (_left, _right) else SCHEMA, uid=uid, parallelism=width)
+
+
+def _grouped(rows: Iterable[tuple[int, ...]]) -> Counter[str]:
+    """One row a key: the key, how many rows, and the sum of each other column."""
+    groups: dict[int, list[int]] = {}
+    for key, *values in rows:
+        group = groups.setdefault(key, [0] * (1 + len(values)))
+        group[0] += 1
+        for index, value in enumerate(values):
+            group[1 + index] += value
+    return counted([(key, *group) for key, group in groups.items()])
+
+
+def _chain(env: StreamEnvironment, inputs: Sequence[Data], width: Sequence[int]) -> None:
+    stream = _mapped(_source(env, inputs[0], 0, width[0]).rebalance(), "double", _doubled, width[1])
+    totals = stream.key_by("k").aggregate(n=count(), t=sum("v"), emit="final", uid="agg", parallelism=width[2])
+    _table(totals, "final", width[2])
+
+
+def _expect_chain(inputs: Sequence[Data], _: Sequence[int]) -> Rows:
+    return {"sim://final": _grouped((k, 2 * v) for k, v in inputs[0])}
+
+
+def _diamond(env: StreamEnvironment, inputs: Sequence[Data], width: Sequence[int]) -> None:
+    source = _source(env, inputs[0], 0, width[0])
+    even = _mapped(source.rebalance(), "even", _even, width[1])
+    doubled = _mapped(source, "double", _doubled, width[2])
+    joined = even.union(doubled).key_by("k")
+    _table(joined.aggregate(n=count(), t=sum("v"), emit="final", uid="agg", parallelism=width[3]), "final", width[3])
+
+
+def _expect_diamond(inputs: Sequence[Data], _: Sequence[int]) -> Rows:
+    rows = [(k, v) for k, v in inputs[0] if v % 2 == 0] + [(k, 2 * v) for k, v in inputs[0]]
+    return {"sim://final": _grouped(rows)}
+
+
+def _join(env: StreamEnvironment, inputs: Sequence[Data], width: Sequence[int]) -> None:
+    left = _mapped(_source(env, inputs[0], 0, width[0]), "left", _left, width[0])
+    right = _mapped(_source(env, inputs[1], 1, width[1]).rebalance(), "right", _right, width[2])
+    joined = left.union(right).key_by("k")
+    totals = joined.aggregate(n=count(), l=sum("l"), r=sum("r"), emit="final", uid="agg", parallelism=width[3])
+    _table(totals.rebalance(), "final", width[0])
+
+
+def _expect_join(inputs: Sequence[Data], _: Sequence[int]) -> Rows:
+    return {"sim://final": _grouped([(k, v, 0) for k, v in inputs[0]] + [(k, 0, v) for k, v in inputs[1]])}
+
+
+def _fan_out(env: StreamEnvironment, inputs: Sequence[Data], width: Sequence[int]) -> None:
+    source = _source(env, inputs[0], 0, width[0])
+    running = source.key_by("k").aggregate(n=count(), t=sum("v"), uid="running", parallelism=width[1])
+    _table(running, "running", width[1], keys=("k",))
+    _table(_mapped(source.rebalance(), "double", _doubled, width[2]), "rows", width[2])
+
+
+def _expect_fan_out(inputs: Sequence[Data], _: Sequence[int]) -> Rows:
+    return {"sim://running": _grouped(inputs[0]), "sim://rows": counted([(k, 2 * v) for k, v in inputs[0]])}
+
+
+def _union(env: StreamEnvironment, inputs: Sequence[Data], width: Sequence[int]) -> None:
+    first, second, third = (_source(env, data, i, width[i]) for i, data in enumerate(inputs))
+    both = first.union(second, third)
+    _table(_mapped(both.rebalance(), "even", _even, width[3]), "rows", width[3])
+
+
+def _expect_union(inputs: Sequence[Data], _: Sequence[int]) -> Rows:
+    return {"sim://rows": counted([row for data in inputs for row in data if row[1] % 2 == 0])}
+
+
+def _broadcast(env: StreamEnvironment, inputs: Sequence[Data], width: Sequence[int]) -> None:
+    source = _source(env, inputs[0], 0, width[0])
+    everywhere = _mapped(source.broadcast(), "double", _doubled, width[1])
+    totals = everywhere.key_by("k").aggregate(n=count(), t=sum("v"), emit="final", uid="agg", parallelism=width[2])
+    _table(totals, "final", width[2])
+
+
+def _expect_broadcast(inputs: Sequence[Data], width: Sequence[int]) -> Rows:
+    return {"sim://final": _grouped((k, 2 * v) for k, v in inputs[0] for _ in range(width[1]))}
+
+
+def _connect(env: StreamEnvironment, inputs: Sequence[Data], width: Sequence[int]) -> None:
+    left = _source(env, inputs[0], 0, width[0])
+    right = _source(env, inputs[1], 1, width[1]).map_batches(_renamed, schema=PAIRS, uid="rename", parallelism=width[1])
+    matched = (
+        left.connect(right).key_by("k", "key").process(Matched(), schema=MATCHED, uid="match", parallelism=width[2])
+    )
+    _table(matched.rebalance(), "final", width[3])
+
+
+def _timers(env: StreamEnvironment, inputs: Sequence[Data], width: Sequence[int]) -> None:
+    source = env.from_batches(
+        timed_rows(inputs[0]),
+        splits=SPLITS,
+        timestamp="t",
+        max_out_of_orderness=20,
+        uid="source0",
+        name="source0",
+        parallelism=width[0],
+    )
+    delayed = source.key_by("k").process(DelayedRows(), schema=SCHEMA, uid="delay", parallelism=width[1])
+    _table(delayed.rebalance(), "rows", width[2])
+
+
+def _flushes(env: StreamEnvironment, inputs: Sequence[Data], width: Sequence[int]) -> None:
+    first, second = (_source(env, inputs[i], i, width[i]) for i in (0, 2))
+    keyed = first.union(second).key_by("k")
+    _table(keyed.process(FlushedRows(), schema=SCHEMA, uid="flush", parallelism=width[1]), "rows", width[1])
+
+
+def _expect_flushes(inputs: Sequence[Data], _: Sequence[int]) -> Rows:
+    return {"sim://rows": counted([(k, 2 * v) for data in (inputs[0], inputs[2]) for k, v in data])}
+
+
+def _expect_doubled(inputs: Sequence[Data], _: Sequence[int]) -> Rows:
+    return {"sim://rows": counted([(k, 2 * v) for k, v in inputs[0]])}
+
+
+def _induced(env: StreamEnvironment, inputs: Sequence[Data], width: Sequence[int]) -> None:
+    outside = Outside()
+    env.add_master_hook(outside)
+    source = OutsideSource(outside, _rows_of(inputs[0]), SPLITS)
+    stream = env.from_source(source, uid="source0", name="source0", parallelism=width[0])
+    other = _source(env, inputs[1], 1, width[1])
+    totals = (
+        stream.union(other).key_by("k").aggregate(n=count(), t=sum("v"), emit="final", uid="agg", parallelism=width[2])
+    )
+    _table(totals, "final", width[2])
+
+
+def _rules(env: StreamEnvironment, inputs: Sequence[Data], width: Sequence[int]) -> None:
+    rows = _mapped(_source(env, inputs[0], 0, width[0]).rebalance(), "double", _doubled, width[1])
+    rules = _source(env, inputs[1], 1, width[3]).broadcast()
+    totals = rows.key_by("k").connect(rules).process(RuledTotals(), schema=RULED, uid="ruled", parallelism=width[2])
+    _table(totals, "final", width[2])
+
+
+def _expect_rules(inputs: Sequence[Data], _: Sequence[int]) -> Rows:
+    groups: dict[int, list[int]] = {}
+    for key, value in inputs[0]:
+        groups.setdefault(key, []).append(2 * value)
+    rules = [v for _, v in inputs[1]]
+    of_all = (len({k for k, _ in inputs[1]}), len(rules), builtins.sum(rules))
+    return {"sim://final": counted([(k, len(of_key), builtins.sum(of_key), *of_all) for k, of_key in groups.items()])}
+
+
+def _kept(env: StreamEnvironment, inputs: Sequence[Data], width: Sequence[int]) -> None:
+    rows = _source(env, inputs[0], 0, width[0]).rebalance()
+    kept = rows.process(KeptRows(), schema=SCHEMA, uid="kept", parallelism=width[1])
+    _table(kept, "rows", width[1])
+
+
+def _expect_kept(inputs: Sequence[Data], _: Sequence[int]) -> Rows:
+    return {"sim://rows": counted([(k, 2 * v) for k, v in inputs[0]] + [(-1, 1)] * len(inputs[0]))}
+
+
+def _expect_induced(inputs: Sequence[Data], _: Sequence[int]) -> Rows:
+    return {"sim://final": _grouped([*inputs[0], *inputs[1]])}
+
+
+def _ordered(env: StreamEnvironment, inputs: Sequence[Data], width: Sequence[int]) -> None:
+    source = _source(env, numbered_rows(len(inputs[0]), SPLITS), 0, ORDERED_SOURCES)
+    checked = source.key_by("k").process(InOrder(), schema=SCHEMA, uid="order", parallelism=width[1])
+    _table(checked.rebalance(), "rows", width[2])
+
+
+def _expect_ordered(inputs: Sequence[Data], _: Sequence[int]) -> Rows:
+    return {"sim://rows": counted(numbered_rows(len(inputs[0]), SPLITS))}
+
+
+TOPOLOGIES: Mapping[str, Topology] = {
+    "chain": Topology(_chain, _expect_chain),
+    "diamond": Topology(_diamond, _expect_diamond),
+    "join": Topology(_join, _expect_join),
+    "fan-out": Topology(_fan_out, _expect_fan_out),
+    "union": Topology(_union, _expect_union),
+    "connect": Topology(_connect, _expect_join),
+    "timers": Topology(_timers, _expect_doubled),
+    "flushes": Topology(_flushes, _expect_flushes),
+    "induced": Topology(_induced, _expect_induced),
+    "broadcast": Topology(_broadcast, _expect_broadcast, rescalable=False),
+    "rules": Topology(_rules, _expect_rules),
+    "kept": Topology(_kept, _expect_kept),
+    "ordered": Topology(_ordered, _expect_ordered),
+}

@@ -1,0 +1,271 @@
+"""The ports of the simulated world: messages that come late, twice or not at all, and I/O that fails."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from tidegate.actors.coordinator.messages import events as co
+from tidegate.actors.coordinator.messages import instructions as do
+from tidegate.actors.coordinator.messages.events import CoordinatorEvent
+from tidegate.actors.hosts.coordinator.coordinator_effects import CoordinatorEffects
+from tidegate.actors.hosts.coordinator.coordinator_host import CoordinatorHost
+from tidegate.actors.hosts.ports import TryAgain
+from tidegate.actors.hosts.task.task_host import TaskHost
+from tidegate.actors.protocol.identity import TaskId
+from tidegate.actors.task.messages import events as ev
+from tidegate.actors.task.messages import instructions as task_do
+from tidegate.simulation.oracle.ledger import Ledger
+from tidegate.simulation.oracle.violation import InvariantViolated
+from tidegate.simulation.oracle.watch import Watch
+from tidegate.simulation.world.virtual_time import World
+from tidegate.storage.errors import StorageError
+
+if TYPE_CHECKING:
+    from tidegate.simulation.runtime.simulated_job import SimulatedJob
+
+RECOVERY_MS = 300
+"""How long it takes until a successor of a lost coordinator starts."""
+COORDINATOR = "coordinator"
+
+
+class WatchedHost(TaskHost):
+    """Shows the watch what its machine does."""
+
+    watch: Watch
+
+    def handle(self, event: ev.TaskEvent | TryAgain) -> None:
+        """As every host, under observation."""
+        if isinstance(event, TryAgain):
+            super().handle(event)
+            return
+        full = isinstance(event, ev.TurnGranted) and self.watch.oracle.before_turn(self.machine)
+        super().handle(event)
+        self.watch.oracle.after_event(self.machine, event, full, self._port.monotonic_ms())
+
+    def _perform(self, instructions: Sequence[task_do.TaskInstruction], handled_ms: int) -> None:
+        for instruction in instructions:
+            self.watch.task_does(self.machine, instruction)
+        super()._perform(instructions, handled_ms)
+
+
+class SimulatedTaskPort:
+    """The world as one simulated task sees it."""
+
+    def __init__(self, job: SimulatedJob, task: TaskId) -> None:
+        self._job = job
+        self._task = task
+        self.host: WatchedHost | None = None
+
+    def now_ms(self) -> int:
+        return self._job.world.wall_ms
+
+    def send_frame(self, frame: task_do.SendFrame) -> None:
+        job, world = self._job, self._job.world
+        receiver = job.context.graph.receiver(frame.channel)
+        if world.chance("drop"):
+            world.message(self._task, receiver, frame.channel, "frame", frame.first_sequence, "is lost")
+            return
+        world.message(self._task, receiver, frame.channel, frame.first_sequence, frame.elements)
+
+        def arrive() -> None:
+            event = ev.FrameArrived(world.wall_ms, frame.attempt, frame.channel, frame.first_sequence, frame.elements)
+            job.deliver(receiver, event)
+
+        world.after_in_order((frame.attempt, frame.channel), world.delay_ms(), arrive)
+        if world.chance("duplicate"):
+            world.after(world.delay_ms() * 2, _again(world, arrive))
+
+    def grant_credit(self, grant: task_do.GrantCredit) -> None:
+        job, world = self._job, self._job.world
+        sender = job.context.graph.sender(grant.channel)
+        if world.chance("drop"):
+            world.message(self._task, sender, grant.channel, "grant of", grant.total_bytes, "is lost")
+            return
+        world.after(
+            world.delay_ms(),
+            lambda: job.deliver(
+                sender,
+                ev.CreditGranted(world.wall_ms, grant.attempt, grant.channel, grant.total_bytes, grant.window_bytes),
+            ),
+        )
+
+    def report(self, event: CoordinatorEvent) -> None:
+        job, world = self._job, self._job.world
+        if isinstance(event, co.CheckpointAcknowledged):
+            if world.chance("drop"):
+                world.message(self._task, COORDINATOR, event, "is lost")
+                return
+            if world.chance("duplicate"):
+                world.after(world.delay_ms() * 2, lambda: job.report(event))
+        world.message(self._task, COORDINATOR, event)
+        world.after_in_order(("report", self._task), world.delay_ms(), lambda: job.report(event))
+
+    def monotonic_ms(self) -> int:
+        return self._job.world.now_ms
+
+    def call_later(self, delay_ms: int, action: Callable[[], None]) -> None:
+        job, host = self._job, self.host
+        assert host is not None
+        job.world.after(delay_ms, lambda: job.guarded(self._task, host, action))
+
+    def run_io(self, work: Callable[[], ev.TaskEvent | TryAgain | None]) -> None:
+        job, world, host = self._job, self._job.world, self.host
+        assert host is not None
+
+        def act() -> None:
+            if job.tasks.get(self._task) is not host and world.random.random() < 0.5:
+                return
+            try:
+                event = work()
+            except StorageError as error:
+                reason = str(error)
+                world.after(0, lambda: job.guarded(self._task, host, lambda: _raise(StorageError(reason))))
+                return
+            if event is not None:
+                world.after(world.io_ms(), lambda: job.guarded(self._task, host, lambda: host.handle(event)))
+
+        world.after(world.io_ms(), act)
+
+    def set_timer(self, instruction: task_do.SetTaskTimer, delay_ms: int) -> None:
+        job, world, host = self._job, self._job.world, self.host
+        assert host is not None
+        world.after(
+            _delay_ms(world, instruction.due_at_ms, delay_ms),
+            lambda: job.guarded(
+                self._task,
+                host,
+                lambda: host.handle(ev.TimerDue(world.wall_ms, instruction.timer, instruction.due_at_ms)),
+            ),
+        )
+
+
+class SimulatedCoordinatorPort:
+    """The world as one simulated coordinator incarnation sees it."""
+
+    def __init__(self, job: SimulatedJob) -> None:
+        self._job = job
+        self._timers: dict[str, do.SetTimer] = {}
+        self.ledger = Ledger()
+        self.host: CoordinatorHost | None = None
+        self.effects: CoordinatorEffects | None = None
+
+    def now_ms(self) -> int:
+        return self._job.world.wall_ms
+
+    def monotonic_ms(self) -> int:
+        return self._job.world.now_ms
+
+    def deploy(self, instruction: do.DeployAttempt) -> None:
+        self._job.deploy(instruction)
+
+    def cancel_attempt(self, instruction: do.CancelAttempt) -> None:
+        if instruction.attempt >= self._job.deployed:
+            self._job.world.note("attempt", instruction.attempt, "is cancelled")
+            self._job.drop_tasks()
+
+    def tell(self, task: TaskId, event: ev.TaskEvent) -> None:
+        job, world = self._job, self._job.world
+        job.watch.told(event)
+        if not isinstance(event, ev.TasksStarted) and world.chance("drop"):
+            world.message(COORDINATOR, task, event, "is lost")
+            return
+        world.message(COORDINATOR, task, event)
+        deliver = lambda: job.deliver(task, event)  # noqa: E731
+        world.after_in_order(("tell", task), world.delay_ms(), deliver)
+        if world.chance("duplicate"):
+            world.after(world.delay_ms() * 2, deliver)
+
+    def run_io(self, work: Callable[[], CoordinatorEvent | None]) -> None:
+        world, host = self._job.world, self.host
+        assert host is not None
+
+        def act() -> None:
+            if self._job.lost_with(host):
+                return
+            event = work()
+            if event is not None:
+                world.after(world.io_ms(), lambda: host.handle(event))
+
+        world.after(world.io_ms(), act)
+
+    def append(self, work: Callable[[], None], done: Callable[[BaseException | None], None]) -> None:
+        world, host = self._job.world, self.host
+        assert host is not None
+
+        def act() -> None:
+            if self._job.coordinator is host:
+                self._job.maybe_lose_coordinator()
+            if self._job.lost_with(host):
+                return
+            error: Exception | None = None
+            try:
+                work()
+            except InvariantViolated:
+                raise
+            except Exception as caught:  # noqa: BLE001 (handed to `done`, as a future would)
+                error = caught
+            world.after(world.between(0, 5), lambda: done(error))
+
+        world.after(world.io_ms(), act)
+
+    def set_timer(self, instruction: do.SetTimer, delay_ms: int) -> None:
+        self.ledger.done(instruction)
+        timer = instruction.timer
+        world, host, job = self._job.world, self.host, self._job
+        assert host is not None
+        self._timers[timer] = instruction
+
+        def fire() -> None:
+            if self._timers.get(timer) is instruction:
+                del self._timers[timer]
+                event = co.TimerFired(world.wall_ms, timer)
+                job.watch.reported(event)
+                host.handle(event)
+
+        world.after(_delay_ms(world, instruction.due_at_ms, delay_ms), fire)
+
+    def call_later(self, delay_ms: int, action: Callable[[], None]) -> None:
+        self._job.world.after(delay_ms, action)
+
+    def complete_request(self, instruction: do.CompleteRequest) -> None:
+        world = self._job.world
+        world.message(COORDINATOR, "user", instruction.request, instruction.error or "is done", instruction)
+        self._job.watch.answered(instruction)
+
+    def end_job(self, instruction: do.EndJob) -> None:
+        self._job.end(self)
+
+    def replay_again(self, reason: str) -> None:
+        job = self._job
+        job.world.note("coordinator replays again:", reason)
+        if job.coordinator is self.host:
+            job.coordinator = None
+            job.world.after(RECOVERY_MS, job.start_coordinator)
+
+    def halt(self, reason: str) -> None:
+        """For good: should it be the coordinator in charge, the job has failed."""
+        job = self._job
+        job.world.note("coordinator halts:", reason)
+        if job.coordinator is self.host:
+            job.coordinator = None
+            job.give_up(self, reason)
+
+
+def _delay_ms(world: World, due_at_ms: int, delay_ms: int) -> int:
+    """How long a timer takes. What is due by a clock that nobody sets is due."""
+    return delay_ms if world.clock_is_set else max(0, due_at_ms - world.now_ms)
+
+
+def _again(world: World, arrive: Callable[[], None]) -> Callable[[], None]:
+    """A second delivery of a message, noted in the trace."""
+
+    def again() -> None:
+        world.note("a frame arrives for the second time")
+        arrive()
+
+    return again
+
+
+def _raise(error: Exception) -> None:
+    raise error

@@ -1,0 +1,264 @@
+"""`Simulation`: runs pipelines in one simulated world, from the plan to the rows of the tables.
+
+`tidegate.testing` and `scenarios.py` are made of it.
+
+A `Simulation` holds one world with one disk; jobs run in it one after the other, so that a later one can be restored
+from what an earlier one has left behind. What was still on its way when a job ended arrives while the next one runs.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from tidegate.actors.coordinator.messages import events as co
+from tidegate.actors.coordinator.messages import instructions as do
+from tidegate.actors.graph.job_graph import JobGraph
+from tidegate.actors.hosts.coordinator.coordinator_host import CoordinatorHost
+from tidegate.actors.hosts.job_context import DataPlaneOptions, JobContext
+from tidegate.actors.hosts.task.task_effects import TaskEffects
+from tidegate.actors.runtimes.running_job import RunningJob, Submission
+from tidegate.actors.sources.master_hooks import MasterHook
+from tidegate.actors.task.task_machine import TaskMachine
+from tidegate.api.config.checkpoint_config import CheckpointConfig
+from tidegate.api.environment import StreamEnvironment
+from tidegate.recovery import RestartStrategy
+from tidegate.simulation.oracle.coverage import Coverage
+from tidegate.simulation.oracle.invariants import Oracle
+from tidegate.simulation.oracle.output_tables import Covered
+from tidegate.simulation.oracle.violation import InvariantViolated
+from tidegate.simulation.oracle.watch import Watch
+from tidegate.simulation.runtime.simulated_job import SimulatedJob
+from tidegate.simulation.world.disk import SimulatedDisk, SimulatedStore
+from tidegate.simulation.world.faults import Faults
+from tidegate.simulation.world.virtual_time import World
+from tidegate.storage.checkpoints.metadata import CheckpointMetadata, SnapshotKind
+from tidegate.storage.checkpoints.metadata_file import read_metadata
+from tidegate.storage.errors import ConfigurationError, ProtocolError
+from tidegate.storage.files.store import OpenStore, Store
+from tidegate.storage.tables.table_files import read_table
+
+STORAGE = "sim://checkpoints"
+SAVEPOINTS = "sim://savepoints"
+JOB_NAME = "simulated"
+STEPS_MAX = 400_000
+
+Build = Callable[[StreamEnvironment], Any]
+Rows = dict[str, Counter[str]]
+"""The rows of each table, by url."""
+
+
+@dataclass(frozen=True, slots=True)
+class Protocol:
+    """The parts that run the protocol. Tests of the oracle put broken ones in their place."""
+
+    task_machine: Callable[..., TaskMachine] = TaskMachine
+    task_effects: Callable[..., TaskEffects] = TaskEffects
+    coordinator: Callable[..., CoordinatorHost] = CoordinatorHost
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """What a user does `at_ms` after the job was submitted: asks for a snapshot of this kind, or (None) cancels."""
+
+    at_ms: int
+    kind: SnapshotKind | None
+
+
+@dataclass(frozen=True, slots=True)
+class JobSetting:
+    """One job of a simulation."""
+
+    build: Build
+    parallelism: int
+    checkpoints: CheckpointConfig
+    options: DataPlaneOptions
+    restart: RestartStrategy = field(default_factory=lambda: RestartStrategy.fixed_delay(10_000, "100ms"))
+    hooks: tuple[MasterHook, ...] = ()
+    actions: tuple[Action, ...] = ()
+    restore: str | None = None
+    settle_ms_max: int = 3_600_000
+    log_entries: int | None = None
+    """After how many entries the fold of the event log is stored, where that is not as usual."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobRun:
+    """What came of one job. `rows` are None when its end was not reached."""
+
+    job: SimulatedJob
+    violation: str | None
+    status: str | None
+    reason: str | None
+    completed: int
+    restarts: int
+    virtual_ms: int
+    settled_ms: int
+    """From the last possible fault to the end."""
+    rows: Rows | None
+    answers: dict[str, do.CompleteRequest]
+
+
+class Simulation:
+    """A world, its disk, and the jobs that run in it."""
+
+    def __init__(self, seed: int, faults: Faults, protocol: Protocol | None = None) -> None:
+        self.seed = seed
+        self.world = World(seed, faults)
+        self.disk = SimulatedDisk(self.world)
+        self.coverage = Coverage()
+        self._protocol = protocol if protocol is not None else Protocol()
+        self._jobs = 0
+        self._covered: Covered = {}
+
+    def open_store(self, url: str) -> Store:
+        """The store at a url of this world."""
+        return SimulatedStore(self.disk, url)
+
+    def run(self, setting: JobSetting) -> JobRun:
+        """Run one job to its end. Raises what `build` and planning raise."""
+        return self.finish(self.prepare(setting), setting.settle_ms_max)
+
+    def prepare(self, setting: JobSetting) -> SimulatedJob:
+        """A job that is planned and not yet started. Raises what `build` and planning raise."""
+        world = self.world
+        if self._jobs:
+            world.faults_again()
+        submission, restored = self._plan(setting)
+        self._jobs += 1
+        oracle = Oracle(self.disk, submission.spec, submission.context.graph, self.coverage, self._covered)
+        watch = Watch(oracle, self.coverage, restored)
+        parts = self._protocol
+        job = SimulatedJob(
+            submission,
+            world,
+            self.disk,
+            watch,
+            parts.task_machine,
+            parts.task_effects,
+            parts.coordinator,
+            setting.log_entries,
+        )
+        for number, action in enumerate(setting.actions):
+            world.after(action.at_ms, _asking(job, action, f"request {number} of job {self._jobs}"))
+        return job
+
+    def finish(self, job: SimulatedJob, settle_ms_max: int) -> JobRun:
+        """Run a job to its end."""
+        world, oracle = self.world, job.watch.oracle
+        violation = status = reason = None
+        restarts, start_ms = 0, world.now_ms
+        try:
+            state = job.run(STEPS_MAX, settle_ms_max)
+            status, reason, restarts = state.status.value, state.ending_reason, max(0, state.attempt)
+            if job.gave_up is not None:
+                status, reason = "failed", job.gave_up
+        except InvariantViolated as error:
+            violation = str(error)
+        except AssertionError as error:
+            violation = f"an assertion failed: {str(error) or _place(error)}"
+        except ProtocolError as error:
+            # Of a task it fails the attempt; here the coordinator has raised it.
+            violation = f"the coordinator cannot go on: {error}"
+        self.disk.reliable = True
+        rows = None if violation is not None else self._rows(job.context)
+        self._covered = oracle.tables.covered
+        settled_ms = world.now_ms - world.faulty_until_ms
+        return JobRun(
+            job, violation, status, reason, oracle.completed, restarts, world.now_ms - start_ms, settled_ms, rows,
+            dict(job.watch.answers),
+        )  # fmt: skip
+
+    def _plan(self, setting: JobSetting) -> tuple[Submission, CheckpointMetadata | None]:
+        env = StreamEnvironment(_PlanOnly(self.open_store), setting.parallelism, options=setting.options)
+        setting.build(env)
+        self.disk.reliable = True
+        submission = env.plan(
+            JOB_NAME,
+            checkpoints=setting.checkpoints,
+            restart=setting.restart,
+            restore=setting.restore,
+            suffix=f"{self._jobs:08d}",
+            seed=self.seed,
+            hooks=setting.hooks,
+        )
+        restore = submission.spec.restore
+        restored = None
+        if restore is not None:
+            store = self.open_store(restore.root)
+            restored = read_metadata(store, restore.job_id, restore.checkpoint_id, savepoint=restore.savepoint)
+        self.disk.reliable = False
+        return submission, restored
+
+    def _rows(self, context: JobContext) -> Rows:
+        return {
+            spec.table: _counted(read_table(self.open_store(spec.table)))
+            for vertex in context.graph.vertices
+            for spec in vertex.operators
+            if spec.table is not None
+        }
+
+
+def difference(expected: Rows, found: Rows, *, at_least: bool = False, at_most: bool = False) -> str | None:
+    """How the rows of a job differ from those it should have written, as the violation that this is.
+
+    `at_least`: more of each row may be there. `at_most`: rows may be missing.
+    """
+    for table, rows in expected.items():
+        missing, extra = rows - found[table], found[table] - rows
+        if missing and not at_most:
+            return f"invariant 6: {table} lacks {missing.total()} rows, {min(missing)} among them"
+        if extra and not (at_least and extra.keys() <= rows.keys()):
+            return f"invariant 6: {table} has {extra.total()} rows too many, {min(extra)} among them"
+    return None
+
+
+def counted(rows: Sequence[Sequence[object]]) -> Counter[str]:
+    """Rows as they are compared."""
+    return Counter(repr(tuple(row)) for row in rows)
+
+
+def _counted(table: pa.Table) -> Counter[str]:
+    return counted(list(zip(*(column.to_pylist() for column in table.columns), strict=True)))
+
+
+def _asking(job: SimulatedJob, action: Action, request: str) -> Callable[[], None]:
+    def ask() -> None:
+        now_ms = job.world.now_ms
+        if action.kind is None:
+            job.ask(co.CancelRequested(now_ms))
+        else:
+            target = SAVEPOINTS if action.kind.is_savepoint else None
+            job.ask(co.CheckpointRequested(now_ms, request, action.kind, target))
+
+    return ask
+
+
+def _place(error: BaseException) -> str:
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return "" if trace is None else f"{trace.tb_frame.f_code.co_qualname}, line {trace.tb_lineno}"
+
+
+class _PlanOnly:
+    """Stands for the runtime while a pipeline is planned: a simulation runs submissions itself."""
+
+    memory_url = "simulated-memory:"
+
+    def __init__(self, open_store: OpenStore) -> None:
+        self.open_store = open_store
+
+    def check(self, graph: JobGraph, urls: Sequence[str]) -> None:
+        """Nothing to refuse."""
+
+    def submit(self, submission: Submission) -> RunningJob:
+        """Never reached."""
+        raise ConfigurationError("simulate() runs the pipeline: build(env) makes streams and does not execute them")
+
+    def stop(self) -> None:
+        """Nothing to stop."""

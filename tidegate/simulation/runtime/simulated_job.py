@@ -1,0 +1,293 @@
+"""One job in virtual time: the same hosts, machines and effects as everywhere, over a world of chance.
+
+What a crash takes away is what a process loses: the task's host with its queues and state. What it does not take
+away is what was on its way already: messages that were sent, and I/O that was started. A coordinator that is cut off
+instead of killed goes on as a zombie next to its successor.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+import pyarrow as pa
+
+from tidegate.actors.coordinator.messages import events as co
+from tidegate.actors.coordinator.messages import instructions as do
+from tidegate.actors.coordinator.messages.events import CoordinatorEvent
+from tidegate.actors.coordinator.state.coordinator_state import CoordinatorState
+from tidegate.actors.hosts.coordinator.coordinator_effects import CoordinatorEffects
+from tidegate.actors.hosts.coordinator.coordinator_host import CoordinatorHost, replay
+from tidegate.actors.hosts.task.task_effects import TaskEffects
+from tidegate.actors.hosts.task.task_host import TaskHost
+from tidegate.actors.protocol.identity import TaskId
+from tidegate.actors.runtimes.running_job import Submission
+from tidegate.actors.task.messages import events as ev
+from tidegate.actors.task.task_machine import TaskMachine
+from tidegate.simulation.oracle.damage import Damager
+from tidegate.simulation.oracle.violation import InvariantViolated
+from tidegate.simulation.oracle.watch import Watch
+from tidegate.simulation.runtime.ports import RECOVERY_MS, SimulatedCoordinatorPort, SimulatedTaskPort, WatchedHost
+from tidegate.simulation.world.disk import SimulatedDisk, SimulatedStore
+from tidegate.simulation.world.virtual_time import World
+from tidegate.storage.checkpoints.event_log import EventLog
+from tidegate.storage.errors import ProtocolError, StorageError
+from tidegate.storage.files.store import Store
+
+DETECTION_MS_MAX = 500
+ANSWERS_MS_MAX = 10_000
+GRAVES_MAX = 50
+"""Dead coordinators whose I/O may still be on its way."""
+TURN_MS_MAX = (5, 20, 200)
+"""Some tasks are slower than others: that is what makes back-pressure."""
+MakeMachine = Callable[..., TaskMachine]
+MakeEffects = Callable[..., TaskEffects]
+
+
+class SimulatedJob:
+    """Runs one submission to its end in a world."""
+
+    def __init__(
+        self,
+        submission: Submission,
+        world: World,
+        disk: SimulatedDisk,
+        watch: Watch,
+        make_machine: MakeMachine = TaskMachine,
+        make_effects: MakeEffects = TaskEffects,
+        make_coordinator: Callable[..., CoordinatorHost] = CoordinatorHost,
+        log_entries: int | None = None,
+    ) -> None:
+        """`log_entries`: after how many entries the fold of the event log is stored, where that is not as usual."""
+        self.world = world
+        self.spec = submission.spec
+        self.context = submission.context
+        self.disk = disk
+        self.watch = watch
+        watch.damager = Damager(disk, watch.oracle.files, submission.spec.checkpoints.retained)
+        self.tasks: dict[TaskId, TaskHost] = {}
+        self.coordinator: CoordinatorHost | None = None
+        self.ended: CoordinatorState | None = None
+        self.gave_up: str | None = None
+        """Why the coordinator could not go on, where that ended the job."""
+        self.crashes = 0
+        self.coordinator_crashes = 0
+        self._make_machine = make_machine
+        self._make_effects = make_effects
+        self._make_coordinator = make_coordinator
+        self._log_entries = log_entries
+        self._incarnations = 0
+        self._deployed = -1
+        self._turns: set[TaskHost] = set()
+        self._backlog: list[CoordinatorEvent] = []
+        self._graves: deque[CoordinatorHost] = deque(maxlen=GRAVES_MAX)
+        self.slowness: dict[TaskId, int] = {}
+        """Longest wait of each task for its next turn, in ms; drawn where it is not set."""
+
+    @property
+    def deployed(self) -> int:
+        """The attempt that was deployed last."""
+        return self._deployed
+
+    def open_store(self, url: str) -> Store:
+        """The store of a url."""
+        return SimulatedStore(self.disk, url)
+
+    def run(self, steps_max: int, settle_ms_max: int) -> CoordinatorState:
+        """Run to the end. InvariantViolated(7) when the job hangs, or is not over that long after the last fault."""
+        self.start_coordinator()
+        world = self.world
+        end_ms = max(world.now_ms, world.faulty_until_ms) + settle_ms_max
+        steps_max += world.steps
+        while self.ended is None:
+            if not world.step():
+                raise InvariantViolated(7, "the job hangs: nothing is left to happen")
+            if world.steps > steps_max or world.now_ms > end_ms:
+                status = "unknown" if self.coordinator is None else self.coordinator.machine.state.status.value
+                raise InvariantViolated(
+                    7,
+                    f"the job is still {status} {world.now_ms - world.faulty_until_ms} ms after the last fault "
+                    f"({settle_ms_max} ms are enough; {world.steps} steps)",
+                )
+        self._await_answers()
+        return self.ended
+
+    def _await_answers(self) -> None:
+        """What was asked just before the end is answered after it; a lost coordinator may take answers along."""
+        world = self.world
+        end_ms = world.now_ms + ANSWERS_MS_MAX
+        while self.watch.unanswered and not self.coordinator_crashes:
+            if world.now_ms > end_ms or not world.step():
+                raise InvariantViolated(7, f"{self.watch.unanswered[0]} was never answered")
+
+    def ask(self, event: co.CheckpointRequested | co.CancelRequested) -> None:
+        """A user asks the job for something, now."""
+        if self.ended is not None:
+            return
+        self.world.message("user", "coordinator", event)
+        if isinstance(event, co.CheckpointRequested):
+            self.watch.asked(event)
+        self.report(event)
+
+    # --- coordinator ----------------------------------------------------------------------------------------------
+
+    def start_coordinator(self) -> None:
+        """A coordinator incarnation replays the log and takes over."""
+        event_log = EventLog(self.open_store(self.context.root), self.context.job_id)
+        try:
+            machine, position = replay(event_log)
+        except StorageError as error:
+            self.world.note(f"coordinator cannot replay: {error}")
+            self.world.after(RECOVERY_MS, self.start_coordinator)
+            return
+        self._incarnations += 1
+        port = SimulatedCoordinatorPort(self)
+        effects = CoordinatorEffects(self.context, self.open_store, port.now_ms)
+        incarnation = f"incarnation-{self._incarnations}"
+        host = self._make_coordinator(machine, position, event_log, effects, port, incarnation, self._log_entries)
+        port.host = host
+        port.effects = effects
+        port.ledger.watch(host, machine, event_log)
+        self.coordinator = host
+        self.world.note("coordinator generation", host.generation, "starts at entry", position.next_index)
+        host.start()
+        if host.machine.state.spec is None:
+            host.handle(co.JobSubmitted(self.world.wall_ms, self.spec))
+        backlog, self._backlog = self._backlog, []
+        for event in backlog:
+            host.handle(event)
+
+    def report(self, event: CoordinatorEvent) -> None:
+        """A message reaches the coordinator, if there is one."""
+        self.maybe_lose_coordinator()
+        self.watch.reported(event)
+        if self.coordinator is None:
+            self._backlog.append(event)
+        else:
+            self.coordinator.handle(event)
+
+    def maybe_lose_coordinator(self) -> None:
+        """The coordinator may die now, or be cut off and live on as a zombie; a successor takes over."""
+        world = self.world
+        if self.coordinator is None or self.coordinator_crashes >= world.faults.coordinator_crashes_max:
+            return
+        if not world.chance("coordinator_crash"):
+            return
+        self.coordinator_crashes += 1
+        zombie = world.random.random() < 0.5
+        world.note("coordinator", "is cut off" if zombie else "dies")
+        if not zombie:
+            self.coordinator.halt()
+            self._graves.append(self.coordinator)
+        self.coordinator = None
+        world.after(RECOVERY_MS, self.start_coordinator)
+
+    def lost_with(self, host: CoordinatorHost) -> bool:
+        """Whether I/O that was started goes down with its coordinator: half of what a dead one has on its way."""
+        return host in self._graves and self.world.random.random() < 0.5
+
+    # --- tasks ----------------------------------------------------------------------------------------------------
+
+    def deploy(self, instruction: do.DeployAttempt) -> None:
+        """Start all tasks of an attempt, in place of those of the one before. A stale order changes nothing."""
+        if instruction.attempt <= self._deployed:
+            return
+        self._deployed = instruction.attempt
+        self.watch.deployed(instruction.attempt, instruction.restore)
+        self.drop_tasks()
+        restore = instruction.restore
+        self.world.note("deploy attempt", instruction.attempt, "from", None if restore is None else restore.pointer)
+        for task in self.context.graph.tasks():
+            descriptor = self.context.describe(task, instruction.attempt)
+            port = SimulatedTaskPort(self, task)
+            effects = self._make_effects(self.context, descriptor, self.open_store, port.now_ms)
+            host = WatchedHost(self._make_machine(descriptor), effects, port)
+            host.watch = self.watch
+            port.host = host
+            self.tasks[task] = host
+            host.restore(instruction.restore)
+
+    def drop_tasks(self) -> None:
+        """The processes of all tasks are gone."""
+        self.tasks.clear()
+        self.watch.cancelled()
+
+    def deliver(self, task: TaskId, event: ev.TaskEvent) -> None:
+        """An event reaches a task, if it is there."""
+        host = self.tasks.get(task)
+        if host is not None:
+            self.guarded(task, host, lambda: host.handle(event))
+
+    def guarded(self, task: TaskId, host: TaskHost, action: Callable[[], object]) -> None:
+        """Let a host act; what it raises has failed its task."""
+        if self.tasks.get(task) is not host:
+            return
+        try:
+            action()
+        except ProtocolError as error:
+            self._lose(task, host, f"ProtocolError: {error}")
+        except StorageError as error:
+            self._lose(task, host, f"StorageError: {error}")
+        else:
+            self.schedule_turn(task, host)
+
+    def schedule_turn(self, task: TaskId, host: TaskHost) -> None:
+        """If the task has something to do, let it do it soon."""
+        if host in self._turns or not host.machine.runnable:
+            return
+        self._turns.add(host)
+
+        def turn() -> None:
+            self._turns.discard(host)
+            if self.tasks.get(task) is not host:
+                return
+            world = self.world
+            if self.crashes < world.faults.crashes_max and world.chance("crash"):
+                self.crashes += 1
+                self._lose(task, host, "process died")
+                return
+            self.guarded(task, host, host.turn)
+
+        turn_ms_max = self.slowness.setdefault(task, self.world.random.choice(TURN_MS_MAX))
+        # Rows take time, control elements none to speak of: a slow task must not be kept busy by barriers alone.
+        self.world.after(self.world.between(0, turn_ms_max if _rows_are_next(host.machine) else 1), turn)
+
+    def _lose(self, task: TaskId, host: TaskHost, reason: str) -> None:
+        self.world.note(task, "is lost:", reason)
+        del self.tasks[task]
+        attempt = host.machine.attempt
+        delay_ms = self.world.between(0, DETECTION_MS_MAX)
+        self.world.after(delay_ms, lambda: self.report(co.TaskFailed(self.world.wall_ms, attempt, task, reason)))
+
+    def give_up(self, port: SimulatedCoordinatorPort, reason: str) -> None:
+        """The coordinator in charge cannot go on, and the job with it."""
+        assert port.host is not None
+        self.drop_tasks()
+        self.gave_up = reason
+        self.ended = port.host.machine.state
+
+    def _check_log(self, state: CoordinatorState) -> None:
+        """The log is all that a successor would have."""
+        event_log = EventLog(self.open_store(self.context.root), self.context.job_id)
+        if not state.storage_away and replay(event_log)[0].state != state:
+            raise InvariantViolated(8, "the event log does not give the state of the coordinator that wrote it")
+
+    def end(self, port: SimulatedCoordinatorPort) -> None:
+        """The job is over."""
+        assert port.host is not None and port.effects is not None
+        self.drop_tasks()
+        state = port.host.machine.state
+        self.disk.reliable = True
+        self._check_log(state)
+        tables = [] if state.commits else self.context.table_urls
+        port.effects.sweep(state.kept, tables)
+        self.watch.oracle.files.check_end(state.kept, tables)
+        self.watch.ended(state, self.coordinator_crashes)
+        self.world.note("job ends:", state.status.value, state.ending_reason or "")
+        self.ended = state
+
+
+def _rows_are_next(machine: TaskMachine) -> bool:
+    """Whether the next turn of a task is about rows, its source or its timers."""
+    channel = machine._inputs.next_channel(machine._checkpoints.blocks)
+    return channel is None or bool(channel.recovered) or isinstance(channel.queue[0], pa.RecordBatch)

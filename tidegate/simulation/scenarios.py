@@ -1,0 +1,272 @@
+"""Runs a random simulation: the seed draws everything, one job runs to an end, and a second one goes on from there.
+
+The second job is restored from the newest checkpoint or savepoint of the first, perhaps at another parallelism. The
+tables must then hold the rows that plain Python computes from the input: exactly, or (at-least-once) at least.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Hashable
+from dataclasses import replace
+
+from tidegate.actors.hosts.job_context import DataPlaneOptions
+from tidegate.actors.state_backends.common.options import StateBackendOptions
+from tidegate.actors.task.channels.output_gate import BufferLimits
+from tidegate.api.config.checkpoint_config import CheckpointConfig
+from tidegate.api.environment import StreamEnvironment
+from tidegate.recovery import RestartStrategy
+from tidegate.simulation.oracle.violation import InvariantViolated
+from tidegate.simulation.pipelines.draw import Scenario, draw
+from tidegate.simulation.pipelines.topologies import TOPOLOGIES, draw_inputs
+from tidegate.simulation.report import SimulationReport, report_of
+from tidegate.simulation.runtime.run import STORAGE, Action, JobRun, JobSetting, Protocol, Rows, Simulation, difference
+from tidegate.simulation.shrink import shortest
+from tidegate.simulation.world.faults import Faults
+from tidegate.storage.checkpoints.metadata import SnapshotKind
+from tidegate.storage.errors import TidegateError
+
+SETTLE_MS_MAX = 240_000
+"""A random scenario is over so long after the last fault: a few timeouts, and the slowest reading of its few rows."""
+FAULTS_DURATION = "5s"
+
+_SEGMENT_BYTES = 300
+_FAULTS = {
+    "none": Faults(duration=FAULTS_DURATION),
+    "tasks": Faults(crash=0.01, delay="0ms..30ms", duration=FAULTS_DURATION, crashes_max=4),
+    "coordinator": Faults(coordinator_crash=0.03, delay="0ms..30ms", duration=FAULTS_DURATION),
+    "storage": Faults(storage=0.04, slow=0.03, slow_by="2s", duration=FAULTS_DURATION),
+    "network": Faults(duplicate=0.03, drop=0.004, delay="0ms..150ms", duration=FAULTS_DURATION),
+    "damage": Faults(
+        crash=0.02, coordinator_crash=0.01, storage=0.01, damage=0.4, delay="0ms..30ms", duration=FAULTS_DURATION
+    ),
+    "outage": Faults(
+        crash=0.005, coordinator_crash=0.01, delay="0ms..30ms", outage="400ms..30s", duration=FAULTS_DURATION,
+        crashes_max=4,
+    ),
+    "all": Faults(
+        crash=0.005, coordinator_crash=0.01, storage=0.03, slow=0.03, slow_by="2s", duplicate=0.02, drop=0.002,
+        delay="0ms..80ms", duration=FAULTS_DURATION, crashes_max=4,
+    ),
+}  # fmt: skip
+
+_LOG_ENTRIES = {"long": None, "short": 8}
+"""A log that is cut: hardly any scenario has as many entries as it usually takes."""
+_BUFFERS = {"tiny": (300, 300), "small": (1_000, 1_500), "wide": (20_000, 20_000)}
+_ASKED = {"checkpoint": SnapshotKind.CHECKPOINT, "savepoint": SnapshotKind.SAVEPOINT}
+_STOPS = {"suspend": SnapshotKind.SUSPEND, "terminate": SnapshotKind.TERMINATE}
+
+
+def simulate_random(seed: int, *, protocol: Protocol | None = None, shrink: bool = True) -> SimulationReport:
+    """Draw a scenario and run it; the seed decides everything, so the same seed gives the same run.
+
+    With `shrink` a report that is not ok is of the shortest run of the seed that was found to show it.
+    """
+    return simulate_scenario(draw(seed), protocol=protocol, shrink=shrink)
+
+
+def simulate_scenario(scenario: Scenario, *, protocol: Protocol | None = None, shrink: bool = True) -> SimulationReport:
+    """Run one scenario: a drawn one that is kept as a test stays the same when there is more to draw."""
+    faults = _FAULTS[str(scenario.values["faults"])]
+    report = _run(scenario, faults, protocol)
+    if report.ok or not shrink:
+        return report
+    found = shortest(report, faults, lambda tried: _run(scenario, tried, protocol))
+    return _with_fewer_rows(scenario, found, protocol)
+
+
+def _with_fewer_rows(scenario: Scenario, report: SimulationReport, protocol: Protocol | None) -> SimulationReport:
+    """Halve the input as long as the violation stays."""
+    best = report
+    rows = scenario.rows // 2
+    while rows:
+        found = _run(replace(scenario, rows=rows), best.faults, protocol)
+        best = replace(best, runs=best.runs + 1)
+        if found.ok:
+            break
+        best = replace(found, runs=best.runs)
+        rows //= 2
+    return best
+
+
+def _run(scenario: Scenario, faults: Faults, protocol: Protocol | None) -> SimulationReport:
+    simulation = Simulation(scenario.seed, faults, protocol)
+    topology = TOPOLOGIES[str(scenario.values["topology"])]
+    inputs = draw_inputs(random.Random(f"rows {scenario.seed}"), scenario.rows)
+    expected = topology.expect(inputs, scenario.widths)
+
+    def setting(widths: tuple[int, ...], actions: tuple[Action, ...], restore: str | None, fails: bool) -> JobSetting:
+        def build(env: StreamEnvironment) -> None:
+            topology.build(env, inputs, widths)
+
+        restart = RestartStrategy.none() if fails else RestartStrategy.fixed_delay(10_000, "100ms")
+        return JobSetting(
+            build,
+            parallelism=1,
+            checkpoints=_checkpoints(scenario),
+            options=_options(scenario),
+            restart=restart,
+            hooks=(_Hook(),) if scenario.values["hooks"] == "one" else (),
+            actions=actions,
+            restore=restore,
+            settle_ms_max=SETTLE_MS_MAX,
+            log_entries=_LOG_ENTRIES[str(scenario.values.get("log", "long"))],
+        )
+
+    ending = scenario.values["ending"]
+    first = simulation.run(setting(scenario.widths, _actions(scenario), None, ending == "fail"))
+    runs = [first]
+    violation = first.violation or _first_ended_well(scenario, first, expected)
+    if violation is None:
+        try:
+            second = simulation.run(setting(scenario.then_widths, (), _pointer(first) or "latest_or_fresh", False))
+        except TidegateError as error:
+            violation = f"invariant 7: the second job was refused: {error}"
+        else:
+            runs.append(second)
+            violation = second.violation or _second_ended_well(scenario, first, second, expected)
+    return report_of(scenario.seed, faults, simulation, runs, violation, str(scenario))
+
+
+def _checkpoints(scenario: Scenario) -> CheckpointConfig:
+    values = scenario.values
+    alignment = values["alignment"]
+    return CheckpointConfig.model_validate(
+        {
+            "storage": STORAGE,
+            "inline_bytes": 600,
+            "interval": values["interval_ms"],
+            "mode": str(values["mode"]).replace("-", "_"),
+            "timeout": values["timeout_ms"],
+            "min_pause": values["min_pause_ms"],
+            "max_concurrent": values["max_concurrent"],
+            "unaligned": alignment != "aligned",
+            "aligned_timeout": scenario.aligned_timeout_ms if alignment == "timeout" else 0,
+            "tolerable_failed": values["tolerable"],
+            "retained": values["retained"],
+            "retention": values["retention"],
+            "incremental": values.get("state") == "incremental",
+            "changelog": values.get("state") == "changelog",
+        }
+    )
+
+
+class _Hook:
+    """A master hook that keeps the checkpoint's number, and looks whether it gets that back."""
+
+    identifier = "numbers"
+
+    def trigger(self, checkpoint_id: int, timestamp_ms: int) -> bytes | None:
+        return str(checkpoint_id).encode()
+
+    def restore(self, checkpoint_id: int, data: bytes | None) -> None:
+        if data is not None and data != str(checkpoint_id).encode():
+            raise InvariantViolated(9, f"the hook of checkpoint {checkpoint_id} is restored with {data!r}")
+
+
+def _options(scenario: Scenario) -> DataPlaneOptions:
+    credit_bytes, queue_bytes = _BUFFERS[str(scenario.values["buffers"])]
+    limits = BufferLimits(
+        credit_bytes=credit_bytes,
+        queue_bytes_max=queue_bytes,
+        frame_bytes_min=100,
+        frame_bytes_max=max(200, credit_bytes // 2),
+        linger_ms=20,
+        turn_rows_max=_number(scenario.values["turn_rows"]),
+        window_bytes_min=credit_bytes // 8,
+    )
+    # So few rows are changed that the log goes on by itself, and is written whole, only where little is much.
+    return DataPlaneOptions(limits=limits, source_rows_max=4, backend=StateBackendOptions(segment_bytes=_SEGMENT_BYTES))
+
+
+def _actions(scenario: Scenario) -> tuple[Action, ...]:
+    actions = []
+    asked, ending = str(scenario.values["ask"]), str(scenario.values["ending"])
+    if asked in _ASKED:
+        actions += [Action(scenario.ask_at_ms + 30 * i, _ASKED[asked]) for i in range(2)]
+    if ending == "cancel":
+        actions.append(Action(scenario.end_at_ms, None))
+    elif ending in _STOPS:
+        actions.append(Action(scenario.end_at_ms, _STOPS[ending]))
+    return tuple(actions)
+
+
+def _pointer(run: JobRun) -> str | None:
+    """The savepoint that a job was stopped with."""
+    stopped = [a.path for a in run.answers.values() if a.path is not None and run.status in ("suspended", "finished")]
+    return stopped[-1] if stopped and run.status == "suspended" else None
+
+
+def _first_ended_well(scenario: Scenario, run: JobRun, expected: Rows) -> str | None:
+    assert run.rows is not None
+    ending = scenario.values["ending"]
+    allowed = {"finished"} | {
+        "cancel": {"cancelled"},
+        "fail": {"failed"},
+        "suspend": {"suspended"},
+    }.get(str(ending), set())
+    if run.status not in allowed:
+        return f"invariant 7: the job {run.status}, though every fault was survivable: {run.reason}"
+    whole = run.status == "finished" and not _drained(scenario, run)
+    return _compare(scenario, expected, run.rows, whole)
+
+
+def _second_ended_well(scenario: Scenario, first: JobRun, run: JobRun, expected: Rows) -> str | None:
+    assert run.rows is not None and first.rows is not None
+    if run.status != "finished":
+        return f"invariant 7: the second job {run.status}, though every fault was survivable: {run.reason}"
+    if _drained(scenario, first) and _goes_on_from_the_end(first, run):
+        return difference(first.rows, run.rows)
+    return _compare(scenario, expected, run.rows, whole=True)
+
+
+def _drained(scenario: Scenario, run: JobRun) -> bool:
+    """Whether the job was stopped with a drain: what its aggregates wrote is the end of a part of the input."""
+    return scenario.values["ending"] == "terminate" and any(a.path is not None for a in run.answers.values())
+
+
+def _goes_on_from_the_end(first: JobRun, run: JobRun) -> bool:
+    """Whether a job was restored from the newest checkpoint of the first one: that may be damaged."""
+    restore = run.job.spec.restore
+    return restore is None or restore.checkpoint_id == first.job.watch.oracle.files.newest
+
+
+def _compare(scenario: Scenario, expected: Rows, found: Rows, whole: bool) -> str | None:
+    if not whole:
+        tables = {"sim://rows"}
+        if scenario.values["mode"] == "exactly-once" and scenario.values["ending"] != "terminate":
+            # Without a drain nothing is final before its end.
+            tables |= expected.keys() - {"sim://running"}
+        partial = {table: rows for table, rows in expected.items() if table in tables}
+        return difference(partial, found, at_most=True, at_least=scenario.values["mode"] != "exactly-once")
+    if scenario.values["mode"] == "exactly-once":
+        return difference(expected, found)
+    return _at_least(expected, found)
+
+
+def _at_least(expected: Rows, found: Rows) -> str | None:
+    """At-least-once: every input row counts at least once; an aggregate has its keys, and counts no fewer rows."""
+    for table, rows in expected.items():
+        if table == "sim://rows":
+            lost = difference({table: rows}, found, at_least=True)
+            if lost is not None:
+                return lost
+            continue
+        wanted, there = _counts(rows), _counts(found[table])
+        if wanted.keys() != there.keys():
+            return f"invariant 6: {table} has keys {sorted(there)}, not {sorted(wanted)}"
+        for key, count in wanted.items():
+            if there[key] < count:
+                return f"invariant 6: {table} counts {there[key]} rows of key {key}, and there were {count}"
+    return None
+
+
+def _counts(rows: dict[str, int]) -> dict[str, int]:
+    """Rows of an aggregate are (key, count, ...)."""
+    parts = [row.strip("()").split(", ") for row in rows]
+    return {key: int(count) for key, count, *_ in parts}
+
+
+def _number(value: Hashable) -> int:
+    assert isinstance(value, int)
+    return value

@@ -1,0 +1,1 @@
+"""Virtual time, chance, and a disk that fails: what one seed decides."""

@@ -1,0 +1,59 @@
+"""Spark beside Ray: sessions, DataFrames as replayable sources, tables as DataFrames.
+
+`RayDPSession` starts both and reserves executors and task slots together; `stage_dataframe` turns a DataFrame
+into a `ParquetSource`; `table_to_dataframe` shows a tidegate table. The names are imported on first use,
+because a task actor that only reads staged files must not pay a second for importing RayDP.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tidegate.spark_bridge.dataframes.dataframe_source import DataFrameSource
+    from tidegate.spark_bridge.dataframes.manifest import StagedFile
+    from tidegate.spark_bridge.dataframes.parquet_source import ParquetReader, ParquetSource
+    from tidegate.spark_bridge.dataframes.spark_types import arrow_schema_of, spark_schema_of
+    from tidegate.spark_bridge.dataframes.staging import stage_dataframe
+    from tidegate.spark_bridge.dataframes.tables import table_to_dataframe
+    from tidegate.spark_bridge.errors import SparkBridgeError, SparkTimeoutError
+    from tidegate.spark_bridge.session.java import ensure_java
+    from tidegate.spark_bridge.session.session import RayDPSession
+
+_HOME_OF = {
+    "DataFrameSource": "dataframe_source",
+    "ParquetReader": "parquet_source",
+    "ParquetSource": "parquet_source",
+    "RayDPSession": "session",
+    "SparkBridgeError": "errors",
+    "SparkTimeoutError": "errors",
+    "StagedFile": "staged",
+    "arrow_schema_of": "spark_types",
+    "ensure_java": "java",
+    "spark_schema_of": "spark_types",
+    "stage_dataframe": "staging",
+    "table_to_dataframe": "tables",
+}
+
+__all__ = [
+    "DataFrameSource",
+    "ParquetReader",
+    "ParquetSource",
+    "RayDPSession",
+    "SparkBridgeError",
+    "SparkTimeoutError",
+    "StagedFile",
+    "arrow_schema_of",
+    "ensure_java",
+    "spark_schema_of",
+    "stage_dataframe",
+    "table_to_dataframe",
+]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOME_OF.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{home}"), name)

@@ -1,0 +1,186 @@
+"""`ParquetSource`: a staged DataFrame as a source: one Parquet file a split, read again exactly from any row.
+
+Rules kept here: rows of a split are its file's rows in file order, so `(split, offset, rows_max)` alone
+decides what a read returns; a file is checked whole (size and checksum) each time a reader opens it, before a
+row of it is given out; a reader holds one file and one decoded row group, and gives out zero-copy slices of
+that group. A read ends at the end of its row group, so it may return fewer rows than asked for; offsets stay
+exact.
+"""
+
+from __future__ import annotations
+
+import bisect
+import mmap
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from fsspec.implementations.local import LocalFileSystem
+from fsspec.utils import get_protocol
+
+from tidegate.actors.sources.source import ReadResult, SourceReader, SourceSplit
+from tidegate.spark_bridge.dataframes.manifest import StagedFile, read_manifest
+from tidegate.storage.codec import decode, encode
+from tidegate.storage.errors import ConfigurationError, CorruptionError, NotFoundError
+from tidegate.storage.files.envelope import checksum_of
+from tidegate.storage.files.file_system_store import open_store
+from tidegate.storage.files.store import Store
+
+_RANGE_BYTES = 16 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class ParquetSource:
+    """A bounded source over files that `stage_dataframe` wrote under `url`.
+
+    `schema` is that of every batch.
+    """
+
+    url: str
+    files: tuple[StagedFile, ...]
+    schema: pa.Schema
+
+    @classmethod
+    def open(cls, url: str) -> ParquetSource:
+        """The source staged at `url` by this process or another one.
+
+        Raises NotFoundError when staging never finished there, CorruptionError for a damaged manifest.
+        """
+        manifest = read_manifest(open_store(url))
+        return cls(url, manifest.files, manifest.schema)
+
+    @property
+    def rows(self) -> int:
+        """Rows of all files."""
+        return sum(file.rows for file in self.files)
+
+    def splits(self) -> Sequence[SourceSplit]:
+        """One split a file, in the order of the DataFrame's partitions. Empty for an empty DataFrame."""
+        return tuple(SourceSplit(file.path, encode(file), file.rows) for file in self.files)
+
+    def reader(self) -> SourceReader:
+        """A reader for one subtask."""
+        return ParquetReader(self.url, self.schema)
+
+
+@dataclass(frozen=True, slots=True)
+class _OpenFile:
+    """A verified file. `starts[i]` is the first row of row group i; the last entry is the number of rows."""
+
+    file: StagedFile
+    parquet: pq.ParquetFile
+    starts: tuple[int, ...]
+
+
+class ParquetReader:
+    """Reads the splits of a `ParquetSource`; called from one thread at a time."""
+
+    def __init__(self, url: str, schema: pa.Schema) -> None:
+        """Opens nothing yet. `url` is the folder that the splits' paths are relative to."""
+        self._url = url
+        self._schema = schema
+        self._open: _OpenFile | None = None
+        self._group_index = -1
+        self._group: pa.RecordBatch | None = None
+
+    def read(self, split: SourceSplit, offset: int, rows_max: int) -> ReadResult:
+        """Rows from `offset` on, up to `rows_max` and to the end of the row group: a zero-copy slice.
+
+        Raises ConfigurationError for an offset outside the split, NotFoundError or CorruptionError for a file
+        that is gone or is not the one that was staged.
+        """
+        opened = self._opened(decode(split.payload))
+        rows = opened.file.rows
+        if not 0 <= offset <= rows or rows_max < 1:
+            raise ConfigurationError(
+                f"cannot read {rows_max} rows from row {offset} of {split.split_id}, which has {rows} rows. "
+                "Was the job restored with another source?"
+            )
+        if offset == rows:
+            return ReadResult(None, rows, at_end=True)
+        index = bisect.bisect_right(opened.starts, offset) - 1
+        group = self._decoded(opened, index)
+        start = offset - opened.starts[index]
+        batch = group if start == 0 and rows_max >= group.num_rows else group.slice(start, rows_max)
+        next_offset = offset + batch.num_rows
+        return ReadResult(batch, next_offset, at_end=next_offset == rows)
+
+    def close(self) -> None:
+        """Release the file and the decoded row group. Reading again opens anew."""
+        self._group_index, self._group = -1, None
+        opened, self._open = self._open, None
+        if opened is not None:
+            opened.parquet.close(force=True)
+
+    def _opened(self, file: StagedFile) -> _OpenFile:
+        if self._open is None or self._open.file != file:
+            self.close()
+            self._open = self._verified(file)
+        return self._open
+
+    def _verified(self, file: StagedFile) -> _OpenFile:
+        data = self._bytes_of(file)
+        found = checksum_of(memoryview(data)) if data.size == file.size_bytes else None
+        if found != file.checksum:
+            raise CorruptionError(
+                f"{file.path} at {self._url} is not what was staged: it has {data.size} bytes with checksum "
+                f"{found or 'not computed'}, staged were {file.size_bytes} with {file.checksum}. Something "
+                "wrote into the folder; stage the DataFrame again and start the job without restoring it."
+            )
+        try:
+            # A memory map over a verified buffer: column chunks are decompressed straight from the page
+            # cache.
+            parquet = pq.ParquetFile(pa.BufferReader(data), pre_buffer=False)
+        except (pa.ArrowException, OSError) as error:
+            raise CorruptionError(f"{file.path} at {self._url} is not a Parquet file: {error}") from error
+        starts = [0]
+        for index in range(parquet.metadata.num_row_groups):
+            starts.append(starts[-1] + parquet.metadata.row_group(index).num_rows)
+        if starts[-1] != file.rows or not parquet.schema_arrow.equals(self._schema):
+            raise CorruptionError(
+                f"{file.path} at {self._url} has {starts[-1]} rows of {parquet.schema_arrow.to_string()}; "
+                f"the source says {file.rows} rows of {self._schema.to_string()}. Stage the DataFrame again."
+            )
+        return _OpenFile(file, parquet, tuple(starts))
+
+    def _bytes_of(self, file: StagedFile) -> pa.Buffer:
+        root = local_root(self._url)
+        if root is None:
+            return pa.py_buffer(_read_in_ranges(open_store(self._url), file))
+        try:
+            with (root / file.path).open("rb") as handle:
+                # An empty file cannot be mapped; it is no Parquet file either, and its size will say so.
+                size_bytes = handle.seek(0, 2)
+                mapped = mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ) if size_bytes else b""
+        except FileNotFoundError as error:
+            raise NotFoundError(
+                f"{file.path} is not at {self._url}, where it was staged. Restore the folder, or stage the "
+                "DataFrame again; on several nodes the folder must be shared."
+            ) from error
+        return pa.py_buffer(mapped)
+
+    def _decoded(self, opened: _OpenFile, index: int) -> pa.RecordBatch:
+        if self._group is None or self._group_index != index:
+            # Threads were measured to gain nothing at this size, and would fight the operators for cores.
+            table = opened.parquet.read_row_group(index, use_threads=False)
+            (group,) = table.combine_chunks().to_batches()
+            self._group_index, self._group = index, group.replace_schema_metadata(None)
+        return self._group
+
+
+def _read_in_ranges(store: Store, file: StagedFile) -> bytes:
+    """A whole remote file. Each request is bounded in time by the store, so each asks for a bounded part."""
+    # One byte more than staged is asked for, so that a file that grew does not pass for the one that was
+    # staged.
+    end = file.size_bytes + 1
+    parts = [store.read(file.path, at, min(_RANGE_BYTES, end - at)) for at in range(0, end, _RANGE_BYTES)]
+    return b"".join(parts)
+
+
+def local_root(url: str) -> Path | None:
+    """The folder of a local url ("/a/b", "file:///a/b"), None for any other file system."""
+    if get_protocol(url) not in ("file", "local"):
+        return None
+    return Path(LocalFileSystem._strip_protocol(url))

@@ -1,0 +1,154 @@
+"""Stages a DataFrame: Spark's executors write its rows as files of ours, which replay exactly.
+
+A DataFrame is a recipe, and running it twice may give other rows in another order; what a job must be able to
+read again is therefore written down first. Rules kept here:
+
+* Executors write through tidegate's own store (any url that `open_store` takes), so S3 needs no Hadoop jars.
+* File names are unique to the attempt of a Spark task; only files that a successful attempt reported count,
+  and what other attempts left in this staging's folder is deleted.
+* The folder becomes a source by one conditional create of its manifest, at the end.
+* The one Spark action is bounded in time.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import uuid
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict
+
+import pyarrow as pa
+from fsspec.utils import get_protocol
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+from pyspark import TaskContext
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame
+
+from tidegate.spark_bridge.bounded_calls import run_spark_action
+from tidegate.spark_bridge.dataframes.manifest import MANIFEST_PATH, StagedFile, already_staged, write_manifest
+from tidegate.spark_bridge.dataframes.parquet_source import ParquetSource
+from tidegate.spark_bridge.dataframes.parquet_writer import FILE_ROWS_MAX, ROWS_PER_GROUP, FileLimits, write_files
+from tidegate.spark_bridge.dataframes.spark_types import arrow_schema_of, readable_schema
+from tidegate.spark_bridge.errors import SparkBridgeError
+from tidegate.storage.errors import AlreadyExistsError, ConfigurationError, StorageError
+from tidegate.storage.files.file_system_store import open_store
+from tidegate.storage.files.store import Store
+
+logger = logging.getLogger(__name__)
+
+BatchFunction = Callable[[Iterable[pa.RecordBatch]], Iterable[pa.RecordBatch]]
+
+_FILE_SCHEMA = pa.schema(
+    [("path", pa.string()), ("rows", pa.int64()), ("size_bytes", pa.int64()), ("checksum", pa.string())]
+)
+# "pkg.SomeError: reason", as Python and Java end a stack trace.
+_NAMES_CAUSE = re.compile(r"(Caused by: )?[\w.$]*(Error|Exception): ")
+_FILE_SPARK_SCHEMA = "path string, rows long, size_bytes long, checksum string"
+
+
+def stage_dataframe(
+    df: DataFrame,
+    url: str,
+    *,
+    rows_per_group: int = ROWS_PER_GROUP,
+    files_max_rows: int = FILE_ROWS_MAX,
+    timeout_s: float = 1800.0,
+) -> ParquetSource:
+    """Write a bounded DataFrame under `url` and return it as a replayable source.
+
+    Each partition of `df` gives one file or more (of at most `files_max_rows` rows), none when it is empty;
+    each file is one split, so repartition `df` for more parallelism. The order of rows within a partition is
+    kept.
+
+    Raises ConfigurationError for a streaming DataFrame or a column type that cannot be held,
+    AlreadyExistsError when `url` holds staged data, SparkTimeoutError after `timeout_s` seconds,
+    SparkBridgeError when Spark fails.
+    """
+    if df.isStreaming:
+        raise ConfigurationError("a streaming DataFrame has no end and cannot be staged; give a bounded one")
+    if get_protocol(url) == "memory":
+        raise ConfigurationError(
+            f"cannot stage to {url}: Spark's executors are other processes and do not see this one's memory. "
+            "Give a folder or a bucket."
+        )
+    if rows_per_group < 1 or files_max_rows < 1:
+        raise ConfigurationError(
+            f"rows_per_group ({rows_per_group}) and files_max_rows ({files_max_rows}) must be at least 1"
+        )
+    schema = arrow_schema_of(readable_schema(df))
+    store = open_store(url)
+    if store.exists(MANIFEST_PATH):
+        raise already_staged(store.url)
+    folder = f"data-{uuid.uuid4().hex[:8]}"
+    limits = FileLimits(rows_per_group=min(rows_per_group, files_max_rows), file_rows_max=files_max_rows)
+    try:
+        files = _write_from_executors(df, store, folder, schema, limits, timeout_s)
+        _delete_leftovers(store, folder, files)
+    except BaseException:
+        _delete_abandoned(store, folder)
+        raise
+    try:
+        write_manifest(store, schema, files)
+    except AlreadyExistsError:
+        # Somebody else staged here meanwhile. Any other fault leaves open whether the manifest is there, and
+        # the files must then stay with it.
+        _delete_abandoned(store, folder)
+        raise
+    return ParquetSource(store.url, files, schema)
+
+
+def _write_from_executors(
+    df: DataFrame, store: Store, folder: str, schema: pa.Schema, limits: FileLimits, timeout_s: float
+) -> tuple[StagedFile, ...]:
+    written = df.mapInArrow(_partition_writer(store, folder, schema, limits), _FILE_SPARK_SCHEMA)
+    try:
+        rows = run_spark_action(
+            df.sparkSession, written.collect, timeout_s=timeout_s, what=f"staging a DataFrame to {store.url}"
+        )
+    except (PySparkException, Py4JError) as error:
+        raise SparkBridgeError(
+            f"staging a DataFrame to {store.url} failed in Spark: {_reason_of(error)}. Nothing was staged; "
+            "mend the cause and stage it again."
+        ) from error
+    return tuple(sorted((StagedFile(*row) for row in rows), key=lambda file: file.path))
+
+
+def _reason_of(error: Exception) -> str:
+    """The line that names the cause; a Spark error comes with the stacks of Python and the JVM around it."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    named = [line for line in lines if _NAMES_CAUSE.match(line)]
+    return (named or lines or [type(error).__name__])[-1].rstrip(".")
+
+
+def _partition_writer(store: Store, folder: str, schema: pa.Schema, limits: FileLimits) -> BatchFunction:
+    """The function that runs in Spark's Python workers, once a task attempt."""
+
+    def write_partition(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        task = TaskContext.get()
+        assert task is not None, "runs in a Spark task"
+        # Padded, so that the order of names is the order of partitions; the attempt makes them unique.
+        name = f"{folder}/part-{task.partitionId():06d}-{task.taskAttemptId()}"
+        for file in write_files(store, name, batches, schema, limits):
+            yield pa.RecordBatch.from_pylist([asdict(file)], schema=_FILE_SCHEMA)
+
+    return write_partition
+
+
+def _delete_leftovers(store: Store, folder: str, files: tuple[StagedFile, ...]) -> None:
+    """Delete what failed or repeated attempts of tasks wrote. A fault here costs space, not correctness."""
+    wanted = {file.path for file in files}
+    try:
+        for name in store.list(folder):
+            if f"{folder}/{name}" not in wanted:
+                store.delete(f"{folder}/{name}")
+    except StorageError as error:
+        logger.warning("could not delete leftovers of failed Spark tasks in %s: %s", folder, error)
+
+
+def _delete_abandoned(store: Store, folder: str) -> None:
+    """Delete a staging that failed; the reason of the failure goes to the caller whatever happens here."""
+    try:
+        store.delete_tree(folder)
+    except StorageError as error:
+        logger.warning("could not delete the files of a failed staging in %s: %s", folder, error)

@@ -1,0 +1,115 @@
+"""Shows the committed rows of a tidegate table as a Spark DataFrame.
+
+Rules kept here: a DataFrame shows the files of one snapshot of the table's log, whatever is committed
+afterwards; in upsert mode it has one row per key, that of the highest version; the version column is never
+shown. Local files of types that Spark and Parquet share are read by Spark's own Parquet reader, everything
+else by executors through tidegate's store, which needs no Hadoop jars and verifies checksums.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+import pyarrow as pa
+import pyarrow.types as types
+from fsspec.utils import get_protocol
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from tidegate.spark_bridge.bounded_calls import run_spark_action
+from tidegate.spark_bridge.dataframes.parquet_source import local_root
+from tidegate.spark_bridge.dataframes.spark_types import for_spark, spark_schema_of
+from tidegate.storage.checkpoints.metadata import DataFile
+from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.files.file_system_store import open_store
+from tidegate.storage.files.store import Store
+from tidegate.storage.tables.table_files import VERSION_COLUMN, read_data_file
+from tidegate.storage.tables.table_log import TableLog
+
+_GLOB_CHARACTERS = frozenset("*?[]{}\\,")
+_FILES_PER_PARTITION = 16
+
+
+def table_to_dataframe(spark: SparkSession, url: str, *, timeout_s: float = 120.0) -> DataFrame:
+    """The rows of the table at `url` that are committed now; later commits do not show in this DataFrame.
+
+    Columns are those of the table, all nullable, as `spark_schema_of` types them. The DataFrame is lazy.
+    `timeout_s` bounds what Spark does to list the files. Raises TableError when there is no table,
+    ConfigurationError for a column type that Spark lacks and for a table in memory, SparkTimeoutError.
+    """
+    if get_protocol(url) == "memory":
+        raise ConfigurationError(
+            f"Spark's executors cannot read {url}: they are other processes and do not see this one's "
+            "memory. Read it with Arrow, or write the table to a folder or a bucket."
+        )
+    store = open_store(url)
+    snapshot = TableLog(store).snapshot()
+    upsert = snapshot.info.mode == "upsert"
+    stored = _stored_schema(snapshot.info.arrow_schema, upsert)
+    files = snapshot.files
+    if not files:
+        shown = [field for field in stored if field.name != VERSION_COLUMN]
+        return spark.createDataFrame([], spark_schema_of(pa.schema(shown)))
+    root = local_root(url)
+    paths = [f"file://{root}/{file.path}" for file in files]
+    if root is not None and _spark_can_read(paths, stored):
+        reader = spark.read.schema(spark_schema_of(stored))
+        # With many files Spark lists them in a job of its own.
+        rows = run_spark_action(
+            spark, lambda: reader.parquet(*paths), timeout_s=timeout_s, what=f"listing the files of {url}"
+        )
+    else:
+        rows = _read_through_store(spark, store, files, stored)
+    return _latest_rows(rows, snapshot.info.keys) if upsert else rows
+
+
+def _stored_schema(table_schema: pa.Schema, upsert: bool) -> pa.Schema:
+    """Schema of the data files as they are read:
+
+    Without metadata, nullable, with the version in upsert mode.
+    """
+    fields = [pa.field(field.name, field.type, nullable=True) for field in table_schema if field.name != VERSION_COLUMN]
+    return pa.schema([*fields, pa.field(VERSION_COLUMN, pa.int64())] if upsert else fields)
+
+
+def _spark_can_read(paths: Iterable[str], schema: pa.Schema) -> bool:
+    """Whether Spark's Parquet reader gives the same values:
+
+    No path it takes for a pattern (names of files begin with the uid of their sink), no type it lacks.
+    """
+    if any(not _GLOB_CHARACTERS.isdisjoint(path) for path in paths):
+        return False
+    flat = [field.type for field in schema]
+    return all(not types.is_nested(t) and not types.is_duration(t) for t in flat) and for_spark(schema).equals(schema)
+
+
+def _read_through_store(spark: SparkSession, store: Store, files: tuple[DataFile, ...], schema: pa.Schema) -> DataFrame:
+    partitions = -(-len(files) // _FILES_PER_PARTITION)
+    seed = spark.range(0, partitions, 1, partitions)
+    return seed.mapInArrow(_files_reader(store, files, for_spark(schema)), spark_schema_of(schema))
+
+
+def _files_reader(
+    store: Store, files: tuple[DataFile, ...], schema: pa.Schema
+) -> Callable[[Iterable[pa.RecordBatch]], Iterable[pa.RecordBatch]]:
+    """The function that runs in Spark's Python workers: partition p reads the p-th run of files."""
+
+    def read_files(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for partition in batch.column(0).to_pylist():
+                first = partition * _FILES_PER_PARTITION
+                for file in files[first : first + _FILES_PER_PARTITION]:
+                    table = read_data_file(store, file)
+                    yield from table.select(schema.names).cast(schema).to_batches()
+
+    return read_files
+
+
+def _latest_rows(rows: DataFrame, keys: tuple[str, ...]) -> DataFrame:
+    shown = [_column(name) for name in rows.columns if name != VERSION_COLUMN]
+    latest = F.max_by(F.struct(*shown), _column(VERSION_COLUMN)).alias("latest")
+    return rows.groupBy(*(_column(key) for key in keys)).agg(latest).select("latest.*")
+
+
+def _column(name: str) -> Column:
+    return F.col("`" + name.replace("`", "``") + "`")

@@ -1,0 +1,1 @@
+"""A Spark session on Ray: which Java, which resources, started and stopped in bounded time."""

@@ -1,0 +1,347 @@
+"""`RayDPSession`: a Spark session on Ray (RayDP) whose executors share their reservation with task slots.
+
+Rules kept here:
+
+* One placement group, one bundle an executor, large enough for the Spark executor *and* its task slots. RayDP
+  puts executor i into bundle i; the task actors of slot s go into `bundle_of_slot(s)`.
+* Ray is started by us on this machine, joined at `ray_address`, or taken as the caller initialised it; only
+  what we started or joined is shut down.
+* Starting and stopping are bounded. What fails half-way is taken down again.
+* One session a process, because Spark allows one context a process.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any
+
+import ray
+import raydp
+from pyspark import SparkContext
+from pyspark.sql import SparkSession
+from ray.util.placement_group import PlacementGroup
+
+from tidegate.actors.runtimes.ray.process.calls import NAMESPACE
+from tidegate.spark_bridge.bounded_calls import call_bounded
+from tidegate.spark_bridge.errors import SparkBridgeError, SparkTimeoutError
+from tidegate.spark_bridge.session.cluster_java import check_cluster_java
+from tidegate.spark_bridge.session.java import ensure_java
+from tidegate.spark_bridge.session.jvm_output import filtered_jvm_output
+from tidegate.spark_bridge.session.resources import SessionResources
+from tidegate.storage.errors import ConfigurationError
+
+logger = logging.getLogger(__name__)
+
+_STOP_TIMEOUT_S = 30.0
+_GATEWAY_KILL_TIMEOUT_S = 5.0
+_EXECUTOR_POLL_S = 0.1
+_RAY_STARTS_MAX = 3
+
+# RayDP registers an unbounded stop that would hang the exit of a process whose cluster has died. Ours, below,
+# is registered when a session starts.
+atexit.unregister(raydp.stop_spark)
+
+
+class RayDPSession:
+    """Ray and Spark together, started by `start` and ended by `stop` (or a `with` block)."""
+
+    _active: RayDPSession | None = None
+    _active_lock = threading.Lock()
+
+    def __init__(self, app_name: str, resources: SessionResources) -> None:
+        """Use `start`."""
+        self._app_name = app_name
+        self._resources = resources
+        self._owns_ray = False
+        self._started_cluster = False
+        self._dashboard_url: str | None = None
+        self._spark: SparkSession | None = None
+        self._placement_group: PlacementGroup | None = None
+        self._stopped = False
+
+    @classmethod
+    def start(
+        cls,
+        app_name: str,
+        *,
+        executors: int,
+        executor_cores: int,
+        executor_memory: str | int,
+        slots_per_executor: int,
+        ray_address: str | None = None,
+        spark_configs: Mapping[str, str] | None = None,
+        ray_options: Mapping[str, Any] | None = None,
+        include_dashboard: bool = True,
+        placement_strategy: str = "SPREAD",
+        start_timeout_s: float = 180.0,
+    ) -> RayDPSession:
+        """Start Ray where needed, reserve the bundles, start Spark in them, and wait for the executors.
+
+        `executor_memory` is Spark's ("1g") or bytes; it is the executor's heap and what its bundle reserves.
+        `spark_configs` override tidegate's own Spark settings, `ray_options` those of `ray.init`. Each step
+        (reservation, Spark, executors) has `start_timeout_s` seconds.
+
+        Raises ConfigurationError for arguments that cannot work and for a second session in the process,
+        SparkTimeoutError when the cluster lacks the resources or does not answer.
+        """
+        resources = SessionResources.of(executors, executor_cores, executor_memory, slots_per_executor)
+        session = cls(app_name, resources)
+        with cls._active_lock:
+            _refuse_second_session(cls._active)
+            cls._active = session
+        atexit.register(session.stop)
+        try:
+            session._start_ray(ray_address, dict(ray_options or {}), include_dashboard)
+            session._reserve(placement_strategy, start_timeout_s)
+            session._start_spark(dict(spark_configs or {}), start_timeout_s)
+            session._await_executors(start_timeout_s)
+        except BaseException:
+            session.stop()
+            raise
+        return session
+
+    @property
+    def spark(self) -> SparkSession:
+        """The Spark session. Raises SparkBridgeError once stopped."""
+        if self._spark is None:
+            raise SparkBridgeError(f"session {self._app_name!r} is stopped; start a new one")
+        return self._spark
+
+    @property
+    def placement_group(self) -> PlacementGroup:
+        """The reservation that executors and task actors share. Raises SparkBridgeError once stopped."""
+        if self._placement_group is None:
+            raise SparkBridgeError(f"session {self._app_name!r} is stopped; start a new one")
+        return self._placement_group
+
+    @property
+    def dashboard_url(self) -> str | None:
+        """Where Ray's dashboard is; None without one, and when the caller had initialised Ray."""
+        return self._dashboard_url
+
+    @property
+    def slots(self) -> int:
+        """Task slots of all executors together; each is one CPU of its bundle."""
+        return self._resources.slots
+
+    def bundle_of_slot(self, slot: int) -> int:
+        """Index of the bundle that holds a slot (0-based). Neighbouring slots lie in different bundles."""
+        return self._resources.bundle_of_slot(slot)
+
+    def __enter__(self) -> RayDPSession:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """Stop Spark, release the reservation, shut down the Ray that this session started. Idempotent,
+        bounded.
+
+        On a dead cluster Spark may not stop by itself: its JVM is then killed, and a warning says so.
+        """
+        if self._stopped:
+            return
+        self._stopped = True
+        atexit.unregister(self.stop)
+        try:
+            self._stop_spark()
+            group, self._placement_group = self._placement_group, None
+            # A Ray of our own takes its reservations with it; asking a dead one to release them takes its
+            # time.
+            if group is not None and ray.is_initialized() and not self._started_cluster:
+                self._attempt("releasing the placement group", lambda: ray.util.remove_placement_group(group))
+            if self._owns_ray:
+                self._attempt("shutting Ray down", ray.shutdown)
+        finally:
+            with RayDPSession._active_lock:
+                if RayDPSession._active is self:
+                    RayDPSession._active = None
+
+    def _start_ray(self, address: str | None, options: dict[str, Any], include_dashboard: bool) -> None:
+        home = ensure_java()
+        logger.info("Spark and RayDP run on the Java at %s", home)
+        # Executors must run the Python that has tidegate, not the first python3 on PATH.
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+        if ray.is_initialized():
+            if address is not None or options:
+                raise ConfigurationError(
+                    "ray_address and ray_options have no effect: this process has initialised Ray already. "
+                    "Leave them out, or do not call ray.init before the session starts."
+                )
+            check_cluster_java()
+            return
+        if address is None:
+            settings: dict[str, Any] = {
+                "num_cpus": self._resources.cluster_cpus,
+                "include_dashboard": include_dashboard,
+                # What Ray says at INFO while it starts is its dashboard's address, which `dashboard_url` has.
+                "logging_level": logging.WARNING,
+            }
+        elif address.startswith("ray://"):
+            raise ConfigurationError(
+                f"ray_address {address!r} is a Ray client address; RayDP needs a driver inside the cluster. "
+                "Give the address of the head node (host:port) or 'auto'."
+            )
+        else:
+            settings = {}
+        self._owns_ray = True
+        self._started_cluster = address is None
+        settings |= {"namespace": NAMESPACE, **options}
+        with _without_notice_of_tokens():
+            context = _start_local_ray(settings) if address is None else ray.init(address=address, **settings)
+        self._dashboard_url = f"http://{context.dashboard_url}" if context.dashboard_url else None
+        if address is not None:
+            check_cluster_java()
+
+    def _reserve(self, strategy: str, timeout_s: float) -> None:
+        bundles = self._resources.bundles()
+        name = f"{self._app_name} (executors and slots)"
+        group = ray.util.placement_group(bundles, strategy=strategy, name=name)
+        self._placement_group = group
+        if not group.wait(timeout_seconds=timeout_s):
+            raise SparkTimeoutError(
+                f"the cluster could not reserve {len(bundles)} bundles of {bundles[0]} within {timeout_s:g} "
+                f"s (strategy {strategy}). It has in all {_summary(ray.cluster_resources())}, of which free "
+                f"are {_summary(ray.available_resources())}. Ask for fewer executors, cores, slots or less "
+                "memory, or add nodes."
+            )
+
+    def _start_spark(self, configs: dict[str, str], timeout_s: float) -> None:
+        group = self.placement_group
+        settings = {**self._spark_defaults(), **configs}
+        resources = self._resources
+
+        def start() -> SparkSession:
+            session = raydp.init_spark(
+                self._app_name,
+                resources.executors,
+                resources.executor_cores,
+                resources.executor_memory_mib,
+                placement_group=group,
+                placement_group_bundle_indexes=list(range(resources.executors)),
+                configs=settings,
+            )
+            assert isinstance(session, SparkSession)
+            return session
+
+        with filtered_jvm_output():
+            self._spark = call_bounded(
+                start,
+                timeout_s=timeout_s,
+                what="starting Spark on Ray",
+                advice="See the logs of RayDPSparkMaster in Ray's session directory; every node needs its Java.",
+            )
+
+    def _spark_defaults(self) -> dict[str, str]:
+        defaults = {
+            "spark.ui.enabled": "false",
+            "spark.ui.showConsoleProgress": "false",
+            "spark.sql.session.timeZone": "UTC",
+            "spark.sql.execution.arrow.pyspark.enabled": "true",
+        }
+        if self._started_cluster:
+            # Everything is on this machine: nothing of Spark's driver needs to be reachable from outside.
+            defaults |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+        return defaults
+
+    def _await_executors(self, timeout_s: float) -> None:
+        context = self.spark.sparkContext
+        deadline = time.monotonic() + timeout_s
+        while (registered := _registered_executors(context)) < self._resources.executors:
+            if time.monotonic() > deadline:
+                raise SparkTimeoutError(
+                    f"{registered} of {self._resources.executors} Spark executors registered within "
+                    f"{timeout_s:g} s. Look for the logs of the raydp-executor actors in Ray's session "
+                    "directory; the usual causes are too little memory and a Java that does not start."
+                )
+            time.sleep(_EXECUTOR_POLL_S)
+
+    def _stop_spark(self) -> None:
+        self._spark = None
+        if not self._attempt("stopping Spark", raydp.stop_spark):
+            _kill_gateway()
+
+    def _attempt(self, what: str, call: Callable[[], object]) -> bool:
+        """Run one step of the stop; a step that fails or hangs is logged, and the next ones still run."""
+        try:
+            call_bounded(call, timeout_s=_STOP_TIMEOUT_S, what=what, advice="Its cluster seems to be dead.")
+        except Exception as error:  # noqa: BLE001 - the remaining steps of the stop must still run
+            logger.warning("session %r: %s failed: %s", self._app_name, what, error)
+            return False
+        return True
+
+
+def _start_local_ray(settings: dict[str, Any]) -> Any:
+    """A Ray of our own. Without an address it would be whatever cluster Ray last saw on this machine."""
+    for _ in range(_RAY_STARTS_MAX - 1):
+        try:
+            return ray.init(address="local", **settings)
+        except Exception as error:
+            # Ray gives its processes 30 s, come what may, which a busy machine may need for other things.
+            if "timed out during startup" not in str(error):
+                raise
+            logger.warning("Ray has not started yet, and is started again: %s", error)
+            ray.shutdown()
+    return ray.init(address="local", **settings)
+
+
+def _refuse_second_session(active: RayDPSession | None) -> None:
+    if active is not None:
+        raise ConfigurationError(
+            f"session {active._app_name!r} is running in this process, and Spark allows one a process. Stop "
+            "it first, or share it."
+        )
+    if SparkContext._active_spark_context is not None:
+        raise ConfigurationError(
+            "this process has a Spark context already, and Spark allows one a process. Stop it first, or run "
+            "tidegate on that Spark cluster."
+        )
+
+
+@contextmanager
+def _without_notice_of_tokens() -> Iterator[None]:
+    """Ray warns that it protects a cluster of its own by a token, which is what one wants, and tells how to stop it."""
+    notices = logging.getLogger("ray._private.authentication.authentication_token_setup")
+    level = notices.level
+    notices.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        notices.setLevel(level)
+
+
+def _registered_executors(context: SparkContext) -> int:
+    """Executors that Spark's scheduler knows; the driver is listed with them and is not one."""
+    status = context._jsc.sc().getExecutorMemoryStatus()
+    return int(status.size()) - 1
+
+
+def _summary(resources: Mapping[str, float]) -> str:
+    """CPUs and memory of a resource map in words."""
+    return f"{resources.get('CPU', 0.0):g} CPU and {resources.get('memory', 0.0) / 2**20:,.0f} MiB of memory"
+
+
+def _kill_gateway() -> None:
+    """End a Spark driver JVM that does not stop, and let this process start another one later."""
+    gateway = SparkContext._gateway
+    process = getattr(gateway, "proc", None)
+    if process is None:
+        return
+    logger.warning("killing the Spark driver JVM (process %d), which did not stop", process.pid)
+    process.kill()
+    process.wait(_GATEWAY_KILL_TIMEOUT_S)
+    SparkContext._gateway = None
+    SparkContext._jvm = None
+    SparkContext._active_spark_context = None
+    SparkSession._instantiatedSession = None

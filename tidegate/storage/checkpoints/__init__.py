@@ -1,0 +1,1 @@
+"""A job's folder: where everything lies, what completes a checkpoint, the event log."""

@@ -1,0 +1,228 @@
+"""`EventLog`: the event log of a job: one file an entry, and whoever creates entry k decided what happens at k.
+
+Rules:
+
+- Entries are made by conditional create and never changed. That is the fence: of two coordinators that both
+  want to write entry k, one gets FencedError.
+- A create whose answer was lost may be repeated: finding the very same entry means that it was ours.
+- A coordinator that slept while others wrote, folded and truncated must not mistake the hole that truncation left for
+  the end of the log. Two rules see to that. The two newest entries are never truncated: a writer that looks, and finds
+  others than its own entry and the one before it, is fenced. And entries with which a coordinator took over are never
+  truncated (the writer names them, `keep`): the first entry that is not a sleeper's own is the one with which its
+  successor took over. So a writer has to look after its first entry, and after one that it creates again because an
+  answer was lost; for the others the create alone decides (`look` False).
+- Entries are contiguous. A hole, or damage, is an error, never the end.
+- A listing may leave out what is there, where entries are created meanwhile. What it does not name is looked for by its
+  own name before it counts as gone.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Iterator, Set
+from dataclasses import dataclass
+from typing import Any
+
+from tidegate.storage.checkpoints.layout import CheckpointLayout
+from tidegate.storage.codec import decode, encode, wire
+from tidegate.storage.errors import (
+    AlreadyExistsError,
+    CodecError,
+    CorruptionError,
+    FencedError,
+    LogDeletedError,
+    NotFoundError,
+)
+from tidegate.storage.files.envelope import seal, unseal
+from tidegate.storage.files.file_system_store import join_url
+from tidegate.storage.files.store import Store
+from tidegate.storage.ids import Generation, JobId
+
+LOG_VERSION = 1
+RACES_MAX = 32
+_ENTRY_MAGIC = b"TGEVENT"
+_SNAPSHOT_MAGIC = b"TGEVSNAP"
+_SNAPSHOT_PREFIX = "snapshot-"
+_DIGITS = 12
+
+_logger = logging.getLogger(__name__)
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class LogEntry:
+    """What one coordinator generation decided at one index: wire values that its state is folded from.
+
+    `nonce` is the writer's own, so that its repeated attempts are told from somebody else's equal decision.
+    """
+
+    index: int
+    generation: Generation
+    at_ms: int
+    nonce: str
+    events: tuple[Any, ...]
+
+
+class EventLog:
+    """The log of one job in its checkpoint storage. Has no state of its own; thread-safe if the store is."""
+
+    def __init__(self, store: Store, job_id: JobId) -> None:
+        self._store = store
+        self._folder = CheckpointLayout(job_id).events_dir()
+
+    def append(self, entry: LogEntry, *, look: bool = True) -> int:
+        """Make the entry part of the log, durably; returns its bytes. Repeating it with the same entry is safe.
+
+        `look`: whether its predecessor is looked for; it may be left out as the module says.
+
+        Raises FencedError if another entry is there or the log has moved on beyond it, LogDeletedError if the log is
+        gone, CodecError for events that are not wire values, and StorageError if it is unknown whether the entry is
+        there: repeat it then.
+        """
+        path = self._entry_path(entry.index)
+        data = seal(_ENTRY_MAGIC, LOG_VERSION, encode(entry))
+        try:
+            self._store.create(path, data)
+            created = True
+        except AlreadyExistsError:
+            created = False
+            if self._store.read(path) != data:
+                found = self.read(entry.index)
+                raise FencedError(
+                    f"entry {entry.index} of {self._where()} was written by coordinator generation "
+                    f"{found.generation}, not by generation {entry.generation}: it has taken over"
+                ) from None
+        if look and not self._continues(entry.index):
+            if created:
+                # Nobody can need this file: what is at or below it has been folded into a snapshot, or is deleted.
+                self._store.delete(path)
+            if not any(index > entry.index for index in self.indices()):
+                raise LogDeletedError(
+                    f"the entries before {entry.index} of {self._where()} are gone and nobody has continued the log: "
+                    "was the folder deleted while the job was running?"
+                )
+            raise FencedError(
+                f"entry {entry.index} of {self._where()} has no predecessor: another coordinator has "
+                "continued the log and truncated it"
+            )
+        return len(data)
+
+    def read(self, index: int) -> LogEntry:
+        """One entry. NotFoundError, CorruptionError, or CodecError for events that are not known here."""
+        path = self._entry_path(index)
+        where = join_url(self._store.url, path)
+        entry = decode(unseal(_ENTRY_MAGIC, LOG_VERSION, self._store.read(path), where))
+        if not isinstance(entry, LogEntry) or entry.index != index:
+            raise CorruptionError(f"{where} does not hold entry {index} of the log")
+        return entry
+
+    def indices(self) -> list[int]:
+        """Indices of all entries that are there, ascending. Lists the folder."""
+        found = (_parse_index(name) for name in self._store.list(self._folder))
+        return sorted(index for index in found if index is not None)
+
+    def oldest(self) -> int:
+        """The index from which on every entry is there; what was kept of a truncated part comes before it."""
+        known = set(self.indices())
+        oldest = max(known, default=0)
+        while oldest - 1 in known or (oldest > 0 and self._has(oldest - 1)):
+            oldest -= 1
+        return oldest
+
+    def history(self) -> list[LogEntry]:
+        """All entries from the oldest on. Safe while the log is truncated: it begins again where that has gone on."""
+        for races in itertools.count(1):
+            oldest = self.oldest()
+            try:
+                return list(self.entries(oldest))
+            except CorruptionError:
+                if races == RACES_MAX or self.oldest() <= oldest:
+                    raise
+        raise AssertionError("it returns or raises")
+
+    def entries(self, from_index: int) -> Iterator[LogEntry]:
+        """All entries from an index on, in order. CorruptionError for a damaged entry or a hole."""
+        assert from_index >= 0
+        known = [index for index in self.indices() if index >= from_index]
+        end = known[-1] + 1 if known else from_index
+        index = from_index
+        while True:
+            try:
+                entry = self.read(index)
+            except NotFoundError as error:
+                if index < end:
+                    raise CorruptionError(
+                        f"{self._where()} has a hole: entry {index} is missing, entry {end - 1} is there"
+                    ) from error
+                return
+            yield entry
+            index += 1
+
+    def write_snapshot(self, index: int, state: object) -> None:
+        """Store the fold of all entries before `index`, a wire value. Equal folds may be written again."""
+        data = seal(_SNAPSHOT_MAGIC, LOG_VERSION, encode(state))
+        self._store.write(self._snapshot_path(index), (data,))
+
+    def latest_snapshot(self) -> tuple[int, Any] | None:
+        """Index and state of the newest undamaged snapshot; damaged ones are passed over and logged."""
+        for index in reversed(self._snapshot_indices()):
+            try:
+                return index, self._read_snapshot(index)
+            except (CorruptionError, NotFoundError) as error:
+                _logger.warning("Snapshot %d of %s is passed over: %s", index, self._where(), error)
+        return None
+
+    def truncate(self, before_index: int, keep: Set[int] = frozenset()) -> None:
+        """Delete what is not needed to fold the log from `before_index` on, but for the entries to `keep`.
+
+        The newest undamaged snapshot stays, and every entry from the one before it on; nothing is deleted
+        without a snapshot. What a crash leaves is deleted the next time.
+        """
+        latest = self.latest_snapshot()
+        if latest is None:
+            return
+        snapshot_index = latest[0]
+        keep_from = min(before_index, snapshot_index) - 1
+        entries = [index for index in self.indices() if index < keep_from and index not in keep]
+        folds = [index for index in self._snapshot_indices() if index < min(before_index, snapshot_index)]
+        self._store.delete_all(map(self._entry_path, entries))
+        self._store.delete_all(map(self._snapshot_path, folds))
+
+    def _continues(self, index: int) -> bool:
+        """Whether an entry that is there now belongs to the log, rather than to a part that was truncated."""
+        known = self.indices()
+        # Truncation need not delete in order everywhere: a predecessor alone proves nothing.
+        if (known and known[-1] > index) or (index == 0 and self._snapshot_indices()):
+            return False
+        return all(needed in known or self._has(needed) for needed in range(max(0, index - 1), index + 1))
+
+    def _has(self, index: int) -> bool:
+        return self._store.exists(self._entry_path(index))
+
+    def _read_snapshot(self, index: int) -> Any:
+        path = self._snapshot_path(index)
+        where = join_url(self._store.url, path)
+        payload = unseal(_SNAPSHOT_MAGIC, LOG_VERSION, self._store.read(path), where)
+        try:
+            return decode(payload)
+        except CodecError as error:
+            raise CodecError(f"{where}: {error}") from error
+
+    def _snapshot_indices(self) -> list[int]:
+        names = self._store.list(self._folder)
+        found = (_parse_index(n.removeprefix(_SNAPSHOT_PREFIX)) for n in names if n.startswith(_SNAPSHOT_PREFIX))
+        return sorted(index for index in found if index is not None)
+
+    def _entry_path(self, index: int) -> str:
+        return f"{self._folder}/{index:0{_DIGITS}d}"
+
+    def _snapshot_path(self, index: int) -> str:
+        return f"{self._folder}/{_SNAPSHOT_PREFIX}{index:0{_DIGITS}d}"
+
+    def _where(self) -> str:
+        return join_url(self._store.url, self._folder)
+
+
+def _parse_index(name: str) -> int | None:
+    return int(name) if len(name) >= _DIGITS and name.isascii() and name.isdigit() else None

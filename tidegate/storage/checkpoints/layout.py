@@ -1,0 +1,222 @@
+"""Says where everything of a job lies: the one place that spells a path below the checkpoint root.
+
+Paths are relative to the root, so a root can be moved. Names made of user text are escaped reversibly, so
+that any uid is a valid file name and can be read back from a listing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from urllib.parse import quote, unquote
+
+from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.files.file_system_store import join_url
+from tidegate.storage.ids import AttemptNumber, CheckpointId, JobId, OperatorUid, SubtaskIndex, VertexId
+
+METADATA_NAME = "_metadata"
+CHANGELOG_NAME = "changelog"
+_CHECKPOINT_PREFIX = "chk-"
+_SAVEPOINT_PREFIX = "savepoint-"
+_CHANNELS_SUFFIX = "-channels"
+_BASE, _SEGMENT = "base", "segment"
+NATIVE_MARK = "="
+"""Folders of native files have it in their names, files beside them have not: no escaped name has."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointLayout:
+    """Paths of one job, relative to the checkpoint root.
+
+    Raises ConfigurationError for an id that is no folder name.
+    """
+
+    job_id: JobId
+
+    def __post_init__(self) -> None:
+        if self.job_id in ("", ".", "..") or "/" in self.job_id:
+            raise ConfigurationError(f"{self.job_id!r} cannot be a job id: it must be usable as a folder name")
+
+    def job_dir(self) -> str:
+        """Folder of everything of the job."""
+        return self.job_id
+
+    def checkpoint_dir(self, checkpoint_id: CheckpointId) -> str:
+        """Folder of one checkpoint."""
+        return f"{self.job_id}/{checkpoint_name(checkpoint_id)}"
+
+    def metadata(self, checkpoint_id: CheckpointId) -> str:
+        """The file whose existence makes a checkpoint complete."""
+        return f"{self.checkpoint_dir(checkpoint_id)}/{METADATA_NAME}"
+
+    def state_file(self, checkpoint_id: CheckpointId, vertex: VertexId, subtask: SubtaskIndex) -> str:
+        """Exclusive state of one subtask."""
+        return f"{self.checkpoint_dir(checkpoint_id)}/{escape(vertex)}-{subtask}"
+
+    def channels_file(self, checkpoint_id: CheckpointId, vertex: VertexId, subtask: SubtaskIndex) -> str:
+        """In-flight elements of the channels of one subtask. Ends in no digit, so it is never a `state_file`."""
+        return f"{self.state_file(checkpoint_id, vertex, subtask)}{_CHANNELS_SUFFIX}"
+
+    def shared_dir(self) -> str:
+        """Folder of files that several checkpoints use."""
+        return f"{self.job_id}/shared"
+
+    def shared_checkpoint_dir(self, checkpoint_id: CheckpointId) -> str:
+        """Folder of the shared files that were written for one checkpoint; later ones may refer to them."""
+        return f"{self.shared_dir()}/{checkpoint_name(checkpoint_id)}"
+
+    def layer_file(self, checkpoint_id: CheckpointId, vertex: VertexId, subtask: SubtaskIndex) -> str:
+        """The layer of keyed state that one subtask wrote for a checkpoint."""
+        return f"{self.shared_checkpoint_dir(checkpoint_id)}/{escape(vertex)}-{subtask}"
+
+    def native_dir(self, checkpoint_id: CheckpointId, vertex: VertexId, subtask: SubtaskIndex, uid: OperatorUid) -> str:
+        """Folder of the files that the backend of one operator wrote for a checkpoint.
+
+        Its name has the `NATIVE_MARK` in it, so this is never a `layer_file`.
+        """
+        return f"{self.layer_file(checkpoint_id, vertex, subtask)}{NATIVE_MARK}{escape(uid)}"
+
+    def changelog_dir(self) -> str:
+        """Folder of the changelogs of all tasks."""
+        return f"{self.shared_dir()}/{CHANGELOG_NAME}"
+
+    def changelog_file(
+        self, vertex: VertexId, subtask: SubtaskIndex, attempt: AttemptNumber, number: int, whole: bool
+    ) -> str:
+        """A segment of the changelog of one subtask in one attempt, or a base."""
+        kind = _BASE if whole else _SEGMENT
+        return f"{self.changelog_dir()}/{escape(vertex)}-{subtask}.{attempt:06d}-{number:08d}.{kind}"
+
+    def taskowned_dir(self) -> str:
+        """Folder of files that tasks own."""
+        return f"{self.job_id}/taskowned"
+
+    def events_dir(self) -> str:
+        """Folder of the event log."""
+        return f"{self.job_id}/events"
+
+    def lease(self) -> str:
+        """The file that the job renews as long as it lives."""
+        return f"{self.job_id}/lease"
+
+
+def checkpoint_name(checkpoint_id: CheckpointId) -> str:
+    """Folder name of a checkpoint: `chk-17`."""
+    return f"{_CHECKPOINT_PREFIX}{checkpoint_id}"
+
+
+def parse_checkpoint_name(name: str) -> CheckpointId | None:
+    """Inverse of `checkpoint_name`; None for any other name."""
+    digits = name.removeprefix(_CHECKPOINT_PREFIX)
+    return None if digits == name else _parse_checkpoint_id(digits)
+
+
+def parse_state_file_name(name: str) -> tuple[VertexId, SubtaskIndex] | None:
+    """Vertex and subtask of the last part of a `state_file` path; None for any other name."""
+    vertex, separator, digits = name.rpartition("-")
+    if not separator or not (digits.isascii() and digits.isdigit()):
+        return None
+    return VertexId(unescape(vertex)), SubtaskIndex(int(digits))
+
+
+def parse_channels_file_name(name: str) -> tuple[VertexId, SubtaskIndex] | None:
+    """Vertex and subtask of the last part of a `channels_file` path; None for any other name."""
+    state_file_name = name.removesuffix(_CHANNELS_SUFFIX)
+    return None if state_file_name == name else parse_state_file_name(state_file_name)
+
+
+def parse_changelog_file_name(name: str) -> tuple[VertexId, SubtaskIndex, AttemptNumber] | None:
+    """Vertex, subtask and attempt of the last part of a `changelog_file` path; None for any other name."""
+    task, numbers, kind = ("", "", *name.rsplit(".", 2))[-3:]
+    attempt, _, number = numbers.partition("-")
+    found = parse_state_file_name(task)
+    numbered = all(digits.isascii() and digits.isdigit() for digits in (attempt, number))
+    if found is None or not numbered or kind not in (_BASE, _SEGMENT):
+        return None
+    return *found, AttemptNumber(int(attempt))
+
+
+def savepoint_name(job_id: JobId, checkpoint_id: CheckpointId) -> str:
+    """Folder name of a savepoint: `savepoint-<job>-17`. ConfigurationError for an id that is no folder name."""
+    return f"{_SAVEPOINT_PREFIX}{CheckpointLayout(job_id).job_dir()}-{checkpoint_id}"
+
+
+def parse_savepoint_name(name: str) -> tuple[JobId, CheckpointId] | None:
+    """Inverse of `savepoint_name`; None for any other name."""
+    rest = name.removeprefix(_SAVEPOINT_PREFIX)
+    job, separator, digits = rest.rpartition("-")
+    checkpoint_id = _parse_checkpoint_id(digits)
+    if rest == name or not separator or job in ("", ".", "..") or checkpoint_id is None:
+        return None
+    return JobId(job), checkpoint_id
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointPointer:
+    """Where a checkpoint or a savepoint is: the paths in its metadata are relative to `root`.
+
+    A checkpoint lies under the root that all checkpoints of its job share; a savepoint is a root of its own, so that
+    its folder can be moved.
+    """
+
+    root: str
+    job_id: JobId
+    checkpoint_id: CheckpointId
+    savepoint: bool = False
+
+    @property
+    def metadata(self) -> str:
+        """Path of `_metadata` below `root`."""
+        return METADATA_NAME if self.savepoint else CheckpointLayout(self.job_id).metadata(self.checkpoint_id)
+
+    def __str__(self) -> str:
+        """What `parse_pointer` takes."""
+        if self.savepoint:
+            return self.root
+        return join_url(self.root, CheckpointLayout(self.job_id).checkpoint_dir(self.checkpoint_id))
+
+
+def parse_pointer(path: str) -> CheckpointPointer:
+    """Root url, job and checkpoint of `<root>/<job>/chk-17` or `<folder>/savepoint-<job>-17`.
+
+    With or without a trailing `/` or `/_metadata`. Raises ConfigurationError for anything else.
+    """
+    advice = (
+        "a checkpoint is given as <root>/<job>/chk-<number>, e.g. s3://bucket/checkpoints/my-job-1a2b3c4d/chk-17, "
+        "a savepoint as <folder>/savepoint-<job>-<number>"
+    )
+    trimmed = path.rstrip("/").removesuffix(f"/{METADATA_NAME}").rstrip("/")
+    scheme, separator, rest = trimmed.partition("://")
+    if not separator:
+        scheme, rest = "", trimmed
+    folder, _, name = rest.rpartition("/")
+    savepoint = parse_savepoint_name(name)
+    if savepoint is not None:
+        return CheckpointPointer(trimmed, *savepoint, savepoint=True)
+    checkpoint_id = parse_checkpoint_name(name)
+    if checkpoint_id is None:
+        raise ConfigurationError(f"{path!r} names no checkpoint: {name!r} is not chk-<number>; {advice}")
+    folder = folder.rstrip("/")
+    root, slash, job = folder.rpartition("/")
+    bucket_missing = scheme.startswith("s3") and not root
+    if job in ("", ".", "..") or bucket_missing:
+        raise ConfigurationError(f"{path!r} names no job before {name!r}; {advice}")
+    if not separator and not root:
+        root = "/" if slash else "."
+    return CheckpointPointer(f"{scheme}{separator}{root}", JobId(job), checkpoint_id)
+
+
+def escape(text: str) -> str:
+    """Any text as a part of a path: percent-encoded, and never hidden or special."""
+    escaped = quote(text, safe="", errors="surrogatepass")
+    return f"%2E{escaped[1:]}" if escaped.startswith(".") else escaped
+
+
+def unescape(name: str) -> str:
+    """Inverse of `escape`."""
+    return unquote(name, errors="surrogatepass")
+
+
+def _parse_checkpoint_id(digits: str) -> CheckpointId | None:
+    if not (digits.isascii() and digits.isdigit()) or digits.startswith("0"):
+        return None
+    return CheckpointId(int(digits))

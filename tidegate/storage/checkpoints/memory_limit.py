@@ -1,0 +1,77 @@
+"""`MemoryStorage`: checkpoint storage in memory with a limit for each state, for jobs that hold little.
+
+Also for tests. Such checkpoints do not outlive the process that holds them.
+
+Rules: a state of a subtask may have so many bytes and no more, so that whoever holds the checkpoints (the coordinator,
+which has every state inlined in its metadata) is not drowned by one; the error says whose state it was and what to do.
+Below this limit it is a store like any other. Where the bytes lie is up to the store that is wrapped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import pairwise
+
+from tidegate.storage.checkpoints.layout import (
+    CHANGELOG_NAME,
+    METADATA_NAME,
+    NATIVE_MARK,
+    parse_changelog_file_name,
+    parse_channels_file_name,
+    parse_checkpoint_name,
+    parse_state_file_name,
+)
+from tidegate.storage.errors import StateTooLargeError
+from tidegate.storage.files.store import Buffer, Store
+from tidegate.storage.files.wrapped_store import WrappedStore
+
+STATE_BYTES_MAX_DEFAULT = 5 * 1024 * 1024
+
+
+class MemoryStorage(WrappedStore):
+    """A store in memory with a limit on each state of a subtask. As thread-safe as the store that it wraps."""
+
+    def __init__(self, store: Store, state_bytes_max: int = STATE_BYTES_MAX_DEFAULT) -> None:
+        """`store` holds the bytes; `state_bytes_max` is how many one state file may have."""
+        super().__init__(store)
+        self.state_bytes_max = state_bytes_max
+
+    def write(self, path: str, chunks: Iterable[Buffer]) -> int:
+        """As of every store, and StorageError for a state that is too large."""
+        owner = _owner_of(path)
+        if owner is None:
+            return self._store.write(path, chunks)
+        parts: list[Buffer] = []
+        size_bytes = 0
+        for chunk in chunks:
+            size_bytes += memoryview(chunk).nbytes
+            if size_bytes > self.state_bytes_max:
+                # Only counted from here on, to say how large it is.
+                parts.clear()
+            else:
+                parts.append(bytes(chunk))
+        if size_bytes > self.state_bytes_max:
+            raise StateTooLargeError(
+                f"the state of {owner} has {size_bytes:,} bytes, and checkpoint storage in memory ({self.url}) takes "
+                f"at most {self.state_bytes_max:,} bytes of a state. Keep checkpoints in a file system: "
+                'storage="/folder" or "s3://bucket/prefix"'
+            )
+        return self._store.write(path, parts)
+
+
+def _owner_of(path: str) -> str | None:
+    """Whose state a file of a checkpoint is, in words; None for what is no state."""
+    parts = path.split("/")
+    for part, below in pairwise(parts):
+        logged = parse_changelog_file_name(below) if part == CHANGELOG_NAME else None
+        if logged is not None:
+            return f"{logged[0]!r} subtask {logged[1]}"
+        if parse_checkpoint_name(part) is None or below == METADATA_NAME:
+            continue
+        name = below.partition(NATIVE_MARK)[0]
+        found = parse_state_file_name(name) or parse_channels_file_name(name)
+        if found is not None:
+            vertex, subtask = found
+            what = "in-flight rows of " if parse_state_file_name(name) is None else ""
+            return f"{what}{vertex!r} subtask {subtask}"
+    return None

@@ -1,0 +1,138 @@
+"""Reads a checkpoint from the copies that a node has of it, and from the primary storage where it has none.
+
+Rules: the checkpoint's metadata says what each file must be; a copy is read as a whole and verified once, before its
+first byte is used. A copy that is missing or not right is passed over for the primary, with a line in the log that says
+why; so is one that vanishes later. While copies are right the primary is not asked for them. Copies count only in a
+folder that is this user's alone, and links in it do not: what is in state may run when it is read.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Iterable
+
+from tidegate.storage.checkpoints.layout import CheckpointLayout
+from tidegate.storage.checkpoints.metadata import NativeFile, StateHandle, SubtaskState
+from tidegate.storage.copies.local_copies import copies_below, job_folder, usable_folder
+from tidegate.storage.errors import StorageError
+from tidegate.storage.files.private_folders import PrivateStore, list_inside
+from tidegate.storage.files.store import Store
+from tidegate.storage.files.wrapped_store import WrappedStore
+from tidegate.storage.ids import JobId
+from tidegate.storage.state.verification import verified_native, verified_state
+
+_logger = logging.getLogger(__name__)
+
+
+class LocalFirstStore(WrappedStore):
+    """The primary storage, but files of one checkpoint are read from local copies that are right. Thread-safe."""
+
+    def __init__(self, primary: Store, folder: str, job_id: JobId, subtasks: Iterable[SubtaskState]) -> None:
+        """`folder` is the node's, as for `LocalCopies`; `subtasks` are those of whom something may be read.
+
+        The copies of every task of the job count, because tasks may have changed places.
+        """
+        super().__init__(primary)
+        roots = _roots_by_path(folder, job_id)
+        self._copies = {
+            path: _LocalCopy(primary, roots.get(path), file)
+            for subtask in subtasks
+            for path, file in _files_of(subtask).items()
+        }
+
+    def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
+        copy = self._copies.get(path)
+        data = None if copy is None else copy.read(offset, length)
+        return super().read(path, offset, length) if data is None else data
+
+    def local_file(self, path: str) -> str | None:
+        """Name of the copy of a file, verified, for who wants to link rather than to read; None if there is none."""
+        copy = self._copies.get(path)
+        return None if copy is None else copy.name()
+
+
+class _LocalCopy:
+    """What is known of the copy of one file."""
+
+    def __init__(self, primary: Store, root: str | None, file: StateHandle | NativeFile) -> None:
+        assert file.path is not None
+        self._primary_url = primary.url
+        self._path = file.path
+        self._file = file
+        self._store: PrivateStore | None = None if root is None else PrivateStore(root)
+        self._lock = threading.Lock()
+        self._verified = False
+
+    def read(self, offset: int, length: int | None) -> bytes | None:
+        """The bytes, or None if the primary has to be asked."""
+        store = self._usable()
+        if store is None:
+            return None
+        there_bytes = max(0, self._file.size_bytes - max(0, offset))
+        wanted_bytes = there_bytes if length is None else min(length, there_bytes)
+        try:
+            data = store.read(self._path, offset, length)
+        except StorageError as error:
+            self._pass_over(str(error))
+            return None
+        if len(data) != wanted_bytes:
+            self._pass_over("it has changed since it was verified")
+            return None
+        return data
+
+    def name(self) -> str | None:
+        """Name of the file, if it can be used."""
+        store = self._usable()
+        return None if store is None else os.path.join(store.url, self._path)
+
+    def _usable(self) -> PrivateStore | None:
+        with self._lock:
+            if not self._verified:
+                self._verified = True
+                self._verify()
+            return self._store
+
+    def _verify(self) -> None:
+        if self._store is None:
+            _logger.info("No local copy of %s: it is read from %s", self._path, self._primary_url)
+            return
+        file = self._file
+        try:
+            if isinstance(file, StateHandle):
+                parts = verified_state(self._store, file)
+            else:
+                parts = verified_native(self._store, file)
+            for _ in parts:
+                pass
+        except StorageError as error:
+            self._store = None
+            self._tell(str(error))
+
+    def _pass_over(self, reason: str) -> None:
+        with self._lock:
+            if self._store is None:
+                return
+            self._store = None
+        self._tell(reason)
+
+    def _tell(self, reason: str) -> None:
+        _logger.warning(
+            "The local copy of %s is passed over, it is read from %s: %s", self._path, self._primary_url, reason
+        )
+
+
+def _files_of(subtask: SubtaskState) -> dict[str, StateHandle | NativeFile]:
+    handles = {handle.path: handle for handle in subtask.handles if handle.path is not None}
+    return handles | {file.path: file for file in subtask.native_files}
+
+
+def _roots_by_path(folder: str, job_id: JobId) -> dict[str, str]:
+    """The local folder below which there is a copy of each path."""
+    if not usable_folder(folder):
+        return {}
+    job = job_folder(folder, job_id)
+    tasks = list_inside(folder, CheckpointLayout(job_id).job_dir())
+    found = (copy for task in tasks for copy in copies_below(os.path.join(job, task)))
+    return {path: copy.removesuffix(path) for _, path, copy in found}

@@ -1,0 +1,71 @@
+"""Seals small files so that they prove themselves: magic, version, length and checksum in front of the payload.
+
+The checksum covers the header too, so that any flipped bit and any truncation is found before a byte is
+interpreted.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+
+import xxhash
+
+from tidegate.storage.errors import CodecError, CorruptionError
+from tidegate.storage.files.store import Buffer
+
+_HEADER = struct.Struct("<8sIQ")
+_CHECKSUM = struct.Struct("<Q")
+HEADER_BYTES = _HEADER.size + _CHECKSUM.size
+
+
+def checksum_of(*parts: Buffer) -> str:
+    """Checksum of the parts joined, as it is written into metadata: `xxh3:` and 16 hex digits."""
+    return format_checksum(_digest(parts))
+
+
+def format_checksum(digest: int) -> str:
+    """An xxh3 64-bit digest as text."""
+    return f"xxh3:{digest:016x}"
+
+
+def seal(magic: bytes, version: int, payload: Buffer) -> bytes:
+    """Bytes of a file: header, then payload. `magic` has up to 8 bytes and says what kind of file it is."""
+    assert len(magic) <= 8
+    header = _HEADER.pack(magic, version, memoryview(payload).nbytes)
+    return b"".join((header, _CHECKSUM.pack(_digest((header, payload))), payload))
+
+
+def unseal(magic: bytes, version_max: int, data: Buffer, where: str, *, version_min: int = 0) -> memoryview:
+    """The payload of `seal`; `where` names the file in errors.
+
+    Raises CorruptionError for any damage, CodecError for an intact file of a newer version or one before `version_min`.
+    """
+    view = memoryview(data)
+    if len(view) < HEADER_BYTES:
+        raise CorruptionError(f"{where} is damaged: {len(view)} bytes are too few for a header")
+    header = view[: _HEADER.size]
+    found, version, length = _HEADER.unpack(header)
+    (digest,) = _CHECKSUM.unpack(view[_HEADER.size : HEADER_BYTES])
+    payload = view[HEADER_BYTES:]
+    if found != magic.ljust(8, b"\0"):
+        raise CorruptionError(f"{where} is damaged or another kind of file: it starts with {bytes(found)!r}")
+    if length != len(payload):
+        raise CorruptionError(f"{where} is damaged: {len(payload)} bytes of {length} are there")
+    if digest != _digest((header, payload)):
+        raise CorruptionError(f"{where} is damaged: its checksum does not match")
+    if version > version_max:
+        raise CodecError(f"{where} has format version {version}; this tidegate reads up to {version_max}")
+    if version < version_min:
+        raise CodecError(
+            f"{where} was written by an older tidegate, in format version {version}; this one reads versions from "
+            f"{version_min} on: read it with the tidegate that wrote it"
+        )
+    return payload
+
+
+def _digest(parts: Iterable[Buffer]) -> int:
+    state = xxhash.xxh3_64()
+    for part in parts:
+        state.update(part)
+    return state.intdigest()

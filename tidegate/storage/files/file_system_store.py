@@ -1,0 +1,213 @@
+"""`FileSystemStore`: a `Store` over local folders, S3, or the memory of this process, chosen by the url.
+
+Rules: whatever a file system raises comes out as a StorageError that names operation, place and cause; paths
+cannot leave the root; a store pickles as its url and options and opens again anywhere.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+
+from tidegate.storage.errors import (
+    AlreadyExistsError,
+    ConfigurationError,
+    InvalidPathError,
+    NotFoundError,
+    StorageError,
+)
+from tidegate.storage.files.file_system import TEMPORARY_PREFIX, FileInfo, Files, MemoryFiles
+from tidegate.storage.files.local_files import LocalFiles
+from tidegate.storage.files.store import Buffer
+
+TIMEOUT_MS_DEFAULT = 60_000
+WRITE_TIMEOUT_MS_DEFAULT = 600_000
+_HINTS = {
+    errno.ENOSPC: "; free some space there, or give another folder",
+    errno.EDQUOT: "; free some space there, or raise the quota",
+    errno.EROFS: "; make the file system writable, or give another folder",
+}
+
+
+class FileSystemStore:
+    """Files under a url. Thread-safe, picklable. See `Store` for what each method promises."""
+
+    def __init__(self, url: str, **options: object) -> None:
+        """Open, without touching the storage, what `open_store` describes."""
+        self._url, self._root, self._files = self._open(url, options)
+        self._options = options
+
+    @staticmethod
+    def _open(url: str, options: dict[str, object]) -> tuple[str, str, Files]:
+        """Normal url, key of the root, and the files behind it."""
+        return _open_files(url, options)
+
+    @property
+    def url(self) -> str:
+        return self._url
+
+    @property
+    def place(self) -> str:
+        """What decides who wins a create here: equal for stores on one disk, or in one bucket."""
+        return self._files.place(self._root)
+
+    @property
+    def repeats_requests(self) -> bool:
+        """Whether what can pass has been tried again for some seconds before a StorageError comes."""
+        return self._files.repeats_requests
+
+    def __repr__(self) -> str:
+        return f"FileSystemStore({self._url!r})"
+
+    def __reduce__(self) -> tuple[Callable[..., FileSystemStore], tuple[object, ...]]:
+        return _reopen, (self._url, self._options)
+
+    def write(self, path: str, chunks: Iterable[Buffer]) -> int:
+        key = self._key(path)
+        with self._reported("write", path):
+            return self._files.write(key, chunks)
+
+    def create(self, path: str, data: Buffer) -> None:
+        key = self._key(path)
+        with self._reported("create", path):
+            won = self._files.create(key, data)
+        if not won:
+            raise AlreadyExistsError(f"cannot create {join_url(self._url, path)}: it exists already")
+
+    def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
+        if offset < 0 or (length is not None and length < 0):
+            raise InvalidPathError(f"cannot read {join_url(self._url, path)}: negative offset or length")
+        key = self._key(path)
+        with self._reported("read", path):
+            try:
+                return self._files.read(key, offset, length)
+            except FileNotFoundError as error:
+                if "NoSuchBucket" in str(error):
+                    raise OSError(error.errno, f"the bucket does not exist: {error}") from error
+                raise NotFoundError(f"there is no file {join_url(self._url, path)}") from error
+
+    def exists(self, path: str) -> bool:
+        key = self._key(path)
+        with self._reported("look for", path):
+            return self._files.exists(key)
+
+    def list(self, prefix: str) -> list[str]:
+        key = self._folder_key(prefix)
+        with self._reported("list", prefix):
+            return sorted(self._files.list(key))
+
+    def delete(self, path: str) -> None:
+        key = self._key(path)
+        with self._reported("delete", path):
+            self._files.delete(key)
+
+    def delete_all(self, paths: Iterable[str]) -> None:
+        keys = [self._key(path) for path in paths]
+        if keys:
+            with self._reported("delete", f"{len(keys)} files, among them {keys[0]}"):
+                self._files.delete_all(keys)
+
+    def delete_tree(self, prefix: str) -> None:
+        key = self._folder_key(prefix)
+        with self._reported("delete", prefix):
+            self._files.delete_tree(key)
+
+    def delete_temporary(self, prefix: str) -> int:
+        """Delete what killed writes left under a folder that nobody writes to now; returns how many files."""
+        key = self._folder_key(prefix)
+        with self._reported("clean", prefix):
+            return self._files.delete_temporary(key)
+
+    def walk(self, prefix: str) -> Sequence[FileInfo]:
+        """All files at any depth below a folder, sorted by path (which is from the folder on)."""
+        key = self._folder_key(prefix)
+        with self._reported("list", prefix):
+            return sorted(self._files.walk(key), key=lambda file: file.path)
+
+    def _key(self, path: str) -> str:
+        parts = path.split("/")
+        if any(part in ("", ".", "..") or part.startswith(TEMPORARY_PREFIX) for part in parts) or "\0" in path:
+            raise InvalidPathError(
+                f"{path!r} is no path inside {self._url}: it must be relative, without empty, '.', '..' "
+                f"or '{TEMPORARY_PREFIX}…' parts"
+            )
+        return join_url(self._root, path)
+
+    def _folder_key(self, prefix: str) -> str:
+        prefix = prefix.rstrip("/")
+        return self._key(prefix) if prefix else self._root
+
+    @contextmanager
+    def _reported(self, operation: str, path: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            hint = "; check credentials and permissions" if isinstance(error, PermissionError) else ""
+            hint = _HINTS.get(error.errno or 0, hint)
+            raise StorageError(f"cannot {operation} {join_url(self._url, path)}: {error}{hint}") from error
+
+
+def open_store(url: str | os.PathLike[str], **options: object) -> FileSystemStore:
+    """Open a store by url: `/folder`, `~/folder` or `file:///folder`, `s3://bucket/prefix`, or `memory://name`.
+
+    Options for S3 are those of s3fs (`key`, `secret`, `endpoint_url`, …), `timeout_ms`, which bounds each request
+    (default 60,000 ms), and `write_timeout_ms`, which bounds a whole write (default 600,000 ms); without them the
+    usual AWS environment variables count. Nothing is read or written yet. Raises ConfigurationError for another
+    scheme or a wrong option.
+    """
+    return FileSystemStore(os.path.expanduser(os.fspath(url)), **options)
+
+
+def join_url(root: str, path: str) -> str:
+    """`root` and a relative path with exactly one `/` between them; `root` itself for an empty path."""
+    if not path:
+        return root
+    return f"{root}{path}" if root.endswith("/") else f"{root}/{path}"
+
+
+def _reopen(url: str, options: dict[str, object]) -> FileSystemStore:
+    return FileSystemStore(os.path.expanduser(os.fspath(url)), **options)
+
+
+def _open_files(url: str, options: dict[str, object]) -> tuple[str, str, Files]:
+    """Normal url, key of the root, and the files behind it."""
+    scheme, separator, rest = url.partition("://")
+    if not separator or scheme in ("file", "local"):
+        _refuse_options(url, options)
+        folder = rest if separator else url
+        if not folder:
+            raise ConfigurationError("the storage url is empty; give a folder or s3://bucket/prefix")
+        folder = os.path.abspath(folder)
+        return folder, folder, LocalFiles()
+    rest = rest.strip("/")
+    if scheme == "memory":
+        _refuse_options(url, options)
+        return f"memory://{rest}", f"/{rest}", MemoryFiles()
+    if scheme in ("s3", "s3a"):
+        if not rest:
+            raise ConfigurationError(f"{url!r} names no bucket; write s3://bucket/prefix")
+        # Imported late: s3fs costs every process half a second, and most never touch S3.
+        from tidegate.storage.files.s3_files import S3Files
+
+        more = dict(options)
+        timeout_ms = _milliseconds(more, "timeout_ms", TIMEOUT_MS_DEFAULT, url)
+        write_timeout_ms = _milliseconds(more, "write_timeout_ms", WRITE_TIMEOUT_MS_DEFAULT, url)
+        return f"s3://{rest}", rest, S3Files(more, timeout_ms, write_timeout_ms)
+    raise ConfigurationError(
+        f"tidegate cannot store at {url!r}: {scheme!r} is not one of '/folder', 'file://', 's3://', 'memory://'"
+    )
+
+
+def _milliseconds(options: dict[str, object], name: str, default: int, url: str) -> int:
+    """Take an option that is a duration out of the others."""
+    value = options.pop(name, default)
+    if not isinstance(value, int) or value <= 0:
+        raise ConfigurationError(f"{name}={value!r} for {url}: give a positive number of milliseconds")
+    return value
+
+
+def _refuse_options(url: str, options: dict[str, object]) -> None:
+    if options:
+        raise ConfigurationError(f"storage option {sorted(options)[0]!r} means nothing for {url!r}")

@@ -1,0 +1,149 @@
+"""`RetryingStore`: tries reads and writes again for a few seconds before they fail.
+
+One failed write of a task costs a restart of the job, and most faults of storage pass within seconds. Rules:
+
+- There is one loop of attempts. A store that repeats requests itself (S3) is left alone: two loops would multiply.
+- Attempts and pauses are bounded. What outlasts them is for the restart strategy, and for the coordinator, which waits
+  out long outages.
+- Only what can pass is tried again: no missing file, no refusal, no damage, and nothing that the caller's data raised.
+- A write may be repeated, because it replaces the file as a whole. A create may not: it could lose against itself.
+- Data that is produced while it is written is kept to be written again up to `KEPT_BYTES_MAX`; beyond that a write has
+  one attempt.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TypeVar
+
+from tidegate.storage.errors import AlreadyExistsError, CorruptionError, InvalidPathError, NotFoundError, StorageError
+from tidegate.storage.files.file_system_store import FileSystemStore, join_url
+from tidegate.storage.files.store import Buffer, Store
+from tidegate.storage.files.wrapped_store import WrappedStore
+
+T = TypeVar("T")
+
+TRIES_MAX = 7
+PAUSE_S_FIRST = 0.1
+"""Each pause is twice as long as the one before it: 6.3 s in all."""
+KEPT_BYTES_MAX = 16 * 1024 * 1024
+
+_FINAL = (AlreadyExistsError, NotFoundError, CorruptionError, InvalidPathError)
+_FINAL_ERRNOS = (
+    errno.EACCES,
+    errno.EPERM,
+    errno.EEXIST,
+    errno.EROFS,
+    errno.ENOENT,
+    errno.ENOTDIR,
+    errno.EISDIR,
+    errno.ENAMETOOLONG,
+    errno.EINVAL,
+)
+
+_logger = logging.getLogger(__name__)
+
+
+def retrying(
+    open_store: Callable[[str], Store], pause: Callable[[float], object] = time.sleep
+) -> Callable[[str], Store]:
+    """As `open_store`, but stores that give up at the first fault try again. `pause` waits for so many seconds."""
+
+    def opened(url: str) -> Store:
+        store = open_store(url)
+        if isinstance(store, FileSystemStore) and store.repeats_requests:
+            return store
+        return RetryingStore(store, pause)
+
+    return opened
+
+
+class RetryingStore(WrappedStore):
+    """The store that it wraps, with patience. As thread-safe as that."""
+
+    def __init__(self, store: Store, pause: Callable[[float], object] = time.sleep) -> None:
+        """`pause` waits for so many seconds."""
+        super().__init__(store)
+        self._pause = pause
+
+    def write(self, path: str, chunks: Iterable[Buffer]) -> int:
+        again = chunks if isinstance(chunks, Sequence) else _Replayed(chunks)
+
+        def attempt() -> int:
+            return self._store.write(path, again)
+
+        return self._tried("write", path, attempt, lambda: not isinstance(again, _Replayed) or again.can_be_replayed)
+
+    def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
+        return self._tried("read", path, lambda: self._store.read(path, offset, length), lambda: True)
+
+    def _tried(self, operation: str, path: str, attempt: Callable[[], T], can_repeat: Callable[[], bool]) -> T:
+        pause_s = PAUSE_S_FIRST
+        for number in range(1, TRIES_MAX):
+            try:
+                return attempt()
+            except StorageError as error:
+                if not can_pass(error) or not can_repeat():
+                    raise
+                _logger.log(
+                    logging.WARNING if number == 1 else logging.DEBUG,
+                    "Attempt %d of %d to %s %s failed, the next one is in %g s: %s",
+                    number,
+                    TRIES_MAX,
+                    operation,
+                    join_url(self.url, path),
+                    pause_s,
+                    error,
+                )
+            self._pause(pause_s)
+            pause_s *= 2
+        try:
+            return attempt()
+        except StorageError as error:
+            if not can_pass(error):
+                raise
+            raise StorageError(f"{error} (the last of {TRIES_MAX} attempts)") from error
+
+
+class _Replayed:
+    """Chunks that can be taken again from the first one on, as long as they are few."""
+
+    def __init__(self, chunks: Iterable[Buffer]) -> None:
+        self._rest = iter(chunks)
+        self._kept: list[Buffer] = []
+        self._kept_bytes = 0
+        self.can_be_replayed = True
+        """False once chunks were let go, or their source has failed."""
+
+    def __iter__(self) -> Iterator[Buffer]:
+        assert self.can_be_replayed
+        yield from tuple(self._kept)
+        while True:
+            try:
+                chunk = next(self._rest, None)
+            except BaseException:
+                self.can_be_replayed = False
+                raise
+            if chunk is None:
+                return
+            self._keep(chunk)
+            yield chunk
+
+    def _keep(self, chunk: Buffer) -> None:
+        if not self.can_be_replayed:
+            return
+        self._kept_bytes += memoryview(chunk).nbytes
+        if self._kept_bytes > KEPT_BYTES_MAX:
+            self.can_be_replayed = False
+            self._kept.clear()
+        else:
+            self._kept.append(chunk)
+
+
+def can_pass(error: StorageError) -> bool:
+    """Whether the same request may succeed a moment later, with nobody mending anything."""
+    cause = error.__cause__
+    return not isinstance(error, _FINAL) and not (isinstance(cause, OSError) and cause.errno in _FINAL_ERRNOS)

@@ -1,0 +1,230 @@
+"""Scans RocksDB for rows of states, in the form that every backend reads, a bounded number at a time.
+
+Keys are sorted by key group and state, so a state is read with one seek for each key group, and some of its rows with
+one seek each; what is sorted by key group in the database is so in the chunks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+import rocksdict
+
+from tidegate.storage.rocksdb.database import reported
+from tidegate.storage.rocksdb.description import HEAD, RocksDescription, RocksForm, RocksState
+from tidegate.storage.rocksdb.keys import RowLength, decode_rows, row_end
+from tidegate.storage.rocksdb.tables import table_layout
+from tidegate.storage.rocksdb.values import ValueCodec, list_codec, map_key_codec, value_codec
+from tidegate.storage.state.snapshot import StateChunk
+
+CHUNK_ROWS = 65_536
+CHUNK_BYTES = 8 * 1024 * 1024
+
+
+def scan_state(
+    cursor: rocksdict.RdictIter, description: RocksDescription, state: RocksState, key_groups: range, folder: str
+) -> Iterator[StateChunk]:
+    """The rows of one state in some key groups. Raises CorruptionError, StorageError; `folder` is for their text."""
+    take = _reader(description, state)
+    chunk = _Chunk(key_groups.start)
+    for group in key_groups:
+        prefix = HEAD.pack(group, state.number)
+        with reported("read RocksDB", folder):
+            cursor.seek(prefix)
+        while True:
+            more = take(cursor, prefix, chunk, folder)
+            if more and not chunk.is_full:
+                continue
+            if chunk.is_full:
+                yield _chunk_of(description, state, chunk, group)
+                chunk = _Chunk(group)
+            if not more:
+                break
+        chunk.end_group()
+    if chunk.keys:
+        yield _chunk_of(description, state, chunk, None)
+
+
+def scan_keys(
+    cursor: rocksdict.RdictIter,
+    description: RocksDescription,
+    state: RocksState,
+    keys: Iterable[bytes],
+    folder: str,
+    missing: bool = False,
+) -> Iterator[StateChunk]:
+    """The rows of some keys of one state; keys that have no row are passed over. Errors as of `scan_state`.
+
+    The keys are as in the database, in its order, each once. With `missing` the others: key columns of keys without a
+    row.
+    """
+    take = _row_reader(description, state)
+    head = HEAD.size
+    chunk: _Chunk | None = None
+    group = 0
+    for key in keys:
+        if _is_at(cursor, key, folder) == missing:
+            continue
+        key_group, _ = HEAD.unpack_from(key)
+        if chunk is None:
+            chunk = _Chunk(key_group)
+        else:
+            for _ in range(group, key_group):
+                chunk.end_group()
+        group = key_group
+        if missing:
+            chunk.keys.append(key[head:])
+            chunk.size_bytes += len(key)
+        else:
+            take(cursor, key[:head], chunk, folder)
+        if chunk.is_full:
+            yield _chunk_of(description, state, chunk, group, missing)
+            chunk = _Chunk(group)
+    if chunk is not None and chunk.keys:
+        yield _chunk_of(description, state, chunk, group, missing)
+
+
+def _is_at(cursor: rocksdict.RdictIter, key: bytes, folder: str) -> bool:
+    """Move to a key of a row, or of its first piece; whether there is one."""
+    with reported("read RocksDB", folder):
+        cursor.seek(key)
+        if cursor.valid():
+            return bool(cursor.key().startswith(key))
+        cursor.status()
+    return False
+
+
+@dataclass(slots=True)
+class _Chunk:
+    """Rows that have been read: their keys, and what `_values` makes a column of."""
+
+    first_group: int
+    keys: list[bytes] = field(default_factory=list)
+    values: list[Any] = field(default_factory=list)
+    ends: list[int] = field(default_factory=lambda: [0])
+    size_bytes: int = 0
+
+    @property
+    def is_full(self) -> bool:
+        return len(self.keys) >= CHUNK_ROWS or self.size_bytes >= CHUNK_BYTES
+
+    def end_group(self) -> None:
+        if self.keys:
+            self.ends.append(len(self.keys))
+        else:
+            self.first_group += 1
+
+
+_Take = Callable[[rocksdict.RdictIter, bytes, _Chunk, str], bool]
+"""Reads on into a chunk, up to a row after which it is full; False: the prefix has no more rows."""
+
+
+def _reader(description: RocksDescription, state: RocksState) -> _Take:
+    if state.form in (RocksForm.TABLE, RocksForm.VALUE):
+        return _take_rows
+    return _Pieces(state, row_end(description.keys)).take
+
+
+def _row_reader(description: RocksDescription, state: RocksState) -> _Take:
+    if state.form in (RocksForm.TABLE, RocksForm.VALUE):
+        return _take_row
+    return _Pieces(state, row_end(description.keys)).take
+
+
+def _take_row(cursor: rocksdict.RdictIter, prefix: bytes, chunk: _Chunk, folder: str) -> bool:
+    """The entry at which the cursor is."""
+    with reported("read RocksDB", folder):
+        key, value = cursor.key(), cursor.value()
+    chunk.keys.append(key[len(prefix) :])
+    chunk.values.append(value)
+    chunk.size_bytes += len(key) + len(value)
+    return True
+
+
+def _take_rows(cursor: rocksdict.RdictIter, prefix: bytes, chunk: _Chunk, folder: str) -> bool:
+    """Each entry is a row."""
+    head = len(prefix)
+    keys, values = chunk.keys, chunk.values
+    with reported("read RocksDB", folder):
+        while cursor.valid():
+            key = cursor.key()
+            if not key.startswith(prefix):
+                return False
+            value = cursor.value()
+            keys.append(key[head:])
+            values.append(value)
+            chunk.size_bytes += len(key) + len(value)
+            cursor.next()
+            if len(keys) >= CHUNK_ROWS or chunk.size_bytes >= CHUNK_BYTES:
+                return True
+        cursor.status()
+    return False
+
+
+class _Pieces:
+    """Several entries are a row: those whose keys begin with that of the row."""
+
+    def __init__(self, state: RocksState, end: RowLength) -> None:
+        self._end = end
+        data_type = state.values.field(0).type
+        self._is_map = state.form is RocksForm.MAP
+        if self._is_map:
+            self._map_key = map_key_codec(data_type.key_type)
+            self._item = value_codec(data_type.item_type)
+        else:
+            self._list = list_codec(data_type.value_type)
+
+    def take(self, cursor: rocksdict.RdictIter, prefix: bytes, chunk: _Chunk, folder: str) -> bool:
+        """Read one row."""
+        with reported("read RocksDB", folder):
+            if not cursor.valid():
+                cursor.status()
+                return False
+            key = cursor.key()
+            if not key.startswith(prefix):
+                return False
+            row = key[: self._end(key, len(prefix))]
+            found: list[Any] = []
+            while True:
+                data = cursor.value()
+                if self._is_map:
+                    found.append((self._map_key.decode(key[len(row) :]), self._item.decode(data)))
+                else:
+                    found.extend(self._list.decode(data))
+                chunk.size_bytes += len(key) + len(data)
+                cursor.next()
+                if not cursor.valid():
+                    cursor.status()
+                    break
+                key = cursor.key()
+                if not key.startswith(row):
+                    break
+        chunk.keys.append(row[len(prefix) :])
+        chunk.values.append(found)
+        return True
+
+
+def _chunk_of(
+    description: RocksDescription, state: RocksState, chunk: _Chunk, group: int | None, keys_alone: bool = False
+) -> StateChunk:
+    """What has been read; `group` is one that goes on in the next chunk."""
+    ends = chunk.ends if group is None else [*chunk.ends, len(chunk.keys)]
+    keys = decode_rows(chunk.keys, description.keys)
+    if keys_alone:
+        return StateChunk(keys, chunk.first_group, tuple(ends))
+    schema = pa.schema([*description.keys, *state.values])
+    rows = pa.RecordBatch.from_arrays([*keys.columns, *_columns(state, chunk.values)], schema=schema)
+    return StateChunk(rows, chunk.first_group, tuple(ends))
+
+
+def _columns(state: RocksState, values: list[Any]) -> list[pa.Array]:
+    if state.form is RocksForm.TABLE:
+        return table_layout(state.values).columns(values)
+    data_type = state.values.field(0).type
+    if state.form is RocksForm.VALUE:
+        codec: ValueCodec = value_codec(data_type)
+        values = [codec.decode(value) for value in values]
+    return [pa.array(values, type=data_type)]

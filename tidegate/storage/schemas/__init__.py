@@ -1,0 +1,1 @@
+"""Rows that rest, in the types of today: dictionary columns and widened types."""

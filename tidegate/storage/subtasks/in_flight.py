@@ -1,0 +1,109 @@
+"""Writes and reads in-flight elements: what an unaligned barrier has overtaken in the channels of one subtask.
+
+They are a state file like any other, so checksums, inlining and verification are those of `state_file.py`. Rules:
+
+- The uid of a section is the name of an edge, its state says which end of which channel of the edge held the rows, its
+  kind is LIST. Names of edges come from the graph and outlive changes of it; numbers of edges do not.
+- Batches of one end are joined to one chunk. Where the schema changes between two of them (a column was all null up to
+  then) a new chunk begins, and so it does for each batch where Arrow cannot join them.
+- A subtask stores what it received (`input`) and what it had not sent (`output`), each of its own channels only.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Literal
+
+import pyarrow as pa
+
+from tidegate.storage.checkpoints.metadata import SectionRef, StateHandle, StateKind
+from tidegate.storage.errors import CorruptionError
+from tidegate.storage.files.store import Store
+from tidegate.storage.ids import OperatorUid, SubtaskIndex
+from tidegate.storage.state.snapshot import StateChunk
+from tidegate.storage.state.state_file import INLINE_BYTES_MAX, read_state, write_state
+
+_SECTION = re.compile(r"(input|output):(\d+)>(\d+)", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelEnd:
+    """One end of a channel: the receiver's (`input`) or the sender's (`output`)."""
+
+    edge: str
+    direction: Literal["input", "output"]
+    upstream: SubtaskIndex
+    downstream: SubtaskIndex
+
+
+@dataclass(frozen=True, slots=True)
+class InFlightRows:
+    """Batches that one end of a channel held, oldest first."""
+
+    end: ChannelEnd
+    batches: tuple[pa.RecordBatch, ...]
+
+
+def in_flight_section(end: ChannelEnd) -> str:
+    """Name of the section of one end within its edge: `input:0>3`."""
+    return f"{end.direction}:{end.upstream}>{end.downstream}"
+
+
+def parse_in_flight_section(section: SectionRef) -> ChannelEnd:
+    """Inverse of `in_flight_section`. CorruptionError for a section of anything else."""
+    match = _SECTION.fullmatch(section.state)
+    if match is None or section.kind is not StateKind.LIST:
+        raise CorruptionError(f"{section.state!r} of {section.uid!r} holds no in-flight elements of a channel")
+    direction: Literal["input", "output"] = "input" if match[1] == "input" else "output"
+    return ChannelEnd(section.uid, direction, SubtaskIndex(int(match[2])), SubtaskIndex(int(match[3])))
+
+
+def write_in_flight(
+    store: Store, path: str, rows: Sequence[InFlightRows], *, inline_bytes_max: int = INLINE_BYTES_MAX
+) -> StateHandle | None:
+    """Store what the channels of a subtask held; None when that was nothing. Raises StorageError."""
+    states = [(OperatorUid(held.end.edge), _Held(in_flight_section(held.end), held.batches)) for held in rows]
+    return write_state(store, path, states, inline_bytes_max=inline_bytes_max)
+
+
+def read_in_flight(
+    store: Store, handle: StateHandle, edge: str, wanted: Callable[[ChannelEnd], bool] = lambda _: True
+) -> list[InFlightRows]:
+    """What the wanted ends of the channels of one edge held, verified. Raises CorruptionError, NotFoundError."""
+    ends = {section.state: parse_in_flight_section(section) for section in handle.sections if section.uid == edge}
+    chosen = {state for state, end in ends.items() if wanted(end)}
+    found: dict[str, list[pa.RecordBatch]] = {}
+    for table in read_state(store, handle, OperatorUid(edge), wanted=lambda section: section.state in chosen):
+        found.setdefault(table.state, []).append(table.rows)
+    return [InFlightRows(ends[state], tuple(batches)) for state, batches in found.items()]
+
+
+def edges_in_flight(handle: StateHandle) -> frozenset[str]:
+    """Names of the edges of which a handle holds elements."""
+    return frozenset(str(section.uid) for section in handle.sections)
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """A `FrozenState`: what one end of a channel held."""
+
+    state: str
+    batches: Sequence[pa.RecordBatch]
+    kind: StateKind = StateKind.LIST
+    removed: bool = False
+
+    def chunks(self) -> Iterator[StateChunk]:
+        return map(StateChunk, _joined(self.batches))
+
+
+def _joined(batches: Sequence[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for _, alike in groupby(batches, key=lambda batch: batch.schema):
+        run = list(alike)
+        try:
+            joined = [pa.concat_batches(run)]
+        except pa.ArrowException:
+            joined = run  # dictionaries whose values together need a larger index type, or more than 2 GB of strings
+        yield from joined

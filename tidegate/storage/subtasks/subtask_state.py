@@ -1,0 +1,43 @@
+"""Reads the state of one operator in one subtask of a checkpoint, from all the files that hold it.
+
+Layers come from the base up, each marked with its number; then what was written whole, and what a backend wrote as
+files of its own. Whoever applies the tables in this order has the state as it was.
+"""
+
+from __future__ import annotations
+
+from tidegate.storage.checkpoints.metadata import SectionRef, SubtaskState
+from tidegate.storage.files.store import Store
+from tidegate.storage.ids import OperatorUid
+from tidegate.storage.state.snapshot import StateTable, key_groups_meet
+from tidegate.storage.state.state_file import Wanted, read_state
+from tidegate.storage.subtasks.native_files import read_native
+
+
+def _any(_: SectionRef) -> bool:
+    return True
+
+
+def read_subtask_state(
+    store: Store, subtask: SubtaskState, uid: OperatorUid, key_groups: range | None = None, *, wanted: Wanted = _any
+) -> list[StateTable]:
+    """The tables of one operator that are `wanted`, verified; of keyed state only the rows of `key_groups`.
+
+    Raises CorruptionError, NotFoundError, CodecError if a newer tidegate wrote the state, or StorageError if files of a
+    backend cannot be kept on this machine while they are read.
+    """
+    tables: list[StateTable] = []
+    for layer, handle in enumerate(subtask.layers):
+        tables += read_state(store, handle, uid, key_groups, wanted=wanted, layer=layer)
+    if subtask.handle is not None:
+        tables += read_state(store, subtask.handle, uid, key_groups, wanted=wanted)
+    for native in subtask.native:
+        if native.uid == uid and (key_groups is None or key_groups_meet(range(*native.key_groups), key_groups)):
+            tables += read_native(store, native, key_groups)
+    return tables
+
+
+def operators_with_state(subtask: SubtaskState) -> frozenset[OperatorUid]:
+    """Operators of which a subtask has rows."""
+    sections = (section for handle in subtask.state_handles for section in handle.sections)
+    return frozenset(section.uid for section in sections) | {native.uid for native in subtask.native}

@@ -1,0 +1,105 @@
+"""`TableEntry`: an entry of a table's log; and sets of entries as ranges of their numbers.
+
+A set is told by what bears files: a range may span entries without any, such as claims, so that what a table shows is
+one range however many jobs have added to it, and only what is hidden makes another one.
+"""
+
+from __future__ import annotations
+
+import enum
+from bisect import bisect_right
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+from tidegate.storage.checkpoints.metadata import DataFile
+from tidegate.storage.codec import wire
+from tidegate.storage.ids import CheckpointId, JobId
+from tidegate.storage.tables.table_info import TableInfo
+
+Ranges = tuple[tuple[int, int], ...]
+"""Ascending, both ends included."""
+
+
+@wire
+class TableEntryKind(enum.Enum):
+    """What an entry of the log says."""
+
+    CREATED = "created"
+    CLAIMED = "claimed"
+    COMMITTED = "committed"
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class TableClaim:
+    """What the first commit after a claim is built on.
+
+    `line`: the first of the jobs that go on from one another; rows of a line are versions of one output. `own`: what
+    the line has shown at the checkpoint that the job starts from. `shows`: what the table shows with the first commit
+    besides the files of that commit, `shows_rows` rows. Files of the claim itself are in both.
+    """
+
+    line: JobId
+    own: Ranges
+    shows: Ranges
+    shows_rows: int
+    home: str | None = None
+    """Where the job has its checkpoints, and so where it can be asked whether it lives."""
+    overwrites: bool = False
+    """Whether the line replaces what the table showed when it came."""
+    falls_back_to: CheckpointId | None = None
+    """Of an owner that goes on from an older checkpoint of its own."""
+    next_checkpoint_id: int = 0
+    """Checkpoints of the job below this one, and after the one that it falls back to, are never committed any more."""
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class TableEntry:
+    """One entry: the first has `info`, commits have a checkpoint, claims a `claim`.
+
+    Files of a claim are those that the restored checkpoint covers and nobody had committed. `nonce` is the
+    writer's own.
+    """
+
+    seq: int
+    kind: TableEntryKind
+    job_id: JobId | None = None
+    checkpoint_id: CheckpointId | None = None
+    files: tuple[DataFile, ...] = ()
+    claim: TableClaim | None = None
+    info: TableInfo | None = None
+    nonce: str = ""
+
+    @property
+    def rows(self) -> int:
+        """Rows in its files."""
+        return sum(file.rows for file in self.files)
+
+
+def covers(ranges: Ranges, seq: int) -> bool:
+    """Whether an entry that bears files is in the set."""
+    at = bisect_right(ranges, seq, key=lambda bounds: bounds[0])
+    return at > 0 and seq <= ranges[at - 1][1]
+
+
+def ranges_of(members: Collection[int], bearing: Iterable[int]) -> Ranges:
+    """The set of `members`; `bearing` are all entries that bear files, ascending."""
+    found: list[tuple[int, int]] = []
+    joined = False
+    for seq in bearing:
+        if seq not in members:
+            joined = False
+        elif joined:
+            found[-1] = (found[-1][0], seq)
+        else:
+            found.append((seq, seq))
+            joined = True
+    return tuple(found)
+
+
+def added(ranges: Ranges, seq: int, newest_bearing: int) -> Ranges:
+    """The set with an entry that is newer than all that bear files, of which `newest_bearing` was the newest."""
+    if ranges and newest_bearing <= ranges[-1][1]:
+        return (*ranges[:-1], (ranges[-1][0], seq))
+    return (*ranges, (seq, seq))

@@ -1,0 +1,153 @@
+"""`TableHistory`: what a whole log tells: what a checkpoint covers of a table, and what a claim builds on.
+
+A job that is restored from a checkpoint of another one goes on with the *line* of that job. What a line shows is
+decided by the newest job of it that has committed: the rows that its checkpoint covered, and its own. Rows of other
+lines are left alone; only a job that was told to overwrite the table hides them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from tidegate.storage.errors import FencedError, TableError
+from tidegate.storage.ids import CheckpointId, JobId
+from tidegate.storage.tables.log_entries import TableClaim, TableEntry, TableEntryKind, covers, ranges_of
+from tidegate.storage.tables.log_fold import TableFold
+from tidegate.storage.tables.table_info import IfExists
+
+Restored = tuple[JobId, CheckpointId]
+
+
+class TableHistory:
+    """All entries of the log of the table at `url`, and their fold."""
+
+    def __init__(self, url: str, entries: Sequence[TableEntry], fold: TableFold) -> None:
+        self._url = url
+        self._entries = entries
+        self._fold = fold
+        self._bearing = [entry.seq for entry in entries if entry.files]
+
+    def covered(self, job_id: JobId, checkpoint_id: CheckpointId) -> frozenset[int]:
+        """The entries that show what a checkpoint covers: of its job, and of those before it in its line."""
+        claim = self._period(job_id, checkpoint_id)
+        assert claim.claim is not None
+        own = {seq for seq in self._bearing if covers(claim.claim.own, seq)}
+        return frozenset(own | {e.seq for e in self._commits(job_id, claim.seq) if _number(e) <= checkpoint_id})
+
+    def uncommitted(
+        self, job_id: JobId, checkpoint_id: CheckpointId, candidates: Iterable[CheckpointId]
+    ) -> tuple[CheckpointId, ...]:
+        """Those of a job's completed checkpoints which `checkpoint_id` covers and nobody has committed, ascending."""
+        if not self._claims(job_id):
+            return ()
+        covered = self.covered(job_id, checkpoint_id)
+        committed = [_number(e) for e in self._commits(job_id, 0) if e.seq in covered or not e.files]
+        newest = max((number for number in committed if number <= checkpoint_id), default=-1)
+        found = [number for number in candidates if newest < number <= checkpoint_id]
+        claim: TableEntry | None = self._period(job_id, checkpoint_id)
+        while claim is not None and claim.claim is not None and claim.claim.falls_back_to is not None:
+            # The job had passed over the checkpoints in between.
+            first, back_to = claim.claim.next_checkpoint_id, claim.claim.falls_back_to
+            found = [number for number in found if not back_to < number < first]
+            claim = self._period(job_id, back_to)
+        return tuple(sorted(found))
+
+    def knows(self, job_id: JobId) -> bool:
+        """Whether a job has ever claimed the table."""
+        return bool(self._claims(job_id))
+
+    def claim(
+        self, job_id: JobId, restored_from: Restored | None, if_exists: IfExists, next_checkpoint_id: int | None
+    ) -> TableClaim | None:
+        """The claim to make; None when the job owns the table as it should already."""
+        if self._claims(job_id):
+            if self._fold.owner != job_id:
+                raise FencedError(owned_by(self._url, self._fold.owner, job_id))
+            return None if restored_from is None else self._fallback(job_id, restored_from, next_checkpoint_id)
+        if restored_from is None or not self._claims(restored_from[0]):
+            return self._fresh(job_id, if_exists)
+        first = self._claims(restored_from[0])[0].claim
+        assert first is not None
+        return self._goes_on(first.line, self.covered(*restored_from))
+
+    def _fresh(self, job_id: JobId, if_exists: IfExists) -> TableClaim:
+        fold = self._fold
+        if not fold.rows or if_exists == "append":
+            return TableClaim(job_id, (), fold.shown, fold.rows)
+        if if_exists == "overwrite":
+            return TableClaim(job_id, (), (), 0, overwrites=True)
+        raise TableError(
+            f"the table at {self._url} shows {fold.rows} rows already; "
+            'give if_exists="overwrite" to replace them or another url; if_exists="append" adds to them, also what an '
+            "earlier run of this job has written already"
+        )
+
+    def _fallback(self, job_id: JobId, restored_from: Restored, next_checkpoint_id: int | None) -> TableClaim | None:
+        fold = self._fold
+        assert fold.claim is not None
+        if restored_from[0] == job_id:
+            back_to = restored_from[1]
+            own = self.covered(job_id, back_to)
+        else:
+            # To where the job itself was started from.
+            back_to = CheckpointId(0)
+            first = self._claims(job_id)[0].claim
+            assert first is not None
+            own = frozenset(seq for seq in self._bearing if covers(first.own, seq))
+        claim = self._goes_on(fold.claim.line, own)
+        if next_checkpoint_id is None:
+            if claim.shows == fold.shown_next:
+                return None
+            next_checkpoint_id = fold.newest_commit or 0
+        next_checkpoint_id = max(next_checkpoint_id, (fold.newest_commit or 0) + 1, back_to + 1)
+        before = (fold.claim.falls_back_to, fold.claim.next_checkpoint_id)
+        if claim.shows == fold.shown_next and before == (back_to, next_checkpoint_id):
+            return None
+        return TableClaim(
+            claim.line, claim.own, claim.shows, claim.shows_rows,
+            falls_back_to=back_to, next_checkpoint_id=next_checkpoint_id,
+            overwrites=claim.overwrites, home=fold.claim.home,
+        )  # fmt: skip
+
+    def _goes_on(self, line: JobId, own: frozenset[int]) -> TableClaim:
+        """The claim of a job that goes on with a line from a checkpoint that covers `own`."""
+        claims = [e for e in self._entries if e.claim is not None and e.claim.line == line]
+        jobs = {entry.job_id for entry in claims}
+        root = claims[0]
+        assert root.claim is not None
+        shown = {seq for seq in self._bearing if covers(self._fold.shown, seq)}
+        overwrites = root.claim.overwrites and not any(
+            e.kind is TableEntryKind.COMMITTED and e.job_id in jobs for e in self._entries
+        )
+        if overwrites:
+            shown = {seq for seq in shown if seq > root.seq}
+        shows = own | {seq for seq in shown if self._entries[seq].job_id not in jobs}
+        rows = sum(self._entries[seq].rows for seq in shows)
+        return TableClaim(
+            line, ranges_of(own, self._bearing), ranges_of(shows, self._bearing), rows, overwrites=overwrites
+        )
+
+    def _claims(self, job_id: JobId) -> list[TableEntry]:
+        return [e for e in self._entries if e.kind is TableEntryKind.CLAIMED and e.job_id == job_id]
+
+    def _commits(self, job_id: JobId, after: int) -> list[TableEntry]:
+        entries = self._entries[after + 1 :]
+        return [e for e in entries if e.kind is TableEntryKind.COMMITTED and e.job_id == job_id]
+
+    def _period(self, job_id: JobId, checkpoint_id: CheckpointId) -> TableEntry:
+        """The claim after which a checkpoint of a job was taken."""
+        claims = self._claims(job_id)
+        return next(
+            (e for e in reversed(claims) if e.claim is not None and e.claim.next_checkpoint_id <= checkpoint_id),
+            claims[0],
+        )
+
+
+def owned_by(url: str, owner: JobId | None, job_id: JobId) -> str:
+    """Why a job may not write to a table."""
+    return f"the table at {url} is owned by {repr(owner) if owner else 'no job'}, not by {job_id!r}"
+
+
+def _number(entry: TableEntry) -> CheckpointId:
+    assert entry.checkpoint_id is not None
+    return entry.checkpoint_id

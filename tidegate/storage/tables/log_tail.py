@@ -1,0 +1,202 @@
+"""`TableTail`: the end of a table's log as one process knows it: reading on, appending, and compacting.
+
+Rules:
+
+- An entry that was created counts once the one before it is seen to be there still: where it is not, the log was
+  truncated, the writer was behind, and takes its entry back.
+- Whoever has read on looks whether the entry that it had read last is there, and begins again with the newest snapshot
+  if not. So nobody takes the hole that truncation leaves for the end of the log, or what somebody else has put there
+  for a part of it.
+- A listing may show an entry without the one before it, where entries are created meanwhile. What it does not name is
+  looked for by its own name before it counts as lost.
+- A snapshot is written, and the log truncated, every so many entries by whoever appends. The entry that made it due
+  stands, whatever becomes of that.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from tidegate.storage.errors import AlreadyExistsError, CorruptionError, NotFoundError, StorageError, TidegateError
+from tidegate.storage.files.file_system_store import join_url
+from tidegate.storage.files.store import Store
+from tidegate.storage.tables.log_entries import TableEntry
+from tidegate.storage.tables.log_fold import TableFold
+from tidegate.storage.tables.log_parts import LOG_FOLDER, PartColumns, TablePart, TableParts, TableState, entry_path
+
+log = logging.getLogger(__name__)
+
+RACES_MAX = 32
+T = TypeVar("T")
+
+
+class _OvertakenError(Exception):
+    """The log was truncated beyond what this reader knows."""
+
+
+class TableTail:
+    """The newest snapshot, what was appended since, and the fold of it all. Not thread-safe."""
+
+    def __init__(self, store: Store, entries_per_snapshot: int) -> None:
+        assert entries_per_snapshot >= 2, "the entry before the newest one is never truncated"
+        self.fold: TableFold | None = None
+        """None where nothing was read yet, or where there is no table."""
+        self.loose: list[TableEntry] = []
+        """The entries after the snapshot."""
+        self._url = store.url
+        self._files = TableParts(store)
+        self._every = entries_per_snapshot
+        self._state: TableState | None = None
+        self._due: list[TableFold] = []
+        """Folds that snapshots should be made of."""
+        self._columns: dict[TablePart, PartColumns] = {}
+        """Parts that have been read."""
+
+    def refresh(self) -> None:
+        """Read what has been appended; begin anew where the log was truncated meanwhile."""
+        for _ in range(RACES_MAX):
+            try:
+                if self.fold is None:
+                    self._load()
+                else:
+                    self._read_on()
+                return
+            except _OvertakenError:
+                self._forget()
+            except TidegateError:
+                # Nobody has seen yet that what was read is not of a hole.
+                self._forget()
+                raise
+        where = join_url(self._url, LOG_FOLDER)
+        raise CorruptionError(f"{where} cannot be read: entries that the newest snapshot needs are missing")
+
+    def _forget(self) -> None:
+        self._state, self.fold = None, None
+        self.loose, self._due = [], []
+
+    def _load(self) -> None:
+        """Begin with the newest snapshot that is whole."""
+        numbers, snapshots = self._files.listing()
+        damage: CorruptionError | None = None
+        for seq in reversed(snapshots):
+            try:
+                self._state = self._files.read_state(seq)
+                self.fold = self._state.fold
+                break
+            except NotFoundError:
+                raise _OvertakenError from None
+            except CorruptionError as error:
+                log.warning("a snapshot is passed over: %s", error)
+                damage = error
+        else:
+            if damage is not None:
+                raise damage
+        first = 0 if self.fold is None else self.fold.seq + 1
+        self._check_no_hole(first, [number for number in numbers if number >= first], snapshots)
+        self._read_on()
+        if numbers and (self.fold is None or self.fold.seq < numbers[-1]):
+            raise _OvertakenError  # Entries that were there a moment ago are not any more.
+
+    def _check_no_hole(self, first: int, numbers: Sequence[int], snapshots: Sequence[int]) -> None:
+        # Reading on until nothing is found would take a lost entry for the end; a listing does not.
+        expected = first
+        for number in numbers:
+            while expected < number:
+                if not self._files.has_entry(expected):
+                    if self._files.listing()[1] != snapshots:
+                        raise _OvertakenError
+                    where = join_url(self._url, LOG_FOLDER)
+                    raise CorruptionError(f"{where} has a hole: {entry_path(expected).rpartition('/')[2]} is missing")
+                expected += 1
+            expected += 1
+
+    def _read_on(self) -> None:
+        """Read entries to the end. What was known before, or else the first entry, must be there afterwards."""
+        known = self.fold
+        while True:
+            try:
+                entry, checksum = self._files.read_entry(0 if self.fold is None else self.fold.seq + 1)
+                self._apply(entry, checksum)
+            except NotFoundError:
+                break
+            except CorruptionError:
+                if known is not None and not self._is_there(known.seq, known.entry_checksum):
+                    raise _OvertakenError from None
+                raise
+            known = known if known is not None else self.fold
+        if known is not None and not self._is_there(known.seq, known.entry_checksum):
+            raise _OvertakenError
+
+    def _is_there(self, seq: int, checksum: str) -> bool:
+        try:
+            return self._files.entry_checksum(seq) == checksum
+        except NotFoundError:
+            return False
+
+    def _apply(self, entry: TableEntry, checksum: str) -> None:
+        self.fold = TableFold.first(entry, checksum) if self.fold is None else self.fold.after(entry, checksum)
+        self.loose.append(entry)
+        if entry.seq and entry.seq % self._every == 0:
+            self._due.append(self.fold)
+
+    def append(self, entry: TableEntry) -> bool:
+        """Whether the entry is part of the log now; if not, what the log says instead has been read."""
+        before = self.fold
+        try:
+            checksum = self._files.create_entry(entry)
+        except AlreadyExistsError:
+            self.refresh()
+            return False
+        follows = not self._files.listing()[1] if before is None else self._is_there(before.seq, before.entry_checksum)
+        if not follows:
+            # It fills a hole of the truncated log: what is there, or was, is part of a snapshot.
+            self._files.delete_entry(entry.seq)
+            self._forget()
+            self.refresh()
+            return False
+        self._apply(entry, checksum)
+        self._compact()
+        return True
+
+    def _compact(self) -> None:
+        """Write the snapshots that are due. The entry that made them due stands, whatever happens here."""
+        try:
+            while self._due:
+                fold = self._due[0]
+                count = next(n for n, entry in enumerate(self.loose, start=1) if entry.seq == fold.seq)
+                before, self._state = self._state, self._files.compact(self._state, fold, self.loose[:count])
+                self.loose, self._due = self.loose[count:], self._due[1:]
+                if before is not None:
+                    self._files.truncate(before, self._state)
+        except NotFoundError:
+            # Somebody has compacted further, and deleted parts that were to be joined.
+            self._forget()
+        except StorageError as error:
+            log.warning("the log of %s is compacted later: %s", self._url, error)
+
+    def with_parts(self, read: Callable[[], T]) -> T:
+        """What `read` makes of the log and its parts; again where parts were joined to a larger one meanwhile."""
+        missing: NotFoundError | None = None
+        for _ in range(RACES_MAX):
+            self.refresh()
+            try:
+                return read()
+            except NotFoundError as error:
+                missing = error
+                self._forget()
+        raise CorruptionError(f"a part of the log of {self._url} is missing: {missing}") from missing
+
+    @property
+    def parts(self) -> tuple[TablePart, ...]:
+        """What holds the entries before the loose ones, in order."""
+        return () if self._state is None else self._state.parts
+
+    def read_part(self, part: TablePart) -> PartColumns:
+        """A part; read once. NotFoundError, CorruptionError."""
+        if part not in self._columns:
+            known = self.parts
+            self._columns = {old: columns for old, columns in self._columns.items() if old in known}
+            self._columns[part] = self._files.read_part(part)
+        return self._columns[part]

@@ -1,0 +1,172 @@
+"""Writes, reads and deletes the data files of output tables.
+
+    data/<job>/<attempt>/<name>.parquet     under the table's url
+
+Rules: a file is part of the table only through the commit log; its bytes are checked against the checksum in
+the log before they are decoded; a file that no entry refers to may be deleted once its attempt is over. In an
+upsert table the row of a key with the highest version counts; the version column never leaves this room. What is
+read has the types that were written, dictionaries widened, whatever Parquet makes of them.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tidegate.storage.checkpoints.metadata import DataFile
+from tidegate.storage.errors import CorruptionError
+from tidegate.storage.files.envelope import checksum_of
+from tidegate.storage.files.file_system_store import FileSystemStore, join_url
+from tidegate.storage.files.store import Buffer, Store
+from tidegate.storage.ids import AttemptNumber, JobId
+from tidegate.storage.schemas.dictionaries import decoded_type, widened_schema
+from tidegate.storage.tables.table_log import TableLog, TableSnapshot
+
+VERSION_COLUMN = "_tidegate_version"
+"""Hidden int64 column of an upsert table's files: a later row of a key has a higher value."""
+
+DATA_FOLDER = "data"
+_ROW_NUMBER = "_tidegate_row"
+_ARROW_SCHEMA = b"ARROW:schema"
+_PARQUET_MAGIC = b"PAR1"
+
+
+def data_dir(job_id: JobId, attempt: AttemptNumber) -> str:
+    """Folder of the files that one attempt of a job writes."""
+    return f"{DATA_FOLDER}/{job_id}/{attempt:06d}"
+
+
+def write_data_file(store: Store, path: str, batches: Sequence[pa.RecordBatch]) -> DataFile:
+    """Write batches of one schema as one Parquet file. Raises StorageError. `batches` must not be empty."""
+    assert batches, "a data file needs at least one batch, for its schema"
+    table = pa.Table.from_batches(batches)
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink, compression="zstd")
+    data = memoryview(sink.getvalue())
+    checksum = checksum_of(data)
+    size_bytes = store.write(path, (data,))
+    return DataFile(path=path, rows=table.num_rows, size_bytes=size_bytes, checksum=checksum)
+
+
+def read_data_file(store: Store, file: DataFile) -> pa.Table:
+    """All columns of a data file, hidden ones included, dictionaries widened. Raises CorruptionError, NotFoundError."""
+    where = join_url(store.url, file.path)
+    data = store.read(file.path)
+    if len(data) != file.size_bytes or checksum_of(data) != file.checksum:
+        raise CorruptionError(f"{where} is damaged: its checksum does not match the table's log")
+    try:
+        return _decoded_file(data)
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise CorruptionError(f"{where} cannot be decoded: {error}") from error
+
+
+def read_table(store: Store) -> pa.Table:
+    """The committed rows of the table at the store's root, in the table's schema.
+
+    Append mode: in commit order. Upsert mode: one row a key, the newest. Raises TableError if there is no
+    table, CorruptionError or NotFoundError for a damaged or lost file.
+    """
+    snapshot = TableLog(store).snapshot()
+    schema = snapshot.info.arrow_schema
+    if not snapshot.files:
+        return schema.empty_table()
+    table = pa.concat_tables([_in_schema(store, snapshot, file) for file in snapshot.files]).unify_dictionaries()
+    if snapshot.info.mode == "upsert":
+        table = _newest_rows(table, snapshot.info.keys)
+    return table
+
+
+def delete_unreferenced(store: Store, job_id: JobId, before_attempt: int | None) -> int:
+    """Delete a job's data files that no log entry refers to; returns how many.
+
+    Only attempts below `before_attempt` are touched, or all of them if it is None. These attempts must be
+    over: a file that is written but not yet committed looks just like one that never will be.
+    """
+    referenced = TableLog(store).referenced_paths()
+    folder = f"{DATA_FOLDER}/{job_id}"
+    count = 0
+    for attempt in store.list(folder):
+        if not attempt.isdigit() or (before_attempt is not None and int(attempt) >= before_attempt):
+            continue
+        paths = [f"{folder}/{attempt}/{name}" for name in store.list(f"{folder}/{attempt}")]
+        unreferenced = [path for path in paths if path not in referenced]
+        for path in unreferenced:
+            store.delete(path)
+        count += len(unreferenced)
+        if isinstance(store, FileSystemStore):
+            count += store.delete_temporary(f"{folder}/{attempt}")
+        if len(unreferenced) == len(paths):
+            store.delete_tree(f"{folder}/{attempt}")
+    return count
+
+
+def _decoded_file(data: Buffer) -> pa.Table:
+    """The rows of a Parquet file. pa.ArrowException, OSError or ValueError if it is none."""
+    # One file per call, without the dataset layer: the folder names are no partitions.
+    file = pq.ParquetFile(pa.BufferReader(data), pre_buffer=False)
+    stored = (file.metadata.metadata or {}).get(_ARROW_SCHEMA)
+    if stored is None:
+        return _rows_of(file)
+    written = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(stored)))
+    widened = widened_schema(written)
+    try:
+        table = _rows_of(file)
+    except pa.ArrowInvalid:
+        if widened.equals(written):
+            raise
+        # Written before dictionaries were widened, with more values than its indexes can count.
+        metadata = _without_arrow_schema(data)
+        table = _rows_of(pq.ParquetFile(pa.BufferReader(data), metadata=metadata, pre_buffer=False))
+    return table if table.schema.equals(widened) else table.cast(widened)
+
+
+def _rows_of(file: pq.ParquetFile) -> pa.Table:
+    """All rows, read by this thread alone.
+
+    Arrow's threads hold the Python buffer for a moment after a read has returned, as those that read ahead do
+    (`pre_buffer`). One that lets go of it while the interpreter ends aborts the process.
+    """
+    return file.read(use_threads=False)
+
+
+def _without_arrow_schema(data: Buffer) -> pq.FileMetaData:
+    """What the footer of a Parquet file says, but for the Arrow schema, which decides what columns are decoded to."""
+    whole = memoryview(data)
+    footer_bytes = int.from_bytes(whole[-8:-4], "little") + 8
+    footer = bytes(whole[-footer_bytes:]).replace(_ARROW_SCHEMA, _ARROW_SCHEMA.lower())
+    return pq.read_metadata(pa.BufferReader(_PARQUET_MAGIC + footer))
+
+
+def _in_schema(store: Store, snapshot: TableSnapshot, file: DataFile) -> pa.Table:
+    """A file's rows with the table's columns and types, and in an upsert table the version column besides."""
+    schema = snapshot.info.arrow_schema
+    if snapshot.info.mode == "upsert":
+        schema = schema.append(pa.field(VERSION_COLUMN, pa.int64()))
+    table = read_data_file(store, file)
+    try:
+        return table.select(schema.names).cast(schema)
+    except (KeyError, pa.ArrowException, ValueError) as error:
+        where = join_url(store.url, file.path)
+        raise CorruptionError(f"{where} does not have the columns of its table: {error}") from error
+
+
+def _newest_rows(table: pa.Table, keys: tuple[str, ...]) -> pa.Table:
+    """One row a key, that of the highest version, in the order of the log; the version column is dropped."""
+    # Imported late: every task imports this module, and only readers of upsert tables need polars.
+    import polars as pl
+
+    columns = table.select([*keys, VERSION_COLUMN])
+    # Polars groups nulls and equal floats as one key; only key columns go through it, so types stay Arrow's.
+    frame = pl.from_arrow(columns.cast(pa.schema([f.with_type(decoded_type(f.type)) for f in columns.schema])))
+    assert isinstance(frame, pl.DataFrame)
+    newest = (
+        frame.with_row_index(_ROW_NUMBER)
+        .sort(VERSION_COLUMN, _ROW_NUMBER)
+        .unique(subset=list(keys), keep="last", maintain_order=False)
+        .get_column(_ROW_NUMBER)
+        .sort()
+    )
+    return table.drop_columns([VERSION_COLUMN]).take(newest.to_arrow())

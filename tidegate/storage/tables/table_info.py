@@ -1,0 +1,78 @@
+"""`TableInfo`: what an output table is: columns, how rows come in, keys; and how two descriptions differ."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import pyarrow as pa
+
+from tidegate.storage.codec import wire
+from tidegate.storage.errors import TableError
+from tidegate.storage.schemas.dictionaries import check_dictionaries, widened_schema
+
+TableMode = Literal["append", "upsert"]
+IfExists = Literal["error", "append", "overwrite"]
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class TableInfo:
+    """What a table is: an Arrow schema (serialised), how rows come in, and keys in upsert mode."""
+
+    schema: bytes
+    mode: TableMode
+    keys: tuple[str, ...] = ()
+
+    @staticmethod
+    def of(schema: pa.Schema, mode: TableMode, keys: tuple[str, ...] = ()) -> TableInfo:
+        """Info of a table with these columns.
+
+        TableError for keys that do not fit mode or schema, and for a dictionary column that a table cannot hold.
+        """
+        if (mode == "upsert") != bool(keys):
+            raise TableError(f"a table in {mode} mode with keys {keys!r}: give keys for upsert, and only then")
+        if len(set(schema.names)) < len(schema.names):
+            raise TableError(f"a table's column names must differ: {schema.names}")
+        missing = [key for key in keys if key not in schema.names]
+        if missing:
+            raise TableError(f"key column {missing[0]!r} is not among the table's columns {schema.names}")
+        check_dictionaries(schema)
+        return TableInfo(widened_schema(schema).serialize().to_pybytes(), mode, keys)
+
+    @property
+    def arrow_schema(self) -> pa.Schema:
+        """The schema as Arrow knows it; dictionaries are widened, also in a table that is older than that rule."""
+        return widened_schema(pa.ipc.read_schema(pa.py_buffer(self.schema)))
+
+    def check_same(self, wanted: TableInfo, url: str) -> None:
+        """Raise TableError, naming the difference, if a job describes the table at `url` otherwise."""
+        for what, is_, other in (("mode", self.mode, wanted.mode), ("keys", self.keys, wanted.keys)):
+            if is_ != other:
+                raise TableError(
+                    f"the table at {url} has {what} {is_!r}, the job writes with {other!r}; "
+                    "write to another url, or change the sink"
+                )
+        difference = _schema_difference(self.arrow_schema, wanted.arrow_schema)
+        if difference:
+            raise TableError(
+                f"the table at {url} has another schema than the job writes: {difference}; "
+                "write to another url, or cast the columns"
+            )
+
+
+def _schema_difference(found: pa.Schema, wanted: pa.Schema) -> str | None:
+    if found.equals(wanted, check_metadata=False):
+        return None
+    for name in (*found.names, *wanted.names):
+        if name not in wanted.names or name not in found.names:
+            side = "the table" if name in found.names else "the job"
+            return f"only {side} has a column {name!r}"
+        if found.field(name) != wanted.field(name):
+            there, here = (_type_text(schema.field(name)) for schema in (found, wanted))
+            return f"column {name!r} is {there} in the table, {here} in the job"
+    return f"the columns are in order {found.names} in the table, {wanted.names} in the job"
+
+
+def _type_text(field: pa.Field) -> str:
+    return str(field.type) if field.nullable else f"{field.type} not null"

@@ -1,0 +1,261 @@
+"""`TableLog`: the commit log of an output table: which data files are its content, decided by conditional creates.
+
+The store is rooted at the table's url. Rules:
+
+- Entry 0 says what the table is. A claim makes a job the table's owner; only the owner commits, and whoever has lost
+  the table gets FencedError. A commit shows the files of one checkpoint, and what its job had claimed to build on.
+- Two writers that want the same entry are told apart by the create.
+- What is shown is a fold over the log (`log_fold.py`); what a claim builds on is found in its history
+  (`log_history.py`). How the log rests, and stays short, is told by `log_tail.py` and `log_parts.py`.
+"""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from tidegate.storage.checkpoints.metadata import DataFile
+from tidegate.storage.errors import FencedError, StorageError, TableError
+from tidegate.storage.files.store import Store
+from tidegate.storage.ids import CheckpointId, JobId
+from tidegate.storage.tables.log_entries import TableClaim, TableEntry, TableEntryKind, added, covers
+from tidegate.storage.tables.log_fold import TableFold
+from tidegate.storage.tables.log_history import Restored, TableHistory, owned_by
+from tidegate.storage.tables.log_parts import LOG_FOLDER, TABLE_LOG_VERSION
+from tidegate.storage.tables.log_tail import RACES_MAX, TableTail
+from tidegate.storage.tables.table_info import IfExists, TableInfo, TableMode
+
+__all__ = [
+    "LOG_FOLDER",
+    "TABLE_LOG_VERSION",
+    "IfExists",
+    "TableEntry",
+    "TableEntryKind",
+    "TableInfo",
+    "TableLog",
+    "TableMode",
+    "TableOwner",
+    "TableSnapshot",
+]
+
+ENTRIES_PER_SNAPSHOT = 25
+
+
+@dataclass(frozen=True, slots=True)
+class TableSnapshot:
+    """What a table shows: its committed, visible files in commit order, as of entry `seq`."""
+
+    info: TableInfo
+    files: tuple[DataFile, ...]
+    seq: int
+
+    @property
+    def rows(self) -> int:
+        """Rows in the files; in an upsert table several may be versions of one."""
+        return sum(file.rows for file in self.files)
+
+
+@dataclass(frozen=True, slots=True)
+class TableOwner:
+    """The job that may commit, and where it has its checkpoints, if it has said so."""
+
+    job_id: JobId
+    home: str | None
+
+
+class TableLog:
+    """The log of the table at the store's root. Thread-safe; remembers what it has read of the log's end."""
+
+    def __init__(self, store: Store, *, entries_per_snapshot: int = ENTRIES_PER_SNAPSHOT) -> None:
+        self._store = store
+        self._nonce = uuid.uuid4().hex[:8]
+        self._lock = threading.Lock()
+        self._tail = TableTail(store, entries_per_snapshot)
+
+    # --- writing --------------------------------------------------------------------------------------------------
+
+    def create(self, info: TableInfo) -> None:
+        """Make the table, or see that it is there already as described.
+
+        Raises TableError, naming the difference, if it exists with another schema, mode or keys.
+        """
+        with self._lock:
+            self._tail.refresh()
+            if self._tail.fold is None:
+                self._tail.append(TableEntry(0, TableEntryKind.CREATED, info=info, nonce=self._nonce))
+            self._existing().info.check_same(info, self._store.url)
+
+    def check_claim(
+        self,
+        info: TableInfo,
+        job_id: JobId,
+        restored_from: Restored | None = None,
+        if_exists: IfExists = "error",
+    ) -> None:
+        """Raise what `create` and `claim` would raise now, and change nothing."""
+        with self._lock:
+            self._tail.refresh()
+            if self._tail.fold is not None:
+                self._tail.fold.info.check_same(info, self._store.url)
+                self._tail.with_parts(self._history).claim(job_id, restored_from, if_exists, None)
+
+    def claim(
+        self,
+        job_id: JobId,
+        restored_from: Restored | None = None,
+        if_exists: IfExists = "error",
+        *,
+        home: str | None = None,
+        uncommitted: tuple[DataFile, ...] = (),
+        next_checkpoint_id: int | None = None,
+    ) -> None:
+        """Make a job the owner of the table; once a job, when it is submitted. Safe to repeat.
+
+        The owner changes at once, what the table shows with the job's first commit. A job restored from a checkpoint
+        of a job that knew the table starts from the rows which that checkpoint covered: rows that the same line of
+        jobs committed later are hidden then, those of others never. Any other job finds the table as it is: if it
+        shows rows, `if_exists` decides between TableError, adding to them, and replacing them.
+
+        An owner that falls back to an older checkpoint claims again, with `restored_from=(job_id, checkpoint)`, or with
+        the checkpoint that it was started from itself. `next_checkpoint_id` is then the first that it can still take:
+        those in between are never committed any more, even where their commit is on its way.
+
+        `home`: root of the job's checkpoints. `uncommitted`: files that the restored checkpoint covers and nobody has
+        committed; the first commit shows them too. Raises FencedError if another job has claimed the table since.
+        """
+        with self._lock:
+            for _ in range(RACES_MAX):
+                claim = self._tail.with_parts(self._history).claim(job_id, restored_from, if_exists, next_checkpoint_id)
+                if claim is None or self._tail.append(self._claim_entry(job_id, claim, home, uncommitted)):
+                    return
+            raise self._lost_races("claim")
+
+    def commit(self, job_id: JobId, checkpoint_id: CheckpointId, files: tuple[DataFile, ...]) -> None:
+        """Show the files of a completed checkpoint, once however often it is called.
+
+        Without files it makes an entry only where the claim has yet to change what is shown. Raises FencedError if
+        another job owns the table, TableError if nobody does, or the checkpoint was committed before with other files,
+        StorageError if it is unknown whether the commit is there: repeat it then.
+        """
+        with self._lock:
+            if self._tail.fold is None or self._tail.fold.owner != job_id or not files:
+                self._tail.refresh()
+            for _ in range(RACES_MAX):
+                fold = self._existing()
+                if fold.owner is None:
+                    raise TableError(
+                        f"the table at {self._store.url} is not the one that job {job_id!r} has claimed: nobody has. "
+                        "It was deleted since, or a part of its log was"
+                    )
+                if fold.owner != job_id:
+                    raise FencedError(owned_by(self._store.url, fold.owner, job_id))
+                if fold.is_decided(self._store.url, checkpoint_id, files):
+                    return
+                entry = TableEntry(
+                    fold.seq + 1, TableEntryKind.COMMITTED, job_id, checkpoint_id, files, nonce=self._nonce
+                )
+                if self._tail.append(entry):
+                    return
+            raise self._lost_races("commit")
+
+    # --- reading --------------------------------------------------------------------------------------------------
+
+    def snapshot(self) -> TableSnapshot:
+        """What the table shows now. TableError if there is no table."""
+        with self._lock:
+            return self._tail.with_parts(self._shown)
+
+    def rows(self) -> int:
+        """Rows in the files that are shown. TableError if there is no table."""
+        with self._lock:
+            self._tail.refresh()
+            return self._existing().rows
+
+    def exists(self) -> bool:
+        """Whether there is a table."""
+        with self._lock:
+            self._tail.refresh()
+            return self._tail.fold is not None
+
+    def owner(self) -> TableOwner | None:
+        """The job that may commit; None before the first claim, or where there is no table."""
+        with self._lock:
+            self._tail.refresh()
+            fold = self._tail.fold
+            if fold is None or fold.owner is None or fold.claim is None:
+                return None
+            return TableOwner(fold.owner, fold.claim.home)
+
+    def claims(self) -> int:
+        """How many claims there were: a later owner finds more."""
+        with self._lock:
+            self._tail.refresh()
+            return 0 if self._tail.fold is None else self._tail.fold.claims
+
+    def uncommitted(
+        self, job_id: JobId, checkpoint_id: CheckpointId, candidates: Iterable[CheckpointId]
+    ) -> tuple[CheckpointId, ...] | None:
+        """Those of a job's completed checkpoints which `checkpoint_id` covers and nobody has committed, ascending.
+
+        None if the job never claimed this table.
+        """
+        with self._lock:
+            self._tail.refresh()
+            if self._tail.fold is None:
+                return None
+            history = self._tail.with_parts(self._history)
+            return history.uncommitted(job_id, checkpoint_id, candidates) if history.knows(job_id) else None
+
+    def entries(self) -> tuple[TableEntry, ...]:
+        """The whole history, read from its beginning; empty if there is no table."""
+        with self._lock:
+            self._tail.refresh()
+            return () if self._tail.fold is None else tuple(self._tail.with_parts(self._all_entries))
+
+    def referenced_paths(self) -> frozenset[str]:
+        """Every path that any entry refers to, hidden ones included: a later restore may show them again."""
+        return frozenset(file.path for entry in self.entries() for file in entry.files)
+
+    def _existing(self) -> TableFold:
+        if self._tail.fold is None:
+            raise TableError(f"there is no table at {self._store.url}; check the url, or run a job that writes it")
+        return self._tail.fold
+
+    def _claim_entry(
+        self, job_id: JobId, claim: TableClaim, home: str | None, files: tuple[DataFile, ...]
+    ) -> TableEntry:
+        fold = self._existing()
+        seq = fold.seq + 1
+        claim = replace(claim, home=claim.home if home is None else home)
+        if files:
+            rows = sum(file.rows for file in files)
+            claim = replace(
+                claim,
+                own=added(claim.own, seq, fold.newest_bearing),
+                shows=added(claim.shows, seq, fold.newest_bearing),
+                shows_rows=claim.shows_rows + rows,
+            )
+        return TableEntry(seq, TableEntryKind.CLAIMED, job_id, files=files, claim=claim, nonce=self._nonce)
+
+    def _lost_races(self, what: str) -> StorageError:
+        return StorageError(f"could not {what} at {self._store.url}: lost {RACES_MAX} races against other writers")
+
+    def _shown(self) -> TableSnapshot:
+        fold = self._existing()
+        files = [
+            file
+            for part in self._tail.parts
+            if any(first <= part.last and part.first <= last for first, last in fold.shown)
+            for _, file in self._tail.read_part(part).files(fold.shown)
+        ]
+        files += [file for entry in self._tail.loose if covers(fold.shown, entry.seq) for file in entry.files]
+        return TableSnapshot(fold.info, tuple(files), fold.seq)
+
+    def _all_entries(self) -> list[TableEntry]:
+        return [*(e for part in self._tail.parts for e in self._tail.read_part(part).entries()), *self._tail.loose]
+
+    def _history(self) -> TableHistory:
+        fold = self._existing()
+        return TableHistory(self._store.url, self._all_entries(), fold)

@@ -1,0 +1,123 @@
+"""Run a pipeline of your own under seeded faults, in virtual time, and see whether it stays exactly-once.
+
+    from tidegate.testing import Faults, simulate
+
+    def build(env):
+        rows = env.from_batches(batch)
+        rows.key_by("k").aggregate(n=tg.count(), emit="final").to_table("sim://out")
+
+    report = simulate(build, seed=7, faults=Faults(crash=0.02, storage=0.05, delay="0..2s"))
+    assert report.ok, report
+
+The same pipeline is run twice from one seed: without faults, which gives the reference, and with them. Every table and
+every collected stream must hold the same rows in the end (in any order; of an upsert table the newest row of each
+key), and an oracle checks the invariants of the protocol all the way. The output must therefore not depend on how
+rows are batched: write running aggregates (`emit="update"`) to an upsert table.
+
+`simulate_random(seed)` needs no pipeline: the seed draws the topology, the configuration, the faults and what users do.
+"""
+
+from __future__ import annotations
+
+from tidegate.actors.hosts.job_context import DataPlaneOptions
+from tidegate.actors.task.channels.output_gate import BufferLimits
+from tidegate.api.config.checkpoint_config import CheckpointConfig
+from tidegate.simulation.report import SimulationReport, report_of
+from tidegate.simulation.runtime.run import STORAGE, Build, JobRun, JobSetting, Protocol, Rows, Simulation, difference
+from tidegate.simulation.scenarios import simulate_random
+from tidegate.simulation.shrink import shortest
+from tidegate.simulation.world.faults import Faults
+from tidegate.storage.errors import ConfigurationError
+
+__all__ = ["Faults", "Protocol", "SimulatedPipeline", "SimulationReport", "simulate", "simulate_random"]
+
+INLINE_BYTES = 1_000
+"""Small, so that most state goes to files of its own."""
+
+SMALL_BUFFERS = BufferLimits(
+    credit_bytes=1_000, queue_bytes_max=1_000, frame_bytes_min=100, frame_bytes_max=500, linger_ms=20
+)
+SETTLE_MS_MIN = 300_000
+SETTLE_FACTOR = 20
+"""A job must be over that many times the time of an undisturbed run after the last fault, or after SETTLE_MS_MIN:
+in a run some tasks are up to 40 times slower than in another one, and it may have to start again from the beginning."""
+
+
+class SimulatedPipeline:
+    """A pipeline that can be run under many seeds; the undisturbed run that they are compared to is made once."""
+
+    def __init__(
+        self,
+        build: Build,
+        *,
+        parallelism: int = 2,
+        checkpoints: CheckpointConfig | None = None,
+        options: DataPlaneOptions | None = None,
+    ) -> None:
+        if checkpoints is None:
+            checkpoints = CheckpointConfig(
+                interval="100ms", timeout="10s", tolerable_failed=2, storage=STORAGE, inline_bytes=INLINE_BYTES
+            )
+        if options is None:
+            options = DataPlaneOptions(limits=SMALL_BUFFERS, source_rows_max=8)
+        self._setting = JobSetting(build, parallelism, checkpoints, options)
+        self._reference: JobRun | None = None
+
+    def run(self, seed: int, faults: Faults | None = None, protocol: Protocol | None = None) -> SimulationReport:
+        """One seed, shrunk to the shortest run that shows it where an invariant is violated.
+
+        Raises what `build` raises, and ConfigurationError if the pipeline does not finish without faults.
+        """
+        faults = faults if faults is not None else Faults()
+        report = self._run(seed, faults, protocol)
+        if report.ok:
+            return report
+        return shortest(report, faults, lambda tried: self._run(seed, tried, protocol))
+
+    def _run(self, seed: int, faults: Faults, protocol: Protocol | None) -> SimulationReport:
+        expected, virtual_ms = self._expected(seed)
+        simulation = Simulation(seed, faults, protocol)
+        settle_ms_max = max(SETTLE_MS_MIN, SETTLE_FACTOR * virtual_ms)
+        setting = self._setting
+        run = simulation.run(
+            JobSetting(
+                setting.build, setting.parallelism, setting.checkpoints, setting.options, settle_ms_max=settle_ms_max
+            )
+        )
+        violation = run.violation
+        if violation is None and run.status != "finished":
+            violation = f"invariant 7: the job {run.status} although every fault was survivable: {run.reason}"
+        if violation is None and run.rows is not None:
+            violation = difference(expected, run.rows)
+        return report_of(seed, faults, simulation, (run,), violation)
+
+    def _expected(self, seed: int) -> tuple[Rows, int]:
+        if self._reference is None:
+            run = Simulation(seed, Faults()).run(self._setting)
+            if run.violation is not None or run.status != "finished" or run.rows is None:
+                raise ConfigurationError(
+                    f"the pipeline does not finish without faults (seed {seed}): {run.violation or run.status}"
+                )
+            self._reference = run
+        assert self._reference.rows is not None
+        return self._reference.rows, self._reference.virtual_ms
+
+
+def simulate(
+    build: Build,
+    *,
+    seed: int,
+    faults: Faults | None = None,
+    parallelism: int = 2,
+    checkpoints: CheckpointConfig | None = None,
+    options: DataPlaneOptions | None = None,
+    protocol: Protocol | None = None,
+) -> SimulationReport:
+    """Run `build`'s pipeline under faults; the seed decides everything, so the same seed gives the same run.
+
+    `build(env)` makes streams; what it writes goes to tables under any url (they rest in the simulation) or is
+    collected. Raises what `build` raises, and ConfigurationError if the pipeline does not finish without faults.
+    To try many seeds make a `SimulatedPipeline`: it makes the undisturbed run only once.
+    """
+    pipeline = SimulatedPipeline(build, parallelism=parallelism, checkpoints=checkpoints, options=options)
+    return pipeline.run(seed, faults, protocol)
