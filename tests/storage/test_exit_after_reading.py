@@ -10,8 +10,8 @@ RUNS = 50
 PROGRAM = """
 import os, sys
 import pyarrow as pa
-from tidegate.storage.filesystem import open_store
-from tidegate.storage.table_files import read_data_file, write_data_file
+from tidegate.storage.files.file_system_store import open_store
+from tidegate.storage.tables.table_files import read_data_file, write_data_file
 
 ROWS = 10_000
 rows = pa.record_batch({

@@ -22,18 +22,18 @@ if TYPE_CHECKING:
     from tidegate.spark_bridge.session.session import RayDPSession
 
 _HOME_OF = {
-    "DataFrameSource": "dataframe_source",
-    "ParquetReader": "parquet_source",
-    "ParquetSource": "parquet_source",
-    "RayDPSession": "session",
+    "DataFrameSource": "dataframes.dataframe_source",
+    "ParquetReader": "dataframes.parquet_source",
+    "ParquetSource": "dataframes.parquet_source",
+    "RayDPSession": "session.session",
     "SparkBridgeError": "errors",
     "SparkTimeoutError": "errors",
-    "StagedFile": "staged",
-    "arrow_schema_of": "spark_types",
-    "ensure_java": "java",
-    "spark_schema_of": "spark_types",
-    "stage_dataframe": "staging",
-    "table_to_dataframe": "tables",
+    "StagedFile": "dataframes.manifest",
+    "arrow_schema_of": "dataframes.spark_types",
+    "ensure_java": "session.java",
+    "spark_schema_of": "dataframes.spark_types",
+    "stage_dataframe": "dataframes.staging",
+    "table_to_dataframe": "dataframes.tables",
 }
 
 __all__ = [
