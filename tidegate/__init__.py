@@ -2,59 +2,113 @@
 
     import tidegate as tg
 
-This room is what a driver script imports: the environment, streams, aggregates, configuration, and errors.
+These are the names for driver scripts: the environment, streams, aggregates, configuration, and errors.
 `tidegate.recovery` lists, verifies and restores checkpoints; `tidegate.testing` runs a pipeline under simulated faults.
+
+A name is imported when it is first used (PEP 562): `import tidegate.storage.ids` runs this file too, and must not load
+the whole house for it. Type checkers read the imports below instead, so they know each name, and no other.
 """
 
 from __future__ import annotations
 
-from tidegate.actors.hosts.job_context import DataPlaneOptions
-from tidegate.actors.operators.batches.aggregates import Aggregate, count, max, mean, min, sum
-from tidegate.actors.protocol.errors import OperatorError
-from tidegate.actors.runtimes.running_job import JobProgress
-from tidegate.actors.sources.master_hooks import MasterHook
-from tidegate.actors.sources.source import ReadResult, Source, SourceReader, SourceSplit
-from tidegate.api.config.checkpoint_config import CheckpointConfig
-from tidegate.api.config.config_file import load_config
-from tidegate.api.environment import StreamEnvironment
-from tidegate.api.keyed_stream import KeyedStream
-from tidegate.api.output_tables import CollectedRows, OutputTable
-from tidegate.api.process_functions import (
-    MAX_WATERMARK_MS,
-    MIN_WATERMARK_MS,
-    AggregateFunction,
-    AggregatingState,
-    BroadcastContext,
-    BroadcastProcessFunction,
-    BroadcastState,
-    ConnectedStreams,
-    CoProcessFunction,
-    KeyedBroadcastProcessFunction,
-    ListState,
-    MapState,
-    OperatorListState,
-    Pickled,
-    ProcessContext,
-    ProcessFunction,
-    ReducingState,
-    StateTtl,
-    TimeDomain,
-    TimerService,
-    ValueState,
-)
-from tidegate.api.stream import Stream
-from tidegate.api.submission.job import Job
-from tidegate.recovery.restart_strategy import RestartStrategy
-from tidegate.storage.errors import (
-    CheckpointError,
-    ConfigurationError,
-    CorruptionError,
-    JobFailedError,
-    JobTimeoutError,
-    StorageError,
-    TableError,
-    TidegateError,
-)
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tidegate.actors.hosts.job_context import DataPlaneOptions
+    from tidegate.actors.operators.batches.aggregates import Aggregate, count, max, mean, min, sum
+    from tidegate.actors.operators.rows.broadcast_process import (
+        BroadcastContext,
+        BroadcastProcessFunction,
+        KeyedBroadcastProcessFunction,
+    )
+    from tidegate.actors.operators.rows.process_functions import CoProcessFunction, ProcessContext, ProcessFunction
+    from tidegate.actors.operators.state.keyed_state import ListState, MapState, ValueState
+    from tidegate.actors.operators.state.operator_state import BroadcastState, OperatorListState
+    from tidegate.actors.operators.state.reducing_state import AggregateFunction, AggregatingState, ReducingState
+    from tidegate.actors.operators.state.state_types import Pickled
+    from tidegate.actors.operators.state.timers import TimeDomain, TimerService
+    from tidegate.actors.operators.state.ttl import StateTtl
+    from tidegate.actors.protocol.errors import OperatorError
+    from tidegate.actors.protocol.stream_elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS
+    from tidegate.actors.runtimes.running_job import JobProgress
+    from tidegate.actors.sources.master_hooks import MasterHook
+    from tidegate.actors.sources.source import ReadResult, Source, SourceReader, SourceSplit
+    from tidegate.api.config.checkpoint_config import CheckpointConfig
+    from tidegate.api.config.config_file import load_config
+    from tidegate.api.environment import StreamEnvironment
+    from tidegate.api.output_tables import CollectedRows, OutputTable
+    from tidegate.api.stream import ConnectedStreams, KeyedStream, Stream
+    from tidegate.api.submission.job import Job
+    from tidegate.recovery.restart_strategy import RestartStrategy
+    from tidegate.storage.errors import (
+        CheckpointError,
+        ConfigurationError,
+        CorruptionError,
+        JobFailedError,
+        JobTimeoutError,
+        StorageError,
+        TableError,
+        TidegateError,
+    )
+else:
+    from tidegate.lazy_names import lazy_names
+
+    _HOME_OF = {
+        "Aggregate": "actors.operators.batches.aggregates",
+        "AggregateFunction": "actors.operators.state.reducing_state",
+        "AggregatingState": "actors.operators.state.reducing_state",
+        "BroadcastContext": "actors.operators.rows.broadcast_process",
+        "BroadcastProcessFunction": "actors.operators.rows.broadcast_process",
+        "BroadcastState": "actors.operators.state.operator_state",
+        "CheckpointConfig": "api.config.checkpoint_config",
+        "CheckpointError": "storage.errors",
+        "CoProcessFunction": "actors.operators.rows.process_functions",
+        "CollectedRows": "api.output_tables",
+        "ConfigurationError": "storage.errors",
+        "ConnectedStreams": "api.stream",
+        "CorruptionError": "storage.errors",
+        "DataPlaneOptions": "actors.hosts.job_context",
+        "Job": "api.submission.job",
+        "JobFailedError": "storage.errors",
+        "JobProgress": "actors.runtimes.running_job",
+        "JobTimeoutError": "storage.errors",
+        "KeyedBroadcastProcessFunction": "actors.operators.rows.broadcast_process",
+        "KeyedStream": "api.stream",
+        "ListState": "actors.operators.state.keyed_state",
+        "MAX_WATERMARK_MS": "actors.protocol.stream_elements",
+        "MIN_WATERMARK_MS": "actors.protocol.stream_elements",
+        "MapState": "actors.operators.state.keyed_state",
+        "MasterHook": "actors.sources.master_hooks",
+        "OperatorError": "actors.protocol.errors",
+        "OperatorListState": "actors.operators.state.operator_state",
+        "OutputTable": "api.output_tables",
+        "Pickled": "actors.operators.state.state_types",
+        "ProcessContext": "actors.operators.rows.process_functions",
+        "ProcessFunction": "actors.operators.rows.process_functions",
+        "ReadResult": "actors.sources.source",
+        "ReducingState": "actors.operators.state.reducing_state",
+        "RestartStrategy": "recovery.restart_strategy",
+        "Source": "actors.sources.source",
+        "SourceReader": "actors.sources.source",
+        "SourceSplit": "actors.sources.source",
+        "StateTtl": "actors.operators.state.ttl",
+        "StorageError": "storage.errors",
+        "Stream": "api.stream",
+        "StreamEnvironment": "api.environment",
+        "TableError": "storage.errors",
+        "TidegateError": "storage.errors",
+        "TimeDomain": "actors.operators.state.timers",
+        "TimerService": "actors.operators.state.timers",
+        "ValueState": "actors.operators.state.keyed_state",
+        "count": "actors.operators.batches.aggregates",
+        "load_config": "api.config.config_file",
+        "max": "actors.operators.batches.aggregates",
+        "mean": "actors.operators.batches.aggregates",
+        "min": "actors.operators.batches.aggregates",
+        "sum": "actors.operators.batches.aggregates",
+    }
+    __getattr__, __dir__ = lazy_names(__name__, _HOME_OF, submodules=("recovery", "testing"))
+
 
 __all__ = [
     "MAX_WATERMARK_MS",

@@ -1,21 +1,23 @@
 """The `tidegate` command.
 
-Most commands are recovery's; this module knows the whole house, so it adds `simulate`, and imports the modules whose
-wire types appear in event logs, without which an entry could not be decoded.
+Most commands are recovery's. This module knows the whole house: it adds `simulate`, and names the modules whose classes
+appear in event logs. Commands import what they need when they run, so that `--help` is there at once.
 """
 
 from __future__ import annotations
 
-import tidegate.actors.coordinator.messages.events
-import tidegate.actors.coordinator.messages.instructions
-import tidegate.actors.coordinator.state.coordinator_state  # noqa: F401 (imported for the wire types that they register)
-from tidegate.recovery.command import app
+from tidegate.recovery.command import app, wire_modules
 from tidegate.simulate_cli import simulate_command
 from tidegate.storage.errors import TidegateError
 
 __all__ = ["app", "main"]
 
 app.command("simulate")(simulate_command)
+wire_modules += [
+    "tidegate.actors.coordinator.messages.events",
+    "tidegate.actors.coordinator.messages.instructions",
+    "tidegate.actors.coordinator.state.coordinator_state",
+]
 
 
 def main() -> None:

@@ -2,38 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
-import logging
-import multiprocessing
-import os
-import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.progress import track
 
-from tidegate.simulation.oracle.coverage import coverage_table
 from tidegate.storage.errors import ConfigurationError
-from tidegate.testing import Faults, SimulatedPipeline, SimulationReport, simulate_random
-
-SEEDS_A_TASK = 8
-"""Seeds that a worker process is given at once."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Work:
-    """What a worker runs; `pipeline` None: random scenarios."""
-
-    pipeline: str | None
-    faults: Faults
-    parallelism: int
 
 
 def simulate_command(
@@ -58,6 +32,14 @@ def simulate_command(
 
     Ends with a table of what the seeds exercised. The first violation is shown with its messages.
     """
+    # Here, so that `--help` does not wait for the whole house.
+    from rich.console import Console
+    from rich.progress import track
+
+    from tidegate.seed_runs import Work, quiet, reports_of
+    from tidegate.simulation.oracle.coverage import coverage_table
+    from tidegate.testing import Faults
+
     if random == (pipeline is not None):
         raise ConfigurationError("give a pipeline, or --random for pipelines that the seeds draw: one of the two")
     console = Console()
@@ -72,13 +54,13 @@ def simulate_command(
         damage=damage,
         delay=delay,
     )
-    work = _Work(pipeline, faults, parallelism)
+    work = Work(pipeline, faults, parallelism)
     totals: Counter[str] = Counter()
     runs: Counter[str] = Counter()
     times: Counter[str] = Counter()
     violated: list[int] = []
     numbers = range(first, last + 1)
-    with quiet(), _reports(work, numbers, workers) as reports:
+    with quiet(), reports_of(work, numbers, workers) as reports:
         for report in track(reports, f"seeds {first}..{last}", total=len(numbers), console=console):
             totals["checkpoints"] += report.checkpoints
             totals["restarts"] += report.restarts
@@ -100,54 +82,6 @@ def simulate_command(
         raise typer.Exit(1)
 
 
-@contextmanager
-def quiet() -> Iterator[None]:
-    """What a simulated coordinator warns of is what the simulation does to it on purpose."""
-    logger = logging.getLogger("tidegate")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
-
-
-@contextmanager
-def _reports(work: _Work, seeds: range, workers: int) -> Iterator[Iterator[SimulationReport]]:
-    """The reports of all seeds, in order, made by this process or by several."""
-    processes = workers if workers > 0 else os.cpu_count() or 1
-    if processes == 1:
-        run = _runner(work)
-        yield map(run, seeds)
-        return
-    # Fresh processes: this one may have threads, which a fork would leave behind in the middle of something.
-    context = multiprocessing.get_context("spawn")
-    with context.Pool(processes, _start_worker, (work,)) as pool:
-        yield pool.imap(_run_seed, seeds, SEEDS_A_TASK)
-
-
-def _runner(work: _Work) -> Callable[[int], SimulationReport]:
-    if work.pipeline is None:
-        return simulate_random
-    pipeline = SimulatedPipeline(_load(work.pipeline), parallelism=work.parallelism)
-    return lambda seed: pipeline.run(seed, work.faults)
-
-
-_run: Callable[[int], SimulationReport]
-
-
-def _start_worker(work: _Work) -> None:
-    global _run
-    logging.getLogger("tidegate").setLevel(logging.CRITICAL)
-    _run = _runner(work)
-
-
-def _run_seed(seed: int) -> SimulationReport:
-    report = _run(seed)
-    # The history is large, and only that of a violation is looked at.
-    return report.without_history() if report.ok else report
-
-
 def _range(text: str) -> tuple[int, int]:
     first, separator, last = text.partition("..")
     try:
@@ -157,27 +91,3 @@ def _range(text: str) -> tuple[int, int]:
     if bounds[0] > bounds[1]:
         raise ConfigurationError(f"--seeds {text!r}: the range is empty")
     return bounds
-
-
-def _load(reference: str) -> Callable[..., Any]:
-    place, separator, name = reference.rpartition(":")
-    if not separator:
-        raise ConfigurationError(f"{reference!r}: write MODULE:FUNC or FILE.py:FUNC")
-    if place.endswith(".py"):
-        path = Path(place).resolve()
-        spec = importlib.util.spec_from_file_location(path.stem, path)
-        if spec is None or spec.loader is None or not path.exists():
-            raise ConfigurationError(f"{place} is not there, or no Python file")
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[path.stem] = module
-        spec.loader.exec_module(module)
-    else:
-        try:
-            module = importlib.import_module(place)
-        except ModuleNotFoundError as error:
-            raise ConfigurationError(f"there is no module {place!r} (from {reference!r}): {error}") from error
-    function = getattr(module, name, None)
-    if not callable(function):
-        raise ConfigurationError(f"{place} has no function {name!r}")
-    found: Callable[..., Any] = function
-    return found

@@ -325,4 +325,4 @@ def test_expressions_beyond_a_row_are_refused_while_the_program_is_made() -> Non
                 make()
         with pytest.raises(tg.TidegateError, match="boolean"):
             stream.filter(pl.col("x") + 1)
-        assert len(translate(env._nodes).vertices) == 1
+        assert len(translate(env._program.nodes).vertices) == 1

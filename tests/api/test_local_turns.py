@@ -23,7 +23,7 @@ class Host:
     def turn(self) -> bool:
         """Do a turn; a message follows from it."""
         self._did.append(self._name)
-        self._job._local.append(lambda: self._did.append(f"message of {self._name}"))
+        self._job.messages.append(lambda: self._did.append(f"message of {self._name}"))
         return True
 
     def close(self) -> None:

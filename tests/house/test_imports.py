@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import shutil
 import subprocess
 import sys
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
+import pytest
 from repository import PACKAGE, ROOT
 
 
@@ -88,3 +91,39 @@ def test_a_new_folder_must_take_a_place(tmp_path: Path) -> None:
 
     assert result.returncode == 1, result.stdout + result.stderr
     assert re.findall(r"tidegate(\S+)\.attic", result.stdout) == [".actors", ".actors.task", ".storage", ".simulation"]
+
+
+def imports_of(file: Path, modules: dict[str, Path]) -> set[str]:
+    """The modules that a file imports, also those for type checkers alone."""
+    found = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            names = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= {name if name in modules else node.module for name in names}
+    return found & modules.keys()
+
+
+def modules_of(package: Path) -> dict[str, Path]:
+    """Import names of the modules of a package, with their files."""
+    files = {file: file.relative_to(package.parent).with_suffix("").parts for file in package.rglob("*.py")}
+    return {".".join(parts[:-1] if parts[-1] == "__init__" else parts): file for file, parts in files.items()}
+
+
+def test_no_modules_import_each_other() -> None:
+    """Modules have an order in which each can be read after what it builds on, for type checkers as well."""
+    modules = modules_of(PACKAGE)
+    TopologicalSorter({name: imports_of(file, modules) - {name} for name, file in modules.items()}).prepare()
+
+
+def test_modules_that_import_each_other_are_found(tmp_path: Path) -> None:
+    """A circle is found also where one of its imports is for type checkers alone."""
+    (tmp_path / "house").mkdir()
+    (tmp_path / "house" / "__init__.py").write_text("")
+    (tmp_path / "house" / "first.py").write_text("from house.second import thing\n")
+    (tmp_path / "house" / "second.py").write_text("if TYPE_CHECKING:\n    from house import first\n")
+    modules = modules_of(tmp_path / "house")
+    graph = {name: imports_of(file, modules) - {name} for name, file in modules.items()}
+    with pytest.raises(CycleError, match="nodes are in a cycle"):
+        TopologicalSorter(graph).prepare()

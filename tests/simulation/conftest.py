@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tidegate.simulate_cli import quiet
+from tidegate.seed_runs import quiet
 
 
 @pytest.fixture(autouse=True)

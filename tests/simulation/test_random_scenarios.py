@@ -13,7 +13,7 @@ import pytest
 from broken import BROKEN
 from pipelines import keyed
 
-from tidegate.simulate_cli import quiet
+from tidegate.seed_runs import quiet
 from tidegate.simulation.oracle.coverage import EFFECTS
 from tidegate.simulation.pipelines.draw import CONTRADICTIONS, Scenario, all_pairs, draw, pairs_of
 from tidegate.simulation.scenarios import simulate_scenario

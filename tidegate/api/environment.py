@@ -18,10 +18,9 @@ from tidegate.actors.sources.memory_source import InMemory, MemorySource
 from tidegate.actors.sources.source import Source
 from tidegate.api.config.checkpoint_config import CheckpointConfig
 from tidegate.api.config.config_file import load_config
-from tidegate.api.given_names import check_name, check_uid, location
-from tidegate.api.output_tables import CollectedRows, OutputTable
+from tidegate.api.given_names import location
+from tidegate.api.program import Program
 from tidegate.api.stream import Stream
-from tidegate.api.stream_columns import check_plain
 from tidegate.api.submission.job import Job
 from tidegate.api.submission.job_names import name_taken
 from tidegate.api.submission.local_folders import temporary_folder
@@ -31,15 +30,11 @@ from tidegate.storage.errors import ConfigurationError, StorageError
 from tidegate.storage.files.create_check import check_conditional_create
 from tidegate.storage.files.private_folders import make_private
 from tidegate.storage.files.store import OpenStore
-from tidegate.storage.ids import OperatorUid
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from tidegate.spark_bridge import RayDPSession
-
-
-_NAME_IN_UID_CHARACTERS = 100
 
 MEMORY_SPLITS = 16
 """Parts of a stream over data in memory; not the parallelism, which may change when a job is restored."""
@@ -60,13 +55,11 @@ class StreamEnvironment:
     ) -> None:
         if parallelism < 1:
             raise ConfigurationError(f"parallelism={parallelism}: at least 1 is needed")
-        self.parallelism = parallelism
-        self.open_store = open_store if open_store is not None else runtime.open_store
+        self._program = Program(parallelism, open_store if open_store is not None else runtime.open_store)
         self._runtime = runtime
         self._checkpoints = checkpoints if checkpoints is not None else CheckpointConfig()
         self._options = options if options is not None else DataPlaneOptions()
         self._session = session
-        self._reset()
 
     # --- making one -----------------------------------------------------------------------------------------------
 
@@ -130,6 +123,20 @@ class StreamEnvironment:
         )
 
     @property
+    def parallelism(self) -> int:
+        """Subtasks of operators for which none is named. It may be set; streams made from then on have it."""
+        return self._program.parallelism
+
+    @parallelism.setter
+    def parallelism(self, parallelism: int) -> None:
+        self._program.parallelism = parallelism
+
+    @property
+    def open_store(self) -> OpenStore:
+        """Opens the storage at a URL, as the runtime of this environment does."""
+        return self._program.open_store
+
+    @property
     def spark(self) -> SparkSession:
         """The Spark session, where there is one."""
         if self._session is None:
@@ -188,17 +195,17 @@ class StreamEnvironment:
         self, source: Source, *, name: str = "source", uid: str | None = None, parallelism: int | None = None
     ) -> Stream:
         """A stream over a source of your own (see `tg.Source`)."""
-        if self._given_up:
-            self._reset()
+        if self._program.given_up:
+            self._program.clear()
         node = StreamNode(
-            uid=self.new_uid(name, uid),
+            uid=self._program.new_uid(name, uid),
             name=name,
             parallelism=parallelism if parallelism is not None else self.parallelism,
             schema=source.schema,
             source=source,
         )
-        self.add_node(node)
-        return Stream(self, ((node, None),))
+        self._program.add_node(node)
+        return Stream(self._program, ((node, None),))
 
     # --- execution ------------------------------------------------------------------------------------------------
 
@@ -220,14 +227,14 @@ class StreamEnvironment:
         Raises ConfigurationError, TableError or StorageError for what cannot work; nothing has started then. The
         streams are still there to be executed in another way, until a new source begins another program.
         """
-        self._given_up = True  # until it has worked
+        self._program.given_up = True  # until it has worked
         request = self._request(name, checkpoints, restart, restore, hooks)
         store, savepoints = self.open_store(request.root), request.checkpoints.savepoints
         with name_taken(store, name, request.job_id, make_job_id(name, ""), request.checkpoints.lease) as lease:
             submission = prepare(request, self.open_store)
             lease.abandon()
             running = self._runtime.submit(submission)
-        self._reset()
+        self._program.clear()
         return Job(running, submission.spec.job_id, name, submission.spec.root, self.open_store, savepoints)
 
     def plan(
@@ -261,8 +268,8 @@ class StreamEnvironment:
         """What is asked for, after every check for which nothing but the program and the stores is needed."""
         config = checkpoints if checkpoints is not None else self._checkpoints
         store = self.open_store(self._storage_of(config))
-        graph = translate(self._nodes)
-        urls = [store.url, *(table.url for table in self._tables)]
+        graph = translate(self._program.nodes)
+        urls = [store.url, *(table.url for table in self._program.tables)]
         if config.savepoints is not None:
             urls.append(self.open_store(config.savepoints).url)
         self._runtime.check(graph, urls)
@@ -273,12 +280,12 @@ class StreamEnvironment:
             job_id=make_job_id(name, suffix if suffix is not None else uuid.uuid4().hex[:8]),
             graph=graph,
             root=store.url,
-            tables=tuple(self._tables),
-            collected=tuple(self._collected),
+            tables=tuple(self._program.tables),
+            collected=tuple(self._program.collected),
             checkpoints=config,
             restart=restart if restart is not None else RestartStrategy.fixed_delay(3, "1s"),
             restore=_pointer(restore),
-            hooks=(*self._hooks, *hooks),
+            hooks=(*self._program.hooks, *hooks),
             options=self._options,
             seed=seed if seed is not None else uuid.uuid4().int % 2**32,
         )
@@ -289,47 +296,9 @@ class StreamEnvironment:
             return config.storage
         return self._runtime.memory_url if config.checkpoint_storage == "jobmanager" else default_storage()
 
-    # --- for streams ----------------------------------------------------------------------------------------------
-
-    def new_uid(self, name: str, uid: str | None) -> OperatorUid:
-        """The uid given, or one made of the operator's name and its place in the program."""
-        check_name("an operator's name", "name", name)
-        if uid is None:
-            uid = f"{name.replace('/', '-')[:_NAME_IN_UID_CHARACTERS]}-{len(self._nodes)}"
-        check_uid(uid, name)
-        return OperatorUid(uid)
-
-    def add_node(self, node: StreamNode) -> None:
-        """An operator was added to a stream. ConfigurationError for a stream of a program that is over."""
-        if node.schema is not None:
-            check_plain(node.schema, f"operator {node.name!r}")
-        if any(upstream not in self._nodes for upstream, _ in node.inputs):
-            raise ConfigurationError(
-                f"operator {node.name!r} follows a stream of an earlier program: execute() begins a new one, so make "
-                "its streams from their sources again"
-            )
-        self._nodes.append(node)
-
-    def add_table(self, table: OutputTable) -> None:
-        """A stream writes to a table."""
-        if any(other.url == table.url for other in self._tables):
-            raise ConfigurationError(f"two streams of one job write to {table.url}; join them with union first")
-        self._tables.append(table)
-
     def add_master_hook(self, hook: MasterHook) -> None:
         """The next job tells this hook of its checkpoints (see `tg.MasterHook`)."""
-        self._hooks.append(hook)
-
-    def add_collected(self, rows: CollectedRows) -> None:
-        """A stream is collected."""
-        self._collected.append(rows)
-
-    def _reset(self) -> None:
-        self._nodes: list[StreamNode] = []
-        self._tables: list[OutputTable] = []
-        self._collected: list[CollectedRows] = []
-        self._hooks: list[MasterHook] = []
-        self._given_up = False
+        self._program.hooks.append(hook)
 
     def close(self) -> None:
         """Cancel what runs, and stop Ray and Spark if this environment started them."""

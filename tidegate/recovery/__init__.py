@@ -6,17 +6,35 @@ It reads storage only; nothing here needs a running job.
 
 from __future__ import annotations
 
-from tidegate.recovery.checkpoints import (
-    CheckpointSummary,
-    VerificationReport,
-    inspect,
-    latest,
-    list_checkpoints,
-    load_operator_state,
-    verify,
-)
-from tidegate.recovery.deletion import delete
-from tidegate.recovery.restart_strategy import RestartStrategy
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tidegate.recovery.checkpoints import (
+        CheckpointSummary,
+        VerificationReport,
+        inspect,
+        latest,
+        list_checkpoints,
+        load_operator_state,
+        verify,
+    )
+    from tidegate.recovery.deletion import delete
+    from tidegate.recovery.restart_strategy import RestartStrategy
+else:
+    from tidegate.lazy_names import lazy_names
+
+    _HOME_OF = {
+        "CheckpointSummary": "checkpoints",
+        "RestartStrategy": "restart_strategy",
+        "VerificationReport": "checkpoints",
+        "delete": "deletion",
+        "inspect": "checkpoints",
+        "latest": "checkpoints",
+        "list_checkpoints": "checkpoints",
+        "load_operator_state": "checkpoints",
+        "verify": "checkpoints",
+    }
+    __getattr__, __dir__ = lazy_names(__name__, _HOME_OF)
 
 __all__ = [
     "CheckpointSummary",

@@ -7,8 +7,7 @@ because a task actor that only reads staged files must not pay a second for impo
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from tidegate.spark_bridge.dataframes.dataframe_source import DataFrameSource
@@ -20,21 +19,24 @@ if TYPE_CHECKING:
     from tidegate.spark_bridge.errors import SparkBridgeError, SparkTimeoutError
     from tidegate.spark_bridge.session.java import ensure_java
     from tidegate.spark_bridge.session.session import RayDPSession
+else:
+    from tidegate.lazy_names import lazy_names
 
-_HOME_OF = {
-    "DataFrameSource": "dataframes.dataframe_source",
-    "ParquetReader": "dataframes.parquet_source",
-    "ParquetSource": "dataframes.parquet_source",
-    "RayDPSession": "session.session",
-    "SparkBridgeError": "errors",
-    "SparkTimeoutError": "errors",
-    "StagedFile": "dataframes.manifest",
-    "arrow_schema_of": "dataframes.spark_types",
-    "ensure_java": "session.java",
-    "spark_schema_of": "dataframes.spark_types",
-    "stage_dataframe": "dataframes.staging",
-    "table_to_dataframe": "dataframes.tables",
-}
+    _HOME_OF = {
+        "DataFrameSource": "dataframes.dataframe_source",
+        "ParquetReader": "dataframes.parquet_source",
+        "ParquetSource": "dataframes.parquet_source",
+        "RayDPSession": "session.session",
+        "SparkBridgeError": "errors",
+        "SparkTimeoutError": "errors",
+        "StagedFile": "dataframes.manifest",
+        "arrow_schema_of": "dataframes.spark_types",
+        "ensure_java": "session.java",
+        "spark_schema_of": "dataframes.spark_types",
+        "stage_dataframe": "dataframes.staging",
+        "table_to_dataframe": "dataframes.tables",
+    }
+    __getattr__, __dir__ = lazy_names(__name__, _HOME_OF)
 
 __all__ = [
     "DataFrameSource",
@@ -50,10 +52,3 @@ __all__ = [
     "stage_dataframe",
     "table_to_dataframe",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    home = _HOME_OF.get(name)
-    if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{home}"), name)

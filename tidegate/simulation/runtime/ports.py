@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from tidegate.actors.coordinator.messages import events as co
 from tidegate.actors.coordinator.messages import instructions as do
 from tidegate.actors.coordinator.messages.events import CoordinatorEvent
 from tidegate.actors.hosts.coordinator.coordinator_effects import CoordinatorEffects
 from tidegate.actors.hosts.coordinator.coordinator_host import CoordinatorHost
+from tidegate.actors.hosts.job_context import JobContext
 from tidegate.actors.hosts.ports import TryAgain
 from tidegate.actors.hosts.task.task_host import TaskHost
 from tidegate.actors.protocol.identity import TaskId
@@ -21,12 +22,33 @@ from tidegate.simulation.oracle.watch import Watch
 from tidegate.simulation.world.virtual_time import World
 from tidegate.storage.errors import StorageError
 
-if TYPE_CHECKING:
-    from tidegate.simulation.runtime.simulated_job import SimulatedJob
-
 RECOVERY_MS = 300
 """How long it takes until a successor of a lost coordinator starts."""
 COORDINATOR = "coordinator"
+
+
+class JobInTheWorld(Protocol):
+    """What ports ask of their job; `SimulatedJob` has it."""
+
+    world: World
+    watch: Watch
+    context: JobContext
+    tasks: dict[TaskId, TaskHost]
+    coordinator: CoordinatorHost | None
+    """None while it is lost."""
+
+    @property
+    def deployed(self) -> int: ...
+    def deliver(self, task: TaskId, event: ev.TaskEvent) -> None: ...
+    def report(self, event: CoordinatorEvent) -> None: ...
+    def guarded(self, task: TaskId, host: TaskHost, action: Callable[[], object]) -> None: ...
+    def deploy(self, instruction: do.DeployAttempt) -> None: ...
+    def drop_tasks(self) -> None: ...
+    def end(self, port: SimulatedCoordinatorPort) -> None: ...
+    def give_up(self, port: SimulatedCoordinatorPort, reason: str) -> None: ...
+    def start_coordinator(self) -> None: ...
+    def maybe_lose_coordinator(self) -> None: ...
+    def lost_with(self, host: CoordinatorHost) -> bool: ...
 
 
 class WatchedHost(TaskHost):
@@ -52,7 +74,7 @@ class WatchedHost(TaskHost):
 class SimulatedTaskPort:
     """The world as one simulated task sees it."""
 
-    def __init__(self, job: SimulatedJob, task: TaskId) -> None:
+    def __init__(self, job: JobInTheWorld, task: TaskId) -> None:
         self._job = job
         self._task = task
         self.host: WatchedHost | None = None
@@ -143,7 +165,7 @@ class SimulatedTaskPort:
 class SimulatedCoordinatorPort:
     """The world as one simulated coordinator incarnation sees it."""
 
-    def __init__(self, job: SimulatedJob) -> None:
+    def __init__(self, job: JobInTheWorld) -> None:
         self._job = job
         self._timers: dict[str, do.SetTimer] = {}
         self.ledger = Ledger()

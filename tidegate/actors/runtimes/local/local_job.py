@@ -71,41 +71,41 @@ class LocalJob:
 
     def __init__(self, submission: Submission, open_store: OpenStore) -> None:
         self._spec = submission.spec
-        self._context = submission.context
+        self.context = submission.context
         self._open_store = open_store
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._local: deque[Callable[[], object]] = deque()
-        self._timers = Timers()
+        self.messages: deque[Callable[[], object]] = deque()
+        self.timers = Timers()
         self._next_task = 0
         """Which of the tasks is offered the next turn first."""
-        self._named: dict[str, do.SetTimer] = {}
+        self.timer_instructions: dict[str, do.SetTimer] = {}
         self._tasks: dict[TaskId, TaskHost] = {}
         self._pid = os.getpid()
-        self._requests: dict[str, Future[Answer]] = {}
+        self.requests: dict[str, Future[Answer]] = {}
         self._done: Future[JobProgress] = Future()
         self._thread = threading.Thread(target=self._run, name=f"tidegate-{self._spec.job_name}", daemon=True)
-        event_log = EventLog(open_store(self._context.root), self._context.job_id)
+        event_log = EventLog(open_store(self.context.root), self.context.job_id)
         machine, position = replay(event_log)
-        self._effects = CoordinatorEffects(self._context, open_store, now_ms)
+        self._effects = CoordinatorEffects(self.context, open_store, now_ms)
         port, incarnation = LocalCoordinatorPort(self), uuid.uuid4().hex
-        self._coordinator = CoordinatorHost(machine, position, event_log, self._effects, port, incarnation)
-        self._pool = io_pool(self._context.graph, self._thread_died)
+        self.coordinator = CoordinatorHost(machine, position, event_log, self._effects, port, incarnation)
+        self.pool = io_pool(self.context.graph, self._thread_died)
         # Of its own: a source that blocks must not keep the coordinator from its work, nor a master hook from its log.
-        self._coordinator_pool = WorkerPool(IO_THREADS, "tidegate-coordinator", self._thread_died)
-        self._log_pool = WorkerPool(1, "tidegate-log", self._thread_died)
+        self.coordinator_pool = WorkerPool(IO_THREADS, "tidegate-coordinator", self._thread_died)
+        self.log_pool = WorkerPool(1, "tidegate-log", self._thread_died)
 
     # --- for users ------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Start the loop. RuntimeError if the process may have no more threads: then nothing of the job is left."""
-        self._lease = LeaseKeeper.started(self._context, self._open_store)
-        self._post(self._coordinator.start)
+        self._lease = LeaseKeeper.started(self.context, self._open_store)
+        self.post(self.coordinator.start)
         self._tell_coordinator(lambda: co.JobSubmitted(now_ms(), self._spec))
         try:
             self._thread.start()
         except RuntimeError:
             self._lease.end()
-            for pool in (self._pool, self._coordinator_pool, self._log_pool):
+            for pool in (self.pool, self.coordinator_pool, self.log_pool):
                 pool.close()
             raise
         _alive.add(self)
@@ -127,7 +127,7 @@ class LocalJob:
         rows_in: dict[str, int] = {}
         for task, host in list(self._tasks.items()):
             rows_in[task.vertex] = rows_in.get(task.vertex, 0) + host.rows_in
-        return progress_of(self._coordinator.machine.state, rows_in)
+        return progress_of(self.coordinator.machine.state, rows_in)
 
     def wait(self, timeout_s: float | None) -> JobProgress | None:
         """Wait for a terminal status."""
@@ -147,7 +147,7 @@ class LocalJob:
 
     def abandon(self) -> None:
         """The driver ends: stop where it is, as after a crash."""
-        self._post(lambda: self._break_down("the process in which it ran has ended"))
+        self.post(lambda: self.break_down("the process in which it ran has ended"))
 
     def tasks(self) -> tuple[TaskProcessInfo, ...]:
         """All tasks run in this process."""
@@ -155,13 +155,13 @@ class LocalJob:
 
     def statistics(self) -> CheckpointStatistics:
         """Statistics of the checkpoints so far."""
-        return self._coordinator.machine.state.statistics.copy()
+        return self.coordinator.machine.state.statistics.copy()
 
     def request(self, kind: SnapshotKind, target: str | None, timeout_s: float) -> Answer:
         """Take a checkpoint or savepoint and wait for it."""
         request = uuid.uuid4().hex
         future: Future[Answer] = Future()
-        self._requests[request] = future
+        self.requests[request] = future
         self._tell_coordinator(lambda: co.CheckpointRequested(now_ms(), request, kind, target))
         if self._done.done() and not future.done():
             raise not_taken(kind, f"the job is {self._done.result().status}")
@@ -189,65 +189,65 @@ class LocalJob:
                 self._step()
         except BaseException as error:  # noqa: BLE001 (whatever ends the loop ends the job, and nothing else)
             leave_if_forked(self._pid)
-            self._break_down(f"the local runtime broke down: {error_text(error)}")
+            self.break_down(f"the local runtime broke down: {error_text(error)}")
             log_failure(log, f"the local runtime of {self.name} broke down", error)
         finally:
-            self._drop_tasks()
+            self.drop_tasks()
             # A source that blocks for ever must not keep the job from ending; its thread ends with its read.
-            self._pool.close()
-            for request in list(self._requests.values()):  # Whoever asks now adds to it, and sees that the job is over.
+            self.pool.close()
+            for request in list(self.requests.values()):  # Whoever asks now adds to it, and sees that the job is over.
                 if not request.done():
                     request.set_result(Answer(None, "the job has ended"))
             self._effects.close()
-            self._coordinator_pool.close()
-            self._log_pool.close()
-            if not join_all((self._coordinator_pool, self._log_pool), CLOSE_WAIT_S):
+            self.coordinator_pool.close()
+            self.log_pool.close()
+            if not join_all((self.coordinator_pool, self.log_pool), CLOSE_WAIT_S):
                 log.warning("I/O of %s has not come back: it is left behind", self.name)
             _alive.discard(self)
 
-    def _break_down(self, reason: str) -> None:
+    def break_down(self, reason: str) -> None:
         """The job cannot go on, and its log cannot say so. On the loop."""
         if not self._done.done():
-            progress = progress_of(self._coordinator.machine.state, {})
-            self._coordinator.halt()
+            progress = progress_of(self.coordinator.machine.state, {})
+            self.coordinator.halt()
             self._lease.end()
             self._done.set_result(replace(progress, status="failed", reason=reason))
 
     def _thread_died(self, error: BaseException) -> None:
         text = f"a thread of the local runtime died: {error_text(error)}"
-        self._post(lambda: self._break_down(text))
+        self.post(lambda: self.break_down(text))
 
     def _step(self) -> None:
-        while self._local:
-            self._local.popleft()()
+        while self.messages:
+            self.messages.popleft()()
         if self._done.done():
             return  # The next timer may be that of a checkpoint, hours away.
         busy = self._turn()
-        self._take_messages(block=not busy and not self._local)
+        self._take_messages(block=not busy and not self.messages)
 
     def _turn(self) -> bool:
         """Give one turn, to the next task that has something to do. Whether there was one."""
         tasks = list(self._tasks.items())
         for index in range(len(tasks)):
             task, host = tasks[(self._next_task + index) % len(tasks)]
-            if self._guarded(task, host, host.turn):
+            if self.guarded(task, host, host.turn):
                 self._next_task = (self._next_task + index + 1) % len(tasks)
                 return True
         return False
 
     def _take_messages(self, block: bool) -> None:
-        wait_ms = self._timers.wait_ms if block else 0
+        wait_ms = self.timers.wait_ms if block else 0
         wait_s = IDLE_S if wait_ms is None else wait_ms / 1000
         try:
-            self._local.append(self._inbox.get(timeout=wait_s) if wait_s > 0 else self._inbox.get_nowait())
+            self.messages.append(self._inbox.get(timeout=wait_s) if wait_s > 0 else self._inbox.get_nowait())
             while True:
-                self._local.append(self._inbox.get_nowait())
+                self.messages.append(self._inbox.get_nowait())
         except queue.Empty:
             pass
-        while self._timers.due:
-            self._local.append(self._timers.pop())
+        while self.timers.due:
+            self.messages.append(self.timers.pop())
 
-    def _guarded(self, task: TaskId, host: TaskHost, action: Callable[[], bool | None]) -> bool:
+    def guarded(self, task: TaskId, host: TaskHost, action: Callable[[], bool | None]) -> bool:
         if self._tasks.get(task) is not host:
             return False
         try:
@@ -263,21 +263,21 @@ class LocalJob:
     def _failed(self, task: TaskId, attempt: AttemptNumber, error: BaseException) -> None:
         """The report comes first: nothing that follows may keep it back."""
         reason, permanent = error_text(error), is_permanent(error)
-        self._local.append(lambda: self._coordinator.handle(co.TaskFailed(now_ms(), attempt, task, reason, permanent)))
+        self.messages.append(lambda: self.coordinator.handle(co.TaskFailed(now_ms(), attempt, task, reason, permanent)))
         log_failure(log, f"task {task} of attempt {attempt} failed", error)
 
-    def _post(self, action: Callable[[], None]) -> None:
+    def post(self, action: Callable[[], None]) -> None:
         self._inbox.put(action)
 
     def _tell_coordinator(self, event: Callable[[], CoordinatorEvent]) -> None:
-        self._post(lambda: self._coordinator.handle(event()))
+        self.post(lambda: self.coordinator.handle(event()))
 
-    def _deliver(self, task: TaskId, event: ev.TaskEvent) -> None:
+    def deliver(self, task: TaskId, event: ev.TaskEvent) -> None:
         host = self._tasks.get(task)
         if host is not None:
-            self._guarded(task, host, lambda: host.handle(event))
+            self.guarded(task, host, lambda: host.handle(event))
 
-    def _drop_tasks(self) -> None:
+    def drop_tasks(self) -> None:
         for host in self._tasks.values():
             host.close()
         self._tasks.clear()
@@ -286,32 +286,32 @@ class LocalJob:
 
     def deploy(self, instruction: do.DeployAttempt) -> None:
         """Make a host for every task and restore it."""
-        self._drop_tasks()
-        self._pool.close()
-        self._pool = io_pool(self._context.graph, self._thread_died)
-        for task in self._context.graph.tasks():
+        self.drop_tasks()
+        self.pool.close()
+        self.pool = io_pool(self.context.graph, self._thread_died)
+        for task in self.context.graph.tasks():
             try:
                 self._tasks[task] = self._host(task, instruction.attempt)
             except BaseException as error:  # noqa: BLE001 (a function of the user is copied here, by its own code)
                 leave_if_forked(self._pid)
                 self._failed(task, instruction.attempt, error)
         for task, host in list(self._tasks.items()):
-            self._guarded(task, host, lambda host=host: host.restore(instruction.restore))  # type: ignore[misc]
+            self.guarded(task, host, lambda host=host: host.restore(instruction.restore))  # type: ignore[misc]
 
     def _host(self, task: TaskId, attempt: AttemptNumber) -> TaskHost:
-        descriptor = self._context.describe(task, attempt)
-        effects = TaskEffects(self._context, descriptor, retrying(self._open_store), now_ms)
+        descriptor = self.context.describe(task, attempt)
+        effects = TaskEffects(self.context, descriptor, retrying(self._open_store), now_ms)
         port = LocalTaskPort(self, task)
         port.host = TaskHost(TaskMachine(descriptor), effects, port)
         return port.host
 
     def end(self, instruction: do.EndJob) -> None:
         """The job is over: sweep and tell."""
-        self._drop_tasks()
-        state = self._coordinator.machine.state
-        tables = [] if state.commits else self._context.table_urls
+        self.drop_tasks()
+        state = self.coordinator.machine.state
+        tables = [] if state.commits else self.context.table_urls
         self._effects.sweep(state.kept, tables)
-        self._coordinator.halt()
+        self.coordinator.halt()
         self._lease.end()
         self._done.set_result(progress_of(state, {}))
 

@@ -4,31 +4,64 @@ from __future__ import annotations
 
 import logging
 import weakref
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from tidegate.actors.coordinator.messages import events as co
 from tidegate.actors.coordinator.messages import instructions as do
 from tidegate.actors.coordinator.messages.events import CoordinatorEvent
 from tidegate.actors.hosts.clock import monotonic_ms, now_ms
+from tidegate.actors.hosts.coordinator.coordinator_host import CoordinatorHost
+from tidegate.actors.hosts.job_context import JobContext
 from tidegate.actors.hosts.ports import TryAgain
 from tidegate.actors.hosts.task.task_host import TaskHost
+from tidegate.actors.hosts.threads import WorkerPool
 from tidegate.actors.protocol.identity import TaskId
 from tidegate.actors.runtimes.running_job import Answer
+from tidegate.actors.runtimes.timers import Timers
 from tidegate.actors.task.messages import events as ev
 from tidegate.actors.task.messages import instructions as task_do
 
-if TYPE_CHECKING:
-    from tidegate.actors.runtimes.local.local_job import LocalJob
-
 log = logging.getLogger(__name__)
+
+
+class JobOfPorts(Protocol):
+    """What ports ask of their job; `LocalJob` has it. For the job's own thread alone, but for what says otherwise."""
+
+    messages: deque[Callable[[], object]]
+    """What machines tell each other, in order; the loop takes them one by one."""
+    pool: WorkerPool
+    """Threads for the I/O of the tasks of the present attempt."""
+    coordinator_pool: WorkerPool
+    log_pool: WorkerPool
+    timers: Timers
+    timer_instructions: dict[str, do.SetTimer]
+    """The newest timer of each name; one that was set again does not fire for the old instruction."""
+    requests: dict[str, Future[Answer]]
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def context(self) -> JobContext: ...
+    @property
+    def coordinator(self) -> CoordinatorHost: ...
+    def deliver(self, task: TaskId, event: ev.TaskEvent) -> None: ...
+    def post(self, action: Callable[[], None]) -> None:
+        """Have the job's thread do something. Safe to call from any thread."""
+
+    def guarded(self, task: TaskId, host: TaskHost, action: Callable[[], bool | None]) -> bool: ...
+    def deploy(self, instruction: do.DeployAttempt) -> None: ...
+    def drop_tasks(self) -> None: ...
+    def end(self, instruction: do.EndJob) -> None: ...
+    def break_down(self, reason: str) -> None: ...
 
 
 class LocalTaskPort:
     """The world as one task of a local job sees it."""
 
-    def __init__(self, job: LocalJob, task: TaskId) -> None:
+    def __init__(self, job: JobOfPorts, task: TaskId) -> None:
         self._job = job
         self._task = task
         self.host: TaskHost | None = None
@@ -40,26 +73,26 @@ class LocalTaskPort:
         return monotonic_ms()
 
     def send_frame(self, frame: task_do.SendFrame) -> None:
-        receiver = self._job._context.graph.receiver(frame.channel)
+        receiver = self._job.context.graph.receiver(frame.channel)
         event = ev.FrameArrived(now_ms(), frame.attempt, frame.channel, frame.first_sequence, frame.elements)
-        self._job._local.append(lambda: self._job._deliver(receiver, event))
+        self._job.messages.append(lambda: self._job.deliver(receiver, event))
 
     def grant_credit(self, grant: task_do.GrantCredit) -> None:
-        sender = self._job._context.graph.sender(grant.channel)
+        sender = self._job.context.graph.sender(grant.channel)
         event = ev.CreditGranted(now_ms(), grant.attempt, grant.channel, grant.total_bytes, grant.window_bytes)
-        self._job._local.append(lambda: self._job._deliver(sender, event))
+        self._job.messages.append(lambda: self._job.deliver(sender, event))
 
     def report(self, event: CoordinatorEvent) -> None:
-        self._job._local.append(lambda: self._job._coordinator.handle(event))
+        self._job.messages.append(lambda: self._job.coordinator.handle(event))
 
     def run_io(self, work: Callable[[], ev.TaskEvent | TryAgain | None]) -> None:
         host = self.host
         assert host is not None
 
         def done(future: Future[ev.TaskEvent | TryAgain | None]) -> None:
-            self._job._post(lambda: self._finish_io(host, future))
+            self._job.post(lambda: self._finish_io(host, future))
 
-        self._job._pool.submit(work, done)
+        self._job.pool.submit(work, done)
 
     def _finish_io(self, host: TaskHost, future: Future[ev.TaskEvent | TryAgain | None]) -> None:
         def finish() -> None:
@@ -67,16 +100,16 @@ class LocalTaskPort:
             if event is not None:
                 host.handle(event)
 
-        self._job._guarded(self._task, host, finish)
+        self._job.guarded(self._task, host, finish)
 
     def call_later(self, delay_ms: int, action: Callable[[], None]) -> None:
         host = self.host
         assert host is not None
 
         def act() -> None:
-            self._job._guarded(self._task, host, action)
+            self._job.guarded(self._task, host, action)
 
-        self._job._timers.after(delay_ms, act)
+        self._job.timers.after(delay_ms, act)
 
     def set_timer(self, instruction: task_do.SetTaskTimer, delay_ms: int) -> None:
         assert self.host is not None
@@ -87,15 +120,15 @@ class LocalTaskPort:
             host = weak()
             if host is not None:
                 event = ev.TimerDue(now_ms(), instruction.timer, instruction.due_at_ms)
-                job._guarded(task, host, lambda: host.handle(event))
+                job.guarded(task, host, lambda: host.handle(event))
 
-        job._timers.after(delay_ms, due)
+        job.timers.after(delay_ms, due)
 
 
 class LocalCoordinatorPort:
     """The world as the coordinator of a local job sees it."""
 
-    def __init__(self, job: LocalJob) -> None:
+    def __init__(self, job: JobOfPorts) -> None:
         self._job = job
 
     def now_ms(self) -> int:
@@ -108,41 +141,41 @@ class LocalCoordinatorPort:
         self._job.deploy(instruction)
 
     def cancel_attempt(self, instruction: do.CancelAttempt) -> None:
-        self._job._drop_tasks()
+        self._job.drop_tasks()
 
     def tell(self, task: TaskId, event: ev.TaskEvent) -> None:
-        self._job._local.append(lambda: self._job._deliver(task, event))
+        self._job.messages.append(lambda: self._job.deliver(task, event))
 
     def run_io(self, work: Callable[[], CoordinatorEvent | None]) -> None:
         def finish(future: Future[CoordinatorEvent | None]) -> None:
             event = future.result()
             if event is not None:
-                self._job._coordinator.handle(event)
+                self._job.coordinator.handle(event)
 
-        self._job._coordinator_pool.submit(work, lambda future: self._job._post(lambda: finish(future)))
+        self._job.coordinator_pool.submit(work, lambda future: self._job.post(lambda: finish(future)))
 
     def append(self, work: Callable[[], None], done: Callable[[BaseException | None], None]) -> None:
         def finish(future: Future[None]) -> None:
-            self._job._post(lambda: done(future.exception()))
+            self._job.post(lambda: done(future.exception()))
 
-        self._job._log_pool.submit(work, finish)
+        self._job.log_pool.submit(work, finish)
 
     def set_timer(self, instruction: do.SetTimer, delay_ms: int) -> None:
         timer = instruction.timer
-        self._job._named[timer] = instruction
+        self._job.timer_instructions[timer] = instruction
 
         def fire() -> None:
-            if self._job._named.get(timer) is instruction:
-                del self._job._named[timer]
-                self._job._coordinator.handle(co.TimerFired(now_ms(), timer))
+            if self._job.timer_instructions.get(timer) is instruction:
+                del self._job.timer_instructions[timer]
+                self._job.coordinator.handle(co.TimerFired(now_ms(), timer))
 
-        self._job._timers.after(delay_ms, fire)
+        self._job.timers.after(delay_ms, fire)
 
     def call_later(self, delay_ms: int, action: Callable[[], None]) -> None:
-        self._job._timers.after(delay_ms, action)
+        self._job.timers.after(delay_ms, action)
 
     def complete_request(self, instruction: do.CompleteRequest) -> None:
-        future = self._job._requests.pop(instruction.request, None)
+        future = self._job.requests.pop(instruction.request, None)
         if future is not None:
             future.set_result(Answer(instruction.checkpoint_id, instruction.error, instruction.path))
 
@@ -155,4 +188,4 @@ class LocalCoordinatorPort:
 
     def halt(self, reason: str) -> None:
         log.error("job %s has failed: its coordinator stops: %s", self._job.name, reason)
-        self._job._break_down(f"the coordinator stopped: {reason}")
+        self._job.break_down(f"the coordinator stopped: {reason}")

@@ -1,0 +1,119 @@
+"""Packages that offer public names load nothing for them, and type checkers know each name and no other."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+from repository import PACKAGE, ROOT
+
+FACES = ("tidegate", "tidegate.recovery", "tidegate.spark_bridge")
+
+PUBLIC = """
+    MAX_WATERMARK_MS MIN_WATERMARK_MS Aggregate AggregateFunction AggregatingState BroadcastContext
+    BroadcastProcessFunction BroadcastState CheckpointConfig CheckpointError CoProcessFunction CollectedRows
+    ConfigurationError ConnectedStreams CorruptionError DataPlaneOptions Job JobFailedError JobProgress JobTimeoutError
+    KeyedBroadcastProcessFunction KeyedStream ListState MapState MasterHook OperatorError OperatorListState OutputTable
+    Pickled ProcessContext ProcessFunction ReadResult ReducingState RestartStrategy Source SourceReader SourceSplit
+    StateTtl StorageError Stream StreamEnvironment TableError TidegateError TimeDomain TimerService ValueState count
+    load_config max mean min sum
+"""
+"""What `import tidegate as tg` offers. A name that is added here is a promise; one that goes breaks programs."""
+
+
+def loaded_by(code: str) -> set[str]:
+    """The modules that a fresh Python has loaded for this code, and would not have without it."""
+    script = (
+        f"import sys\nbefore = set(sys.modules)\n{code}\nprint(*sorted(set(sys.modules) - before), file=sys.stderr)"
+    )
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    return set(run.stderr.split())
+
+
+def ours_and_libraries(modules: set[str]) -> tuple[set[str], set[str]]:
+    """Modules of tidegate, and top names of those that come neither from it nor with Python."""
+    top = {module.split(".")[0] for module in modules}
+    return {m for m in modules if m.split(".")[0] == "tidegate"}, top - set(sys.stdlib_module_names) - {"tidegate"}
+
+
+def test_importing_tidegate_loads_nothing() -> None:
+    """`import tidegate` costs two small modules, and no library."""
+    assert ours_and_libraries(loaded_by("import tidegate")) == ({"tidegate", "tidegate.lazy_names"}, set())
+
+
+@pytest.mark.parametrize("module", ["tidegate.storage.ids", "tidegate.storage.errors"])
+def test_a_small_module_is_small(module: str) -> None:
+    """A module that needs nothing loads nothing but the packages that it lies in."""
+    ours, libraries = ours_and_libraries(loaded_by(f"import {module}"))
+    assert ours == {"tidegate", "tidegate.lazy_names", "tidegate.storage", module}
+    assert libraries == set()
+
+
+def test_an_error_is_there_without_the_house() -> None:
+    """To catch an error of tidegate nobody has to load what raises it."""
+    assert ours_and_libraries(loaded_by("import tidegate as tg; tg.StorageError"))[1] == set()
+
+
+def test_help_of_the_command_loads_no_data_libraries() -> None:
+    """`tidegate --help` answers at once: it loads the library of the command line, and little else."""
+    code = "import sys; sys.argv = ['tidegate', '--help']\nfrom tidegate.cli import main\n"
+    code += "try:\n    main()\nexcept SystemExit:\n    pass"
+    ours, libraries = ours_and_libraries(loaded_by(code))
+    assert libraries & {"numpy", "pyarrow", "polars", "numba", "ray", "pyspark", "fsspec", "rich", "pydantic"} == set()
+    assert len(ours) < 10
+
+
+def test_subpackages_answer_without_being_imported() -> None:
+    """`tg.recovery.latest` works in a process that has imported `tidegate` alone; so does `tg.testing`."""
+    code = "import tidegate as tg; print(tg.recovery.latest.__name__, tg.testing.Faults.__name__)"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.split() == ["latest", "Faults"]
+
+
+def test_public_names_are_these() -> None:
+    """The list above, and what `tidegate` says of itself."""
+    assert sorted(PUBLIC.split()) == sorted(import_module("tidegate").__all__)
+
+
+@pytest.mark.parametrize("face", FACES)
+def test_every_name_leads_to_what_type_checkers_see(face: str) -> None:
+    """The table of lazy names, the imports for type checkers and `__all__` say the same."""
+    package = import_module(face)
+    tree = ast.parse((PACKAGE / Path(*face.split(".")[1:]) / "__init__.py").read_text())
+    imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module != "__future__"]
+    seen = {alias.name: node.module for node in imports for alias in node.names if node.module is not None}
+    del seen["TYPE_CHECKING"], seen["lazy_names"]
+    assert set(seen) == set(package.__all__) <= set(dir(package))
+    for name, module in seen.items():
+        assert getattr(package, name) is getattr(import_module(module), name)
+
+
+@pytest.mark.parametrize("face", FACES)
+def test_a_name_that_is_none_is_an_attribute_error(face: str) -> None:
+    """As of any module, so that `hasattr` and `from ... import` say what they always say."""
+    with pytest.raises(AttributeError, match=f"module '{face}' has no attribute 'NoSuchName'"):
+        _ = import_module(face).NoSuchName
+
+
+@pytest.mark.parametrize("face", FACES)
+def test_mypy_refuses_a_name_that_is_none(face: str, tmp_path: Path) -> None:
+    """A `__getattr__` that type checkers can see would make them accept every name."""
+    name = import_module(face).__all__[-1]
+    program = tmp_path / "program.py"
+    program.write_text(f"import {face} as face\n\nprint(face.{name}, face.NoSuchName)\n")
+    files = [program, *(PACKAGE / Path(*part.split(".")[1:]) / "__init__.py" for part in {"tidegate", face})]
+    run = subprocess.run(
+        [sys.executable, "-m", "mypy", "--config-file", "", "--cache-dir", tmp_path, "--follow-imports=skip", *files],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    errors = [line for line in run.stdout.splitlines() if "error:" in line]
+    assert len(errors) == 1, run.stdout + run.stderr
+    assert "program.py:3" in errors[0]
+    assert 'Module has no attribute "NoSuchName"' in errors[0]

@@ -1,0 +1,63 @@
+"""`Program`: what a driver script has strung together since its environment last executed something.
+
+An environment has one for life, and clears it when a job has taken what was in it. Streams know the program that they
+belong to, and nothing of the environment.
+"""
+
+from __future__ import annotations
+
+from tidegate.actors.graph.stream_graph import StreamNode
+from tidegate.actors.sources.master_hooks import MasterHook
+from tidegate.api.given_names import check_name, check_uid
+from tidegate.api.output_tables import CollectedRows, OutputTable
+from tidegate.api.stream_columns import check_plain
+from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.files.store import OpenStore
+from tidegate.storage.ids import OperatorUid
+
+_NAME_IN_UID_CHARACTERS = 100
+
+
+class Program:
+    """Operators, output tables, collected streams and master hooks, in the order in which they were added."""
+
+    def __init__(self, parallelism: int, open_store: OpenStore) -> None:
+        self.parallelism = parallelism
+        """That of operators for which none is named."""
+        self.open_store = open_store
+        self.given_up = False
+        """Whether it was to be executed and could not be; the next source begins another one."""
+        self.clear()
+
+    def clear(self) -> None:
+        """Begin another program: streams made so far belong to none."""
+        self.nodes: list[StreamNode] = []
+        self.tables: list[OutputTable] = []
+        self.collected: list[CollectedRows] = []
+        self.hooks: list[MasterHook] = []
+        self.given_up = False
+
+    def new_uid(self, name: str, uid: str | None) -> OperatorUid:
+        """The uid given, or one made of the operator's name and its place in the program."""
+        check_name("an operator's name", "name", name)
+        if uid is None:
+            uid = f"{name.replace('/', '-')[:_NAME_IN_UID_CHARACTERS]}-{len(self.nodes)}"
+        check_uid(uid, name)
+        return OperatorUid(uid)
+
+    def add_node(self, node: StreamNode) -> None:
+        """An operator was added to a stream. ConfigurationError for a stream of a program that is over."""
+        if node.schema is not None:
+            check_plain(node.schema, f"operator {node.name!r}")
+        if any(upstream not in self.nodes for upstream, _ in node.inputs):
+            raise ConfigurationError(
+                f"operator {node.name!r} follows a stream of an earlier program: execute() begins a new one, so make "
+                "its streams from their sources again"
+            )
+        self.nodes.append(node)
+
+    def add_table(self, table: OutputTable) -> None:
+        """A stream writes to a table."""
+        if any(other.url == table.url for other in self.tables):
+            raise ConfigurationError(f"two streams of one job write to {table.url}; join them with union first")
+        self.tables.append(table)

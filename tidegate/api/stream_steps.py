@@ -1,0 +1,289 @@
+"""`StreamSteps`: the steps of a stream that lead to another stream of the same kind: maps, filters, event time.
+
+`Stream` adds what leads elsewhere: to keyed and connected streams, and to tables.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from datetime import timedelta
+from functools import partial
+from typing import Any, Self
+
+import polars as pl
+import pyarrow as pa
+
+from tidegate.actors.graph.stream_graph import StreamNode
+from tidegate.actors.operators.batch_rows import check_batch_rows
+from tidegate.actors.operators.batches.expressions import FilterExpr, Select, WithColumns
+from tidegate.actors.operators.batches.stateless import BatchResult, FilterRows, FlatMap, Map, MapBatches, Row
+from tidegate.actors.operators.batches.watermark_generator import WatermarkGenerator, check_timestamp_column
+from tidegate.actors.operators.operator import OperatorFactory
+from tidegate.actors.operators.rows.process_functions import ProcessFunction
+from tidegate.actors.operators.rows.process_operator import ProcessOperator
+from tidegate.actors.protocol.partitioning import Partitioning, PartitioningKind
+from tidegate.api.program import Program
+from tidegate.api.stream_columns import (
+    computed_columns,
+    name_after,
+    passed_columns,
+    reads_only,
+    schema_after,
+)
+from tidegate.api.updating import Updating
+from tidegate.storage.units import parse_duration_ms
+
+log = logging.getLogger(__name__)
+
+StreamInput = tuple[StreamNode, Partitioning | None]
+
+
+class StreamSteps:
+    """Batches of rows with the same columns, as they pass from operator to operator."""
+
+    def __init__(
+        self,
+        program: Program,
+        inputs: tuple[StreamInput, ...],
+        keyed_by: tuple[str, ...] = (),
+        timestamp: str | None = None,
+        updating: Updating | None = None,
+    ) -> None:
+        self._program = program
+        self._inputs = inputs
+        self._updating = updating
+        """What the rows are versions of; None where each row stands for itself."""
+        self.timestamp = timestamp
+        """Column of event time, as far as the rows have it; None where none was named."""
+        self._keyed_by = keyed_by
+        """Columns whose values decide in which subtask a row is; empty where that is not known."""
+
+    @property
+    def schema(self) -> pa.Schema | None:
+        """Columns, if they are known already."""
+        return self._inputs[0][0].schema
+
+    @property
+    def is_broadcast(self) -> bool:
+        """Whether every subtask of the next operator gets all rows."""
+        return all(p is not None and p.kind is PartitioningKind.BROADCAST for _, p in self._inputs)
+
+    @property
+    def program(self) -> Program:
+        """What the stream is part of."""
+        return self._program
+
+    def map_batches(
+        self,
+        fn: Callable[[pa.RecordBatch], BatchResult],
+        *,
+        schema: pa.Schema | None = None,
+        name: str = "map_batches",
+        uid: str | None = None,
+        parallelism: int | None = None,
+        batch_rows: tuple[int, int] | None = None,
+    ) -> Self:
+        """Call `fn` with each Arrow batch. It returns a batch, a table, a polars DataFrame, or None.
+
+        `schema` is that of the result; give it where a table or an aggregation follows. Behind an aggregate that emits
+        updates `fn` must keep every row and its keys.
+        """
+        updating = self._updates_with(schema, name)
+        return self._then(lambda: MapBatches(fn, schema), schema, name, uid, parallelism, batch_rows, updating=updating)
+
+    def map(
+        self,
+        fn: Callable[[Row], Mapping[str, Any]],
+        *,
+        schema: pa.Schema | None = None,
+        name: str = "map",
+        uid: str | None = None,
+        parallelism: int | None = None,
+        batch_rows: tuple[int, int] | None = None,
+    ) -> Self:
+        """Call `fn` with each row as a dict; it returns the new row. Row-wise, so slower than `with_columns`."""
+        updating = self._updates_with(schema, name)
+        return self._then(lambda: Map(fn, schema), schema, name, uid, parallelism, batch_rows, updating=updating)
+
+    def flat_map(
+        self,
+        fn: Callable[[Row], Iterable[Mapping[str, Any]]],
+        *,
+        schema: pa.Schema | None = None,
+        name: str = "flat_map",
+        uid: str | None = None,
+        parallelism: int | None = None,
+        batch_rows: tuple[int, int] | None = None,
+    ) -> Self:
+        """Call `fn` with each row as a dict; it returns any number of new rows."""
+        return self._then(lambda: FlatMap(fn, schema), schema, name, uid, parallelism, batch_rows)
+
+    def filter(
+        self,
+        condition: Callable[[Row], bool] | pl.Expr,
+        *,
+        name: str = "filter",
+        uid: str | None = None,
+        parallelism: int | None = None,
+        batch_rows: tuple[int, int] | None = None,
+    ) -> Self:
+        """Keep the rows for which a polars expression, or a function of the row, is true.
+
+        An expression must work row by row, here and in `with_columns` and `select`: ConfigurationError for `cum_sum`,
+        `shift`, `over` and others that look at more than one row.
+        """
+        if not isinstance(condition, pl.Expr):
+            return self._then(partial(FilterRows, condition), self.schema, name, uid, parallelism, batch_rows)
+        schema_after(FilterExpr(condition), self.schema)
+        updating = self._updating
+        if updating is not None and not reads_only(condition, updating.keys):
+            raise updating.refuse(repr(name), "it would drop newer versions of rows whose old ones have passed")
+        return self._then(partial(FilterExpr, condition), self.schema, name, uid, parallelism, updating=updating)
+
+    def with_columns(
+        self, *expressions: pl.Expr, name: str = "with_columns", uid: str | None = None, parallelism: int | None = None
+    ) -> Self:
+        """Add columns computed by polars expressions, or replace those of the same name."""
+        schema = schema_after(WithColumns(*expressions), self.schema)
+        untouched = {column: column for column in self._own_columns() - computed_columns(expressions, self.schema)}
+        passed = {**untouched, **passed_columns(expressions, self.schema)}
+        return self._computed(lambda: WithColumns(*expressions), schema, passed, name, uid, parallelism)
+
+    def select(
+        self, *expressions: pl.Expr | str, name: str = "select", uid: str | None = None, parallelism: int | None = None
+    ) -> Self:
+        """Keep only these columns: names, or polars expressions. Event time follows its column to another name."""
+        schema = schema_after(Select(*expressions), self.schema)
+        passed = passed_columns(expressions, self.schema)
+        return self._computed(lambda: Select(*expressions), schema, passed, name, uid, parallelism)
+
+    def assign_timestamps(
+        self,
+        column: str,
+        max_out_of_orderness: str | timedelta | int = 0,
+        *,
+        name: str = "assign_timestamps",
+        uid: str | None = None,
+        parallelism: int | None = None,
+    ) -> Self:
+        """Take event time from a column: a timestamp, a date, or int64 milliseconds since 1970.
+
+        After each batch a watermark says that no row with a timestamp more than `max_out_of_orderness` (a duration)
+        before the greatest so far is expected any more. It takes the place of earlier event time.
+        """
+        if self.schema is not None:
+            check_timestamp_column(self.schema, column)
+        delay_ms = parse_duration_ms(max_out_of_orderness, setting="max_out_of_orderness")
+        # In the subtasks that make the rows: a watermark is best where the order is still that of the source.
+        parallelism = parallelism if parallelism is not None else self._inputs[0][0].parallelism
+        updating = self._updating
+        timed = self._then(
+            lambda: WatermarkGenerator(column, delay_ms), self.schema, name, uid, parallelism, updating=updating
+        )
+        return type(self)(self._program, timed._inputs, (), column, updating)
+
+    def process(
+        self,
+        function: ProcessFunction,
+        *,
+        schema: pa.Schema | None = None,
+        name: str = "process",
+        uid: str | None = None,
+        parallelism: int | None = None,
+        batch_rows: tuple[int, int] | None = None,
+    ) -> Self:
+        """Call a `tg.ProcessFunction` with each row. Without key_by there is neither keyed state nor timers.
+
+        `schema` is that of the rows that it returns; give it where a table, an aggregation or a key follows.
+        """
+        timestamps = (self.timestamp,)
+        (factory := partial(ProcessOperator, function, ((),), timestamps, schema))()
+        return self._then(factory, schema, name, uid, parallelism, batch_rows)
+
+    def rebalance(self) -> Self:
+        """Deal batches out evenly over the subtasks of the next operator."""
+        if self._updating is not None:
+            raise self._updating.refuse("rebalance", "versions of one row would overtake each other")
+        return self._partitioned(Partitioning(PartitioningKind.REBALANCE))
+
+    def broadcast(self) -> Self:
+        """Send every batch to every subtask of the next operator."""
+        if self._updating is not None:
+            raise self._updating.refuse("broadcast")
+        return self._partitioned(Partitioning(PartitioningKind.BROADCAST))
+
+    def _partitioned(self, partitioning: Partitioning) -> Self:
+        inputs = tuple((node, partitioning) for node, _ in self._inputs)
+        return type(self)(self._program, inputs, (), self.timestamp, self._updating)
+
+    def _in_order(self, parallelism: int | None) -> Self:
+        """This stream, so partitioned that versions of a row do not overtake each other at another parallelism."""
+        upstream, partitioning = self._inputs[0]
+        parallelism = parallelism if parallelism is not None else self._program.parallelism
+        if self._updating is None or partitioning is not None or upstream.parallelism == parallelism:
+            return self
+        return self._partitioned(Partitioning(PartitioningKind.HASH, self._updating.keys))
+
+    def _own_columns(self) -> set[str]:
+        """Columns of the stream, as far as they matter and are known."""
+        if self.schema is not None:
+            return set(self.schema.names)
+        keys = () if self._updating is None else self._updating.keys
+        return {*keys, *(() if self.timestamp is None else (self.timestamp,))}
+
+    def _updates_with(self, schema: pa.Schema | None, name: str) -> Updating | None:
+        """The updates after a function that keeps each row; its result must have the keys."""
+        if self._updating is None or schema is None:
+            return self._updating
+        return self._updating.renamed(repr(name), {column: column for column in schema.names})
+
+    def _computed(
+        self,
+        factory: OperatorFactory,
+        schema: pa.Schema | None,
+        passed: Mapping[str, str],
+        name: str,
+        uid: str | None,
+        parallelism: int | None,
+    ) -> Self:
+        """What expressions make of the rows, of which they pass some columns on as they are."""
+        updating = None if self._updating is None else self._updating.renamed(repr(name), passed)
+        result = self._then(factory, schema, name, uid, parallelism, updating=updating)
+        renamed = None if self.timestamp is None else name_after(self.timestamp, passed)
+        if self.timestamp is not None and renamed is None and result.timestamp is None:
+            said = "%s (uid %r) drops the column of event time, %r: rows after it have no timestamp; keep the column"
+            log.warning(said, name, result._inputs[0][0].uid, self.timestamp)
+        return type(self)(self._program, result._inputs, (), renamed or result.timestamp, updating)
+
+    def _then(
+        self,
+        factory: OperatorFactory,
+        schema: pa.Schema | None,
+        name: str,
+        uid: str | None,
+        parallelism: int | None,
+        batch_rows: tuple[int, int] | None = None,
+        table: str | None = None,
+        second: StreamSteps | None = None,
+        updating: Updating | None = None,
+    ) -> Self:
+        """The stream behind a new operator. `updating` says that it can follow updates, and what its own rows are."""
+        for stream in (self,) if second is None else (self, second):
+            if stream._updating is not None and updating is None:
+                raise stream._updating.refuse(repr(name))
+        inputs = (self._in_order(parallelism)._inputs, () if second is None else second._inputs)
+        node = StreamNode(
+            uid=self._program.new_uid(name, uid),
+            name=name,
+            parallelism=parallelism if parallelism is not None else self._program.parallelism,
+            schema=schema,
+            factory=factory,
+            table=table,
+            inputs=inputs[0] + inputs[1],
+            ordinals=(0,) * len(inputs[0]) + (1,) * len(inputs[1]),
+            batch_rows=check_batch_rows(name, batch_rows),
+        )
+        self._program.add_node(node)
+        kept = schema is None or self.timestamp in schema.names
+        return type(self)(self._program, ((node, None),), (), self.timestamp if kept else None, updating)

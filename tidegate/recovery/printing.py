@@ -1,0 +1,107 @@
+"""Shows checkpoints and entries of event logs on a terminal: what the commands in `command.py` print."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.pretty import Pretty
+from rich.table import Table
+
+from tidegate.recovery.checkpoints import CheckpointSummary
+from tidegate.storage.checkpoints.event_log import EventLog, LogEntry
+from tidegate.storage.checkpoints.metadata import CheckpointMetadata, SectionRef, StateHandle, SubtaskState
+from tidegate.storage.errors import CodecError, CorruptionError
+
+
+def print_checkpoints(summaries: Iterable[CheckpointSummary]) -> None:
+    """Print a table of checkpoints and savepoints."""
+    table = Table("checkpoint", "job", "triggered (UTC)", "state bytes", "subtasks", "condition")
+    for summary in summaries:
+        table.add_row(*(escape(cell) for cell in _row(summary)))
+    _console().print(table)
+
+
+def print_checkpoint(metadata: CheckpointMetadata) -> None:
+    """Print what a checkpoint or savepoint holds: its operators and their states."""
+    console = _console()
+    kind = "void (given up)" if metadata.void else "final" if metadata.final else "completed"
+    what = "Savepoint" if metadata.origin_root is not None else "Checkpoint"
+    console.print(
+        f"{what} {metadata.checkpoint_id} of job {metadata.job_id}, {kind}, attempt {metadata.attempt}, "
+        f"triggered {_time(metadata.triggered_at_ms)} UTC, {metadata.size_bytes:,} bytes of state",
+        markup=False,
+    )
+    if metadata.restored_from:
+        console.print(f"The job was restored from {metadata.restored_from}", markup=False)
+    operators = Table("operator uid", "name", "vertex", "parallelism", "max", title="Operators", title_justify="left")
+    for operator in metadata.operators:
+        cells = (operator.uid, operator.name, operator.vertex, operator.parallelism, operator.max_parallelism)
+        operators.add_row(*(escape(str(cell)) for cell in cells))
+    console.print(operators)
+    console.print(_states(metadata))
+
+
+def print_entry(log: EventLog, index: int) -> bool:
+    """Print one entry, or why it can't be read; whether it could."""
+    try:
+        entry: LogEntry = log.read(index)
+    except (CodecError, CorruptionError) as error:
+        typer.echo(f"{index:>6}  {error}", err=True)
+        return False
+    typer.echo(f"{index:>6}  {_time(entry.at_ms)}  generation {entry.generation}")
+    console = _console()
+    for event in entry.events:
+        console.print("       ", Pretty(event, max_string=120, max_length=12))
+    return True
+
+
+def _row(summary: CheckpointSummary) -> Iterator[str]:
+    readable = summary.verified is not False
+    yield summary.path
+    yield summary.job_name
+    yield _time(summary.triggered_at_ms) if readable else "?"
+    yield f"{summary.size_bytes:,}" if readable else "?"
+    yield str(summary.subtasks) if readable else "?"
+    yield "readable" if readable else f"damaged: {summary.reason}"
+
+
+def _states(metadata: CheckpointMetadata) -> Table:
+    table = Table("vertex", "subtask", "operator uid or edge", "state", "kind", "rows", "bytes", "where", title="State")
+    table.title_justify = "left"
+    for subtask in metadata.subtasks:
+        for cells in _state_rows(subtask):
+            table.add_row(*(escape(str(cell)) for cell in (subtask.vertex, subtask.subtask, *cells)))
+    return table
+
+
+def _state_rows(subtask: SubtaskState) -> Iterator[tuple[str, ...]]:
+    layers = [(f", layer {number}", handle) for number, handle in enumerate(subtask.layers)]
+    whole = [] if subtask.handle is None else [("", subtask.handle)]
+    for note, handle in (*layers, *whole):
+        for section in handle.sections:
+            kind = f"{section.kind.value}{note}{', removed keys' if section.removed else ''}"
+            yield _section_row(section, kind, handle)
+    for native in subtask.native:
+        yield native.uid, "", f"keyed, {native.backend}", "?", f"{native.size_bytes:,}", f"{len(native.files)} files"
+    if subtask.in_flight is not None:
+        for section in subtask.in_flight.sections:
+            yield _section_row(section, "in flight", subtask.in_flight)
+
+
+def _section_row(section: SectionRef, kind: str, handle: StateHandle) -> tuple[str, ...]:
+    rows, size = f"{section.rows:,}", f"{section.length_bytes:,}"
+    return section.uid, section.state, kind, rows, size, handle.path or "inlined"
+
+
+def _time(at_ms: int) -> str:
+    return datetime.fromtimestamp(at_ms / 1000, UTC).isoformat(sep=" ", timespec="milliseconds").removesuffix("+00:00")
+
+
+def _console() -> Console:
+    """A console on the present standard output; wide enough for whole paths when that is no terminal."""
+    console = Console()
+    return console if console.is_terminal else Console(width=240)

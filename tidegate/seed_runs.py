@@ -1,0 +1,102 @@
+"""Runs simulations for a range of seeds, in this process or in several; `tidegate simulate` shows what they report."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import logging
+import multiprocessing
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tidegate.storage.errors import ConfigurationError
+from tidegate.testing import Faults, SimulatedPipeline, SimulationReport, simulate_random
+
+SEEDS_A_TASK = 8
+"""Seeds that a worker process is given at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a worker runs; `pipeline` None: random scenarios."""
+
+    pipeline: str | None
+    faults: Faults
+    parallelism: int
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """What a simulated coordinator warns of is what the simulation does to it on purpose."""
+    logger = logging.getLogger("tidegate")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+@contextmanager
+def reports_of(work: Work, seeds: range, workers: int) -> Iterator[Iterator[SimulationReport]]:
+    """The reports of all seeds, in order, made by this process or by several."""
+    processes = workers if workers > 0 else os.cpu_count() or 1
+    if processes == 1:
+        run = _runner(work)
+        yield map(run, seeds)
+        return
+    # Fresh processes: this one may have threads, which a fork would leave behind in the middle of something.
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(processes, _start_worker, (work,)) as pool:
+        yield pool.imap(_run_seed, seeds, SEEDS_A_TASK)
+
+
+def _runner(work: Work) -> Callable[[int], SimulationReport]:
+    if work.pipeline is None:
+        return simulate_random
+    pipeline = SimulatedPipeline(_load(work.pipeline), parallelism=work.parallelism)
+    return lambda seed: pipeline.run(seed, work.faults)
+
+
+_run: Callable[[int], SimulationReport]
+
+
+def _start_worker(work: Work) -> None:
+    global _run
+    logging.getLogger("tidegate").setLevel(logging.CRITICAL)
+    _run = _runner(work)
+
+
+def _run_seed(seed: int) -> SimulationReport:
+    report = _run(seed)
+    # The history is large, and only that of a violation is looked at.
+    return report.without_history() if report.ok else report
+
+
+def _load(reference: str) -> Callable[..., Any]:
+    place, separator, name = reference.rpartition(":")
+    if not separator:
+        raise ConfigurationError(f"{reference!r}: write MODULE:FUNC or FILE.py:FUNC")
+    if place.endswith(".py"):
+        path = Path(place).resolve()
+        spec = importlib.util.spec_from_file_location(path.stem, path)
+        if spec is None or spec.loader is None or not path.exists():
+            raise ConfigurationError(f"{place} is not there, or no Python file")
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[path.stem] = module
+        spec.loader.exec_module(module)
+    else:
+        try:
+            module = importlib.import_module(place)
+        except ModuleNotFoundError as error:
+            raise ConfigurationError(f"there is no module {place!r} (from {reference!r}): {error}") from error
+    function = getattr(module, name, None)
+    if not callable(function):
+        raise ConfigurationError(f"{place} has no function {name!r}")
+    found: Callable[..., Any] = function
+    return found
