@@ -54,6 +54,13 @@ class ProtocolError(TidegateError):
     """
 
 
+class InvariantError(TidegateError, AssertionError):
+    """What must always hold does not, inside one machine: a fault of tidegate itself. The text says what was broken.
+
+    It ends the job, or the attempt, before harm is done. Unlike an `assert` it is there under `python -O` as well.
+    """
+
+
 class TableError(TidegateError):
     """An output table does not fit what a job wants to do with it."""
 

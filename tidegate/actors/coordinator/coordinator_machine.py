@@ -11,18 +11,22 @@ the log (dropping the instructions) gives the same state. Rules that it keeps:
 - Checkpoint ids are never used twice, failed or not.
 - A job that is stopped ends after its savepoint, or goes on as if nobody had asked.
 
-The tables of what a job and a checkpoint can go through are in `phases`; how checkpoints are taken is in `checkpoints`
-and `writing`. An event costs the same however many tasks there are, but for those that start or end a checkpoint.
+`invariants.py` has these rules as predicates, and says why each is as it is; they are checked after every event, and
+before anything that cannot be taken back.
+
+The tables of what a job and a checkpoint can go through are in `job/phases.py`; how checkpoints are taken is in
+`checkpoints/`. An event costs the same however many tasks there are, but for those that start or end a checkpoint.
 """
 
 from __future__ import annotations
 
 from functools import singledispatchmethod
 
+from tidegate.actors.coordinator import invariants
 from tidegate.actors.coordinator.checkpoints.checkpoint_keeper import CheckpointKeeper
 from tidegate.actors.coordinator.checkpoints.fallback import pass_over
 from tidegate.actors.coordinator.deployment import Deployer
-from tidegate.actors.coordinator.job.phases import JobInput, JobStatus, PendingPhase
+from tidegate.actors.coordinator.job.phases import JobInput, JobStatus
 from tidegate.actors.coordinator.messages import events as ev
 from tidegate.actors.coordinator.messages import instructions as do
 from tidegate.actors.coordinator.requests.checkpoint_properties import keeps_checkpoints
@@ -35,7 +39,6 @@ from tidegate.storage.errors import ProtocolError
 
 FAILURES_REMEMBERED_MAX = 100_000
 
-_OVER_PHASES = (PendingPhase.COMPLETED, PendingPhase.FAILED)
 _OVER = {
     JobStatus.FINISHED: JobInput.OVER_FINISHED,
     JobStatus.FAILED: JobInput.OVER_FAILED,
@@ -66,7 +69,7 @@ class CoordinatorMachine:
             if not self._context.nothing_follows:
                 self._proceed(event.at_ms)
         self._context.nothing_follows = False
-        self._validate()
+        invariants.check_state(self.state)
         instructions = list(self._instructions)
         self._instructions.clear()
         return instructions
@@ -93,7 +96,7 @@ class CoordinatorMachine:
 
     @_on.register
     def _on_started(self, event: ev.CoordinatorStarted) -> None:
-        if event.generation <= self.state.generation:
+        if not invariants.is_newer(self.state, event.generation):
             raise ProtocolError(f"generation {event.generation} follows {self.state.generation}")
         self.state.generation = event.generation
         self.state.storage_away = False
@@ -311,9 +314,7 @@ class CoordinatorMachine:
         if state.status is JobStatus.RUNNING:
             self._checkpoints.writer.proceed(at_ms)
         self._judge(at_ms)
-        # What is committed late is hidden with the rest when tables are taken back.
-        committed = state.fallback is None or not state.commits
-        if state.status is JobStatus.RESTARTING and state.restart_due and not state.pending and committed:
+        if state.status is JobStatus.RESTARTING and state.restart_due and invariants.is_fate_known(state):
             self._deployer.deploy(at_ms)
         elif state.status is JobStatus.RUNNING:
             self._checkpoints.trigger_if_due(at_ms)
@@ -375,26 +376,3 @@ class CoordinatorMachine:
             self._checkpoints.discards.savepoint_done(event.checkpoint_id)
         elif isinstance(event, ev.SavepointWritten | ev.SavepointWriteFailed):
             self._checkpoints.abandoner.export_answered(event.checkpoint_id)
-
-    def _validate(self) -> None:
-        """Invariants that hold after every event; cheap, always on."""
-        state = self.state
-        runs = state.status is JobStatus.RUNNING
-        written = 0
-        for number, pending in state.pending.items():
-            phase = pending.phase
-            assert phase not in _OVER_PHASES, "what is over is not pending"
-            assert runs or not phase.open, "acknowledgements are collected only while the job runs"
-            assert number < state.next_checkpoint_id, "ids are never used twice"
-            held = pending.base is None or state.shared.can_be_base(pending.base)
-            assert held, "what a pending checkpoint is built on stays (invariant 5)"
-            if phase.being_written:
-                written += 1
-                assert pending.fully_acknowledged, "only a fully acknowledged checkpoint is written"
-        assert written <= 1, "one checkpoint is written at a time"
-        assert state.stopping is None or state.stopping in state.pending, "a stop waits for its savepoint"
-        before = 0
-        for completed in state.completed:
-            assert before < completed.checkpoint_id, "completed checkpoints are ordered and unique"
-            before = completed.checkpoint_id
-        assert before < state.next_checkpoint_id, "ids are never used twice"

@@ -10,6 +10,7 @@ times; an attempt that is not ready in time has failed.
 
 from __future__ import annotations
 
+from tidegate.actors.coordinator import invariants
 from tidegate.actors.coordinator.checkpoints.failure_manager import forgive
 from tidegate.actors.coordinator.checkpoints.fallback import passed_over_text
 from tidegate.actors.coordinator.job.job_spec import RestorePoint
@@ -32,6 +33,7 @@ class Deployer:
     def deploy(self, at_ms: int) -> None:
         """Begin the next attempt."""
         state = self._context.state
+        invariants.check_deploy(state)
         state.move(JobInput.DEPLOY)
         state.attempt = AttemptNumber(state.attempt + 1)
         state.ready, state.ended, state.finished = {}, {}, {}
@@ -89,7 +91,7 @@ class Deployer:
         state = self._context.state
         if self._waits_for_hooks(event.attempt):
             state.restoring_hooks = False
-            self._context.instruct(do.DeployAttempt(state.attempt, self.restore_point()))
+            self._start(self.restore_point())
             self._set_limit(event.at_ms)
 
     def hooks_not_restored(self, event: ev.HookRestoreFailed) -> None:
@@ -173,7 +175,13 @@ class Deployer:
         if state.restoring_hooks and restore is not None:
             self._context.instruct(do.RestoreHooks(state.attempt, restore))
         else:
-            self._context.instruct(do.DeployAttempt(state.attempt, restore))
+            self._start(restore)
+
+    def _start(self, restore: RestorePoint | None) -> None:
+        """The tasks."""
+        state = self._context.state
+        invariants.check_start(state, None if restore is None else restore.checkpoint_id)
+        self._context.instruct(do.DeployAttempt(state.attempt, restore))
 
     def _take_tables_back(self) -> None:
         state = self._context.state

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from tidegate.actors.coordinator import invariants
 from tidegate.actors.coordinator.checkpoints.abandonment import Abandoner
 from tidegate.actors.coordinator.checkpoints.completion import CheckpointWriter
 from tidegate.actors.coordinator.checkpoints.discards import Discarder
@@ -34,9 +35,6 @@ from tidegate.actors.protocol.identity import TaskId
 from tidegate.storage.checkpoints.metadata import StateKind, SubtaskState
 from tidegate.storage.ids import CheckpointId
 
-COPIES_MAX = 2
-"""Copies of savepoints under way, those that were given up among them, before savepoints are refused: each may hold a
-thread of the coordinator's process, and others are needed to write checkpoints."""
 _STOPPING = "the job is being stopped"
 _LATE = {
     PendingPhase.HOOKS: "its master hooks have not answered",
@@ -71,7 +69,7 @@ class CheckpointKeeper:
             self.abandoner.refuse((event.request,), Reason.SAVEPOINT_NOT_WRITTEN, "no folder was given for it")
             return
         if event.kind.stops:
-            if self._too_many_copies():
+            if not invariants.may_copy(state):
                 self._refuse_copy((event.request,))
                 return
             self._shut_down_scheduler(event.at_ms)
@@ -84,12 +82,8 @@ class CheckpointKeeper:
         if refused is not None:
             self.abandoner.refuse((refused.request,), Reason.TOO_MANY_REQUESTS, f"{len(state.requests)} wait already")
 
-    def _too_many_copies(self) -> bool:
-        state = self._context.state
-        return len(state.exports) + any(p.export_asked for p in state.pending.values()) >= COPIES_MAX
-
     def _refuse_copy(self, requests: tuple[str, ...]) -> None:
-        detail = f"copies of {COPIES_MAX} savepoints are still being written; is their folder reachable?"
+        detail = f"copies of {invariants.COPIES_MAX} savepoints are still being written; is their folder reachable?"
         self.abandoner.refuse(requests, Reason.TOO_MANY_REQUESTS, detail)
 
     def _shut_down_scheduler(self, at_ms: int) -> None:
@@ -178,7 +172,7 @@ class CheckpointKeeper:
         state, spec, properties, requests = self._context.state, self._context.spec, start.properties, start.requests
         if not properties.kind.is_savepoint:
             self._wait_for_next_tick(at_ms)
-        elif self._too_many_copies():
+        elif not invariants.may_copy(state):
             self._refuse_copy(requests)
             return
         plan = make_plan(spec, state.ready, state.finished)

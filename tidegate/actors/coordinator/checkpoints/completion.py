@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
+from tidegate.actors.coordinator import invariants
 from tidegate.actors.coordinator.checkpoints.abandonment import Abandoner, record_of
 from tidegate.actors.coordinator.checkpoints.discards import Discarder
 from tidegate.actors.coordinator.checkpoints.failure_manager import forgive
@@ -106,7 +107,8 @@ class CheckpointWriter:
             return
         state, instruct = self._context.state, self._context.instruct
         metadata = pending.metadata
-        assert metadata is not None and pending.fully_acknowledged, "invariant 4"
+        invariants.check_complete(state, pending)
+        assert metadata is not None
         pending.advance(PendingInput.METADATA_FOUND)
         del state.pending[event.checkpoint_id]
         state.completed = (
@@ -115,7 +117,7 @@ class CheckpointWriter:
                 event.checkpoint_id, pending.triggered_at_ms, event.at_ms, metadata.size_bytes, metadata.final
             ),
         )
-        state.shared.register(metadata, pending.base)
+        state.shared.register(metadata)
         state.completed_checkpoints += 1
         state.last_completed_at_ms = event.at_ms
         forgive(state)
@@ -186,7 +188,6 @@ class CheckpointWriter:
         return None
 
     def _begin(self, pending: PendingCheckpoint) -> None:
-        assert pending.fully_acknowledged, "only a fully acknowledged checkpoint is written (invariant 4)"
         pending.metadata = self._metadata(pending)
         if pending.properties.kind.is_savepoint:
             pending.advance(PendingInput.EXPORT)
@@ -195,6 +196,7 @@ class CheckpointWriter:
             self._write(pending)
 
     def _export(self, pending: PendingCheckpoint) -> None:
+        invariants.check_export(pending)
         assert pending.metadata is not None and pending.properties.target is not None
         pending.export_asked = True
         self._context.instruct(do.WriteSavepoint(pending.properties.target, pending.metadata))
@@ -202,6 +204,7 @@ class CheckpointWriter:
     def _write(self, pending: PendingCheckpoint) -> None:
         assert pending.metadata is not None
         pending.advance(PendingInput.WRITE)
+        invariants.check_completion(self._context.state, pending)
         self._context.instruct(do.WriteMetadata(pending.metadata))
 
     def _void(self, pending: PendingCheckpoint) -> None:

@@ -6,6 +6,7 @@ file goes with the last completed checkpoint that refers to it.
 
 from __future__ import annotations
 
+from tidegate.actors.coordinator import invariants
 from tidegate.actors.coordinator.job.outages import pause_ms
 from tidegate.actors.coordinator.messages import events as ev
 from tidegate.actors.coordinator.messages import instructions as do
@@ -35,8 +36,7 @@ class Discarder:
         found never lacks a file.
         """
         state = self._context.state
-        built_on = any(pending.base == checkpoint_id for pending in state.pending.values())
-        if not built_on and checkpoint_id not in state.discards:
+        if not invariants.is_built_on(state, checkpoint_id) and checkpoint_id not in state.discards:
             self._start(checkpoint_id, CheckpointDiscard(False, shared=()))
 
     def pending_is_over(self) -> None:
@@ -61,6 +61,7 @@ class Discarder:
         exclusive = tuple(h.path for h in (subtask.handle, subtask.in_flight) if h is not None and h.path is not None)
         shared = self._context.state.shared.not_needed(checkpoint_id, self._context.spec.job_id, subtask.shared_paths)
         if exclusive or shared:
+            invariants.check_refused(self._context.state, checkpoint_id, shared)
             self._context.instruct(do.DiscardFiles((*exclusive, *shared)))
 
     def savepoint(self, checkpoint_id: CheckpointId, target: str | None) -> None:
@@ -73,6 +74,7 @@ class Discarder:
         """The time for another attempt has come."""
         discard = self._context.state.savepoint_discards.get(checkpoint_id)
         if discard is not None:
+            invariants.check_savepoint_deletion(self._context.state, checkpoint_id)
             self._context.instruct(do.DiscardSavepoint(discard.target, self._context.spec.job_id, checkpoint_id))
 
     def savepoint_done(self, checkpoint_id: CheckpointId) -> None:
@@ -96,6 +98,7 @@ class Discarder:
         """The time for another attempt has come."""
         discard = self._context.state.discards.get(checkpoint_id)
         if discard is not None:
+            invariants.check_deletion(self._context.state, checkpoint_id, discard.shared)
             self._context.instruct(do.DiscardCheckpoint(checkpoint_id, discard.voided, discard.shared))
 
     def take_over(self) -> None:
@@ -129,8 +132,5 @@ class Discarder:
         self._context.instruct(do.SetTimer(f"discard:{event.checkpoint_id}", due_at_ms))
 
     def _start(self, checkpoint_id: CheckpointId, discard: CheckpointDiscard) -> None:
-        state = self._context.state
-        needed = {*state.kept, *(c.checkpoint_id for c in state.commits)}
-        assert checkpoint_id not in needed, "what is retained, or not committed, is never deleted (invariant 5)"
-        state.discards[checkpoint_id] = discard
+        self._context.state.discards[checkpoint_id] = discard
         self.repeat(checkpoint_id)

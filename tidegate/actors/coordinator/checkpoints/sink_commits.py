@@ -10,6 +10,7 @@ shows changes with the first commit of an owner, or of one that goes on from an 
 
 from __future__ import annotations
 
+from tidegate.actors.coordinator import invariants
 from tidegate.actors.coordinator.checkpoints.discards import Discarder
 from tidegate.actors.coordinator.job.outages import pause_ms
 from tidegate.actors.coordinator.messages import events as ev
@@ -86,6 +87,7 @@ class SinkCommitter:
 
     def _next(self) -> None:
         commit = self._context.state.commits[0]
+        invariants.check_commit(self._context.state, commit.checkpoint_id)
         if commit.committables or commit.tables:
             self._context.instruct(do.CommitSinks(commit.checkpoint_id, commit.committables, commit.tables))
         else:

@@ -31,17 +31,20 @@ class SharedStateRegistry:
     left: frozenset[CheckpointId] = frozenset()
     """Checkpoints that could not be deleted: the files that they refer to stay until the sweep."""
 
-    def register(self, metadata: CheckpointMetadata, base: CheckpointId | None) -> None:
-        """A checkpoint that was built on `base` is complete."""
+    def register(self, metadata: CheckpointMetadata) -> None:
+        """A checkpoint is complete."""
         if not any(subtask.layers or subtask.native for subtask in metadata.subtasks):
             return
-        paths = tuple(dict.fromkeys(path for subtask in metadata.subtasks for path in subtask.shared_paths))
-        known = () if base is None else frozenset(self.references[base])
+        paths = dict.fromkeys(path for subtask in metadata.subtasks for path in subtask.shared_paths)
+        self.references[metadata.checkpoint_id] = tuple(paths)
+
+    def strange_file(self, metadata: CheckpointMetadata, base: CheckpointId | None) -> str | None:
+        """A shared file that is neither one of the checkpoint, nor of `base`, nor of a changelog, if there is one."""
+        known = frozenset(() if base is None else self.references.get(base, ()))
         changelogs = f"{CheckpointLayout(metadata.job_id).changelog_dir()}/"
         own = own_folder(metadata.job_id, metadata.checkpoint_id), changelogs
-        strange = next((path for path in paths if path not in known and not path.startswith(own)), None)
-        assert strange is None, f"{strange} is neither a file of the checkpoint nor of the one that it is built on"
-        self.references[metadata.checkpoint_id] = paths
+        paths = (path for subtask in metadata.subtasks for path in subtask.shared_paths)
+        return next((path for path in paths if path not in known and not path.startswith(own)), None)
 
     def can_be_base(self, checkpoint_id: CheckpointId) -> bool:
         """Whether another checkpoint can be built on this one."""
