@@ -11,6 +11,7 @@ from tidegate.actors.hosts.coordinator.coordinator_host import CoordinatorHost
 from tidegate.storage.checkpoints.event_log import LogEntry
 from tidegate.storage.codec import encode
 from tidegate.storage.files.envelope import seal
+from tidegate.storage.ids import EventId
 from tidegate.testing import Protocol
 
 
@@ -157,11 +158,13 @@ class KeepsFailedSavepoints(CoordinatorHost):
 class DropsWhatIsHeld(CoordinatorHost):
     """Breaks: what changes the state is logged. Here an event without instructions is forgotten."""
 
-    def _take_in(self, event: co.CoordinatorEvent, arrived_ms: int) -> None:
+    def _take_in(self, event: co.CoordinatorEvent, cause: EventId | None, arrived_ms: int) -> None:
         before = len(self._instructions)
-        super()._take_in(event, arrived_ms)
+        super()._take_in(event, cause, arrived_ms)
         if len(self._instructions) == before and self._log.in_charge and event in self._held[-1:]:
             self._held.pop()
+            self._held_causes.pop()
+            self._next_event = EventId(self._next_event - 1)
 
 
 class ActsBeforeLogging(CoordinatorHost):
@@ -170,11 +173,8 @@ class ActsBeforeLogging(CoordinatorHost):
     def _append(self) -> None:
         instructions, self._instructions = self._instructions, []
         super()._append()
-        for instruction, deadline_ms in instructions:
-            if isinstance(instruction, do.SetTimer):
-                self._port.set_timer(instruction, max(0, deadline_ms - self._port.monotonic_ms()))
-            else:
-                self._perform(instruction)
+        for ordered in instructions:
+            self._carry_out(ordered)
 
 
 def _reliably(store: Any, method: str, *arguments: Any) -> Any:

@@ -22,5 +22,8 @@ CheckpointId = NewType("CheckpointId", int)
 AttemptNumber = NewType("AttemptNumber", int)
 """Number of an execution attempt of a job, 0-based; a restart increases it."""
 
+EventId = NewType("EventId", int)
+"""Number of an event in the event log of a job, 0-based, without holes; a takeover goes on with it."""
+
 Generation = NewType("Generation", int)
 """Number of a coordinator incarnation, 1-based; a takeover increases it."""

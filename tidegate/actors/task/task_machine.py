@@ -43,7 +43,7 @@ from tidegate.actors.task.pipeline.task_descriptor import TaskDescriptor
 from tidegate.actors.task.task_status import TaskStatus
 from tidegate.storage.checkpoints.metadata import SnapshotKind
 from tidegate.storage.errors import ProtocolError
-from tidegate.storage.ids import AttemptNumber
+from tidegate.storage.ids import AttemptNumber, CheckpointId
 from tidegate.storage.state.snapshot import Cut, OperatorSnapshot
 
 STAGED_FILES_IN_FLIGHT_MAX = 4
@@ -90,7 +90,7 @@ class TaskMachine:
         self._operators_finished = False
         self._finishing: Iterator[None] = iter(())
         self._drain = True
-        self._final_complete = False
+        self.covered_by: CheckpointId | None = None  # by whose completion the task may end
         self._input_index = dict(zip(d.inputs, d.input_indices, strict=True))
         self._endings = InputEndings(self._input_index)
         self._induced = InducedCheckpoints()
@@ -267,7 +267,7 @@ class TaskMachine:
             return
         snapshot = self._checkpoints.completed(event.checkpoint_id)
         if snapshot is not None and (snapshot.finished or event.checkpoint_id == self._checkpoints.stopping):
-            self._final_complete = True
+            self.covered_by = event.checkpoint_id
 
     @_on.register(ev.SnapshotPersisted)
     @_on.register(ev.ChannelStatePersisted)
@@ -367,7 +367,7 @@ class TaskMachine:
 
     def _finish_task_if_over(self) -> None:
         """The task ends when everything has left: who ends has nothing in flight, and gets no further barrier."""
-        over = self._final_complete and self._endings.partitions_over and self._outputs.empty
+        over = self.covered_by is not None and self._endings.partitions_over and self._outputs.empty
         if not over or self.status is not TaskStatus.END_OF_DATA:
             return
         self._chain.close()

@@ -55,6 +55,8 @@ class LogEntry:
     """What one coordinator generation decided at one index: wire values that its state is folded from.
 
     `nonce` is the writer's own, so that its repeated attempts are told from somebody else's equal decision.
+    `first_event` is the number of the first event, the next one has the next number. `causes`: for each event the
+    number of the one that it follows from, or None. Entries of older versions have neither.
     """
 
     index: int
@@ -62,6 +64,8 @@ class LogEntry:
     at_ms: int
     nonce: str
     events: tuple[Any, ...]
+    first_event: int | None = None
+    causes: tuple[int | None, ...] = ()
 
 
 class EventLog:

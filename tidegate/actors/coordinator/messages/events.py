@@ -77,11 +77,12 @@ class TaskReachedEndOfData:
 @wire
 @dataclass(frozen=True, slots=True)
 class TaskFinished:
-    """A task is over."""
+    """A task is over. `covered_by`: the checkpoint whose completion let it go; older logs do not say."""
 
     at_ms: int
     attempt: AttemptNumber
     task: TaskId
+    covered_by: CheckpointId | None = None
 
 
 @wire

@@ -7,6 +7,8 @@ Rules:
   nobody has acted on them, so they may be lost with the process, as a message on its way may. They travel with the next
   entry; their number is bounded, and so is the time of all but those that are of use only with what comes after them.
 - What changes nothing is not logged at all.
+- Every event of the log has a number, and beside it that of its cause (see `Causes`). The machine knows of neither: the
+  host stamps what goes out with the event that it follows from.
 - While storage is away the machine is told that, and nothing else: it decides on nothing that it could not log. A
   coordinator whose log stays away for too long, or is gone, ends the job; a lost create means that a newer generation
   is in charge.
@@ -16,13 +18,14 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from tidegate.actors.coordinator.coordinator_machine import CoordinatorMachine
 from tidegate.actors.coordinator.job.outages import STORAGE_OUTAGE_MS
 from tidegate.actors.coordinator.messages import events as ev
 from tidegate.actors.coordinator.messages import instructions as do
 from tidegate.actors.coordinator.state.coordinator_state import CoordinatorState
+from tidegate.actors.hosts.coordinator.causes import Causes
 from tidegate.actors.hosts.coordinator.coordinator_effects import CoordinatorEffects
 from tidegate.actors.hosts.coordinator.event_border import fit_for_the_log
 from tidegate.actors.hosts.coordinator.inlined_state import InlinedState
@@ -34,7 +37,7 @@ from tidegate.actors.task.messages import events as task_ev
 from tidegate.storage.checkpoints.event_log import EventLog
 from tidegate.storage.codec import decode
 from tidegate.storage.errors import CodecError, FencedError
-from tidegate.storage.ids import Generation
+from tidegate.storage.ids import EventId, Generation
 
 log = logging.getLogger(__name__)
 
@@ -53,18 +56,33 @@ def replay(event_log: EventLog) -> tuple[CoordinatorMachine, LogPosition]:
     state: CoordinatorState | None = None
     index = snapshot_index = 0
     takeovers: tuple[int, ...] = ()
+    number, causes = EventId(0), Causes()
     if snapshot is not None:
         index, fold = snapshot
         assert isinstance(fold, StoredFold)
         state, takeovers, snapshot_index = decode(fold.state), fold.takeovers, index
+        # A fold of an older version has not counted its events; there was at least one an entry.
+        number = EventId(index if fold.next_event is None else fold.next_event)
+        causes = Causes(fold.orders)
     machine = CoordinatorMachine(state)
     for entry in event_log.entries(index):
         if isinstance(entry.events[0], ev.CoordinatorStarted):
             takeovers = (*takeovers, entry.index)
+        number = number if entry.first_event is None else EventId(entry.first_event)
         for event in entry.events:
-            machine.handle(event)
+            causes.replayed(number, event, machine.handle(event))
+            number = EventId(number + 1)
         index = entry.index + 1
-    return machine, LogPosition(index, takeovers, snapshot_index)
+    return machine, LogPosition(index, takeovers, snapshot_index, number, causes.stored())
+
+
+@dataclass(frozen=True, slots=True)
+class Ordered:
+    """An instruction, stamped: the event that it follows from, and when it is due by the clock that nobody sets."""
+
+    instruction: do.CoordinatorInstruction
+    cause: EventId
+    due_ms: int
 
 
 class CoordinatorHost:
@@ -96,13 +114,17 @@ class CoordinatorHost:
         self._copy_notes = NotesOfMany("the folder of savepoint {}", port.monotonic_ms)
         self._copy_discard_notes = NotesOfMany("the folder of savepoint {}, which has failed,", port.monotonic_ms)
         self._discard_notes = NotesOfMany("what is to be deleted of checkpoint {}", port.monotonic_ms, logging.DEBUG)
-        self._inbox: deque[tuple[ev.CoordinatorEvent, int]] = deque()
-        """What has come, and when that was by the clock that nobody sets."""
+        self._inbox: deque[tuple[ev.CoordinatorEvent, EventId | None, int]] = deque()
+        """What has come, its cause, and when it came by the clock that nobody sets."""
         self._held: list[ev.CoordinatorEvent] = []
         """Taken in by the machine, and not logged yet."""
+        self._held_causes: list[EventId | None] = []
+        self._causes = Causes(position.orders)
+        self._next_event = position.next_event
+        """The number of the next event that the machine takes in."""
         self._held_names = 0
-        self._instructions: list[tuple[do.CoordinatorInstruction, int]] = []
-        """What follows from the events that are held, and when it is due by the clock that nobody sets."""
+        self._instructions: list[Ordered] = []
+        """What follows from the events that are held."""
         self._flushes = False
         """Whether the events that are held are going to be logged at some time, whatever comes."""
         self._appending = False
@@ -129,7 +151,8 @@ class CoordinatorHost:
                 self._halted = True
                 self._port.halt(f"a {type(event).__name__} cannot be written to the event log: {text}")
             return
-        self._inbox.append((event, self._port.monotonic_ms()))
+        # Looked up now: until the event is taken in, its order may have been given again.
+        self._inbox.append((event, self._causes.of(event), self._port.monotonic_ms()))
         if not self._appending:
             self._next_entry()
 
@@ -143,7 +166,7 @@ class CoordinatorHost:
             reason = CheckpointFailureReason.STORAGE_AWAY
             self._port.complete_request(do.CompleteRequest(event.request, None, reason.value, reason=reason))
             return True
-        return isinstance(event, ev.CancelRequested) and any(isinstance(e, ev.CancelRequested) for e, _ in self._inbox)
+        return isinstance(event, ev.CancelRequested) and any(isinstance(e, ev.CancelRequested) for e, *_ in self._inbox)
 
     def _timed(self, event: ev.CoordinatorEvent) -> ev.CoordinatorEvent:
         """The event, with the time for which what it tells of has failed."""
@@ -202,18 +225,19 @@ class CoordinatorHost:
     def _full(self) -> bool:
         return len(self._held) >= EVENTS_AN_ENTRY_MAX or self._held_names >= NAMES_AN_ENTRY_MAX
 
-    def _take_in(self, event: ev.CoordinatorEvent, arrived_ms: int) -> None:
-        if not self.machine.ignores(event):
-            self._held.append(event)
-            if isinstance(event, ev.CheckpointAcknowledged):
-                self._held_names += event.state.names
-            for instruction in self.machine.handle(event):
-                if isinstance(instruction, do.SetTimer):
-                    # The wall clock may be set until the event is logged; it was right when the event came.
-                    deadline_ms = arrived_ms + max(0, instruction.due_at_ms - event.at_ms)
-                    self._instructions.append((instruction, deadline_ms))
-                else:
-                    self._instructions.append((instruction, arrived_ms))
+    def _take_in(self, event: ev.CoordinatorEvent, cause: EventId | None, arrived_ms: int) -> None:
+        if self.machine.ignores(event):
+            return
+        number, self._next_event = self._next_event, EventId(self._next_event + 1)
+        self._causes.taken_in(number, event)
+        self._held.append(event)
+        self._held_causes.append(cause)
+        if isinstance(event, ev.CheckpointAcknowledged):
+            self._held_names += event.state.names
+        for instruction in self.machine.handle(event):
+            # The wall clock may be set until the event is logged; it was right when the event came.
+            wait_ms = max(0, instruction.due_at_ms - event.at_ms) if isinstance(instruction, do.SetTimer) else 0
+            self._instructions.append(Ordered(instruction, number, arrived_ms + wait_ms))
 
     def _flush(self) -> None:
         self._flushes = False
@@ -222,6 +246,8 @@ class CoordinatorHost:
 
     def _append(self) -> None:
         events, self._held, self._held_names = tuple(self._held), [], 0
+        causes, self._held_causes = tuple(self._held_causes), []
+        first_event = EventId(self._next_event - len(events))
         instructions, self._instructions = self._instructions, []
         self._appending = True
         if self.machine.state.spec is not None:
@@ -230,16 +256,14 @@ class CoordinatorHost:
         def written() -> None:
             if self._halted:
                 return
-            for instruction, deadline_ms in instructions:
-                if isinstance(instruction, do.SetTimer):
-                    self._port.set_timer(instruction, max(0, deadline_ms - self._port.monotonic_ms()))
-                else:
-                    self._perform(instruction)
+            for ordered in instructions:
+                self._carry_out(ordered)
             self._inlined.keep(self.machine.state.pending)
             if self.machine.state.storage_away:
-                self._take_in(ev.StorageCameBack(self._port.now_ms()), self._port.monotonic_ms())
+                back = ev.StorageCameBack(self._port.now_ms())
+                self._take_in(back, self._causes.of(back), self._port.monotonic_ms())
             else:
-                self._log.store_fold_if_due(self.machine.state)
+                self._log.store_fold_if_due(self.machine.state, self._next_event, self._causes)
             # Only now: what is reported while instructions are carried out waits for the next entry.
             self._appending = False
             self._next_entry()
@@ -247,7 +271,7 @@ class CoordinatorHost:
         def went_away(error: str) -> None:
             if not self._halted:
                 went = ev.StorageWentAway(self._port.now_ms(), bounded_text(error))
-                self._take_in(went, self._port.monotonic_ms())
+                self._take_in(went, None, self._port.monotonic_ms())
 
         def failed(error: BaseException) -> None:
             if self._halted:
@@ -261,9 +285,17 @@ class CoordinatorHost:
                 # What the predecessor had on its way landed after the replay: it did not take over, it was late.
                 self._port.replay_again(str(error))
 
-        self._log.append(events, written, went_away, failed)
+        self._log.append(events, causes, first_event, written, went_away, failed)
 
     # --- instructions ---------------------------------------------------------------------------------------------
+
+    def _carry_out(self, ordered: Ordered) -> None:
+        instruction = ordered.instruction
+        self._causes.carried_out(ordered.cause, instruction)
+        if isinstance(instruction, do.SetTimer):
+            self._port.set_timer(instruction, max(0, ordered.due_ms - self._port.monotonic_ms()))
+        else:
+            self._perform(instruction)
 
     def _perform(self, instruction: do.CoordinatorInstruction) -> None:
         port, effects = self._port, self._effects

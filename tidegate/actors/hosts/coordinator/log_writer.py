@@ -17,12 +17,13 @@ from dataclasses import dataclass
 from tidegate.actors.coordinator.job.outages import FIRST_PAUSE_MS, STORAGE_OUTAGE_MS, pause_ms
 from tidegate.actors.coordinator.messages.events import CoordinatorEvent
 from tidegate.actors.coordinator.state.coordinator_state import CoordinatorState
+from tidegate.actors.hosts.coordinator.causes import Causes, StoredOrders
 from tidegate.actors.hosts.outage_notes import OutageNotes
 from tidegate.actors.hosts.ports import CoordinatorPort
 from tidegate.storage.checkpoints.event_log import EventLog, LogEntry
 from tidegate.storage.codec import encode, wire
 from tidegate.storage.errors import FencedError, LogDeletedError, StorageError
-from tidegate.storage.ids import Generation
+from tidegate.storage.ids import EventId, Generation
 
 log = logging.getLogger(__name__)
 
@@ -33,25 +34,36 @@ BYTES_A_SNAPSHOT = 16 * 1024 * 1024
 """The log is cut before it outgrows a storage in memory."""
 
 
+_FIRST_EVENT = EventId(0)
+
+
 @wire
 @dataclass(frozen=True, slots=True)
 class StoredFold:
-    """The fold of the entries before an index, encoded, and the indices of those with which coordinators took over."""
+    """The fold of the entries before an index, encoded, and the indices of those with which coordinators took over.
+
+    `next_event`: the number of the first event that is not in it; `orders`: what is known of causes (see `Causes`).
+    Folds of older versions have neither.
+    """
 
     state: bytes
     takeovers: tuple[int, ...]
+    next_event: int | None = None
+    orders: StoredOrders = ()
 
 
 @dataclass(frozen=True, slots=True)
 class LogPosition:
     """Where a coordinator goes on: the index of its first entry, and those with which its predecessors took over.
 
-    `snapshot_index`: that of the newest stored fold.
+    `snapshot_index`: that of the newest stored fold. `next_event`: the number of its first event.
     """
 
     next_index: int = 0
     takeovers: tuple[int, ...] = ()
     snapshot_index: int = 0
+    next_event: EventId = _FIRST_EVENT
+    orders: StoredOrders = ()
 
 
 class LogWriter:
@@ -97,6 +109,8 @@ class LogWriter:
     def append(
         self,
         events: tuple[CoordinatorEvent, ...],
+        causes: tuple[EventId | None, ...],
+        first_event: EventId,
         written: Callable[[], None],
         went_away: Callable[[str], None],
         failed: Callable[[BaseException], None],
@@ -106,7 +120,8 @@ class LogWriter:
         FencedError: another coordinator has continued the log. LogDeletedError: it is gone. `went_away` is called when
         the first attempt of an entry has failed and there will be others.
         """
-        entry = LogEntry(self._next_index, self._generation, self._port.now_ms(), self._incarnation, events)
+        at_ms = self._port.now_ms()
+        entry = LogEntry(self._next_index, self._generation, at_ms, self._incarnation, events, first_event, causes)
         self._try(entry, 1, written, went_away, failed)
 
     def _try(
@@ -151,14 +166,14 @@ class LogWriter:
     def _meanwhile(self) -> str:
         return f"the job goes on without checkpoints, and this is tried again for up to {self.outage_ms / 1000:g} s"
 
-    def store_fold_if_due(self, state: CoordinatorState) -> None:
+    def store_fold_if_due(self, state: CoordinatorState, next_event: EventId, causes: Causes) -> None:
         """Store the fold of all entries so far, from time to time, and cut the log behind the one before."""
         few = self._next_index - self._counted_from < self._entries_a_snapshot
         if few and self._bytes_since_snapshot < BYTES_A_SNAPSHOT:
             return
         index, previous = self._next_index, self._stored_index
         self._counted_from, self._bytes_since_snapshot = index, 0
-        fold = StoredFold(encode(state), self._takeovers)
+        fold = StoredFold(encode(state), self._takeovers, next_event, causes.stored())
 
         def store_fold() -> None:
             self._log.write_snapshot(index, fold)

@@ -143,7 +143,7 @@ class TaskHost:
                 case do.ReportEndOfData():
                     port.report(co.TaskReachedEndOfData(port.now_ms(), instruction.attempt, task))
                 case do.ReportFinished():
-                    port.report(co.TaskFinished(port.now_ms(), instruction.attempt, task))
+                    port.report(co.TaskFinished(port.now_ms(), instruction.attempt, task, self.machine.covered_by))
                 case do.Acknowledge():
                     port.report(
                         co.CheckpointAcknowledged(
