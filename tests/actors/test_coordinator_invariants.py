@@ -197,9 +197,9 @@ def test_a_copy_given_up_counts_with_those_under_way() -> None:
 def test_a_savepoint_is_exported_whole_and_by_one_copy_at_a_time(change: dict[str, object]) -> None:
     """Each condition alone is enough to refuse it."""
     one = pending(PendingPhase.EXPORTING, properties=SAVEPOINT)
-    invariants.check_export(one)
+    invariants.permit_export(one)
     with pytest.raises(InvariantError, match="invariant 4"):
-        invariants.check_export(replace(one, **change))
+        invariants.permit_export(replace(one, **change))
 
 
 @pytest.mark.parametrize(
@@ -214,10 +214,10 @@ def test_a_savepoint_is_exported_whole_and_by_one_copy_at_a_time(change: dict[st
 )
 def test_a_checkpoint_completes_with_every_task_of_the_job(change: dict[str, object]) -> None:
     """Each condition alone is enough to refuse it."""
-    invariants.check_completion(state(pending()), pending())
+    invariants.permit_completion(state(pending()), pending())
     one = pending(**change)
     with pytest.raises(InvariantError, match="invariant 4"):
-        invariants.check_completion(state(one), one)
+        invariants.permit_completion(state(one), one)
 
 
 def test_what_finished_before_or_was_exported_may_complete() -> None:
@@ -260,11 +260,11 @@ def test_shared_files_are_a_checkpoints_own_or_those_of_its_base() -> None:
 def test_sinks_commit_what_is_complete_and_in_order() -> None:
     """Neither too early, nor out of turn, nor again."""
     waiting = state(commits=(SinkCommit(ONE, (files(0, "f"),)), SinkCommit(TWO, ())))
-    invariants.check_commit(waiting, ONE)
+    invariants.permit_commit(waiting, ONE)
     assert not invariants.may_commit(waiting, TWO), "its turn has not come"
     assert not invariants.may_commit(state(), ONE), "it is committed already"
     with pytest.raises(InvariantError, match="invariant 6"):
-        invariants.check_commit(state(commits=(SinkCommit(THREE, ()),)), THREE)
+        invariants.permit_commit(state(commits=(SinkCommit(THREE, ()),)), THREE)
 
 
 def test_what_is_damaged_is_complete_all_the_same() -> None:
@@ -289,7 +289,7 @@ def test_a_checkpoint_goes_when_nobody_needs_it() -> None:
     assert invariants.is_built_on(state(pending(base=four)), four)
     assert not invariants.is_built_on(state(pending(base=four)), TWO)
     with pytest.raises(InvariantError, match="invariant 5: what is retained"):
-        invariants.check_deletion(state(), TWO, None)
+        invariants.permit_deletion(state(), TWO, None)
 
 
 def test_a_shared_file_goes_with_the_last_that_refers_to_it() -> None:
@@ -299,22 +299,22 @@ def test_a_shared_file_goes_with_the_last_that_refers_to_it() -> None:
     assert invariants.may_delete_shared(shared, ("c",))
     assert not invariants.may_delete_shared(shared, ("c", "b"))
     with pytest.raises(InvariantError, match="invariant 5: a shared file"):
-        invariants.check_deletion(shared, THREE, ("a",))
+        invariants.permit_deletion(shared, THREE, ("a",))
 
 
 def test_files_of_a_refused_acknowledgement_go_unless_the_checkpoint_is_complete() -> None:
     """What is complete keeps what was acknowledged."""
     shared = state(shared=SharedStateRegistry({TWO: ("b",)}))
-    invariants.check_refused(shared, THREE, ("c",))
+    invariants.permit_refused_deletion(shared, THREE, ("c",))
     for checkpoint_id, paths in ((TWO, ("c",)), (THREE, ("b",))):
         with pytest.raises(InvariantError, match="invariant 5"):
-            invariants.check_refused(shared, checkpoint_id, paths)
+            invariants.permit_refused_deletion(shared, checkpoint_id, paths)
 
 
 def test_a_folder_is_not_deleted_while_somebody_writes_to_it() -> None:
     """A copy that is under way, or that was given up and has not answered, may still write."""
     copied = pending(PendingPhase.EXPORTING, export_asked=True)
-    invariants.check_savepoint_deletion(state(pending()), THREE)
+    invariants.permit_savepoint_deletion(state(pending()), THREE)
     for written in (state(copied), state(exports={THREE: TARGET})):
         with pytest.raises(InvariantError, match="invariant 5"):
-            invariants.check_savepoint_deletion(written, THREE)
+            invariants.permit_savepoint_deletion(written, THREE)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest.mock import ANY
+
 from coordinators import SPEC, Coordinator, files, kinds, only, spec
 
 from tidegate.actors.coordinator.messages import instructions as do
@@ -46,7 +48,7 @@ def test_if_the_tombstone_won_the_checkpoint_has_failed_and_its_files_come_with_
     coordinator, _ = ambiguous()
 
     found = coordinator.voided(1)
-    assert only(found, do.DiscardCheckpoint) == [do.DiscardCheckpoint(CheckpointId(1), voided=True)]
+    assert only(found, do.DiscardCheckpoint) == [do.DiscardCheckpoint(CheckpointId(1), voided=True, permit=ANY)]
     assert only(found, do.CompleteRequest)[0].checkpoint_id is None
 
     checkpoint_id = coordinator.ask()
@@ -80,7 +82,9 @@ def test_commits_are_made_in_order_one_at_a_time() -> None:
     assert only(coordinator.written(checkpoint_id), do.CommitSinks) == []
     assert coordinator.committed(2) == [], "an answer to a question that was not asked yet"
 
-    assert only(coordinator.committed(1), do.CommitSinks) == [do.CommitSinks(CheckpointId(2), (files(1, "f1"),))]
+    assert only(coordinator.committed(1), do.CommitSinks) == [
+        do.CommitSinks(CheckpointId(2), (files(1, "f1"),), permit=ANY)
+    ]
 
 
 def test_files_that_are_reported_twice_are_committed_once() -> None:
@@ -115,7 +119,7 @@ def test_a_commit_that_fails_is_repeated_and_then_fails_the_job() -> None:
     """Commits are idempotent, so they are repeated with growing pauses; after too long the job says why."""
     coordinator = Coordinator().run()
     coordinator.complete(files(0, "f0"))
-    commit = do.CommitSinks(CheckpointId(1), (files(0, "f0"),))
+    commit = do.CommitSinks(CheckpointId(1), (files(0, "f0"),), permit=ANY)
     for attempt in (1, 2):
         assert coordinator.commit_failed(1, away_ms=599_999) == [do.SetTimer("commit:1", 100 * attempt)]
         assert coordinator.fire("commit:1") == [commit]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterator
 from dataclasses import replace
+from unittest.mock import ANY
 
 import pyarrow as pa
 import pytest
@@ -205,7 +206,9 @@ def test_a_checkpoint_takes_along_the_shared_files_that_are_named(
     """Those, or all of its own if it never completed; nothing of other checkpoints."""
     put(store, *OF_FIVE, *OF_SIX, LAYOUT.metadata(FIVE))
 
-    event = coordinator_effects(store).discard_checkpoint(coordinator_do.DiscardCheckpoint(FIVE, False, shared))
+    event = coordinator_effects(store).discard_checkpoint(
+        coordinator_do.DiscardCheckpoint(FIVE, False, shared, permit=ANY)
+    )
 
     assert event == co.CheckpointDiscarded(7, FIVE)
     assert files_in(store) == left | set(OF_SIX)
@@ -215,7 +218,7 @@ def test_of_a_voided_checkpoint_the_tombstone_stays(store: FileSystemStore) -> N
     """Its shared files go with the others."""
     put(store, *OF_FIVE, LAYOUT.metadata(FIVE))
 
-    coordinator_effects(store).discard_checkpoint(coordinator_do.DiscardCheckpoint(FIVE, voided=True))
+    coordinator_effects(store).discard_checkpoint(coordinator_do.DiscardCheckpoint(FIVE, voided=True, permit=ANY))
 
     assert files_in(store) == {LAYOUT.metadata(FIVE)}
 
@@ -233,7 +236,7 @@ def test_files_of_a_refused_acknowledgement_are_deleted_one_by_one(
             super().delete(path)
 
     effects = CoordinatorEffects(context(store.url), Stubborn, lambda: 7)
-    effects.discard_files(coordinator_do.DiscardFiles(OF_FIVE))
+    effects.discard_files(coordinator_do.DiscardFiles(OF_FIVE, permit=ANY))
 
     assert files_in(store) == {OF_FIVE[1]}
     assert f"left {OF_FIVE[1]} behind for the sweep: read-only" in caplog.text

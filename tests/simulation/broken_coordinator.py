@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from tidegate.actors.coordinator import permits
 from tidegate.actors.coordinator.messages import events as co
 from tidegate.actors.coordinator.messages import instructions as do
+from tidegate.actors.coordinator.permits import CommitPermit
 from tidegate.actors.hosts.coordinator.coordinator_host import CoordinatorHost
 from tidegate.storage.checkpoints.event_log import LogEntry
 from tidegate.storage.codec import encode
@@ -20,7 +22,8 @@ class CommitsOnAcknowledgement(CoordinatorHost):
 
     def handle(self, event: co.CoordinatorEvent) -> None:
         if isinstance(event, co.CheckpointAcknowledged) and event.state.committables:
-            self._perform(do.CommitSinks(event.checkpoint_id, event.state.committables))
+            forged = CommitPermit(event.checkpoint_id, permits._DECIDED)
+            self._perform(do.CommitSinks(event.checkpoint_id, event.state.committables, permit=forged))
         super().handle(event)
 
 
@@ -30,7 +33,7 @@ class CompletesWithoutLast(CoordinatorHost):
     def _perform(self, instruction: do.CoordinatorInstruction) -> None:
         if isinstance(instruction, do.WriteMetadata):
             metadata = instruction.metadata
-            instruction = do.WriteMetadata(replace(metadata, subtasks=metadata.subtasks[:-1]))
+            instruction = replace(instruction, metadata=replace(metadata, subtasks=metadata.subtasks[:-1]))
         super()._perform(instruction)
 
 
@@ -133,7 +136,7 @@ class HidesSinkFiles(CoordinatorHost):
         if isinstance(instruction, do.WriteMetadata):
             metadata = instruction.metadata
             subtasks = tuple(replace(s, committables=()) for s in metadata.subtasks)
-            instruction = do.WriteMetadata(replace(metadata, subtasks=subtasks))
+            instruction = replace(instruction, metadata=replace(metadata, subtasks=subtasks))
         super()._perform(instruction)
 
 

@@ -5,7 +5,7 @@ Each rule is one predicate, and its docstring says why the rule is as it is. The
 - predicates look at the state and say yes or no; they change nothing;
 - `check_*` raise `InvariantError` where a predicate says no. `check_state` looks at everything that holds between two
   events, so it runs after each event and is cheap: its cost does not grow with the number of tasks;
-- what follows a decision calls the `check_*` of that decision first.
+- `permit_*` check, and give the permit (`permits.py`) without which the instruction that follows cannot be made.
 
 The numbers are those of the invariants in `docs/architecture.md`. The oracle of the simulator looks at the same rules
 from outside (`tidegate/simulation/oracle`), and `tests/simulation/broken_*.py` breaks each.
@@ -16,6 +16,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from tidegate.actors.coordinator.job.phases import JobStatus, PendingPhase
+from tidegate.actors.coordinator.permits import (
+    _DECIDED,
+    CommitPermit,
+    CompletionPermit,
+    DeletePermit,
+    ExportPermit,
+)
 from tidegate.actors.coordinator.requests.request_decider import REQUESTS_MAX
 from tidegate.actors.coordinator.state.coordinator_state import CoordinatorState, PendingCheckpoint
 from tidegate.storage.errors import InvariantError
@@ -206,14 +213,16 @@ def may_count_as_complete(state: CoordinatorState, pending: PendingCheckpoint) -
     )
 
 
-def check_export(pending: PendingCheckpoint) -> None:
-    """Before a savepoint is copied into its own folder."""
+def permit_export(pending: PendingCheckpoint) -> ExportPermit:
+    """To copy a savepoint into its own folder."""
     _require(may_export(pending), "4: a savepoint is exported once all of it is there, by one copy at a time")
+    return ExportPermit(pending.checkpoint_id, _DECIDED)
 
 
-def check_completion(state: CoordinatorState, pending: PendingCheckpoint) -> None:
-    """Before `_metadata` is created."""
+def permit_completion(state: CoordinatorState, pending: PendingCheckpoint) -> CompletionPermit:
+    """To create `_metadata`."""
     _require(may_complete(state, pending), "4: a checkpoint completes with every task, and after its savepoint")
+    return CompletionPermit(pending.checkpoint_id, _DECIDED)
 
 
 def strange_file(state: CoordinatorState, pending: PendingCheckpoint) -> str | None:
@@ -249,9 +258,10 @@ def may_commit(state: CoordinatorState, checkpoint_id: CheckpointId) -> bool:
     return checkpoint_id == first and is_known_complete(state, checkpoint_id)
 
 
-def check_commit(state: CoordinatorState, checkpoint_id: CheckpointId) -> None:
-    """Before sink files become visible."""
+def permit_commit(state: CoordinatorState, checkpoint_id: CheckpointId) -> CommitPermit:
+    """To make sink files visible."""
     _require(may_commit(state, checkpoint_id), "6: sinks commit what a completed checkpoint covers, in order")
+    return CommitPermit(checkpoint_id, _DECIDED)
 
 
 # --- before something is deleted --------------------------------------------------------------------------------------
@@ -300,20 +310,25 @@ def may_delete_savepoint(state: CoordinatorState, checkpoint_id: CheckpointId) -
     return checkpoint_id not in state.exports and (pending is None or not pending.export_asked)
 
 
-def check_deletion(state: CoordinatorState, checkpoint_id: CheckpointId, shared: Iterable[str] | None) -> None:
-    """Before a checkpoint is deleted, and these shared files with it; None: those that were written for it alone."""
+def permit_deletion(state: CoordinatorState, checkpoint_id: CheckpointId, shared: Iterable[str] | None) -> DeletePermit:
+    """To delete a checkpoint, and these shared files with it; None: those that were written for it alone."""
     _require(may_delete(state, checkpoint_id), "5: what is retained, not committed or built on is never deleted")
     _require(may_delete_shared(state, shared or ()), "5: a shared file goes with the last one that refers to it")
+    return DeletePermit(checkpoint_id, _DECIDED)
 
 
-def check_refused(state: CoordinatorState, checkpoint_id: CheckpointId, shared: Iterable[str]) -> None:
-    """Before the files of an acknowledgement are deleted that was refused, these shared ones among them."""
+def permit_refused_deletion(
+    state: CoordinatorState, checkpoint_id: CheckpointId, shared: Iterable[str]
+) -> DeletePermit:
+    """To delete the files of an acknowledgement that was refused, these shared ones among them."""
     _require(may_delete_refused(state, checkpoint_id, shared), "5: what a completed checkpoint refers to stays")
+    return DeletePermit(checkpoint_id, _DECIDED)
 
 
-def check_savepoint_deletion(state: CoordinatorState, checkpoint_id: CheckpointId) -> None:
-    """Before the folder of a savepoint is deleted."""
+def permit_savepoint_deletion(state: CoordinatorState, checkpoint_id: CheckpointId) -> DeletePermit:
+    """To delete the folder of a savepoint."""
     _require(may_delete_savepoint(state, checkpoint_id), "5: nobody deletes a folder that is being written")
+    return DeletePermit(checkpoint_id, _DECIDED)
 
 
 def _require(holds: bool, rule: str) -> None:

@@ -196,16 +196,16 @@ class CheckpointWriter:
             self._write(pending)
 
     def _export(self, pending: PendingCheckpoint) -> None:
-        invariants.check_export(pending)
+        permit = invariants.permit_export(pending)
         assert pending.metadata is not None and pending.properties.target is not None
         pending.export_asked = True
-        self._context.instruct(do.WriteSavepoint(pending.properties.target, pending.metadata))
+        self._context.instruct(do.WriteSavepoint(pending.properties.target, pending.metadata, permit=permit))
 
     def _write(self, pending: PendingCheckpoint) -> None:
         assert pending.metadata is not None
         pending.advance(PendingInput.WRITE)
-        invariants.check_completion(self._context.state, pending)
-        self._context.instruct(do.WriteMetadata(pending.metadata))
+        permit = invariants.permit_completion(self._context.state, pending)
+        self._context.instruct(do.WriteMetadata(pending.metadata, permit=permit))
 
     def _void(self, pending: PendingCheckpoint) -> None:
         assert pending.metadata is not None

@@ -61,8 +61,8 @@ class Discarder:
         exclusive = tuple(h.path for h in (subtask.handle, subtask.in_flight) if h is not None and h.path is not None)
         shared = self._context.state.shared.not_needed(checkpoint_id, self._context.spec.job_id, subtask.shared_paths)
         if exclusive or shared:
-            invariants.check_refused(self._context.state, checkpoint_id, shared)
-            self._context.instruct(do.DiscardFiles((*exclusive, *shared)))
+            permit = invariants.permit_refused_deletion(self._context.state, checkpoint_id, shared)
+            self._context.instruct(do.DiscardFiles((*exclusive, *shared), permit=permit))
 
     def savepoint(self, checkpoint_id: CheckpointId, target: str | None) -> None:
         """Delete the folder of a savepoint that counts for nothing, where it has one."""
@@ -74,8 +74,9 @@ class Discarder:
         """The time for another attempt has come."""
         discard = self._context.state.savepoint_discards.get(checkpoint_id)
         if discard is not None:
-            invariants.check_savepoint_deletion(self._context.state, checkpoint_id)
-            self._context.instruct(do.DiscardSavepoint(discard.target, self._context.spec.job_id, checkpoint_id))
+            permit = invariants.permit_savepoint_deletion(self._context.state, checkpoint_id)
+            job_id = self._context.spec.job_id
+            self._context.instruct(do.DiscardSavepoint(discard.target, job_id, checkpoint_id, permit=permit))
 
     def savepoint_done(self, checkpoint_id: CheckpointId) -> None:
         """Nothing of a savepoint is left."""
@@ -98,8 +99,8 @@ class Discarder:
         """The time for another attempt has come."""
         discard = self._context.state.discards.get(checkpoint_id)
         if discard is not None:
-            invariants.check_deletion(self._context.state, checkpoint_id, discard.shared)
-            self._context.instruct(do.DiscardCheckpoint(checkpoint_id, discard.voided, discard.shared))
+            permit = invariants.permit_deletion(self._context.state, checkpoint_id, discard.shared)
+            self._context.instruct(do.DiscardCheckpoint(checkpoint_id, discard.voided, discard.shared, permit=permit))
 
     def take_over(self) -> None:
         """A new generation asks again."""

@@ -87,9 +87,11 @@ class SinkCommitter:
 
     def _next(self) -> None:
         commit = self._context.state.commits[0]
-        invariants.check_commit(self._context.state, commit.checkpoint_id)
+        permit = invariants.permit_commit(self._context.state, commit.checkpoint_id)
         if commit.committables or commit.tables:
-            self._context.instruct(do.CommitSinks(commit.checkpoint_id, commit.committables, commit.tables))
+            self._context.instruct(
+                do.CommitSinks(commit.checkpoint_id, commit.committables, commit.tables, permit=permit)
+            )
         else:
             self.done(commit.checkpoint_id)
 

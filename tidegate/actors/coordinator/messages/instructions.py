@@ -1,10 +1,15 @@
-"""The instructions of the coordinator: what it asks its runtime to do. `CoordinatorHost` carries them out."""
+"""The instructions of the coordinator: what it asks its runtime to do. `CoordinatorHost` carries them out.
+
+What cannot be taken back carries a permit (`permits.py`), which the decision alone can make. Such instructions are no
+wire types: a permit holds in the process of the coordinator that gave it, and is stored nowhere.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tidegate.actors.coordinator.job.job_spec import RestorePoint
+from tidegate.actors.coordinator.permits import CommitPermit, CompletionPermit, DeletePermit, ExportPermit
 from tidegate.actors.protocol.failure_reasons import CheckpointFailureReason
 from tidegate.actors.protocol.identity import TaskId
 from tidegate.actors.protocol.stream_elements import ALIGNED_BARRIER, BarrierOptions
@@ -84,7 +89,6 @@ class TakeTablesBack:
     reason: str
 
 
-@wire
 @dataclass(frozen=True, slots=True)
 class WriteSavepoint:
     """Copy everything that a fully acknowledged savepoint refers to into a folder of its own under `target`.
@@ -94,9 +98,9 @@ class WriteSavepoint:
 
     target: str
     metadata: CheckpointMetadata
+    permit: ExportPermit = field(kw_only=True)
 
 
-@wire
 @dataclass(frozen=True, slots=True)
 class DiscardSavepoint:
     """Delete a savepoint's folder that was written for nothing: its checkpoint was given up after all. Answered."""
@@ -104,6 +108,7 @@ class DiscardSavepoint:
     target: str
     job_id: JobId
     checkpoint_id: CheckpointId
+    permit: DeletePermit = field(kw_only=True)
 
 
 @wire
@@ -126,7 +131,6 @@ class NotifyAborted:
     tasks: tuple[TaskId, ...]
 
 
-@wire
 @dataclass(frozen=True, slots=True)
 class WriteMetadata:
     """Complete a checkpoint by one conditional create of its `_metadata`.
@@ -136,6 +140,7 @@ class WriteMetadata:
     """
 
     metadata: CheckpointMetadata
+    permit: CompletionPermit = field(kw_only=True)
 
 
 @wire
@@ -146,7 +151,6 @@ class VoidCheckpoint:
     tombstone: CheckpointMetadata
 
 
-@wire
 @dataclass(frozen=True, slots=True)
 class CommitSinks:
     """Make the sink files of a completed checkpoint visible, once. Answered by `SinksCommitted` or a failure.
@@ -157,9 +161,9 @@ class CommitSinks:
     checkpoint_id: CheckpointId
     committables: tuple[Committable, ...]
     tables: tuple[str, ...] = ()
+    permit: CommitPermit = field(kw_only=True)
 
 
-@wire
 @dataclass(frozen=True, slots=True)
 class DiscardCheckpoint:
     """Delete everything of a checkpoint that nothing else refers to; of a voided one the tombstone stays. Answered.
@@ -170,14 +174,15 @@ class DiscardCheckpoint:
     checkpoint_id: CheckpointId
     voided: bool
     shared: tuple[str, ...] | None = None
+    permit: DeletePermit = field(kw_only=True)
 
 
-@wire
 @dataclass(frozen=True, slots=True)
 class DiscardFiles:
     """Delete state that was acknowledged too late."""
 
     paths: tuple[str, ...]
+    permit: DeletePermit = field(kw_only=True)
 
 
 @wire

@@ -327,8 +327,8 @@ class CoordinatorHost:
             case do.TakeTablesBack(_, checkpoint_id, reason):
                 log.warning("%s: the job goes on from checkpoint %d, before it", reason, checkpoint_id)
                 port.run_io(lambda: effects.take_tables_back(instruction))
-            case do.WriteSavepoint(target, metadata):
-                savepoint = do.WriteSavepoint(target, self._inlined.put_back(metadata))
+            case do.WriteSavepoint(metadata=metadata):
+                savepoint = replace(instruction, metadata=self._inlined.put_back(metadata))
                 port.run_io(lambda: effects.write_savepoint(savepoint))
             case do.DiscardSavepoint():
                 port.run_io(lambda: effects.discard_savepoint(instruction))
