@@ -13,7 +13,7 @@ from tidegate.actors.coordinator.messages import events as co
 from tidegate.actors.coordinator.messages import instructions as do
 from tidegate.actors.protocol.errors import OperatorError
 from tidegate.actors.protocol.identity import TaskId
-from tidegate.actors.runtimes.ray.attempts import Deployment
+from tidegate.actors.runtimes.ray.attempt_supervisor import Deployment
 from tidegate.actors.runtimes.ray.fleet import Fleet, Member
 from tidegate.actors.runtimes.ray.process.mailbox import Mailbox
 from tidegate.actors.runtimes.ray.process.outcomes import Outcome

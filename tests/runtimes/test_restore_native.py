@@ -20,7 +20,7 @@ from tidegate.storage.errors import CorruptionError
 from tidegate.storage.files.file_system_store import FileSystemStore, open_store
 from tidegate.storage.ids import CheckpointId, OperatorUid, SubtaskIndex, VertexId
 from tidegate.storage.state.snapshot import Cut, StateTable, key_group_range
-from tidegate.storage.subtasks.native_files import write_native
+from tidegate.storage.subtasks.backend_files import write_native
 
 UID = OperatorUid("count")
 EDGE = ("source", "count", BY_KEY)

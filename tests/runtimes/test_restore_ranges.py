@@ -23,7 +23,7 @@ from tidegate.storage.files.file_system_store import FileSystemStore, open_store
 from tidegate.storage.ids import CheckpointId, OperatorUid, SubtaskIndex, VertexId
 from tidegate.storage.state.snapshot import Cut, StateTable, key_group_range
 from tidegate.storage.state.state_file import write_state
-from tidegate.storage.subtasks.native_files import DESCRIPTION_NAME, fetch_native, write_native
+from tidegate.storage.subtasks.backend_files import DESCRIPTION_NAME, fetch_native, write_native
 
 UID = OperatorUid("count")
 EDGE = ("source", "count", BY_KEY)

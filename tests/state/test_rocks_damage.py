@@ -18,7 +18,7 @@ from tidegate.storage.errors import CorruptionError, StorageError
 from tidegate.storage.files.file_system_store import FileSystemStore, open_store
 from tidegate.storage.ids import CheckpointId, JobId, SubtaskIndex, VertexId
 from tidegate.storage.state.snapshot import Cut
-from tidegate.storage.subtasks.native_files import fetch_native, read_native, write_native
+from tidegate.storage.subtasks.backend_files import fetch_native, read_native, write_native
 
 
 @pytest.fixture

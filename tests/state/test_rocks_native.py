@@ -25,10 +25,10 @@ from tidegate.storage.checkpoints.metadata import NativeFile, NativeState
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.files.file_system_store import FileSystemStore, open_store
 from tidegate.storage.ids import CheckpointId
-from tidegate.storage.rocksdb.description import HEAD
 from tidegate.storage.rocksdb.frozen import needed_for
+from tidegate.storage.rocksdb.value_layout import HEAD
 from tidegate.storage.state.snapshot import Cut, StateTable
-from tidegate.storage.subtasks.native_files import fetch_native, read_native, write_native
+from tidegate.storage.subtasks.backend_files import fetch_native, read_native, write_native
 
 _KEYS = st.integers(0, 30)
 _CELLS = st.lists(

@@ -25,7 +25,7 @@ from tidegate.storage.files.file_system_store import open_store
 from tidegate.storage.ids import CheckpointId
 from tidegate.storage.rocksdb.keys import decode_rows
 from tidegate.storage.state.snapshot import Cut, StateTable
-from tidegate.storage.subtasks.native_files import fetch_native, read_native, write_native
+from tidegate.storage.subtasks.backend_files import fetch_native, read_native, write_native
 
 MAX_PARALLELISM = 8
 KEYS = pa.schema({"k": pa.int64()})

@@ -15,7 +15,7 @@ from tidegate.storage.errors import CorruptionError, NotFoundError, StorageError
 from tidegate.storage.files.file_system_store import FileSystemStore
 from tidegate.storage.files.store import Buffer
 from tidegate.storage.ids import OperatorUid
-from tidegate.storage.subtasks.native_files import DESCRIPTION_NAME, fetch_native, write_native
+from tidegate.storage.subtasks.backend_files import DESCRIPTION_NAME, fetch_native, write_native
 
 UID = OperatorUid("op")
 

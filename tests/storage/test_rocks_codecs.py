@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from tidegate.storage.checkpoints.metadata import NativeState
 from tidegate.storage.errors import CodecError, CorruptionError
 from tidegate.storage.ids import OperatorUid
-from tidegate.storage.rocksdb.description import RocksDescription, RocksForm, RocksState, describe
 from tidegate.storage.rocksdb.keys import decode_rows, row_end
 from tidegate.storage.rocksdb.tables import table_layout
+from tidegate.storage.rocksdb.value_layout import RocksDescription, RocksForm, RocksState, describe
 from tidegate.storage.rocksdb.values import list_codec, map_key_codec, value_codec
 
 PLAIN: list[tuple[pa.DataType, st.SearchStrategy[Any]]] = [

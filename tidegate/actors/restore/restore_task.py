@@ -30,7 +30,7 @@ from tidegate.storage.errors import CorruptionError
 from tidegate.storage.files.store import Store
 from tidegate.storage.ids import OperatorUid, SubtaskIndex
 from tidegate.storage.state.snapshot import StateTable, key_group_range
-from tidegate.storage.subtasks.native_files import fetch_native, tables_of_fetched
+from tidegate.storage.subtasks.backend_files import fetch_native, tables_of_fetched
 from tidegate.storage.subtasks.subtask_state import read_subtask_state
 
 

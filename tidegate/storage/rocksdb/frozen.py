@@ -16,7 +16,7 @@ from tidegate.storage.checkpoints.metadata import NativeFile, NativeState
 from tidegate.storage.errors import TidegateError
 from tidegate.storage.ids import OperatorUid
 from tidegate.storage.rocksdb.database import MEMORY_BYTES_MIN, open_files, reported
-from tidegate.storage.rocksdb.description import HEAD, ROCKSDB, RocksDescription, describe
+from tidegate.storage.rocksdb.value_layout import HEAD, ROCKSDB, RocksDescription, describe
 
 TABLE_SUFFIX = ".sst"
 _LOG_SUFFIX = ".log"

@@ -9,8 +9,8 @@ import pyarrow as pa
 from tidegate.storage.checkpoints.metadata import NativeState, StateKind
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.rocksdb.database import open_files, reported
-from tidegate.storage.rocksdb.description import describe
 from tidegate.storage.rocksdb.scan import scan_state
+from tidegate.storage.rocksdb.value_layout import describe
 from tidegate.storage.state.snapshot import StateTable
 
 _MEMORY_BYTES = 16 * 1024 * 1024

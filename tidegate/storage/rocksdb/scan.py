@@ -14,9 +14,9 @@ import pyarrow as pa
 import rocksdict
 
 from tidegate.storage.rocksdb.database import reported
-from tidegate.storage.rocksdb.description import HEAD, RocksDescription, RocksForm, RocksState
 from tidegate.storage.rocksdb.keys import RowLength, decode_rows, row_end
 from tidegate.storage.rocksdb.tables import table_layout
+from tidegate.storage.rocksdb.value_layout import HEAD, RocksDescription, RocksForm, RocksState
 from tidegate.storage.rocksdb.values import ValueCodec, list_codec, map_key_codec, value_codec
 from tidegate.storage.state.snapshot import StateChunk
 

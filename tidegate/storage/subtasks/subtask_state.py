@@ -11,7 +11,7 @@ from tidegate.storage.files.store import Store
 from tidegate.storage.ids import OperatorUid
 from tidegate.storage.state.snapshot import StateTable, key_groups_meet
 from tidegate.storage.state.state_file import Wanted, read_state
-from tidegate.storage.subtasks.native_files import read_native
+from tidegate.storage.subtasks.backend_files import read_native
 
 
 def _any(_: SectionRef) -> bool:

@@ -21,7 +21,7 @@ from tidegate.storage.errors import StorageError
 from tidegate.storage.files.store import Store
 from tidegate.storage.ids import AttemptNumber
 from tidegate.storage.state.state_file import write_state
-from tidegate.storage.subtasks.native_files import write_native
+from tidegate.storage.subtasks.backend_files import write_native
 
 log = logging.getLogger(__name__)
 

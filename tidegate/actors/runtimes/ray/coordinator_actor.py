@@ -41,7 +41,7 @@ from tidegate.actors.hosts.threads import WorkerPool
 from tidegate.actors.protocol.failure_reasons import bounded_text, error_text, log_failure
 from tidegate.actors.protocol.identity import TaskId
 from tidegate.actors.runtimes.ray.answers import Answers
-from tidegate.actors.runtimes.ray.attempts import Deployment
+from tidegate.actors.runtimes.ray.attempt_supervisor import Deployment
 from tidegate.actors.runtimes.ray.fleet import Fleet, FleetOptions
 from tidegate.actors.runtimes.ray.metrics import JobMetrics
 from tidegate.actors.runtimes.ray.process.calls import log_to_stderr

@@ -29,7 +29,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from tidegate.actors.graph.job_graph import JobGraph
 from tidegate.actors.protocol.failure_reasons import bounded_text, error_text
 from tidegate.actors.protocol.identity import TaskId
-from tidegate.actors.runtimes.ray.process.process_ends import Witness, last_lines
+from tidegate.actors.runtimes.ray.process.exit_reasons import Witness, last_lines
 from tidegate.actors.runtimes.ray.task_actor import Handle, ProcessInfo, TaskProcess
 from tidegate.storage.errors import TidegateError
 from tidegate.storage.files.store import OpenStore

@@ -41,10 +41,10 @@ from tidegate.actors.protocol.identity import ChannelId, TaskId
 from tidegate.actors.protocol.stream_elements import Element, EndOfPartition
 from tidegate.actors.runtimes.ray.metrics import TaskMetrics
 from tidegate.actors.runtimes.ray.process.calls import LOST_CALL_GRACE_MS, log_to_stderr, watch_call
+from tidegate.actors.runtimes.ray.process.exit_reasons import close_sockets_in_children, stderr_path
 from tidegate.actors.runtimes.ray.process.frame_heads import Head, make_head, read_head
 from tidegate.actors.runtimes.ray.process.mailbox import Mailbox
 from tidegate.actors.runtimes.ray.process.outcomes import Outcome, Outcomes
-from tidegate.actors.runtimes.ray.process.process_ends import close_sockets_in_children, stderr_path
 from tidegate.actors.runtimes.ray.process.warm_up import warm_up
 from tidegate.actors.task.messages import events as ev
 from tidegate.actors.task.messages import instructions as do

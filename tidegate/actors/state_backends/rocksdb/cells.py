@@ -18,7 +18,7 @@ from tidegate.actors.state_backends.rocksdb.changes import RocksChanges
 from tidegate.actors.state_backends.rocksdb.database_session import RocksSession
 from tidegate.actors.state_backends.rocksdb.keys import key_of_state, number_bytes
 from tidegate.storage.rocksdb.database import fetch, reported
-from tidegate.storage.rocksdb.description import RocksState
+from tidegate.storage.rocksdb.value_layout import RocksState
 from tidegate.storage.rocksdb.values import POSITION, list_codec, map_key_codec, value_codec
 
 _ABSENT = object()

@@ -23,8 +23,8 @@ from tidegate.actors.state_backends.rocksdb.database_session import OwnedFolder,
 from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.ids import CheckpointId
 from tidegate.storage.rocksdb.database import reported, unlogged
-from tidegate.storage.rocksdb.description import HEAD, RocksDescription, RocksState
 from tidegate.storage.rocksdb.scan import scan_keys
+from tidegate.storage.rocksdb.value_layout import HEAD, RocksDescription, RocksState
 from tidegate.storage.state.snapshot import StateChunk
 
 KEYS_MAX = 65_536

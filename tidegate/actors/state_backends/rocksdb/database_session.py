@@ -23,7 +23,9 @@ from tidegate.storage.errors import CorruptionError, StorageError
 from tidegate.storage.files.private_folders import FOLDER_MODE, open_private
 from tidegate.storage.ids import CheckpointId, OperatorUid
 from tidegate.storage.rocksdb.database import open_database, reported
-from tidegate.storage.rocksdb.description import (
+from tidegate.storage.rocksdb.frozen import FrozenRocks
+from tidegate.storage.rocksdb.scan import scan_state
+from tidegate.storage.rocksdb.value_layout import (
     FORMAT_VERSION,
     ROCKSDB,
     STATES_MAX,
@@ -32,9 +34,7 @@ from tidegate.storage.rocksdb.description import (
     RocksState,
     describe,
 )
-from tidegate.storage.rocksdb.frozen import FrozenRocks
-from tidegate.storage.rocksdb.scan import scan_state
-from tidegate.storage.subtasks.native_files import DESCRIPTION_NAME
+from tidegate.storage.subtasks.backend_files import DESCRIPTION_NAME
 
 _UNWRITTEN = "rocksdb.num-immutable-mem-table"
 _POLL_S = 0.0005

@@ -13,8 +13,8 @@ import rocksdict
 from tidegate.actors.state_backends.rocksdb.cells import RocksCells
 from tidegate.actors.state_backends.rocksdb.database_session import RocksSession
 from tidegate.storage.rocksdb.database import reported
-from tidegate.storage.rocksdb.description import HEAD
 from tidegate.storage.rocksdb.keys import row_end
+from tidegate.storage.rocksdb.value_layout import HEAD
 
 ENTRIES_MAX = 16_384
 """Entries of one state in one sweep, however few keys they belong to."""

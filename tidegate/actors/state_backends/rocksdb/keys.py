@@ -1,4 +1,4 @@
-"""Turns the keys of a batch into RocksDB's: `storage/rocksdb/description.py` and `keys.py` say what they look like."""
+"""Turns the keys of a batch into RocksDB's: `storage/rocksdb/value_layout.py` and `keys.py` say what they look like."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pyarrow as pa
 from tidegate.actors.kernels.columns import key_forms
 from tidegate.actors.kernels.hashing import hash_forms
 from tidegate.actors.kernels.row_encoding import encode_rows
-from tidegate.storage.rocksdb.description import HEAD
+from tidegate.storage.rocksdb.value_layout import HEAD
 
 _GROUP_BYTES = 2
 

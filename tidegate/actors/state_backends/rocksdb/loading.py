@@ -17,7 +17,7 @@ from tidegate.actors.state_backends.rocksdb.keys import database_keys, key_group
 from tidegate.actors.state_backends.rocksdb.vector_table import RocksTable
 from tidegate.storage.errors import CorruptionError
 from tidegate.storage.rocksdb.database import reported, unlogged
-from tidegate.storage.rocksdb.description import HEAD, RocksState
+from tidegate.storage.rocksdb.value_layout import HEAD, RocksState
 from tidegate.storage.schemas.evolution import migrated
 from tidegate.storage.state.snapshot import StateTable
 

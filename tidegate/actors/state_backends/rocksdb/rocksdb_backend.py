@@ -24,9 +24,9 @@ from tidegate.actors.state_backends.rocksdb.vector_table import RocksTable
 from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.rocksdb.database import reported, unlogged
-from tidegate.storage.rocksdb.description import RocksDescription, RocksForm, RocksState
 from tidegate.storage.rocksdb.frozen import FrozenRocks
 from tidegate.storage.rocksdb.scan import scan_state
+from tidegate.storage.rocksdb.value_layout import RocksDescription, RocksForm, RocksState
 from tidegate.storage.state.snapshot import Cut, FrozenState, StateChunk, StateTable
 
 C = TypeVar("C", bound=RocksCells)

@@ -24,8 +24,8 @@ from tidegate.actors.state_backends.rocksdb.changes import RocksChanges
 from tidegate.actors.state_backends.rocksdb.database_session import RocksSession
 from tidegate.actors.state_backends.rocksdb.keys import database_keys
 from tidegate.storage.rocksdb.database import fetch, reported, unlogged
-from tidegate.storage.rocksdb.description import RocksState
 from tidegate.storage.rocksdb.tables import TableLayout, table_layout
+from tidegate.storage.rocksdb.value_layout import RocksState
 
 _NO_SLOTS: NDArray[np.int32] = np.zeros(0, dtype=np.int32)
 _ESTIMATE = "rocksdb.estimate-num-keys"

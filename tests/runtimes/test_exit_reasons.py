@@ -13,8 +13,8 @@ import pytest
 from ray.exceptions import ActorDiedError
 
 from tidegate.actors.runtimes.ray.fleet import Member, reason_of
-from tidegate.actors.runtimes.ray.process import process_ends
-from tidegate.actors.runtimes.ray.process.process_ends import Witness, end_text, last_lines
+from tidegate.actors.runtimes.ray.process import exit_reasons
+from tidegate.actors.runtimes.ray.process.exit_reasons import Witness, end_text, last_lines
 from tidegate.actors.runtimes.ray.task_actor import ProcessInfo
 
 SEGFAULT = """\
@@ -134,7 +134,7 @@ def test_what_is_not_known_is_not_guessed(tmp_path: Path) -> None:
     )
     log = tmp_path / "long"
     log.write_text("x" * 100_000 + "\n" + "y" * 100_000)
-    assert last_lines(str(log)) == "y" * process_ends.LINE_CHARACTERS_MAX
+    assert last_lines(str(log)) == "y" * exit_reasons.LINE_CHARACTERS_MAX
 
 
 def test_a_forked_child_does_not_hide_the_end_of_its_parent() -> None:
@@ -144,7 +144,7 @@ def test_a_forked_child_does_not_hide_the_end_of_its_parent() -> None:
     worker = os.fork()
     if worker == 0:
         here.close()
-        process_ends.close_sockets_in_children()
+        exit_reasons.close_sockets_in_children()
         if os.fork() == 0:
             os.close(let_go)
             os.read(go, 1)  # Lives as long as the test.
