@@ -1,4 +1,4 @@
-"""The commands for what rests in storage: `tidegate checkpoints …` and `tidegate events …`.
+"""The commands for what rests in storage: `tidegate checkpoints …`.
 
 Commands print and exit: 0 when all is well, 1 when a checkpoint is damaged or cannot be read, 2 for wrong
 usage. An error of ours is shown as one sentence, never as a traceback.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib import import_module
 from typing import Annotated
 
 import typer
@@ -29,10 +28,6 @@ checkpoints_app = typer.Typer(
 )
 app.add_typer(checkpoints_app, name="checkpoints", no_args_is_help=True)
 
-wire_modules: list[str] = []
-"""Modules whose classes appear in event logs: an entry can be decoded when they have been imported. `tidegate/cli.py`
-names those of the rooms above, which this one may not know."""
-
 JobOption = Annotated[str | None, typer.Option("--job", help="Name or id of one job.")]
 CheckpointArgument = Annotated[
     str, typer.Argument(metavar="PATH", help="<root>/<job>/chk-<number> or <folder>/savepoint-<job>-<number>")
@@ -50,7 +45,7 @@ def list_command(path: RootArgument, job: JobOption = None) -> None:
     from tidegate.recovery.checkpoints import list_checkpoints
     from tidegate.recovery.printing import print_checkpoints
 
-    with _explained():
+    with explained():
         summaries = list_checkpoints(path, job)
     if not summaries:
         typer.echo(f"No completed checkpoint under {path}" + (f" of job {job}" if job else ""))
@@ -64,7 +59,7 @@ def show_command(path: CheckpointArgument) -> None:
     from tidegate.recovery.checkpoints import inspect
     from tidegate.recovery.printing import print_checkpoint
 
-    with _explained():
+    with explained():
         metadata = inspect(path)
     print_checkpoint(metadata)
 
@@ -74,7 +69,7 @@ def verify_command(path: CheckpointArgument) -> None:
     """Read every byte of a checkpoint or savepoint and compare checksums; exit code 1 if something is damaged."""
     from tidegate.recovery.checkpoints import verify
 
-    with _explained():
+    with explained():
         report = verify(path)
     if report.ok:
         typer.echo(f"{report.path} is whole: {report.files} files, {report.bytes:,} bytes verified")
@@ -95,7 +90,7 @@ def delete_command(path: CheckpointArgument, yes: YesOption = False, force: Forc
 
     if not yes:
         typer.confirm(f"Delete {path}?", abort=True)
-    with _explained():
+    with explained():
         files = deletion.delete(path, force=force)
     typer.echo(f"{path} is deleted: {files} files")
 
@@ -122,7 +117,7 @@ def sweep_command(
     from tidegate.storage.units import parse_duration_ms
 
     count, size_bytes, left_out = 0, 0, 0
-    with _explained():
+    with explained():
         grace_ms = parse_duration_ms(grace, setting="--grace")
         now_ms = int(time.time() * 1000)
         store = open_store(path)
@@ -154,40 +149,8 @@ def sweep_command(
         raise typer.Exit(1)
 
 
-@app.command("events")
-def events_command(path: RootArgument, job: JobOption = None) -> None:
-    """Print the event logs of the jobs under a checkpoint root; exit code 1 if an entry cannot be read."""
-    from tidegate.recovery.checkpoints import is_of_job
-    from tidegate.recovery.printing import print_entry
-    from tidegate.storage.checkpoints.event_log import EventLog
-    from tidegate.storage.files.file_system_store import open_store
-    from tidegate.storage.ids import JobId
-
-    for module in wire_modules:
-        import_module(module)
-
-    unreadable = 0
-    with _explained():
-        store = open_store(path)
-        jobs = [JobId(name) for name in store.list("") if is_of_job(store, JobId(name), job)]
-        shown = 0
-        for job_id in jobs:
-            log = EventLog(store, job_id)
-            indices = log.indices()
-            shown += bool(indices)
-            if indices:
-                typer.echo(f"Job {job_id}")
-            for index in indices:
-                unreadable += not print_entry(log, index)
-    if not shown:
-        typer.echo(f"No event log under {path}" + (f" of job {job}" if job else ""))
-    if unreadable:
-        typer.echo(f"{unreadable} entries cannot be read", err=True)
-        raise typer.Exit(1)
-
-
 @contextmanager
-def _explained() -> Iterator[None]:
+def explained() -> Iterator[None]:
     """Errors of ours become one sentence and an exit code."""
     try:
         yield

@@ -1,20 +1,16 @@
-"""Shows checkpoints and entries of event logs on a terminal: what the commands in `command.py` print."""
+"""Shows checkpoints on a terminal: what the commands in `command.py` print."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 
-import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.pretty import Pretty
 from rich.table import Table
 
 from tidegate.recovery.checkpoints import CheckpointSummary
-from tidegate.storage.checkpoints.event_log import EventLog, LogEntry
 from tidegate.storage.checkpoints.metadata import CheckpointMetadata, SectionRef, StateHandle, SubtaskState
-from tidegate.storage.errors import CodecError, CorruptionError
 
 
 def print_checkpoints(summaries: Iterable[CheckpointSummary]) -> None:
@@ -22,17 +18,17 @@ def print_checkpoints(summaries: Iterable[CheckpointSummary]) -> None:
     table = Table("checkpoint", "job", "triggered (UTC)", "state bytes", "subtasks", "condition")
     for summary in summaries:
         table.add_row(*(escape(cell) for cell in _row(summary)))
-    _console().print(table)
+    make_console().print(table)
 
 
 def print_checkpoint(metadata: CheckpointMetadata) -> None:
     """Print what a checkpoint or savepoint holds: its operators and their states."""
-    console = _console()
+    console = make_console()
     kind = "void (given up)" if metadata.void else "final" if metadata.final else "completed"
     what = "Savepoint" if metadata.origin_root is not None else "Checkpoint"
     console.print(
         f"{what} {metadata.checkpoint_id} of job {metadata.job_id}, {kind}, attempt {metadata.attempt}, "
-        f"triggered {_time(metadata.triggered_at_ms)} UTC, {metadata.size_bytes:,} bytes of state",
+        f"triggered {time_text(metadata.triggered_at_ms)} UTC, {metadata.size_bytes:,} bytes of state",
         markup=False,
     )
     if metadata.restored_from:
@@ -45,25 +41,11 @@ def print_checkpoint(metadata: CheckpointMetadata) -> None:
     console.print(_states(metadata))
 
 
-def print_entry(log: EventLog, index: int) -> bool:
-    """Print one entry, or why it can't be read; whether it could."""
-    try:
-        entry: LogEntry = log.read(index)
-    except (CodecError, CorruptionError) as error:
-        typer.echo(f"{index:>6}  {error}", err=True)
-        return False
-    typer.echo(f"{index:>6}  {_time(entry.at_ms)}  generation {entry.generation}")
-    console = _console()
-    for event in entry.events:
-        console.print("       ", Pretty(event, max_string=120, max_length=12))
-    return True
-
-
 def _row(summary: CheckpointSummary) -> Iterator[str]:
     readable = summary.verified is not False
     yield summary.path
     yield summary.job_name
-    yield _time(summary.triggered_at_ms) if readable else "?"
+    yield time_text(summary.triggered_at_ms) if readable else "?"
     yield f"{summary.size_bytes:,}" if readable else "?"
     yield str(summary.subtasks) if readable else "?"
     yield "readable" if readable else f"damaged: {summary.reason}"
@@ -97,11 +79,12 @@ def _section_row(section: SectionRef, kind: str, handle: StateHandle) -> tuple[s
     return section.uid, section.state, kind, rows, size, handle.path or "inlined"
 
 
-def _time(at_ms: int) -> str:
+def time_text(at_ms: int) -> str:
+    """A time in UTC, to the millisecond."""
     return datetime.fromtimestamp(at_ms / 1000, UTC).isoformat(sep=" ", timespec="milliseconds").removesuffix("+00:00")
 
 
-def _console() -> Console:
+def make_console() -> Console:
     """A console on the present standard output; wide enough for whole paths when that is no terminal."""
     console = Console()
     return console if console.is_terminal else Console(width=240)

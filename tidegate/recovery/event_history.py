@@ -1,0 +1,120 @@
+"""`EventHistory`: the events of one job's log with their numbers, and the chain of causes that led to one of them.
+
+It knows no kinds of events: what they mean is for those who print them. Rules:
+
+- What cannot be read is said and left out; the rest is there.
+- Entries of versions that wrote no numbers are counted from the beginning of the log. Where that was cut, they have
+  none.
+- A chain ends where an event began by itself, where the log was cut, or where an older version wrote down no cause.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from tidegate.storage.checkpoints.event_log import EventLog, LogEntry
+from tidegate.storage.errors import CodecError, ConfigurationError, CorruptionError
+from tidegate.storage.ids import EventId, JobId
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedEvent:
+    """One event. `number` is None where nobody can tell it. `tells`: its entry says what led to it, if anything did."""
+
+    number: EventId | None
+    event: Any
+    logged_at_ms: int
+    cause: EventId | None
+    tells: bool
+
+    @property
+    def at_ms(self) -> int:
+        """When it happened."""
+        return int(getattr(self.event, "at_ms", self.logged_at_ms))
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """What led to an event, which comes last. `cut`: the cause of the first one, which cannot be shown, and why."""
+
+    events: tuple[LoggedEvent, ...]
+    cut: EventId | None = None
+    cut_why: str = ""
+
+
+@dataclass
+class EventHistory:
+    """What is left of a log. `entries`: by index, each with its events, or why it cannot be read."""
+
+    job_id: JobId
+    entries: list[tuple[int, LogEntry | None, tuple[LoggedEvent, ...], str | None]] = field(default_factory=list)
+
+    @staticmethod
+    def read(log: EventLog, job_id: JobId) -> EventHistory:
+        """Read all entries that are there."""
+        history = EventHistory(job_id)
+        number: int | None = 0
+        before = -1
+        for index in log.indices():
+            try:
+                entry = log.read(index)
+            except (CodecError, CorruptionError) as error:
+                history.entries.append((index, None, (), str(error)))
+                continue
+            if entry.first_event is not None:
+                number = entry.first_event
+            elif index != before + 1:
+                number = None
+            history.entries.append((index, entry, _events(entry, number), None))
+            number = None if number is None else number + len(entry.events)
+            before = index
+        return history
+
+    @property
+    def unreadable(self) -> int:
+        """How many entries cannot be read."""
+        return sum(entry is None for _, entry, _, _ in self.entries)
+
+    def why(self, number: int) -> Chain:
+        """The chain that led to an event. ConfigurationError if there is no such event in the log."""
+        known = {logged.number: logged for _, _, events, _ in self.entries for logged in events}
+        known.pop(None, None)
+        found = known.get(EventId(number))
+        if found is None:
+            raise ConfigurationError(f"job {self.job_id} has no event {number}: {self._extent(set(known))}")
+        chain = [found]
+        while (cause := chain[0].cause) is not None:
+            if cause not in known or cause >= number:
+                why = "is not in the log any more: it was folded into a snapshot, and cut"
+                if self.unreadable:
+                    why = "was cut from the log, or is in one of the entries that cannot be read"
+                return Chain(tuple(chain), cause, why)
+            chain.insert(0, known[cause])
+        return Chain(tuple(chain))
+
+    def _extent(self, numbers: set[EventId | None]) -> str:
+        known = {number for number in numbers if number is not None}
+        if not known:
+            return "its log has no numbered events"
+        last = first = max(known)
+        while first - 1 in known:
+            first = EventId(first - 1)
+        older = "; older ones were folded into a snapshot, and cut" if first > 0 else ""
+        unreadable = f"; {self.unreadable} entries cannot be read" if self.unreadable else ""
+        return f"its log holds the events {first} to {last}{older}{unreadable}"
+
+
+def _events(entry: LogEntry, first: int | None) -> tuple[LoggedEvent, ...]:
+    tells = entry.first_event is not None
+    causes = entry.causes or (None,) * len(entry.events)
+    return tuple(
+        LoggedEvent(
+            None if first is None else EventId(first + place),
+            event,
+            entry.at_ms,
+            None if cause is None else EventId(cause),
+            tells,
+        )
+        for place, (event, cause) in enumerate(zip(entry.events, causes, strict=True))
+    )
