@@ -31,7 +31,7 @@ from state_snapshots import KEY_BYTES, PARALLELISM, SOURCE, SUMS, TOTALS, GatedS
 import tidegate as tg
 from tidegate.actors.runtimes.ray.ray_runtime import RayRuntime
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "storage"))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "support"))
 _PROXY: Any = importlib.import_module("s3_proxy")
 _SEAWEED: Any = importlib.import_module("seaweed")
 """The server and the proxy are those of the tests."""

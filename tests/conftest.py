@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import spreading
+import stores
 from hypothesis import settings
 
 settings.register_profile("tidegate", derandomize=True, deadline=None, database=None, print_blob=True)
@@ -18,8 +19,9 @@ _ROOMS = {"api": "local jobs", "simulation": "simulation", "house": "house"}
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Tests are dealt out by `spreading`."""
+    """Tests are dealt out by `spreading`, and may ask for `stores`."""
     config.pluginmanager.register(spreading, "spreading")
+    config.pluginmanager.register(stores, "stores")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -10,7 +10,7 @@ import pytest
 from repository import ROOT, files
 
 TESTS = ROOT / "tests"
-WAITING = TESTS / "waiting.py"
+WAITING = TESTS / "support" / "waiting.py"
 CLOCKS = {
     "time.monotonic",
     "time.monotonic_ns",

@@ -16,7 +16,7 @@ from backend_model import BACKENDS, KEYS, MAX_PARALLELISM, Cells, Subject, Table
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from native_checkpoints import CountingReads, frozen, opened
-from rocks_backends import rocks_backend
+from rocksdb_backends import rocks_backend
 
 from tidegate.actors.kernels.hashing import hash_columns
 from tidegate.actors.state_backends.common.backend import CellSpec

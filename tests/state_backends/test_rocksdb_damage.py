@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from backend_model import BACKENDS, KEYS, MAX_PARALLELISM, Cells, Table, composed
 from native_checkpoints import CountingReads, frozen
-from rocks_backends import rocks_backend
+from rocksdb_backends import rocks_backend
 
 from tidegate.actors.state_backends.rocksdb.rocksdb_backend import RocksBackend
 from tidegate.storage.checkpoints.metadata import SubtaskState

@@ -1,20 +1,35 @@
-"""Stores that every test of this room can run against: a local folder, memory, and S3 over the wire."""
+"""Stores that any test can ask for: a local folder, memory, and S3 over the wire.
+
+What makes them is imported when a test asks: most runs of a few tests can do without a client for S3.
+"""
 
 from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
-from seaweed import BUCKET, S3Server, run_seaweed
 
-from tidegate.storage.files.file_system_store import FileSystemStore, open_store
+if TYPE_CHECKING:
+    from seaweed import S3Server
+
+    from tidegate.storage.files.file_system_store import FileSystemStore
+
+
+def opened(url: str, **options: object) -> FileSystemStore:
+    """The store at a url."""
+    from tidegate.storage.files.file_system_store import open_store
+
+    return open_store(url, **options)
 
 
 @pytest.fixture(scope="session")
 def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
     """One SeaweedFS for the session; the region comes from the environment, as the store asks for."""
+    from seaweed import run_seaweed
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("AWS_DEFAULT_REGION", "us-east-1")
         with run_seaweed(tmp_path_factory.mktemp("seaweed")) as server:
@@ -24,13 +39,13 @@ def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
 @pytest.fixture
 def local_store(tmp_path: Path) -> FileSystemStore:
     """An empty store in a local folder that does not exist yet."""
-    return open_store(str(tmp_path / "root"))
+    return opened(str(tmp_path / "root"))
 
 
 @pytest.fixture
 def memory_store() -> Iterator[FileSystemStore]:
     """An empty store in memory."""
-    store = open_store(f"memory://{uuid.uuid4().hex}")
+    store = opened(f"memory://{uuid.uuid4().hex}")
     yield store
     store.delete_tree("")
 
@@ -38,12 +53,13 @@ def memory_store() -> Iterator[FileSystemStore]:
 @pytest.fixture
 def s3_store(s3_server: S3Server) -> FileSystemStore:
     """An empty store under a prefix of its own on the S3 server."""
-    return open_store(f"s3://{BUCKET}/{uuid.uuid4().hex}/ckpt", **s3_server.options)
+    from seaweed import BUCKET
+
+    return opened(f"s3://{BUCKET}/{uuid.uuid4().hex}/ckpt", **s3_server.options)
 
 
 @pytest.fixture(params=["local", "memory", "s3"])
 def store(request: pytest.FixtureRequest) -> FileSystemStore:
     """Each kind of store in turn."""
-    chosen = request.getfixturevalue(f"{request.param}_store")
-    assert isinstance(chosen, FileSystemStore)
+    chosen: FileSystemStore = request.getfixturevalue(f"{request.param}_store")
     return chosen

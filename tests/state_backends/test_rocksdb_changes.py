@@ -21,7 +21,7 @@ from backend_model import (
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rocks_backends import LoggedBackend, rocks_backend
+from rocksdb_backends import LoggedBackend, rocks_backend
 
 from tidegate.actors.state_backends.common.backend import CellSpec
 from tidegate.actors.state_backends.rocksdb import changes as rocks_changes

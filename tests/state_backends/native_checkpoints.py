@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from backend_model import KEYS, MAX_PARALLELISM, Rows, Subject
-from rocks_backends import rocks_backend
+from rocksdb_backends import rocks_backend
 
 from tidegate.actors.state_backends.rocksdb.rocksdb_backend import RocksBackend
 from tidegate.storage.checkpoints.metadata import NativeState

@@ -7,7 +7,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from backend_model import BACKENDS, KEYS, MAX_PARALLELISM, Cells, composed, key_batch, state_tables, tables
-from rocks_backends import rocks_backend
+from rocksdb_backends import rocks_backend
 
 from tidegate.actors.state_backends.rocksdb.rocksdb_backend import RocksBackend
 from tidegate.storage.checkpoints.metadata import StateKind

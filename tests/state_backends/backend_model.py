@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from rocks_backends import LoggedBackend, rocks_backend
+from rocksdb_backends import LoggedBackend, rocks_backend
 
 from tidegate.actors.kernels import accumulate
 from tidegate.actors.kernels.columns import NO_MASK
@@ -37,7 +37,7 @@ EXAMPLES = {"columnar": 150, "rocksdb": 30, "rocksdb with changelog": 40}
 """Random programs to try on each; opening a database takes time."""
 
 WITH_INCREMENTS = ("columnar", "rocksdb with changelog")
-"""Backends whose `freeze` takes a base; otherwise RocksDB has its files for that (`test_rocks_native.py`)."""
+"""Backends whose `freeze` takes a base; otherwise RocksDB has its files for that (`test_rocksdb_native.py`)."""
 
 Key = tuple[int, str | None]
 Rows = dict[str, dict[Key, Any]]
