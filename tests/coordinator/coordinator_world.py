@@ -265,6 +265,9 @@ class CoordinatorWorld:
                         "what is retained is never deleted (invariant 5)"
                     )
                 self.shared.asked(instruction, (p.base for p in self.machine.state.pending.values()))
+                assert not any(
+                    isinstance(i, do.DiscardCheckpoint) and i.checkpoint_id == checkpoint_id for i in self._asked
+                ), "a deletion is asked for again only when it was answered"
                 self._asked.append(instruction)
             case do.WriteMetadata(metadata):
                 assert metadata.checkpoint_id > max(self._completed(), default=0), "completed in order"

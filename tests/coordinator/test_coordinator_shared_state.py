@@ -208,6 +208,20 @@ def test_references_survive_a_takeover() -> None:
     assert discards(successor, complete(successor, 3)) == {2: (path(1), path(2))}
 
 
+def test_a_takeover_asks_for_each_deletion_once() -> None:
+    """A second answer to the deletion of a checkpoint would stand for that of its shared files, which may fail."""
+    job = Coordinator(CONCURRENT).run()
+    complete(job, 1)
+    for _ in range(2):
+        trigger(job)
+    collect(job, 2, layer(2, SINK))
+    assert discards(job, job.written(2)) == {}, "3 is built on 1"
+
+    found = only(job.start(generation=2), do.DiscardCheckpoint)
+
+    assert sorted((d.checkpoint_id, d.shared) for d in found) == [(1, ()), (3, None)]
+
+
 def test_a_checkpoint_that_refers_to_strange_files_is_not_completed() -> None:
     """Nobody would know how long they stay."""
     job = Coordinator(CONCURRENT).run()

@@ -325,9 +325,13 @@ class CheckpointKeeper:
         self.abandoner.refuse_queued(reason, detail)
 
     def take_over(self, at_ms: int) -> None:
-        """A new generation asks again for everything whose answer the old one may have taken with it."""
-        self.drop(Reason.COORDINATOR_LOST, at_ms)
+        """A new generation asks again for everything whose answer the old one may have taken with it.
+
+        Deletions come first: those that begin as checkpoints are dropped are asked for then, and only once. A second
+        answer would pass for that to the deletion of the shared files, which is next.
+        """
         self.discards.take_over()
+        self.drop(Reason.COORDINATOR_LOST, at_ms)
         self.abandoner.take_over()
         self.writer.take_over()
         self.commits.take_over()
