@@ -31,7 +31,7 @@ def test_hundreds_of_checkpoints_in_memory_keep_the_bytes_of_one() -> None:
         )
         running = job._running
         assert isinstance(running, LocalJob)
-        host, store = running._coordinator, FileSystemStore(job.root)
+        host, store = running.coordinator, FileSystemStore(job.root)
         source.await_gate(KEYS - 1)
         for number in range(1, CHECKPOINTS + 1):
             job.trigger_checkpoint()

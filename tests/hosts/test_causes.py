@@ -209,9 +209,8 @@ def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _made(kind: type[Any]) -> Any:
-    return kind(
-        *(SimpleNamespace(checkpoint_id=1) if f.name in ("metadata", "tombstone") else 1 for f in _fields(kind))
-    )
+    named = SimpleNamespace(checkpoint_id=1)
+    return kind(**{f.name: named if f.name in ("metadata", "tombstone") else 1 for f in _fields(kind)})
 
 
 def _fields(kind: type[Any]) -> tuple[dataclasses.Field[Any], ...]:

@@ -32,7 +32,7 @@ class Host:
 def test_a_timer_that_is_far_away_does_not_keep_a_task_that_is_over() -> None:
     """Each attempt of a job would leave its state behind, for as long as users set timers ahead."""
     timers = Timers()
-    job: Any = SimpleNamespace(_timers=timers, _guarded=lambda task, host, action: action())
+    job: Any = SimpleNamespace(timers=timers, guarded=lambda task, host, action: action())
     port = LocalTaskPort(job, TASK)
     host: Any = Host()
     port.host = host
