@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from broken_changelog import CHANGELOG_FIXED, CHANGELOG_PATCHES
 from broken_coordinator import COORDINATOR_BREAKS
 from broken_fallback import FALLBACK_BREAKS, FALLBACK_FIXED
+from broken_invariants import INVARIANT_FIXED, INVARIANT_PATCHES
 from broken_layers import LAYER_BREAKS, LAYER_PATCHES
 from broken_rules import RULE_BREAKS, RULE_FIXED, Patch
 from broken_tables import TABLE_FIXED, TABLE_PATCHES
@@ -52,6 +53,7 @@ _FIXED: Mapping[str, Mapping[str, Hashable]] = {
     **FALLBACK_FIXED,
     **TABLE_FIXED,
     **RULE_FIXED,
+    **INVARIANT_FIXED,
 }
 """Breaks that need several unlikely things at once, and hundreds of seeds when all of these are drawn: the last grant
 of a channel lost and rows that wait for it; a savepoint that has written something and fails as often as is tried; a
@@ -64,7 +66,9 @@ BROKEN: dict[str, Break] = {
     },
     **{
         rule: Break(invariant, patch=patch, fixed=_FIXED.get(rule, {}))
-        for rule, (invariant, patch) in (RULE_BREAKS | LAYER_PATCHES | CHANGELOG_PATCHES | TABLE_PATCHES).items()
+        for rule, (invariant, patch) in (
+            RULE_BREAKS | LAYER_PATCHES | CHANGELOG_PATCHES | TABLE_PATCHES | INVARIANT_PATCHES
+        ).items()
     },
 }
 """Every break, by the rule."""

@@ -197,7 +197,7 @@ def may_complete(state: CoordinatorState, pending: PendingCheckpoint) -> bool:
         and pending.metadata is not None
         and len(pending.metadata.subtasks) == len(pending.acknowledged) + len(pending.finished)
         and (pending.path is not None or not pending.properties.kind.is_savepoint)
-        and being_written(state) == 1
+        and being_written(state) <= 1
     )
 
 

@@ -1,8 +1,7 @@
 """`TaskMachine`: one subtask as a function of what happened to it.
 
 `handle(event)` returns instructions; the runtime carries them out and reports results as further events. There is no
-I/O, clock, thread or randomness in here. The life of a task is in `task_status.py`, its checkpoints in
-`checkpoints/subtask_checkpoints.py`.
+I/O, clock, thread or randomness in here. Its life is in `task_status.py`, its rules are in `invariants.py`.
 """
 
 from __future__ import annotations
@@ -32,6 +31,7 @@ from tidegate.actors.task.channels.watermark_valve import WatermarkValve
 from tidegate.actors.task.checkpoints.changelog_writer import ChangelogWriter
 from tidegate.actors.task.checkpoints.induced_checkpoints import InducedCheckpoints
 from tidegate.actors.task.checkpoints.subtask_checkpoints import SnapshotParts, SubtaskCheckpoints
+from tidegate.actors.task.invariants import check_process, may_leave
 from tidegate.actors.task.messages import events as ev
 from tidegate.actors.task.messages import instructions as do
 from tidegate.actors.task.pipeline.input_windows import InputWindows
@@ -302,7 +302,7 @@ class TaskMachine:
         self._instructions += self._windows.taken(channel, self._chain.pace.rows)
 
     def _process(self, channel: ChannelId, element: Element, at_ms: int) -> None:
-        assert not self._checkpoints.blocks(channel), "nothing of a blocked channel is processed (invariant 2)"
+        check_process(self._checkpoints.blocks(channel))
         if isinstance(element, pa.RecordBatch):
             self._process_batch(element, self._input_index[channel])
         elif isinstance(element, Barrier):
@@ -367,8 +367,8 @@ class TaskMachine:
 
     def _finish_task_if_over(self) -> None:
         """The task ends when everything has left: who ends has nothing in flight, and gets no further barrier."""
-        over = self.covered_by is not None and self._endings.partitions_over and self._outputs.empty
-        if not over or self.status is not TaskStatus.END_OF_DATA:
+        covered, ended = self.covered_by is not None, self.status is TaskStatus.END_OF_DATA
+        if not (ended and may_leave(covered, self._endings.partitions_over, self._outputs.empty)):
             return
         self._chain.close()
         self._outputs.broadcast(EndOfPartition())

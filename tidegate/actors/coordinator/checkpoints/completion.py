@@ -177,10 +177,9 @@ class CheckpointWriter:
         return pending if pending is not None and pending.phase in phases else None
 
     def _next(self) -> PendingCheckpoint | None:
-        pending = self._context.state.pending.values()
-        if any(p.phase.being_written for p in pending):
+        if invariants.being_written(self._context.state):
             return None
-        for candidate in pending:
+        for candidate in self._context.state.pending.values():
             if candidate.phase is PendingPhase.ACKNOWLEDGED:
                 return candidate
             if not candidate.properties.subsumable:

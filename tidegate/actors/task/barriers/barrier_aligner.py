@@ -29,6 +29,7 @@ from tidegate.actors.task.barriers.barrier_handler import NOTHING, Outcome
 from tidegate.actors.task.barriers.collected import Collected, Step, overtakes
 from tidegate.actors.task.barriers.remembered import REMEMBERED_ABORTS_MAX, Channels, RememberedIds
 from tidegate.actors.task.barriers.states import BarrierInput, BarrierState
+from tidegate.actors.task.invariants import check_newer
 from tidegate.storage.errors import ProtocolError
 from tidegate.storage.ids import CheckpointId
 
@@ -300,7 +301,7 @@ class BarrierAligner:
         return Outcome(cancelled=((checkpoint_id, reason),))
 
     def _close(self, checkpoint_id: CheckpointId) -> None:
-        assert checkpoint_id > self._closed, "checkpoint ids only grow"
+        check_newer(checkpoint_id, self._closed)
         self._closed = checkpoint_id
         self._pending = None
         self._state = BarrierState.IDLE

@@ -17,6 +17,7 @@ from tidegate.actors.protocol.identity import ChannelId
 from tidegate.actors.protocol.stream_elements import Barrier
 from tidegate.actors.task.barriers.barrier_handler import NOTHING, Outcome
 from tidegate.actors.task.barriers.remembered import REMEMBERED_ABORTS_MAX, Channels, RememberedIds
+from tidegate.actors.task.invariants import check_newer
 from tidegate.storage.ids import CheckpointId
 
 TRACKED_MAX = 50
@@ -160,7 +161,7 @@ class BarrierTracker:
         return checkpoint_id <= self._closed or checkpoint_id in self._over
 
     def _close(self, checkpoint_id: CheckpointId) -> None:
-        assert checkpoint_id > self._closed, "checkpoint ids only grow"
+        check_newer(checkpoint_id, self._closed)
         self._closed = checkpoint_id
         self._pending = {n: counted for n, counted in self._pending.items() if n > checkpoint_id}
         self._aborted_early.forget_up_to(checkpoint_id)

@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from tidegate.actors.protocol.identity import ChannelId
 from tidegate.actors.protocol.stream_elements import Barrier, Element, EndOfData, EndOfPartition, element_size_bytes
+from tidegate.actors.task import invariants
 from tidegate.actors.task.channels.turn_pacer import ROWS_UNLIMITED
 from tidegate.storage.errors import ProtocolError
 from tidegate.storage.ids import CheckpointId
@@ -73,12 +74,12 @@ class InputChannel:
 
     def recover(self, batches: Iterable[pa.RecordBatch]) -> None:
         """Put batches that were in flight before everything else, also before what has arrived meanwhile."""
-        assert not self.rows_taken, "in-flight elements are restored before anything is processed"
+        invariants.check_recover(self.rows_taken)
         self.recovered.extend(batches)
 
     def accept(self, first_sequence: int, elements: Sequence[Element]) -> Sequence[Element]:
         """Queue the elements that are new and return them. Raises ProtocolError on a gap, and then changes nothing."""
-        if first_sequence > self.arrived:
+        if not invariants.is_gapless(first_sequence, self.arrived):
             raise ProtocolError(
                 f"{self.channel}: element {first_sequence} arrived where {self.arrived} was due: "
                 f"{first_sequence - self.arrived} elements were lost on the way"
@@ -112,7 +113,7 @@ class InputChannel:
         self.data_over = self.data_over or isinstance(element, EndOfData | EndOfPartition)
         self.taken += 1
         self._taken_bytes += size_bytes
-        assert self.taken + len(self.queue) == self.arrived, "numbers of a queue are contiguous"
+        invariants.check_contiguous(self.taken, len(self.queue), self.arrived)
         return element
 
     def before(self, checkpoint_id: CheckpointId) -> tuple[list[pa.RecordBatch], bool]:

@@ -24,6 +24,7 @@ import pyarrow as pa
 
 from tidegate.actors.protocol.identity import ChannelId
 from tidegate.actors.protocol.stream_elements import Barrier, Control, Element, element_size_bytes
+from tidegate.actors.task import invariants
 from tidegate.actors.task.channels.debloating import BATCHES_A_WINDOW, SenderPace
 from tidegate.actors.task.channels.turn_pacer import ROWS_UNLIMITED
 from tidegate.storage.errors import ProtocolError
@@ -106,7 +107,10 @@ class OutputChannel:
     def over_limit(self) -> bool:
         """Whether the queue is full."""
         limit_bytes = self._limits.queue_bytes_max
-        return self.queued_bytes >= (limit_bytes if self.narrow_bytes is None else min(limit_bytes, self.narrow_bytes))
+        narrow_bytes = self.narrow_bytes
+        return invariants.is_full(
+            self.queued_bytes, limit_bytes if narrow_bytes is None else min(limit_bytes, narrow_bytes)
+        )
 
     @property
     def narrow_bytes(self) -> int | None:
@@ -116,14 +120,12 @@ class OutputChannel:
     @property
     def exhausted(self) -> bool:
         """Whether nothing more may be sent before the receiver answers with credit."""
-        return self._sent_bytes >= self._credit_bytes
+        return not invariants.may_send(self._sent_bytes, self._credit_bytes)
 
     @property
     def sendable(self) -> bool:
         """Whether the first queued element may leave now."""
-        return bool(self.queue) and (
-            not isinstance(self.queue[0], pa.RecordBatch) or self._sent_bytes < self._credit_bytes
-        )
+        return bool(self.queue) and (not isinstance(self.queue[0], pa.RecordBatch) or not self.exhausted)
 
     @property
     def starved_at_bytes(self) -> int | None:

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 
 from tidegate.actors.task.incremental.changelog import Chain
 from tidegate.actors.task.incremental.lineage import Lineage
+from tidegate.actors.task.invariants import may_acknowledge
 from tidegate.storage.checkpoints.metadata import Committable, DataFile, NativeState, SnapshotKind, StateHandle
 from tidegate.storage.errors import ProtocolError
 from tidegate.storage.ids import CheckpointId, OperatorUid, SubtaskIndex
@@ -250,7 +251,7 @@ class SnapshotTracker:
             if snapshot.acknowledged or snapshot.cancelled or snapshot.missing:
                 continue
             covered = {uid: self.files[uid].covered(end) for uid, end in snapshot.ends.items()}
-            if any(found is None for found in covered.values()):
+            if not may_acknowledge(snapshot.missing, all(found is not None for found in covered.values())):
                 continue
             snapshot.acknowledged = True
             committables = tuple(

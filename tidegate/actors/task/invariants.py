@@ -1,0 +1,115 @@
+"""What must always hold in a task. Each rule is one predicate, and its docstring says why the rule is as it is.
+
+The predicates take plain numbers, because they are asked for every element: queues, gates and barriers know the rest.
+What a lost message can bring about is a `ProtocolError` of whoever asks, and the attempt starts anew.
+What only a fault of the task itself can bring about is an `InvariantError`, which the `check_*` functions raise.
+
+The numbers are those of the invariants in `docs/architecture.md`. The oracle of the simulator looks at the same rules
+from outside (`tidegate/simulation/oracle/invariants.py`), and `tests/simulation/broken_tasks.py` breaks each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from tidegate.storage.errors import InvariantError
+
+# --- channels ---------------------------------------------------------------------------------------------------------
+
+
+def is_gapless(first_sequence: int, due: int) -> bool:
+    """Whether a frame goes on where the channel was, or before (1).
+
+    `<=` and not `==`: a frame that is sent again begins with elements that have arrived; those are dropped, the rest is
+    new. A frame that begins later leaves a gap, and nobody would ever send what is in it.
+    """
+    return first_sequence <= due
+
+
+def are_contiguous(taken: int, queued: int, arrived: int) -> bool:
+    """Whether every element that has arrived was taken or waits (1): none is lost inside the task, none comes twice."""
+    return taken + queued == arrived
+
+
+def may_recover(rows_taken: int) -> bool:
+    """Whether in-flight rows of a checkpoint may be put before all others (3, 9): not once a row of now was taken."""
+    return rows_taken == 0
+
+
+def may_process(blocked: bool) -> bool:
+    """Whether the next element of a channel may be processed (2).
+
+    Not between the channel's barrier and the snapshot: the row would be in the snapshot, and a source that is restored
+    from the same checkpoint would read it again.
+    """
+    return not blocked
+
+
+def may_send(sent_bytes: int, credit_bytes: int) -> bool:
+    """Whether a batch may leave (10).
+
+    `<` and not `sent + size <= credit`: a batch that is larger than all the credit there is could never leave. So the
+    last one may overdraw, by itself alone. With `<=` a sender that has used up its credit would send one more.
+    """
+    return sent_bytes < credit_bytes
+
+
+def is_full(queued_bytes: int, limit_bytes: int) -> bool:
+    """Whether an output queue takes no more, so that the task takes no input (10).
+
+    `>=` and not `>`: the limit is reached by what is there, and the next batch, however large, comes on top of it.
+    """
+    return queued_bytes >= limit_bytes
+
+
+def check_contiguous(taken: int, queued: int, arrived: int) -> None:
+    """After an element was taken."""
+    if not are_contiguous(taken, queued, arrived):
+        raise InvariantError(f"invariant 1: {taken} elements were taken and {queued} wait, of {arrived} that arrived")
+
+
+def check_recover(rows_taken: int) -> None:
+    """Before what was in flight is put before everything else."""
+    if not may_recover(rows_taken):
+        raise InvariantError(f"invariant 3: what was in flight is restored after {rows_taken} rows were processed")
+
+
+def check_process(blocked: bool) -> None:
+    """Before an element is processed."""
+    if not may_process(blocked):
+        raise InvariantError("invariant 2: nothing of a channel is processed between its barrier and the snapshot")
+
+
+# --- snapshots --------------------------------------------------------------------------------------------------------
+
+
+def is_newer(checkpoint_id: int, closed: int) -> bool:
+    """Whether a task may still decide about a checkpoint (2, 3).
+
+    `>` and not `>=`: the newest one that is over is over. Taken again, its second snapshot would cut elsewhere.
+    """
+    return checkpoint_id > closed
+
+
+def may_acknowledge(missing: Collection[object], sink_files_durable: bool) -> bool:
+    """Whether a snapshot may be reported (4, 6).
+
+    All of it has to be in storage: state, what was in flight, the changelog below it, *and* each sink file from before
+    its barrier. What is reported may be complete at once, and then restored, or committed.
+    """
+    return not missing and sink_files_durable
+
+
+def may_leave(covered: bool, inputs_over: bool, outputs_empty: bool) -> bool:
+    """Whether a task whose operators have finished may end (4, 6, 7).
+
+    A completed checkpoint has to cover that it finished, or a restart would need what it knew. And nobody waits for it:
+    all of its inputs are over, and all that it had to say, barriers among it, has left.
+    """
+    return covered and inputs_over and outputs_empty
+
+
+def check_newer(checkpoint_id: int, closed: int) -> None:
+    """Before a checkpoint is over for the task."""
+    if not is_newer(checkpoint_id, closed):
+        raise InvariantError(f"invariant 2: checkpoint {checkpoint_id} is over a second time, {closed} was the last")
