@@ -11,15 +11,22 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.tidegate-setup
 SCRIPTS := $(wildcard scripts/*.py examples/*.py benchmarks/*.py)
 ARGS ?=
+# Percent of the lines of a module: `make cov` lists those with less.
+UNDER ?= 80
 # Processes of a test run. At least four: those with the tests on Ray and on S3 wait for others most of the time.
 JOBS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 4 ? 4 : n > 8 ? 8 : n)))
 
+RUN_TESTS = "$(BIN)/pytest" --numprocesses $(JOBS) --dist loadgroup --no-loadscope-reorder --max-worker-restart 0 \
+    --durations 15
+# What says most within a minute on two quiet processors; CONTRIBUTING.md says what is left to `make test`.
+FAST := --kinds "unit, contract, house, docs, local jobs" -m "not slow"
+
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help setup demo test check format bench pins clean
+.PHONY: help setup demo test test-fast cov check format bench pins clean
 
 help:  ## Show the targets
-	@sed -nE 's/^([a-z]+):.*## (.*)/\1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 10
+	@sed -nE 's/^([a-z-]+):.*## (.*)/\1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 11
 
 setup: $(STAMP)  ## Make .venv and install tidegate in it (again only after pyproject.toml or constraints.txt changed)
 
@@ -44,7 +51,15 @@ demo: $(STAMP)  ## Run the flight delays demo on Ray and Spark; ARGS= goes to it
 	@"$(BIN)/python" examples/flight_delays.py $(ARGS)
 
 test: $(STAMP)  ## Run the tests, JOBS= of them at a time; ARGS= goes to pytest
-	"$(BIN)/pytest" --numprocesses $(JOBS) --dist loadgroup --no-loadscope-reorder --max-worker-restart 0 --durations 15 $(ARGS)
+	$(RUN_TESTS) $(ARGS)
+
+test-fast: $(STAMP)  ## Run the quick ones of the tests that need neither Ray nor S3; ARGS= goes to pytest
+	$(RUN_TESTS) $(FAST) $(ARGS)
+
+cov: $(STAMP)  ## Say which modules the quick tests hardly touch; ARGS= chooses other tests
+	$(RUN_TESTS) --cov --cov-report html --cov-report "" $(or $(ARGS),$(FAST))
+	@"$(BIN)/coverage" report --sort cover | awk 'NR <= 2 || $$1 == "TOTAL" || $$NF + 0 < $(UNDER)'
+	@echo "modules under $(UNDER) % are listed; line by line: .htmlcov/index.html"
 
 check: $(STAMP)  ## Lint, format, types, import directions: reports all, changes nothing
 	@failed=(); \
@@ -69,6 +84,6 @@ pins: $(STAMP)  ## Write what .venv holds to constraints.txt
 	@touch "$(STAMP)"
 
 clean:  ## Remove everything that was generated, .venv included
-	rm -rf "$(VENV)" .demo .bench build dist *.egg-info spark-warehouse metastore_db derby.log
+	rm -rf "$(VENV)" .demo .bench .coverage .coverage.* .htmlcov build dist *.egg-info spark-warehouse metastore_db derby.log
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

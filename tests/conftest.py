@@ -1,4 +1,7 @@
-"""Settings of the whole suite: examples of Hypothesis, what runs beside what, and the number of tests by kind."""
+"""Settings of the whole suite: examples of Hypothesis, what runs beside what, and the kinds of tests.
+
+`--kinds "unit, local jobs"` runs tests of these kinds alone.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,14 @@ settings.register_profile("tidegate", derandomize=True, deadline=None, database=
 settings.load_profile("tidegate")
 
 _TESTS = Path(__file__).parent
-_ROOMS = {"api": "local jobs", "simulation": "simulation", "house": "house"}
+_ROOMS = {"api": "local jobs", "simulation": "simulation", "house": "house", "docs": "docs"}
+_KINDS = {"unit", "property", "contract", spreading.RAY, spreading.S3, *_ROOMS.values()}
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Kinds can be chosen."""
+    kinds = ", ".join(sorted(_KINDS))
+    parser.addoption("--kinds", metavar="KINDS", help=f"run tests of these kinds alone, with commas between: {kinds}")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -25,9 +35,16 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Say of each test what kind it is, and sort them."""
-    for item in items:
-        item.user_properties.append(("kind", _kind(item)))
+    """Say of each test what kind it is, leave out what was not asked for, and sort the others."""
+    kinds = {item: _kind(item) for item in items}
+    for item, kind in kinds.items():
+        item.user_properties.append(("kind", kind))
+    if (named := config.getoption("kinds")) is not None:
+        wanted = {kind.strip() for kind in named.split(",")}
+        if unknown := sorted(wanted - _KINDS):
+            raise pytest.UsageError(f"--kinds: no kind of test is called {unknown}; there are {sorted(_KINDS)}")
+        config.hook.pytest_deselected(items=[item for item in items if kinds[item] not in wanted])
+        items[:] = [item for item in items if kinds[item] in wanted]
     spreading.spread(config, items)
 
 

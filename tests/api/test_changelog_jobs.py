@@ -18,6 +18,8 @@ from tidegate import recovery
 from tidegate.actors.state_backends.common.options import StateBackendOptions
 from tidegate.storage.checkpoints.metadata import SubtaskState
 
+pytestmark = pytest.mark.slow
+
 ROWS, GATE, KEYS = 3_000, 1_000, 5
 BACKENDS = pytest.mark.parametrize("backend", ["columnar", "rocksdb"])
 _ROW_SCHEMA = pa.schema({name: pa.int64() for name in ("k", "x", "count", "seen", "even", "entries")})

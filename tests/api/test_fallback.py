@@ -11,6 +11,8 @@ from local_jobs import GatedSource, await_events, config, local, opening
 
 import tidegate as tg
 
+pytestmark = pytest.mark.slow
+
 ROWS, STOP = 40, 10
 
 

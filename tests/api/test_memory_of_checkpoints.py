@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from local_jobs import NO_RESTART, WAIT_S, GatedSource, local, opening
 from waiting import until
 
@@ -9,6 +10,8 @@ import tidegate as tg
 from tidegate.actors.runtimes.local.local_job import LocalJob
 from tidegate.storage.codec import encode
 from tidegate.storage.files.file_system_store import FileSystemStore
+
+pytestmark = pytest.mark.slow
 
 KEYS = 150_000
 CHECKPOINTS = 300

@@ -29,6 +29,8 @@ from tidegate.storage.files.store import Store
 from tidegate.storage.ids import OperatorUid
 from tidegate.storage.state.snapshot import StateTable
 
+pytestmark = pytest.mark.slow
+
 BACKENDS: dict[str, dict[str, Any]] = {
     "columnar": {},
     "columnar incremental": {"incremental": True},

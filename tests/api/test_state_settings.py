@@ -13,6 +13,8 @@ from local_jobs import GatedSource, config, opening
 import tidegate as tg
 from tidegate.storage.copies.local_copies import copies_below, job_folder
 
+pytestmark = pytest.mark.slow
+
 ROWS, KEYS = 60_000, 3_000
 
 

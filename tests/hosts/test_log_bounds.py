@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from coordinator_ports import Port
 from coordinators import SINK, SOURCE, SPEC, TASKS, files, part
 from link import node
@@ -22,6 +23,8 @@ from tidegate.storage.errors import NotFoundError
 from tidegate.storage.files.file_system_store import open_store
 from tidegate.storage.files.store import Buffer, Store
 from tidegate.storage.ids import AttemptNumber, CheckpointId
+
+pytestmark = pytest.mark.slow
 
 FILES_MAX = 2_200
 BYTES_MAX = 4 * 1024 * 1024
