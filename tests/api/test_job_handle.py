@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -22,7 +23,7 @@ from local_jobs import (
 import tidegate as tg
 from tidegate import recovery
 from tidegate.actors.runtimes.local.local_runtime import LocalRuntime
-from tidegate.storage.errors import StorageError
+from tidegate.storage.errors import CheckpointError, StorageError
 
 # --- failures -----------------------------------------------------------------------------------------------------
 
@@ -178,6 +179,20 @@ def test_a_cancelled_job_stops_and_keeps_what_is_committed(tmp_path: Path) -> No
         assert [c.path for c in job.checkpoints()] == [path]
         with pytest.raises(tg.CheckpointError):
             job.trigger_checkpoint("60s")
+
+
+def test_asking_a_job_that_is_over_leaves_nothing_behind(tmp_path: Path) -> None:
+    """However often a script asks: the job says that it is over, and keeps no request that nobody will answer."""
+    with local() as env:
+        env.from_batches(numbers(10)).collect()
+        job = env.execute("over", checkpoints=config(tmp_path))
+        assert job.wait("60s") == "finished"
+        running: Any = job._running
+        for _ in range(3):
+            with pytest.raises(CheckpointError, match="no checkpoint was taken: the job is finished"):
+                job.trigger_checkpoint()
+        assert running.requests == {}
+        assert running._inbox.empty()
 
 
 def test_closing_the_environment_cancels_what_runs(tmp_path: Path) -> None:

@@ -159,18 +159,23 @@ class LocalJob:
 
     def request(self, kind: SnapshotKind, target: str | None, timeout_s: float) -> Answer:
         """Take a checkpoint or savepoint and wait for it."""
+        if self._done.done():
+            # Nobody reads the inbox any more: what is put in would stay for as long as somebody holds the job.
+            raise not_taken(kind, f"the job is {self._done.result().status}")
         request = uuid.uuid4().hex
         future: Future[Answer] = Future()
         self.requests[request] = future
-        self._tell_coordinator(lambda: co.CheckpointRequested(now_ms(), request, kind, target))
-        if self._done.done() and not future.done():
-            raise not_taken(kind, f"the job is {self._done.result().status}")
         try:
+            self._tell_coordinator(lambda: co.CheckpointRequested(now_ms(), request, kind, target))
+            if self._done.done() and not future.done():
+                raise not_taken(kind, f"the job is {self._done.result().status}")
             answer = future.result(timeout_s)
         except TimeoutError:
             raise JobTimeoutError(
                 f"job {self._spec.job_name!r} has not completed the {kind.value} within {timeout_s:g} s"
             ) from None
+        finally:
+            self.requests.pop(request, None)
         if answer.checkpoint_id is None:
             raise not_taken(kind, answer.error)
         return answer
