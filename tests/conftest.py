@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -46,6 +47,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=[item for item in items if kinds[item] not in wanted])
         items[:] = [item for item in items if kinds[item] in wanted]
     spreading.spread(config, items)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_temporary_files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What rests in the folder of temporary files when nobody names another is this run's alone.
+
+    Jobs under one root have names of their own while they live, and other runs on the machine have the same names.
+    """
+    before = tempfile.tempdir
+    tempfile.tempdir = str(tmp_path_factory.mktemp("tmp"))
+    yield
+    tempfile.tempdir = before
 
 
 @pytest.fixture(scope="module")

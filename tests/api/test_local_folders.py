@@ -139,3 +139,8 @@ def test_checkpoints_are_not_kept_where_others_may_have_planted_files(
         with pytest.raises(tg.ConfigurationError, match=f"{own} is a link"):
             env.execute("planted")
     assert os.listdir(tmp_path / "elsewhere") == []
+
+
+def test_two_runs_of_the_tests_do_not_meet(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """A job for which no storage is named keeps its name from others under one root: here, from this run alone."""
+    assert Path(default_storage()).is_relative_to(tmp_path_factory.getbasetemp())
