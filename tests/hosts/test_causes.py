@@ -18,7 +18,7 @@ from tidegate.actors.hosts.coordinator.log_writer import StoredFold
 from tidegate.storage.checkpoints.event_log import LogEntry
 from tidegate.storage.codec import decode
 from tidegate.storage.errors import StorageError
-from tidegate.storage.ids import AttemptNumber, CheckpointId, Generation
+from tidegate.storage.ids import AttemptNumber, CheckpointId, EventId, Generation
 
 ANSWERED_BY_NOBODY = (
     do.StartTasks, do.CancelAttempt, do.NotifyAborted, do.DiscardFiles, do.CompleteRequest, do.EndJob,
@@ -203,6 +203,18 @@ def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         if number > 1:
             run.host.handle(ev.CheckpointDiscarded(0, CheckpointId(number - 1)))
     assert len(run.host._causes._orders) < 16
+
+
+def test_as_many_of_each_kind_are_remembered_as_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Orders of one kind do not push out those of another one: an answer that comes late still finds its cause."""
+    monkeypatch.setattr(causes, "CHECKPOINTS_MAX", 5)
+    known = causes.Causes()
+    for number in range(1, 9):
+        for kind, event in (("trigger", 100 + number), ("complete", 200 + number)):
+            known._remember((kind, number), EventId(event))
+    assert sorted(known.stored()) == sorted(
+        [("trigger", n, 100 + n) for n in range(4, 9)] + [("complete", n, 200 + n) for n in range(4, 9)]
+    )
 
 
 # --- the names of orders ------------------------------------------------------------------------------------------

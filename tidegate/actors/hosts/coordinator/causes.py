@@ -73,10 +73,9 @@ class Causes:
         return tuple((kind, about, number) for (kind, about), number in self._orders.items())
 
     def _remember(self, order: OrderName, number: EventId) -> None:
-        kind = order[0]
-        self._orders.pop(order, None)
+        known = self._orders.pop(order, None) is not None
         self._orders[order] = number
-        if kind in causes.BY_MANY:
-            same = [known for known in self._orders if known[0] == kind] if len(self._orders) > CHECKPOINTS_MAX else ()
-            for old in same[: len(same) - CHECKPOINTS_MAX]:
+        if order[0] in causes.BY_MANY and not known:
+            same = [other for other in self._orders if other[0] == order[0]]
+            for old in same[: max(0, len(same) - CHECKPOINTS_MAX)]:
                 del self._orders[old]
