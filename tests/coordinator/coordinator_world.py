@@ -7,20 +7,19 @@ die and coordinators be replaced; and it checks from outside what must hold what
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
-from coordinators import SINK, SOURCE, SPEC, TASKS, files, part
-from shared_files import LAYOUT, SharedFiles, layer
+from coordinator_tasks import Step, Tasks, file_name
+from coordinators import SPEC, TASKS
+from shared_files import LAYOUT, SharedFiles
 
 from tidegate.actors.coordinator.coordinator_machine import CoordinatorMachine
 from tidegate.actors.coordinator.job.job_spec import CheckpointSettings, JobSpec
 from tidegate.actors.coordinator.messages import events as ev
 from tidegate.actors.coordinator.messages import instructions as do
 from tidegate.actors.coordinator.state.coordinator_state import JobStatus
-from tidegate.actors.protocol.failure_reasons import CheckpointFailureReason
-from tidegate.actors.protocol.identity import TaskId
 from tidegate.recovery.restart_strategy import RestartStrategy
-from tidegate.storage.checkpoints.metadata import CheckpointMetadata, SnapshotKind, StateHandle
+from tidegate.storage.checkpoints.metadata import CheckpointMetadata, SnapshotKind
 from tidegate.storage.codec import encode
 from tidegate.storage.ids import AttemptNumber, CheckpointId, Generation
 
@@ -46,41 +45,7 @@ BUSY = replace(
     storage_outage_ms=4 * FAILING_MS,
 )
 """Concurrent checkpoints, hooks, savepoints, and little patience with storage."""
-LAYERS_MAX = 3
 KINDS = (SnapshotKind.CHECKPOINT, SnapshotKind.SAVEPOINT, SnapshotKind.SUSPEND, SnapshotKind.TERMINATE)
-
-Step = tuple[str, Callable[[], None]]
-
-
-@dataclass
-class Tasks:
-    """The tasks of one attempt."""
-
-    attempt: AttemptNumber
-    ready: set[TaskId] = field(default_factory=set)
-    ended: set[TaskId] = field(default_factory=set)
-    finished: set[TaskId] = field(default_factory=set)
-    triggered: list[CheckpointId] = field(default_factory=list)
-    kinds: dict[CheckpointId, SnapshotKind] = field(default_factory=dict)
-    acknowledged: set[tuple[CheckpointId, TaskId]] = field(default_factory=set)
-    staged: int = 0
-    """Files that the sink has written."""
-    known: int = 0
-    """Files that the sink knows to be committed."""
-    asked: dict[CheckpointId, int] = field(default_factory=dict)
-    """For each checkpoint that the sink acknowledged, the end of its files."""
-    covered: dict[CheckpointId, set[TaskId]] = field(default_factory=dict)
-    """For each checkpoint, the tasks that acknowledged it after their operators had finished."""
-    halting: CheckpointId | None = None
-    """The savepoint at which the data of this attempt ends."""
-    halted: set[TaskId] = field(default_factory=set)
-    """Tasks that have taken part in it, and wait for it."""
-    bases: dict[CheckpointId, CheckpointId | None] = field(default_factory=dict)
-    """What each checkpoint that was triggered may be built on."""
-    layers: dict[CheckpointId, tuple[StateHandle, ...]] = field(default_factory=dict)
-    """The keyed state of the sink in the checkpoints that it may build on."""
-    free: set[TaskId] = field(default_factory=set)
-    """Tasks that know that a completed checkpoint covers their finish: they may leave."""
 
 
 class CoordinatorWorld:
@@ -117,7 +82,7 @@ class CoordinatorWorld:
         kind, choice = choice % 32, choice // 32
         steps = self._bad() if kind < 4 else self._rare() if kind == 4 else self._good()
         if 5 <= kind < 12 and self.tasks is not None:
-            self._stage(self.tasks)
+            self.tasks.stage()
         if steps:
             steps[choice % len(steps)][1]()
 
@@ -141,7 +106,7 @@ class CoordinatorWorld:
         committed = [path for paths in self._commits.values() for path in paths]
         assert len(committed) == len(set(committed)), "a file is committed once"
         expected = {
-            self._file(attempt, index)
+            file_name(attempt, index)
             for attempt, tasks in self._past.items()
             for checkpoint_id, end in tasks.asked.items()
             if checkpoint_id in self._completed()
@@ -168,37 +133,19 @@ class CoordinatorWorld:
         steps += [(f"notice {type(i).__name__}", self._noticing(i)) for i in self._notices]
         tasks = self.tasks
         if tasks is not None:
-            for task in TASKS:
-                steps += self._task_steps(tasks, task)
+            deploying = self.machine.state.status is JobStatus.DEPLOYING
+            steps += [step for task in TASKS for step in tasks.steps(task, deploying)]
         if self.machine.state.storage_away:
             return [("storage comes back", lambda: self._tell(ev.StorageCameBack(self.at_ms)))]
         if self._timers:
             steps.append(("timer", self._fire_next))
         return steps
 
-    def _task_steps(self, tasks: Tasks, task: TaskId) -> list[Step]:
-        if task not in tasks.ready:
-            return [("ready", lambda: self._report_ready(tasks, task))]
-        steps: list[Step] = []
-        if self.machine.state.status is not JobStatus.DEPLOYING:
-            steps += [
-                ("ack", lambda n=n: self._acknowledge(tasks, task, n))  # type: ignore[misc]
-                for n in tasks.triggered
-                # Barriers keep their order: an older one that comes late is stale.
-                if all(other != task or n > m for m, other in tasks.acknowledged) and task not in tasks.finished
-            ]
-        if task in tasks.free - tasks.finished and (task == SOURCE or SOURCE in tasks.finished):
-            steps.append(("finished", lambda: self._finish(tasks, task)))
-        return steps
-
     def _ends(self) -> list[Step]:
         tasks = self.tasks
         if tasks is None or self.machine.state.status is not JobStatus.RUNNING or self.machine.state.storage_away:
             return []
-        open_tasks = [
-            t for t in TASKS if t not in tasks.ended | tasks.halted and (t == SOURCE or SOURCE in tasks.ended)
-        ]
-        return [("end of data", lambda t=t: self._end_of_data(tasks, t)) for t in open_tasks]  # type: ignore[misc]
+        return tasks.ends()
 
     def _rare(self) -> list[Step]:
         return [("take over", self._take_over), *self._ends()]
@@ -213,14 +160,7 @@ class CoordinatorWorld:
         if self.machine.state.storage_away:
             return []
         steps.append(("storage goes away", lambda: self._tell(ev.StorageWentAway(self.at_ms, "no answer"))))
-        tasks = self.tasks
-        if tasks is not None and SINK not in tasks.finished:
-            steps.append(("task fails", lambda: self._tell(ev.TaskFailed(self.at_ms, tasks.attempt, SINK, "boom"))))
-            steps += [
-                ("decline", lambda n=n: self._tell(self._declined(tasks, n)))  # type: ignore[misc]
-                for n in tasks.triggered[-1:]
-            ]
-        return steps
+        return steps + ([] if self.tasks is None else self.tasks.bad_steps())
 
     # --- the machine ----------------------------------------------------------------------------------------------
 
@@ -247,7 +187,7 @@ class CoordinatorWorld:
                     "an attempt starts from the newest completed checkpoint (invariant 7)"
                 )
                 assert not any(hook.restore != restore for hook in self._hooks_asked()), "hooks see what tasks see"
-                self.tasks = self._past[attempt] = Tasks(attempt)
+                self.tasks = self._past[attempt] = Tasks(attempt, self._tell, lambda: self.at_ms, self.shared)
                 if newest is not None:
                     self.shared.check_there(self._storage[newest])
                     self.tasks.layers[newest] = self._storage[newest].subtasks[1].layers
@@ -398,8 +338,6 @@ class CoordinatorWorld:
 
         return act
 
-    # --- tasks ----------------------------------------------------------------------------------------------------
-
     def _fails(self, what: str) -> int:
         """For how long something has failed, one time more."""
         self._failures[what] = self._failures.get(what, 0) + FAILING_MS
@@ -408,67 +346,12 @@ class CoordinatorWorld:
     def _noticing(self, instruction: do.CoordinatorInstruction) -> Callable[[], None]:
         def act() -> None:
             self._notices.remove(instruction)
-            tasks = self.tasks
-            match instruction:
-                case do.TriggerCheckpoint(attempt, n, options=options, base=base) if tasks is not None:
-                    if attempt != tasks.attempt:
-                        return
-                    assert n not in self._storage, "ids are never used twice"
-                    tasks.triggered.append(n)
-                    tasks.bases[n] = base
-                    tasks.kinds[n] = options.kind
-                    if options.kind.stops:
-                        tasks.halting = n
-                case do.NotifyCompleted(attempt, n) if tasks is not None and tasks.attempt == attempt:
-                    tasks.known = max(tasks.known, tasks.asked[n])
-                    tasks.free |= tasks.halted if n == tasks.halting else set()
-                    tasks.free |= tasks.covered.get(n, set())
+            if self.tasks is not None:
+                if isinstance(instruction, do.TriggerCheckpoint) and instruction.attempt == self.tasks.attempt:
+                    assert instruction.checkpoint_id not in self._storage, "ids are never used twice"
+                self.tasks.notice(instruction)
 
         return act
-
-    def _report_ready(self, tasks: Tasks, task: TaskId) -> None:
-        tasks.ready.add(task)
-        self._tell(ev.TaskReady(self.at_ms, tasks.attempt, task))
-
-    def _stage(self, tasks: Tasks) -> None:
-        if SINK in tasks.ready and SINK not in tasks.ended | tasks.halted:
-            tasks.staged += 1
-
-    def _acknowledge(self, tasks: Tasks, task: TaskId, n: CheckpointId) -> None:
-        tasks.acknowledged.add((n, task))
-        if n == tasks.halting:
-            tasks.halted.add(task)
-        if task in tasks.ended:
-            tasks.covered.setdefault(n, set()).add(task)
-        committables = ()
-        if task == SINK:
-            tasks.asked[n] = tasks.staged
-            names = [self._file(tasks.attempt, index) for index in range(tasks.known, tasks.staged)]
-            committables = (files(tasks.known, *names),) if names else ()
-        state = part(n, task, *committables, finished=task in tasks.ended)
-        if task == SINK and task not in tasks.ended and not tasks.kinds[n].is_savepoint:
-            below = tasks.layers.get(tasks.bases[n] or n, ())
-            below = below if len(below) < LAYERS_MAX else ()
-            # Every fifth has nothing new to write.
-            own = () if below and n % 5 == 0 else (self.shared.written(layer(n, task)),)
-            tasks.layers[n] = (*below, *own)
-            state = replace(state, layers=tasks.layers[n])
-        self._tell(ev.CheckpointAcknowledged(self.at_ms, tasks.attempt, task, n, state, kind=tasks.kinds[n]))
-
-    def _declined(self, tasks: Tasks, n: CheckpointId) -> ev.CheckpointDeclined:
-        return ev.CheckpointDeclined(self.at_ms, tasks.attempt, SINK, n, CheckpointFailureReason.DECLINED, "cannot")
-
-    def _end_of_data(self, tasks: Tasks, task: TaskId) -> None:
-        tasks.ended.add(task)
-        self._tell(ev.TaskReachedEndOfData(self.at_ms, tasks.attempt, task))
-
-    def _finish(self, tasks: Tasks, task: TaskId) -> None:
-        tasks.finished.add(task)
-        self._tell(ev.TaskFinished(self.at_ms, tasks.attempt, task))
-
-    @staticmethod
-    def _file(attempt: AttemptNumber, index: int) -> str:
-        return f"{attempt}/{index}"
 
 
 def replayed(

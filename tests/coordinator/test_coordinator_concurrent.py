@@ -1,4 +1,4 @@
-"""Several checkpoints at a time, union state, hooks, retention, statistics."""
+"""Several checkpoints at a time, refused parts, union state, retention, and what a checkpoint costs."""
 
 from __future__ import annotations
 
@@ -10,31 +10,25 @@ from coordinators import (
     OPERATORS,
     SINK,
     SOURCE,
-    TASKS,
     Coordinator,
     files,
     handle,
-    kinds,
     only,
     part,
     spec,
 )
 
-from tidegate.actors.coordinator.job.job_spec import JobSpec, RestorePoint, Retention
-from tidegate.actors.coordinator.job.outages import pause_ms
+from tidegate.actors.coordinator.job.job_spec import JobSpec, Retention
 from tidegate.actors.coordinator.messages import events as ev
 from tidegate.actors.coordinator.messages import instructions as do
 from tidegate.actors.coordinator.state.coordinator_state import JobStatus
 from tidegate.actors.protocol.failure_reasons import CheckpointFailureReason as Reason
 from tidegate.actors.protocol.identity import TaskId
-from tidegate.actors.protocol.snapshot_metrics import SnapshotMetrics
 from tidegate.recovery.restart_strategy import RestartStrategy
 from tidegate.storage.checkpoints.metadata import OperatorInfo, SectionRef, StateHandle, StateKind, SubtaskState
-from tidegate.storage.ids import AttemptNumber, CheckpointId, JobId, SubtaskIndex, VertexId
+from tidegate.storage.ids import AttemptNumber, CheckpointId, SubtaskIndex, VertexId
 
 THREE = spec(max_concurrent=3, retained=9, tolerable_failures=0)
-HOOKED = replace(spec(tolerable_failures=1), hooks=("outside",))
-ELSEWHERE = RestorePoint("memory://old", JobId("job-00000000"), CheckpointId(7), final=False)
 
 
 # --- concurrent checkpoints ---------------------------------------------------------------------------------------
@@ -172,85 +166,6 @@ def test_union_state_of_an_operator_that_has_finished_in_part_fails_the_checkpoi
     assert coordinator.status is JobStatus.RUNNING
 
 
-# --- hooks --------------------------------------------------------------------------------------------------------
-
-
-def hooks_answer(coordinator: Coordinator, checkpoint_id: int) -> list[do.CoordinatorInstruction]:
-    """Every hook has answered."""
-    return coordinator.tell(ev.HooksTriggered(0, CheckpointId(checkpoint_id), (("outside", b"kept"),)))
-
-
-def test_hooks_are_called_before_tasks_are_triggered_and_what_they_give_is_kept() -> None:
-    """Hooks first, then tasks, each once; the checkpoint's metadata has what the hooks gave."""
-    coordinator = Coordinator(HOOKED).run()
-    found = coordinator.request()
-    assert (kinds(found)[0], only(found, do.TriggerCheckpoint)) == ("TriggerHooks", [])
-
-    assert kinds(hooks_answer(coordinator, 1)) == ["TriggerCheckpoint"]
-    assert hooks_answer(coordinator, 1) == [], "an answer that comes twice"
-    assert coordinator.collect(1).hooks == (("outside", b"kept"),)
-
-
-@pytest.mark.parametrize("how", ["raised", "hung"])
-def test_hooks_that_fail_fail_the_checkpoint_and_no_task_hears_of_it(how: str) -> None:
-    """Counted as other failures are; an answer after the time is over changes nothing."""
-    coordinator = Coordinator(HOOKED).run()
-    coordinator.request()
-
-    found = (
-        coordinator.tell(ev.HookFailed(0, CheckpointId(1), "no")) if how == "raised" else coordinator.fire("timeout:1")
-    )
-
-    assert kinds(found) == ["CompleteRequest"]
-    assert hooks_answer(coordinator, 1) == []
-
-
-def test_hooks_are_restored_before_a_task_is_deployed() -> None:
-    """From the checkpoint that the tasks start from; tried again, then the attempt has failed."""
-    coordinator = Coordinator(replace(HOOKED, restore=ELSEWHERE))
-    found = coordinator.submit()
-    assert only(found, do.RestoreHooks) == [do.RestoreHooks(AttemptNumber(0), ELSEWHERE)]
-    assert only(found, do.DeployAttempt) == []
-    failed = ev.HookRestoreFailed(0, AttemptNumber(0), "not yet")
-    assert coordinator.tell(failed) == [do.SetTimer("hooks:0", 100)]
-    assert kinds(coordinator.fire("hooks:0")) == ["RestoreHooks"]
-
-    found = coordinator.tell(ev.HooksRestored(0, AttemptNumber(0)))
-
-    assert only(found, do.DeployAttempt) == [do.DeployAttempt(AttemptNumber(0), ELSEWHERE)]
-    assert coordinator.tell(ev.HooksRestored(0, AttemptNumber(0))) == []
-
-
-def test_hooks_that_cannot_be_restored_fail_the_attempt() -> None:
-    """After a bounded number of attempts, with the error of the hook."""
-    coordinator = Coordinator(replace(HOOKED, restore=ELSEWHERE, restart=RestartStrategy.none()))
-    coordinator.submit()
-    for _ in range(2):
-        coordinator.tell(ev.HookRestoreFailed(0, AttemptNumber(0), "gone"))
-
-    (end,) = only(coordinator.tell(ev.HookRestoreFailed(0, AttemptNumber(0), "gone")), do.EndJob)
-
-    assert end.reason == "the master hooks could not be restored in 3 attempts: gone"
-
-
-def test_hooks_whose_checkpoint_cannot_be_read_wait_as_long_as_an_outage_may_last() -> None:
-    """The limit of the deployment begins anew meanwhile; and such attempts are not counted against a hook."""
-    coordinator = Coordinator(replace(HOOKED, restore=ELSEWHERE, restart=RestartStrategy.none()))
-    coordinator.submit()
-    for number in range(20):
-        found = coordinator.tell(ev.HookRestoreFailed(0, AttemptNumber(0), "no answer", HOOKED.storage_outage_ms - 1))
-        assert found == [
-            do.SetTimer("deploy:0", HOOKED.deploy_timeout_ms),
-            do.SetTimer("hooks:0", pause_ms(100, number + 1)),
-        ]
-        assert kinds(coordinator.fire("hooks:0")) == ["RestoreHooks"]
-
-    found = coordinator.tell(ev.HookRestoreFailed(0, AttemptNumber(0), "no answer", HOOKED.storage_outage_ms))
-    assert [end.reason for end in only(found, do.EndJob)] == [
-        "the master hooks could not be restored in 21 attempts: no answer"
-    ]
-
-
 # --- retention ----------------------------------------------------------------------------------------------------
 
 
@@ -292,70 +207,6 @@ def test_checkpoints_whose_files_were_never_committed_stay_whatever_the_retentio
 
     assert coordinator.status is JobStatus.FAILED
     assert [c.checkpoint_id for c in coordinator.state.completed] == [1]
-
-
-# --- statistics ---------------------------------------------------------------------------------------------------
-
-
-def test_statistics_hold_counts_summary_and_the_newest_checkpoint_in_detail() -> None:
-    """Sizes of handles, times of the acknowledgements, aggregates of each vertex."""
-    coordinator = Coordinator(spec(tolerable_failures=9, history_max=2, retained=9)).run()
-    for n, took_ms in ((1, 40), (2, 100)):
-        coordinator.ask()
-        started_ms, coordinator.at_ms = coordinator.at_ms, coordinator.at_ms + took_ms
-        for task in TASKS:
-            metrics = SnapshotMetrics(alignment_ms=took_ms // 2, unaligned=task == SINK)
-            event = ev.CheckpointAcknowledged(
-                started_ms + took_ms, AttemptNumber(0), task, CheckpointId(n), part(n, task), metrics
-            )
-            coordinator.tell(event)
-        coordinator.written(n)
-    coordinator.decline(coordinator.ask(), "disk full")
-    coordinator.ask()
-
-    found = coordinator.state.statistics
-
-    assert (found.triggered, found.completed, found.failed, found.in_progress) == (4, 2, 1, 1)
-    assert (found.duration_ms.min, found.duration_ms.avg, found.duration_ms.max) == (40, 70, 100)
-    assert found.by_kind == {"checkpoint": 2}
-    assert [record.checkpoint_id for record in found.history] == [2, 3], "bounded"
-    newest, failed = found.latest_completed, found.latest_failed
-    assert newest is not None
-    assert (newest.checkpoint_id, newest.duration_ms, newest.state_bytes) == (2, 100, 20)
-    sink, source = newest.vertices
-    assert (sink.vertex, sink.alignment_ms.max, sink.end_to_end_ms.max, sink.unaligned) == ("sink", 50, 100, 1)
-    assert (source.vertex, source.unaligned) == (SOURCE.vertex, 0)
-    assert set(found.subtasks) == set(TASKS)
-    assert failed is not None
-    assert (failed.reason, failed.message) == (Reason.DECLINED, "a task declined: sink[0]: disk full")
-
-
-def test_no_time_in_the_statistics_is_negative() -> None:
-    """What a task has sent before the trigger, or by a clock that is behind, takes no time."""
-    coordinator = Coordinator(spec(tolerable_failures=9)).run()
-    number = CheckpointId(coordinator.ask())
-    early_ms = coordinator.at_ms - 30
-    coordinator.tell(ev.CheckpointAcknowledged(early_ms, AttemptNumber(0), SINK, number, part(number, SINK)))
-
-    coordinator.tell(ev.CheckpointDeclined(early_ms, AttemptNumber(0), SOURCE, number, Reason.DECLINED, "disk full"))
-
-    failed = coordinator.state.statistics.latest_failed
-    assert failed is not None
-    assert failed.duration_ms == 0
-    assert [vertex.end_to_end_ms.min for vertex in failed.vertices] == [0]
-
-
-def test_statistics_count_restores() -> None:
-    """Every attempt that starts from a checkpoint, and which one."""
-    coordinator = Coordinator(spec(restore=ELSEWHERE)).run()
-    coordinator.complete()
-    coordinator.fail()
-    coordinator.fire("restart:1", at_ms=77)
-
-    found = coordinator.state.statistics
-    assert found.restored == 2
-    assert found.latest_restored is not None
-    assert (found.latest_restored.checkpoint_id, found.latest_restored.at_ms) == (1, 77)
 
 
 # --- cost ---------------------------------------------------------------------------------------------------------

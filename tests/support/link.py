@@ -8,6 +8,7 @@ from functools import partial
 from typing import TypeVar
 
 import pyarrow as pa
+from batches import ONE_ROW_BYTES
 
 from tidegate.actors.graph.job_graph import JobGraph
 from tidegate.actors.graph.stream_graph import StreamNode, translate
@@ -40,6 +41,8 @@ BY_X = Partitioning(PartitioningKind.HASH, ("x",))
 SCHEMA = pa.schema([("x", pa.int64())])
 UNALIGNED = BarrierOptions(Alignment.UNALIGNED)
 FORCED = BarrierOptions(Alignment.FORCED_ALIGNED)
+TIGHT = BufferLimits(credit_bytes=ONE_ROW_BYTES, queue_bytes_max=100 * ONE_ROW_BYTES, frame_bytes_min=1)
+"""One row may leave, the others wait in the output queue."""
 InstructionT = TypeVar("InstructionT")
 
 
@@ -314,6 +317,12 @@ def stored(instructions: Sequence[do.TaskInstruction]) -> dict[tuple[str, int], 
         ): [batch.column("x").to_pylist() for batch in part.batches]
         for part in persist.channels
     }
+
+
+def sums(instructions: Sequence[do.TaskInstruction]) -> list[int]:
+    """The sums in the one snapshot among these."""
+    (persist,) = only(instructions, do.PersistSnapshot)
+    return [state.total for s in persist.snapshots for state in s.states if isinstance(state, FrozenSum)]
 
 
 def worker(

@@ -4,6 +4,7 @@ The tests on Ray and Spark have one session, those on S3 one server, and those o
 that fixture. Everything else goes to whoever is free. The long ones come first, so that all processes end together.
 
 The process that deals out knows tests by their names alone. So those that run them say what each has to stay with.
+Where somebody asks for another way of dealing (`--dist worksteal`), xdist deals, and nothing stays together.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ _SHARED = {"raydp_session": RAY, "plain_ray": RAY, "s3_server": S3}
 _STORES = {"ray": RAY, "s3": S3}
 _LONG_FIRST = {RAY: -2, S3: -1}
 _QUICK_FIRST = {S3: 1, RAY: 2}
+_DEALT_HERE = {"load", "loadgroup"}
+"""What `pytest -n 2` asks for, and what `make test` does. The other modes of xdist say themselves what goes where."""
 _FOLDER = pytest.StashKey[str]()
 
 
@@ -48,7 +51,7 @@ def spread(config: pytest.Config, items: list[pytest.Item]) -> None:
     workerinput: dict[str, Any] | None = getattr(config, "workerinput", None)
     order = _QUICK_FIRST if workerinput is None else _LONG_FIRST
     items.sort(key=lambda item: order.get(groups[item.nodeid] or "", 0))
-    if workerinput is not None:
+    if workerinput is not None and "groups" in workerinput:
         # All write the same; whoever reads waits for all of them, and finds a whole file.
         target = Path(workerinput["groups"])
         own = target.with_name(f"{target.name}-{workerinput['workerid']}")
@@ -58,7 +61,7 @@ def spread(config: pytest.Config, items: list[pytest.Item]) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """A folder for what is told, where tests are dealt out."""
-    if config.getoption("dist", "no") == "loadgroup":
+    if config.getoption("dist", "no") in _DEALT_HERE:
         config.stash[_FOLDER] = tempfile.mkdtemp(prefix="tidegate-tests-")
 
 

@@ -7,6 +7,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 import pytest
+from fixed_cost import FixedCost
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -19,19 +20,6 @@ ROW_BYTES = 24
 WHOLE_BATCH = 262_144
 SHARE = 0.75
 """Part of the throughput with the full window that is kept, whatever a batch costs."""
-
-
-@dataclass
-class Receiver:
-    """Takes `fixed_ms` a batch and `slope_ms` a row, give or take the part `noise` of that."""
-
-    fixed_ms: float
-    slope_ms: float
-    noise: float = 0.0
-
-    def ms(self, rows: int, chance: random.Random) -> float:
-        """How long a batch takes."""
-        return (self.fixed_ms + rows * self.slope_ms) * (1 + self.noise * chance.uniform(-1, 1))
 
 
 @dataclass
@@ -77,7 +65,7 @@ class Loop:
             self.arriving.append((self.now_ms + self.latency_ms, rows))
             self.sent_rows += rows
 
-    def turn(self, receiver: Receiver) -> None:
+    def turn(self, receiver: FixedCost) -> None:
         """The receiver takes a batch, or as much of it as it may, when there is one."""
         self.send()
         while not self.arriving:
@@ -108,7 +96,7 @@ class Loop:
         total_bytes = self.taken_rows * ROW_BYTES + self.window_bytes
         self.answers.append((self.now_ms + self.latency_ms, total_bytes, self.window_bytes))
 
-    def rows_a_ms(self, receiver: Receiver, turns_min: int = 100, ms_min: float = 5_000) -> float:
+    def rows_a_ms(self, receiver: FixedCost, turns_min: int = 100, ms_min: float = 5_000) -> float:
         """Throughput of so many turns, and at least so long."""
         begin_ms, begin_rows, turns = self.now_ms, self.taken_rows, 0
         while turns < turns_min or (self.now_ms - begin_ms < ms_min and turns < 20 * turns_min):
@@ -117,7 +105,7 @@ class Loop:
         return (self.taken_rows - begin_rows) / max(1e-6, self.now_ms - begin_ms)
 
 
-def full_rows_a_ms(receiver: Receiver, latency_ms: float) -> float:
+def full_rows_a_ms(receiver: FixedCost, latency_ms: float) -> float:
     """Throughput with the largest window, once turns have found their size."""
     loop = Loop(latency_ms, 5, debloater=None)
     loop.rows_a_ms(receiver)
@@ -125,7 +113,7 @@ def full_rows_a_ms(receiver: Receiver, latency_ms: float) -> float:
 
 
 receivers = st.builds(
-    Receiver,
+    FixedCost,
     st.one_of(st.just(0.0), st.floats(0.1, 300)),
     st.one_of(st.floats(1e-5, 1.0), st.floats(-5, 0).map(lambda power: 10.0**power)),
     st.floats(0, 0.25),
@@ -134,13 +122,13 @@ receivers = st.builds(
 
 @settings(max_examples=40, deadline=None)
 @given(receivers, receivers, st.sampled_from([0.0, 1.0, 5.0]), st.integers(0, 2**32))
-@example(Receiver(100.0, 1e-5), Receiver(0.0, 0.01), 1.0, 1)
-@example(Receiver(0.0, 0.01), Receiver(100.0, 1e-5), 1.0, 2)
-@example(Receiver(40.0, 1e-4), Receiver(8.0, 0.01, 0.2), 5.0, 3)
-@example(Receiver(0.0, 1.0), Receiver(0.0, 1e-5), 5.0, 4)
-@example(Receiver(0.0, 1.7e-5, 0.13), Receiver(243.0, 0.54, 0.14), 1.0, 2)
+@example(FixedCost(100.0, 1e-5), FixedCost(0.0, 0.01), 1.0, 1)
+@example(FixedCost(0.0, 0.01), FixedCost(100.0, 1e-5), 1.0, 2)
+@example(FixedCost(40.0, 1e-4), FixedCost(8.0, 0.01, 0.2), 5.0, 3)
+@example(FixedCost(0.0, 1.0), FixedCost(0.0, 1e-5), 5.0, 4)
+@example(FixedCost(0.0, 1.7e-5, 0.13), FixedCost(243.0, 0.54, 0.14), 1.0, 2)
 def test_throughput_is_that_of_the_full_window_also_after_a_change(
-    before: Receiver, after: Receiver, latency_ms: float, seed: int
+    before: FixedCost, after: FixedCost, latency_ms: float, seed: int
 ) -> None:
     """Within a share, whatever a batch and a row cost, with noise, latency, and a change of both on the way."""
     loop = Loop(latency_ms, seed)
@@ -154,7 +142,7 @@ def test_throughput_is_that_of_the_full_window_also_after_a_change(
 @pytest.mark.parametrize("noise", [0.0, 0.25])
 def test_a_slow_receiver_has_no_more_in_flight_than_it_does_in_its_time(slope_ms: float, noise: float) -> None:
     """Half of the target is the receiver's window, the other half the sender's queue."""
-    loop, receiver = Loop(1.0, 3), Receiver(0.5, slope_ms, noise)
+    loop, receiver = Loop(1.0, 3), FixedCost(0.5, slope_ms, noise)
     loop.rows_a_ms(receiver)
     for _ in range(200):
         loop.turn(receiver)
@@ -166,9 +154,9 @@ def test_a_slow_receiver_has_no_more_in_flight_than_it_does_in_its_time(slope_ms
 def test_a_fast_receiver_has_the_full_window() -> None:
     """Ten million rows a second: nothing is held back, nor is a batch cut."""
     loop = Loop(1.0, 3)
-    loop.rows_a_ms(Receiver(0.3, 1e-4))
+    loop.rows_a_ms(FixedCost(0.3, 1e-4))
     assert loop.window_bytes == MOST
-    assert loop.rows_a_ms(Receiver(0.3, 1e-4)) >= 0.98 * full_rows_a_ms(Receiver(0.3, 1e-4), 1.0)
+    assert loop.rows_a_ms(FixedCost(0.3, 1e-4)) >= 0.98 * full_rows_a_ms(FixedCost(0.3, 1e-4), 1.0)
 
 
 @settings(max_examples=25, deadline=None)
@@ -181,7 +169,7 @@ def test_a_fast_receiver_has_the_full_window() -> None:
     receivers,
 )
 def test_whatever_durations_come_windows_stay_in_bounds_and_find_back(
-    turns: list[tuple[int, int, int, float]], channels: int, receiver: Receiver
+    turns: list[tuple[int, int, int, float]], channels: int, receiver: FixedCost
 ) -> None:
     """A window keeps its bounds, and is at most twice, at least half the one before; nothing spoils what comes."""
     loop = Loop(1.0, 9)
@@ -198,10 +186,10 @@ def test_whatever_durations_come_windows_stay_in_bounds_and_find_back(
 
 def test_one_pause_of_the_process_is_forgotten_soon() -> None:
     """However long it was: some turns later the window is what it had been."""
-    loop, receiver = Loop(1.0, 3), Receiver(0.0, 0.01)
+    loop, receiver = Loop(1.0, 3), FixedCost(0.0, 0.01)
     loop.rows_a_ms(receiver)
     before_bytes = loop.window_bytes
-    loop.turn(Receiver(60_000.0, 0.01))
+    loop.turn(FixedCost(60_000.0, 0.01))
     loop.rows_a_ms(receiver)
     assert loop.window_bytes == pytest.approx(before_bytes, rel=2 * CHANGE_MIN)
 
@@ -209,7 +197,7 @@ def test_one_pause_of_the_process_is_forgotten_soon() -> None:
 def test_what_costs_the_same_whatever_comes_gets_ever_larger_batches() -> None:
     """A model that needs 40 ms a call: small batches would only be dearer, and each would make the next one smaller."""
     loop = Loop(1.0, 3)
-    loop.rows_a_ms(Receiver(40.0, 0.0))
+    loop.rows_a_ms(FixedCost(40.0, 0.0))
     assert loop.window_bytes == MOST
 
 

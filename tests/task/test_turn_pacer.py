@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
 
 import pytest
+from fixed_cost import FixedCost
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -18,28 +18,8 @@ TURNS = 200
 TURNS_TO_ADAPT = 60
 
 
-@dataclass
-class Function:
-    """A function whose calls cost `fixed_ms` and `slope_ms` a row, give or take the part `noise` of that."""
-
-    fixed_ms: float
-    slope_ms: float
-    noise: float = 0.0
-
-    def ms(self, rows: int, random: random.Random) -> float:
-        """How long a call takes."""
-        return (self.fixed_ms + rows * self.slope_ms) * (1 + self.noise * random.uniform(-1, 1))
-
-    def best_rows_a_ms(self, batch_rows: int) -> float:
-        """The throughput of the best constant size within the limit; where none is, of the largest batch."""
-        rows = batch_rows
-        if self.fixed_ms + self.slope_ms <= TURN_MS_MAX and self.slope_ms:
-            rows = min(batch_rows, int((TURN_MS_MAX - self.fixed_ms) / self.slope_ms))
-        return rows / max(1e-9, self.fixed_ms + rows * self.slope_ms)
-
-
 def drive(
-    pacer: TurnPacer, function: Function, turns: int, seed: random.Random, batch_rows: int = WHOLE_BATCH
+    pacer: TurnPacer, function: FixedCost, turns: int, seed: random.Random, batch_rows: int = WHOLE_BATCH
 ) -> float:
     """Take so many turns from batches of a size, as an input channel gives them; returns rows a ms."""
     rows_sum, ms_sum, left = 0, 0.0, batch_rows
@@ -54,21 +34,21 @@ def drive(
 
 
 functions = st.builds(
-    Function,
+    FixedCost,
     st.one_of(st.just(0.0), st.floats(0.1, 1_000)),
     st.one_of(st.just(0.0), st.floats(1e-6, 1.0), st.floats(-6, 0).map(lambda power: 10.0**power)),
     st.floats(0, 0.25),
 )
-CALL_OF_100_MS = Function(100.0, 1e-5)
+CALL_OF_100_MS = FixedCost(100.0, 1e-5)
 
 
 @settings(max_examples=40, deadline=None)
 @given(functions, functions, st.sampled_from([WHOLE_BATCH, 65_536, 2_000, 50]), st.integers(0, 2**32))
-@example(CALL_OF_100_MS, Function(0.0, 0.01), WHOLE_BATCH, 1)
-@example(Function(0.0, 1.0), Function(1_000.0, 0.0), WHOLE_BATCH, 2)
-@example(Function(1_000.0, 1.0, 0.2), Function(99.0, 0.001, 0.2), WHOLE_BATCH, 3)
+@example(CALL_OF_100_MS, FixedCost(0.0, 0.01), WHOLE_BATCH, 1)
+@example(FixedCost(0.0, 1.0), FixedCost(1_000.0, 0.0), WHOLE_BATCH, 2)
+@example(FixedCost(1_000.0, 1.0, 0.2), FixedCost(99.0, 0.001, 0.2), WHOLE_BATCH, 3)
 def test_throughput_is_that_of_the_best_size_and_becomes_so_again_after_a_change(
-    before: Function, after: Function, batch_rows: int, seed: int
+    before: FixedCost, after: FixedCost, batch_rows: int, seed: int
 ) -> None:
     """Within a fifth, whatever a call and a row cost, with noise, and also when both change on the way."""
     pacer, chance = TurnPacer(), random.Random(seed)
@@ -80,7 +60,7 @@ def test_throughput_is_that_of_the_best_size_and_becomes_so_again_after_a_change
 @pytest.mark.parametrize("slope_ms", [1e-4, 1e-2, 1.0])
 def test_turns_of_what_has_no_fixed_cost_keep_the_limit(slope_ms: float) -> None:
     """There cutting helps: from a few turns on none takes much longer, and sizes do not fall far below it."""
-    pacer, chance, function = TurnPacer(), random.Random(7), Function(0.0, slope_ms, 0.1)
+    pacer, chance, function = TurnPacer(), random.Random(7), FixedCost(0.0, slope_ms, 0.1)
     drive(pacer, function, 20, chance)
     for _ in range(200):
         assert pacer.rows_max * slope_ms <= 1.3 * TURN_MS_MAX
@@ -95,16 +75,16 @@ def test_durations_that_no_cut_changes_cannot_make_turns_small(durations_ms: lis
     pacer, chance = TurnPacer(), random.Random(seed)
     for ms in durations_ms:
         pacer.took(min(pacer.rows_max, WHOLE_BATCH), ms)
-    fixed = Function(float(durations_ms[-1]), 0.0, 0.1)
+    fixed = FixedCost(float(durations_ms[-1]), 0.0, 0.1)
     drive(pacer, fixed, TURNS_TO_ADAPT, chance)
     assert drive(pacer, fixed, TURNS, chance) >= 0.8 * fixed.best_rows_a_ms(WHOLE_BATCH)
 
 
 @settings(max_examples=25, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 40_000), st.integers(1, WHOLE_BATCH)), max_size=200), functions)
-@example([(51, 2)], Function(51.0, 0.0))
+@example([(51, 2)], FixedCost(51.0, 0.0))
 def test_whatever_durations_come_sizes_stay_in_bounds_and_find_back(
-    turns: list[tuple[int, int]], function: Function
+    turns: list[tuple[int, int]], function: FixedCost
 ) -> None:
     """A size follows from sizes that were tried, one step at a time; and nothing that was seen spoils what comes."""
     pacer, tried = TurnPacer(rows_max=1_000_000, rows_min=3), [ROWS_AT_FIRST]
@@ -120,7 +100,7 @@ def test_whatever_durations_come_sizes_stay_in_bounds_and_find_back(
 
 def test_one_pause_of_the_process_cuts_nothing() -> None:
     """A single turn out of line is tried again, and then forgotten."""
-    pacer, chance, function = TurnPacer(), random.Random(3), Function(1.0, 0.01)
+    pacer, chance, function = TurnPacer(), random.Random(3), FixedCost(1.0, 0.01)
     drive(pacer, function, 100, chance)
     size = pacer.rows_max
     pacer.took(size, 5_000)

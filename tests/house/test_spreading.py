@@ -1,0 +1,67 @@
+"""Runs of several processes deal tests out so that what is expensive is made once, however they are asked for."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import spreading
+
+CONFTEST = """
+import spreading
+
+def pytest_configure(config):
+    config.pluginmanager.register(spreading, "spreading")
+
+def pytest_collection_modifyitems(config, items):
+    spreading.spread(config, items)
+"""
+MODULE = """
+import os
+import pytest
+
+@pytest.fixture(scope="module")
+def expensive(tmp_path_factory):
+    with open("made", "a") as file:
+        print(os.getpid(), file=file)
+
+@pytest.mark.parametrize("number", range(6))
+def test_of_the_module(expensive, number): pass
+
+@pytest.mark.parametrize("number", range(6))
+def test_of_its_own(number): pass
+"""
+
+
+def times_made(folder: Path, *words: str) -> int:
+    """How often the fixture was made in a run of two processes in which all tests have passed."""
+    (folder / "conftest.py").write_text(CONFTEST)
+    (folder / "test_module.py").write_text(MODULE)
+    run = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:hypothesispytest", "-p", "no:cacheprovider", "-n", "2", *words],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(Path(spreading.__file__).parent), "PYTEST_ADDOPTS": ""},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert "passed" in run.stdout
+    return len((folder / "made").read_text().splitlines())
+
+
+def test_two_processes_keep_a_module_together(tmp_path: Path) -> None:
+    """`pytest -n 2` makes the fixture of a module once, as `make test` does."""
+    assert times_made(tmp_path) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["loadgroup", "loadscope", "loadfile", "worksteal", "each"])
+def test_every_mode_of_xdist_runs(tmp_path: Path, mode: str) -> None:
+    """Where xdist deals the tests out itself, nothing waits for what nobody has told."""
+    assert times_made(tmp_path, "--dist", mode) in {"loadgroup": {1}, "loadscope": {1}, "loadfile": {1}}.get(
+        mode, {1, 2}
+    )
