@@ -253,24 +253,6 @@ def test_a_stop_that_meets_a_task_that_leaves_is_carried_out_by_the_next_attempt
     assert only(coordinator.all_finished(), do.EndJob) == [do.EndJob(status, None)]
 
 
-@pytest.mark.parametrize("ends", ["the attempt fails", "it is cancelled", "the coordinator is lost"])
-def test_a_stop_that_waits_for_the_next_attempt_is_answered_if_that_does_not_come(ends: str) -> None:
-    """Nobody waits for ever."""
-    coordinator = Coordinator().run()
-    coordinator.start_savepoint(SnapshotKind.SUSPEND)
-    coordinator.tell(ev.TaskFinished(0, AttemptNumber(0), SOURCE))
-    act, reason = {
-        "the attempt fails": (coordinator.fail, Reason.JOB_FAILOVER),
-        "it is cancelled": (coordinator.cancel, Reason.JOB_ENDING),
-        "the coordinator is lost": (lambda: coordinator.start(2), Reason.COORDINATOR_LOST),
-    }[ends]
-
-    (answer,) = only(act(), do.CompleteRequest)
-
-    assert (answer.request, answer.reason) == ("wanted", reason)
-    assert coordinator.state.requests == ()
-
-
 def test_a_stop_that_fails_before_its_trigger_changes_nothing() -> None:
     """No task has been told, so the attempt goes on."""
     coordinator = Coordinator(replace(spec(restart=NEVER), hooks=("hook",))).run()

@@ -10,7 +10,8 @@ import pytest
 from tidegate.actors.coordinator.state.coordinator_state import CoordinatorState, JobStatus
 from tidegate.actors.runtimes.ray import ray_runtime
 from tidegate.actors.runtimes.ray.ray_runtime import RayJob
-from tidegate.actors.runtimes.running_job import progress_of
+from tidegate.actors.runtimes.running_job import not_taken, progress_of
+from tidegate.storage.checkpoints.metadata import SnapshotKind
 
 
 @pytest.mark.parametrize("status", list(JobStatus))
@@ -59,3 +60,20 @@ def test_a_coordinator_that_is_starting_is_not_waited_for(monkeypatch: pytest.Mo
     state.status = JobStatus.DEPLOYING
     slow.answer = ray_runtime.JobView(progress_of(state, {}), True, False, None, None)
     assert job.progress().status == "deploying"
+
+
+@pytest.mark.parametrize(
+    ("kind", "why", "told"),
+    [
+        (SnapshotKind.SUSPEND, "a task declined: map[0]: full", "full; the job goes on"),
+        (SnapshotKind.SUSPEND, "the attempt failed: boom", "newest checkpoint and goes on: ask again"),
+        (SnapshotKind.TERMINATE, "the job is ending: boom", "the job is ending: boom"),
+        (SnapshotKind.TERMINATE, "not all required tasks are running: the job is finished", "the job is finished"),
+        (SnapshotKind.TERMINATE, "its metadata could not be written: storage is away", "storage is away"),
+        (SnapshotKind.SAVEPOINT, "a task declined: map[0]: full", "map[0]: full"),
+        (SnapshotKind.CHECKPOINT, None, "None"),
+    ],
+)
+def test_who_is_refused_a_stop_hears_whether_the_job_goes_on(kind: SnapshotKind, why: str | None, told: str) -> None:
+    """Else they would take it for stopped, or start it a second time."""
+    assert str(not_taken(kind, why)).endswith(told)

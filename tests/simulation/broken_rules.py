@@ -13,7 +13,9 @@ from unittest.mock import patch
 
 import pyarrow as pa
 
+from tidegate.actors.coordinator.checkpoints import abandonment
 from tidegate.actors.coordinator.checkpoints import checkpoint_keeper as checkpoints
+from tidegate.actors.coordinator.checkpoints.abandonment import Abandoner
 from tidegate.actors.coordinator.checkpoints.completion import CheckpointWriter
 from tidegate.actors.coordinator.coordinator_machine import CoordinatorMachine
 from tidegate.actors.coordinator.job import phases
@@ -160,6 +162,13 @@ def _cut_at_the_fold(self: EventLog, before_index: int, keep: object = None) -> 
     self._store.delete_all([self._entry_path(index) for index in self.indices() if index < latest[0]])
 
 
+# --- stops ------------------------------------------------------------------------------------------------------------
+
+
+def _given_up_with_its_attempt(self: Abandoner, pending: Any, reason: Any, runs: bool) -> bool:
+    return runs and reason in abandonment._TASK_LEAVES
+
+
 _S, _J, _P, _I = JobStatus, JobInput, PendingPhase, PendingInput
 
 RULE_BREAKS: dict[str, tuple[int, Patch]] = {
@@ -195,6 +204,10 @@ RULE_BREAKS: dict[str, tuple[int, Patch]] = {
     "timers: one of three is passed over": (6, lambda: patch.object(TimerQueue, "pop_due", _skips_one)),
     "savepoints: paths are those of the checkpoint": (5, lambda: _savepoints_that_say(_old_places)),
     "savepoints: sink files are left out": (5, lambda: _savepoints_that_say(_no_files)),
+    "stops: one is given up with its attempt": (
+        7,
+        lambda: patch.object(Abandoner, "_may_be_asked_again", _given_up_with_its_attempt),
+    ),
     "log: entries with which coordinators took over are cut": (
         8,
         lambda: patch.object(EventLog, "truncate", _cut_without_takeovers),
@@ -209,5 +222,5 @@ RULE_BREAKS: dict[str, tuple[int, Patch]] = {
 
 RULE_FIXED: dict[str, dict[str, str | int]] = {
     rule: {"faults": "coordinator", "log": "short"} for rule in RULE_BREAKS if rule.startswith("log: ")
-}
-"""A log is cut, and somebody writes to it who does not know that."""
+} | {"stops: one is given up with its attempt": {"faults": "all", "ending": "suspend"}}
+"""A log is cut, and somebody writes to it who does not know that; a job is stopped while something fails."""

@@ -9,7 +9,8 @@ the log (dropping the instructions) gives the same state. Rules that it keeps:
 - Sink files are committed checkpoint by checkpoint, in order, and a checkpoint is deleted only after its sink files
   were committed and newer ones are complete (invariants 5 and 6).
 - Checkpoint ids are never used twice, failed or not.
-- A job that is stopped ends after its savepoint, or goes on as if nobody had asked.
+- A job that is stopped ends after its savepoint, or goes on as if nobody had asked. Who has asked is told so only when
+  it is certain: a stop whose attempt fails is carried out by the next one.
 
 `invariants.py` has these rules as predicates, and says why each is as it is; they are checked after every event, and
 before anything that cannot be taken back.
@@ -339,9 +340,8 @@ class CoordinatorMachine:
         stop_failure, context.stop_failure = context.stop_failure, None
         if stop_failure is not None and state.status is JobStatus.RUNNING:
             state.last_failure = stop_failure
-            again, state.requests = state.requests, ()  # what is asked for again is for the next attempt
             self._leave_attempt(stop_failure, at_ms)
-            state.requests, state.restart_due = again, True
+            state.restart_due = True
         failure, context.attempt_failure = context.attempt_failure, None
         if failure is not None:
             self._fail_attempt(failure, at_ms)

@@ -105,6 +105,17 @@ def is_queue_bounded(state: CoordinatorState) -> bool:
     return len(state.requests) <= REQUESTS_MAX
 
 
+def is_queue_in_its_time(state: CoordinatorState) -> bool:
+    """Whether somebody will answer those who wait (7).
+
+    While no attempt runs, only a stop waits: the next attempt begins with it. A job that ends has told everybody.
+    """
+    if state.status is JobStatus.RUNNING:
+        return True
+    waits = state.status in (JobStatus.DEPLOYING, JobStatus.RESTARTING)
+    return not state.requests or (waits and all(r.properties.kind.stops for r in state.requests))
+
+
 def check_state(state: CoordinatorState) -> None:
     """Everything of the above; called after each event."""
     for checkpoint_id, pending in state.pending.items():
@@ -118,6 +129,7 @@ def check_state(state: CoordinatorState) -> None:
     _require(are_ascending(c.checkpoint_id for c in state.completed), "4: completed checkpoints ascend")
     _require(not state.completed or is_spent(state, state.completed[-1].checkpoint_id), "4: numbers are not used twice")
     _require(is_queue_bounded(state), "10: requests wait in a queue of bounded length")
+    _require(is_queue_in_its_time(state), "7: who waits for a checkpoint is answered by an attempt, or by the end")
 
 
 # --- before an attempt ------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from tidegate.actors.coordinator.state.checkpoint_statistics import CheckpointSt
 from tidegate.actors.coordinator.state.coordinator_state import CoordinatorState, JobStatus
 from tidegate.actors.graph.job_graph import JobGraph
 from tidegate.actors.hosts.job_context import JobContext
-from tidegate.actors.protocol.failure_reasons import CheckpointFailureReason
+from tidegate.actors.protocol.failure_reasons import CheckpointFailureReason as Reason
 from tidegate.actors.protocol.identity import TaskId
 from tidegate.storage.checkpoints.metadata import SnapshotKind
 from tidegate.storage.errors import CheckpointError
@@ -91,11 +91,21 @@ class Answer:
 _STOPS = (SnapshotKind.SUSPEND, SnapshotKind.TERMINATE)
 
 
+_ATTEMPT_FAILED = (Reason.JOB_FAILOVER, Reason.COORDINATOR_LOST)
+_MAY_END = (Reason.JOB_ENDING, Reason.NOT_ALL_REQUIRED_TASKS_RUNNING, Reason.METADATA_NOT_WRITTEN)
+"""Reasons that say nothing of what becomes of the job, or whose detail says it."""
+
+
 def not_taken(kind: SnapshotKind, why: str | None) -> CheckpointError:
     """What whoever asked for a snapshot is told if there is none: why, and what becomes of the job."""
-    what = "the job was not stopped with a savepoint" if kind in _STOPS else f"no {kind.value} was taken"
-    restarts = why is not None and why.startswith(CheckpointFailureReason.JOB_FAILOVER.value)
-    follows = "; the job restarts from its newest checkpoint and goes on: ask again" if restarts else ""
+    stops = kind in _STOPS
+    what = "the job was not stopped with a savepoint" if stops else f"no {kind.value} was taken"
+    reason = next((r for r in Reason if why is not None and why.startswith(r.value)), None)
+    follows = ""
+    if reason in _ATTEMPT_FAILED:
+        follows = "; the job restarts from its newest checkpoint and goes on: ask again"
+    elif stops and reason is not None and reason not in _MAY_END:
+        follows = "; the job goes on"
     return CheckpointError(f"{what}: {why}{follows}")
 
 

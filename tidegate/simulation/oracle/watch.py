@@ -13,6 +13,7 @@ from tidegate.actors.coordinator.job.job_spec import RestorePoint
 from tidegate.actors.coordinator.messages import events as co
 from tidegate.actors.coordinator.messages import instructions as do
 from tidegate.actors.coordinator.state.coordinator_state import CoordinatorState
+from tidegate.actors.protocol.failure_reasons import CheckpointFailureReason
 from tidegate.actors.protocol.stream_elements import Alignment, BarrierOptions
 from tidegate.actors.task.messages import events as ev
 from tidegate.actors.task.messages import instructions as task_do
@@ -22,6 +23,8 @@ from tidegate.simulation.oracle.damage import Damager
 from tidegate.simulation.oracle.invariants import Oracle
 from tidegate.simulation.oracle.violation import InvariantViolated
 from tidegate.storage.checkpoints.metadata import CheckpointMetadata, SnapshotKind
+
+_ATTEMPT_IS_OVER = (CheckpointFailureReason.JOB_FAILOVER, CheckpointFailureReason.COORDINATOR_LOST)
 
 
 class Watch:
@@ -98,11 +101,14 @@ class Watch:
         if both and (before.checkpoint_id, before.path) != (answer.checkpoint_id, answer.path):
             raise InvariantViolated(7, f"request {answer.request} was answered with {before} and with {answer}")
         self.oracle.records.answered(answer)
+        stops = self._asked.get(answer.request, SnapshotKind.SAVEPOINT).stops
+        if stops and answer.reason in _ATTEMPT_IS_OVER:
+            raise InvariantViolated(7, f"the stop {answer.request} was given up with its attempt, and the job goes on")
         if answer.error is not None:
             self.coverage.saw("request_held_back")
         elif answer.path is not None:
             self.coverage.saw("savepoint_or_retention")
-            if self._asked.get(answer.request, SnapshotKind.SAVEPOINT).stops:
+            if stops:
                 self.coverage.saw("stop_with_savepoint")
 
     def told(self, event: ev.TaskEvent) -> None:

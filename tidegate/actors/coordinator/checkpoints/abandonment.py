@@ -11,6 +11,8 @@ the end of an attempt. Rules:
 - A final checkpoint that has failed is not tried again at once, unless the reason is gone with the failure.
 - Who asked for a checkpoint that met a task which was just leaving need not ask again: the request goes back into the
   queue, that of a stop for the attempt that follows.
+- A stop outlives the attempt, whatever ended that: it waits for the next one, and is refused once the job is over, or
+  after `RETRIES_MAX` attempts that it has not survived.
 """
 
 from __future__ import annotations
@@ -59,7 +61,7 @@ class Abandoner:
         del state.pending[pending.checkpoint_id]
         text = describe(reason, detail)
         runs = pending.attempt == state.attempt and state.status is JobStatus.RUNNING
-        if runs and reason in _TASK_LEAVES and pending.retries < RETRIES_MAX:
+        if self._may_be_asked_again(pending, reason, runs):
             self._ask_again(pending)
         self._record(pending, reason, at_ms, text)
         if triggered:
@@ -85,6 +87,15 @@ class Abandoner:
             if pending.phase.open and (before is None or pending.checkpoint_id < before):
                 self.give_up(pending, reason, at_ms, detail)
 
+    def _may_be_asked_again(self, pending: PendingCheckpoint, reason: Reason, runs: bool) -> bool:
+        """Whether the next checkpoint can be what this one was to be; then who asked need not hear of the failure."""
+        if pending.retries >= RETRIES_MAX:
+            return False
+        if runs and reason in _TASK_LEAVES:
+            return True
+        restarts = reason in _ATTEMPT_IS_OVER or self._context.state.status is JobStatus.RESTARTING
+        return restarts and pending.properties.kind.stops
+
     def _ask_again(self, pending: PendingCheckpoint) -> None:
         """Its requests wait for the next checkpoint."""
         state = self._context.state
@@ -101,9 +112,11 @@ class Abandoner:
             self._context.instruct(do.CompleteRequest(request, None, describe(reason, detail), reason=reason))
 
     def refuse_queued(self, reason: Reason, detail: str = "") -> None:
-        """Nobody waits any more."""
-        queue, self._context.state.requests = self._context.state.requests, ()
-        self.refuse((r.request for r in queue), reason, detail)
+        """Nobody waits any more; where only the attempt is over, a stop still does."""
+        state = self._context.state
+        kept = tuple(r for r in state.requests if r.properties.kind.stops) if reason in _ATTEMPT_IS_OVER else ()
+        queue, state.requests = state.requests, kept
+        self.refuse((r.request for r in queue if r not in kept), reason, detail)
 
     def export_answered(self, checkpoint_id: CheckpointId) -> None:
         """The export of a savepoint that was given up meanwhile is over: now its folder can be deleted."""

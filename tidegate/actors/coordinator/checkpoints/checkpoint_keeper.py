@@ -36,6 +36,7 @@ from tidegate.storage.checkpoints.metadata import StateKind, SubtaskState
 from tidegate.storage.ids import CheckpointId
 
 _STOPPING = "the job is being stopped"
+_RUNS_SOON = (JobStatus.DEPLOYING, JobStatus.RESTARTING)
 _LATE = {
     PendingPhase.HOOKS: "its master hooks have not answered",
     PendingPhase.ACKNOWLEDGED: "another one was still being written",
@@ -56,13 +57,16 @@ class CheckpointKeeper:
     # --- request --------------------------------------------------------------------------------------------------
 
     def request(self, event: ev.CheckpointRequested) -> None:
-        """A user asks for a checkpoint or a savepoint; refused when it cannot be taken or too many wait."""
+        """A user asks for a checkpoint or a savepoint; refused when it cannot be taken or too many wait.
+
+        A stop is taken at any time: before the attempt runs it waits for that.
+        """
         state = self._context.state
-        if state.status is not JobStatus.RUNNING:
+        if state.status is not JobStatus.RUNNING and not (event.kind.stops and state.status in _RUNS_SOON):
             reason, detail = Reason.NOT_ALL_REQUIRED_TASKS_RUNNING, f"the job is {state.status.value}"
             self.abandoner.refuse((event.request,), reason, detail)
             return
-        if state.stopping is not None:
+        if state.stopping is not None or any(r.properties.kind.stops for r in state.requests):
             self.abandoner.refuse((event.request,), Reason.SCHEDULER_SHUTDOWN, _STOPPING)
             return
         if event.kind.is_savepoint and event.target is None:
