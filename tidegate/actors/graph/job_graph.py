@@ -93,9 +93,17 @@ class JobGraph:
     def operator_infos(self) -> tuple[OperatorInfo, ...]:
         """Every operator, sources first in their chain, as checkpoint metadata names them."""
         return tuple(
-            OperatorInfo(spec.uid, spec.name, v.vertex, v.parallelism, self.max_parallelism)
+            OperatorInfo(spec.uid, spec.name, v.vertex, v.parallelism, self.max_parallelism, self._keys(v, spec.uid))
             for v in self.vertices
             for spec in ((v.source,) if v.source is not None else ()) + v.operators
+        )
+
+    def _keys(self, vertex: JobVertex, uid: OperatorUid) -> tuple[str, ...]:
+        """The key columns of an operator: only the first one of a chain gets its rows by key."""
+        if uid != vertex.head:
+            return ()
+        return next(
+            (e.partitioning.keys for e in self.edges if e.downstream == vertex.vertex and e.partitioning.keys), ()
         )
 
     def edge_name(self, edge: JobEdge) -> str:

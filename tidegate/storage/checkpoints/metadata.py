@@ -226,6 +226,8 @@ class OperatorInfo:
     vertex: VertexId
     parallelism: int
     max_parallelism: int
+    keys: tuple[str, ...] = ()
+    """The key columns of the rows that come to it; empty where there are none, and in checkpoints of older versions."""
 
 
 @wire

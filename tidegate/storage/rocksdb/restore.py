@@ -41,12 +41,17 @@ def empty_tables(native: NativeState) -> list[StateTable]:
     return [StateTable(name, StateKind.KEYED, pa.RecordBatch.from_pylist([], schema)) for name, schema in schemas]
 
 
-def stored_tables(native: NativeState, key_groups: range, folder: str) -> Iterator[StateTable]:
-    """The rows of some key groups out of a folder with the files that are needed for them, state by state."""
+def stored_tables(native: NativeState, key_groups: range, folder: str, only: str | None = None) -> Iterator[StateTable]:
+    """The rows of some key groups out of a folder with the files that are needed for them, state by state.
+
+    With `only` those of the state of that name.
+    """
     description = describe(native)
     database = open_files(folder, _MEMORY_BYTES)
     try:
         for state in description.states:
+            if only not in (None, state.name):
+                continue
             with reported("read RocksDB", folder):
                 cursor = database.iter()
             for chunk in scan_state(cursor, description, state, key_groups, folder):

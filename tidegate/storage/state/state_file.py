@@ -86,8 +86,21 @@ def read_state(
     nor returned. `layer` is what the tables are marked with. Every chunk is verified. Raises CorruptionError,
     NotFoundError, or CodecError if a newer tidegate wrote the state.
     """
+    return list(iter_state(store, handle, uid, key_groups, wanted=wanted, layer=layer))
+
+
+def iter_state(
+    store: Store,
+    handle: StateHandle,
+    uid: OperatorUid,
+    key_groups: range | None = None,
+    *,
+    wanted: Wanted = lambda _: True,
+    layer: int = 0,
+) -> Iterator[StateTable]:
+    """`read_state` one table after the other: what is held meanwhile is one read of the file and what came of it."""
     if not any(section.uid == uid and wanted(section) for section in handle.sections):
-        return []
+        return
     parts = [
         (stored.section, chunk, rows)
         for stored in read_directory(store, handle)
@@ -95,12 +108,24 @@ def read_state(
         for chunk in stored.chunks
         if (rows := _rows_of(stored.section, chunk, key_groups))[0] < rows[1]
     ]
-    tables = []
     fetched = _fetched(store, handle, [chunk for _, chunk, _ in parts])
     for (section, chunk, (first, end)), data in zip(parts, fetched, strict=True):
         rows = _decoded(store, handle, section, chunk, data).slice(first, end - first)
-        tables.append(StateTable(section.state, section.kind, rows, section.removed, layer))
-    return tables
+        yield StateTable(section.state, section.kind, rows, section.removed, layer)
+
+
+def section_schema(store: Store, handle: StateHandle, section: SectionRef) -> pa.Schema | None:
+    """The columns of a state in a handle, out of its first chunk, verified; None where it has no rows.
+
+    Raises CorruptionError, NotFoundError, CodecError.
+    """
+    for stored in read_directory(store, handle):
+        if stored.section == section and stored.chunks:
+            chunk = stored.chunks[0]
+            data = read_range(store, handle, chunk.offset, chunk.length_bytes)
+            schema: pa.Schema = _decoded(store, handle, section, chunk, data).schema
+            return schema
+    return None
 
 
 class _Encoder:

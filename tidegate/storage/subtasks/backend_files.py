@@ -75,8 +75,11 @@ def read_native(
     native: NativeState,
     key_groups: range | None = None,
     scratch_dir: str | None = None,
+    only: str | None = None,
 ) -> Iterator[StateTable]:
     """The rows of some key groups, as any backend can be restored from them, a bounded number at a time.
+
+    With `only` those of the state of that name.
 
     Only files that are needed for these key groups are fetched, into a folder of its own in `scratch_dir` (None: where
     temporary files go). Raises as `fetch_native`, CodecError for files of a newer tidegate, ConfigurationError for key
@@ -98,7 +101,7 @@ def read_native(
         folder = tempfile.mkdtemp(prefix="tidegate-", dir=scratch_dir)
     try:
         _fetch(store, needed, folder)
-        yield from stored_tables(native, groups, folder)
+        yield from stored_tables(native, groups, folder, only)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -1,0 +1,220 @@
+"""Reads the state of a checkpoint or savepoint as data: Arrow rows, the same whatever backend wrote them, and how.
+
+Rules: a row is what is kept for one key (of timers: one timer; of state of subtasks: one element or entry); the key
+columns come first, in their types. Each key is there once, with its newest value. What a barrier has overtaken in the
+queues is no state and not read. Values rest as they are kept: with a time to live as `struct<value, updated_ms>`, also
+when that is over; pickled ones as the bytes of their pickle, which nothing here opens. A union list shows what each
+subtask has put into it; a broadcast map is the same everywhere and is read from one subtask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tidegate.recovery.state_catalog import StateInfo, find_state, states_of
+from tidegate.storage.checkpoints.layout import parse_pointer
+from tidegate.storage.checkpoints.metadata import CheckpointMetadata, OperatorInfo, StateKind
+from tidegate.storage.checkpoints.metadata_file import read_pointed
+from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.files.file_system_store import open_store
+from tidegate.storage.files.store import OpenStore, Store
+from tidegate.storage.ids import OperatorUid
+from tidegate.storage.schemas.common import adapted, common_schema
+from tidegate.storage.subtasks.state_stream import StoredSchemas, SubtaskStream
+
+BATCH_ROWS_MAX = 65_536
+
+AGGREGATE_STATE = "aggregate"
+"""Name of the state of running aggregates: a row has the columns of all of them."""
+
+_TIMERS_STATE, _TIMESTAMP = "timers", "timer.timestamp_ms"
+
+
+def read_state(
+    path: str,
+    *,
+    uid: str,
+    state: str | None = None,
+    keys: Sequence[str] | None = None,
+    key_groups: range | None = None,
+    open_store: OpenStore = open_store,
+) -> pa.Table:
+    """The state `state` of the operator `uid` in a checkpoint or savepoint, as one table; shape: a row a key.
+
+    `path` as `inspect` takes it. `state` may be left out where the operator has one; of running aggregates it may be
+    the name of one of them, whose result is then shown beside the keys. `key_groups` reads only the keys of these.
+    `keys` names the key columns, which checkpoints of older versions do not always tell.
+
+    Needs memory for the whole table; `read_state_batches` does not. ConfigurationError for a path, uid or state that is
+    none, with what there is; NotFoundError, CorruptionError, CodecError and StorageError of the storage.
+    """
+    return read_state_batches(
+        path, uid=uid, state=state, keys=keys, key_groups=key_groups, open_store=open_store
+    ).read_all()
+
+
+def read_state_batches(
+    path: str,
+    *,
+    uid: str,
+    state: str | None = None,
+    keys: Sequence[str] | None = None,
+    key_groups: range | None = None,
+    open_store: OpenStore = open_store,
+) -> pa.RecordBatchReader:
+    """`read_state` for what is larger than memory: a reader of batches of up to 65,536 rows.
+
+    What is held meanwhile is bounded (about 16 MB of a state file, or of layers a run of key groups of up to a million
+    rows and 128 MB); files of RocksDB are fetched into the folder for temporary files, a subtask's at a time.
+    """
+    at = parse_pointer(path)
+    store = open_store(at.root)
+    metadata = read_pointed(store, at)
+    return StateSelection.find(store, metadata, uid, state, keys).reader(key_groups)
+
+
+@dataclass(frozen=True, slots=True)
+class StateSelection:
+    """One state of one operator in one checkpoint, and what is shown of it."""
+
+    operator: OperatorInfo
+    info: StateInfo
+    streams: tuple[SubtaskStream, ...]
+    stored: pa.Schema
+    keys: tuple[str, ...] | None
+    """The columns that tell stored rows apart; None where nobody knows, and for state of subtasks."""
+    column: str | None = None
+    """Of running aggregates: the one that is shown."""
+
+    @staticmethod
+    def find(
+        store: Store, metadata: CheckpointMetadata, uid: str, state: str | None, keys: Sequence[str] | None = None
+    ) -> StateSelection:
+        """The state that is meant. ConfigurationError as `read_state` has it."""
+        if metadata.void:
+            raise ConfigurationError(
+                f"checkpoint {metadata.checkpoint_id} of job {metadata.job_id} was given up and never completed; "
+                "tidegate checkpoints list shows those that were"
+            )
+        column = None
+        try:
+            operator, info = find_state(metadata, uid, state)
+        except ConfigurationError:
+            found = _aggregate_of(metadata, uid, state)
+            if found is None:
+                raise
+            operator, info = found
+            column = state
+        streams = tuple(_streams(store, metadata, operator, info))
+        schemas = [stream.schemas() for stream in streams]
+        stored = common_schema([schema for each in schemas for schema in each.rows], info.state, info.uid)
+        selection = StateSelection(operator, info, streams, stored, _row_keys(operator, info, stored, schemas, keys))
+        if column is None:
+            return selection
+        if not ({column, f"{column}.sum", f"{column}.count"} & set(stored.names)) or column in operator.keys:
+            find_state(metadata, uid, state)  # tells what there is
+        chosen = StateSelection(operator, info, streams, stored, selection.keys, column)
+        if chosen.keys is None:
+            raise ConfigurationError(
+                f"operator {uid!r}: the checkpoint does not say which of its columns {stored.names} are the key: an "
+                f"older version wrote it. Name them with keys=[...], or read all columns with state={info.state!r}"
+            )
+        return chosen
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns that are shown."""
+        if self.column is None:
+            return self.stored
+        shown = self._shown(pa.RecordBatch.from_arrays([pa.array([], f.type) for f in self.stored], schema=self.stored))
+        schema: pa.Schema = shown.schema
+        return schema
+
+    @property
+    def key_groups(self) -> range:
+        """All key groups of the operator."""
+        return range(self.operator.max_parallelism)
+
+    def reader(self, key_groups: range | None = None) -> pa.RecordBatchReader:
+        """The rows of some key groups, or of all. Errors of the storage come while it is read."""
+        return pa.RecordBatchReader.from_batches(self.schema, self.batches(key_groups))
+
+    def batches(self, key_groups: range | None = None) -> Iterator[pa.RecordBatch]:
+        """The same, one batch after the other."""
+        adapt: Callable[[pa.RecordBatch], pa.RecordBatch] = partial(
+            adapted, schema=self.stored, state=self.info.state, uid=self.info.uid
+        )
+        for stream in self.streams:
+            for batch in stream.batches(self.stored, adapt, self.keys, key_groups):
+                for start in range(0, batch.num_rows, BATCH_ROWS_MAX):
+                    yield self._shown(batch.slice(start, BATCH_ROWS_MAX))
+
+    def _shown(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        if self.column is None:
+            return rows
+        assert self.keys is not None
+        keys = [rows.column(name) for name in self.keys]
+        fields = [self.stored.field(name) for name in self.keys]
+        if self.column in self.stored.names:
+            value, field = rows.column(self.column), self.stored.field(self.column)
+        else:
+            counts = rows.column(f"{self.column}.count")
+            sums = rows.column(f"{self.column}.sum").cast(pa.float64())
+            some = pc.if_else(pc.greater(counts, 0), counts, pa.scalar(None, counts.type))
+            value = pc.divide(sums, some.cast(pa.float64()))
+            field = pa.field(self.column, pa.float64())
+        return pa.RecordBatch.from_arrays([*keys, value], schema=pa.schema([*fields, field]))
+
+
+def _aggregate_of(metadata: CheckpointMetadata, uid: str, state: str | None) -> tuple[OperatorInfo, StateInfo] | None:
+    """The state of running aggregates of an operator, of which `state` may be one."""
+    if state is None or not any(info.uid == uid and info.state == AGGREGATE_STATE for info in states_of(metadata)):
+        return None
+    return find_state(metadata, uid, AGGREGATE_STATE)
+
+
+def _streams(
+    store: Store, metadata: CheckpointMetadata, operator: OperatorInfo, info: StateInfo
+) -> Iterator[SubtaskStream]:
+    for subtask in sorted(metadata.subtasks, key=lambda subtask: subtask.subtask):
+        if subtask.vertex != operator.vertex:
+            continue
+        stream = SubtaskStream(store, subtask, OperatorUid(info.uid), info.state)
+        if stream.has_any:
+            yield stream
+            if info.kind is StateKind.BROADCAST:
+                return
+
+
+def _row_keys(
+    operator: OperatorInfo,
+    info: StateInfo,
+    stored: pa.Schema,
+    schemas: Sequence[StoredSchemas],
+    given: Sequence[str] | None,
+) -> tuple[str, ...] | None:
+    """The columns that tell rows of a keyed state apart, from the most certain witness; None if there is none."""
+    names: list[str] = stored.names
+    if info.kind is not StateKind.KEYED:
+        return None
+    for each in schemas:
+        if each.removed is not None:
+            return tuple(each.removed.names)
+    if info.state == _TIMERS_STATE and _TIMESTAMP in names:
+        return tuple(names)
+    if operator.keys and tuple(names[: len(operator.keys)]) == operator.keys:
+        return operator.keys
+    if given is not None:
+        if names[: len(given)] != list(given):
+            raise ConfigurationError(
+                f"keys={list(given)} are not the first columns of state {info.state!r} of operator {info.uid!r}, "
+                f"which has {names}"
+            )
+        return tuple(given)
+    # The state of a function is the last column and has its name.
+    return tuple(names[:-1]) if names[-1] == info.state else None
