@@ -13,13 +13,18 @@ SCRIPTS := $(wildcard scripts/*.py examples/*.py benchmarks/*.py)
 ARGS ?=
 # Percent of the lines of a module: `make cov` lists those with less.
 UNDER ?= 80
-# Processes of a test run. At least four: those with the tests on Ray and on S3 wait for others most of the time.
-JOBS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 4 ? 4 : n > 8 ? 8 : n)))
+# Processes of a test run: JOBS, or as many as there are processors, up to eight. `make test` takes at least four: those
+# with the tests on Ray and on S3 wait for others most of the time. The quick tests wait for nobody, and each process more
+# imports everything and loads every kernel once more.
+JOBS ?=
+PROCESSORS := $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n > 8 ? 8 : n)))
+PROCESSES = $(or $(JOBS),$(shell echo $$(($(PROCESSORS) < 4 ? 4 : $(PROCESSORS)))))
 
-RUN_TESTS = "$(BIN)/pytest" --numprocesses $(JOBS) --dist loadgroup --no-loadscope-reorder --max-worker-restart 0 \
+RUN_TESTS = "$(BIN)/pytest" --numprocesses $(PROCESSES) --dist loadgroup --no-loadscope-reorder --max-worker-restart 0 \
     --durations 15
 # What says most within a minute on two quiet processors; CONTRIBUTING.md says what is left to `make test`.
 FAST := --kinds "unit, contract, house, docs, local jobs" -m "not slow"
+test-fast cov: PROCESSES = $(or $(JOBS),$(PROCESSORS))
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import gc
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
@@ -19,8 +20,10 @@ settings.register_profile("tidegate", derandomize=True, deadline=None, database=
 settings.load_profile("tidegate")
 
 _TESTS = Path(__file__).parent
-_ROOMS = {"api": "local jobs", "simulation": "simulation", "house": "house", "docs": "docs"}
-_KINDS = {"unit", "property", "contract", spreading.RAY, spreading.S3, *_ROOMS.values()}
+_ROOMS = {"api": "local jobs", "house": "house", "docs": "docs"}
+"""Folders whose tests are of this kind, unless they need Ray or S3."""
+_ALL_OF_A_KIND = {"simulation": "simulation", "cluster": spreading.RAY}
+_KINDS = {"unit", "property", "contract", spreading.RAY, spreading.S3, *_ROOMS.values(), *_ALL_OF_A_KIND.values()}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -33,6 +36,31 @@ def pytest_configure(config: pytest.Config) -> None:
     """Tests are dealt out by `spreading`, and may ask for `stores`."""
     config.pluginmanager.register(spreading, "spreading")
     config.pluginmanager.register(stores, "stores")
+    if unknown := sorted(_wanted(config) - _KINDS):
+        raise pytest.UsageError(f"--kinds: no kind of test is called {unknown}; there are {sorted(_KINDS)}")
+
+
+def _wanted(config: pytest.Config) -> set[str]:
+    """The kinds that were asked for: all, if none was named."""
+    named: str | None = config.getoption("kinds")
+    return _KINDS if named is None else {kind.strip() for kind in named.split(",")}
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """A folder whose tests are all of a kind that nobody wants is not even imported."""
+    folder = collection_path.name if collection_path.parent == _TESTS else ""
+    return True if folder in _ALL_OF_A_KIND and _ALL_OF_A_KIND[folder] not in _wanted(config) else None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection(session: pytest.Session) -> Iterator[None]:
+    """Thousands of tests and the libraries that they import stay to the end, so nobody looks for garbage in them."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -40,10 +68,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     kinds = {item: _kind(item) for item in items}
     for item, kind in kinds.items():
         item.user_properties.append(("kind", kind))
-    if (named := config.getoption("kinds")) is not None:
-        wanted = {kind.strip() for kind in named.split(",")}
-        if unknown := sorted(wanted - _KINDS):
-            raise pytest.UsageError(f"--kinds: no kind of test is called {unknown}; there are {sorted(_KINDS)}")
+    wanted = _wanted(config)
+    if wanted != _KINDS:
         config.hook.pytest_deselected(items=[item for item in items if kinds[item] not in wanted])
         items[:] = [item for item in items if kinds[item] in wanted]
     spreading.spread(config, items)
@@ -76,10 +102,12 @@ def plain_ray() -> Iterator[None]:
 
 def _kind(item: pytest.Item) -> str:
     """What a test needs, and if it needs nothing, how it goes about it."""
+    room = item.path.relative_to(_TESTS).parts[0] if item.path.is_relative_to(_TESTS) else ""
+    if room in _ALL_OF_A_KIND:
+        return _ALL_OF_A_KIND[room]
     needs = spreading.together(item)
     if needs in (spreading.RAY, spreading.S3):
         return str(needs)
-    room = item.path.relative_to(_TESTS).parts[0] if item.path.is_relative_to(_TESTS) else ""
     if room in _ROOMS:
         return _ROOMS[room]
     if getattr(getattr(item, "obj", None), "is_hypothesis_test", False):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 RUNS = 50
 
 PROGRAM = """
@@ -33,6 +35,7 @@ print(failed)
 """
 
 
+@pytest.mark.slow
 def test_a_program_that_has_read_nested_columns_ends() -> None:
     """Fifty of fifty times. The children are forks of one process, so that only one imports what they all need."""
     done = subprocess.run([sys.executable, "-c", PROGRAM, str(RUNS)], capture_output=True, text=True, timeout=240)

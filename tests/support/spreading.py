@@ -1,7 +1,9 @@
 """How a run of several processes (`make test`) deals tests out: what shares something expensive stays together.
 
 The tests on Ray and Spark have one session, those on S3 one server, and those of a module with a fixture of its own
-that fixture. Everything else goes to whoever is free. The long ones come first, so that all processes end together.
+that fixture. Everything else goes to whoever is free, small tests a handful of a module at a time: to hand one over
+costs as much as to run it, and more with each that was handed over before. The long ones come first, so that all
+processes end together.
 
 The process that deals out knows tests by their names alone. So those that run them say what each has to stay with.
 Where somebody asks for another way of dealing (`--dist worksteal`), xdist deals, and nothing stays together.
@@ -13,6 +15,8 @@ import json
 import os
 import shutil
 import tempfile
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -27,6 +31,10 @@ _LONG_FIRST = {RAY: -2, S3: -1}
 _QUICK_FIRST = {S3: 1, RAY: 2}
 _DEALT_HERE = {"load", "loadgroup"}
 """What `pytest -n 2` asks for, and what `make test` does. The other modes of xdist say themselves what goes where."""
+_SMALL = {"unit", "contract"}
+"""Kinds of tests that take milliseconds, but for those marked `slow`."""
+_HANDFUL = 8
+"""How many small tests of a module are handed over at a time."""
 _FOLDER = pytest.StashKey[str]()
 
 
@@ -55,8 +63,19 @@ def spread(config: pytest.Config, items: list[pytest.Item]) -> None:
         # All write the same; whoever reads waits for all of them, and finds a whole file.
         target = Path(workerinput["groups"])
         own = target.with_name(f"{target.name}-{workerinput['workerid']}")
-        own.write_text(json.dumps({test: group for test, group in groups.items() if group is not None}))
+        own.write_text(json.dumps({item.nodeid: groups[item.nodeid] or group for item, group in handfuls(items)}))
         os.replace(own, target)
+
+
+def handfuls(items: Iterable[pytest.Item]) -> Iterator[tuple[pytest.Item, str]]:
+    """With each test the name of the handful that it is in; one that is not small is alone."""
+    seen: Counter[Path] = Counter()
+    for item in items:
+        if dict(item.user_properties).get("kind") in _SMALL and item.get_closest_marker("slow") is None:
+            yield item, f"{item.path}, handful {seen[item.path] // _HANDFUL}"
+            seen[item.path] += 1
+        else:
+            yield item, item.nodeid
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -85,7 +104,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeSch
 
 
 class Groups(LoadScopeScheduling):
-    """Tests of a group in one process; every other one by itself, wherever there is time."""
+    """Tests of a group in one process, wherever there is time."""
 
     @cached_property
     def _groups(self) -> dict[str, str]:
