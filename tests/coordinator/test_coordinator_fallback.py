@@ -72,7 +72,7 @@ def test_the_one_before_is_restored_and_the_tables_are_taken_back_first() -> Non
     assert coordinator.tell(stale) == []
 
     assert restored(taken_back(coordinator)) == [2]
-    assert coordinator.state.failure_times_ms == (0,)
+    assert coordinator.state.failures.in_a_row == 1
     assert [c.checkpoint_id for c in coordinator.state.completed] == [1, 2]
     assert coordinator.state.kept == (1, 2, 3)
     statistics = coordinator.state.statistics

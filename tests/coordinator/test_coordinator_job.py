@@ -133,7 +133,7 @@ def test_further_failures_of_a_failed_attempt_are_not_counted() -> None:
     coordinator.fire("restart:1")
 
     assert coordinator.fail(attempt=0) == []
-    assert len(coordinator.state.failure_times_ms) == 1
+    assert coordinator.state.failures.in_a_row == 1
 
 
 def test_a_timer_of_a_former_restart_does_not_deploy() -> None:
@@ -201,13 +201,13 @@ def test_a_new_generation_deploys_a_new_attempt(status: str) -> None:
         coordinator.ask()
     if status == "restarting":
         coordinator.fail()
-    failures = coordinator.state.failure_times_ms
+    failures = coordinator.state.failures
 
     found = coordinator.start(generation=2)
 
     assert only(found, do.CancelAttempt) == [do.CancelAttempt(AttemptNumber(0))]
     assert only(found, do.DeployAttempt) == [do.DeployAttempt(AttemptNumber(1), None)]
-    assert coordinator.state.failure_times_ms == failures
+    assert coordinator.state.failures == failures
     assert coordinator.state.generation == 2
 
 

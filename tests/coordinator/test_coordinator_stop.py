@@ -221,7 +221,7 @@ def test_a_stop_that_fails_restarts_the_attempt_at_no_charge(how: str) -> None:
     (deploy,) = only(found, do.DeployAttempt)
     assert deploy.restore is not None
     assert deploy.restore.checkpoint_id == 1
-    assert coordinator.state.failure_times_ms == ()
+    assert coordinator.state.failures.in_a_row == 0
     assert [t.timer for t in only(coordinator.all_ready(), do.SetTimer)] == ["periodic:1"], "checkpoints go on"
     assert coordinator.ask() == 3
 

@@ -16,6 +16,7 @@ from broken_coordinator import COORDINATOR_BREAKS
 from broken_fallback import FALLBACK_BREAKS, FALLBACK_FIXED
 from broken_invariants import INVARIANT_FIXED, INVARIANT_PATCHES
 from broken_layers import LAYER_BREAKS, LAYER_PATCHES
+from broken_restarts import RESTART_FIXED, RESTART_PATCHES
 from broken_rules import RULE_BREAKS, RULE_FIXED, Patch
 from broken_tables import TABLE_FIXED, TABLE_PATCHES
 from broken_tasks import TASK_BREAKS
@@ -54,6 +55,7 @@ _FIXED: Mapping[str, Mapping[str, Hashable]] = {
     **TABLE_FIXED,
     **RULE_FIXED,
     **INVARIANT_FIXED,
+    **RESTART_FIXED,
 }
 """Breaks that need several unlikely things at once, and hundreds of seeds when all of these are drawn: the last grant
 of a channel lost and rows that wait for it; a savepoint that has written something and fails as often as is tried; a
@@ -67,7 +69,7 @@ BROKEN: dict[str, Break] = {
     **{
         rule: Break(invariant, patch=patch, fixed=_FIXED.get(rule, {}))
         for rule, (invariant, patch) in (
-            RULE_BREAKS | LAYER_PATCHES | CHANGELOG_PATCHES | TABLE_PATCHES | INVARIANT_PATCHES
+            RULE_BREAKS | LAYER_PATCHES | CHANGELOG_PATCHES | TABLE_PATCHES | INVARIANT_PATCHES | RESTART_PATCHES
         ).items()
     },
 }
@@ -86,5 +88,6 @@ FAST = (
     "layers: what the newest does not need goes",
     "changelog: a task deletes what a checkpoint has",
     "tables: a commit hides those before it",
+    "restarts: back-off does not grow",
 )
 """Breaks that show within very few seeds: the tests try these, the benchmark `mutations.py` all."""

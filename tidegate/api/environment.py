@@ -26,6 +26,7 @@ from tidegate.api.submission.job_names import name_taken
 from tidegate.api.submission.local_folders import temporary_folder
 from tidegate.api.submission.submission import JobRequest, make_job_id, prepare
 from tidegate.recovery import RestartStrategy
+from tidegate.recovery.restart_strategy import default_strategy
 from tidegate.storage.errors import ConfigurationError, StorageError
 from tidegate.storage.files.create_check import check_conditional_create
 from tidegate.storage.files.private_folders import make_private
@@ -49,6 +50,7 @@ class StreamEnvironment:
         parallelism: int,
         *,
         checkpoints: CheckpointConfig | None = None,
+        restart: RestartStrategy | None = None,
         options: DataPlaneOptions | None = None,
         open_store: OpenStore | None = None,
         session: RayDPSession | None = None,
@@ -58,6 +60,7 @@ class StreamEnvironment:
         self._program = Program(parallelism, open_store if open_store is not None else runtime.open_store)
         self._runtime = runtime
         self._checkpoints = checkpoints if checkpoints is not None else CheckpointConfig()
+        self._restart = restart
         self._options = options if options is not None else DataPlaneOptions()
         self._session = session
 
@@ -72,8 +75,9 @@ class StreamEnvironment:
         options: DataPlaneOptions | None = None,
     ) -> Self:
         """Run jobs in this process: no Ray, no JVM."""
-        checkpoints = None if config is None else load_config(config).checkpoints
-        return cls(LocalRuntime(), parallelism, checkpoints=checkpoints, options=options)
+        settings = load_config({} if config is None else config)
+        runtime = LocalRuntime()
+        return cls(runtime, parallelism, checkpoints=settings.checkpoints, restart=settings.restart, options=options)
 
     @classmethod
     def raydp(
@@ -100,7 +104,7 @@ class StreamEnvironment:
         from tidegate.actors.runtimes.ray.ray_runtime import RayRuntime, SlotPlacement
         from tidegate.spark_bridge import RayDPSession
 
-        checkpoints = None if config is None else load_config(config).checkpoints
+        settings = load_config({} if config is None else config)
         session = RayDPSession.start(
             app_name,
             executors=executors,
@@ -117,7 +121,8 @@ class StreamEnvironment:
         return cls(
             runtime,
             executors if parallelism is None else parallelism,
-            checkpoints=checkpoints,
+            checkpoints=settings.checkpoints,
+            restart=settings.restart,
             options=options,
             session=session,
         )
@@ -222,7 +227,9 @@ class StreamEnvironment:
 
         restore: "latest" goes on from the newest whole checkpoint of a job of this name, afresh if no run of this name
         has ever completed one; "latest_or_fresh" starts afresh also where they are all damaged or gone; a path
-        `<storage>/<job>/chk-N` goes on from that one. `restart` defaults to three restarts in a row, one second apart.
+        `<storage>/<job>/chk-N` goes on from that one. `restart` defaults to what `config=` of the environment says;
+        else to restarts without end, at growing intervals (`tg.RestartStrategy.exponential_delay()`), where the job
+        takes periodic checkpoints, and to none where it takes none.
         `hooks` are told of every checkpoint (see `tg.MasterHook`).
         Raises ConfigurationError, TableError or StorageError for what cannot work; nothing has started then. The
         streams are still there to be executed in another way, until a new source begins another program.
@@ -283,7 +290,7 @@ class StreamEnvironment:
             tables=tuple(self._program.tables),
             collected=tuple(self._program.collected),
             checkpoints=config,
-            restart=restart if restart is not None else RestartStrategy.fixed_delay(3, "1s"),
+            restart=restart or self._restart or default_strategy(periodic_checkpoints=config.interval is not None),
             restore=_pointer(restore),
             hooks=(*self._program.hooks, *hooks),
             options=self._options,

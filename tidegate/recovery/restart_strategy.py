@@ -1,21 +1,40 @@
 """`RestartStrategy`: whether and when a job that failed starts again.
 
-A strategy is a value that travels with the job and a pure function of the times of the failures, the present
-one included; who asks has the clock. `None` means: give up, and report the failure to the user.
+A strategy is a value that travels with the job, and pure. Rules:
+
+- Times come from events and chance from a number that the log decides: a coordinator that replays its log comes to the
+  same decisions. No strategy reads a clock or draws a random number.
+- What it remembers is a `FailureHistory`, whose size has a limit however long the job runs.
+- None means: give up, and report the failure to the user.
+
+Names, defaults and the arithmetic are those of Flink 2, with two exceptions. With `fixed_delay` a completed checkpoint
+begins a new row; in Flink the attempts are for the life of the job. And the back-off of `exponential_delay` is reset by
+the time that all tasks have run; Flink counts from the restart on, so that an attempt that takes long to deploy and
+never runs may reset it.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from datetime import timedelta
 
+from tidegate.recovery.failure_history import FailureHistory
 from tidegate.storage.codec import wire
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.units import parse_duration_ms
 
+FAILURES_MAX = 10_000
+"""The most failures that a rate may allow in its interval: so many times are remembered."""
+WAIT_MS_MAX = 366 * 24 * 3_600_000
+"""No restart is put off for longer than a year; what is longer is a slip of the pen."""
+
+Duration = str | timedelta | int
+"""`"10s"`, a timedelta, or milliseconds."""
+
 
 class RestartStrategy:
-    """Base of all strategies; make one with `none` or `fixed_delay`."""
+    """Base of all strategies; make one with `none`, `fixed_delay`, `exponential_delay` or `failure_rate`."""
 
     __slots__ = ()
 
@@ -25,21 +44,84 @@ class RestartStrategy:
         return NoRestart()
 
     @staticmethod
-    def fixed_delay(attempts: int, delay: str | timedelta | int) -> RestartStrategy:
+    def fixed_delay(attempts: int, delay: Duration) -> RestartStrategy:
         """Restart up to `attempts` times in a row, `delay` (`"1s"`, a timedelta, or ms) after each failure.
 
         A completed checkpoint begins a new row: a job that fails now and then, and gets on in between, goes on for
         ever. Raises ConfigurationError for a negative or unreadable value.
         """
-        if attempts < 0:
-            raise ConfigurationError(f"fixed_delay(attempts={attempts}): attempts must be 0 or more")
-        return FixedDelay(attempts, parse_duration_ms(delay, setting="fixed_delay(delay)"))
+        at_least = _whole("fixed_delay(attempts)", attempts, 0)
+        return FixedDelay(at_least, _duration_ms("fixed_delay(delay)", delay, 0))
 
-    def decide(self, failure_times_ms: tuple[int, ...], now_ms: int) -> int | None:
-        """Milliseconds to wait from `now_ms` on before the restart, or None to give up.
+    @staticmethod
+    def exponential_delay(
+        initial: Duration = "1s",
+        maximum: Duration = "1min",
+        multiplier: float = 1.5,
+        jitter: float = 0.1,
+        reset_after: Duration = "1h",
+        attempts: int | None = None,
+    ) -> RestartStrategy:
+        """Restart after `initial`, then after `multiplier` times as long with every further failure, up to `maximum`.
 
-        `failure_times_ms` are the times of all failures since the newest completed checkpoint, oldest first, the
-        present one last.
+        A job that has run for `reset_after` without a failure begins with `initial` again. `attempts` failures in a row
+        are restarted, without a limit where it is None. `jitter` is the part of a wait, from 0 to 1, by which chance
+        makes it longer or shorter, so that jobs that failed together do not come back together; no wait is longer than
+        `maximum`. Raises ConfigurationError for values that make no sense.
+        """
+        name = "exponential_delay"
+        strategy = ExponentialDelay(
+            initial_ms=_duration_ms(f"{name}(initial)", initial, 1),
+            maximum_ms=_duration_ms(f"{name}(maximum)", maximum, 1),
+            multiplier=_number(f"{name}(multiplier)", multiplier),
+            jitter=_number(f"{name}(jitter)", jitter),
+            reset_after_ms=_duration_ms(f"{name}(reset_after)", reset_after, 1),
+            attempts=None if attempts is None else _whole(f"{name}(attempts)", attempts, 0),
+        )
+        if strategy.initial_ms > strategy.maximum_ms:
+            raise ConfigurationError(f"{name}(initial={initial!r}, maximum={maximum!r}): initial is the longer one")
+        if not 1 < strategy.multiplier < math.inf:
+            raise ConfigurationError(
+                f"{name}(multiplier={multiplier!r}): give a number above 1; fixed_delay always waits as long"
+            )
+        if not 0 <= strategy.jitter <= 1:
+            raise ConfigurationError(f"{name}(jitter={jitter!r}): it is a part of the wait; give a number from 0 to 1")
+        return strategy
+
+    @staticmethod
+    def failure_rate(failures: int = 1, interval: Duration = "1min", delay: Duration = "1s") -> RestartStrategy:
+        """Restart `delay` after each failure, as long as any `interval` holds no more than `failures` of them.
+
+        The interval ends with the newest failure, and slides with it. Raises ConfigurationError for values that make no
+        sense; `failures` is at most 10,000.
+        """
+        count = _whole("failure_rate(failures)", failures, 1)
+        if count > FAILURES_MAX:
+            raise ConfigurationError(f"failure_rate(failures={failures}): {FAILURES_MAX} are the most that are counted")
+        interval_ms = _duration_ms("failure_rate(interval)", interval, 1)
+        return FailureRate(count, interval_ms, _duration_ms("failure_rate(delay)", delay, 0))
+
+    @property
+    def wait_ms_max(self) -> int:
+        """No restart is put off for longer."""
+        return 0
+
+    def count(self, before: FailureHistory, at_ms: int, ran_ms: int | None) -> FailureHistory:
+        """The failures that count, with one that happens at `at_ms`.
+
+        `ran_ms`: for how long all tasks had been running. None: this attempt has not come so far.
+        """
+        return FailureHistory(before.in_a_row + 1)
+
+    def after_checkpoint(self, before: FailureHistory) -> FailureHistory:
+        """The failures that still count once a checkpoint is complete."""
+        return before
+
+    def decide(self, failures: FailureHistory, chance: float) -> int | None:
+        """Milliseconds to wait before the restart, or None to give up.
+
+        `failures` are those of `count`, the present one included. `chance` is a number in [0, 1) that is drawn once for
+        each failure, by something that the log decides.
         """
         raise NotImplementedError
 
@@ -49,7 +131,7 @@ class RestartStrategy:
 class NoRestart(RestartStrategy):
     """See `RestartStrategy.none`."""
 
-    def decide(self, failure_times_ms: tuple[int, ...], now_ms: int) -> int | None:
+    def decide(self, failures: FailureHistory, chance: float) -> int | None:
         return None
 
 
@@ -61,5 +143,99 @@ class FixedDelay(RestartStrategy):
     attempts: int
     delay_ms: int
 
-    def decide(self, failure_times_ms: tuple[int, ...], now_ms: int) -> int | None:
-        return self.delay_ms if len(failure_times_ms) <= self.attempts else None
+    @property
+    def wait_ms_max(self) -> int:
+        return self.delay_ms
+
+    def after_checkpoint(self, before: FailureHistory) -> FailureHistory:
+        return FailureHistory()
+
+    def decide(self, failures: FailureHistory, chance: float) -> int | None:
+        return self.delay_ms if failures.in_a_row <= self.attempts else None
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class ExponentialDelay(RestartStrategy):
+    """See `RestartStrategy.exponential_delay`."""
+
+    initial_ms: int
+    maximum_ms: int
+    multiplier: float
+    jitter: float
+    reset_after_ms: int
+    attempts: int | None = None
+
+    @property
+    def wait_ms_max(self) -> int:
+        return self.maximum_ms
+
+    def count(self, before: FailureHistory, at_ms: int, ran_ms: int | None) -> FailureHistory:
+        reset = ran_ms is not None and ran_ms >= self.reset_after_ms
+        return FailureHistory(1 if reset else before.in_a_row + 1)
+
+    def backoff_ms(self, in_a_row: int) -> int:
+        """The wait after so many failures in a row, without jitter."""
+        # A power is compared by its logarithm: of a job that fails for days it would be too large for a float.
+        growth = (in_a_row - 1) * math.log(self.multiplier)
+        if growth >= math.log(self.maximum_ms / self.initial_ms):
+            return self.maximum_ms
+        return min(self.maximum_ms, int(self.initial_ms * self.multiplier ** (in_a_row - 1)))
+
+    def decide(self, failures: FailureHistory, chance: float) -> int | None:
+        if self.attempts is not None and failures.in_a_row > self.attempts:
+            return None
+        backoff_ms = self.backoff_ms(failures.in_a_row)
+        reach_ms = int(backoff_ms * self.jitter)
+        offset_ms = int(chance * (2 * reach_ms + 1)) - reach_ms
+        return min(self.maximum_ms, backoff_ms + offset_ms)
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class FailureRate(RestartStrategy):
+    """See `RestartStrategy.failure_rate`."""
+
+    failures: int
+    interval_ms: int
+    delay_ms: int
+
+    @property
+    def wait_ms_max(self) -> int:
+        return self.delay_ms
+
+    def count(self, before: FailureHistory, at_ms: int, ran_ms: int | None) -> FailureHistory:
+        recent = [time_ms for time_ms in before.moved_before(at_ms) if at_ms - time_ms <= self.interval_ms]
+        times_ms = (*recent, at_ms)[-self.failures - 1 :]
+        return FailureHistory(len(times_ms), times_ms)
+
+    def decide(self, failures: FailureHistory, chance: float) -> int | None:
+        return self.delay_ms if failures.in_a_row <= self.failures else None
+
+
+def default_strategy(*, periodic_checkpoints: bool) -> RestartStrategy:
+    """The strategy of a job for which none was chosen, as in Flink 2.
+
+    A job that takes checkpoints goes on for ever. One that takes none would begin anew each time, so its first failure
+    is the last.
+    """
+    return RestartStrategy.exponential_delay() if periodic_checkpoints else RestartStrategy.none()
+
+
+def _duration_ms(setting: str, value: Duration, at_least: int) -> int:
+    duration_ms = parse_duration_ms(value, setting=setting)
+    if not at_least <= duration_ms <= WAIT_MS_MAX:
+        raise ConfigurationError(f"{setting}: {value!r} is out of range; give {at_least} ms or more, at most a year")
+    return duration_ms
+
+
+def _whole(setting: str, value: object, at_least: int) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < at_least:
+        raise ConfigurationError(f"{setting}={value!r}: give a whole number from {at_least} up")
+    return value
+
+
+def _number(setting: str, value: object) -> float:
+    if not isinstance(value, int | float) or isinstance(value, bool) or math.isnan(value):
+        raise ConfigurationError(f"{setting}={value!r}: give a number")
+    return float(value)

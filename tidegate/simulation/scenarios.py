@@ -53,6 +53,17 @@ _FAULTS = {
 _LOG_ENTRIES = {"long": None, "short": 8}
 """A log that is cut: hardly any scenario has as many entries as it usually takes."""
 _BUFFERS = {"tiny": (300, 300), "small": (1_000, 1_500), "wide": (20_000, 20_000)}
+_SURVIVING = {
+    "fixed-delay": RestartStrategy.fixed_delay(10_000, "100ms"),
+    "exponential-delay": RestartStrategy.exponential_delay("20ms", "400ms", 3.0, 0.5, "300ms"),
+    "failure-rate": RestartStrategy.failure_rate(10_000, "1s", "100ms"),
+}
+_FAILING = {
+    "fixed-delay": RestartStrategy.none(),
+    "exponential-delay": RestartStrategy.exponential_delay("20ms", "400ms", 3.0, 0.5, "300ms", attempts=1),
+    "failure-rate": RestartStrategy.failure_rate(1, "500ms", "50ms"),
+}
+"""Strategies of a job that may end by a failure."""
 _ASKED = {"checkpoint": SnapshotKind.CHECKPOINT, "savepoint": SnapshotKind.SAVEPOINT}
 _STOPS = {"suspend": SnapshotKind.SUSPEND, "terminate": SnapshotKind.TERMINATE}
 
@@ -99,13 +110,13 @@ def _run(scenario: Scenario, faults: Faults, protocol: Protocol | None) -> Simul
         def build(env: StreamEnvironment) -> None:
             topology.build(env, inputs, widths)
 
-        restart = RestartStrategy.none() if fails else RestartStrategy.fixed_delay(10_000, "100ms")
+        strategies = _FAILING if fails else _SURVIVING
         return JobSetting(
             build,
             parallelism=1,
             checkpoints=_checkpoints(scenario),
             options=_options(scenario),
-            restart=restart,
+            restart=strategies[str(scenario.values.get("restart", "fixed-delay"))],
             hooks=(_Hook(),) if scenario.values["hooks"] == "one" else (),
             actions=actions,
             restore=restore,

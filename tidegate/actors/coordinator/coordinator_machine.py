@@ -31,14 +31,13 @@ from tidegate.actors.coordinator.job.phases import JobInput, JobStatus
 from tidegate.actors.coordinator.messages import events as ev
 from tidegate.actors.coordinator.messages import instructions as do
 from tidegate.actors.coordinator.requests.checkpoint_properties import keeps_checkpoints
+from tidegate.actors.coordinator.restarts import Restarts
 from tidegate.actors.coordinator.state.coordinator_context import CoordinatorContext
 from tidegate.actors.coordinator.state.coordinator_state import CoordinatorState
 from tidegate.actors.coordinator.state.relevance import changes_nothing
 from tidegate.actors.coordinator.state.shared_state_registry import SharedStateRegistry
 from tidegate.actors.protocol.failure_reasons import CheckpointFailureReason as Reason
 from tidegate.storage.errors import ProtocolError
-
-FAILURES_REMEMBERED_MAX = 100_000
 
 _OVER = {
     JobStatus.FINISHED: JobInput.OVER_FINISHED,
@@ -57,6 +56,7 @@ class CoordinatorMachine:
         self._context = CoordinatorContext(self.state, self._instructions.append)
         self._checkpoints = CheckpointKeeper(self._context)
         self._deployer = Deployer(self._context)
+        self._restarts = Restarts(self._context)
 
     def handle(self, event: ev.CoordinatorEvent) -> list[do.CoordinatorInstruction]:
         """Take in one fact; returns what has to be done about it, in order, once the fact is logged."""
@@ -112,12 +112,14 @@ class CoordinatorMachine:
         if self.state.status is JobStatus.ENDING:
             self._forget_tasks()
         else:
+            self._restarts.left()
             self.state.move(JobInput.RESTART)
             self.state.restart_due = True
 
     @_on.register
     def _on_ready(self, event: ev.TaskReady) -> None:
         if self._deployer.ready(event):
+            self._restarts.runs(event.at_ms)
             self._checkpoints.start_periodic(event.at_ms)
 
     @_on.register
@@ -272,9 +274,7 @@ class CoordinatorMachine:
             return
         if state.status is JobStatus.RESTARTING:
             return
-        state.failure_times_ms = (*state.failure_times_ms, at_ms)[-FAILURES_REMEMBERED_MAX:]
-        # What is wrong with the program itself is no matter of luck: the strategy is not asked.
-        delay_ms = None if permanent else self._context.spec.restart.decide(state.failure_times_ms, at_ms)
+        delay_ms = self._restarts.failed(at_ms, permanent)
         state.last_failure = reason
         if delay_ms is None:
             self._end(JobStatus.FAILED, reason, at_ms)
@@ -286,6 +286,7 @@ class CoordinatorMachine:
         """Its tasks stop, and the next attempt is waited for."""
         self._instructions.append(do.CancelAttempt(self.state.attempt))
         self._checkpoints.drop(Reason.JOB_FAILOVER, at_ms, reason)
+        self._restarts.left()
         self.state.move(JobInput.RESTART)
         self.state.restart_due = False
 

@@ -25,6 +25,7 @@ from tidegate.actors.coordinator.permits import (
 )
 from tidegate.actors.coordinator.requests.request_decider import REQUESTS_MAX
 from tidegate.actors.coordinator.state.coordinator_state import CoordinatorState, PendingCheckpoint
+from tidegate.recovery.restart_strategy import RestartStrategy
 from tidegate.storage.errors import InvariantError
 from tidegate.storage.ids import CheckpointId, Generation
 
@@ -162,6 +163,19 @@ def is_start_newest(state: CoordinatorState, checkpoint_id: CheckpointId | None)
     if state.completed:
         return checkpoint_id == state.completed[-1].checkpoint_id
     return not state.damaged
+
+
+def is_wait_bounded(strategy: RestartStrategy, delay_ms: int) -> bool:
+    """Whether a restart is put off for no longer than its strategy may (7).
+
+    A wait that grows without a bound is a job that never comes back, and says nothing of it.
+    """
+    return 0 <= delay_ms <= strategy.wait_ms_max
+
+
+def check_wait(strategy: RestartStrategy, delay_ms: int) -> None:
+    """Before the next attempt is waited for."""
+    _require(is_wait_bounded(strategy, delay_ms), "7: a restart is put off for a bounded time")
 
 
 def check_deploy(state: CoordinatorState) -> None:

@@ -1,7 +1,8 @@
 """Reads settings from a YAML file or a mapping, under Flink's keys.
 
 Rules: keys may be flat (`a.b: 1`), nested (`a: {b: 1}`) or both; a key that is unknown or stands twice is
-refused, with the name of the file; what a value means is not decided here (`tidegate.api.config.checkpoint_config`).
+refused, with the name of the file; what a value means is not decided here (`checkpoint_config.py` and
+`restart_config.py` do).
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from pathlib import Path
 import yaml
 
 from tidegate.api.config.checkpoint_config import CheckpointConfig, setting_keys, unknown_setting
+from tidegate.api.config.restart_config import RESTART_KEYS, restart_from
+from tidegate.recovery import RestartStrategy
 from tidegate.storage.errors import ConfigurationError
 
 
@@ -22,6 +25,8 @@ class Config:
     """What a configuration file says."""
 
     checkpoints: CheckpointConfig
+    restart: RestartStrategy | None = None
+    """None: the default for these checkpoints."""
 
 
 def load_config(source: str | os.PathLike[str] | Mapping[str, object]) -> Config:
@@ -50,7 +55,7 @@ def load_config(source: str | os.PathLike[str] | Mapping[str, object]) -> Config
 
 
 def _config(content: Mapping[str, object]) -> Config:
-    known = [key for name in CheckpointConfig.model_fields for key in setting_keys(name)]
+    known = [*(key for name in CheckpointConfig.model_fields for key in setting_keys(name)), *RESTART_KEYS]
     flat: dict[str, object] = {}
     for key, value in _flatten(content, ""):
         if key in flat:
@@ -60,7 +65,8 @@ def _config(content: Mapping[str, object]) -> Config:
         if key not in known:
             raise unknown_setting(key, known)
         flat[key] = value
-    return Config(checkpoints=CheckpointConfig.model_validate(flat))
+    restart = restart_from({key: flat.pop(key) for key in RESTART_KEYS if key in flat})
+    return Config(CheckpointConfig.model_validate(flat), restart)
 
 
 def _flatten(content: Mapping[str, object], prefix: str) -> Iterable[tuple[str, object]]:

@@ -32,6 +32,7 @@ EFFECTS = {
     "stop_with_savepoint": "a job was stopped with a savepoint",
     "layers_restored": "keyed state in several layers was restored",
     "shared_files_kept": "a completed checkpoint refers to shared files of one that was deleted",
+    "restart_put_off": "a restart waited for longer than the one before it",
 }
 """For each effect, what must have been seen for it to count."""
 

@@ -21,6 +21,7 @@ from tidegate.actors.task.task_machine import TaskMachine
 from tidegate.simulation.oracle.coverage import Coverage
 from tidegate.simulation.oracle.damage import Damager
 from tidegate.simulation.oracle.invariants import Oracle
+from tidegate.simulation.oracle.restarts import RestartWatch
 from tidegate.simulation.oracle.violation import InvariantViolated
 from tidegate.storage.checkpoints.metadata import CheckpointMetadata, SnapshotKind
 
@@ -35,6 +36,7 @@ class Watch:
         self.coverage = coverage
         self.answers: dict[str, do.CompleteRequest] = {}
         self.damager: Damager | None = None
+        self.restarts = RestartWatch(oracle._spec.restart, lambda: coverage.saw("restart_put_off"))
         self._restored = restored
         self._options: dict[int, BarrierOptions] = {}
         self._bases: dict[int, int | None] = {}

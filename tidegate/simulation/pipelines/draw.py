@@ -34,10 +34,11 @@ DIMENSIONS: Mapping[str, tuple[Hashable, ...]] = {
     "hooks": ("none", "one"),
     "state": ("whole", "incremental", "changelog"),
     "log": ("long", "short"),
+    "restart": ("fixed-delay", "exponential-delay", "failure-rate"),
 }
 """Every dimension with its values."""
 
-_DRAWN_APART = frozenset({"state", "log"})
+_DRAWN_APART = frozenset({"state", "log", "restart"})
 """Dimensions that were added when seeds had been run: what a seed stands for besides stays what it was."""
 
 _ADDED: Mapping[str, tuple[Hashable, ...]] = {
@@ -61,6 +62,7 @@ _WEIGHTS: Mapping[str, tuple[int, ...]] = {
     "width": (2, 3, 1),
     "ending": (4, 1, 1, 1, 1),
     "log": (3, 1),
+    "restart": (2, 1, 1),
 }
 
 CONTRADICTIONS: tuple[tuple[tuple[str, Hashable], tuple[str, Hashable]], ...] = (

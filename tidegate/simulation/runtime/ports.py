@@ -36,6 +36,7 @@ class JobInTheWorld(Protocol):
     tasks: dict[TaskId, TaskHost]
     coordinator: CoordinatorHost | None
     """None while it is lost."""
+    coordinator_crashes: int
 
     @property
     def deployed(self) -> int: ...
@@ -168,12 +169,21 @@ class SimulatedCoordinatorPort:
     def __init__(self, job: JobInTheWorld) -> None:
         self._job = job
         self._timers: dict[str, do.SetTimer] = {}
-        self.ledger = Ledger()
+        self.ledger = Ledger(self._carried_out)
         self.host: CoordinatorHost | None = None
         self.effects: CoordinatorEffects | None = None
 
     def now_ms(self) -> int:
         return self._job.world.wall_ms
+
+    def _carried_out(
+        self,
+        instruction: do.CoordinatorInstruction,
+        event: CoordinatorEvent,
+        beside: Sequence[do.CoordinatorInstruction],
+    ) -> None:
+        if not self._job.coordinator_crashes and not self._job.world.clock_is_set:
+            self._job.watch.restarts.done(instruction, event, beside)
 
     def monotonic_ms(self) -> int:
         return self._job.world.now_ms

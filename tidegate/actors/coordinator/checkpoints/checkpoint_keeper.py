@@ -14,6 +14,7 @@ from tidegate.actors.coordinator.checkpoints.abandonment import Abandoner
 from tidegate.actors.coordinator.checkpoints.completion import CheckpointWriter
 from tidegate.actors.coordinator.checkpoints.discards import Discarder
 from tidegate.actors.coordinator.checkpoints.sink_commits import SinkCommitter
+from tidegate.actors.coordinator.job.chance import drawn
 from tidegate.actors.coordinator.job.phases import JobStatus, PendingInput, PendingPhase
 from tidegate.actors.coordinator.messages import events as ev
 from tidegate.actors.coordinator.messages import instructions as do
@@ -104,8 +105,7 @@ class CheckpointKeeper:
             return
         low_ms = min(settings.min_pause_ms, settings.interval_ms)
         attempt = self._context.state.attempt
-        mixed = (self._context.spec.seed * 0x9E3779B97F4A7C15 + attempt * 0xBF58476D1CE4E5B9) % 2**64
-        delay_ms = low_ms + mixed % (settings.interval_ms - low_ms + 1)
+        delay_ms = low_ms + drawn(self._context.spec.seed, attempt) % (settings.interval_ms - low_ms + 1)
         self._context.instruct(do.SetTimer(f"periodic:{attempt}", at_ms + delay_ms))
 
     def timer(self, name: str, argument: str, at_ms: int) -> None:

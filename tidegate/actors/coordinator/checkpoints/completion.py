@@ -121,8 +121,7 @@ class CheckpointWriter:
         state.completed_checkpoints += 1
         state.last_completed_at_ms = event.at_ms
         forgive(state)
-        # The job gets on: restarts are counted from here.
-        state.failure_times_ms = ()
+        state.failures = self._context.spec.restart.after_checkpoint(state.failures)
         state.statistics.has_completed(
             record_of(pending, event.at_ms), pending.subtasks, self._context.settings.history_max
         )

@@ -24,6 +24,7 @@ from tidegate.actors.coordinator.requests.request_decider import CheckpointReque
 from tidegate.actors.coordinator.state.checkpoint_statistics import CheckpointStatistics, SubtaskStatistics
 from tidegate.actors.coordinator.state.shared_state_registry import SharedStateRegistry
 from tidegate.actors.protocol.identity import TaskId
+from tidegate.recovery.failure_history import FailureHistory
 from tidegate.storage.checkpoints.metadata import CheckpointMetadata, Committable, SubtaskState
 from tidegate.storage.codec import wire
 from tidegate.storage.ids import AttemptNumber, CheckpointId, Generation, OperatorUid
@@ -222,7 +223,11 @@ class CoordinatorState:
     """The pending savepoint after which the job ends."""
     restart_due: bool = False
     failure_times_ms: tuple[int, ...] = ()
-    """Of the attempts that have failed since the newest completed checkpoint."""
+    """Only in what older versions have stored: the failures since the newest completed checkpoint."""
+    failures: FailureHistory = field(default_factory=FailureHistory)
+    """What the restart strategy remembers."""
+    running_since_ms: int | None = None
+    """Since when all tasks of the attempt run; None while they do not."""
     consecutive_failures: int = 0
     """Counted failures of checkpoints since the last one completed."""
     failed_checkpoints: int = 0
@@ -238,6 +243,10 @@ class CoordinatorState:
     superseded: bool = False
     """A newer job has claimed a table of this one, and is in charge of it."""
     statistics: CheckpointStatistics = field(default_factory=CheckpointStatistics)
+
+    def __post_init__(self) -> None:
+        if self.failure_times_ms:
+            self.failures, self.failure_times_ms = FailureHistory(len(self.failure_times_ms)), ()
 
     def move(self, input: JobInput) -> None:
         """Enter the status that follows. ProtocolError, and no change, if none does."""
