@@ -13,7 +13,16 @@ import pytest
 
 import tidegate as tg
 from tidegate.actors.runtimes.local.local_runtime import LocalRuntime
-from tidegate.storage.errors import AlreadyExistsError, CorruptionError, InvalidPathError, NotFoundError, StorageError
+from tidegate.storage.errors import (
+    AlreadyExistsError,
+    CorruptionError,
+    InvalidPathError,
+    LogDeletedError,
+    NotFoundError,
+    StateTooLargeError,
+    StorageError,
+    may_pass,
+)
 from tidegate.storage.files import retrying_store as module
 from tidegate.storage.files.file_system_store import FileSystemStore, open_store
 from tidegate.storage.files.retrying_store import KEPT_BYTES_MAX, TRIES_MAX, RetryingStore, retrying
@@ -124,6 +133,8 @@ def test_attempts_are_bounded(faulty: Faulty, patient: RetryingStore, pauses: li
         CorruptionError("damaged"),
         AlreadyExistsError("there"),
         InvalidPathError("is no path inside"),
+        StateTooLargeError("too many bytes"),
+        LogDeletedError("deleted under its job"),
         PermissionError(errno.EACCES, "refused"),
         OSError(errno.EROFS, "read-only"),
     ],
@@ -136,6 +147,17 @@ def test_what_cannot_pass_is_not_repeated(faulty: Faulty, patient: RetryingStore
     with pytest.raises(StorageError, match=str(error.args[-1])):
         patient.read("f")
     assert len(faulty.attempts) == 1
+
+
+@pytest.mark.parametrize(
+    ("code", "passes"), [(errno.EIO, True), (errno.ENOSPC, True), (errno.EACCES, False), (errno.EROFS, False)]
+)
+def test_tasks_and_coordinator_know_a_refusal_from_an_outage(code: int, passes: bool) -> None:
+    """A full disk gets room again. A folder that may not be written stays so, and nobody waits for it."""
+    error = StorageError("cannot write")
+    error.__cause__ = OSError(code, os.strerror(code))
+
+    assert may_pass(error) is passes
 
 
 def test_what_the_data_raises_is_not_repeated(faulty: Faulty, patient: RetryingStore) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+
 
 class TidegateError(Exception):
     """Base of every error that tidegate raises on purpose."""
@@ -77,12 +79,37 @@ class JobTimeoutError(TidegateError, TimeoutError):
     """A job has not done what was asked of it within the time that was given. It goes on."""
 
 
-def may_pass(error: StorageError) -> bool:
-    """Whether the same operation may succeed later, when the storage is back, or has room again."""
-    return not isinstance(
-        error,
-        AlreadyExistsError | NotFoundError | CorruptionError | InvalidPathError | StateTooLargeError | LogDeletedError,
+_FINAL = (
+    AlreadyExistsError,
+    NotFoundError,
+    CorruptionError,
+    InvalidPathError,
+    StateTooLargeError,
+    LogDeletedError,
+)
+_FINAL_ERRNOS = frozenset(
+    (
+        errno.EACCES,
+        errno.EPERM,
+        errno.EEXIST,
+        errno.EROFS,
+        errno.ENOENT,
+        errno.ENOTDIR,
+        errno.EISDIR,
+        errno.ENAMETOOLONG,
+        errno.EINVAL,
     )
+)
+
+
+def may_pass(error: StorageError) -> bool:
+    """Whether the same operation may succeed later without anybody changing what was asked or what it was asked of.
+
+    True while storage does not answer or has no room: it comes back, or other files go. False for a refusal (a folder
+    that may not be written), damage, and a file that is missing or in the way.
+    """
+    cause = error.__cause__
+    return not isinstance(error, _FINAL) and not (isinstance(cause, OSError) and cause.errno in _FINAL_ERRNOS)
 
 
 DAMAGE = (CorruptionError, NotFoundError, CodecError)

@@ -141,7 +141,7 @@ class CheckpointConfig(BaseModel):
     checkpoint_storage: Annotated[Literal["filesystem", "jobmanager"], BeforeValidator(of.checkpoint_storage)] = Field(
         default="filesystem", alias=KEYS["checkpoint_storage"][0]
     )
-    """`"jobmanager"`: state goes into the coordinator's memory (and metadata), 5 MB for each subtask at most."""
+    """`"jobmanager"`: state goes into the coordinator's memory (and metadata), 5 MB for each file of state at most."""
 
     debloat: Annotated[bool, BeforeValidator(of.switch)] = Field(default=True, alias=KEYS["debloat"][0])
     """Whether the data in flight to a slow task is bounded by the time that it needs for it, so that barriers come."""

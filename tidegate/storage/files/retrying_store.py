@@ -13,13 +13,12 @@ One failed write of a task costs a restart of the job, and most faults of storag
 
 from __future__ import annotations
 
-import errno
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
-from tidegate.storage.errors import AlreadyExistsError, CorruptionError, InvalidPathError, NotFoundError, StorageError
+from tidegate.storage.errors import StorageError, may_pass
 from tidegate.storage.files.file_system_store import FileSystemStore, join_url
 from tidegate.storage.files.store import Buffer, Store
 from tidegate.storage.files.wrapped_store import WrappedStore
@@ -30,19 +29,6 @@ TRIES_MAX = 7
 PAUSE_S_FIRST = 0.1
 """Each pause is twice as long as the one before it: 6.3 s in all."""
 KEPT_BYTES_MAX = 16 * 1024 * 1024
-
-_FINAL = (AlreadyExistsError, NotFoundError, CorruptionError, InvalidPathError)
-_FINAL_ERRNOS = (
-    errno.EACCES,
-    errno.EPERM,
-    errno.EEXIST,
-    errno.EROFS,
-    errno.ENOENT,
-    errno.ENOTDIR,
-    errno.EISDIR,
-    errno.ENAMETOOLONG,
-    errno.EINVAL,
-)
 
 _logger = logging.getLogger(__name__)
 
@@ -86,7 +72,7 @@ class RetryingStore(WrappedStore):
             try:
                 return attempt()
             except StorageError as error:
-                if not can_pass(error) or not can_repeat():
+                if not may_pass(error) or not can_repeat():
                     raise
                 _logger.log(
                     logging.WARNING if number == 1 else logging.DEBUG,
@@ -103,7 +89,7 @@ class RetryingStore(WrappedStore):
         try:
             return attempt()
         except StorageError as error:
-            if not can_pass(error):
+            if not may_pass(error):
                 raise
             raise StorageError(f"{error} (the last of {TRIES_MAX} attempts)") from error
 
@@ -141,9 +127,3 @@ class _Replayed:
             self._kept.clear()
         else:
             self._kept.append(chunk)
-
-
-def can_pass(error: StorageError) -> bool:
-    """Whether the same request may succeed a moment later, with nobody mending anything."""
-    cause = error.__cause__
-    return not isinstance(error, _FINAL) and not (isinstance(cause, OSError) and cause.errno in _FINAL_ERRNOS)

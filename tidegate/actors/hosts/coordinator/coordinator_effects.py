@@ -16,8 +16,7 @@ from tidegate.recovery.savepoints import discard_savepoint, write_savepoint
 from tidegate.storage.checkpoints.metadata import CheckpointMetadata, DataFile
 from tidegate.storage.checkpoints.metadata_file import create_metadata, read_metadata
 from tidegate.storage.copies.local_copies import remove_copies
-from tidegate.storage.errors import DAMAGE, AlreadyExistsError, FencedError, StorageError, TidegateError
-from tidegate.storage.files.retrying_store import can_pass
+from tidegate.storage.errors import DAMAGE, AlreadyExistsError, FencedError, StorageError, TidegateError, may_pass
 from tidegate.storage.files.store import OpenStore
 from tidegate.storage.ids import CheckpointId
 from tidegate.storage.tables.table_files import delete_unreferenced
@@ -188,4 +187,4 @@ class CoordinatorEffects:
 
 def _away_ms(error: Exception) -> int | None:
     """0 where storage does not answer, which counts from now on; None where trying again cannot help."""
-    return 0 if isinstance(error, StorageError) and can_pass(error) else None
+    return 0 if isinstance(error, StorageError) and may_pass(error) else None
