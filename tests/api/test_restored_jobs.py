@@ -162,6 +162,65 @@ def test_state_without_an_operator_is_refused(tmp_path: Path) -> None:
             env.execute("resumed", checkpoints=config(tmp_path / "checkpoints"), restore="latest")
 
 
+def test_state_may_be_left_behind(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """With consent, as in Flink: the operators that are left go on, what goes is said, and tables of it stay."""
+    interrupted(tmp_path)
+    source = GatedSource(ROWS, ROWS)
+    with local(3) as env:
+        stream = env.from_source(source, uid="source")
+        sums = stream.key_by("k").aggregate(n=tg.count(), total=tg.sum("x"), name="running", uid="running")
+        table = sums.to_table(str(tmp_path / "running"), mode="upsert", keys=["k"], uid="running-out")
+        job = env.execute(
+            "resumed",
+            checkpoints=config(tmp_path / "checkpoints"),
+            restart=NO_RESTART,
+            restore="latest",
+            allow_non_restored_state=True,
+        )
+        assert job.wait("60s") == "finished"
+
+    frame = pl.from_arrow(source.table())
+    assert isinstance(frame, pl.DataFrame)
+    assert rows(table.to_arrow()) == rows(
+        frame.group_by("k").agg(pl.len().cast(pl.Int64).alias("n"), pl.col("x").sum().alias("total"))
+    )
+    assert "The state of operator 'final'" in caplog.text
+    assert "'running'" not in caplog.text
+
+
+@pytest.mark.parametrize("set_again", [None, 7])
+def test_a_job_keeps_the_number_of_key_groups_for_life(tmp_path: Path, set_again: int | None) -> None:
+    """It is that of the checkpoint where the program does not say, and refused where it says another one."""
+    data = pa.table({"k": list(range(100)), "x": [1] * 100})
+
+    def execute(env: tg.StreamEnvironment, restore: str | None) -> tg.Job:
+        stream = env.from_batches(data, uid="source").key_by("k")
+        stream.aggregate(n=tg.count(), uid="sums").to_table(str(tmp_path / "out"), mode="upsert", keys=["k"], uid="out")
+        return env.execute("groups", checkpoints=config(tmp_path / "checkpoints"), restore=restore)
+
+    with tg.StreamEnvironment.local(2, max_parallelism=7) as env:
+        job = execute(env, None)
+        assert job.wait("60s") == "finished"
+    assert {info.max_parallelism for info in recovery.inspect(job.checkpoints()[-1].path).operators} == {7}
+
+    with tg.StreamEnvironment.local(3, max_parallelism=set_again) as env:
+        assert execute(env, "latest").wait("60s") == "finished"
+    with (
+        tg.StreamEnvironment.local(2, max_parallelism=8) as env,
+        pytest.raises(tg.ConfigurationError, match=r"max_parallelism is 7 in checkpoint .* and 8 in the job"),
+    ):
+        execute(env, "latest")
+    with tg.StreamEnvironment.local(8) as env, pytest.raises(tg.ConfigurationError, match="parallelism 8 is more than"):
+        execute(env, "latest")
+
+
+@pytest.mark.parametrize("number", [0, -1, 32_769])
+def test_a_number_of_key_groups_that_cannot_be_is_refused(number: int) -> None:
+    """Where it is given."""
+    with pytest.raises(tg.ConfigurationError, match=f"max_parallelism={number}: it is from 1 to 32,768"):
+        tg.StreamEnvironment.local(max_parallelism=number)
+
+
 @pytest.mark.parametrize("parallelism", [1, 2, 3])
 def test_what_had_finished_before_the_checkpoint_does_not_run_again(tmp_path: Path, parallelism: int) -> None:
     """A source, and a subtask of another, are at their end when the checkpoint is taken: their rows do not return."""

@@ -104,7 +104,9 @@ def test_refused_when_the_job_is_executed(tmp_path: Path, options: dict[str, str
         pytest.param(
             lambda env: env.from_batches(DATA, uid="same").collect(uid="same"), "both have uid 'same'", id="uid twice"
         ),
-        pytest.param(lambda env: env.from_batches(DATA, parallelism=500), "not between 1 and 128", id="parallelism"),
+        pytest.param(
+            lambda env: env.from_batches(DATA, parallelism=40_000), "not between 1 and 32768", id="parallelism"
+        ),
     ],
 )
 def test_refused_programs(tmp_path: Path, build: Callable[[tg.StreamEnvironment], object], message: str) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from link import BY_X, node
 
-from tidegate.actors.graph.job_graph import JobGraph
-from tidegate.actors.graph.stream_graph import StreamNode, translate
+from tidegate.actors.graph.job_graph import MAX_PARALLELISM_LIMIT, JobGraph
+from tidegate.actors.graph.stream_graph import StreamNode, default_max_parallelism, translate
 from tidegate.actors.operators.operator import Operator
 from tidegate.actors.protocol.identity import ChannelId
 from tidegate.actors.protocol.partitioning import Partitioning, PartitioningKind
@@ -124,7 +126,18 @@ def test_a_parallelism_out_of_range_is_refused(parallelism: int) -> None:
     """At least one subtask, and no more than there are key groups."""
     source = node("source")
     with pytest.raises(ConfigurationError, match=rf"'work': parallelism {parallelism} is not between 1 and 128"):
-        translate([source, step("work", source, parallelism=parallelism)])
+        translate([source, step("work", source, parallelism=parallelism)], 128)
+
+
+@given(st.integers(1, MAX_PARALLELISM_LIMIT))
+def test_a_job_has_room_to_grow_by_half(parallelism: int) -> None:
+    """Without a number of its own it has a power of two of key groups, 128 at least, as in Flink."""
+    groups = translate([node("source", parallelism=parallelism)]).max_parallelism
+    assert groups == default_max_parallelism(parallelism)
+    assert groups.bit_count() == 1
+    assert 128 <= groups <= MAX_PARALLELISM_LIMIT
+    assert groups == MAX_PARALLELISM_LIMIT or groups >= parallelism * 3 // 2
+    assert groups == 128 or groups < parallelism * 3
 
 
 def test_a_job_without_a_source_is_refused() -> None:

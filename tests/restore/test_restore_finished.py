@@ -8,10 +8,9 @@ from dataclasses import replace
 
 import pyarrow as pa
 import pytest
-from restored_graphs import BY_KEY, FORWARD, REBALANCE, Edge, checkpoint_of, complete, graph_of
+from restored_graphs import BY_KEY, FORWARD, REBALANCE, Edge, check_fits, checkpoint_of, complete, graph_of
 
 from tidegate.actors.protocol.identity import TaskId
-from tidegate.actors.restore.restore_checks import check_restorable
 from tidegate.actors.restore.restore_task import RestoredTask, restore_task
 from tidegate.actors.sources.source import SourceSplit
 from tidegate.actors.task.pipeline.source_cursor import FrozenPositions, SplitPosition, positions_from_tables
@@ -126,10 +125,10 @@ def test_what_finished_gets_no_more_rows(finished: dict[str, list[int]], names: 
     metadata = checkpoint_of(graph, finished=finished)
 
     if names is None:
-        check_restorable(metadata, graph)
+        check_fits(metadata, graph)
         return
     with pytest.raises(ConfigurationError, match=f"operator '{names[0]}' had .*finished at .* operator '{names[1]}'"):
-        check_restorable(metadata, graph)
+        check_fits(metadata, graph)
 
 
 def test_a_lane_that_is_rebalanced_since_may_go_on() -> None:
@@ -137,7 +136,7 @@ def test_a_lane_that_is_rebalanced_since_may_go_on() -> None:
     metadata = checkpoint_of(graph_of(PARALLELISM, *EDGES), finished={"source": [0], "map": [0]})
     rescaled = graph_of({"source": 2, "map": 3, "count": 2}, ("source", "map", REBALANCE), ("map", "count", BY_KEY))
 
-    check_restorable(metadata, rescaled)
+    check_fits(metadata, rescaled)
 
 
 @pytest.mark.parametrize("finished", [[0], [0, 1]], ids=["partly", "fully"])
@@ -153,8 +152,8 @@ def test_a_new_operator_before_a_finished_one_is_refused(finished: list[int]) ->
 
     for graph in (beside, between):
         with pytest.raises(ConfigurationError, match=r"operator 'count' had .* operator 'new', which is not finished"):
-            check_restorable(metadata, graph)
-    check_restorable(metadata, behind)
+            check_fits(metadata, graph)
+    check_fits(metadata, behind)
 
 
 def test_a_new_operator_chained_to_a_finished_one_is_refused() -> None:
@@ -165,9 +164,9 @@ def test_a_new_operator_chained_to_a_finished_one_is_refused() -> None:
     ended = checkpoint_of(old, finished={"source": [0, 1], "count": [0, 1]})
 
     with pytest.raises(ConfigurationError, match=r"'count' \(finished\) and 'new' \(not finished\)"):
-        check_restorable(ended, chained)
+        check_fits(ended, chained)
 
-    check_restorable(checkpoint_of(old), chained)
+    check_fits(checkpoint_of(old), chained)
 
 
 @pytest.mark.parametrize("new", [1, 2, 3])

@@ -16,6 +16,7 @@ from restored_graphs import (
     FORWARD,
     MAX_PARALLELISM,
     REBALANCE,
+    check_fits,
     checkpoint_of,
     complete,
     graph_of,
@@ -25,7 +26,6 @@ from restored_graphs import (
 from tidegate.actors.graph.job_graph import JobGraph
 from tidegate.actors.protocol.identity import ChannelId, TaskId
 from tidegate.actors.protocol.partitioning import Partitioning
-from tidegate.actors.restore.restore_checks import check_restorable
 from tidegate.actors.restore.restore_task import restore_task
 from tidegate.storage.checkpoints.metadata import CheckpointMetadata
 from tidegate.storage.errors import ConfigurationError, CorruptionError
@@ -207,8 +207,8 @@ def test_an_edge_that_cannot_have_any_is_refused(store: FileSystemStore, new: Jo
     metadata = one_row(store)
 
     with pytest.raises(ConfigurationError, match=r"edge 'source->count#0', and the job has a .*ignore_in_flight_of=5"):
-        check_restorable(metadata, new)
-    check_restorable(metadata, new, ignore_in_flight=True)
+        check_fits(metadata, new)
+    check_fits(metadata, new, ignore_in_flight=True)
     with pytest.raises(CorruptionError, match="which cannot have any"):
         restored(store, metadata, new)
 
@@ -216,15 +216,15 @@ def test_an_edge_that_cannot_have_any_is_refused(store: FileSystemStore, new: Jo
 def test_an_edge_that_is_gone_is_refused(store: FileSystemStore) -> None:
     """Its rows would be lost without a word; the same graph takes them."""
     metadata = one_row(store)
-    check_restorable(metadata, graph(1, 1))
+    check_fits(metadata, graph(1, 1))
     between = graph_of({"source": 1, "new": 1, "count": 1}, ("source", "new", REBALANCE), ("new", "count", BY_KEY))
 
     with pytest.raises(
         ConfigurationError, match=r"'source->count#0', and the job has no such edge; restore from a save"
     ):
-        check_restorable(metadata, between)
+        check_fits(metadata, between)
 
-    check_restorable(metadata, between, ignore_in_flight=True)
+    check_fits(metadata, between, ignore_in_flight=True)
 
 
 def test_rows_of_another_key_are_refused(store: FileSystemStore) -> None:

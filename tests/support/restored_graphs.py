@@ -10,6 +10,7 @@ from tidegate.actors.coordinator.job.job_spec import RestorePoint
 from tidegate.actors.graph.job_graph import JobEdge, JobGraph, JobVertex, OperatorSpec, SourceSpec
 from tidegate.actors.operators.operator import Operator
 from tidegate.actors.protocol.partitioning import Partitioning, PartitioningKind
+from tidegate.actors.restore.restore_checks import misfits, refuse
 from tidegate.actors.sources.memory_source import MemorySource
 from tidegate.storage.checkpoints.metadata import METADATA_VERSION, CheckpointMetadata, StateHandle, SubtaskState
 from tidegate.storage.checkpoints.metadata_file import create_metadata
@@ -29,7 +30,10 @@ Edge = tuple[str, str, Partitioning]
 
 
 def graph_of(
-    parallelism: Mapping[str, int], *edges: Edge, chains: Mapping[str, Sequence[str]] | None = None
+    parallelism: Mapping[str, int],
+    *edges: Edge,
+    chains: Mapping[str, Sequence[str]] | None = None,
+    max_parallelism: int = MAX_PARALLELISM,
 ) -> JobGraph:
     """Vertices in the order given; one without an input has a source. `chains` names the operators of a vertex."""
     fed = {downstream for _, downstream, _ in edges}
@@ -44,7 +48,12 @@ def graph_of(
         operators = tuple(OperatorSpec(OperatorUid(uid), uid, Operator) for uid in uids)
         vertices.append(JobVertex(VertexId(name), name, subtasks, operators, source))
     numbered = tuple(JobEdge(n, VertexId(up), VertexId(down), p) for n, (up, down, p) in enumerate(edges))
-    return JobGraph(tuple(vertices), numbered, MAX_PARALLELISM)
+    return JobGraph(tuple(vertices), numbered, max_parallelism)
+
+
+def check_fits(metadata: CheckpointMetadata, graph: JobGraph, *, ignore_in_flight: bool = False) -> None:
+    """As `check_restorable`, but that the sources of these graphs, which read nothing, are not asked."""
+    refuse(metadata, misfits(metadata, graph, ignore_in_flight=ignore_in_flight))
 
 
 def checkpoint_of(

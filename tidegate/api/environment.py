@@ -9,6 +9,7 @@ from datetime import timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from tidegate.actors.graph.job_graph import MAX_PARALLELISM_LIMIT
 from tidegate.actors.graph.stream_graph import StreamNode, translate
 from tidegate.actors.hosts.job_context import DataPlaneOptions
 from tidegate.actors.runtimes.local.local_runtime import LocalRuntime
@@ -49,6 +50,7 @@ class StreamEnvironment:
         runtime: Runtime,
         parallelism: int,
         *,
+        max_parallelism: int | None = None,
         checkpoints: CheckpointConfig | None = None,
         restart: RestartStrategy | None = None,
         options: DataPlaneOptions | None = None,
@@ -58,6 +60,7 @@ class StreamEnvironment:
         if parallelism < 1:
             raise ConfigurationError(f"parallelism={parallelism}: at least 1 is needed")
         self._program = Program(parallelism, open_store if open_store is not None else runtime.open_store)
+        self.max_parallelism = max_parallelism
         self._runtime = runtime
         self._checkpoints = checkpoints if checkpoints is not None else CheckpointConfig()
         self._restart = restart
@@ -71,13 +74,20 @@ class StreamEnvironment:
         cls,
         parallelism: int = 1,
         *,
+        max_parallelism: int | None = None,
         config: str | os.PathLike[str] | Mapping[str, object] | None = None,
         options: DataPlaneOptions | None = None,
     ) -> Self:
         """Run jobs in this process: no Ray, no JVM."""
         settings = load_config({} if config is None else config)
-        runtime = LocalRuntime()
-        return cls(runtime, parallelism, checkpoints=settings.checkpoints, restart=settings.restart, options=options)
+        return cls(
+            LocalRuntime(),
+            parallelism,
+            max_parallelism=max_parallelism,
+            checkpoints=settings.checkpoints,
+            restart=settings.restart,
+            options=options,
+        )
 
     @classmethod
     def raydp(
@@ -88,6 +98,7 @@ class StreamEnvironment:
         slots_per_executor: int = 2,
         *,
         parallelism: int | None = None,
+        max_parallelism: int | None = None,
         app_name: str = "tidegate",
         config: str | os.PathLike[str] | Mapping[str, object] | None = None,
         options: DataPlaneOptions | None = None,
@@ -121,6 +132,7 @@ class StreamEnvironment:
         return cls(
             runtime,
             executors if parallelism is None else parallelism,
+            max_parallelism=max_parallelism,
             checkpoints=settings.checkpoints,
             restart=settings.restart,
             options=options,
@@ -135,6 +147,21 @@ class StreamEnvironment:
     @parallelism.setter
     def parallelism(self, parallelism: int) -> None:
         self._program.parallelism = parallelism
+
+    @property
+    def max_parallelism(self) -> int | None:
+        """Key groups of the jobs, from 1 to 32,768: how many subtasks an operator may ever have.
+
+        None, the default: those of the checkpoint that a job is restored from, else room to grow by half, 128 at least
+        (Flink's `pipeline.max-parallelism`). It cannot change in the life of a job's state.
+        """
+        return self._program.max_parallelism
+
+    @max_parallelism.setter
+    def max_parallelism(self, max_parallelism: int | None) -> None:
+        if max_parallelism is not None and not 1 <= max_parallelism <= MAX_PARALLELISM_LIMIT:
+            raise ConfigurationError(f"max_parallelism={max_parallelism}: it is from 1 to {MAX_PARALLELISM_LIMIT:,}")
+        self._program.max_parallelism = max_parallelism
 
     @property
     def open_store(self) -> OpenStore:
@@ -221,21 +248,23 @@ class StreamEnvironment:
         checkpoints: CheckpointConfig | None = None,
         restart: RestartStrategy | None = None,
         restore: str | os.PathLike[str] | None = None,
+        allow_non_restored_state: bool = False,
         hooks: Sequence[MasterHook] = (),
     ) -> Job:
         """Run the streams made so far as one job, and start anew with an empty environment.
 
         restore: "latest" goes on from the newest whole checkpoint of a job of this name, afresh if no run of this name
         has ever completed one; "latest_or_fresh" starts afresh also where they are all damaged or gone; a path
-        `<storage>/<job>/chk-N` goes on from that one. `restart` defaults to what `config=` of the environment says;
-        else to restarts without end, at growing intervals (`tg.RestartStrategy.exponential_delay()`), where the job
-        takes periodic checkpoints, and to none where it takes none.
+        `<storage>/<job>/chk-N` goes on from that one. State in it whose operator is not in the program is refused, or
+        left behind with `allow_non_restored_state`. `restart` defaults to what `config=` of the environment says; else
+        to restarts without end, at growing intervals (`tg.RestartStrategy.exponential_delay()`), where the job takes
+        periodic checkpoints, and to none where it takes none.
         `hooks` are told of every checkpoint (see `tg.MasterHook`).
         Raises ConfigurationError, TableError or StorageError for what cannot work; nothing has started then. The
         streams are still there to be executed in another way, until a new source begins another program.
         """
         self._program.given_up = True  # until it has worked
-        request = self._request(name, checkpoints, restart, restore, hooks)
+        request = self._request(name, checkpoints, restart, restore, allow_non_restored_state, hooks)
         store, savepoints = self.open_store(request.root), request.checkpoints.savepoints
         with name_taken(store, name, request.job_id, make_job_id(name, ""), request.checkpoints.lease) as lease:
             submission = prepare(request, self.open_store)
@@ -251,6 +280,7 @@ class StreamEnvironment:
         checkpoints: CheckpointConfig | None = None,
         restart: RestartStrategy | None = None,
         restore: str | os.PathLike[str] | None = None,
+        allow_non_restored_state: bool = False,
         hooks: Sequence[MasterHook] = (),
         suffix: str | None = None,
         seed: int | None = None,
@@ -260,7 +290,8 @@ class StreamEnvironment:
         `suffix` of the job's id and `seed` are random unless they are given. Unlike `execute` this does not ask
         whether a job of this name runs.
         """
-        return prepare(self._request(name, checkpoints, restart, restore, hooks, suffix, seed), self.open_store)
+        request = self._request(name, checkpoints, restart, restore, allow_non_restored_state, hooks, suffix, seed)
+        return prepare(request, self.open_store)
 
     def _request(
         self,
@@ -268,6 +299,7 @@ class StreamEnvironment:
         checkpoints: CheckpointConfig | None,
         restart: RestartStrategy | None,
         restore: str | os.PathLike[str] | None,
+        allow_non_restored_state: bool,
         hooks: Sequence[MasterHook],
         suffix: str | None = None,
         seed: int | None = None,
@@ -275,7 +307,7 @@ class StreamEnvironment:
         """What is asked for, after every check for which nothing but the program and the stores is needed."""
         config = checkpoints if checkpoints is not None else self._checkpoints
         store = self.open_store(self._storage_of(config))
-        graph = translate(self._program.nodes)
+        graph = translate(self._program.nodes, self._program.max_parallelism)
         urls = [store.url, *(table.url for table in self._program.tables)]
         if config.savepoints is not None:
             urls.append(self.open_store(config.savepoints).url)
@@ -295,6 +327,8 @@ class StreamEnvironment:
             hooks=(*self._program.hooks, *hooks),
             options=self._options,
             seed=seed if seed is not None else uuid.uuid4().int % 2**32,
+            max_parallelism=self._program.max_parallelism,
+            allow_non_restored_state=allow_non_restored_state,
         )
 
     def _storage_of(self, config: CheckpointConfig) -> str:

@@ -24,6 +24,8 @@ class Program:
     def __init__(self, parallelism: int, open_store: OpenStore) -> None:
         self.parallelism = parallelism
         """That of operators for which none is named."""
+        self.max_parallelism: int | None = None
+        """Key groups of its jobs; None where the user has not said how many."""
         self.open_store = open_store
         self.given_up = False
         """Whether it was to be executed and could not be; the next source begins another one."""

@@ -13,6 +13,9 @@ from tidegate.storage.checkpoints.metadata import OperatorInfo
 from tidegate.storage.ids import OperatorUid, SubtaskIndex, VertexId
 
 MAX_PARALLELISM = 128
+"""Key groups of a job for which no number is set and that has few subtasks."""
+MAX_PARALLELISM_LIMIT = 1 << 15
+"""Key groups are stored in two bytes, with a sign."""
 
 
 @dataclass(frozen=True, slots=True)

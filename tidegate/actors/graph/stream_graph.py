@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from tidegate.actors.graph.job_graph import (
     MAX_PARALLELISM,
+    MAX_PARALLELISM_LIMIT,
     JobEdge,
     JobGraph,
     JobVertex,
@@ -56,11 +57,23 @@ class StreamNode:
             raise AssertionError("each input has an ordinal, or none has")
 
 
-def translate(nodes: Sequence[StreamNode], max_parallelism: int = MAX_PARALLELISM) -> JobGraph:
+def default_max_parallelism(parallelism: int) -> int:
+    """Key groups of a job whose widest operator has so many subtasks: room to grow by half, and 128 at least.
+
+    Flink's rule (`KeyGroupRangeAssignment.computeDefaultMaxParallelism`): half as many again, up to a power of two.
+    """
+    widest = 1 << (parallelism + parallelism // 2 - 1).bit_length()
+    return min(max(MAX_PARALLELISM, widest), MAX_PARALLELISM_LIMIT)
+
+
+def translate(nodes: Sequence[StreamNode], max_parallelism: int | None = None) -> JobGraph:
     """The job graph of all nodes, given in the order in which they were made (inputs first).
 
+    `max_parallelism` is the number of key groups, by default that of `default_max_parallelism`.
     Raises ConfigurationError for two operators of one uid, a parallelism out of range and a job without a source.
     """
+    if max_parallelism is None:
+        max_parallelism = default_max_parallelism(max((node.parallelism for node in nodes), default=1))
     _check(nodes, max_parallelism)
     readers: dict[int, int] = {}
     for node in nodes:
@@ -99,7 +112,7 @@ def _check(nodes: Sequence[StreamNode], max_parallelism: int) -> None:
         if not 1 <= node.parallelism <= max_parallelism:
             raise ConfigurationError(
                 f"operator {node.name!r}: parallelism {node.parallelism} is not between 1 and {max_parallelism}, "
-                "the number of key groups"
+                "the number of key groups (max_parallelism)"
             )
         if node.uid in seen:
             raise ConfigurationError(

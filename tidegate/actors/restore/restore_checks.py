@@ -1,12 +1,17 @@
 """Refuses a job whose graph does not fit the checkpoint that it starts from, when it is submitted.
 
-Rules: state and in-flight elements have a place in the graph; a source is the one that the checkpoint knows; and what
-had finished gets no more input (FLIP-147, Flink's `VertexFinishedStateChecker`).
+Rules: state and in-flight elements have a place in the graph; the number of key groups is that of the checkpoint; a
+source is the one that the checkpoint knows; and what had finished gets no more input (FLIP-147, Flink's
+`VertexFinishedStateChecker`). All that is wrong is said at once.
 """
 
 from __future__ import annotations
 
 import enum
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from difflib import get_close_matches
 
 from tidegate.actors.graph.job_graph import JobEdge, JobGraph, JobVertex
 from tidegate.actors.graph.source_checks import splits_of
@@ -20,17 +25,155 @@ from tidegate.storage.files.store import Store
 from tidegate.storage.ids import OperatorUid, VertexId
 from tidegate.storage.subtasks.subtask_state import operators_with_state, read_subtask_state
 
+log = logging.getLogger(__name__)
 
-def check_restorable(metadata: CheckpointMetadata, graph: JobGraph, *, ignore_in_flight: bool = False) -> None:
-    """Raise ConfigurationError for a checkpoint whose content this graph has no place for, or may not go on from."""
-    _check_state(metadata, graph)
-    _check_finished(metadata, graph)
-    if not ignore_in_flight:
-        _check_in_flight(metadata, graph)
+PROBLEMS_SHOWN_MAX = 50
 
 
-def check_restored_sources(store: Store, metadata: CheckpointMetadata, graph: JobGraph) -> None:
-    """Refuse a source whose splits are not those that the checkpoint knows: it would skip rows, or read others.
+def check_restorable(
+    store: Store,
+    metadata: CheckpointMetadata,
+    graph: JobGraph,
+    *,
+    ignore_in_flight: bool = False,
+    allow_non_restored_state: bool = False,
+) -> None:
+    """Raise ConfigurationError for a checkpoint whose content this graph has no place for, or may not go on from.
+
+    One error says everything that does not fit, so that who has changed much can mend it in one go. `store` is opened
+    at the root of the checkpoint. With `allow_non_restored_state` the state of operators that the graph does not have
+    is left behind, with a line in the log; what is wrong for another reason is refused all the same. StorageError where
+    the positions of a source cannot be read.
+    """
+    found = misfits(
+        metadata, graph, ignore_in_flight=ignore_in_flight, allow_non_restored_state=allow_non_restored_state
+    )
+    refuse(metadata, [*found, *_changed_sources(store, metadata, graph)])
+    if allow_non_restored_state:
+        _say_what_is_left_behind(metadata, graph)
+
+
+def misfits(
+    metadata: CheckpointMetadata,
+    graph: JobGraph,
+    *,
+    ignore_in_flight: bool = False,
+    allow_non_restored_state: bool = False,
+) -> list[str]:
+    """What does not fit as far as metadata and graph tell, a text each; what sources say is not asked."""
+    return [
+        *(() if allow_non_restored_state else _without_an_operator(metadata, graph)),
+        *_changed_key_groups(metadata, graph),
+        *_fed_after_the_end(metadata, graph),
+        *(() if ignore_in_flight else _without_an_edge(metadata, graph)),
+    ]
+
+
+def refuse(metadata: CheckpointMetadata, problems: Sequence[str]) -> None:
+    """Raise one ConfigurationError that says all problems, if there are any."""
+    if len(problems) == 1:
+        raise ConfigurationError(problems[0])
+    if problems:
+        listed = "".join(f"\n{number}. {text}" for number, text in enumerate(problems[:PROBLEMS_SHOWN_MAX], start=1))
+        left_out = len(problems) - PROBLEMS_SHOWN_MAX
+        more = f"\nand {left_out} more" if left_out > 0 else ""
+        raise ConfigurationError(f"{len(problems)} things in the program do not fit {_where(metadata)}:{listed}{more}")
+
+
+def with_key_groups_of(metadata: CheckpointMetadata, graph: JobGraph) -> JobGraph:
+    """The graph with as many key groups as the checkpoint has: state of one number cannot be dealt out by another.
+
+    ConfigurationError for an operator that has more subtasks than there are key groups.
+    """
+    found = {info.max_parallelism for info in metadata.operators}
+    if len(found) != 1:
+        return graph
+    (max_parallelism,) = found
+    for vertex in graph.vertices:
+        if vertex.parallelism > max_parallelism:
+            raise ConfigurationError(
+                f"operator {vertex.name!r}: parallelism {vertex.parallelism} is more than max_parallelism "
+                f"{max_parallelism} of {_where(metadata)}, which cannot change; lower the parallelism, or write a "
+                "savepoint with more key groups (recovery.SavepointWriter)"
+            )
+    return replace(graph, max_parallelism=max_parallelism)
+
+
+def _where(metadata: CheckpointMetadata) -> str:
+    return f"checkpoint {metadata.checkpoint_id} of {metadata.job_id}"
+
+
+def _non_restored(metadata: CheckpointMetadata, graph: JobGraph) -> dict[OperatorUid, tuple[int, int]]:
+    """Operators of which the checkpoint has state and the graph nothing: how many states, in how many bytes.
+
+    Files of a backend count as one state: what is in them is not read.
+    """
+    known = {info.uid for info in graph.operator_infos()}
+    found: dict[OperatorUid, tuple[set[str], int]] = {}
+    for subtask in metadata.subtasks:
+        for handle in subtask.state_handles:
+            for section in handle.sections:
+                names, size = found.get(section.uid, (set(), 0))
+                found[section.uid] = ({*names, section.state}, size + section.length_bytes)
+        for native in subtask.native:
+            names, size = found.get(native.uid, (set(), 0))
+            found[native.uid] = ({*names, native.backend}, size + native.size_bytes)
+    return {uid: (len(names), size) for uid, (names, size) in sorted(found.items()) if uid not in known}
+
+
+def _say_what_is_left_behind(metadata: CheckpointMetadata, graph: JobGraph) -> None:
+    for uid, (states, size) in _non_restored(metadata, graph).items():
+        log.warning(
+            "The state of operator %r (%d states, %s bytes) in %s is left behind, as was asked for: the job has no "
+            "operator of that uid",
+            uid, states, f"{size:,}", _where(metadata),
+        )  # fmt: skip
+
+
+def _without_an_operator(metadata: CheckpointMetadata, graph: JobGraph) -> Iterator[str]:
+    """State whose operator is gone, or has another uid now: it would silently be lost."""
+    names = {info.uid: info.name for info in metadata.operators}
+    uids = [info.uid for info in graph.operator_infos()]
+    new = [uid for uid in uids if uid not in names]
+    for uid, (states, size) in _non_restored(metadata, graph).items():
+        nearest = get_close_matches(uid, new, n=1)
+        held = f"{states} state{'s' if states > 1 else ''}, {size:,} bytes"
+        meant = f"the nearest one that has no state there is {nearest[0]!r}: " if nearest else ""
+        yield (
+            f"{_where(metadata)} has state of operator {uid!r} ({names.get(uid, uid)!r}, {held}), and the job has no "
+            f"operator of that uid (it has {', '.join(sorted(uids))}); {meant}give the operator its old uid=, or leave "
+            "its state behind with allow_non_restored_state=True"
+        )
+
+
+def _changed_key_groups(metadata: CheckpointMetadata, graph: JobGraph) -> Iterator[str]:
+    uids = {info.uid for info in graph.operator_infos()}
+    kept = [info for info in metadata.operators if info.uid in uids]
+    for number in sorted({info.max_parallelism for info in kept} - {graph.max_parallelism}):
+        affected = ", ".join(repr(info.uid) for info in kept if info.max_parallelism == number)
+        yield (
+            f"max_parallelism is {number} in {_where(metadata)} (operators {affected}) and {graph.max_parallelism} in "
+            "the job; it cannot change, because it decides which key group a key is in: leave it unset, and it is that "
+            "of the checkpoint"
+        )
+
+
+def _without_an_edge(metadata: CheckpointMetadata, graph: JobGraph) -> Iterator[str]:
+    edges = {graph.edge_name(edge): edge for edge in graph.edges}
+    for name in sorted(edges_with_in_flight(metadata)):
+        edge = edges.get(name)
+        if edge is not None and can_take_in_flight(metadata, graph, edge):
+            continue
+        now = "no such edge" if edge is None else f"a {edge.partitioning.kind.value} edge there, which takes none"
+        yield (
+            f"{_where(metadata)} has in-flight rows on the edge {name!r}, and the job has {now}; restore from a "
+            "savepoint, which is aligned and has no in-flight rows, or give them up with "
+            f"CheckpointConfig(ignore_in_flight_of={metadata.checkpoint_id})"
+        )
+
+
+def _changed_sources(store: Store, metadata: CheckpointMetadata, graph: JobGraph) -> Iterator[str]:
+    """Sources whose splits are not those that the checkpoint knows: they would skip rows, or read others.
 
     Of a subtask that had left, or was restored as finished, nothing is known but that its splits are read to the end.
     A source that is staged is read again from what was staged, so it is not compared.
@@ -48,42 +191,11 @@ def check_restored_sources(store: Store, metadata: CheckpointMetadata, graph: Jo
         compared = before.keys() if some_unknown else before.keys() | now.keys()
         changed = sorted(n for n in compared if before.get(n) != now.get(n))
         if changed:
-            raise ConfigurationError(
-                f"source {spec.uid!r} is not what it was at checkpoint {metadata.checkpoint_id} of {metadata.job_id}: "
-                f"split {changed[0]!r} and {len(changed) - 1} more were added, removed or changed; give it the same "
-                "input and the same number of splits, or start without restore"
+            yield (
+                f"source {spec.uid!r} is not what it was at {_where(metadata)}: split {changed[0]!r} and "
+                f"{len(changed) - 1} more were added, removed or changed; give it the same input and the same number "
+                "of splits, or start without restore"
             )
-
-
-def _check_state(metadata: CheckpointMetadata, graph: JobGraph) -> None:
-    infos = {info.uid: info for info in graph.operator_infos()}
-    stateful = {uid for subtask in metadata.subtasks for uid in operators_with_state(subtask)}
-    for uid in sorted(stateful - set(infos)):
-        raise ConfigurationError(
-            f"checkpoint {metadata.checkpoint_id} of {metadata.job_id} has state of operator {uid!r}, and the job has "
-            f"no operator of that uid (it has {', '.join(sorted(infos))}); give the operator its old uid="
-        )
-    for old in metadata.operators:
-        new = infos.get(old.uid)
-        if new is not None and new.max_parallelism != old.max_parallelism:
-            raise ConfigurationError(
-                f"operator {old.uid!r} has max_parallelism {old.max_parallelism} in checkpoint "
-                f"{metadata.checkpoint_id} and {new.max_parallelism} in the job; it cannot change"
-            )
-
-
-def _check_in_flight(metadata: CheckpointMetadata, graph: JobGraph) -> None:
-    edges = {graph.edge_name(edge): edge for edge in graph.edges}
-    for name in sorted(edges_with_in_flight(metadata)):
-        edge = edges.get(name)
-        if edge is not None and can_take_in_flight(metadata, graph, edge):
-            continue
-        now = "no such edge" if edge is None else f"a {edge.partitioning.kind.value} edge there, which takes none"
-        raise ConfigurationError(
-            f"checkpoint {metadata.checkpoint_id} of {metadata.job_id} has in-flight rows on the edge {name!r}, and "
-            f"the job has {now}; restore from a savepoint, which is aligned and has no in-flight rows, or give them up "
-            f"with CheckpointConfig(ignore_in_flight_of={metadata.checkpoint_id})"
-        )
 
 
 class _Finished(enum.Enum):
@@ -94,15 +206,24 @@ class _Finished(enum.Enum):
     FULLY = "finished"
 
 
-def _check_finished(metadata: CheckpointMetadata, graph: JobGraph) -> None:
-    found = {vertex.vertex: _finished(metadata, vertex) for vertex in graph.vertices}
+def _fed_after_the_end(metadata: CheckpointMetadata, graph: JobGraph) -> Iterator[str]:
+    found: dict[VertexId, _Finished] = {}
+    for vertex in graph.vertices:
+        conditions = _finished(metadata, vertex)
+        found[vertex.vertex] = next(iter(conditions), _Finished.NONE)
+        if len(conditions) > 1:
+            listed = " and ".join(f"{uid!r} ({condition.value})" for condition, uid in conditions.items())
+            yield (
+                f"operators that run in one task must have finished alike at {_where(metadata)}, and these had not: "
+                f"{listed}; leave out the new one, or restore from a checkpoint before the end"
+            )
     for edge in graph.edges:
         upstream, downstream = found[edge.upstream], found[edge.downstream]
         if not _may_feed(upstream, downstream, edge):
-            raise ConfigurationError(
-                f"{_name(graph, edge.downstream)} had {downstream.value} at checkpoint {metadata.checkpoint_id} of "
-                f"{metadata.job_id}, and {_name(graph, edge.upstream)}, which is {upstream.value} there or new, would "
-                "give it more rows; leave out the new operator, or restore from a checkpoint before the end"
+            yield (
+                f"{_name(graph, edge.downstream)} had {downstream.value} at {_where(metadata)}, and "
+                f"{_name(graph, edge.upstream)}, which is {upstream.value} there or new, would give it more rows; "
+                "leave out the new operator, or restore from a checkpoint before the end"
             )
 
 
@@ -115,8 +236,8 @@ def _may_feed(upstream: _Finished, downstream: _Finished, edge: JobEdge) -> bool
     return downstream is _Finished.PARTLY and was_pointwise and upstream is _Finished.PARTLY
 
 
-def _finished(metadata: CheckpointMetadata, vertex: JobVertex) -> _Finished:
-    """The one condition of all operators of a vertex. ConfigurationError if they have several."""
+def _finished(metadata: CheckpointMetadata, vertex: JobVertex) -> dict[_Finished, OperatorUid]:
+    """The conditions of the operators of a vertex, each with an operator in it. A new one is NONE."""
     known = {info.uid for info in metadata.operators}
     sources = () if vertex.source is None else (vertex.source,)
     found: dict[_Finished, OperatorUid] = {}
@@ -124,14 +245,7 @@ def _finished(metadata: CheckpointMetadata, vertex: JobVertex) -> _Finished:
         flags = {subtask.finished for subtask in subtasks_of(metadata, spec.uid)} if spec.uid in known else {False}
         condition = _Finished.PARTLY if len(flags) > 1 else _Finished.FULLY if flags == {True} else _Finished.NONE
         found.setdefault(condition, spec.uid)
-    if len(found) > 1:
-        listed = " and ".join(f"{uid!r} ({condition.value})" for condition, uid in found.items())
-        raise ConfigurationError(
-            f"operators that run in one task must have finished alike at checkpoint {metadata.checkpoint_id} of "
-            f"{metadata.job_id}, and these had not: {listed}; leave out the new one, or restore from a checkpoint "
-            "before the end"
-        )
-    return next(iter(found), _Finished.NONE)
+    return found
 
 
 def _name(graph: JobGraph, vertex: VertexId) -> str:

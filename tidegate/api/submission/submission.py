@@ -18,7 +18,7 @@ from tidegate.actors.hosts.job_context import DataPlaneOptions, JobContext
 from tidegate.actors.operators.batches.table_sink import TableSink
 from tidegate.actors.protocol.identity import TaskId
 from tidegate.actors.protocol.partitioning import PartitioningKind
-from tidegate.actors.restore.restore_checks import check_restorable, check_restored_sources
+from tidegate.actors.restore.restore_checks import check_restorable, with_key_groups_of
 from tidegate.actors.runtimes.running_job import Submission
 from tidegate.actors.sources.master_hooks import MasterHook
 from tidegate.actors.sources.source import Source
@@ -82,6 +82,9 @@ class JobRequest:
     options: DataPlaneOptions
     seed: int
     hooks: tuple[MasterHook, ...] = ()
+    max_parallelism: int | None = None
+    """Key groups, where the user has said how many; else a restored job has those of its checkpoint."""
+    allow_non_restored_state: bool = False
 
 
 def make_job_id(name: str, suffix: str) -> JobId:
@@ -108,8 +111,15 @@ def prepare(request: JobRequest, open_store: OpenStore) -> Submission:
         request.restore, request.name, request.root, request.checkpoints.ignore_in_flight_of, open_store
     )
     if metadata is not None and restore is not None:
-        check_restorable(metadata, request.graph, ignore_in_flight=restore.ignore_in_flight)
-        check_restored_sources(open_store(restore.root), metadata, request.graph)
+        if request.max_parallelism is None:
+            request = replace(request, graph=with_key_groups_of(metadata, request.graph))
+        check_restorable(
+            open_store(restore.root),
+            metadata,
+            request.graph,
+            ignore_in_flight=restore.ignore_in_flight,
+            allow_non_restored_state=request.allow_non_restored_state,
+        )
     lineage = list(_lineage(request.root, restore, metadata, open_store))
     bound = {
         rows.placeholder: rows.bind(_collect_url(request, rows, lineage, open_store)) for rows in request.collected
