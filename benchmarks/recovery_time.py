@@ -1,6 +1,7 @@
 """How long after `kill -9` of a task's process the job processes rows again, with a spare process and without.
 
     python benchmarks/recovery_time.py [--kills 10] [--interval 500ms]
+    python benchmarks/recovery_time.py --state-gb 1 [--cases local no-spare s3 rocksdb] [--interval 10s]
 
 A keyed job on Ray reads an endless, generated source as fast as the machine allows and takes a checkpoint every
 `--interval`. Again and again, right after a new checkpoint and as soon as the spare process is up, the process of a
@@ -12,11 +13,22 @@ parts of that time:
     deploy    until all tasks had been given to processes anew
     restore   until the last task had its state back from the checkpoint
     first row until the first rows had come into a task of the new attempt
+
+With `--state-gb` the job keeps that much keyed state, a count and eleven sums for each key (104 bytes), incrementally.
+The first kill waits until nearly all keys have come, and the victims are keyed tasks. The clock that counts is then the
+one that stops when keyed rows flow. The cases:
+
+    local     columnar backend, one spare process, local copies
+    no-spare  the same without a spare process
+    s3        one spare process, no local copies, state on a real S3 server (SeaweedFS on this machine)
+    rocksdb   RocksDB's own files, one spare process, local copies
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
+import os
 import random
 import re
 import shutil
@@ -24,9 +36,11 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from typing import Any, Literal
 
 from common import GeneratedSource, describe_machine, kill, local_ray
 from rich.console import Console
@@ -40,6 +54,12 @@ PARALLELISM = 2
 ENDLESS_ROWS = 10**13
 POLL_S = 0.005
 WAIT_TIMEOUT_S = 120.0
+SUMS = 11
+KEY_BYTES = 8 * (2 + SUMS)
+"""With --state-gb: the key, its count, and its sums."""
+FILL_ROWS = 5
+"""Rows for each key before the first kill: of keys that are drawn evenly all but 0.7 % have come then."""
+FILL_TIMEOUT_S = 900.0
 PARTS = ("detect", "deploy", "restore", "first row")
 
 _STAMP = r"(?P<stamp>\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}) .*?"
@@ -48,6 +68,33 @@ _FIRST_ROWS = (
     r"(?P<since_failure>\d+) ms after the failure"
 )
 _READY = re.compile(r"task .* is ready, (?P<since_failure>\d+) ms after the failure")
+
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "support"))
+_SEAWEED: Any = importlib.import_module("seaweed")
+"""The S3 server is that of the tests."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """How a job is run that is killed."""
+
+    name: str
+    standbys: int = 1
+    copies: bool = False
+    s3: bool = False
+    backend: Literal["columnar", "rocksdb"] = "columnar"
+
+
+CASES = {
+    case.name: case
+    for case in (
+        Case("local", copies=True),
+        Case("no-spare", standbys=0, copies=True),
+        Case("s3", s3=True),
+        Case("rocksdb", copies=True, backend="rocksdb"),
+    )
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +114,17 @@ class Recovery:
 class Measurement:
     """One job that is killed and followed."""
 
-    def __init__(self, job: RayJob, logs: Path, standbys: int, rng: random.Random) -> None:
+    def __init__(self, job: RayJob, logs: Path, standbys: int, rng: random.Random, keyed_victims: bool) -> None:
         self._job = job
         self._logs = logs
         self._standbys = standbys
         self._rng = rng
+        self._keyed_victims = keyed_victims
         self._seen_checkpoints = 0
+
+    def fill(self, rows: int) -> None:
+        """Wait until the keyed tasks have taken in so many rows. Raises TimeoutError."""
+        self._until("the state", lambda progress: progress.rows_in.get(TOTALS, 0) >= rows, FILL_TIMEOUT_S)
 
     def kill_once(self) -> Recovery:
         """Wait for a new checkpoint (and the spare process), kill, follow. Raises TimeoutError after two minutes."""
@@ -83,7 +135,8 @@ class Measurement:
             self._seen_checkpoints = self._job.progress().completed_checkpoints
             before = self._until("a new checkpoint", self._is_steady)
         attempt = before.attempt + 1
-        victim = self._rng.choice(self._job.tasks())
+        tasks = self._job.tasks()
+        victim = self._rng.choice([t for t in tasks if t.task.vertex == TOTALS] if self._keyed_victims else tasks)
         killed_at_ms = kill(victim.pid)
         after = self._until("the first row", lambda p: p.attempt >= attempt and any(p.rows_in.values()))
         first_row_ms = _now_ms() - killed_at_ms
@@ -101,8 +154,10 @@ class Measurement:
             and progress.rows_in.get(TOTALS, 0) > 0
         )
 
-    def _until(self, what: str, condition: Callable[[tg.JobProgress], bool]) -> tg.JobProgress:
-        deadline = time.monotonic() + WAIT_TIMEOUT_S
+    def _until(
+        self, what: str, condition: Callable[[tg.JobProgress], bool], timeout_s: float = WAIT_TIMEOUT_S
+    ) -> tg.JobProgress:
+        deadline = time.monotonic() + timeout_s
         while True:
             progress = self._job.progress()
             if condition(progress):
@@ -130,31 +185,48 @@ class Measurement:
         return None
 
 
-def measure(standbys: int, arguments: argparse.Namespace, logs: Path, console: Console) -> list[Recovery]:
+def measure(case: Case, arguments: argparse.Namespace, logs: Path, console: Console) -> list[Recovery]:
     """Kill one job so many times; prints each recovery."""
-    folder = (arguments.folder / f"standbys-{standbys}").resolve()
+    folder = (arguments.folder / case.name.replace("=", "-")).resolve()
     shutil.rmtree(folder, ignore_errors=True)
-    runtime = RayRuntime(standbys=standbys)
+    runtime = RayRuntime(standbys=case.standbys)
     options = tg.DataPlaneOptions(source_rows_max=arguments.batch_rows)
     env = tg.StreamEnvironment(runtime, PARALLELISM, options=options)
-    rows = env.from_source(GeneratedSource(ENDLESS_ROWS, arguments.keys, PARALLELISM), name=SOURCE, uid=SOURCE)
-    totals = rows.key_by("key").aggregate(
-        emit="final", name=TOTALS, uid=TOTALS, n=tg.count(), total=tg.sum("value"), worst=tg.max("value")
-    )
+    large = arguments.state_gb is not None
+    keys = int(arguments.state_gb * 1e9 / KEY_BYTES) if large else arguments.keys
+    rows = env.from_source(GeneratedSource(ENDLESS_ROWS, keys, PARALLELISM), name=SOURCE, uid=SOURCE)
+    if large:
+        sums = {f"s{number}": tg.sum("value") for number in range(SUMS)}
+    else:
+        sums = {"total": tg.sum("value"), "worst": tg.max("value")}
+    keyed = rows.key_by("key")
+    totals = keyed.aggregate(emit="final", name=TOTALS, uid=TOTALS, parallelism=PARALLELISM, n=tg.count(), **sums)
     totals.to_table(str(folder / "table"), uid="table")
+    copies: dict[str, Any] = {"local_copies": True, "local_directory": str(folder / "copies")} if case.copies else {}
+    name = f"recovery-{case.name}"
     submission = env.plan(
-        f"recovery-{standbys}",
-        checkpoints=tg.CheckpointConfig(interval=arguments.interval, storage=str(folder / "checkpoints")),
+        name,
+        checkpoints=tg.CheckpointConfig(
+            interval=arguments.interval,
+            timeout="10min",
+            storage=f"s3://{_SEAWEED.BUCKET}/{name}" if case.s3 else str(folder / "checkpoints"),
+            backend=case.backend,
+            incremental=large and case.backend == "columnar",
+            **copies,
+        ),
         restart=tg.RestartStrategy.fixed_delay(attempts=1_000, delay=0),
     )
     recoveries = []
     try:
-        measurement = Measurement(runtime.submit(submission), logs, standbys, random.Random(arguments.seed))
+        rng = random.Random(arguments.seed)
+        measurement = Measurement(runtime.submit(submission), logs, case.standbys, rng, large)
+        if large:
+            measurement.fill(FILL_ROWS * keys)
         for number in range(1, arguments.kills + 1):
             recovery = measurement.kill_once()
             recoveries.append(recovery)
             console.print(
-                f"standbys={standbys}, kill {number:2}: {recovery.first_row_ms:5} ms to the first row, "
+                f"{case.name}, kill {number:2}: {recovery.first_row_ms:5} ms to the first row, "
                 f"{recovery.keyed_rows_ms:5} ms to keyed rows; {_in_words(recovery.parts)}; killed {recovery.victim}",
                 highlight=False,
                 soft_wrap=True,
@@ -165,12 +237,12 @@ def measure(standbys: int, arguments: argparse.Namespace, logs: Path, console: C
     return recoveries
 
 
-def show(results: dict[int, list[Recovery]], console: Console) -> None:
-    """Median, least and most of each figure, a column for each number of standbys."""
+def show(results: dict[str, list[Recovery]], console: Console) -> None:
+    """Median, least and most of each figure, a column for each case."""
     table = Table(title="ms after kill -9: median (least to most)")
     table.add_column("")
-    for standbys, recoveries in results.items():
-        table.add_column(f"standbys={standbys}, {len(recoveries)} kills", justify="right")
+    for name, recoveries in results.items():
+        table.add_column(f"{name}, {len(recoveries)} kills", justify="right")
     columns = list(results.values())
     known = [[recovery.parts for recovery in column if recovery.parts is not None] for column in columns]
     for index, part in enumerate(PARTS):
@@ -196,10 +268,14 @@ def _now_ms() -> int:
 
 
 def main() -> int:
-    """Measure with the default of one spare process, then without any."""
+    """Measure with the default of one spare process, then without any; or the cases of a large state."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=10, help="kills of each job (default 10)")
     parser.add_argument("--standbys", type=int, nargs="+", default=[1, 0], help="one job for each (default 1 0)")
+    parser.add_argument(
+        "--state-gb", type=float, help="keyed state of this size, in the cases; without --standbys, --keys"
+    )
+    parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES), help="one job for each")
     parser.add_argument("--interval", default="500ms", help="time between checkpoints (default 500ms)")
     parser.add_argument("--keys", type=int, default=100_000, help="distinct keys in the state (default 100,000)")
     parser.add_argument("--batch-rows", type=int, default=65_536, help="rows of a batch (default 65,536)")
@@ -208,8 +284,21 @@ def main() -> int:
     arguments = parser.parse_args()
     console = Console()
     describe_machine(console)
-    with local_ray() as logs:
-        results = {standbys: measure(standbys, arguments, logs, console) for standbys in arguments.standbys}
+    cases = [Case(f"standbys={standbys}", standbys) for standbys in arguments.standbys]
+    if arguments.state_gb is not None:
+        cases = [CASES[name] for name in arguments.cases]
+    with ExitStack() as stack:
+        if any(case.s3 for case in cases):
+            (arguments.folder / "s3").mkdir(parents=True, exist_ok=True)
+            server = stack.enter_context(_SEAWEED.run_seaweed(arguments.folder.resolve() / "s3"))
+            os.environ |= {
+                "AWS_DEFAULT_REGION": "us-east-1",
+                "AWS_ACCESS_KEY_ID": str(server.options["key"]),
+                "AWS_SECRET_ACCESS_KEY": str(server.options["secret"]),
+                "AWS_ENDPOINT_URL": str(server.endpoint_url),
+            }
+        logs = stack.enter_context(local_ray())
+        results = {case.name: measure(case, arguments, logs, console) for case in cases}
     show(results, console)
     return 0
 

@@ -125,3 +125,41 @@ def test_no_mask_means_no_nulls() -> None:
     """Without a mask every row is a key in the table, with the word 0 among them."""
     result = WordIndex().upsert(np.array([0, 1, 0], dtype=np.int64), NO_MASK)
     assert result.slots.tolist() == [0, 1, 0]
+
+
+@settings(max_examples=200, deadline=None)
+@given(streams(), st.integers(0, 4))
+def test_filling_gives_the_slots_of_upserts(batches: list[pa.RecordBatch], before: int) -> None:
+    """Keys of which none comes twice get the slots that an upsert gives them, whatever was there before; others are
+    told of."""
+    index, reference = KeyIndex(tuple(batches[0].schema.names)), KeyIndex(tuple(batches[0].schema.names))
+    for batch in batches[:before]:
+        index.upsert(batch)
+        reference.upsert(batch)
+    for batch in batches[before:]:
+        known = index.size
+        expected = reference.upsert(batch)
+
+        filled = index.fill(batch)
+
+        assert (len(expected.new_rows) == batch.num_rows) == filled
+        if not filled:
+            return
+        assert (index.size, expected.slots.tolist()) == (known + batch.num_rows, list(range(known, index.size)))
+    for batch in batches:
+        assert reference.upsert(batch).slots.tolist() == index.upsert(batch).slots.tolist()
+
+
+@pytest.mark.parametrize("columns", [("i",), ("s",), ("i", "s")])
+def test_filling_many_keys(columns: tuple[str, ...]) -> None:
+    """So many that the table has several parts; what was there stays, and a key that comes twice is found."""
+    numbers = np.random.default_rng(7).permutation(150_000)
+    batch = pa.record_batch({"i": numbers, "s": pa.array([f"key-{n}" * (n % 3) + str(n) for n in numbers])})
+    index = KeyIndex(columns)
+    index.upsert(batch.slice(0, 5_000))
+
+    assert index.fill(batch.slice(5_000))
+
+    assert np.array_equal(index.upsert(batch).slots, np.arange(len(numbers)))
+    more = pa.record_batch({"i": [200_000, int(numbers[-1])], "s": ["new", batch.column("s")[-1].as_py()]})
+    assert not index.fill(more)

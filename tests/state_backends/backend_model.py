@@ -124,6 +124,7 @@ class Cells:
         self.backend.fix_keys(KEYS)
         for table in stored:
             self.backend.load(table)
+        self.backend.loaded()
         rows = composed(stored) if files is None else files
         self._model: dict[str, dict[Key, Any]] = {
             name: {key: row[name] for key, row in rows.get(name, {}).items()} for name in ("v", "l", "m")
@@ -204,6 +205,7 @@ class Table:
         self.backend.fix_keys(KEYS)
         for table in stored:
             self.backend.load(table)
+        self.backend.loaded()
         rows = composed(stored) if files is None else copy.deepcopy(files)
         self._model: dict[Key, dict[str, Any]] = rows.get("t", {})
 

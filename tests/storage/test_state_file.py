@@ -289,6 +289,22 @@ def test_two_halves_together_read_about_the_whole_file() -> None:
     assert 0 < handle.directory_bytes < handle.size_bytes / 10
 
 
+def test_several_threads_read_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What they read comes in the order of the file, and damage to one piece is told as by one thread."""
+    monkeypatch.setattr(state_file, "READ_BYTES_MAX", 1)
+    handle = written([(_UID, keyed(*[[1000, 1000]] * 8))])
+    assert handle.path is not None
+
+    tables = read_state(_MEMORY, handle, _UID, readers=4)
+
+    assert list(range(16_000)) == [k for table in tables for k in table.rows.column("k").to_pylist()]
+    data = bytearray(_MEMORY.read(handle.path))
+    data[handle.size_bytes // 2] ^= 1
+    _MEMORY.write(handle.path, [data])
+    with pytest.raises(CorruptionError, match="its checksum does not match"):
+        read_state(_MEMORY, handle, _UID, readers=4)
+
+
 def test_a_chunk_at_the_edge_is_read_by_both_and_cut() -> None:
     """No row is lost or comes twice where a range ends within a chunk."""
     handle = written([(_UID, keyed([2, 2, 2], [2, 2], first=3))])

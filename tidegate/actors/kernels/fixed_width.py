@@ -8,8 +8,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-_NUMBERS: dict[pa.DataType, np.dtype[Any]] = {
-    pa.from_numpy_dtype(name): np.dtype(name)
+# By the ids of the types: to hash a type itself takes longer than a kernel does for a batch.
+_NUMBERS: dict[int, np.dtype[Any]] = {
+    pa.from_numpy_dtype(name).id: np.dtype(name)
     for name in (
         *("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
         *("float16", "float32", "float64"),
@@ -22,7 +23,7 @@ def storage_dtype(data_type: pa.DataType) -> np.dtype[Any] | None:
 
     None for any other type.
     """
-    number = _NUMBERS.get(data_type)
+    number = _NUMBERS.get(data_type.id)
     if number is not None:
         return number
     if pa.types.is_temporal(data_type) and not pa.types.is_interval(data_type):

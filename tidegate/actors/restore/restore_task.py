@@ -53,8 +53,10 @@ def restore_task(
     local_copies: str | None = None,
     native_folder: str | None = None,
     splits: Mapping[OperatorUid, Sequence[SplitPosition]] = MappingProxyType({}),
+    readers: int = 1,
 ) -> RestoredTask:
     """Read the state of one task; `store` is opened at the root of the restore point, `splits` are all of each source.
+    Up to `readers` threads read state at a time.
 
     State of which there is a copy that is right in the folder `local_copies` is read from there. With `native_folder`,
     files of a backend whose key groups are still those of the task are brought there, for the backend to go on with;
@@ -79,7 +81,7 @@ def restore_task(
             )
         return RestoredTask(tuple((uid, ()) for uid in uids), finished=True)
     tables = [
-        (uid, _tables_of(store, metadata, known[uid], task.subtask, vertex.parallelism, native_folder))
+        (uid, _tables_of(store, metadata, known[uid], task.subtask, vertex.parallelism, native_folder, readers))
         for uid in uids
         if uid in known
     ]
@@ -123,6 +125,7 @@ def _tables_of(
     subtask: SubtaskIndex,
     parallelism: int,
     native_folder: str | None,
+    readers: int,
 ) -> tuple[StateTable, ...]:
     """What one operator of an unfinished vertex starts with in one subtask."""
     groups = key_group_range(subtask, info.max_parallelism, parallelism)
@@ -152,7 +155,7 @@ def _tables_of(
                 fetch_native(store, native, backend_folder(native_folder, info.uid))
                 found += tables_of_fetched(native)
             old = replace(old, native=tuple(native for native in old.native if native not in fetched))
-        found += read_subtask_state(store, old, info.uid, groups, wanted=wanted)
+        found += read_subtask_state(store, old, info.uid, groups, wanted=wanted, readers=readers)
     found.sort(key=lambda table: table.layer)
     return tuple(_deal_out(found, subtask, parallelism) if rescaled else found)
 

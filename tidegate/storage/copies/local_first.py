@@ -1,9 +1,10 @@
 """Reads a checkpoint from the copies that a node has of it, and from the primary storage where it has none.
 
 Rules: the checkpoint's metadata says what each file must be; a copy is read as a whole and verified once, before its
-first byte is used. A copy that is missing or not right is passed over for the primary, with a line in the log that says
-why; so is one that vanishes later. While copies are right the primary is not asked for them. Copies count only in a
-folder that is this user's alone, and links in it do not: what is in state may run when it is read.
+first byte is used, and then mapped into memory rather than read again. A copy that is missing or not right is passed
+over for the primary, with a line in the log that says why; so is one that vanishes later. While copies are right the
+primary is not asked for them. Copies count only in a folder that is this user's alone, and links in it do not: what is
+in state may run when it is read.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import TypeVar
 
 from tidegate.storage.checkpoints.layout import CheckpointLayout
 from tidegate.storage.checkpoints.metadata import NativeFile, StateHandle, SubtaskState
@@ -22,6 +24,11 @@ from tidegate.storage.files.store import Store
 from tidegate.storage.files.wrapped_store import WrappedStore
 from tidegate.storage.ids import JobId
 from tidegate.storage.state.verification import verified_native, verified_state
+
+T = TypeVar("T", bytes, memoryview)
+
+_PART_BYTES = 512 * 1024
+"""So little is verified at a time that it stays in the cache, and that its memory is used again and again."""
 
 _logger = logging.getLogger(__name__)
 
@@ -47,6 +54,11 @@ class LocalFirstStore(WrappedStore):
         data = None if copy is None else copy.read(offset, length)
         return super().read(path, offset, length) if data is None else data
 
+    def view(self, path: str, offset: int, length: int) -> memoryview | None:
+        """A range of the copy of a file, mapped into memory; None if there is none that is right."""
+        copy = self._copies.get(path)
+        return None if copy is None else copy.view(offset, length)
+
     def local_file(self, path: str) -> str | None:
         """Name of the copy of a file, verified, for who wants to link rather than to read; None if there is none."""
         copy = self._copies.get(path)
@@ -67,13 +79,20 @@ class _LocalCopy:
 
     def read(self, offset: int, length: int | None) -> bytes | None:
         """The bytes, or None if the primary has to be asked."""
+        return self._taken(offset, length, lambda store: store.read(self._path, offset, length))
+
+    def view(self, offset: int, length: int) -> memoryview | None:
+        """The same where it lies."""
+        return self._taken(offset, length, lambda store: store.mapped(self._path, offset, length))
+
+    def _taken(self, offset: int, length: int | None, take: Callable[[PrivateStore], T]) -> T | None:
         store = self._usable()
         if store is None:
             return None
         there_bytes = max(0, self._file.size_bytes - max(0, offset))
         wanted_bytes = there_bytes if length is None else min(length, there_bytes)
         try:
-            data = store.read(self._path, offset, length)
+            data = take(store)
         except StorageError as error:
             self._pass_over(str(error))
             return None
@@ -101,9 +120,9 @@ class _LocalCopy:
         file = self._file
         try:
             if isinstance(file, StateHandle):
-                parts = verified_state(self._store, file)
+                parts = verified_state(self._store, file, _PART_BYTES)
             else:
-                parts = verified_native(self._store, file)
+                parts = verified_native(self._store, file, _PART_BYTES)
             for _ in parts:
                 pass
         except StorageError as error:

@@ -102,6 +102,13 @@ class PrivateStore(FileSystemStore):
         folder = os.path.abspath(url)
         return folder, folder, LocalFiles(_open_own)
 
+    def mapped(self, path: str, offset: int, length: int) -> memoryview:
+        """A range of a file, mapped into memory, as of `LocalFiles.view`. StorageError."""
+        files = self._files
+        assert isinstance(files, LocalFiles)
+        with self._reported("map", path):
+            return files.view(self._key(path), offset, length)
+
 
 def _open_own(path: str, flags: int) -> int:
     descriptor = open_private(path, flags)

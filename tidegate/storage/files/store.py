@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 Buffer = bytes | bytearray | memoryview
 
@@ -56,6 +56,15 @@ class Store(Protocol):
 
     def delete_tree(self, prefix: str) -> None:
         """Delete everything under a folder. Deleting what is not there is no error."""
+        ...
+
+
+@runtime_checkable
+class ViewedStore(Protocol):
+    """A store that can show bytes where they lie, in memory of this machine, so that nobody has to copy them."""
+
+    def view(self, path: str, offset: int, length: int) -> memoryview | None:
+        """As `Store.read` of a range; None where that has to be asked."""
         ...
 
 

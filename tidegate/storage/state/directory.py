@@ -22,7 +22,7 @@ from tidegate.storage.checkpoints.metadata import SectionRef, StateHandle, State
 from tidegate.storage.codec import decode, encode, wire
 from tidegate.storage.errors import CodecError, CorruptionError
 from tidegate.storage.files.file_system_store import join_url
-from tidegate.storage.files.store import Buffer, Store
+from tidegate.storage.files.store import Buffer, Store, ViewedStore
 
 STATE_VERSION = 2
 # A multiple of Arrow's own alignment, so that a chunk of inlined bytes is used in place by any kernel.
@@ -92,9 +92,10 @@ def encode_digest(digest: int) -> bytes:
 
 
 def read_range(store: Store, handle: StateHandle, offset: int, length_bytes: int) -> Buffer:
-    """Some bytes of a handle; fewer where it ends before."""
+    """Some bytes of a handle, where they lie if the store can show them; fewer where it ends before."""
     if handle.path is not None:
-        return store.read(handle.path, offset, length_bytes)
+        view = store.view(handle.path, offset, length_bytes) if isinstance(store, ViewedStore) else None
+        return view if view is not None else store.read(handle.path, offset, length_bytes)
     return memoryview(handle.inline or b"")[offset : offset + length_bytes]
 
 

@@ -2,15 +2,18 @@
 
 The format is that of `directory.py`. Rules: states are encoded chunk by chunk while the file is being written, so
 memory is bounded by a chunk, not by the state; a chunk is verified before it is decoded; a reader fetches only chunks
-that have rows of its key groups, neighbours together. States without rows leave nothing behind, but for union lists:
-a checkpoint has to know all of these, because it is refused while some of their subtasks have finished (FLIP-147).
+that have rows of its key groups, neighbours together, and may do so on several threads. States without rows leave
+nothing behind, but for union lists: a checkpoint has to know all of these, because it is refused while some of their
+subtasks have finished (FLIP-147).
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from dataclasses import dataclass
 from itertools import chain
 
 import pyarrow as pa
@@ -79,14 +82,25 @@ def read_state(
     *,
     wanted: Wanted = lambda _: True,
     layer: int = 0,
+    readers: int = 1,
 ) -> list[StateTable]:
     """The states of one operator that are `wanted`, in the order of the sections, a table a chunk, read by range.
 
     With `key_groups`, tables of keyed state hold only the rows of these groups, and chunks without any are neither read
-    nor returned. `layer` is what the tables are marked with. Every chunk is verified. Raises CorruptionError,
-    NotFoundError, or CodecError if a newer tidegate wrote the state.
+    nor returned. `layer` is what the tables are marked with. Up to `readers` threads fetch and decode; with one it is
+    the caller's. Every chunk is verified. Raises CorruptionError, NotFoundError, or CodecError if a newer
+    tidegate wrote the state.
     """
-    return list(iter_state(store, handle, uid, key_groups, wanted=wanted, layer=layer))
+    runs = _wanted_runs(store, handle, uid, key_groups, wanted)
+    if readers == 1 or len(runs) <= 1:
+        return [table for run in runs for table in _tables_of(store, handle, run, layer)]
+    with ThreadPoolExecutor(min(readers, len(runs)), "tidegate-restore") as pool:
+        try:
+            pending = [pool.submit(_tables_of, store, handle, run, layer) for run in runs]
+            return [table for tables in pending for table in tables.result()]
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
 
 
 def iter_state(
@@ -99,19 +113,8 @@ def iter_state(
     layer: int = 0,
 ) -> Iterator[StateTable]:
     """`read_state` one table after the other: what is held meanwhile is one read of the file and what came of it."""
-    if not any(section.uid == uid and wanted(section) for section in handle.sections):
-        return
-    parts = [
-        (stored.section, chunk, rows)
-        for stored in read_directory(store, handle)
-        if stored.section.uid == uid and wanted(stored.section)
-        for chunk in stored.chunks
-        if (rows := _rows_of(stored.section, chunk, key_groups))[0] < rows[1]
-    ]
-    fetched = _fetched(store, handle, [chunk for _, chunk, _ in parts])
-    for (section, chunk, (first, end)), data in zip(parts, fetched, strict=True):
-        rows = _decoded(store, handle, section, chunk, data).slice(first, end - first)
-        yield StateTable(section.state, section.kind, rows, section.removed, layer)
+    for run in _wanted_runs(store, handle, uid, key_groups, wanted):
+        yield from _tables_of(store, handle, run, layer)
 
 
 def section_schema(store: Store, handle: StateHandle, section: SectionRef) -> pa.Schema | None:
@@ -189,6 +192,16 @@ class _Encoder:
         return piece
 
 
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A chunk that is wanted, and which of its rows are."""
+
+    section: SectionRef
+    chunk: ChunkRef
+    first_row: int
+    end_row: int
+
+
 def _section(uid: OperatorUid, state: FrozenState, chunks: Sequence[ChunkRef], end: int) -> SectionRef:
     """A state whose chunks are before `end`."""
     offset = chunks[0].offset if chunks else end
@@ -214,30 +227,47 @@ def _rows_of(section: SectionRef, chunk: ChunkRef, key_groups: range | None) -> 
     return chunk.rows_of(key_groups)
 
 
-def _fetched(store: Store, handle: StateHandle, chunks: Sequence[ChunkRef]) -> Iterator[Buffer]:
-    """The bytes of each chunk; they come in the order of the file."""
-    position = 0
-    while position < len(chunks):
-        start = chunks[position].offset
-        run = _run(chunks, position)
-        end = run[-1].offset + run[-1].length_bytes
-        data = memoryview(read_range(store, handle, start, end - start))
-        for chunk in run:
-            yield data[chunk.offset - start : chunk.offset - start + chunk.length_bytes]
-        position += len(run)
+def _wanted_runs(
+    store: Store, handle: StateHandle, uid: OperatorUid, key_groups: range | None, wanted: Wanted
+) -> list[Sequence[_Part]]:
+    """The chunks that are wanted, those together that are fetched together; in the order of the file."""
+    if not any(section.uid == uid and wanted(section) for section in handle.sections):
+        return []
+    parts = [
+        _Part(stored.section, chunk, *rows)
+        for stored in read_directory(store, handle)
+        if stored.section.uid == uid and wanted(stored.section)
+        for chunk in stored.chunks
+        if (rows := _rows_of(stored.section, chunk, key_groups))[0] < rows[1]
+    ]
+    return list(_runs(parts))
 
 
-def _run(chunks: Sequence[ChunkRef], first: int) -> Sequence[ChunkRef]:
-    """The chunks from one on that lie side by side and are fetched together."""
-    last = first
-    for following in range(first + 1, len(chunks)):
-        before, chunk = chunks[last], chunks[following]
-        gap_bytes = chunk.offset - before.offset - before.length_bytes
-        run_bytes = chunk.offset + chunk.length_bytes - chunks[first].offset
-        if not 0 <= gap_bytes < ALIGNMENT_BYTES or run_bytes > READ_BYTES_MAX:
-            break
-        last = following
-    return chunks[first : last + 1]
+def _runs(parts: Sequence[_Part]) -> Iterator[Sequence[_Part]]:
+    """Chunks that lie side by side, up to `READ_BYTES_MAX`."""
+    first = 0
+    for following in range(1, len(parts) + 1):
+        if following < len(parts):
+            start, before, chunk = parts[first].chunk, parts[following - 1].chunk, parts[following].chunk
+            gap_bytes = chunk.offset - before.offset - before.length_bytes
+            run_bytes = chunk.offset + chunk.length_bytes - start.offset
+            if 0 <= gap_bytes < ALIGNMENT_BYTES and run_bytes <= READ_BYTES_MAX:
+                continue
+        yield parts[first:following]
+        first = following
+
+
+def _tables_of(store: Store, handle: StateHandle, run: Sequence[_Part], layer: int) -> list[StateTable]:
+    """The wanted rows of each chunk of a run, fetched with one read and verified."""
+    start, last = run[0].chunk.offset, run[-1].chunk
+    data = memoryview(read_range(store, handle, start, last.offset + last.length_bytes - start))
+    tables = []
+    for part in run:
+        section, offset = part.section, part.chunk.offset - start
+        rows = _decoded(store, handle, section, part.chunk, data[offset : offset + part.chunk.length_bytes])
+        rows = rows.slice(part.first_row, part.end_row - part.first_row)
+        tables.append(StateTable(section.state, section.kind, rows, section.removed, layer))
+    return tables
 
 
 def _decoded(store: Store, handle: StateHandle, section: SectionRef, chunk: ChunkRef, data: Buffer) -> pa.RecordBatch:

@@ -48,14 +48,14 @@ def verify_native(store: Store, file: NativeFile) -> None:
         pass
 
 
-def verified_state(store: Store, handle: StateHandle) -> Iterator[Buffer]:
-    """All bytes of a handle, verified at the end. Raises CorruptionError, NotFoundError."""
+def verified_state(store: Store, handle: StateHandle, part_bytes: int = _PART_BYTES) -> Iterator[Buffer]:
+    """All bytes of a handle, so many at a time, verified at the end. Raises CorruptionError, NotFoundError."""
     where = where_of(store, handle)
     covered_bytes = handle.size_bytes - DIGEST_BYTES
     digest = xxhash.xxh3_64()
     position = 0
     tail = b""
-    for data in _parts(store, handle, where):
+    for data in _parts(store, handle, where, part_bytes):
         digest.update(data[: max(0, covered_bytes - position)])
         position += len(data)
         tail = (tail + bytes(data[-DIGEST_BYTES:]))[-DIGEST_BYTES:]
@@ -65,22 +65,26 @@ def verified_state(store: Store, handle: StateHandle) -> Iterator[Buffer]:
         raise CorruptionError(f"{where} is damaged: its last bytes are not its checksum")
 
 
-def verified_native(store: Store, file: NativeFile) -> Iterator[Buffer]:
-    """All bytes of a file of a backend, verified at the end. Its checksum is that of all its bytes."""
+def verified_native(store: Store, file: NativeFile, part_bytes: int = _PART_BYTES) -> Iterator[Buffer]:
+    """All bytes of a file of a backend, so many at a time, verified at the end.
+
+    Its checksum is that of all its bytes.
+    """
     where = join_url(store.url, file.path)
     digest = xxhash.xxh3_64()
-    for data in _parts(store, StateHandle(file.path, None, file.size_bytes, file.checksum, ()), where):
+    handle = StateHandle(file.path, None, file.size_bytes, file.checksum, ())
+    for data in _parts(store, handle, where, part_bytes):
         digest.update(data)
         yield data
     _check_digest(digest.intdigest(), file.checksum, where)
 
 
-def _parts(store: Store, handle: StateHandle, where: str) -> Iterator[memoryview]:
+def _parts(store: Store, handle: StateHandle, where: str, part_bytes: int) -> Iterator[memoryview]:
     """All bytes; CorruptionError if they are not as many as they should be."""
     position = 0
     # One byte more than there should be, to notice a file that has grown.
     while position <= handle.size_bytes:
-        wanted = min(_PART_BYTES, handle.size_bytes + 1 - position)
+        wanted = min(part_bytes, handle.size_bytes + 1 - position)
         data = memoryview(read_range(store, handle, position, wanted))
         position += len(data)
         yield data

@@ -19,18 +19,24 @@ def _any(_: SectionRef) -> bool:
 
 
 def read_subtask_state(
-    store: Store, subtask: SubtaskState, uid: OperatorUid, key_groups: range | None = None, *, wanted: Wanted = _any
+    store: Store,
+    subtask: SubtaskState,
+    uid: OperatorUid,
+    key_groups: range | None = None,
+    *,
+    wanted: Wanted = _any,
+    readers: int = 1,
 ) -> list[StateTable]:
     """The tables of one operator that are `wanted`, verified; of keyed state only the rows of `key_groups`.
 
-    Raises CorruptionError, NotFoundError, CodecError if a newer tidegate wrote the state, or StorageError if files of a
-    backend cannot be kept on this machine while they are read.
+    Up to `readers` threads read at a time. Raises CorruptionError, NotFoundError, CodecError if a newer tidegate wrote
+    the state, or StorageError if files of a backend cannot be kept on this machine while they are read.
     """
     tables: list[StateTable] = []
     for layer, handle in enumerate(subtask.layers):
-        tables += read_state(store, handle, uid, key_groups, wanted=wanted, layer=layer)
+        tables += read_state(store, handle, uid, key_groups, wanted=wanted, layer=layer, readers=readers)
     if subtask.handle is not None:
-        tables += read_state(store, subtask.handle, uid, key_groups, wanted=wanted)
+        tables += read_state(store, subtask.handle, uid, key_groups, wanted=wanted, readers=readers)
     for native in subtask.native:
         if native.uid == uid and (key_groups is None or key_groups_meet(range(*native.key_groups), key_groups)):
             tables += read_native(store, native, key_groups)

@@ -41,7 +41,10 @@ class TaskEffects:
         descriptor: TaskDescriptor,
         open_store: OpenStore,
         now_ms: Callable[[], int],
+        readers: int = 1,
     ) -> None:
+        """State is restored by up to `readers` threads; with one by the thread that asks for it."""
+        self._readers = readers
         self._context = context
         self._descriptor = descriptor
         self._open_store = open_store
@@ -72,7 +75,9 @@ class TaskEffects:
         folder = backend.directory if backend.kind == "rocksdb" and own else None
         try:
             context = self._context
-            restored = restore_task(store, restore, context.graph, task, options.local_copies, folder, context.splits)
+            restored = restore_task(
+                store, restore, context.graph, task, options.local_copies, folder, context.splits, self._readers
+            )
         except DAMAGE as error:
             return ev.DamageFound(self._now_ms(), restore.checkpoint_id, f"{task}: {error}")
         part, lineage = restored.part, None

@@ -18,10 +18,12 @@ from tidegate.actors.kernels.key_index.entries import (
     Progress,
     Upserted,
     bitmap_of,
+    capacity_for,
     enlarged,
     forget,
     meet,
 )
+from tidegate.actors.kernels.key_index.filling import spread
 
 _BLOCK_ROWS = 16
 _ARENA_BYTES_MIN = 1 << 14
@@ -71,6 +73,30 @@ class BytesIndex:
                 return result
             self._make_room(keys, int(progress.counters[0]))
 
+    def fill(self, keys: Strings, hashes: NDArray[np.uint64]) -> bool:
+        """Give the next slots to many keys at once, in their order; `hashes` as of `upsert`.
+
+        False if a key comes twice or was known: then the index is of no use any more.
+        """
+        rows = len(hashes)
+        if 4 * (self.size + rows) > len(self._table):
+            self._grow(capacity_for(self.size + rows))
+        nulls = np.flatnonzero(keys.valid == 0)
+        if len(nulls) + (self._null[1] != 0) > 1:
+            return False
+        if len(nulls):
+            self._null[1] = self.size + nulls[0] + 1
+        used_bytes = int(self._offsets[self.size])
+        needed_bytes = used_bytes + int(keys.offsets[rows] - keys.offsets[0])
+        if needed_bytes > len(self._arena):
+            self._arena = enlarged(self._arena, used_bytes, needed_bytes)
+        _append(self._offsets, self._arena, self.size, keys.offsets, keys.data, keys.valid)
+        ordered = spread(hashes.view(np.int64), hashes, keys.valid, self._table.nbytes)
+        slots = (self._offsets, self._arena, np.int64(self.size))
+        filled = _fill(self._table, self._shift, *slots, ordered.words, ordered.rows)
+        self.size += rows
+        return bool(filled)
+
     def _make_room(self, keys: Strings, row: int) -> None:
         """Grow what is too small for the key of `row`: the arena, the table, or both."""
         used_bytes = int(self._offsets[self.size])
@@ -78,13 +104,16 @@ class BytesIndex:
         if needed_bytes > len(self._arena):
             self._arena = enlarged(self._arena, used_bytes, max(needed_bytes, 2 * len(self._arena)))
         if 4 * self.size == len(self._table):
-            assert self.size < SLOTS_MAX, f"{self.size} keys in one subtask: raise the parallelism"
-            table = np.zeros(2 * len(self._table), dtype=np.int64)
-            self._shift = np.uint64(self._shift - np.uint64(1))
-            _rehash(self._table, table, self._shift)
-            self._table = table
-            self._met = enlarged(self._met, len(self._met), len(table) // 256 + 1)
-            self._offsets = enlarged(self._offsets, self.size + 1, len(table) // 4 + 1)
+            self._grow(len(self._table))
+
+    def _grow(self, capacity: int) -> None:
+        assert self.size < SLOTS_MAX, f"{self.size} keys in one subtask: raise the parallelism"
+        table = np.zeros(2 * capacity, dtype=np.int64)
+        self._shift = np.uint64(64 - capacity.bit_length() + 1)
+        _rehash(self._table, table, self._shift)
+        self._table = table
+        self._met = enlarged(self._met, len(self._met), len(table) // 256 + 1)
+        self._offsets = enlarged(self._offsets, self.size + 1, len(table) // 4 + 1)
 
 
 @kernel
@@ -110,6 +139,57 @@ def _equal(a: NDArray[np.uint8], a_start: int, b: NDArray[np.uint8], b_start: in
         if a[a_start + position] != b[b_start + position]:
             return False
         position += 1
+    return True
+
+
+@kernel
+def _append(
+    arena_offsets: NDArray[np.int64],
+    arena: NDArray[np.uint8],
+    size: int,
+    offsets: NDArray[np.int64],
+    data: NDArray[np.uint8],
+    valid: NDArray[np.uint8],
+) -> None:
+    masked = valid.shape[0] > 0
+    for i in range(offsets.shape[0] - 1):
+        used = arena_offsets[size + i]
+        length = offsets[i + 1] - offsets[i]
+        if masked and not valid[i]:
+            length = np.int64(0)
+        for j in range(length):
+            arena[used + j] = data[offsets[i] + j]
+        arena_offsets[size + i + 1] = used + length
+
+
+@kernel
+def _fill(
+    table: NDArray[np.int64],
+    shift: np.uint64,
+    arena_offsets: NDArray[np.int64],
+    arena: NDArray[np.uint8],
+    first_slot: np.int64,
+    words: NDArray[np.int64],
+    rows: NDArray[np.int32],
+) -> bool:
+    mask = table.shape[0] // 2 - 1
+    for i in range(words.shape[0]):
+        if i + _BLOCK_ROWS < words.shape[0]:
+            prefetch(table, 2 * np.int64(np.uint64(words[i + _BLOCK_ROWS]) >> shift))
+        word = words[i]
+        slot = first_slot + rows[i]
+        start = arena_offsets[slot]
+        length = arena_offsets[slot + 1] - start
+        home = np.int64(np.uint64(word) >> shift)
+        while table[2 * home + 1] != 0:
+            if table[2 * home] == word:
+                known = arena_offsets[table[2 * home + 1] - 1]
+                known_length = arena_offsets[table[2 * home + 1]] - known
+                if known_length == length and _equal(arena, known, arena, start, length):
+                    return False
+            home = (home + 1) & mask
+        table[2 * home] = word
+        table[2 * home + 1] = slot + 1
     return True
 
 

@@ -75,6 +75,12 @@ def enlarged(values: NDArray[Any], used: int, length: int) -> NDArray[Any]:
     return larger
 
 
+def capacity_for(keys: int) -> int:
+    """Entries of a table for so many keys."""
+    assert keys <= SLOTS_MAX, f"{keys} keys in one subtask: raise the parallelism"
+    return max(CAPACITY_MIN, 1 << max(2 * keys - 1, 1).bit_length())
+
+
 @kernel
 def meet(met: NDArray[np.uint64], slot: np.int64) -> np.int64:
     """Set the bit of a slot. 1 if it was clear, else 0."""

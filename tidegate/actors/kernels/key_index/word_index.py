@@ -17,10 +17,12 @@ from tidegate.actors.kernels.key_index.entries import (
     Progress,
     Upserted,
     bitmap_of,
+    capacity_for,
     enlarged,
     forget,
     meet,
 )
+from tidegate.actors.kernels.key_index.filling import spread
 
 _BLOCK_ROWS = 16
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
@@ -60,23 +62,73 @@ class WordIndex:
                 result = progress.result()
                 forget(self._met, result.slots, result.first_rows)
                 return result
-            self._grow()
+            self._grow(len(self._table))
 
-    def _grow(self) -> None:
+    def fill(self, words: NDArray[np.int64], valid: NDArray[np.uint8]) -> bool:
+        """Give the next slots to many keys at once, in their order. `valid` may be `NO_MASK`.
+
+        False if a key comes twice or was known: then the index is of no use any more.
+        """
+        if 2 * (self.size + len(words)) > len(self._table) // 2:
+            self._grow(capacity_for(self.size + len(words)))
+        nulls = np.flatnonzero(valid == 0)
+        if len(nulls) + (self._null[1] != 0) > 1:
+            return False
+        if len(nulls):
+            self._null[1] = self.size + nulls[0] + 1
+        hashes = np.empty(len(words), dtype=np.uint64)
+        _mix_all(words, hashes)
+        ordered = spread(words, hashes, valid, self._table.nbytes)
+        del hashes
+        filled = _fill(self._table, self._shift, ordered.words, ordered.rows, np.int64(self.size))
+        self.size += len(words)
+        return bool(filled)
+
+    def _grow(self, capacity: int) -> None:
         assert self.size < SLOTS_MAX, f"{self.size} keys in one subtask: raise the parallelism"
-        table = np.zeros(2 * len(self._table), dtype=np.int64)
-        self._shift = np.uint64(self._shift - np.uint64(1))
+        table = np.zeros(2 * capacity, dtype=np.int64)
+        self._shift = np.uint64(64 - capacity.bit_length() + 1)
         _rehash(self._table, table, self._shift)
         self._table = table
         self._met = enlarged(self._met, len(self._met), len(table) // 256 + 1)
 
 
 @kernel
-def _home(word: np.int64, shift: np.uint64) -> np.int64:
+def _mix(word: np.int64) -> np.uint64:
     h = np.uint64(word)
     h = (h ^ (h >> np.uint64(32))) * _MIX_1
     h = (h ^ (h >> np.uint64(29))) * _MIX_2
-    return np.int64((h ^ (h << np.uint64(32))) >> shift)
+    return h ^ (h << np.uint64(32))
+
+
+@kernel
+def _home(word: np.int64, shift: np.uint64) -> np.int64:
+    return np.int64(_mix(word) >> shift)
+
+
+@kernel
+def _mix_all(words: NDArray[np.int64], hashes: NDArray[np.uint64]) -> None:
+    for i in range(words.shape[0]):
+        hashes[i] = _mix(words[i])
+
+
+@kernel
+def _fill(
+    table: NDArray[np.int64], shift: np.uint64, words: NDArray[np.int64], rows: NDArray[np.int32], first_slot: np.int64
+) -> bool:
+    mask = table.shape[0] // 2 - 1
+    for i in range(words.shape[0]):
+        if i + _BLOCK_ROWS < words.shape[0]:
+            prefetch(table, 2 * _home(words[i + _BLOCK_ROWS], shift))
+        word = words[i]
+        home = _home(word, shift)
+        while table[2 * home + 1] != 0:
+            if table[2 * home] == word:
+                return False
+            home = (home + 1) & mask
+        table[2 * home] = word
+        table[2 * home + 1] = first_slot + rows[i] + 1
+    return True
 
 
 @kernel

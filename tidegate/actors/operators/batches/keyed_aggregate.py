@@ -16,7 +16,7 @@ from typing import Literal
 import pyarrow as pa
 
 from tidegate.actors.kernels.key_index.entries import Upserted
-from tidegate.actors.kernels.partition import compact, gather, subtask_table
+from tidegate.actors.kernels.partition import gather, subtask_table
 from tidegate.actors.operators.batches.accumulators import Accumulator, make_accumulator, value_specs
 from tidegate.actors.operators.batches.aggregates import Aggregate, AggregateKind
 from tidegate.actors.operators.operator import Emit, Operator, OperatorContext
@@ -87,7 +87,7 @@ class KeyedAggregate(Operator):
         stored = self._backend.stored_schema(STATE_NAME)
         if stored is not None:
             self._create(*self._stored_layout(STATE_NAME, stored))
-        self._restore_all([replace(table, rows=compact(table.rows)) for table in restored])
+        self._restore_all(restored)
 
     def process(self, batch: pa.RecordBatch, emit: Emit) -> None:
         """Add a batch to the accumulators. OperatorError if its columns do not fit, or a sum overflows."""
@@ -218,14 +218,15 @@ class KeyedAggregate(Operator):
         if self._table is None:
             return  # nothing but keys that are gone, of which the layers below have none
         expected = self._stored_schema(self._fields)
-        for table in tables:
-            if table.rows.schema.names[: len(self._keys)] == list(self._keys):
-                check_owner(self.context, table.rows.select(list(self._keys)), self._owners)
-            rows = table.rows if table.removed else self._migrated(table.rows, expected)
-            try:
+        try:
+            for table in tables:
+                if table.rows.schema.names[: len(self._keys)] == list(self._keys):
+                    check_owner(self.context, table.rows.select(list(self._keys)), self._owners)
+                rows = table.rows if table.removed else self._migrated(table.rows, expected)
                 self._opened().load(replace(table, rows=rows))
-            except CorruptionError as error:
-                raise CorruptionError(f"operator {self.context.uid!r}: {error}") from error
+            self._opened().loaded()
+        except CorruptionError as error:
+            raise CorruptionError(f"operator {self.context.uid!r}: {error}") from error
 
     def _newest_layout(self, tables: Sequence[StateTable]) -> tuple[pa.Schema, Fields]:
         """The layout of stored tables that all of them can be brought into: types only ever become wider.

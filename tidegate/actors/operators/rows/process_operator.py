@@ -104,6 +104,8 @@ class ProcessOperator(Operator):
         for table in restored:
             if table.kind is StateKind.KEYED:
                 self._restore(table)
+        if self._states is not None:
+            self._states.loaded()
 
     def process(self, batch: pa.RecordBatch, emit: Emit) -> None:
         """Process a batch of the first input."""

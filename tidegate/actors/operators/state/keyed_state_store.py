@@ -112,7 +112,7 @@ class KeyedStates:
         """Take a stored table back.
 
         ConfigurationError if no state of its name is bound, or for a type that cannot become the declared one;
-        CorruptionError if a key comes twice.
+        CorruptionError if a key comes twice, here or in `loaded`.
         """
         state = self._states.get(table.state)
         if state is None:
@@ -121,6 +121,10 @@ class KeyedStates:
                 f"{sorted(self._states)}): call self.context.state(...) for it in open, or change the operator's uid"
             )
         self._backend.load(table if table.removed else replace(table, rows=self._declared(state, table.rows)))
+
+    def loaded(self) -> None:
+        """No stored table is left. CorruptionError if a key came twice."""
+        self._backend.loaded()
 
     def freeze(self, cut: Cut) -> OperatorSnapshot:
         """All states as they are now, or with `cut.base` what has changed since."""

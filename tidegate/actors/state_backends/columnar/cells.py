@@ -66,6 +66,11 @@ class Cells(ABC):
         space.add(self)
 
     @property
+    def name(self) -> str:
+        """Name of the state."""
+        return self.spec.name
+
+    @property
     def rows(self) -> int:
         """Keys that have the state."""
         return self._rows
@@ -138,7 +143,11 @@ class Cells(ABC):
         """Put stored rows. CorruptionError for a key that has the state already, in layer 0."""
         schema = self._space.schema
         assert schema is not None
-        slots = self._space.upsert(rows.select(schema.names)).slots.tolist()
+        keys = rows.select(schema.names)
+        if layer == 0 and self._space.can_append(self):
+            self._append(keys, rows.column(self.spec.name).to_pylist())
+            return
+        slots = self._space.upsert(keys).slots.tolist()
         for slot, value in zip(slots, rows.column(self.spec.name).to_pylist(), strict=True):
             if layer == 0 and self._held(slot) is not None:
                 raise CorruptionError(
@@ -146,6 +155,19 @@ class Cells(ABC):
                 )
             self._set(slot, self._loaded(value))
         self._changed = []  # what was stored is no change
+
+    def _append(self, keys: pa.RecordBatch, stored: list[Any]) -> None:
+        """Put stored values of keys that nobody has."""
+        slot = self._space.slots
+        self._space.append(self, keys)
+        held = list(map(self._loaded, stored))
+        self._rows += sum(each is not None for each in held)
+        done = 0
+        while done < len(held):
+            offset = slot & _IN_PAGE
+            count = min(PAGE_ROWS - offset, len(held) - done)
+            self._pages[slot >> PAGE_BITS][offset : offset + count] = held[done : done + count]
+            done, slot = done + count, slot + count
 
     def forget(self, keys: pa.RecordBatch) -> None:
         """Remove what is kept for stored keys."""

@@ -122,8 +122,8 @@ class ColumnarBackend:
     def load(self, table: StateTable) -> None:
         """Take a stored table in.
 
-        CorruptionError for other columns, or a key that is twice in layer 0; ConfigurationError for a state that is not
-        bound.
+        CorruptionError for other columns; for a key that is twice in layer 0, here or later, in `loaded` at last;
+        ConfigurationError for a state that is not bound.
         """
         if table.removed:
             self._check_columns(table, [])
@@ -137,6 +137,10 @@ class ColumnarBackend:
             assert isinstance(cells, Cells)
             self._check_columns(table, [(cells.spec.name, cells.spec.column_type)])
             cells.load(table.rows, table.layer)
+
+    def loaded(self) -> None:
+        """Build the index of keys. CorruptionError if a key was twice in layer 0."""
+        self._space.build_index()
 
     def close(self) -> None:
         """Nothing to release: memory goes with the backend."""

@@ -4,6 +4,9 @@ Rules: a slot is given to a key for good, in order of first appearance; its key 
 and never change, so freezing them takes references. A state has pages over all slots, whether a key has it or not.
 When more than half of the slots are dead (no state has them, and no snapshot to come has to tell that they are gone)
 everything is rebuilt without them: slots then mean other keys. Snapshots that were frozen before keep what they hold.
+
+A restore appends the keys of one state without looking them up, because each comes once (`append`); the index over them
+is built when somebody first asks for a key, in one go, and finds out then if one came twice.
 """
 
 from __future__ import annotations
@@ -23,18 +26,26 @@ from tidegate.actors.kernels.key_index.key_index import KeyIndex
 from tidegate.actors.kernels.paged import PAGE_ROWS
 from tidegate.actors.kernels.partition import gather
 from tidegate.actors.state_backends.common.backend import ValueSpec
-from tidegate.actors.state_backends.common.pages import FrozenColumn, PagedColumn, pages_for
+from tidegate.actors.state_backends.common.pages import FrozenColumn, PagedColumn
+from tidegate.storage.errors import CorruptionError
 
 COMPACTED_SLOTS_MIN = 4096
 
 _CHUNK_ROWS_MAX = 1 << 20
 _CHUNK_BYTES_MAX = 1 << 28
 _PIECE_ROWS = 16 * PAGE_ROWS
+_PIECE_BYTES_MAX = 1 << 30
+"""A column of strings in one batch has no more than 2 GiB."""
 _GROUP = ValueSpec("group", pa.uint16(), 0)
 
 
 class SlotState(Protocol):
     """A state with something for some of the slots, as the keys see it."""
+
+    @property
+    def name(self) -> str:
+        """Name of the state."""
+        ...
 
     @property
     def rows(self) -> int:
@@ -79,6 +90,17 @@ class KeyColumns:
             last = self._chunks.pop()
             self._chunks[-1] = pa.concat_batches([self._chunks[-1], last])
 
+    def pieces(self) -> Iterator[pa.RecordBatch]:
+        """All keys in slot order, in as few batches as have no more than `_PIECE_BYTES_MAX` each."""
+        piece: list[pa.RecordBatch] = []
+        for chunk in self._chunks:
+            if piece and sum(each.nbytes for each in piece) + chunk.nbytes > _PIECE_BYTES_MAX:
+                yield pa.concat_batches(piece)
+                piece = []
+            piece.append(chunk)
+        if piece:
+            yield pa.concat_batches(piece)
+
     def freeze(self) -> FrozenKeys:
         """All keys in slot order."""
         bounds = np.cumsum([0, *(chunk.num_rows for chunk in self._chunks)])
@@ -118,6 +140,8 @@ class KeySpace:
         """Where the pages of all states over these keys come from."""
         self._groups = PagedColumn(_GROUP)
         self._states: list[SlotState] = []
+        self._appended_by: SlotState | None = None
+        """The state whose keys all keys are, while they are appended."""
         self._readers = 0
         self._looked_at = (0, 0)
         """Slots, and rows of the largest state, when the last look found too few dead slots."""
@@ -125,7 +149,7 @@ class KeySpace:
     @property
     def slots(self) -> int:
         """Slots in use, and the next free one."""
-        return self._index.size
+        return 0 if self._keys is None else self._keys.rows
 
     @property
     def schema(self) -> pa.Schema | None:
@@ -148,13 +172,39 @@ class KeySpace:
         """A state has no slots any more."""
         self._states.remove(state)
 
+    def can_append(self, state: SlotState) -> bool:
+        """Whether no key has been asked for yet, and all that are there are those that a state has appended."""
+        return self._index.size == 0 and (self.slots == 0 or self._appended_by is state)
+
+    def append(self, state: SlotState, keys: pa.RecordBatch) -> None:
+        """Give the next slots to keys of a state for which `can_append`: each comes once, in this batch or any other.
+
+        A key that comes twice is found by `build_index`.
+        """
+        assert self._keys is not None and self.can_append(state)
+        self._appended_by = state
+        self._add(gather(keys, np.arange(keys.num_rows, dtype=np.int32)))
+        for each in self._states:
+            each.grow(self.slots)
+
+    def build_index(self) -> None:
+        """Index the keys that were appended, if that has not been done. CorruptionError if one of them came twice."""
+        state, self._appended_by = self._appended_by, None
+        if state is None:
+            return
+        assert self._keys is not None
+        if not all(self._index.fill(keys) for keys in self._keys.pieces()):
+            raise CorruptionError(
+                f"state {state.name!r} holds a key twice: the key groups of the checkpoint's tables overlap"
+            )
+
     def upsert(self, keys: pa.RecordBatch) -> Upserted:
         """Slots of the keys of a batch (key columns alone); new ones for keys that are not known."""
         assert self._keys is not None, "keys before their columns are known"
-        known = self.slots
+        self.build_index()
         upserted = self._index.upsert(keys)
         if len(upserted.new_rows):
-            self._append(gather(keys, upserted.new_rows), known)
+            self._add(gather(keys, upserted.new_rows))
             for state in self._states:
                 state.grow(self.slots)
         return upserted
@@ -197,15 +247,16 @@ class KeySpace:
         """A snapshot has told what is gone: dead slots that were needed for it may not be any more."""
         self._looked_at = (0, 0)
 
-    def _append(self, keys: pa.RecordBatch, first_slot: int) -> None:
+    def _add(self, keys: pa.RecordBatch) -> None:
+        """The next slots are those of these keys."""
         assert self._keys is not None
-        self._keys.append(keys)
         groups = (hash_columns(keys, self.names) % np.uint64(self._max_parallelism)).astype(np.uint16)
-        self._groups.grow(pages_for(self.slots))
-        self._groups.put(np.arange(first_slot, self.slots, dtype=np.int32), pa.array(groups))
+        self._groups.extend(self.slots, pa.array(groups))
+        self._keys.append(keys)
 
     def _rebuild(self, kept: NDArray[np.int32], slots: int) -> None:
         assert self._keys is not None
+        self.build_index()
         frozen, schema = self._keys.freeze(), self._keys.schema
         self._index, self._keys, self._groups = (
             KeyIndex(self.names),
@@ -215,7 +266,7 @@ class KeySpace:
         for start in range(0, len(kept), _PIECE_ROWS):
             keys = frozen.take(kept[start : start + _PIECE_ROWS])
             assert len(self._index.upsert(keys).new_rows) == keys.num_rows, "two slots with one key"
-            self._append(keys, start)
+            self._add(keys)
         for state in self._states:
             state.rebuild(kept, slots)
 

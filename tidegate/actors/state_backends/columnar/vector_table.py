@@ -71,7 +71,7 @@ class ColumnarTable:
     """A `VectorTable` over the slots of a `KeySpace`."""
 
     def __init__(self, space: KeySpace, name: str, specs: Sequence[ValueSpec], incremental: bool) -> None:
-        self.name = name
+        self._name = name
         self.specs = tuple(specs)
         self.new_slots: NDArray[np.int32] = _NO_SLOTS
         """Slots that got a row with this batch."""
@@ -82,6 +82,11 @@ class ColumnarTable:
         self._dirty = DirtySlots() if incremental else None
         self._rows = 0
         space.add(self)
+
+    @property
+    def name(self) -> str:
+        """Name of the state."""
+        return self._name
 
     @property
     def rows(self) -> int:
@@ -149,7 +154,11 @@ class ColumnarTable:
 
     def load(self, rows: pa.RecordBatch, layer: int) -> None:
         """Put stored rows. CorruptionError for a key that has a row already, in layer 0."""
-        upserted = self._space.upsert(rows.select(self._key_names()))
+        keys = rows.select(self._key_names())
+        if layer == 0 and self._space.can_append(self):
+            self._append(keys, rows)
+            return
+        upserted = self._space.upsert(keys)
         known = len(upserted.slots) - len(self._begin(upserted, mark=False))
         if layer == 0 and known:
             raise CorruptionError(
@@ -158,6 +167,15 @@ class ColumnarTable:
         for name, column in self._columns.items():
             column.paged.put(upserted.slots, rows.column(name))
         self.new_slots = _NO_SLOTS
+
+    def _append(self, keys: pa.RecordBatch, rows: pa.RecordBatch) -> None:
+        """Put stored rows of keys that nobody has."""
+        first_slot = self._space.slots
+        for name, column in self._columns.items():
+            column.paged.extend(first_slot, rows.column(name))
+        self._live.extend(first_slot, pa.array(np.ones(rows.num_rows, dtype=np.uint8)))
+        self._rows += rows.num_rows
+        self._space.append(self, keys)
 
     def forget(self, keys: pa.RecordBatch) -> None:
         """Remove the rows of stored keys, where there are any."""

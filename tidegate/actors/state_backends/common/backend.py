@@ -262,7 +262,14 @@ class KeyedBackend(Protocol):
         ...
 
     def load(self, table: StateTable) -> None:
-        """Take a stored table in: rows are put, or keys removed. CorruptionError for a key that is twice in layer 0."""
+        """Take a stored table in: rows are put, or keys removed.
+
+        CorruptionError for a key that is twice in layer 0, here or in `loaded`.
+        """
+        ...
+
+    def loaded(self) -> None:
+        """No stored table is left; before the first batch. CorruptionError for a key that was twice in layer 0."""
         ...
 
     def close(self) -> None:

@@ -173,8 +173,30 @@ class PagedColumn:
         if self._valid is not None:
             valid = values.is_valid().to_numpy(zero_copy_only=False).view(np.uint8)
             scatter(self._valid_addresses, slots, valid)
-        raw = values.view(pa.from_numpy_dtype(self.dtype)).fill_null(self.spec.identity)
-        scatter(self._addresses, slots, raw.to_numpy())
+        scatter(self._addresses, slots, self._raw_of(values))
+
+    def extend(self, first_slot: int, values: pa.Array) -> None:
+        """The slots from `first_slot` on, of which none has held anything, get the values of an Arrow array.
+
+        `first_slot` is the first one behind those that have been filled so; pages that are missing are added, and hold
+        the identity behind the last value. Faster than `grow` and `put`: no page is written to twice.
+        """
+        if values.null_count > 0:
+            self.start_nulls()
+        if self._valid is not None:
+            valid = values.is_valid().to_numpy(zero_copy_only=False).view(np.uint8)
+            _fill_pages(self._valid, first_slot, valid, 0)
+            self._valid_addresses = _extended(self._valid_addresses, self._valid)
+        _fill_pages(self._arrays, first_slot, self._raw_of(values), self.spec.identity)
+        self._addresses = _extended(self._addresses, self._arrays)
+
+    def _raw_of(self, values: pa.Array) -> NDArray[Any]:
+        """Plain values, with the identity beneath a null; no copy where nothing is null."""
+        raw = values.view(pa.from_numpy_dtype(self.dtype))
+        if raw.null_count > 0:
+            raw = raw.fill_null(self.spec.identity)
+        plain: NDArray[Any] = raw.to_numpy()
+        return plain
 
     def rebuilt(self, kept: NDArray[np.int32]) -> PagedColumn:
         """A column of its own with the values of some slots, in that order."""
@@ -237,6 +259,25 @@ def _taken(spec: ValueSpec, dtype: np.dtype[Any], pages: Pages, valid_pages: Pag
     return array_of(gathered(pages, slots, dtype), valid, spec.data_type)
 
 
+def _fill_pages(pages: list[NDArray[Any]], first_slot: int, values: NDArray[Any], rest: Any) -> None:
+    """Put values one behind the other from a slot on; what is left of the last page that is made for them is `rest`."""
+    done, slot = 0, first_slot
+    while done < len(values):
+        number, offset = slot >> PAGE_BITS, slot & (PAGE_ROWS - 1)
+        count = min(PAGE_ROWS - offset, len(values) - done)
+        if number < len(pages):
+            pages[number][offset : offset + count] = values[done : done + count]
+        elif count == PAGE_ROWS:
+            pages.append(values[done : done + count].copy())
+        else:
+            page = np.empty(PAGE_ROWS, dtype=values.dtype)
+            page[:count] = values[done : done + count]
+            page[count:] = rest
+            pages.append(page)
+        done, slot = done + count, slot + count
+
+
 def _extended(addresses: Pages, arrays: list[NDArray[Any]]) -> Pages:
-    added = [array.ctypes.data for array in arrays[len(addresses) :]]
+    # `array.ctypes.data` says the same and makes three objects on the way.
+    added = [array.__array_interface__["data"][0] for array in arrays[len(addresses) :]]
     return np.concatenate((addresses, np.array(added, dtype=np.uintp)))
