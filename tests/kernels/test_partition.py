@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from kernel_reference import partition_reference
 
 from tidegate.actors.kernels.partition import gather, partition, subtask_table
-from tidegate.storage.state.snapshot import key_group_range
+from tidegate.storage.state.key_groups import key_group_range
 
 
 @settings(max_examples=100, deadline=None)

@@ -13,7 +13,8 @@ from tidegate.actors.operators.batches.partitioners import HashPartitioner
 from tidegate.actors.operators.operator import Operator, OperatorContext
 from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.ids import CheckpointId, OperatorUid, SubtaskIndex
-from tidegate.storage.state.snapshot import Cut, StateTable, key_group_range, tables_of
+from tidegate.storage.state.key_groups import key_group_range
+from tidegate.storage.state.snapshot import Cut, StateTable, tables_of
 
 CUT = Cut(CheckpointId(1))
 """All of the state."""

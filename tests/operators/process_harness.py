@@ -17,7 +17,8 @@ from tidegate.actors.protocol.stream_elements import MAX_WATERMARK_MS
 from tidegate.actors.state_backends.common.options import StateBackendOptions
 from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.ids import OperatorUid, SubtaskIndex
-from tidegate.storage.state.snapshot import StateTable, key_group_range, tables_of
+from tidegate.storage.state.key_groups import key_group_range
+from tidegate.storage.state.snapshot import StateTable, tables_of
 
 MAX_PARALLELISM = 16
 Row = dict[str, Any]

@@ -22,7 +22,7 @@ from tidegate.actors.operators.batches.partitioners import (
 from tidegate.actors.protocol.partitioning import Partitioning, PartitioningKind
 from tidegate.storage.codec import decode, encode
 from tidegate.storage.errors import ConfigurationError
-from tidegate.storage.state.snapshot import key_group_of_hash, subtask_of_key_group
+from tidegate.storage.state.key_groups import key_group_of_hash, subtask_of_key_group
 
 
 @st.composite

@@ -10,7 +10,8 @@ from tidegate.storage.checkpoints.metadata import METADATA_VERSION, CheckpointMe
 from tidegate.storage.checkpoints.metadata_file import create_metadata
 from tidegate.storage.files.store import Store
 from tidegate.storage.ids import AttemptNumber, CheckpointId, JobId, OperatorUid, SubtaskIndex, VertexId
-from tidegate.storage.state.snapshot import StateChunk, key_group_range
+from tidegate.storage.state.key_groups import key_group_range
+from tidegate.storage.state.snapshot import StateChunk
 from tidegate.storage.state.state_file import write_state
 
 MAX_PARALLELISM = 8

@@ -16,7 +16,8 @@ from tidegate.storage.checkpoints.metadata_file import create_metadata
 from tidegate.storage.files.envelope import checksum_of
 from tidegate.storage.files.store import Store
 from tidegate.storage.ids import CheckpointId, JobId, OperatorUid
-from tidegate.storage.state.snapshot import FrozenState, StateChunk, StateTable, key_group_range, sorted_by_group
+from tidegate.storage.state.key_groups import key_group_range
+from tidegate.storage.state.snapshot import FrozenState, StateChunk, StateTable, sorted_by_group
 from tidegate.storage.state.state_file import write_state
 
 STATE = "total"

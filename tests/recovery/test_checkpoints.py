@@ -16,7 +16,7 @@ from tidegate.storage.checkpoints.layout import CheckpointLayout
 from tidegate.storage.errors import ConfigurationError, CorruptionError, NotFoundError
 from tidegate.storage.files.file_system_store import FileSystemStore, open_store
 from tidegate.storage.ids import JobId, OperatorUid
-from tidegate.storage.state.snapshot import key_group_range
+from tidegate.storage.state.key_groups import key_group_range
 
 _JOB = "demo-1a2b3c4d"
 

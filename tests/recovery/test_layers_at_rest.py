@@ -19,7 +19,7 @@ from tidegate.storage.checkpoints.metadata import CheckpointMetadata
 from tidegate.storage.errors import CodecError, ConfigurationError, CorruptionError, NotFoundError
 from tidegate.storage.files.file_system_store import FileSystemStore, open_store
 from tidegate.storage.ids import JobId
-from tidegate.storage.state.snapshot import key_group_range
+from tidegate.storage.state.key_groups import key_group_range
 
 JOB = "demo-1a2b3c4d"
 LAYOUT = CheckpointLayout(JobId(JOB))

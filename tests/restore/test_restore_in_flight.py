@@ -31,7 +31,7 @@ from tidegate.storage.checkpoints.metadata import CheckpointMetadata
 from tidegate.storage.errors import ConfigurationError, CorruptionError
 from tidegate.storage.files.file_system_store import FileSystemStore, open_store
 from tidegate.storage.ids import SubtaskIndex, VertexId
-from tidegate.storage.state.snapshot import key_group_of_hash, subtask_of_key_group
+from tidegate.storage.state.key_groups import key_group_of_hash, subtask_of_key_group
 
 Row = tuple[int, int]
 """Key and number; the numbers of an old channel ascend."""

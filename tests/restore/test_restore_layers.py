@@ -20,7 +20,8 @@ from tidegate.storage.checkpoints.metadata import CheckpointMetadata, NativeStat
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.files.file_system_store import FileSystemStore, open_store
 from tidegate.storage.ids import OperatorUid, SubtaskIndex, VertexId
-from tidegate.storage.state.snapshot import StateChunk, StateTable, key_group_range, sorted_by_group
+from tidegate.storage.state.key_groups import key_group_range
+from tidegate.storage.state.snapshot import StateChunk, StateTable, sorted_by_group
 from tidegate.storage.state.state_file import write_state
 
 UID = OperatorUid("count")

@@ -19,7 +19,8 @@ from tidegate.storage.checkpoints.metadata import CheckpointMetadata
 from tidegate.storage.errors import CorruptionError
 from tidegate.storage.files.file_system_store import FileSystemStore, open_store
 from tidegate.storage.ids import CheckpointId, OperatorUid, SubtaskIndex, VertexId
-from tidegate.storage.state.snapshot import Cut, StateTable, key_group_range
+from tidegate.storage.state.key_groups import key_group_range
+from tidegate.storage.state.snapshot import Cut, StateTable
 from tidegate.storage.subtasks.backend_files import write_native
 
 UID = OperatorUid("count")

@@ -21,7 +21,8 @@ from tidegate.actors.state_backends.factory import open_backend
 from tidegate.storage.checkpoints.metadata import CheckpointMetadata, SubtaskState
 from tidegate.storage.files.file_system_store import FileSystemStore, open_store
 from tidegate.storage.ids import CheckpointId, OperatorUid, SubtaskIndex, VertexId
-from tidegate.storage.state.snapshot import Cut, StateTable, key_group_range
+from tidegate.storage.state.key_groups import key_group_range
+from tidegate.storage.state.snapshot import Cut, StateTable
 from tidegate.storage.state.state_file import write_state
 from tidegate.storage.subtasks.backend_files import DESCRIPTION_NAME, fetch_native, write_native
 

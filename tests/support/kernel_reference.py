@@ -15,7 +15,7 @@ import pyarrow as pa
 import xxhash
 from numpy.typing import NDArray
 
-from tidegate.storage.state.snapshot import key_group_of_hash, subtask_of_key_group
+from tidegate.storage.state.key_groups import key_group_of_hash, subtask_of_key_group
 
 _NULL_SEED = 0x6E756C6C6E756C6C
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from tidegate.actors.kernels.columns import fixed_values
 from tidegate.actors.kernels.fixed_width import array_of, storage_dtype
 from tidegate.actors.kernels.jit import kernel
-from tidegate.storage.state.snapshot import subtask_of_key_group
+from tidegate.storage.state.key_groups import subtask_of_key_group
 
 _SLACK_BYTES = 4096
 

@@ -26,7 +26,7 @@ from tidegate.storage.checkpoints.metadata import CheckpointMetadata
 from tidegate.storage.errors import ConfigurationError, CorruptionError
 from tidegate.storage.files.store import Store
 from tidegate.storage.ids import OperatorUid, SubtaskIndex
-from tidegate.storage.state.snapshot import key_group_range
+from tidegate.storage.state.key_groups import key_group_range
 from tidegate.storage.subtasks.in_flight import ChannelEnd, InFlightRows, edges_in_flight, read_in_flight
 
 RestoredChannels = tuple[tuple[ChannelId, tuple[pa.RecordBatch, ...]], ...]

@@ -29,7 +29,8 @@ from tidegate.storage.copies.local_first import LocalFirstStore
 from tidegate.storage.errors import CorruptionError
 from tidegate.storage.files.store import Store
 from tidegate.storage.ids import OperatorUid, SubtaskIndex
-from tidegate.storage.state.snapshot import StateTable, key_group_range
+from tidegate.storage.state.key_groups import key_group_range
+from tidegate.storage.state.snapshot import StateTable
 from tidegate.storage.subtasks.backend_files import fetch_native, tables_of_fetched
 from tidegate.storage.subtasks.subtask_state import read_subtask_state
 

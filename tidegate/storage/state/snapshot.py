@@ -173,25 +173,3 @@ def sorted_by_group(rows: pa.RecordBatch, groups: NDArray[np.uint16]) -> StateCh
     # NumPy's stable sort of 16-bit integers is a radix sort.
     order = pa.array(np.argsort(groups, kind="stable"))
     return StateChunk(rows.take(order), first, tuple(starts.tolist()))
-
-
-def key_group_of_hash(hash64: int, max_parallelism: int) -> int:
-    """Key group of an unsigned 64-bit key hash."""
-    return hash64 % max_parallelism
-
-
-def subtask_of_key_group(key_group: int, max_parallelism: int, parallelism: int) -> int:
-    """Subtask that owns a key group (Flink's KeyGroupRangeAssignment)."""
-    return key_group * parallelism // max_parallelism
-
-
-def key_group_range(subtask: int, max_parallelism: int, parallelism: int) -> range:
-    """Key groups that a subtask owns: contiguous, and together with the others' a partition of all of them."""
-    start = (subtask * max_parallelism + parallelism - 1) // parallelism
-    stop = ((subtask + 1) * max_parallelism + parallelism - 1) // parallelism
-    return range(start, stop)
-
-
-def key_groups_meet(one: range, other: range) -> bool:
-    """Whether two ranges have a key group in common."""
-    return one.start < other.stop and other.start < one.stop

@@ -21,7 +21,8 @@ from tidegate.storage.errors import CorruptionError, StorageError
 from tidegate.storage.files.envelope import format_checksum
 from tidegate.storage.files.private_folders import FOLDER_MODE, open_private
 from tidegate.storage.files.store import Buffer, Store
-from tidegate.storage.state.snapshot import FrozenNative, StateTable, key_groups_meet
+from tidegate.storage.state.key_groups import key_groups_meet
+from tidegate.storage.state.snapshot import FrozenNative, StateTable
 from tidegate.storage.state.verification import verified_native
 
 DESCRIPTION_NAME = "TIDEGATE"

@@ -9,7 +9,8 @@ from __future__ import annotations
 from tidegate.storage.checkpoints.metadata import SectionRef, SubtaskState
 from tidegate.storage.files.store import Store
 from tidegate.storage.ids import OperatorUid
-from tidegate.storage.state.snapshot import StateTable, key_groups_meet
+from tidegate.storage.state.key_groups import key_groups_meet
+from tidegate.storage.state.snapshot import StateTable
 from tidegate.storage.state.state_file import Wanted, read_state
 from tidegate.storage.subtasks.backend_files import read_native
 

@@ -136,7 +136,7 @@ class KeyedAggregate(Operator):
         if self._emit_mode not in ("update", "final"):
             raise ConfigurationError(f'emit must be "update" or "final", not {self._emit_mode!r}')
         names = [*self._keys, *(n for name, a in self._aggregates.items() for n in _state_names(name, a))]
-        names += [name for name, a in self._aggregates.items() if a.kind is AggregateKind.MEAN]
+        names += [name for name, a in self._aggregates.items() if name not in _state_names(name, a)]
         doubles = sorted({name for name in names if names.count(name) > 1})
         if doubles:
             raise ConfigurationError(f"keys and aggregates must have different names; used twice: {doubles}")

@@ -8,7 +8,8 @@ from tidegate.actors.operators.operator import OperatorContext
 from tidegate.actors.state_backends.common.backend import KeyedBackend
 from tidegate.actors.state_backends.common.options import BackendPlace
 from tidegate.actors.state_backends.factory import open_backend
-from tidegate.storage.state.snapshot import Cut, OperatorSnapshot, key_group_range
+from tidegate.storage.state.key_groups import key_group_range
+from tidegate.storage.state.snapshot import Cut, OperatorSnapshot
 
 
 def make_backend(context: OperatorContext, key_names: Sequence[str]) -> KeyedBackend:

@@ -1,0 +1,95 @@
+"""Functions that pages tell a reader to open are where the page says."""
+
+from __future__ import annotations
+
+import ast
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+from repository import PACKAGE, ROOT, files
+
+PLACED = re.compile(r"`(\w+(?:\.\w+)*)`[\s,(]+`((?:\w+/)+\w+\.py)`")
+"""A name and, right after it, the module that it is in: `name` (`path.py`), or (`name`, `path.py`)."""
+
+MEMBER = re.compile(r"`([A-Z]\w+\.[a-z_]\w*)(?:\(\))?`")
+"""A class and a member of it, with or without a module."""
+
+CODE = re.compile(r"`([A-Za-z_]\w*)`")
+NOT_OURS = {"_metadata", "periodic"}
+"""What a walk sets as code and is no name: a file, a timer."""
+
+PAGES = [path for path in files() if path.suffix == ".md" and path.name != "CHANGELOG.md"]
+WALKS = re.compile(r"^## A walk: .*?(?=^## )", re.DOTALL | re.MULTILINE)
+
+
+def defined_in(tree: ast.Module) -> set[str]:
+    """Functions, classes, constants, and members as `Class.member`, of one module."""
+    found: set[str] = set()
+    for node in tree.body:
+        names = {name for part in ast.walk(node) for name in _bound(part)}
+        found |= names
+        if isinstance(node, ast.ClassDef):
+            found |= {f"{node.name}.{name}" for name in names}
+    return found
+
+
+def _bound(node: ast.AST) -> list[str]:
+    """Names that a node gives to something: a definition, or an assignment to a name or to an attribute of `self`."""
+    if isinstance(node, ast.FunctionDef | ast.ClassDef):
+        return [node.name]
+    if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+        return [node.id]
+    if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+        return [node.attr]
+    return []
+
+
+@cache
+def definitions() -> dict[Path, set[str]]:
+    """What each module of the package defines."""
+    return {path: defined_in(ast.parse(path.read_text())) for path in PACKAGE.rglob("*.py")}
+
+
+@cache
+def everything() -> set[str]:
+    """What any module defines."""
+    return set().union(*definitions().values())
+
+
+def lost(page: str) -> list[str]:
+    """Names that are not in the module beside them, and members that no class of ours has."""
+    found = []
+    for name, path in PLACED.findall(page):
+        module = (ROOT / path).resolve()
+        if module.is_relative_to(PACKAGE) and name not in definitions().get(module, set()):
+            found.append(f"{name} in {path}")
+    classes = {name.split(".")[0] for name in everything() if "." in name}
+    members = (name for name in MEMBER.findall(page) if name.split(".")[0] in classes)
+    return found + [name for name in members if name not in everything()]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_functions_are_where_pages_say(page: Path) -> None:
+    """A reader opens the module that stands beside a name, and finds it there."""
+    assert lost(page.read_text()) == []
+
+
+def test_every_name_of_the_walks_is_one_of_ours() -> None:
+    """The walks of the architecture page name functions to open in order: each can be looked for."""
+    walks = WALKS.findall((ROOT / "docs/architecture.md").read_text())
+    assert len(walks) == 2
+    names = {name for walk in walks for name in CODE.findall(walk)}
+    assert len(names) > 30
+    assert sorted(names - everything() - NOT_OURS) == []
+
+
+def test_what_is_lost_is_found() -> None:
+    """The rule bites: a name in another module, one that is nowhere, a member that went."""
+    assert lost("`StoreFile` (`storage/ids.py`), (`attic`,\n`storage/codec.py`), `TaskMachine.attic`") == [
+        "StoreFile in storage/ids.py",
+        "attic in storage/codec.py",
+        "TaskMachine.attic",
+    ]
+    assert lost("`JobId` (`storage/ids.py`), `attic` in words, `TaskMachine.handle`, `read` (`docs/x.py`)") == []

@@ -1,0 +1,31 @@
+"""Key groups: the shares in which keyed state is dealt out (Flink's `KeyGroupRangeAssignment`).
+
+The hash of a key (`actors/kernels/hashing.py`) gives its key group. A job has `max_parallelism` of them for ever; each
+subtask owns a contiguous range, which another parallelism divides anew. Checkpoints store state by key group.
+
+Rule: change none of this. Stored state would go to subtasks that do not see its keys.
+"""
+
+from __future__ import annotations
+
+
+def key_group_of_hash(hash64: int, max_parallelism: int) -> int:
+    """Key group of an unsigned 64-bit key hash."""
+    return hash64 % max_parallelism
+
+
+def subtask_of_key_group(key_group: int, max_parallelism: int, parallelism: int) -> int:
+    """Subtask that owns a key group (Flink's KeyGroupRangeAssignment)."""
+    return key_group * parallelism // max_parallelism
+
+
+def key_group_range(subtask: int, max_parallelism: int, parallelism: int) -> range:
+    """Key groups that a subtask owns: contiguous, and together with the others' a partition of all of them."""
+    start = (subtask * max_parallelism + parallelism - 1) // parallelism
+    stop = ((subtask + 1) * max_parallelism + parallelism - 1) // parallelism
+    return range(start, stop)
+
+
+def key_groups_meet(one: range, other: range) -> bool:
+    """Whether two ranges have a key group in common."""
+    return one.start < other.stop and other.start < one.stop
