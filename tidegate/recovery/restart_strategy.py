@@ -47,8 +47,8 @@ class RestartStrategy:
     def fixed_delay(attempts: int, delay: Duration) -> RestartStrategy:
         """Restart up to `attempts` times in a row, `delay` (`"1s"`, a timedelta, or ms) after each failure.
 
-        A completed checkpoint begins a new row: a job that fails now and then, and gets on in between, goes on for
-        ever. Raises ConfigurationError for a negative or unreadable value.
+        Only failures since the newest completed checkpoint count: a job that fails now and then, and completes
+        checkpoints in between, goes on for ever. Raises ConfigurationError for a negative or unreadable value.
         """
         at_least = _whole("fixed_delay(attempts)", attempts, 0)
         return FixedDelay(at_least, _duration_ms("fixed_delay(delay)", delay, 0))
