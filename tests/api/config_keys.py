@@ -31,6 +31,9 @@ KEYS: dict[str, tuple[str, ...]] = {
     "debloat": ("taskmanager.network.memory.buffer-debloat.enabled",),
     "debloat_target": ("taskmanager.network.memory.buffer-debloat.target",),
     "lease": ("high-availability.lease-duration",),
+    "heartbeat_interval": ("heartbeat.interval",),
+    "heartbeat_timeout": ("heartbeat.timeout",),
+    "call_timeout": ("task.call-timeout",),
 }
 
 GIVEN: dict[str, tuple[object, object]] = {
@@ -62,6 +65,9 @@ GIVEN: dict[str, tuple[object, object]] = {
     "debloat": (False, False),
     "debloat_target": ("1s", 1_000),
     "lease": ("5s", 5_000),
+    "heartbeat_interval": ("2s", 2_000),
+    "heartbeat_timeout": ("20s", 20_000),
+    "call_timeout": ("1h", 3_600_000),
 }
 """Name to a value as people write it, and the value that is kept."""
 

@@ -45,6 +45,9 @@ def test_defaults() -> None:
         "debloat": True,
         "debloat_target": 1_000,
         "lease": 30_000,
+        "heartbeat_interval": 10_000,
+        "heartbeat_timeout": 50_000,
+        "call_timeout": None,
     }
 
 
@@ -130,6 +133,9 @@ def test_min_pause_may_exceed_interval() -> None:
         ("debloat_target", "9ms"),
         ("debloat_target", 0),
         ("lease", "10ms"),
+        ("heartbeat_interval", "99ms"),
+        ("heartbeat_timeout", "soon"),
+        ("call_timeout", "1ms"),
     ],
 )
 def test_wrong_value_is_refused_by_every_name(name: str, value: object) -> None:
@@ -191,6 +197,7 @@ CONTRADICTIONS = [
     ({"backend_directory": "/mnt/disk"}, ("backend_directory", "backend")),
     ({"local_directory": "/mnt/disk"}, ("local_directory", "local_copies")),
     ({"debloat": False, "debloat_target": "200ms"}, ("debloat_target", "debloat")),
+    ({"heartbeat_interval": "50s"}, ("heartbeat_interval", "heartbeat_timeout")),
 ]
 
 

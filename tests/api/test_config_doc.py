@@ -36,7 +36,8 @@ def test_document_names_no_other_key() -> None:
     """A key that is mentioned anywhere in the document is one that can be given."""
     known = {key for keys in KEYS.values() for key in keys}
     text = re.sub(r"\]\([^)]*\)", "]", DOCUMENT)  # the target of a link is no key
-    mentioned = set(re.findall(r"(?:execution|state|taskmanager|web|high-availability)(?:\.[a-z][\w-]*)+", text))
+    roots = "execution|state|taskmanager|web|high-availability|heartbeat|task"
+    mentioned = set(re.findall(rf"\b(?:{roots})(?:\.[a-z][\w-]*)+", text))
     assert known == mentioned
 
 
@@ -67,4 +68,5 @@ def test_documented_retention_and_contradictions() -> None:
         {"backend_directory", "backend"},
         {"local_directory", "local_copies"},
         {"debloat_target", "debloat"},
+        {"heartbeat_interval", "heartbeat_timeout"},
     ] == pairs

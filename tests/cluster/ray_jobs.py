@@ -15,6 +15,7 @@ from ray import cloudpickle
 
 from tidegate.actors.coordinator.job.job_spec import CheckpointSettings, JobSpec
 from tidegate.actors.graph.stream_graph import StreamNode, translate
+from tidegate.actors.hosts.heartbeat_settings import HeartbeatSettings
 from tidegate.actors.hosts.job_context import DataPlaneOptions, JobContext
 from tidegate.actors.operators.batches import aggregates
 from tidegate.actors.operators.batches.keyed_aggregate import KeyedAggregate
@@ -112,6 +113,7 @@ def keyed_job(
     interval_ms: int | None = 150,
     restart: RestartStrategy | None = None,
     root: str | None = None,
+    heartbeats: HeartbeatSettings | None = None,
 ) -> KeyedJob:
     """gated source -> `function` | key by k | count and sum -> upsert table; checkpoints and table under `folder`."""
     data = _data()
@@ -129,6 +131,7 @@ def keyed_job(
         graph,
         {s.uid: tuple(SplitPosition(split) for split in s.source.splits()) for s in sources},
         DataPlaneOptions(source_rows_max=ROWS_A_BATCH),
+        heartbeats=heartbeats or HeartbeatSettings(),
     )
     spec = JobSpec(
         job_id,

@@ -15,7 +15,7 @@ from ray.exceptions import ActorDiedError
 from tidegate.actors.runtimes.ray.fleet import Member, reason_of
 from tidegate.actors.runtimes.ray.process import exit_reasons
 from tidegate.actors.runtimes.ray.process.exit_reasons import Witness, end_text, last_lines
-from tidegate.actors.runtimes.ray.task_actor import ProcessInfo
+from tidegate.actors.runtimes.ray.process.process_info import ProcessInfo
 
 SEGFAULT = """\
 :job_id:01000000

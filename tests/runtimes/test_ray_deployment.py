@@ -17,6 +17,7 @@ from tidegate.actors.runtimes.ray.attempt_supervisor import Deployment
 from tidegate.actors.runtimes.ray.fleet import Fleet, Member
 from tidegate.actors.runtimes.ray.process.mailbox import Mailbox
 from tidegate.actors.runtimes.ray.process.outcomes import Outcome
+from tidegate.actors.runtimes.ray.process.process_info import ProcessInfo
 from tidegate.actors.task.messages import events as ev
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.ids import AttemptNumber, CheckpointId
@@ -44,6 +45,7 @@ class Handle:
     deploy: Method = field(default_factory=lambda: Method(answers=True))
     run: Method = field(default_factory=Method)
     tell: Method = field(default_factory=Method)
+    drop: Method = field(default_factory=Method)
 
 
 class Staff:
@@ -125,3 +127,74 @@ def test_what_cannot_get_better_is_told_as_such() -> None:
         (told,) = (event for event in deployed.told if isinstance(event, co.TaskFailed))
         assert told.permanent is permanent
         assert str(error) in told.reason
+
+
+def _started(deployed: Deployed) -> list[Member]:
+    members = [deployed.staff.staff()[task] for task in (SOURCE, SINK)]
+    for member in members:
+        member.info = ProcessInfo(1, "node")
+    return members
+
+
+def _orders(deployed: Deployed) -> int:
+    return deployed.staff.handles[SINK].deploy.calls.qsize()
+
+
+def test_an_attempt_waits_until_all_have_let_go_of_the_one_before() -> None:
+    """A task is not given to a process that may be stuck."""
+    deployed = Deployed()
+    _started(deployed)
+    deployed.deployment.cancel(FIRST)
+    deployed.deployment.deploy(do.DeployAttempt(SECOND, None))
+    drops = [deployed.staff.handles[task].drop.calls.get_nowait()[0] for task in (SOURCE, SINK)]
+    drops[0].set_result(None)
+    assert _orders(deployed) == 1
+    drops[1].set_result(None)
+    assert _orders(deployed) == 2
+
+
+def test_an_attempt_does_not_wait_for_who_counts_as_hung_or_is_still_starting() -> None:
+    """The first is about to be killed; what the second is told waits for its start anyway."""
+    deployed = Deployed()
+    source, sink = _started(deployed)
+    sink.info = None
+    deployed.deployment.cancel(FIRST)
+    deployed.deployment.deploy(do.DeployAttempt(SECOND, None))
+    assert _orders(deployed) == 1
+    source.hung = True
+    deployed.deployment.found_hung(source)
+    assert _orders(deployed) == 2
+
+
+def test_what_is_cancelled_while_it_waits_is_not_deployed() -> None:
+    """The job may have ended meanwhile."""
+    deployed = Deployed()
+    _started(deployed)
+    deployed.deployment.cancel(FIRST)
+    deployed.deployment.deploy(do.DeployAttempt(SECOND, None))
+    deployed.deployment.cancel(SECOND)
+    for task in (SOURCE, SINK):
+        while not deployed.staff.handles[task].drop.calls.empty():
+            deployed.staff.handles[task].drop.calls.get_nowait()[0].set_result(None)
+    assert _orders(deployed) == 1
+
+
+def test_a_hung_process_fails_the_task_of_the_attempt_in_which_it_was_found() -> None:
+    """The failure is told when it is known what it was doing: by then there may be another attempt."""
+    deployed = Deployed()
+    _, sink = _started(deployed)
+    tell = deployed.deployment.found_hung(sink)
+    deployed.deployment.deploy(do.DeployAttempt(SECOND, None))
+    tell("it hangs")
+    (failed,) = [event for event in deployed.told if isinstance(event, co.TaskFailed)]
+    assert (failed.attempt, failed.task, failed.reason) == (FIRST, SINK, "it hangs")
+
+
+def test_a_hung_process_that_nobody_needs_fails_nothing() -> None:
+    """A spare one, or that of a task that has finished."""
+    deployed = Deployed()
+    _, sink = _started(deployed)
+    deployed.run_of(SINK).set_result(Outcome("finished"))
+    deployed.deployment.found_hung(sink)("it hangs")
+    deployed.deployment.found_hung(Member("standby", None, None, Future()))("it hangs")
+    assert deployed.told == []

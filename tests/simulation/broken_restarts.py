@@ -45,7 +45,7 @@ RESTART_PATCHES: dict[str, tuple[int, Patch]] = {
 }
 """Every such break: its invariant, and the patch."""
 
-_EXPONENTIAL = {"restart": "exponential-delay", "faults": "all", "ending": "finish"}
+_EXPONENTIAL = {"restart": "exponential-delay", "faults": "tasks", "ending": "finish"}
 _RATE = {"restart": "failure-rate", "faults": "tasks", "ending": "fail"}
 RESTART_FIXED: Mapping[str, Mapping[str, str | int]] = {
     rule: _RATE if "rate" in rule else _EXPONENTIAL for rule in RESTART_PATCHES

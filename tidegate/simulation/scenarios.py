@@ -55,12 +55,12 @@ _LOG_ENTRIES = {"long": None, "short": 8}
 _BUFFERS = {"tiny": (300, 300), "small": (1_000, 1_500), "wide": (20_000, 20_000)}
 _SURVIVING = {
     "fixed-delay": RestartStrategy.fixed_delay(10_000, "100ms"),
-    "exponential-delay": RestartStrategy.exponential_delay("20ms", "400ms", 3.0, 0.5, "300ms"),
+    "exponential-delay": RestartStrategy.exponential_delay("20ms", "400ms", 3.0, 0.3, "1s"),
     "failure-rate": RestartStrategy.failure_rate(10_000, "1s", "100ms"),
 }
 _FAILING = {
     "fixed-delay": RestartStrategy.none(),
-    "exponential-delay": RestartStrategy.exponential_delay("20ms", "400ms", 3.0, 0.5, "300ms", attempts=1),
+    "exponential-delay": RestartStrategy.exponential_delay("20ms", "400ms", 3.0, 0.3, "1s", attempts=1),
     "failure-rate": RestartStrategy.failure_rate(1, "500ms", "50ms"),
 }
 """Strategies of a job that may end by a failure."""

@@ -21,6 +21,7 @@ from pydantic import (
 )
 
 from tidegate.actors.coordinator.job.outages import STORAGE_OUTAGE_MS
+from tidegate.actors.hosts.heartbeat_settings import INTERVAL_MS, TIMEOUT_MS
 from tidegate.actors.state_backends.common.options import MEMORY_BYTES
 from tidegate.actors.task.channels.output_gate import DEBLOAT_TARGET_MS
 from tidegate.api.config import setting_values as of
@@ -154,6 +155,21 @@ class CheckpointConfig(BaseModel):
     lease: Annotated[int, BeforeValidator(of.lease)] = Field(default=LEASE_MS_DEFAULT, alias=KEYS["lease"][0])
     """Milliseconds without a sign of life after which the job counts as dead; at least 1,000."""
 
+    heartbeat_interval: Annotated[int, BeforeValidator(of.heartbeat)] = Field(
+        default=INTERVAL_MS, alias=KEYS["heartbeat_interval"][0]
+    )
+    """Milliseconds between two questions to a process of the job whether it lives; at least 100."""
+
+    heartbeat_timeout: Annotated[int, BeforeValidator(of.heartbeat)] = Field(
+        default=TIMEOUT_MS, alias=KEYS["heartbeat_timeout"][0]
+    )
+    """Milliseconds without an answer after which a process counts as hung; more than the interval."""
+
+    call_timeout: Annotated[int | None, BeforeValidator(of.call_timeout)] = Field(
+        default=None, alias=KEYS["call_timeout"][0]
+    )
+    """Milliseconds that one call of a task may take. None: half of `timeout`, no limit without periodic checkpoints."""
+
     @model_validator(mode="wrap")
     @classmethod
     def _refuse(cls, data: object, handler: ModelWrapValidatorHandler[Self]) -> Self:
@@ -208,6 +224,9 @@ def _check_together(config: CheckpointConfig) -> None:
     if "debloat_target" in config.model_fields_set and not config.debloat:
         why = "without it all buffers are used, however slow a task is; switch it on, or leave the time out"
         raise refuse("debloat_target", "debloat", why)
+    if config.heartbeat_interval >= config.heartbeat_timeout:
+        why = "every process would count as hung before it is asked; make the interval shorter"
+        raise refuse("heartbeat_interval", "heartbeat_timeout", why)
     if config.aligned_timeout >= config.timeout:
         why = "a checkpoint would be given up before it could go on unaligned; make the first one shorter"
         raise refuse("aligned_timeout", "timeout", why)

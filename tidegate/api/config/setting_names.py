@@ -38,6 +38,9 @@ KEYS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "debloat": ("taskmanager.network.memory.buffer-debloat.enabled",),
         "debloat_target": ("taskmanager.network.memory.buffer-debloat.target",),
         "lease": ("high-availability.lease-duration",),
+        "heartbeat_interval": ("heartbeat.interval",),
+        "heartbeat_timeout": ("heartbeat.timeout",),
+        "call_timeout": ("task.call-timeout",),
     }
 )
 """Keys of each setting. Where there are two, the second is the one that Flink 2 documents; the older one holds too."""

@@ -17,6 +17,7 @@ INTERVAL_MS_MIN = 10
 """Intervals below this switch periodic checkpoints off, and no timeout may be below it (both as in Flink)."""
 
 LEASE_MS_MIN = 1_000
+HEARTBEAT_MS_MIN = 100
 DEBLOAT_TARGET_MS_MIN = 10
 
 _BACKENDS = {"columnar": "columnar", "hashmap": "columnar", "rocksdb": "rocksdb"}
@@ -52,6 +53,19 @@ def lease(value: str | timedelta | int, info: ValidationInfo) -> int:
     if lease_ms < LEASE_MS_MIN:
         raise ConfigurationError(f"{label(info)}: {lease_ms} ms is too short; give {LEASE_MS_MIN} ms or more")
     return lease_ms
+
+
+def heartbeat(value: str | timedelta | int, info: ValidationInfo) -> int:
+    """Milliseconds, not so few that a busy machine counts as a hung process."""
+    heartbeat_ms = duration(value, info)
+    if heartbeat_ms < HEARTBEAT_MS_MIN:
+        raise ConfigurationError(f"{label(info)}: {heartbeat_ms} ms is too short; give {HEARTBEAT_MS_MIN} ms or more")
+    return heartbeat_ms
+
+
+def call_timeout(value: str | timedelta | int | None, info: ValidationInfo) -> int | None:
+    """Milliseconds, or None for the default."""
+    return None if value is None else heartbeat(value, info)
 
 
 def debloat_target(value: str | timedelta | int, info: ValidationInfo) -> int:

@@ -26,6 +26,7 @@ from tidegate.actors.state_backends.common.options import StateBackendOptions
 from tidegate.actors.task.channels.output_gate import BufferLimits
 from tidegate.actors.task.pipeline.source_cursor import SplitPosition
 from tidegate.api.config.checkpoint_config import CheckpointConfig
+from tidegate.api.config.heartbeat_config import heartbeats_of
 from tidegate.api.given_names import check_name
 from tidegate.api.output_tables import CollectedRows, OutputTable
 from tidegate.api.submission.local_folders import own_folder
@@ -154,6 +155,7 @@ def prepare(request: JobRequest, open_store: OpenStore) -> Submission:
         request.hooks,
         request.checkpoints.lease,
         request.checkpoints.storage_outage,
+        heartbeats_of(request.checkpoints),
     )
     return Submission(_spec(request, graph, restore), context)
 

@@ -62,7 +62,6 @@ _WEIGHTS: Mapping[str, tuple[int, ...]] = {
     "width": (2, 3, 1),
     "ending": (4, 1, 1, 1, 1),
     "log": (3, 1),
-    "restart": (2, 1, 1),
 }
 
 CONTRADICTIONS: tuple[tuple[tuple[str, Hashable], tuple[str, Hashable]], ...] = (

@@ -5,6 +5,8 @@ Rules:
 - An attempt is told to every process and watched through its pending `run` call: its result, or its loss with the
   process, becomes a fact for the coordinator at once.
 - A process that does not let go of a cancelled attempt (it is stuck in a function of the user) is killed after a while.
+- An attempt is deployed when all processes that live have let go of the one before it. Who has not by the time that
+  the others wait for is killed, so no task is ever given to a process that is stuck.
 - A task whose `run` has returned needs its process no more: what is still said to it may get lost.
 - What is said about an attempt that is not the current one any more is for the machine to ignore, by its number.
 """
@@ -25,6 +27,7 @@ from tidegate.actors.coordinator.messages import instructions as do
 from tidegate.actors.coordinator.messages.events import CoordinatorEvent
 from tidegate.actors.graph.job_graph import JobGraph
 from tidegate.actors.hosts.clock import now_ms
+from tidegate.actors.protocol.failure_reasons import bounded_text
 from tidegate.actors.protocol.identity import TaskId
 from tidegate.actors.runtimes.ray.fleet import Fleet, Member, reason_of
 from tidegate.actors.runtimes.ray.process.calls import watch_call
@@ -54,12 +57,27 @@ class Deployment:
         self._finished: set[TaskId] = set()
         """Tasks of the current attempt that need no process any more."""
         self._neighbours = _neighbours(fleet.graph)
+        self._letting_go: list[tuple[Member, Future[None]]] = []
+        """Processes that were told to let go of an attempt, and the answers."""
+        self._due: do.DeployAttempt | None = None
+        """An attempt that waits for that."""
         self._failed_at_ms: int | None = None
         self._deployed_at_ms = 0
         self._awaits_rows = False
 
     def deploy(self, instruction: do.DeployAttempt) -> None:
-        """Give every task of an attempt to a process."""
+        """Give every task of an attempt to a process, once those that live have let go of the one before."""
+        self._due = instruction
+        self._deploy_if_free()
+
+    def _deploy_if_free(self) -> None:
+        self._letting_go = [(m, dropped) for m, dropped in self._letting_go if m.usable and not dropped.done()]
+        # One that is still starting has taken nothing yet: what it is told now waits for its constructor.
+        if self._due is not None and not any(member.info is not None for member, _ in self._letting_go):
+            due, self._due = self._due, None
+            self._deploy(due)
+
+    def _deploy(self, instruction: do.DeployAttempt) -> None:
         self._attempt = instruction.attempt
         self._finished.clear()
         self._deployed_at_ms = now_ms()
@@ -85,16 +103,31 @@ class Deployment:
 
     def cancel(self, attempt: AttemptNumber) -> None:
         """Have every process that lives let go of an attempt; one that does not is killed."""
+        self._due = None
         for member in self._members.values():
-            if not member.dead:
+            if member.usable:
                 dropped = member.handle.drop.remote(attempt).future()
+                self._letting_go.append((member, dropped))
+                dropped.add_done_callback(lambda _: self._mailbox.post(self._deploy_if_free))
                 self._mailbox.call_later(DROP_TIMEOUT_MS, partial(self._kill_if_stuck, member, attempt, dropped))
 
     def tell(self, task: TaskId, event: ev.TaskEvent) -> None:
         """Say something to a task of the current attempt, if its process lives."""
         member = self._members.get(task)
-        if member is not None and not member.dead:
+        if member is not None and member.usable:
             self._watch(task, member.handle.tell.remote(self._attempt, event))
+
+    def found_hung(self, member: Member) -> Callable[[str], object]:
+        """A process lives and does not get on; what is returned takes the failure of the task that it has."""
+        attempt = self._attempt
+        task = next((t for t, m in self._members.items() if m is member and t not in self._finished), None)
+
+        def tell(text: str) -> None:
+            if task is not None:
+                self._tell_coordinator(co.TaskFailed(now_ms(), attempt, task, bounded_text(text)))
+
+        self._deploy_if_free()
+        return tell
 
     def close(self) -> list[Future[None]]:
         """End all processes; the futures are done when they have gone."""
@@ -182,6 +215,7 @@ class Deployment:
                 "%s has not let go of attempt %d within %d ms: it is killed", member.name, attempt, DROP_TIMEOUT_MS
             )
             self._fleet.kill(member)
+            self._deploy_if_free()
 
 
 def _neighbours(graph: JobGraph) -> dict[TaskId, set[TaskId]]:

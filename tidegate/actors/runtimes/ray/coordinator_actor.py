@@ -43,11 +43,12 @@ from tidegate.actors.protocol.identity import TaskId
 from tidegate.actors.runtimes.ray.answers import Answers
 from tidegate.actors.runtimes.ray.attempt_supervisor import Deployment
 from tidegate.actors.runtimes.ray.fleet import Fleet, FleetOptions
+from tidegate.actors.runtimes.ray.heartbeats import Heartbeats
 from tidegate.actors.runtimes.ray.metrics import JobMetrics
 from tidegate.actors.runtimes.ray.process.calls import log_to_stderr
 from tidegate.actors.runtimes.ray.process.mailbox import Mailbox
+from tidegate.actors.runtimes.ray.process.process_info import ProcessInfo, process_info
 from tidegate.actors.runtimes.ray.shared_value import open_shared
-from tidegate.actors.runtimes.ray.task_actor import ProcessInfo, process_info
 from tidegate.actors.runtimes.running_job import Answer, JobProgress, TaskProcessInfo, answers_of, progress_of
 from tidegate.actors.task.messages import events as task_ev
 from tidegate.storage.checkpoints.event_log import EventLog
@@ -114,10 +115,12 @@ class CoordinatorProcess:
             runtime_context.get_node_id(),
         )
         self._deployment = Deployment(fleet, self._handle, self._mailbox)
+        self._heartbeats = Heartbeats(context.heartbeats, fleet, self._mailbox, self._deployment.found_hung)
         self._effects = CoordinatorEffects(context, options.open_store, now_ms)
         self._timers: dict[str, do.SetTimer] = {}
         self._takeovers = 0
         self._mailbox.post(self._start)
+        self._mailbox.post(self._heartbeats.start)
         self._mailbox.start()
 
     # --- calls of tasks -------------------------------------------------------------------------------------------
@@ -274,6 +277,7 @@ class CoordinatorProcess:
         assert self._host is not None
         host, state = self._host, self._host.machine.state
         final = self._progress()
+        self._heartbeats.close()
         gone = self._deployment.close()
         host.halt()
 
@@ -301,6 +305,7 @@ class CoordinatorProcess:
         try:
             if self._host is not None:
                 self._host.halt()
+            self._heartbeats.close()
             self._deployment.close()
         finally:
             self._tell_end()

@@ -8,6 +8,7 @@ Rules:
   it is put to work (`tasks()` of a job says what runs where), and is replaced in the background.
 - Names are for people: `job/vertex (1/2)#0`, where `#k` counts the processes that a subtask has had under one
   coordinator.
+- A process that lives and does not get on counts as dead from the moment on in which that is noticed.
 - All actors belong to the coordinator's process and die with it: a coordinator that comes back finds nobody who still
   works for its predecessor.
 """
@@ -30,7 +31,8 @@ from tidegate.actors.graph.job_graph import JobGraph
 from tidegate.actors.protocol.failure_reasons import bounded_text, error_text
 from tidegate.actors.protocol.identity import TaskId
 from tidegate.actors.runtimes.ray.process.exit_reasons import Witness, last_lines
-from tidegate.actors.runtimes.ray.task_actor import Handle, ProcessInfo, TaskProcess
+from tidegate.actors.runtimes.ray.process.process_info import ProcessInfo
+from tidegate.actors.runtimes.ray.task_actor import Handle, TaskProcess
 from tidegate.storage.errors import TidegateError
 from tidegate.storage.files.store import OpenStore
 from tidegate.storage.ids import VertexId
@@ -49,7 +51,7 @@ _remote: Any = ray.remote
 _TaskActor: Any = _remote(
     max_restarts=0,
     max_task_retries=0,
-    concurrency_groups={"data": 1, "control": 1, "run": 1, "live": 1},
+    concurrency_groups={"data": 1, "control": 1, "run": 1, "live": 1, "pulse": 1},
 )(TaskProcess)
 
 
@@ -94,6 +96,13 @@ class Member:
     dead: bool = False
     witness: Witness | None = None
     """Where the process runs on this node."""
+    hung: bool = False
+    """It lives and does not get on: no task is given to it any more, and it is about to be killed."""
+
+    @property
+    def usable(self) -> bool:
+        """Whether it may be given a task."""
+        return not self.dead and not self.hung
 
     def forget(self) -> None:
         """Let go of a process that has ended."""
@@ -121,14 +130,18 @@ class Fleet:
     @property
     def ready_standbys(self) -> int:
         """Spare processes that have started. From any thread."""
-        return sum(member.info is not None and not member.dead for member in list(self._standbys))
+        return sum(member.info is not None and member.usable for member in list(self._standbys))
+
+    def started(self) -> list[Member]:
+        """Processes that have started and are not known to have ended or to hang."""
+        return [m for m in (*self.members.values(), *self._standbys) if m.usable and m.info is not None]
 
     def staff(self) -> dict[TaskId, Member]:
         """A living process for every task of the job."""
         labels = vertex_labels(self.graph)
         for task in self.graph.tasks():
             member = self.members.get(task)
-            if member is None or member.dead:
+            if member is None or not member.usable:
                 parallelism = self.graph.vertex(task.vertex).parallelism
                 name = f"{labels[task.vertex]} ({task.subtask + 1}/{parallelism})"
                 bundle = self._bundle(task.subtask)
@@ -186,7 +199,7 @@ class Fleet:
 
     def _take_standby(self, bundle: int | None) -> Member | None:
         """The best standby: of the same bundle, then one that has started."""
-        alive = [m for m in self._standbys if not m.dead]
+        alive = [m for m in self._standbys if m.usable]
         if not alive:
             return None
         best = max(alive, key=lambda m: (m.bundle == bundle, m.info is not None))

@@ -28,8 +28,9 @@ from tidegate.actors.runtimes.ray.coordinator_actor import CoordinatorProcess, J
 from tidegate.actors.runtimes.ray.fleet import FleetOptions, SlotPlacement
 from tidegate.actors.runtimes.ray.memory_store import open_store_on_ray, start_memory
 from tidegate.actors.runtimes.ray.process.calls import NAMESPACE
+from tidegate.actors.runtimes.ray.process.process_info import ProcessInfo
 from tidegate.actors.runtimes.ray.shared_value import SharedValue
-from tidegate.actors.runtimes.ray.task_actor import Handle, ProcessInfo
+from tidegate.actors.runtimes.ray.task_actor import Handle
 from tidegate.actors.runtimes.ray.token_check import is_on_spark, warn_if_open
 from tidegate.actors.runtimes.running_job import (
     Answer,

@@ -6,6 +6,7 @@ Rules:
   frames of one sender keep their order; whatever else the coordinator and the peers say comes through `control`.
 - `live` and `run` are calls that stay pending: they fail the moment the process dies, faster than any heartbeat.
   `live` stands for the process, `run` for one attempt of its task, whose end it returns.
+- `pulse` has a thread to itself as well: a process that lives answers it, however long a function of the user takes.
 - A task that fails leaves the process to the next attempt, unless no thread can be started any more, which stays so.
 - Whatever ends a task, its end is told first: without a new thread, from memory that was set aside. What follows,
   closing and logging, may fail or never come back. A process that cannot even tell ends itself, which is noticed.
@@ -41,10 +42,11 @@ from tidegate.actors.protocol.identity import ChannelId, TaskId
 from tidegate.actors.protocol.stream_elements import Element, EndOfPartition
 from tidegate.actors.runtimes.ray.metrics import TaskMetrics
 from tidegate.actors.runtimes.ray.process.calls import LOST_CALL_GRACE_MS, log_to_stderr, watch_call
-from tidegate.actors.runtimes.ray.process.exit_reasons import close_sockets_in_children, stderr_path
+from tidegate.actors.runtimes.ray.process.exit_reasons import close_sockets_in_children
 from tidegate.actors.runtimes.ray.process.frame_heads import Head, make_head, read_head
 from tidegate.actors.runtimes.ray.process.mailbox import Mailbox
 from tidegate.actors.runtimes.ray.process.outcomes import Outcome, Outcomes
+from tidegate.actors.runtimes.ray.process.signs_of_life import SignsOfLife
 from tidegate.actors.runtimes.ray.process.warm_up import warm_up
 from tidegate.actors.task.messages import events as ev
 from tidegate.actors.task.messages import instructions as do
@@ -64,15 +66,6 @@ Handle: TypeAlias = Any
 
 
 @dataclass(frozen=True, slots=True)
-class ProcessInfo:
-    """Where an actor runs."""
-
-    pid: int
-    node_id: str
-    stderr_path: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class Order:
     """What a process is to do: a task of an attempt, what it starts from, and its neighbours."""
 
@@ -82,7 +75,7 @@ class Order:
     peers: dict[TaskId, Handle]
 
 
-class TaskProcess:
+class TaskProcess(SignsOfLife):
     """The actor's class. `coordinator` takes reports."""
 
     def __init__(self, context: JobContext, coordinator: Handle, open_store: OpenStore) -> None:
@@ -98,6 +91,7 @@ class TaskProcess:
         self._pid = os.getpid()
         self._mailbox = Mailbox("tidegate-task", self._turn, self._tick, TICK_MS, self._failed)
         self._mailbox.start()
+        SignsOfLife.__init__(self, self._mailbox)
 
     # --- calls of Ray ---------------------------------------------------------------------------------------------
 
@@ -129,11 +123,6 @@ class TaskProcess:
         dropped = threading.Event()
         self._mailbox.post(partial(self._drop, attempt, dropped))
         dropped.wait()
-
-    @ray.method(concurrency_group="control")
-    def identify(self) -> ProcessInfo:
-        """Where this is."""
-        return process_info()
 
     @ray.method(concurrency_group="run")
     def run(self, attempt: AttemptNumber) -> Outcome:
@@ -393,8 +382,3 @@ class _RunningTask:
 
         process = self._process
         return watch_call(reference, process._mailbox, lambda error: process._guarded(self, lambda: lost(error)))
-
-
-def process_info() -> ProcessInfo:
-    """Where this process is."""
-    return ProcessInfo(os.getpid(), ray.get_runtime_context().get_node_id(), stderr_path())

@@ -49,11 +49,19 @@ class Mailbox:
         self._next_tick_ms = 0
         self._broke_down = broke_down
         self._pid = os.getpid()
+        self._calls = 0
+        self.call: int | None = None
+        """The number of what the thread is doing, None while it waits. From any thread."""
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
         """Start the thread."""
         self._thread.start()
+
+    @property
+    def thread(self) -> int:
+        """The thread's identifier; 0 before it has started."""
+        return self._thread.ident or 0
 
     def post(self, action: Action) -> None:
         """Have an action run on the thread. From any thread."""
@@ -81,18 +89,27 @@ class Mailbox:
 
     def _round(self) -> None:
         busy = False
+        self._begin()
         for _ in range(TURNS_A_ROUND_MAX):
             if not self._inbox.empty() or self._timers.due or not self._turn():
                 break
             busy = True
+            self._begin()
         at_ms = monotonic_ms()
         if at_ms >= self._next_tick_ms:
             self._next_tick_ms = at_ms + self._tick_ms
             self._tick()
         while self._timers.due:
+            self._begin()
             self._timers.pop()()
             busy = True
+        self.call = None
         self._take_messages(0.0 if busy else self._idle_s(at_ms))
+
+    def _begin(self) -> None:
+        """The thread does something else from now on."""
+        self._calls += 1
+        self.call = self._calls
 
     def _idle_s(self, at_ms: int) -> float:
         until_tick_ms = max(0, self._next_tick_ms - at_ms)
@@ -106,4 +123,6 @@ class Mailbox:
             except queue.Empty:
                 return
             wait_s = 0.0
+            self._begin()
             action()
+            self.call = None

@@ -1,0 +1,29 @@
+"""`ProcessInfo`: where a process of a job runs, and how to see what it does."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+import ray
+
+from tidegate.actors.runtimes.ray.process.exit_reasons import stderr_path
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessInfo:
+    """Where an actor runs."""
+
+    pid: int
+    node_id: str
+    stderr_path: str = ""
+    stack_descriptor: int = -1
+    """Where it writes its stacks to when it is asked to (see `stacks`)."""
+    mailbox_thread: int = 0
+    """The thread that runs its task."""
+
+
+def process_info(stack_descriptor: int = -1, mailbox_thread: int = 0) -> ProcessInfo:
+    """Where this process is."""
+    node_id = ray.get_runtime_context().get_node_id()
+    return ProcessInfo(os.getpid(), node_id, stderr_path(), stack_descriptor, mailbox_thread)

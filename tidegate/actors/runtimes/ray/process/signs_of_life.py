@@ -1,0 +1,45 @@
+"""`SignsOfLife`: what a task's process answers while its task is busy, and what it sees of the processes beside it.
+
+These calls have a thread to themselves: a process that lives answers them, however long a function of the user takes.
+"""
+
+from __future__ import annotations
+
+import ray
+
+from tidegate.actors.runtimes.ray.process.mailbox import Mailbox
+from tidegate.actors.runtimes.ray.process.process_info import ProcessInfo, process_info
+from tidegate.actors.runtimes.ray.process.stacks import kill_process, offer_stack, own_stack, stack_of
+
+
+class SignsOfLife:
+    """A part of the class of an actor."""
+
+    def __init__(self, mailbox: Mailbox) -> None:
+        self.__mailbox = mailbox
+        self.__descriptor = offer_stack()
+
+    @ray.method(concurrency_group="control")
+    def identify(self) -> ProcessInfo:
+        """Where this is."""
+        return process_info(self.__descriptor, self.__mailbox.thread)
+
+    @ray.method(concurrency_group="pulse", enable_task_events=False)
+    def pulse(self) -> int | None:
+        """A sign of life: the number of the call that the mailbox is in, None while it has nothing to do."""
+        return self.__mailbox.call
+
+    @ray.method(concurrency_group="pulse")
+    def stack(self) -> str:
+        """What the mailbox is doing."""
+        return f"it is in {own_stack(self.__mailbox.thread)}"
+
+    @ray.method(concurrency_group="pulse")
+    def look_beside(self, info: ProcessInfo) -> str:
+        """What another process of this node is doing."""
+        return stack_of(info.pid, info.stack_descriptor, info.mailbox_thread)
+
+    @ray.method(concurrency_group="pulse")
+    def kill_beside(self, info: ProcessInfo) -> None:
+        """End another process of this node."""
+        kill_process(info.pid, info.stack_descriptor)
