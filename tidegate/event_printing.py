@@ -10,7 +10,7 @@ from rich.pretty import pretty_repr
 
 import tidegate.actors.coordinator.messages.instructions
 import tidegate.actors.coordinator.state.coordinator_state  # noqa: F401 (imported for the classes that they register)
-from tidegate.actors.coordinator.messages.causes import BEGINS
+from tidegate.actors.coordinator.messages.causes import BEGINS, orders_answered
 from tidegate.actors.coordinator.messages.words import in_words
 from tidegate.recovery.checkpoints import is_of_job
 from tidegate.recovery.event_history import Chain, EventHistory, LoggedEvent
@@ -81,7 +81,7 @@ def print_chain(chain: Chain, whole: bool) -> None:
         typer.echo(f"{chain.cut:>7}  {chain.cut_why}")
     elif not first.tells:
         typer.echo("         What led to it the log does not tell: it was written by an older version")
-    elif not isinstance(first.event, BEGINS):
+    elif not isinstance(first.event, BEGINS) or orders_answered(first.event):
         typer.echo("         What led to it the log does not tell")
     left_out = 0 if whole else max(0, len(events) - LINES_MAX)
     for place, logged in enumerate(events):

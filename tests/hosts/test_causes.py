@@ -16,6 +16,7 @@ from tidegate.actors.coordinator.messages.causes import BEGINS, order_named, ord
 from tidegate.actors.hosts.coordinator import causes, log_writer
 from tidegate.actors.hosts.coordinator.log_writer import StoredFold
 from tidegate.storage.checkpoints.event_log import LogEntry
+from tidegate.storage.checkpoints.metadata import SnapshotKind
 from tidegate.storage.codec import decode
 from tidegate.storage.errors import StorageError
 from tidegate.storage.ids import AttemptNumber, CheckpointId, EventId, Generation
@@ -127,6 +128,19 @@ def test_a_checkpoint_leads_to_its_tick() -> None:
     assert chain(run, last(run)) == [*before, "TaskFinished"]
 
 
+def test_data_that_a_stop_has_ended_leads_to_the_user() -> None:
+    """A source that ran dry begins something; one that was stopped answers the savepoint's trigger."""
+    run = running()
+    run.host.handle(ev.CheckpointRequested(0, "stop", SnapshotKind.SUSPEND, "mem://savepoints"))
+    run.port.settle()
+    run.host.handle(ev.TaskReachedEndOfData(0, AttemptNumber(0), SOURCE))
+    run.host.handle(ev.TaskReachedEndOfData(0, AttemptNumber(0), SINK, FIRST))
+    run.port.wait()
+    run.port.settle()
+    assert chain(run, last(run)) == ["CheckpointRequested", "TaskReachedEndOfData"]
+    assert chain(run, last(run) - 1) == ["TaskReachedEndOfData"]
+
+
 def test_a_late_answer_to_a_predecessor_has_its_cause() -> None:
     """Who took over knows from the log what its predecessors had asked for."""
     run = triggered(running())
@@ -231,8 +245,13 @@ def _fields(kind: type[Any]) -> tuple[dataclasses.Field[Any], ...]:
 
 @pytest.mark.parametrize("kind", get_args(ev.CoordinatorEvent))
 def test_every_event_begins_something_or_answers(kind: type[Any]) -> None:
-    """A new event has to be one of the two."""
-    assert bool(orders_answered(_made(kind))) != issubclass(kind, BEGINS)
+    """A new event has to be one of the two. The end of the data is either, and says which."""
+    if kind is ev.TaskReachedEndOfData:
+        assert kind in BEGINS
+        assert orders_answered(kind(0, AttemptNumber(0), SOURCE)) == ()
+        assert orders_answered(kind(0, AttemptNumber(0), SOURCE, FIRST)) == (("trigger", 1),)
+    else:
+        assert bool(orders_answered(_made(kind))) != issubclass(kind, BEGINS)
 
 
 @pytest.mark.parametrize("kind", get_args(do.CoordinatorInstruction))

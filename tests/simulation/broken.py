@@ -11,6 +11,7 @@ from collections.abc import Hashable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 
+from broken_causes import CAUSE_BREAKS, CAUSE_FIXED, CAUSE_PATCHES
 from broken_changelog import CHANGELOG_FIXED, CHANGELOG_PATCHES
 from broken_coordinator import COORDINATOR_BREAKS
 from broken_fallback import FALLBACK_BREAKS, FALLBACK_FIXED
@@ -56,6 +57,7 @@ _FIXED: Mapping[str, Mapping[str, Hashable]] = {
     **RULE_FIXED,
     **INVARIANT_FIXED,
     **RESTART_FIXED,
+    **CAUSE_FIXED,
 }
 """Breaks that need several unlikely things at once, and hundreds of seeds when all of these are drawn: the last grant
 of a channel lost and rows that wait for it; a savepoint that has written something and fails as often as is tried; a
@@ -64,12 +66,20 @@ log that goes on by itself, and a checkpoint of it that is restored."""
 BROKEN: dict[str, Break] = {
     **{
         rule: Break(invariant, protocol, fixed=_FIXED.get(rule, {}))
-        for rule, (invariant, protocol) in (TASK_BREAKS | COORDINATOR_BREAKS | LAYER_BREAKS | FALLBACK_BREAKS).items()
+        for rule, (invariant, protocol) in (
+            TASK_BREAKS | COORDINATOR_BREAKS | LAYER_BREAKS | FALLBACK_BREAKS | CAUSE_BREAKS
+        ).items()
     },
     **{
         rule: Break(invariant, patch=patch, fixed=_FIXED.get(rule, {}))
         for rule, (invariant, patch) in (
-            RULE_BREAKS | LAYER_PATCHES | CHANGELOG_PATCHES | TABLE_PATCHES | INVARIANT_PATCHES | RESTART_PATCHES
+            RULE_BREAKS
+            | LAYER_PATCHES
+            | CHANGELOG_PATCHES
+            | TABLE_PATCHES
+            | INVARIANT_PATCHES
+            | CAUSE_PATCHES
+            | RESTART_PATCHES
         ).items()
     },
 }
@@ -89,5 +99,6 @@ FAST = (
     "changelog: a task deletes what a checkpoint has",
     "tables: a commit hides those before it",
     "restarts: back-off does not grow",
+    "causes: the event before the right one is named",
 )
 """Breaks that show within very few seeds: the tests try these, the benchmark `mutations.py` all."""

@@ -87,7 +87,8 @@ def test_a_drained_source_ends_for_good_before_the_savepoint() -> None:
     found = subject.trigger(1, TERMINATE) + subject.turns()
 
     barrier_out = barrier(1, TERMINATE)
-    assert controls(found) == [Watermark(MAX_WATERMARK_MS), EndOfData(drain=True), barrier_out]
+    assert controls(found) == [Watermark(MAX_WATERMARK_MS), EndOfData(True, CheckpointId(1)), barrier_out]
+    assert only(found, do.ReportEndOfData) == [do.ReportEndOfData(ATTEMPT, CheckpointId(1))]
     assert [values(e) for e in sent(found) if isinstance(e, pa.RecordBatch)] == [[1, 2], [-3]]
     assert log[2:] == ["finish"]
     assert only(subject.persisted(1), do.Acknowledge)[0].state.finished
@@ -100,7 +101,7 @@ def test_a_suspended_source_stops_without_an_end() -> None:
 
     found = subject.trigger(1, SUSPEND) + subject.turns()
 
-    assert controls(found) == [EndOfData(drain=False), barrier(1, SUSPEND)]
+    assert controls(found) == [EndOfData(False, CheckpointId(1)), barrier(1, SUSPEND)]
     assert log[2:] == ["prepare", "snapshot"]
     (persist,) = only(found, do.PersistSnapshot)
     assert persist.snapshots[1].states == (FrozenSum(3),)
@@ -162,10 +163,12 @@ def test_a_suspended_task_ends_after_the_savepoint_and_all_inputs() -> None:
     """Its state is stored as it was; it is over when the savepoint is complete and every channel has ended."""
     log: list[str] = []
     subject = worker(sources=2, log=log)
-    subject.feed(0, batch(4), EndOfData(drain=False), barrier(1, SUSPEND))
-    found = subject.feed(1, EndOfData(drain=False), barrier(1, SUSPEND))
+    end = EndOfData(False, CheckpointId(1))
+    subject.feed(0, batch(4), end, barrier(1, SUSPEND))
+    found = subject.feed(1, end, barrier(1, SUSPEND))
 
-    assert controls(found) == [EndOfData(drain=False), barrier(1, SUSPEND)]
+    assert controls(found) == [end, barrier(1, SUSPEND)]
+    assert only(found, do.ReportEndOfData) == [do.ReportEndOfData(ATTEMPT, CheckpointId(1))]
     assert log[1:] == ["process [4]", "prepare", "snapshot"]
     (ack,) = only(subject.persisted(1), do.Acknowledge)
     assert not ack.state.finished
@@ -291,7 +294,7 @@ def test_several_triggers_wait_in_order_until_the_operators_have_finished() -> N
 
     found = subject.turns()
 
-    assert controls(found) == [ENDS[1], barrier(1, SUSPEND), barrier(2), barrier(3)]
+    assert controls(found) == [EndOfData(False, CheckpointId(1)), barrier(1, SUSPEND), barrier(2), barrier(3)]
 
 
 def ended_upstream() -> Subject:
@@ -367,5 +370,9 @@ def test_an_aborted_savepoint_is_cancelled_downstream() -> None:
 
     found += subject.abort(1)
 
-    assert controls(found) == [Watermark(MAX_WATERMARK_MS), EndOfData(drain=True), CancelBarrier(CheckpointId(1))]
+    assert controls(found) == [
+        Watermark(MAX_WATERMARK_MS),
+        EndOfData(True, CheckpointId(1)),
+        CancelBarrier(CheckpointId(1)),
+    ]
     assert only(found, do.PersistSnapshot) == []

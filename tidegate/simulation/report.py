@@ -49,7 +49,7 @@ class SimulationReport:
         return replace(self, notes=())
 
     def sequence(self, lines_max: int = 80) -> str:
-        """The last messages as a drawing: a lane for the user, the coordinator and each task."""
+        """The last messages as a drawing: a lane for the user, storage, the coordinator and each task."""
         return draw_sequence(self.notes, lines_max)
 
     def __str__(self) -> str:

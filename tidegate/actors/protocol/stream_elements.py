@@ -99,9 +99,13 @@ class CancelBarrier:
 @wire
 @dataclass(frozen=True, slots=True)
 class EndOfData:
-    """The upstream operators have finished. With `drain` the downstream ones finish too, without it they suspend."""
+    """The upstream operators have finished. With `drain` the downstream ones finish too, without it they suspend.
+
+    `stop`: the savepoint after which the job ends, where that has ended the data; None where a source ran dry.
+    """
 
     drain: bool
+    stop: CheckpointId | None = None
 
 
 @wire

@@ -89,7 +89,7 @@ class TaskMachine:
         self._source: SourceCursor | None = None
         self._operators_finished = False
         self._finishing: Iterator[None] = iter(())
-        self._drain = True
+        self._end = EndOfData(drain=True)
         self.covered_by: CheckpointId | None = None  # by whose completion the task may end
         self._input_index = dict(zip(d.inputs, d.input_indices, strict=True))
         self._endings = InputEndings(self._input_index)
@@ -252,7 +252,7 @@ class TaskMachine:
             return
         if reading and event.options.kind.stops:
             # The data ends first, so that the savepoint's barrier comes after everything (FLIP-147, revised steps).
-            self._end_data(drain=event.options.kind is SnapshotKind.TERMINATE)
+            self._end_data(EndOfData(event.options.kind is SnapshotKind.TERMINATE, event.checkpoint_id))
         self._checkpoints.trigger(barrier, event.at_ms)
 
     @_on.register
@@ -291,7 +291,7 @@ class TaskMachine:
             if induces is not None:
                 self._checkpoints.trigger(self._induced.induced(induces, self._at_ms), self._at_ms)
         elif source.at_end:
-            self._end_data(drain=True)
+            self._end_data(EndOfData(drain=True))
 
     def _process_input(self, at_ms: int) -> None:
         channel = self._inputs.next_channel(self._checkpoints.blocks)
@@ -314,7 +314,7 @@ class TaskMachine:
         elif isinstance(element, WatermarkStatus):
             self._advance(self._watermarks.status(channel, element))
         elif isinstance(element, EndOfData):
-            self._end_input(self._endings.end_data(channel, element.drain))
+            self._end_input(self._endings.end_data(channel, element))
         else:
             assert isinstance(element, EndOfPartition)
             self._endings.end_partition(channel)
@@ -337,17 +337,17 @@ class TaskMachine:
 
     def _end_input(self, index: int | None) -> None:
         """Data has ended on a channel; `index`: on all channels of that input."""
-        if index is not None and self._endings.drain and not self._operators_finished:
+        if index is not None and self._endings.end.drain and not self._operators_finished:
             self._chain.end_input(index)
             self._stage(force=False)
         if self._endings.data_over:
-            self._end_data(self._endings.drain)
+            self._end_data(self._endings.end)
 
-    def _end_data(self, drain: bool) -> None:
-        self._drain = drain
+    def _end_data(self, end: EndOfData) -> None:
+        self._end = end
         if not self._operators_finished:
-            self._finishing = self._chain.finish(drain)
-        if drain and self._source is not None:
+            self._finishing = self._chain.finish(end.drain)
+        if end.drain and self._source is not None:
             self._advance([Watermark(MAX_WATERMARK_MS)])
         self.status = TaskStatus.FINISHING
         self._checkpoints.hold()
@@ -359,10 +359,10 @@ class TaskMachine:
         for _ in self._finishing:
             self._stage(force=False)
             return
-        self._operators_finished = self._operators_finished or self._drain
+        self._operators_finished = self._operators_finished or self._end.drain
         self.status = TaskStatus.END_OF_DATA
-        self._outputs.broadcast(EndOfData(self._drain))
-        self._instructions.append(do.ReportEndOfData(self.attempt))
+        self._outputs.broadcast(self._end)
+        self._instructions.append(do.ReportEndOfData(self.attempt, self._end.stop))
         self._checkpoints.release(self._at_ms)
 
     def _finish_task_if_over(self) -> None:

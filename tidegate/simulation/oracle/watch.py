@@ -18,6 +18,7 @@ from tidegate.actors.protocol.stream_elements import Alignment, BarrierOptions
 from tidegate.actors.task.messages import events as ev
 from tidegate.actors.task.messages import instructions as task_do
 from tidegate.actors.task.task_machine import TaskMachine
+from tidegate.simulation.oracle.causes import CausesOracle
 from tidegate.simulation.oracle.coverage import Coverage
 from tidegate.simulation.oracle.damage import Damager
 from tidegate.simulation.oracle.invariants import Oracle
@@ -34,6 +35,7 @@ class Watch:
     def __init__(self, oracle: Oracle, coverage: Coverage, restored: CheckpointMetadata | None = None) -> None:
         self.oracle = oracle
         self.coverage = coverage
+        self.causes = CausesOracle()
         self.answers: dict[str, do.CompleteRequest] = {}
         self.damager: Damager | None = None
         self.restarts = RestartWatch(oracle._spec.restart, lambda: coverage.saw("restart_put_off"))

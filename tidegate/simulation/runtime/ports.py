@@ -14,6 +14,7 @@ from tidegate.actors.hosts.job_context import JobContext
 from tidegate.actors.hosts.ports import TryAgain
 from tidegate.actors.hosts.task.task_host import TaskHost
 from tidegate.actors.protocol.identity import TaskId
+from tidegate.actors.protocol.stream_elements import Barrier
 from tidegate.actors.task.messages import events as ev
 from tidegate.actors.task.messages import instructions as task_do
 from tidegate.simulation.oracle.ledger import Ledger
@@ -25,6 +26,8 @@ from tidegate.storage.errors import StorageError
 RECOVERY_MS = 300
 """How long it takes until a successor of a lost coordinator starts."""
 COORDINATOR = "coordinator"
+STORAGE = "storage"
+"""Stands in the trace for all that is done beside the machines: files that are written or deleted, and hooks."""
 
 
 class JobInTheWorld(Protocol):
@@ -43,7 +46,7 @@ class JobInTheWorld(Protocol):
     def deliver(self, task: TaskId, event: ev.TaskEvent) -> None: ...
     def report(self, event: CoordinatorEvent) -> None: ...
     def guarded(self, task: TaskId, host: TaskHost, action: Callable[[], object]) -> None: ...
-    def deploy(self, instruction: do.DeployAttempt) -> None: ...
+    def deploy(self, instruction: do.DeployAttempt, cause: int | None) -> None: ...
     def drop_tasks(self) -> None: ...
     def end(self, port: SimulatedCoordinatorPort) -> None: ...
     def give_up(self, port: SimulatedCoordinatorPort, reason: str) -> None: ...
@@ -56,6 +59,7 @@ class WatchedHost(TaskHost):
     """Shows the watch what its machine does."""
 
     watch: Watch
+    world: World
 
     def handle(self, event: ev.TaskEvent | TryAgain) -> None:
         """As every host, under observation."""
@@ -69,6 +73,9 @@ class WatchedHost(TaskHost):
     def _perform(self, instructions: Sequence[task_do.TaskInstruction], handled_ms: int) -> None:
         for instruction in instructions:
             self.watch.task_does(self.machine, instruction)
+            if isinstance(instruction, task_do.PersistSnapshot | task_do.PersistChannelState):
+                cause = self.watch.causes.of_trigger(instruction.checkpoint_id)
+                self.world.message(self.machine.descriptor.task, STORAGE, instruction, cause=cause)
         super()._perform(instructions, handled_ms)
 
 
@@ -89,7 +96,9 @@ class SimulatedTaskPort:
         if world.chance("drop"):
             world.message(self._task, receiver, frame.channel, "frame", frame.first_sequence, "is lost")
             return
-        world.message(self._task, receiver, frame.channel, frame.first_sequence, frame.elements)
+        barrier = next((element for element in frame.elements if isinstance(element, Barrier)), None)
+        cause = None if barrier is None else job.watch.causes.of_trigger(barrier.checkpoint_id)
+        world.message(self._task, receiver, frame.channel, frame.first_sequence, frame.elements, cause=cause)
 
         def arrive() -> None:
             event = ev.FrameArrived(world.wall_ms, frame.attempt, frame.channel, frame.first_sequence, frame.elements)
@@ -115,13 +124,14 @@ class SimulatedTaskPort:
 
     def report(self, event: CoordinatorEvent) -> None:
         job, world = self._job, self._job.world
+        cause = max(job.watch.causes.of_tasks(event) or (), default=None)
         if isinstance(event, co.CheckpointAcknowledged):
             if world.chance("drop"):
-                world.message(self._task, COORDINATOR, event, "is lost")
+                world.message(self._task, COORDINATOR, event, "is lost", cause=cause)
                 return
             if world.chance("duplicate"):
                 world.after(world.delay_ms() * 2, lambda: job.report(event))
-        world.message(self._task, COORDINATOR, event)
+        world.message(self._task, COORDINATOR, event, cause=cause)
         world.after_in_order(("report", self._task), world.delay_ms(), lambda: job.report(event))
 
     def monotonic_ms(self) -> int:
@@ -169,7 +179,7 @@ class SimulatedCoordinatorPort:
     def __init__(self, job: JobInTheWorld) -> None:
         self._job = job
         self._timers: dict[str, do.SetTimer] = {}
-        self.ledger = Ledger(self._carried_out)
+        self.ledger = Ledger(job.watch.causes, job.world.note, self._carried_out)
         self.host: CoordinatorHost | None = None
         self.effects: CoordinatorEffects | None = None
 
@@ -189,27 +199,27 @@ class SimulatedCoordinatorPort:
         return self._job.world.now_ms
 
     def deploy(self, instruction: do.DeployAttempt) -> None:
-        self._job.deploy(instruction)
+        self._job.deploy(instruction, self.ledger.cause)
 
     def cancel_attempt(self, instruction: do.CancelAttempt) -> None:
         if instruction.attempt >= self._job.deployed:
-            self._job.world.note("attempt", instruction.attempt, "is cancelled")
+            self._job.world.note("attempt", instruction.attempt, "is cancelled", cause=self.ledger.cause)
             self._job.drop_tasks()
 
     def tell(self, task: TaskId, event: ev.TaskEvent) -> None:
         job, world = self._job, self._job.world
         job.watch.told(event)
         if not isinstance(event, ev.TasksStarted) and world.chance("drop"):
-            world.message(COORDINATOR, task, event, "is lost")
+            world.message(COORDINATOR, task, event, "is lost", cause=self.ledger.cause)
             return
-        world.message(COORDINATOR, task, event)
+        world.message(COORDINATOR, task, event, cause=self.ledger.cause)
         deliver = lambda: job.deliver(task, event)  # noqa: E731
         world.after_in_order(("tell", task), world.delay_ms(), deliver)
         if world.chance("duplicate"):
             world.after(world.delay_ms() * 2, deliver)
 
     def run_io(self, work: Callable[[], CoordinatorEvent | None]) -> None:
-        world, host = self._job.world, self.host
+        world, host, cause = self._job.world, self.host, self.ledger.cause
         assert host is not None
 
         def act() -> None:
@@ -217,7 +227,8 @@ class SimulatedCoordinatorPort:
                 return
             event = work()
             if event is not None:
-                world.after(world.io_ms(), lambda: host.handle(event))
+                world.message(STORAGE, COORDINATOR, event, cause=cause)
+                world.after(world.io_ms(), lambda: self.ledger.hear(event, cause))
 
         world.after(world.io_ms(), act)
 
@@ -242,10 +253,9 @@ class SimulatedCoordinatorPort:
         world.after(world.io_ms(), act)
 
     def set_timer(self, instruction: do.SetTimer, delay_ms: int) -> None:
-        self.ledger.done(instruction)
+        cause = self.ledger.done(instruction)
         timer = instruction.timer
-        world, host, job = self._job.world, self.host, self._job
-        assert host is not None
+        world, job = self._job.world, self._job
         self._timers[timer] = instruction
 
         def fire() -> None:
@@ -253,7 +263,7 @@ class SimulatedCoordinatorPort:
                 del self._timers[timer]
                 event = co.TimerFired(world.wall_ms, timer)
                 job.watch.reported(event)
-                host.handle(event)
+                self.ledger.hear(event, cause)
 
         world.after(_delay_ms(world, instruction.due_at_ms, delay_ms), fire)
 
@@ -262,7 +272,8 @@ class SimulatedCoordinatorPort:
 
     def complete_request(self, instruction: do.CompleteRequest) -> None:
         world = self._job.world
-        world.message(COORDINATOR, "user", instruction.request, instruction.error or "is done", instruction)
+        done = instruction.error or "is done"
+        world.message(COORDINATOR, "user", instruction.request, done, instruction, cause=self.ledger.cause)
         self._job.watch.answered(instruction)
 
     def end_job(self, instruction: do.EndJob) -> None:

@@ -140,6 +140,7 @@ class SimulatedJob:
             self.world.note(f"coordinator cannot replay: {error}")
             self.world.after(RECOVERY_MS, self.start_coordinator)
             return
+        self.watch.causes.replayed(position.next_index, position.next_event)
         self._incarnations += 1
         port = SimulatedCoordinatorPort(self)
         effects = CoordinatorEffects(self.context, self.open_store, port.now_ms)
@@ -188,7 +189,7 @@ class SimulatedJob:
 
     # --- tasks ----------------------------------------------------------------------------------------------------
 
-    def deploy(self, instruction: do.DeployAttempt) -> None:
+    def deploy(self, instruction: do.DeployAttempt, cause: int | None) -> None:
         """Start all tasks of an attempt, in place of those of the one before. A stale order changes nothing."""
         if instruction.attempt <= self._deployed:
             return
@@ -196,13 +197,14 @@ class SimulatedJob:
         self.watch.deployed(instruction.attempt, instruction.restore)
         self.drop_tasks()
         restore = instruction.restore
-        self.world.note("deploy attempt", instruction.attempt, "from", None if restore is None else restore.pointer)
+        pointer = None if restore is None else restore.pointer
+        self.world.note("deploy attempt", instruction.attempt, "from", pointer, cause=cause)
         for task in self.context.graph.tasks():
             descriptor = self.context.describe(task, instruction.attempt)
             port = SimulatedTaskPort(self, task)
             effects = self._make_effects(self.context, descriptor, self.open_store, port.now_ms)
             host = WatchedHost(self._make_machine(descriptor), effects, port)
-            host.watch = self.watch
+            host.watch, host.world = self.watch, self.world
             port.host = host
             self.tasks[task] = host
             host.restore(instruction.restore)

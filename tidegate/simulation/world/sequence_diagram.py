@@ -16,7 +16,7 @@ from tidegate.simulation.world.virtual_time import START_MS, Note
 
 LANES_MAX = 12
 LANE_WIDTH = 10
-_FIRST = ("user", "coordinator")
+_FIRST = ("user", "storage", "coordinator")
 
 
 def draw_sequence(notes: Iterable[Note], lines_max: int) -> str:

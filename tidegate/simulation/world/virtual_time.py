@@ -18,12 +18,16 @@ TRACE_NOTES_MAX = 20_000
 
 
 class Note(NamedTuple):
-    """Something that happened. With a `receiver` it is a message, which leaves its sender at `at_ms`."""
+    """Something that happened. With a `receiver` it is a message, which leaves its sender at `at_ms`.
+
+    `cause`: the number of the event, in the log of the job's coordinator, from which it follows.
+    """
 
     at_ms: int
     sender: object
     receiver: object
     what: tuple[object, ...]
+    cause: int | None = None
 
     def __str__(self) -> str:
         lane = "" if self.sender is None else f"{self.sender} "
@@ -33,8 +37,9 @@ class Note(NamedTuple):
 
     @property
     def text(self) -> str:
-        """What happened, without time and place."""
-        return " ".join(map(_text, self.what))
+        """What happened and why, without time and place."""
+        why = "" if self.cause is None else f" (from event {self.cause})"
+        return " ".join(map(_text, self.what)) + why
 
 
 class World:
@@ -141,13 +146,13 @@ class World:
         action()
         return True
 
-    def note(self, *what: object) -> None:
+    def note(self, *what: object, cause: int | None = None) -> None:
         """Add something that happened to the trace."""
-        self.trace.append(Note(self.now_ms, None, None, what))
+        self.trace.append(Note(self.now_ms, None, None, what, cause))
 
-    def message(self, sender: object, receiver: object, *what: object) -> None:
+    def message(self, sender: object, receiver: object, *what: object, cause: int | None = None) -> None:
         """Add a message to the trace."""
-        self.trace.append(Note(self.now_ms, sender, receiver, what))
+        self.trace.append(Note(self.now_ms, sender, receiver, what, cause))
 
 
 def _text(part: object) -> str:

@@ -4,7 +4,8 @@ An order is an instruction that is answered, and it has a name: its kind, and th
 that it is about. Tasks and storage name the same thing in their answers anyway. So whoever knows which event an order
 followed from knows the cause of each answer, also of one that reaches a successor.
 
-Some events answer nobody: they begin a chain. Users ask, tasks fail, sources run dry, storage goes away.
+Some events answer nobody: they begin a chain. Users ask, tasks fail, sources run dry, storage goes away. The end of the
+data answers only where a stop with a savepoint has brought it about.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ BEGINS = (
     ev.TaskReachedEndOfData,
     ev.StorageWentAway,
 )
-"""Events that answer no order: the world outside of the job begins something."""
+"""Events that answer no order, or need not: the world outside of the job begins something."""
 
 STORAGE_AWAY: OrderName = ("storage", 0)
 """No order: that storage comes back answers that it went away."""
@@ -73,7 +74,11 @@ def orders_answered(event: ev.CoordinatorEvent) -> tuple[OrderName, ...]:
             return ("deploy", attempt), ("restore-hooks", attempt)
         case ev.TaskFinished(covered_by=int(number)):
             return (("complete", number),)
-        case ev.CheckpointAcknowledged(checkpoint_id=number) | ev.CheckpointDeclined(checkpoint_id=number):
+        case (
+            ev.CheckpointAcknowledged(checkpoint_id=number)
+            | ev.CheckpointDeclined(checkpoint_id=number)
+            | ev.TaskReachedEndOfData(stop=int(number))
+        ):
             return (("trigger", number),)
         case ev.HooksTriggered(checkpoint_id=number) | ev.HookFailed(checkpoint_id=number):
             return (("hooks", number),)

@@ -67,11 +67,12 @@ class TaskFailed:
 @wire
 @dataclass(frozen=True, slots=True)
 class TaskReachedEndOfData:
-    """A task's operators have finished."""
+    """A task's operators have finished. `stop`: the savepoint that has ended the data; None where that ran dry."""
 
     at_ms: int
     attempt: AttemptNumber
     task: TaskId
+    stop: CheckpointId | None = None
 
 
 @wire

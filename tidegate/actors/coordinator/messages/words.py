@@ -70,6 +70,8 @@ def _of_tasks(event: object) -> str:
             return f"task {task} of attempt {attempt} could not read its state, and went on trying"
         case ev.TaskFailed(attempt=attempt, task=task, reason=reason):
             return f"task {task} of attempt {attempt} failed: {reason}"
+        case ev.TaskReachedEndOfData(attempt=attempt, task=task, stop=int(number)):
+            return f"task {task} of attempt {attempt} was stopped, with savepoint {number}"
         case ev.TaskReachedEndOfData(attempt=attempt, task=task):
             return f"task {task} of attempt {attempt} reached the end of its data"
         case ev.TaskFinished(attempt=attempt, task=task):

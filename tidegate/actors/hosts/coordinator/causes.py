@@ -8,7 +8,8 @@ Rules:
 - What the machine ignores is not logged and has no number. No instruction follows from it, so nobody names it as cause.
 - It is a fold over the log, as the machine's state: a successor knows the orders of its predecessors, whose answers it
   may still get. What only the lost process could have heard (its timers, its I/O) is forgotten.
-- It is bounded: an order with one answer is forgotten with that, of orders to tasks the newest are kept.
+- It is bounded: an order with one answer is forgotten with that, of orders to tasks the newest are kept. An answer that
+  comes after `CHECKPOINTS_MAX` others has no cause, as a root has none; its words say what it answers.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from tidegate.actors.coordinator.messages.causes import OrderName
 from tidegate.storage.ids import EventId
 
 CHECKPOINTS_MAX = 200
-"""Orders about checkpoints that are remembered; nobody answers those of an older one."""
+"""Orders to tasks that are remembered, of each kind. What a task answers after so many others names no cause: the
+checkpoint is long over, and such an answer changes little."""
 
 StoredOrders = tuple[tuple[str, int | str, int], ...]
 """Kind, what it is about, and the event that it followed from."""

@@ -141,7 +141,7 @@ class TaskHost:
                 case do.ReportReady():
                     port.report(co.TaskReady(port.now_ms(), instruction.attempt, task))
                 case do.ReportEndOfData():
-                    port.report(co.TaskReachedEndOfData(port.now_ms(), instruction.attempt, task))
+                    port.report(co.TaskReachedEndOfData(port.now_ms(), instruction.attempt, task, instruction.stop))
                 case do.ReportFinished():
                     port.report(co.TaskFinished(port.now_ms(), instruction.attempt, task, self.machine.covered_by))
                 case do.Acknowledge():

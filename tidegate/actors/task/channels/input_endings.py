@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tidegate.actors.protocol.identity import ChannelId
+from tidegate.actors.protocol.stream_elements import EndOfData
 
 
 class InputEndings:
@@ -17,8 +18,8 @@ class InputEndings:
         self._indices = indices
         self._data_open = set(indices)
         self._partitions_open = set(indices)
-        self.drain = True
-        """Whether every input that has ended so far has done so for good, and not to be suspended."""
+        self.end = EndOfData(drain=True)
+        """How data has ended so far: for good, if it has everywhere; by a stop, if the newest end is one."""
 
     @property
     def data_over(self) -> bool:
@@ -30,10 +31,10 @@ class InputEndings:
         """Whether all channels have delivered their last element; so it is where there are none."""
         return not self._partitions_open
 
-    def end_data(self, channel: ChannelId, drain: bool) -> int | None:
+    def end_data(self, channel: ChannelId, end: EndOfData) -> int | None:
         """Data has ended on a channel. The input that has ended with it, if it was the last one of an input."""
         self._data_open.discard(channel)
-        self.drain = self.drain and drain
+        self.end = EndOfData(self.end.drain and end.drain, end.stop)
         index = self._indices[channel]
         return None if any(self._indices[c] == index for c in self._data_open) else index
 

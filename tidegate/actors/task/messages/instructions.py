@@ -158,9 +158,13 @@ class ReportReady:
 @wire
 @dataclass(frozen=True, slots=True)
 class ReportEndOfData:
-    """Tell the coordinator that the operators have finished and only a final checkpoint is missing."""
+    """Tell the coordinator that the operators have finished and only a final checkpoint is missing.
+
+    `stop`: the savepoint after which the job ends, where that has ended the data.
+    """
 
     attempt: AttemptNumber
+    stop: CheckpointId | None = None
 
 
 @wire

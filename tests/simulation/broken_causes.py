@@ -1,0 +1,89 @@
+"""Coordinators that know causes and do not say them, or say others: the oracle of causes has to see it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from typing import Any
+from unittest.mock import patch
+
+from tidegate.actors.coordinator.messages import events as co
+from tidegate.actors.coordinator.messages import instructions as do
+from tidegate.actors.hosts.coordinator import log_writer
+from tidegate.actors.hosts.coordinator.causes import Causes
+from tidegate.actors.hosts.coordinator.coordinator_host import CoordinatorHost
+from tidegate.actors.hosts.coordinator.log_writer import StoredFold
+from tidegate.storage.ids import EventId
+from tidegate.testing import Protocol
+
+Patch = Callable[[], AbstractContextManager[Any]]
+
+
+class NamesNoCause(CoordinatorHost):
+    """Breaks: what answers an order names the event from which the order followed. Here one kind of answer does not."""
+
+    def _take_in(self, event: co.CoordinatorEvent, cause: EventId | None, arrived_ms: int) -> None:
+        super()._take_in(event, None if isinstance(event, co.MetadataWritten) else cause, arrived_ms)
+
+
+class NamesTheEventBefore(CoordinatorHost):
+    """Breaks: the cause is the event that made the order. Here it is the one before it."""
+
+    def _take_in(self, event: co.CoordinatorEvent, cause: EventId | None, arrived_ms: int) -> None:
+        super()._take_in(event, EventId(cause - 1) if cause else cause, arrived_ms)
+
+
+class NamesWhatIsToCome(CoordinatorHost):
+    """Breaks: a cause comes before what it has brought about. Here a takeover has brought about itself."""
+
+    def _take_in(self, event: co.CoordinatorEvent, cause: EventId | None, arrived_ms: int) -> None:
+        itself = isinstance(event, co.CoordinatorStarted)
+        super()._take_in(event, self._next_event if itself else cause, arrived_ms)
+
+
+class CountsAnew(CoordinatorHost):
+    """Breaks: numbers go on over coordinators. Here each one begins at 0."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._next_event = EventId(0)
+
+
+def _of_the_newest(self: Causes, number: EventId, instruction: do.CoordinatorInstruction) -> None:
+    _carried_out(self, EventId(number + 1), instruction)
+
+
+_carried_out = Causes.carried_out
+
+
+def _without_orders(state: bytes, takeovers: Any, next_event: int, orders: object) -> StoredFold:
+    return StoredFold(state, takeovers, next_event)
+
+
+CAUSE_BREAKS: dict[str, tuple[int, Protocol]] = {
+    "causes: what storage has written names none": (8, Protocol(coordinator=NamesNoCause)),
+    "causes: the event before the right one is named": (8, Protocol(coordinator=NamesTheEventBefore)),
+    "causes: an event is its own cause": (8, Protocol(coordinator=NamesWhatIsToCome)),
+    "causes: a coordinator counts its events anew": (8, Protocol(coordinator=CountsAnew)),
+}
+"""Every such break of a host: its invariant, and the parts."""
+
+CAUSE_PATCHES: dict[str, tuple[int, Patch]] = {
+    "causes: an order follows from the event after": (8, lambda: patch.object(Causes, "carried_out", _of_the_newest)),
+    "causes: a successor does not know what was asked": (
+        8,
+        lambda: patch.object(Causes, "replayed", lambda *args: None),
+    ),
+    "causes: a fold of the log knows no orders": (8, lambda: patch.object(log_writer, "StoredFold", _without_orders)),
+}
+"""Every such break of `Causes`: its invariant, and the patch."""
+
+CAUSE_FIXED: Mapping[str, Mapping[str, str | int]] = {
+    rule: {"faults": "coordinator", "log": log}
+    for rule, log in (
+        ("causes: a coordinator counts its events anew", "long"),
+        ("causes: a successor does not know what was asked", "long"),
+        ("causes: a fold of the log knows no orders", "short"),
+    )
+}
+"""What is not drawn for them: somebody has to take over."""
