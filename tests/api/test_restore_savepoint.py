@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from any_permit import ANY_PERMIT
 from local_jobs import NO_RESTART, GatedSource, await_events, config, finish, local, opening
 
 import tidegate as tg
@@ -37,7 +38,7 @@ def saved(folder: Path, stop: int = STOP, restore: str | None = None) -> str:
         job.cancel()
         assert job.wait("60s") == "cancelled"
     metadata = recovery.inspect(checkpoint)
-    return write_savepoint(open_store, str(folder / "checkpoints"), str(folder / "savepoints"), metadata)
+    return write_savepoint(open_store, str(folder / "checkpoints"), str(folder / "savepoints"), metadata, ANY_PERMIT)
 
 
 def resume(folder: Path, restore: str, parallelism: int = 2) -> tg.Job:
@@ -125,7 +126,9 @@ def test_files_that_were_not_committed_belong_to_the_savepoint(tmp_path: Path, m
         with pytest.raises(tg.JobFailedError, match="is owned by"):
             old.wait("60s")
     metadata = recovery.inspect(fenced)
-    path = write_savepoint(open_store, str(tmp_path / "checkpoints"), str(tmp_path / "savepoints"), metadata)
+    path = write_savepoint(
+        open_store, str(tmp_path / "checkpoints"), str(tmp_path / "savepoints"), metadata, ANY_PERMIT
+    )
     delete_checkpoints(tmp_path)
 
     with local(1) as env:

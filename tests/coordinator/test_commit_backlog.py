@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 from itertools import count
-from unittest.mock import ANY
 
+from any_permit import ANY_PERMIT
 from coordinators import SPEC, Coordinator, files, only, spec
 from link import node
 
@@ -95,7 +95,7 @@ def test_the_first_checkpoint_of_an_attempt_is_committed_to_every_table() -> Non
         job.ask()
         job.collect(CheckpointId(checkpoint_id))
         commits = only(job.written(CheckpointId(checkpoint_id)), do.CommitSinks)
-        assert commits == [do.CommitSinks(CheckpointId(checkpoint_id), (), tables, permit=ANY)] * bool(tables)
+        assert commits == [do.CommitSinks(CheckpointId(checkpoint_id), (), tables, permit=ANY_PERMIT)] * bool(tables)
         job.committed(checkpoint_id)
 
     job.fail()
@@ -104,7 +104,7 @@ def test_the_first_checkpoint_of_an_attempt_is_committed_to_every_table() -> Non
     job.ask()
     job.collect(CheckpointId(3))
     assert only(job.written(CheckpointId(3)), do.CommitSinks) == [
-        do.CommitSinks(CheckpointId(3), (), ("a", "b"), permit=ANY)
+        do.CommitSinks(CheckpointId(3), (), ("a", "b"), permit=ANY_PERMIT)
     ]
 
 
@@ -154,7 +154,7 @@ def test_a_tables_log_is_read_once_however_many_commits_there_are() -> None:
     effects = CoordinatorEffects(context, lambda url: CountingStore(url, found, listed), lambda: 7)
 
     for number in map(CheckpointId, range(1, 11)):
-        commit = do.CommitSinks(number, (replace(files(number, f"f{number}"), table=table),), permit=ANY)
+        commit = do.CommitSinks(number, (replace(files(number, f"f{number}"), table=table),), permit=ANY_PERMIT)
         assert effects.commit_sinks(commit) == ev.SinksCommitted(7, number)
 
     assert len(log.entries()) == 12
@@ -180,7 +180,7 @@ def test_a_table_without_files_is_told_where_that_changes_what_it_shows() -> Non
     log.claim(SPEC.job_id, if_exists="overwrite")
     effects = CoordinatorEffects(context, FileSystemStore, lambda: 7)
 
-    assert effects.commit_sinks(do.CommitSinks(CheckpointId(1), (), (table,), permit=ANY)) == ev.SinksCommitted(
+    assert effects.commit_sinks(do.CommitSinks(CheckpointId(1), (), (table,), permit=ANY_PERMIT)) == ev.SinksCommitted(
         7, CheckpointId(1)
     )
 
@@ -190,7 +190,7 @@ def test_a_table_without_files_is_told_where_that_changes_what_it_shows() -> Non
 def test_a_commit_to_another_jobs_table_is_told_apart_from_storage_that_is_away() -> None:
     """Only the former is final: `fenced` says that it need not be tried again."""
     table, context, _ = claimed_by_another()
-    commit = do.CommitSinks(CheckpointId(1), (replace(files(0, "f0"), table=table),), permit=ANY)
+    commit = do.CommitSinks(CheckpointId(1), (replace(files(0, "f0"), table=table),), permit=ANY_PERMIT)
 
     fenced = CoordinatorEffects(context, FileSystemStore, lambda: 7).commit_sinks(commit)
     away = CoordinatorEffects(context, AwayStore, lambda: 7).commit_sinks(commit)

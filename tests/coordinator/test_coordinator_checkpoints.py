@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from unittest.mock import ANY
 
 import pytest
+from any_permit import ANY_PERMIT
 from coordinators import SINK, SOURCE, SPEC, TASKS, Coordinator, discarding, files, handle, kinds, only, spec
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -276,7 +276,7 @@ def test_retained_checkpoints_are_the_newest_and_older_ones_go_after_the_commit(
     found = coordinator.committed(1)
 
     assert only(found, do.DiscardCheckpoint) == [
-        do.DiscardCheckpoint(CheckpointId(1), voided=False, shared=(), permit=ANY)
+        do.DiscardCheckpoint(CheckpointId(1), voided=False, shared=(), permit=ANY_PERMIT)
     ]
     assert only(coordinator.committed(2) + coordinator.committed(3), do.DiscardCheckpoint) == []
     assert [c.checkpoint_id for c in coordinator.state.completed] == [2, 3]
@@ -290,7 +290,7 @@ def test_without_sink_files_a_checkpoint_subsumes_at_once() -> None:
     coordinator.collect(checkpoint_id)
 
     assert only(coordinator.written(checkpoint_id), do.DiscardCheckpoint) == [
-        do.DiscardCheckpoint(CheckpointId(1), voided=False, shared=(), permit=ANY)
+        do.DiscardCheckpoint(CheckpointId(1), voided=False, shared=(), permit=ANY_PERMIT)
     ]
 
 
@@ -299,7 +299,7 @@ def test_a_deletion_that_fails_is_tried_again_as_long_as_an_outage_may_last() ->
     coordinator = Coordinator().run()
     coordinator.complete()
     coordinator.complete()
-    failed = do.DiscardCheckpoint(CheckpointId(1), voided=False, shared=(), permit=ANY)
+    failed = do.DiscardCheckpoint(CheckpointId(1), voided=False, shared=(), permit=ANY_PERMIT)
     outage_ms = SPEC.storage_outage_ms
     for number in range(20):
         found = coordinator.tell(ev.CheckpointDiscardFailed(0, CheckpointId(1), "busy", outage_ms - 1))

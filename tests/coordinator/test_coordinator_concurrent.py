@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from unittest.mock import ANY
 
 import pytest
+from any_permit import ANY_PERMIT
 from coordinators import (
     OPERATORS,
     SINK,
@@ -78,7 +78,7 @@ def test_checkpoints_are_written_one_at_a_time_and_their_files_are_committed_in_
     assert (files(1, "f1"),) == write.metadata.subtasks[1].committables
     assert only(coordinator.written(2), do.CommitSinks) == []
     assert only(coordinator.committed(1), do.CommitSinks) == [
-        do.CommitSinks(CheckpointId(2), (files(1, "f1"),), permit=ANY)
+        do.CommitSinks(CheckpointId(2), (files(1, "f1"),), permit=ANY_PERMIT)
     ]
 
 
@@ -104,7 +104,7 @@ def test_a_refused_acknowledgement_loses_its_state_and_what_was_in_flight() -> N
 
     found = coordinator.tell(ev.CheckpointAcknowledged(0, AttemptNumber(0), SINK, CheckpointId(9), state))
 
-    assert found == [do.DiscardFiles(("job-12345678/chk-9/sink-0", "job/chk-9/sink-0-channels"), permit=ANY)]
+    assert found == [do.DiscardFiles(("job-12345678/chk-9/sink-0", "job/chk-9/sink-0-channels"), permit=ANY_PERMIT)]
 
 
 @pytest.mark.parametrize("reason", list(Reason))

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from unittest.mock import ANY
-
 import pytest
+from any_permit import ANY_PERMIT
 from coordinators import SINK, SOURCE, SPEC, TASKS, Coordinator, discarding, files, kinds, only, spec
 
 from tidegate.actors.coordinator.job.job_spec import RestorePoint
@@ -155,7 +154,7 @@ def test_a_checkpoint_that_is_collecting_ends_with_its_attempt() -> None:
 
     found = coordinator.fail()
 
-    assert only(found, do.DiscardCheckpoint) == [do.DiscardCheckpoint(CheckpointId(1), voided=False, permit=ANY)]
+    assert only(found, do.DiscardCheckpoint) == [do.DiscardCheckpoint(CheckpointId(1), voided=False, permit=ANY_PERMIT)]
     assert {r.request: r.checkpoint_id for r in only(found, do.CompleteRequest)} == {
         "wanted": None,
         "waits for the next": None,
@@ -234,9 +233,9 @@ def test_a_new_generation_repeats_what_may_not_have_been_done() -> None:
 
     found = coordinator.start(generation=2)
 
-    assert only(found, do.CommitSinks) == [do.CommitSinks(CheckpointId(3), (files(2, "f2"),), permit=ANY)]
+    assert only(found, do.CommitSinks) == [do.CommitSinks(CheckpointId(3), (files(2, "f2"),), permit=ANY_PERMIT)]
     assert only(found, do.DiscardCheckpoint) == [
-        do.DiscardCheckpoint(CheckpointId(1), voided=False, shared=(), permit=ANY)
+        do.DiscardCheckpoint(CheckpointId(1), voided=False, shared=(), permit=ANY_PERMIT)
     ]
 
 
@@ -250,7 +249,7 @@ def test_a_new_generation_of_a_job_that_is_ending_ends_it() -> None:
 
     found = coordinator.start(generation=2)
     assert only(found, do.DeployAttempt) == []
-    assert only(found, do.CommitSinks) == [do.CommitSinks(CheckpointId(1), (files(0, "f0"),), permit=ANY)]
+    assert only(found, do.CommitSinks) == [do.CommitSinks(CheckpointId(1), (files(0, "f0"),), permit=ANY_PERMIT)]
 
     assert only(coordinator.committed(1), do.EndJob) == [do.EndJob("finished", None)]
 

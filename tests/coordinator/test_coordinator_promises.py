@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from unittest.mock import ANY
 
 import pytest
+from any_permit import ANY_PERMIT
 from coordinators import PATH, SINK, SPEC, TARGET, Coordinator, files, kinds, only, spec
 
 from tidegate.actors.coordinator.job.outages import pause_ms
@@ -101,7 +101,7 @@ def test_checkpoints_that_are_not_committed_stay() -> None:
         coordinator.complete(files(n, f"f{n}"))
 
     assert only(coordinator.committed(1), do.DiscardCheckpoint) == [
-        do.DiscardCheckpoint(CheckpointId(1), False, (), permit=ANY)
+        do.DiscardCheckpoint(CheckpointId(1), False, (), permit=ANY_PERMIT)
     ]
     assert [c.checkpoint_id for c in coordinator.state.completed] == [2, 3]
 
@@ -123,7 +123,7 @@ def test_a_copy_that_takes_too_long_fails_the_savepoint(kind: SnapshotKind) -> N
     assert only(found, do.DiscardSavepoint) == [], "somebody writes to it still"
     assert bool(only(found, do.DeployAttempt)) is kind.stops
     assert only(coordinator.exported(1), do.DiscardSavepoint) == [
-        do.DiscardSavepoint(TARGET, SPEC.job_id, CheckpointId(1), permit=ANY)
+        do.DiscardSavepoint(TARGET, SPEC.job_id, CheckpointId(1), permit=ANY_PERMIT)
     ]
 
 
@@ -161,7 +161,7 @@ def test_a_deletion_of_a_savepoint_is_asked_for_again_by_the_next_generation() -
     coordinator.start_savepoint()
     coordinator.acknowledge_all(1)
     coordinator.exported(1)
-    delete = do.DiscardSavepoint(TARGET, SPEC.job_id, CheckpointId(1), permit=ANY)
+    delete = do.DiscardSavepoint(TARGET, SPEC.job_id, CheckpointId(1), permit=ANY_PERMIT)
     assert only(coordinator.voided(1), do.DiscardSavepoint) == [delete]
 
     assert only(coordinator.start(generation=2), do.DiscardSavepoint) == [delete]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from unittest.mock import ANY
 
 import pytest
+from any_permit import ANY_PERMIT
 from coordinators import SINK, SOURCE, SPEC, Coordinator, handle, only, part, spec
 from shared_files import LAYOUT, layer
 
@@ -255,7 +255,9 @@ def test_a_refused_acknowledgement_loses_its_own_files_and_none_of_its_base() ->
 
     found = job.tell(ev.CheckpointAcknowledged(job.at_ms, job.state.attempt, SINK, CheckpointId(2), state))
 
-    assert only(found, do.DiscardFiles) == [do.DiscardFiles((str(handle(2, SINK).path), path(2), own), permit=ANY)]
+    assert only(found, do.DiscardFiles) == [
+        do.DiscardFiles((str(handle(2, SINK).path), path(2), own), permit=ANY_PERMIT)
+    ]
 
 
 @pytest.mark.parametrize("condition", ["retained", "held", "being deleted"])

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from unittest.mock import ANY
 
 import pytest
+from any_permit import ANY_PERMIT
 from coordinators import PATH, SINK, SOURCE, SPEC, TARGET, Coordinator, files, kinds, only, part, spec
 
 from tidegate.actors.coordinator.job.phases import PendingPhase
@@ -33,7 +33,7 @@ def test_a_savepoint_is_copied_before_its_checkpoint_is_complete() -> None:
     (copy,) = only(coordinator.acknowledge_all(1), do.WriteSavepoint)
     assert (copy.target, copy.metadata.kind) == (TARGET, SnapshotKind.SAVEPOINT)
 
-    assert [do.WriteMetadata(copy.metadata, permit=ANY)] == coordinator.exported(1)
+    assert [do.WriteMetadata(copy.metadata, permit=ANY_PERMIT)] == coordinator.exported(1)
     found = coordinator.written(1)
 
     assert only(found, do.CompleteRequest) == [do.CompleteRequest("wanted", CheckpointId(1), None, PATH)]
@@ -78,7 +78,9 @@ def test_a_copy_that_fails_is_repeated_as_long_as_an_outage_may_last() -> None:
 
     (answer,) = only(found, do.CompleteRequest)
     assert (answer.reason, "disk full" in (answer.error or "")) == (Reason.SAVEPOINT_NOT_WRITTEN, True)
-    assert only(found, do.DiscardSavepoint) == [do.DiscardSavepoint(TARGET, SPEC.job_id, CheckpointId(1), permit=ANY)]
+    assert only(found, do.DiscardSavepoint) == [
+        do.DiscardSavepoint(TARGET, SPEC.job_id, CheckpointId(1), permit=ANY_PERMIT)
+    ]
     assert coordinator.status is JobStatus.RUNNING
 
 
@@ -91,7 +93,9 @@ def test_a_savepoint_that_fails_after_it_was_copied_is_deleted() -> None:
 
     found = coordinator.voided(1)
 
-    assert only(found, do.DiscardSavepoint) == [do.DiscardSavepoint(TARGET, SPEC.job_id, CheckpointId(1), permit=ANY)]
+    assert only(found, do.DiscardSavepoint) == [
+        do.DiscardSavepoint(TARGET, SPEC.job_id, CheckpointId(1), permit=ANY_PERMIT)
+    ]
     assert only(found, do.CompleteRequest)[0].reason is Reason.METADATA_NOT_WRITTEN
 
 
@@ -106,7 +110,7 @@ def test_a_copy_under_way_is_deleted_when_nobody_writes_to_it_any_more(written: 
 
     found = coordinator.exported(1) if written else coordinator.not_exported(1)
 
-    assert found == [do.DiscardSavepoint(TARGET, SPEC.job_id, CheckpointId(1), permit=ANY)]
+    assert found == [do.DiscardSavepoint(TARGET, SPEC.job_id, CheckpointId(1), permit=ANY_PERMIT)]
     assert coordinator.state.exports == {}
 
 
@@ -129,7 +133,9 @@ def test_a_new_generation_deletes_copies_that_were_under_way() -> None:
 
     found = coordinator.start(generation=2)
 
-    assert only(found, do.DiscardSavepoint) == [do.DiscardSavepoint(TARGET, SPEC.job_id, CheckpointId(1), permit=ANY)]
+    assert only(found, do.DiscardSavepoint) == [
+        do.DiscardSavepoint(TARGET, SPEC.job_id, CheckpointId(1), permit=ANY_PERMIT)
+    ]
     assert only(found, do.CompleteRequest)[0].reason is Reason.COORDINATOR_LOST
 
 

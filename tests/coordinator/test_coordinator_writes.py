@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from unittest.mock import ANY
-
+from any_permit import ANY_PERMIT
 from coordinators import SPEC, Coordinator, files, kinds, only, spec
 
 from tidegate.actors.coordinator.messages import instructions as do
@@ -48,7 +47,7 @@ def test_if_the_tombstone_won_the_checkpoint_has_failed_and_its_files_come_with_
     coordinator, _ = ambiguous()
 
     found = coordinator.voided(1)
-    assert only(found, do.DiscardCheckpoint) == [do.DiscardCheckpoint(CheckpointId(1), voided=True, permit=ANY)]
+    assert only(found, do.DiscardCheckpoint) == [do.DiscardCheckpoint(CheckpointId(1), voided=True, permit=ANY_PERMIT)]
     assert only(found, do.CompleteRequest)[0].checkpoint_id is None
 
     checkpoint_id = coordinator.ask()
@@ -83,7 +82,7 @@ def test_commits_are_made_in_order_one_at_a_time() -> None:
     assert coordinator.committed(2) == [], "an answer to a question that was not asked yet"
 
     assert only(coordinator.committed(1), do.CommitSinks) == [
-        do.CommitSinks(CheckpointId(2), (files(1, "f1"),), permit=ANY)
+        do.CommitSinks(CheckpointId(2), (files(1, "f1"),), permit=ANY_PERMIT)
     ]
 
 
@@ -119,7 +118,7 @@ def test_a_commit_that_fails_is_repeated_and_then_fails_the_job() -> None:
     """Commits are idempotent, so they are repeated with growing pauses; after too long the job says why."""
     coordinator = Coordinator().run()
     coordinator.complete(files(0, "f0"))
-    commit = do.CommitSinks(CheckpointId(1), (files(0, "f0"),), permit=ANY)
+    commit = do.CommitSinks(CheckpointId(1), (files(0, "f0"),), permit=ANY_PERMIT)
     for attempt in (1, 2):
         assert coordinator.commit_failed(1, away_ms=599_999) == [do.SetTimer("commit:1", 100 * attempt)]
         assert coordinator.fire("commit:1") == [commit]

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any, get_args
 
 import pytest
+from any_permit import ANY_PERMIT
 from coordinator_runs import Run, running
 from coordinators import SINK, SOURCE, TASKS, part
 
@@ -236,7 +237,8 @@ def test_as_many_of_each_kind_are_remembered_as_is_said(monkeypatch: pytest.Monk
 
 def _made(kind: type[Any]) -> Any:
     named = SimpleNamespace(checkpoint_id=1)
-    return kind(**{f.name: named if f.name in ("metadata", "tombstone") else 1 for f in _fields(kind)})
+    special = {"metadata": named, "tombstone": named, "permit": ANY_PERMIT}
+    return kind(**{f.name: special.get(f.name, 1) for f in _fields(kind)})
 
 
 def _fields(kind: type[Any]) -> tuple[dataclasses.Field[Any], ...]:

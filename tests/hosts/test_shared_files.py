@@ -5,10 +5,10 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterator
 from dataclasses import replace
-from unittest.mock import ANY
 
 import pyarrow as pa
 import pytest
+from any_permit import ANY_PERMIT
 from restored_graphs import BY_KEY, JOB, checkpoint_of, complete, graph_of
 
 from tidegate.actors.coordinator.messages import events as co
@@ -22,6 +22,7 @@ from tidegate.actors.task.messages import events as ev
 from tidegate.actors.task.messages import instructions as do
 from tidegate.storage.checkpoints.layout import CheckpointLayout
 from tidegate.storage.checkpoints.metadata import CheckpointMetadata, NativeFile, NativeState, StateHandle, StateKind
+from tidegate.storage.checkpoints.permits import _DECIDED, EndPermit
 from tidegate.storage.errors import StorageError
 from tidegate.storage.files.file_system_store import FileSystemStore, open_store
 from tidegate.storage.files.store import Store
@@ -60,6 +61,11 @@ def task_effects(
 def coordinator_effects(store: Store) -> CoordinatorEffects:
     """The I/O of the coordinator."""
     return CoordinatorEffects(context(store.url), open_store, lambda: 7)
+
+
+def leaving(*retained: CheckpointId) -> EndPermit:
+    """What is known when a job is over: these checkpoints stay, and its tables are left alone."""
+    return EndPermit(_DECIDED, frozenset(retained), tables_settled=False)
 
 
 def frozen(value: int) -> FrozenTable:
@@ -207,7 +213,7 @@ def test_a_checkpoint_takes_along_the_shared_files_that_are_named(
     put(store, *OF_FIVE, *OF_SIX, LAYOUT.metadata(FIVE))
 
     event = coordinator_effects(store).discard_checkpoint(
-        coordinator_do.DiscardCheckpoint(FIVE, False, shared, permit=ANY)
+        coordinator_do.DiscardCheckpoint(FIVE, False, shared, permit=ANY_PERMIT)
     )
 
     assert event == co.CheckpointDiscarded(7, FIVE)
@@ -218,7 +224,9 @@ def test_of_a_voided_checkpoint_the_tombstone_stays(store: FileSystemStore) -> N
     """Its shared files go with the others."""
     put(store, *OF_FIVE, LAYOUT.metadata(FIVE))
 
-    coordinator_effects(store).discard_checkpoint(coordinator_do.DiscardCheckpoint(FIVE, voided=True, permit=ANY))
+    coordinator_effects(store).discard_checkpoint(
+        coordinator_do.DiscardCheckpoint(FIVE, voided=True, permit=ANY_PERMIT)
+    )
 
     assert files_in(store) == {LAYOUT.metadata(FIVE)}
 
@@ -236,7 +244,7 @@ def test_files_of_a_refused_acknowledgement_are_deleted_one_by_one(
             super().delete(path)
 
     effects = CoordinatorEffects(context(store.url), Stubborn, lambda: 7)
-    effects.discard_files(coordinator_do.DiscardFiles(OF_FIVE, permit=ANY))
+    effects.discard_files(coordinator_do.DiscardFiles(OF_FIVE, permit=ANY_PERMIT))
 
     assert files_in(store) == {OF_FIVE[1]}
     assert f"left {OF_FIVE[1]} behind for the sweep: read-only" in caplog.text
@@ -264,7 +272,7 @@ def test_the_sweep_leaves_what_retained_checkpoints_refer_to(store: FileSystemSt
     put(store, *needed, OF_FIVE[0], f"{NATIVE}/2.sst", f"{JOB}/shared/chk-5/count-0", f"{JOB}/shared/chk-4/count-0")
     put(store, f"{LAYOUT.native_dir(SIX, COUNT.vertex, COUNT.subtask, UID)}/3.sst", f"{JOB}/taskowned/kept")
 
-    coordinator_effects(store).sweep([SIX], [])
+    coordinator_effects(store).sweep(leaving(SIX))
 
     assert files_in(store) == {*needed, LAYOUT.metadata(SIX), f"{JOB}/taskowned/kept"}
 
@@ -274,7 +282,7 @@ def test_the_sweep_of_a_job_that_keeps_nothing_takes_all_shared_files(store: Fil
     retained(store, OF_FIVE[1])
     put(store, *OF_FIVE, *OF_SIX, f"{JOB}/events/000000")
 
-    coordinator_effects(store).sweep([], [])
+    coordinator_effects(store).sweep(leaving())
 
     assert files_in(store) == {f"{JOB}/events/000000"}
 
@@ -286,7 +294,7 @@ def test_no_shared_file_is_swept_where_a_retained_checkpoint_cannot_be_read(
     retained(store, OF_FIVE[1])
     put(store, *OF_FIVE, LAYOUT.metadata(FIVE))
 
-    coordinator_effects(store).sweep([FIVE, SIX], [])
+    coordinator_effects(store).sweep(leaving(FIVE, SIX))
 
     assert {OF_FIVE[1], OF_FIVE[2]} <= files_in(store)
     assert "Shared files of demo-1a2b3c4d stay" in caplog.text

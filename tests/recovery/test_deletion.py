@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from any_permit import ANY_PERMIT
 from checkpoints_on_disk import complete
 from typer.testing import CliRunner, Result
 
@@ -107,7 +108,9 @@ def test_a_checkpoint_of_a_dead_job_is_deleted(store: FileSystemStore) -> None:
 def test_others_are_deleted_while_a_job_lives(store: FileSystemStore, tmp_path: Path) -> None:
     """Checkpoints of other jobs, and its own savepoints: those are the user's."""
     metadata = recovery.inspect(f"{store.url}/{_JOB}/chk-1")
-    elsewhere, here = (write_savepoint(open_store, store.url, to, metadata) for to in (str(tmp_path), store.url))
+    elsewhere, here = (
+        write_savepoint(open_store, store.url, to, metadata, ANY_PERMIT) for to in (str(tmp_path), store.url)
+    )
     _renewed(store)
 
     for path in (elsewhere, here, f"{store.url}/other-1a2b3c4d/chk-1"):

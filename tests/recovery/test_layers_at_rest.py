@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from any_permit import ANY_PERMIT
 from checkpoints_on_disk import MAX_PARALLELISM, UID, complete, flip_bit
 from layers_on_disk import applied, complete_layer
 from typer.testing import CliRunner
@@ -121,7 +122,7 @@ def test_files_of_an_unknown_backend_are_not_left_out(store: FileSystemStore, th
 
 def test_a_savepoint_has_all_layers(store: FileSystemStore, three: list[CheckpointMetadata], tmp_path: Path) -> None:
     """Self-contained: it is whole and reads the same when the job's folder is gone; and damage in it is found."""
-    path = write_savepoint(open_store, store.url, str(tmp_path / "savepoints"), three[1])
+    path = write_savepoint(open_store, store.url, str(tmp_path / "savepoints"), three[1], ANY_PERMIT)
     shutil.rmtree(tmp_path / "checkpoints")
     copy = open_store(path)
 
@@ -190,7 +191,7 @@ def test_a_savepoint_is_deleted_as_a_whole(
     store: FileSystemStore, three: list[CheckpointMetadata], tmp_path: Path
 ) -> None:
     """And the checkpoint that it is a copy of stays."""
-    path = write_savepoint(open_store, store.url, str(tmp_path / "savepoints"), three[1])
+    path = write_savepoint(open_store, store.url, str(tmp_path / "savepoints"), three[1], ANY_PERMIT)
 
     assert recovery.delete(path) == 11
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from any_permit import ANY_PERMIT
 from checkpoints_on_disk import MAX_PARALLELISM, UID, complete, flip_bit
 from typer.testing import CliRunner
 
@@ -49,7 +50,7 @@ def with_in_flight(store: FileSystemStore, number: int) -> CheckpointMetadata:
 
 def savepoint(store: FileSystemStore, number: int, target: str) -> str:
     """A savepoint of a job that has kept nothing else."""
-    return write_savepoint(open_store, store.url, target, with_in_flight(store, number))
+    return write_savepoint(open_store, store.url, target, with_in_flight(store, number), ANY_PERMIT)
 
 
 def test_in_flight_rows_are_verified(store: FileSystemStore) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from any_permit import ANY_PERMIT, any_permit
 
 from tidegate.recovery.savepoints import discard_savepoint, write_savepoint
 from tidegate.storage.checkpoints.layout import CheckpointLayout
@@ -98,7 +99,7 @@ def test_a_savepoint_on_every_store(store: FileSystemStore) -> None:
     options = store._options
     opened = lambda url: open_store(url, **options)  # noqa: E731
 
-    path = write_savepoint(opened, store.url, f"{store.url}/sp/", metadata)
+    path = write_savepoint(opened, store.url, f"{store.url}/sp/", metadata, ANY_PERMIT)
 
     assert path == f"{store.url}/sp/savepoint-demo-1a2b3c4d-7"
     found = read_metadata(opened(path), JOB, SEVEN, savepoint=True)
@@ -107,10 +108,10 @@ def test_a_savepoint_on_every_store(store: FileSystemStore) -> None:
         for handle in (subtask.handle, subtask.in_flight):
             if handle is not None:
                 verify_state(opened(path), handle)
-    assert path == write_savepoint(opened, store.url, f"{store.url}/sp", metadata)
+    assert path == write_savepoint(opened, store.url, f"{store.url}/sp", metadata, ANY_PERMIT)
 
-    discard_savepoint(opened, f"{store.url}/sp", JOB, SEVEN)
-    discard_savepoint(opened, f"{store.url}/sp", JOB, SEVEN)
+    discard_savepoint(opened, f"{store.url}/sp", JOB, any_permit(7))
+    discard_savepoint(opened, f"{store.url}/sp", JOB, any_permit(7))
     with pytest.raises(NotFoundError):
         read_metadata(opened(path), JOB, SEVEN, savepoint=True)
     assert read_metadata(store, JOB, SEVEN) == metadata
@@ -120,11 +121,11 @@ def test_a_savepoint_outlives_its_job_and_can_be_moved(tmp_path: Path) -> None:
     """Nothing in it depends on where it was written or on the checkpoint; large files are copied in parts."""
     store = open_store(str(tmp_path / "checkpoints"))
     metadata = checkpoint(store, ROWS)
-    path = write_savepoint(open_store, store.url, str(tmp_path / "savepoints"), metadata)
+    path = write_savepoint(open_store, store.url, str(tmp_path / "savepoints"), metadata, ANY_PERMIT)
     check_whole(path, ROWS)
 
     shutil.rmtree(tmp_path / "checkpoints")
-    assert path == write_savepoint(open_store, store.url, str(tmp_path / "savepoints"), metadata)
+    assert path == write_savepoint(open_store, store.url, str(tmp_path / "savepoints"), metadata, ANY_PERMIT)
     moved = shutil.move(path, tmp_path / "elsewhere" / Path(path).name)
 
     assert not Path(path).exists()
@@ -134,7 +135,7 @@ def test_a_savepoint_outlives_its_job_and_can_be_moved(tmp_path: Path) -> None:
 def test_a_folder_under_another_name_is_not_taken_for_it(tmp_path: Path) -> None:
     """The name says which savepoint it is; a wrong one is found out."""
     store = open_store(str(tmp_path / "checkpoints"))
-    path = write_savepoint(open_store, store.url, str(tmp_path), checkpoint(store))
+    path = write_savepoint(open_store, store.url, str(tmp_path), checkpoint(store), ANY_PERMIT)
 
     with pytest.raises(CorruptionError, match="is the metadata of checkpoint 7"):
         read_metadata(open_store(path), JOB, CheckpointId(8), savepoint=True)
@@ -175,11 +176,11 @@ def test_an_interrupted_call_can_be_repeated(tmp_path: Path, failing: tuple[str,
     flaky = lambda url: Failing(url, lambda *operation: operation == failing, applied)  # noqa: E731
 
     with pytest.raises(StorageError, match="lost"):
-        write_savepoint(flaky, store.url, target, metadata)
+        write_savepoint(flaky, store.url, target, metadata, ANY_PERMIT)
 
     complete = Path(target, "savepoint-demo-1a2b3c4d-7", "_metadata").exists()
     assert complete == (applied and failing[0] == "create")
-    check_whole(write_savepoint(open_store, store.url, target, metadata))
+    check_whole(write_savepoint(open_store, store.url, target, metadata, ANY_PERMIT))
 
 
 def test_a_file_that_is_damaged_is_not_copied(tmp_path: Path) -> None:
@@ -192,7 +193,7 @@ def test_a_file_that_is_damaged_is_not_copied(tmp_path: Path) -> None:
     store.write(path, [content])
 
     with pytest.raises(CorruptionError, match=r"chk-7/count-0 is damaged: its checksum is"):
-        write_savepoint(open_store, store.url, str(tmp_path / "savepoints"), metadata)
+        write_savepoint(open_store, store.url, str(tmp_path / "savepoints"), metadata, ANY_PERMIT)
 
     assert open_store(str(tmp_path / "savepoints")).list("savepoint-demo-1a2b3c4d-7") == []
 
@@ -201,9 +202,9 @@ def test_another_savepoint_of_the_name_is_not_replaced(tmp_path: Path) -> None:
     """Two jobs cannot have one id; if they have, the savepoint that was first stays."""
     store = open_store(str(tmp_path / "checkpoints"))
     metadata = checkpoint(store)
-    path = write_savepoint(open_store, store.url, str(tmp_path), metadata)
+    path = write_savepoint(open_store, store.url, str(tmp_path), metadata, ANY_PERMIT)
 
     with pytest.raises(AlreadyExistsError, match="another savepoint of this name"):
-        write_savepoint(open_store, store.url, str(tmp_path), replace(metadata, triggered_at_ms=6))
+        write_savepoint(open_store, store.url, str(tmp_path), replace(metadata, triggered_at_ms=6), ANY_PERMIT)
 
     check_whole(path)

@@ -10,7 +10,8 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from tidegate.recovery.sweeper import GRACE_MS_DEFAULT, find_orphans, may_run, sweep
+from tidegate.recovery.decisions import GRACE_MS_DEFAULT, may_run
+from tidegate.recovery.sweeper import find_orphans, sweep
 from tidegate.storage.checkpoints.event_log import EventLog, LogEntry
 from tidegate.storage.checkpoints.layout import CheckpointLayout, savepoint_name
 from tidegate.storage.checkpoints.metadata import (

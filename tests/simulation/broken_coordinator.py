@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from tidegate.actors.coordinator import permits
 from tidegate.actors.coordinator.messages import events as co
 from tidegate.actors.coordinator.messages import instructions as do
-from tidegate.actors.coordinator.permits import CommitPermit
 from tidegate.actors.hosts.coordinator.coordinator_host import CoordinatorHost
+from tidegate.storage.checkpoints import permits
 from tidegate.storage.checkpoints.event_log import LogEntry
+from tidegate.storage.checkpoints.permits import CommitPermit
 from tidegate.storage.codec import encode
 from tidegate.storage.files.envelope import seal
 from tidegate.storage.ids import EventId
@@ -22,7 +22,7 @@ class CommitsOnAcknowledgement(CoordinatorHost):
 
     def handle(self, event: co.CoordinatorEvent) -> None:
         if isinstance(event, co.CheckpointAcknowledged) and event.state.committables:
-            forged = CommitPermit(event.checkpoint_id, permits._DECIDED)
+            forged = CommitPermit(permits._DECIDED, event.checkpoint_id)
             self._perform(do.CommitSinks(event.checkpoint_id, event.state.committables, permit=forged))
         super().handle(event)
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TypeVar
-from unittest.mock import ANY
+
+from any_permit import ANY_PERMIT
 
 from tidegate.actors.coordinator.coordinator_machine import CoordinatorMachine
 from tidegate.actors.coordinator.job.job_spec import CheckpointSettings, JobEdgeInfo, JobSpec, RestorePoint
@@ -76,7 +77,7 @@ def discarding(checkpoint_id: int, task: TaskId) -> do.DiscardFiles:
     """What deletes that file."""
     path = handle(checkpoint_id, task).path
     assert path is not None
-    return do.DiscardFiles((path,), permit=ANY)
+    return do.DiscardFiles((path,), permit=ANY_PERMIT)
 
 
 def files(first_index: int, *names: str) -> Committable:

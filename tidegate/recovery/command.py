@@ -111,7 +111,8 @@ def sweep_command(
     Exit code 1 if a job was left out because it may be running.
     """
     from tidegate.recovery.checkpoints import is_of_job
-    from tidegate.recovery.sweeper import may_run, sweep, why_may_run
+    from tidegate.recovery.decisions import may_run, why_may_run
+    from tidegate.recovery.sweeper import sweep
     from tidegate.storage.files.file_system_store import join_url, open_store
     from tidegate.storage.ids import JobId
     from tidegate.storage.units import parse_duration_ms

@@ -1,7 +1,6 @@
 """Deletes a checkpoint or a savepoint that nobody wants any more.
 
-Rules: nothing of a job that lives is deleted: it relies on the checkpoints that it retains, deletes the others itself,
-and may be about to refer to their files. Savepoints are the user's: no job needs those that it has taken. `_metadata`
+Rules: nothing of a job that lives is deleted (`decisions.py` says why, and gives the permit). `_metadata`
 goes first, so that nobody finds a checkpoint half deleted. Files that checkpoints share stay as long as another
 checkpoint of the job refers to one; where one cannot be read, all of them stay. What a job has written to tables is
 none of a checkpoint's.
@@ -10,19 +9,19 @@ none of a checkpoint's.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Iterator
 
+from tidegate.recovery.decisions import permit_deletion
 from tidegate.storage.checkpoints.layout import (
     CheckpointLayout,
     CheckpointPointer,
     parse_checkpoint_name,
     parse_pointer,
 )
-from tidegate.storage.checkpoints.lease import may_live, why_alive
 from tidegate.storage.checkpoints.metadata import CheckpointMetadata
 from tidegate.storage.checkpoints.metadata_file import read_metadata, read_pointed
-from tidegate.storage.errors import CodecError, ConfigurationError, CorruptionError, NotFoundError
+from tidegate.storage.checkpoints.permits import DeletePermit
+from tidegate.storage.errors import CodecError, CorruptionError, NotFoundError
 from tidegate.storage.files.file_system_store import open_store
 from tidegate.storage.files.store import OpenStore, Store
 
@@ -39,13 +38,20 @@ def delete(path: str, *, force: bool = False, open_store: OpenStore = open_store
     """
     at = parse_pointer(path)
     store = open_store(at.root)
-    if not (at.savepoint or force):
-        _check_job_is_dead(store, at)
+    permit = permit_deletion(store, at, force=force)
     metadata = read_pointed(store, at)
-    if at.savepoint:
-        store.delete(at.metadata)
-        store.delete_tree("")
-        return 1 + len(set(_paths(metadata)))
+    return _delete_savepoint(store, at, metadata, permit) if at.savepoint else _delete(store, at, metadata, permit)
+
+
+def _delete_savepoint(store: Store, at: CheckpointPointer, metadata: CheckpointMetadata, permit: DeletePermit) -> int:
+    permit.check(metadata.checkpoint_id)
+    store.delete(at.metadata)
+    store.delete_tree("")
+    return 1 + len(set(_paths(metadata)))
+
+
+def _delete(store: Store, at: CheckpointPointer, metadata: CheckpointMetadata, permit: DeletePermit) -> int:
+    permit.check(metadata.checkpoint_id)
     unneeded = _unneeded(store, at, metadata)
     store.delete(at.metadata)
     store.delete_tree(CheckpointLayout(at.job_id).checkpoint_dir(at.checkpoint_id))
@@ -53,15 +59,6 @@ def delete(path: str, *, force: bool = False, open_store: OpenStore = open_store
         store.delete(shared)
     own = set(_paths(metadata)) - set(_shared_paths(metadata))
     return 1 + len(own) + len(unneeded)
-
-
-def _check_job_is_dead(store: Store, at: CheckpointPointer) -> None:
-    if may_live(store, at.job_id, int(time.time() * 1000)):
-        raise ConfigurationError(
-            f"{at} stays: job {at.job_id} may be running, {why_alive(store, at.job_id)}. A running job deletes its "
-            "checkpoints itself, all but those that it retains. Wait for its end, or stop or cancel it (job.stop(), "
-            "job.cancel()), then delete this one; or use force if you know that the job is dead"
-        )
 
 
 def _unneeded(store: Store, at: CheckpointPointer, metadata: CheckpointMetadata) -> set[str]:

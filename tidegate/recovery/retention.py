@@ -8,20 +8,19 @@ gone, none is deleted.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
 
 from tidegate.storage.checkpoints.layout import NATIVE_MARK, CheckpointLayout, parse_checkpoint_name
 from tidegate.storage.checkpoints.metadata_file import read_metadata
+from tidegate.storage.checkpoints.permits import EndPermit
 from tidegate.storage.errors import DAMAGE
 from tidegate.storage.files.store import Store
-from tidegate.storage.ids import CheckpointId
 
 _logger = logging.getLogger(__name__)
 
 
-def sweep_checkpoints(store: Store, layout: CheckpointLayout, retained: Iterable[CheckpointId]) -> None:
-    """Delete all of a job's checkpoints but these, and what they leave of shared files. Raises StorageError."""
-    kept = sorted(set(retained))
+def sweep_checkpoints(store: Store, layout: CheckpointLayout, permit: EndPermit) -> None:
+    """Delete all of a job's checkpoints but the retained ones, and what they leave of shared files. StorageError."""
+    kept = sorted(permit.retained)
     for name in store.list(layout.job_dir()):
         number = parse_checkpoint_name(name)
         if number is not None and number not in kept:

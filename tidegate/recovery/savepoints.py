@@ -16,6 +16,7 @@ from dataclasses import replace
 from tidegate.storage.checkpoints.layout import METADATA_NAME, CheckpointLayout, savepoint_name
 from tidegate.storage.checkpoints.metadata import CheckpointMetadata, SubtaskState
 from tidegate.storage.checkpoints.metadata_file import encode_metadata, read_metadata
+from tidegate.storage.checkpoints.permits import DeletePermit, ExportPermit
 from tidegate.storage.errors import AlreadyExistsError, NotFoundError
 from tidegate.storage.files.file_system_store import join_url
 from tidegate.storage.files.store import OpenStore, Store
@@ -23,12 +24,15 @@ from tidegate.storage.ids import CheckpointId, JobId
 from tidegate.storage.state.verification import verified_native, verified_state
 
 
-def write_savepoint(open_store: OpenStore, root_url: str, target_url: str, metadata: CheckpointMetadata) -> str:
+def write_savepoint(
+    open_store: OpenStore, root_url: str, target_url: str, metadata: CheckpointMetadata, permit: ExportPermit
+) -> str:
     """Copy the state of a checkpoint under `root_url` to a savepoint under `target_url`; returns the savepoint's path.
 
     May be repeated: what a call that was interrupted has left is written again, a savepoint that is complete already
     stays. Raises AlreadyExistsError if another one has its name, CorruptionError, NotFoundError, StorageError.
     """
+    permit.check(metadata.checkpoint_id)
     job_id, checkpoint_id = metadata.job_id, metadata.checkpoint_id
     source = open_store(root_url)
     target = open_store(_savepoint_url(open_store, target_url, job_id, checkpoint_id))
@@ -54,9 +58,12 @@ def _copy(source: Store, target: Store, old: SubtaskState, new: SubtaskState) ->
         target.write(copied_file.path, verified_native(source, file))
 
 
-def discard_savepoint(open_store: OpenStore, target_url: str, job_id: JobId, checkpoint_id: CheckpointId) -> None:
-    """Delete a savepoint, complete or not; `_metadata` first, so that nobody finds it half deleted. StorageError."""
-    target = open_store(_savepoint_url(open_store, target_url, job_id, checkpoint_id))
+def discard_savepoint(open_store: OpenStore, target_url: str, job_id: JobId, permit: DeletePermit) -> None:
+    """Delete the savepoint of the permit, complete or not; `_metadata` first, so that nobody finds it half deleted.
+
+    Raises StorageError.
+    """
+    target = open_store(_savepoint_url(open_store, target_url, job_id, permit.checkpoint_id))
     target.delete(METADATA_NAME)
     target.delete_tree("")
 

@@ -20,8 +20,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
+from tidegate.recovery.decisions import GRACE_MS_DEFAULT, WalkableStore, permit_orphans
 from tidegate.storage.checkpoints.event_log import EventLog
 from tidegate.storage.checkpoints.layout import (
     CheckpointLayout,
@@ -31,30 +31,20 @@ from tidegate.storage.checkpoints.layout import (
     parse_pointer,
     parse_savepoint_name,
 )
-from tidegate.storage.checkpoints.lease import may_live, why_alive
 from tidegate.storage.checkpoints.metadata import METADATA_VERSION, CheckpointMetadata
 from tidegate.storage.checkpoints.metadata_file import create_metadata, read_pointed
-from tidegate.storage.errors import AlreadyExistsError, CodecError, ConfigurationError, CorruptionError, NotFoundError
-from tidegate.storage.files.file_system import FileInfo
+from tidegate.storage.checkpoints.permits import OrphanPermit
+from tidegate.storage.errors import AlreadyExistsError, CodecError, CorruptionError, NotFoundError
 from tidegate.storage.files.file_system_store import FileSystemStore, join_url, open_store
 from tidegate.storage.files.store import OpenStore, Store
 from tidegate.storage.ids import AttemptNumber, CheckpointId, JobId
 from tidegate.storage.tables.table_files import DATA_FOLDER
 from tidegate.storage.tables.table_log import TableLog
 
-GRACE_MS_DEFAULT = 3_600_000
 _SOURCE_PREFIX = "source-"
 _COLLECT_PREFIX = "collect-"
 
 _logger = logging.getLogger(__name__)
-
-
-class WalkableStore(Store, Protocol):
-    """A store that knows all files below a folder."""
-
-    def walk(self, prefix: str) -> Sequence[FileInfo]:
-        """Every file at any depth, by its path from the folder on."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,22 +59,6 @@ class Orphan:
 def is_job(store: Store, job_id: JobId) -> bool:
     """Whether there is a job of this id: only a job has an event log."""
     return bool(EventLog(store, job_id).indices())
-
-
-def may_run(store: WalkableStore, job_id: JobId, now_ms: int, grace_ms: int = GRACE_MS_DEFAULT) -> bool:
-    """Whether a job lives as far as its lease says, and its process, where that can be known.
-
-    Of a job that never had one, whether it has written to its event log within the grace period, or nobody can tell.
-    """
-    if store.exists(CheckpointLayout(job_id).lease()):
-        return may_live(store, job_id, now_ms)
-    times = [file.modified_at_ms for file in store.walk(CheckpointLayout(job_id).events_dir())]
-    return any(time is None or time > now_ms - grace_ms for time in times)
-
-
-def why_may_run(store: Store, job_id: JobId) -> str:
-    """What lets a job that may run seem so, in words."""
-    return why_alive(store, job_id) or "it wrote to its event log not long ago"
 
 
 def find_orphans(
@@ -146,17 +120,18 @@ def sweep(
     orphans = found()
     if dry_run:
         return orphans
-    if not force and may_run(store, job_id, now_ms, grace_ms):
-        raise ConfigurationError(
-            f"job {job_id} may be running, {why_may_run(store, job_id)}. Wait, or use force if you know that it is dead"
-        )
-    _void_incomplete(store, job_id, orphans, now_ms)
+    permit = permit_orphans(store, job_id, now_ms, grace_ms, force=force)
+    _void_incomplete(store, permit, orphans, now_ms)
     still = set(found())
     orphans = [orphan for orphan in orphans if orphan in still]
+    _delete_orphans(store, permit, orphans)
+    return orphans
+
+
+def _delete_orphans(store: Store, permit: OrphanPermit, orphans: Iterable[Orphan]) -> None:
     for orphan in orphans:
         store.delete(orphan.path)
-    _delete_unfinished(store, job_id)
-    return orphans
+    _delete_unfinished(store, permit.job_id)
 
 
 def _delete_unfinished(store: Store, job_id: JobId) -> None:
@@ -169,8 +144,9 @@ def _delete_unfinished(store: Store, job_id: JobId) -> None:
         store.delete_temporary(layout.checkpoint_dir(number))
 
 
-def _void_incomplete(store: Store, job_id: JobId, orphans: Iterable[Orphan], now_ms: int) -> None:
+def _void_incomplete(store: Store, permit: OrphanPermit, orphans: Iterable[Orphan], now_ms: int) -> None:
     """Make it impossible that a checkpoint of which files are about to be deleted is completed."""
+    job_id = permit.job_id
     layout = CheckpointLayout(job_id)
     for number in sorted({n for n in (_checkpoint_of(orphan.path, job_id) for orphan in orphans) if n is not None}):
         if store.exists(layout.metadata(number)):

@@ -5,7 +5,7 @@ Each rule is one predicate, and its docstring says why the rule is as it is. The
 - predicates look at the state and say yes or no; they change nothing;
 - `check_*` raise `InvariantError` where a predicate says no. `check_state` looks at everything that holds between two
   events, so it runs after each event and is cheap: its cost does not grow with the number of tasks;
-- `permit_*` check, and give the permit (`permits.py`) without which the instruction that follows cannot be made.
+- `permit_*` check, and give the permit (`storage/checkpoints/permits.py`) without which what follows cannot be done.
 
 The numbers are those of the invariants in `docs/architecture.md`. The oracle of the simulator looks at the same rules
 from outside (`tidegate/simulation/oracle`), and `tests/simulation/broken_*.py` breaks each.
@@ -16,16 +16,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from tidegate.actors.coordinator.job.phases import JobStatus, PendingPhase
-from tidegate.actors.coordinator.permits import (
+from tidegate.actors.coordinator.requests.request_decider import REQUESTS_MAX
+from tidegate.actors.coordinator.state.coordinator_state import CoordinatorState, PendingCheckpoint
+from tidegate.recovery.restart_strategy import RestartStrategy
+from tidegate.storage.checkpoints.permits import (
     _DECIDED,
     CommitPermit,
     CompletionPermit,
     DeletePermit,
+    EndPermit,
     ExportPermit,
 )
-from tidegate.actors.coordinator.requests.request_decider import REQUESTS_MAX
-from tidegate.actors.coordinator.state.coordinator_state import CoordinatorState, PendingCheckpoint
-from tidegate.recovery.restart_strategy import RestartStrategy
 from tidegate.storage.errors import InvariantError
 from tidegate.storage.ids import CheckpointId, Generation
 
@@ -242,13 +243,13 @@ def may_count_as_complete(state: CoordinatorState, pending: PendingCheckpoint) -
 def permit_export(pending: PendingCheckpoint) -> ExportPermit:
     """To copy a savepoint into its own folder."""
     _require(may_export(pending), "4: a savepoint is exported once all of it is there, by one copy at a time")
-    return ExportPermit(pending.checkpoint_id, _DECIDED)
+    return ExportPermit(_DECIDED, pending.checkpoint_id)
 
 
 def permit_completion(state: CoordinatorState, pending: PendingCheckpoint) -> CompletionPermit:
     """To create `_metadata`."""
     _require(may_complete(state, pending), "4: a checkpoint completes with every task, and after its savepoint")
-    return CompletionPermit(pending.checkpoint_id, _DECIDED)
+    return CompletionPermit(_DECIDED, pending.checkpoint_id)
 
 
 def strange_file(state: CoordinatorState, pending: PendingCheckpoint) -> str | None:
@@ -287,7 +288,7 @@ def may_commit(state: CoordinatorState, checkpoint_id: CheckpointId) -> bool:
 def permit_commit(state: CoordinatorState, checkpoint_id: CheckpointId) -> CommitPermit:
     """To make sink files visible."""
     _require(may_commit(state, checkpoint_id), "6: sinks commit what a completed checkpoint covers, in order")
-    return CommitPermit(checkpoint_id, _DECIDED)
+    return CommitPermit(_DECIDED, checkpoint_id)
 
 
 # --- before something is deleted --------------------------------------------------------------------------------------
@@ -340,7 +341,7 @@ def permit_deletion(state: CoordinatorState, checkpoint_id: CheckpointId, shared
     """To delete a checkpoint, and these shared files with it; None: those that were written for it alone."""
     _require(may_delete(state, checkpoint_id), "5: what is retained, not committed or built on is never deleted")
     _require(may_delete_shared(state, shared or ()), "5: a shared file goes with the last one that refers to it")
-    return DeletePermit(checkpoint_id, _DECIDED)
+    return DeletePermit(_DECIDED, checkpoint_id)
 
 
 def permit_refused_deletion(
@@ -348,13 +349,27 @@ def permit_refused_deletion(
 ) -> DeletePermit:
     """To delete the files of an acknowledgement that was refused, these shared ones among them."""
     _require(may_delete_refused(state, checkpoint_id, shared), "5: what a completed checkpoint refers to stays")
-    return DeletePermit(checkpoint_id, _DECIDED)
+    return DeletePermit(_DECIDED, checkpoint_id)
 
 
 def permit_savepoint_deletion(state: CoordinatorState, checkpoint_id: CheckpointId) -> DeletePermit:
     """To delete the folder of a savepoint."""
     _require(may_delete_savepoint(state, checkpoint_id), "5: nobody deletes a folder that is being written")
-    return DeletePermit(checkpoint_id, _DECIDED)
+    return DeletePermit(_DECIDED, checkpoint_id)
+
+
+def may_sweep(state: CoordinatorState) -> bool:
+    """Whether what a job does not leave behind may go (5): it is over, and storage is not deciding about a checkpoint.
+
+    Ending is not over: a savepoint or a last checkpoint may still complete, and would have lost its files.
+    """
+    return state.status.terminal and not state.pending
+
+
+def permit_sweep(state: CoordinatorState) -> EndPermit:
+    """To delete all that a job has written and does not leave behind."""
+    _require(may_sweep(state), "5: files of a job go when nobody writes for it any more")
+    return EndPermit(_DECIDED, frozenset(state.kept), tables_settled=not state.commits)
 
 
 def _require(holds: bool, rule: str) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 import pyarrow as pa
 
+from tidegate.actors.coordinator.invariants import permit_sweep
 from tidegate.actors.coordinator.messages import events as co
 from tidegate.actors.coordinator.messages import instructions as do
 from tidegate.actors.coordinator.messages.events import CoordinatorEvent
@@ -282,7 +283,7 @@ class SimulatedJob:
         self.disk.reliable = True
         self._check_log(state)
         tables = [] if state.commits else self.context.table_urls
-        port.effects.sweep(state.kept, tables)
+        port.effects.sweep(permit_sweep(state))
         self.watch.oracle.files.check_end(state.kept, tables)
         self.watch.ended(state, self.coordinator_crashes)
         self.world.note("job ends:", state.status.value, state.ending_reason or "")

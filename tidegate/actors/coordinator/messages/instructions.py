@@ -1,7 +1,8 @@
 """The instructions of the coordinator: what it asks its runtime to do. `CoordinatorHost` carries them out.
 
-What cannot be taken back carries a permit (`permits.py`), which the decision alone can make. Such instructions are no
-wire types: a permit holds in the process of the coordinator that gave it, and is stored nowhere.
+What cannot be taken back carries a permit (`storage/checkpoints/permits.py`), which the decision alone can make. Such
+instructions are no wire types: a permit holds in the process of the coordinator that gave it, and is stored nowhere.
+With the permit of another checkpoint they cannot be made: InvariantError.
 """
 
 from __future__ import annotations
@@ -9,11 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from tidegate.actors.coordinator.job.job_spec import RestorePoint
-from tidegate.actors.coordinator.permits import CommitPermit, CompletionPermit, DeletePermit, ExportPermit
 from tidegate.actors.protocol.failure_reasons import CheckpointFailureReason
 from tidegate.actors.protocol.identity import TaskId
 from tidegate.actors.protocol.stream_elements import ALIGNED_BARRIER, BarrierOptions
 from tidegate.storage.checkpoints.metadata import CheckpointMetadata, Committable
+from tidegate.storage.checkpoints.permits import CommitPermit, CompletionPermit, DeletePermit, ExportPermit
 from tidegate.storage.codec import wire
 from tidegate.storage.ids import AttemptNumber, CheckpointId, JobId
 
@@ -100,6 +101,9 @@ class WriteSavepoint:
     metadata: CheckpointMetadata
     permit: ExportPermit = field(kw_only=True)
 
+    def __post_init__(self) -> None:
+        self.permit.check(self.metadata.checkpoint_id)
+
 
 @dataclass(frozen=True, slots=True)
 class DiscardSavepoint:
@@ -109,6 +113,9 @@ class DiscardSavepoint:
     job_id: JobId
     checkpoint_id: CheckpointId
     permit: DeletePermit = field(kw_only=True)
+
+    def __post_init__(self) -> None:
+        self.permit.check(self.checkpoint_id)
 
 
 @wire
@@ -142,6 +149,9 @@ class WriteMetadata:
     metadata: CheckpointMetadata
     permit: CompletionPermit = field(kw_only=True)
 
+    def __post_init__(self) -> None:
+        self.permit.check(self.metadata.checkpoint_id)
+
 
 @wire
 @dataclass(frozen=True, slots=True)
@@ -163,6 +173,9 @@ class CommitSinks:
     tables: tuple[str, ...] = ()
     permit: CommitPermit = field(kw_only=True)
 
+    def __post_init__(self) -> None:
+        self.permit.check(self.checkpoint_id)
+
 
 @dataclass(frozen=True, slots=True)
 class DiscardCheckpoint:
@@ -175,6 +188,9 @@ class DiscardCheckpoint:
     voided: bool
     shared: tuple[str, ...] | None = None
     permit: DeletePermit = field(kw_only=True)
+
+    def __post_init__(self) -> None:
+        self.permit.check(self.checkpoint_id)
 
 
 @dataclass(frozen=True, slots=True)

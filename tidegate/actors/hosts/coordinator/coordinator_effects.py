@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from tidegate.actors.coordinator.messages import events as ev
 from tidegate.actors.coordinator.messages import instructions as do
@@ -15,14 +15,24 @@ from tidegate.recovery.retention import sweep_checkpoints
 from tidegate.recovery.savepoints import discard_savepoint, write_savepoint
 from tidegate.storage.checkpoints.metadata import CheckpointMetadata, DataFile
 from tidegate.storage.checkpoints.metadata_file import create_metadata, read_metadata
+from tidegate.storage.checkpoints.permits import CompletionPermit, EndPermit
 from tidegate.storage.copies.local_copies import remove_copies
-from tidegate.storage.errors import DAMAGE, AlreadyExistsError, FencedError, StorageError, TidegateError, may_pass
+from tidegate.storage.errors import (
+    DAMAGE,
+    AlreadyExistsError,
+    FencedError,
+    InvariantError,
+    StorageError,
+    TidegateError,
+    may_pass,
+)
 from tidegate.storage.files.store import OpenStore
-from tidegate.storage.ids import CheckpointId
 from tidegate.storage.tables.table_files import delete_unreferenced
 from tidegate.storage.tables.table_log import TableLog
 
 log = logging.getLogger(__name__)
+
+_Decided = ev.MetadataWritten | ev.CheckpointVoided | ev.MetadataWriteFailed
 
 
 class CoordinatorEffects:
@@ -36,10 +46,18 @@ class CoordinatorEffects:
         self._hooks = HookCalls(context.hooks)
         self._table_logs: dict[str, TableLog] = {}
 
-    def write_metadata(
-        self, metadata: CheckpointMetadata
-    ) -> ev.MetadataWritten | ev.CheckpointVoided | ev.MetadataWriteFailed:
-        """Create `_metadata`, or a tombstone, and tell which of the two is there now."""
+    def write_metadata(self, metadata: CheckpointMetadata, permit: CompletionPermit) -> _Decided:
+        """Create `_metadata`, unless a tombstone is there, and tell which of the two is."""
+        permit.check(metadata.checkpoint_id)
+        return self._create(metadata)
+
+    def void_checkpoint(self, tombstone: CheckpointMetadata) -> _Decided:
+        """Create a tombstone, unless `_metadata` is there, and tell which of the two is."""
+        if not tombstone.void:
+            raise InvariantError("a checkpoint is completed by `write_metadata`, with a permit")
+        return self._create(tombstone)
+
+    def _create(self, metadata: CheckpointMetadata) -> _Decided:
         store = self._open_store(self._context.root)
         checkpoint_id = metadata.checkpoint_id
         try:
@@ -58,16 +76,17 @@ class CoordinatorEffects:
         """Copy a savepoint into its own folder, `_metadata` last."""
         checkpoint_id = instruction.metadata.checkpoint_id
         try:
-            path = write_savepoint(self._open_store, self._context.root, instruction.target, instruction.metadata)
+            root, target = self._context.root, instruction.target
+            path = write_savepoint(self._open_store, root, target, instruction.metadata, instruction.permit)
         except TidegateError as error:
             return ev.SavepointWriteFailed(self._now_ms(), checkpoint_id, str(error), _away_ms(error) is None)
         return ev.SavepointWritten(self._now_ms(), checkpoint_id, path)
 
     def discard_savepoint(self, instruction: do.DiscardSavepoint) -> ev.SavepointDiscarded | ev.SavepointDiscardFailed:
         """Delete the folder of a savepoint that failed after all."""
-        checkpoint_id, target = instruction.checkpoint_id, instruction.target
+        checkpoint_id = instruction.checkpoint_id
         try:
-            discard_savepoint(self._open_store, target, instruction.job_id, checkpoint_id)
+            discard_savepoint(self._open_store, instruction.target, instruction.job_id, instruction.permit)
         except TidegateError as error:
             return ev.SavepointDiscardFailed(self._now_ms(), checkpoint_id, str(error))
         return ev.SavepointDiscarded(self._now_ms(), checkpoint_id)
@@ -168,9 +187,10 @@ class CoordinatorEffects:
             except StorageError as error:
                 log.warning("left %s behind for the sweep: %s", path, error)
 
-    def sweep(self, retained: Iterable[CheckpointId], tables: Iterable[str]) -> None:
+    def sweep(self, permit: EndPermit) -> None:
         """After the last task is gone: delete what no retained checkpoint and no commit refers to.
 
+        Tables in which something is still to be committed are left alone: nobody knows of it but the checkpoints.
         Local copies, and folders of backends, on this node go too; copies on other nodes when a later job starts there.
         """
         if (work := self._context.options.backend.directory) is not None:
@@ -178,8 +198,8 @@ class CoordinatorEffects:
         if self._context.options.local_copies is not None:
             remove_copies(self._context.options.local_copies, self._context.job_id)
         try:
-            sweep_checkpoints(self._open_store(self._context.root), self._context.layout, retained)
-            for table in tables:
+            sweep_checkpoints(self._open_store(self._context.root), self._context.layout, permit)
+            for table in self._context.table_urls if permit.tables_settled else ():
                 delete_unreferenced(self._open_store(table), self._context.job_id, None)
         except StorageError as error:
             log.warning("the sweep of job %s did not finish, files are left behind: %s", self._context.job_id, error)

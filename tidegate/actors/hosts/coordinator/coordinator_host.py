@@ -332,9 +332,11 @@ class CoordinatorHost:
                 port.run_io(lambda: effects.write_savepoint(savepoint))
             case do.DiscardSavepoint():
                 port.run_io(lambda: effects.discard_savepoint(instruction))
-            case do.WriteMetadata(metadata) | do.VoidCheckpoint(metadata):
+            case do.WriteMetadata(metadata, permit=permit):
                 whole = self._inlined.put_back(metadata)
-                port.run_io(lambda: effects.write_metadata(whole))
+                port.run_io(lambda: effects.write_metadata(whole, permit))
+            case do.VoidCheckpoint(tombstone):
+                port.run_io(lambda: effects.void_checkpoint(tombstone))
             case do.CommitSinks():
                 port.run_io(lambda: effects.commit_sinks(instruction))
             case do.DiscardCheckpoint():

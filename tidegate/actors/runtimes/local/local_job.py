@@ -24,6 +24,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
 
+from tidegate.actors.coordinator.invariants import permit_sweep
 from tidegate.actors.coordinator.messages import events as co
 from tidegate.actors.coordinator.messages import instructions as do
 from tidegate.actors.coordinator.messages.events import CoordinatorEvent
@@ -314,8 +315,7 @@ class LocalJob:
         """The job is over: sweep and tell."""
         self.drop_tasks()
         state = self.coordinator.machine.state
-        tables = [] if state.commits else self.context.table_urls
-        self._effects.sweep(state.kept, tables)
+        self._effects.sweep(permit_sweep(state))
         self.coordinator.halt()
         self._lease.end()
         self._done.set_result(progress_of(state, {}))

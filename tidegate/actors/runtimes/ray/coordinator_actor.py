@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 import ray
 
 from tidegate.actors.coordinator.coordinator_machine import CoordinatorMachine
+from tidegate.actors.coordinator.invariants import permit_sweep
 from tidegate.actors.coordinator.job.job_spec import JobSpec
 from tidegate.actors.coordinator.job.outages import FIRST_PAUSE_MS, pause_ms
 from tidegate.actors.coordinator.messages import events as co
@@ -275,7 +276,7 @@ class CoordinatorProcess:
     def _end(self) -> None:
         """The job is over: wait until the last task has gone, sweep, and tell."""
         assert self._host is not None
-        host, state = self._host, self._host.machine.state
+        host, permit = self._host, permit_sweep(self._host.machine.state)
         final = self._progress()
         self._heartbeats.close()
         gone = self._deployment.close()
@@ -283,8 +284,7 @@ class CoordinatorProcess:
 
         def sweep() -> None:
             wait(gone, timeout=TASKS_GONE_TIMEOUT_S)
-            tables = [] if state.commits else self._context.table_urls
-            self._effects.sweep(state.kept, tables)
+            self._effects.sweep(permit)
 
         def swept(future: Future[None]) -> None:
             if (error := future.exception()) is not None:
