@@ -205,7 +205,7 @@ def ends(show: Show) -> None:
     show.say("ends of the two sources apart", f"{(second_ms - first_ms) / 1000:.1f} s")
     phases: dict[tuple[str, ...], int] = {}
     for checkpoint in job.checkpoints():
-        subtasks = recovery.inspect(checkpoint.path).subtasks
+        subtasks = recovery.inspect(checkpoint.path).metadata.subtasks
         unfinished = {s.vertex for s in subtasks if not s.finished}
         done = tuple(sorted(str(vertex) for vertex in {s.vertex for s in subtasks} - unfinished))
         phases[done] = phases.get(done, 0) + 1

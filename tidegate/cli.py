@@ -1,19 +1,21 @@
 """The `tidegate` command.
 
-Most commands are recovery's; this module adds `events` and `simulate`, which need the rooms above. Commands import what
-they need when they run, so that `--help` is there at once.
+Most commands are recovery's; this module adds those that need the rooms above. Commands import what they need when
+they run, so that `--help` is there at once.
 """
 
 from __future__ import annotations
 
-from tidegate.events_cli import events_command
-from tidegate.recovery.command import app
+from tidegate.events_cli import events_command, explain_command, read_command
+from tidegate.recovery.command import app, checkpoints_app, state_app
 from tidegate.simulate_cli import simulate_command
 from tidegate.storage.errors import TidegateError
 
 __all__ = ["app", "main"]
 
 app.command("events")(events_command)
+checkpoints_app.command("explain")(explain_command)
+state_app.command("read")(read_command)
 app.command("simulate")(simulate_command)
 
 

@@ -1,4 +1,4 @@
-"""The command `tidegate events`: what is in event logs, and why something happened."""
+"""Commands that need to know more than storage does: `events`, `checkpoints explain`, `state read`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from tidegate.recovery.command import JobOption, explained
+from tidegate.recovery.command import CheckpointArgument, JobOption, JsonOption, explained, print_json
 
 PathArgument = Annotated[
     str,
@@ -17,18 +17,31 @@ PathArgument = Annotated[
 WhyOption = Annotated[
     int | None, typer.Option("--why", metavar="NUMBER", help="Print what led to this event of one job.")
 ]
+ArrowOption = Annotated[
+    str | None, typer.Option("--arrow", metavar="FILE", help="Write all events to this file, as an Arrow table (IPC).")
+]
 AllOption = Annotated[bool, typer.Option("--all", help="With --why: print a long chain whole.")]
 
 
-def events_command(path: PathArgument, job: JobOption = None, why: WhyOption = None, whole: AllOption = False) -> None:
+def events_command(
+    path: PathArgument,
+    job: JobOption = None,
+    why: WhyOption = None,
+    whole: AllOption = False,
+    arrow: ArrowOption = None,
+) -> None:
     """Print the event logs of jobs, or with --why the chain of events that led to one of them.
 
     Exit code 1 if an entry cannot be read.
     """
     # Here, so that `--help` does not wait for the whole house.
-    from tidegate.event_printing import logs_under, only_one, print_chain, print_history
+    from tidegate.event_printing import print_chain, print_history
+    from tidegate.offline.event_logs import logs_under, only_one
     from tidegate.recovery.event_history import EventHistory
 
+    if arrow is not None:
+        _write_history(path, job, arrow)
+        return
     with explained():
         logs = logs_under(path, job)
         if why is not None:
@@ -40,3 +53,54 @@ def events_command(path: PathArgument, job: JobOption = None, why: WhyOption = N
     if unreadable:
         typer.echo(f"{unreadable} entries cannot be read", err=True)
         raise typer.Exit(1)
+
+
+def explain_command(
+    path: Annotated[
+        str, typer.Argument(metavar="PATH", help="<root>/<job>/chk-<number>; or a root or job's folder and an option")
+    ],
+    job: JobOption = None,
+    checkpoint: Annotated[int | None, typer.Option("--checkpoint", help="Why this one was completed, or not.")] = None,
+    attempt: Annotated[int | None, typer.Option("--attempt", help="Why this attempt was started.")] = None,
+    event: Annotated[int | None, typer.Option("--event", help="Why this event happened.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Print the events that led to a decision of a job's coordinator, the first cause first."""
+    from tidegate.offline.explanations import explain
+
+    with explained():
+        found = explain(path, checkpoint=checkpoint, attempt=attempt, event=event, job=job)
+    if as_json:
+        print_json(found)
+    else:
+        typer.echo(str(found))
+
+
+def read_command(
+    path: CheckpointArgument,
+    uid: Annotated[str, typer.Option("--uid", help="The operator.")],
+    state: Annotated[str | None, typer.Option("--state", help="Its state; may be left out where it has one.")] = None,
+    rows: Annotated[int, typer.Option("--rows", min=0, help="Print so many rows at most.")] = 20,
+    out: Annotated[
+        str | None, typer.Option("--out", metavar="FILE", help="Write all rows to this file: .parquet, else Arrow IPC.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Read one state of one operator in a checkpoint or savepoint: print some rows, or write all of them to a file."""
+    from tidegate.offline.state_printing import print_rows, write_rows
+    from tidegate.recovery.state_reader import read_state_batches
+
+    with explained(), read_state_batches(path, uid=uid, state=state) as reader:
+        if out is not None:
+            typer.echo(f"{write_rows(reader, out)} rows are in {out}")
+        else:
+            print_rows(reader, rows, as_json)
+
+
+def _write_history(path: str, job: str | None, file: str) -> None:
+    from tidegate.offline.explanations import history
+    from tidegate.offline.state_printing import write_rows
+
+    with explained():
+        found = history(path, job)
+        typer.echo(f"{write_rows(found.to_reader(), file)} events are in {file}")

@@ -17,13 +17,15 @@ def lazy_names(
 ) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
     """`__getattr__` and `__dir__` of a package: names with the modules that define them, both below `package`.
 
+    A module that is named from `tidegate.` on lies elsewhere: the package is a face for it as well.
+
     `submodules` answer as attributes of the package without having been imported.
     """
 
     def get(name: str) -> object:
         home = home_of.get(name)
         if home is not None:
-            value = getattr(import_module(f"{package}.{home}"), name)
+            value = getattr(import_module(home if home.startswith("tidegate.") else f"{package}.{home}"), name)
         elif name in submodules:
             value = import_module(f"{package}.{name}")
         else:

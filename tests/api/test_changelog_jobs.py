@@ -133,12 +133,12 @@ def asked(job: tg.Job) -> bool:
 
 def layered(path: str) -> list[SubtaskState]:
     """The parts of a checkpoint that have layers."""
-    return [subtask for subtask in recovery.inspect(path).subtasks if subtask.layers]
+    return [subtask for subtask in recovery.inspect(path).metadata.subtasks if subtask.layers]
 
 
 def referenced(path: str) -> set[str]:
     """The shared files that a checkpoint refers to."""
-    return {shared for subtask in recovery.inspect(path).subtasks for shared in subtask.shared_paths}
+    return {shared for subtask in recovery.inspect(path).metadata.subtasks for shared in subtask.shared_paths}
 
 
 def has_later_bases(files: set[str], path: str) -> bool:

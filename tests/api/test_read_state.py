@@ -161,7 +161,7 @@ def test_every_kind_of_state_is_what_the_program_has_kept(tmp_path: Path, kind: 
         source.await_gate(SECOND)
         second = job.trigger_checkpoint("60s")
         savepoint = job.savepoint(str(tmp_path / "savepoints"))
-        layers = [len(subtask.layers) for subtask in recovery.inspect(second).subtasks]
+        layers = [len(subtask.layers) for subtask in recovery.inspect(second).metadata.subtasks]
         assert (max(layers) >= 2) == ("layers" in kind or "changelog" in kind)
         check(first, FIRST)
         check(second, SECOND)

@@ -37,7 +37,7 @@ def saved(folder: Path, stop: int = STOP, restore: str | None = None) -> str:
         checkpoint = job.trigger_checkpoint("60s")
         job.cancel()
         assert job.wait("60s") == "cancelled"
-    metadata = recovery.inspect(checkpoint)
+    metadata = recovery.inspect(checkpoint).metadata
     return write_savepoint(open_store, str(folder / "checkpoints"), str(folder / "savepoints"), metadata, ANY_PERMIT)
 
 
@@ -80,7 +80,7 @@ def test_a_job_goes_on_from_a_savepoint(tmp_path: Path, parallelism: int, suffix
     job = resume(tmp_path, f"{moved}{suffix}", parallelism)
 
     assert submitted_restore(job) == moved
-    assert recovery.inspect(job.checkpoints()[-1].path).restored_from == moved
+    assert recovery.inspect(job.checkpoints()[-1].path).metadata.restored_from == moved
 
 
 def test_a_line_of_jobs_goes_through_savepoints(tmp_path: Path) -> None:
@@ -125,7 +125,7 @@ def test_files_that_were_not_committed_belong_to_the_savepoint(tmp_path: Path, m
         fenced = old.trigger_checkpoint("60s")
         with pytest.raises(tg.JobFailedError, match="is owned by"):
             old.wait("60s")
-    metadata = recovery.inspect(fenced)
+    metadata = recovery.inspect(fenced).metadata
     path = write_savepoint(
         open_store, str(tmp_path / "checkpoints"), str(tmp_path / "savepoints"), metadata, ANY_PERMIT
     )
@@ -142,7 +142,7 @@ def test_files_that_were_not_committed_belong_to_the_savepoint(tmp_path: Path, m
 def test_a_savepoint_whose_checkpoint_was_given_up_is_refused(tmp_path: Path) -> None:
     """Its job has gone on without the rows that it covers, and may have deleted their files."""
     path = saved(tmp_path)
-    metadata = recovery.inspect(path)
+    metadata = recovery.inspect(path).metadata
     store = open_store(str(tmp_path / "checkpoints"))
     store.delete(f"{metadata.job_id}/chk-{metadata.checkpoint_id}/_metadata")
     create_metadata(store, replace(metadata, operators=(), subtasks=(), void=True))

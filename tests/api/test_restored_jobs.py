@@ -236,7 +236,7 @@ def test_what_had_finished_before_the_checkpoint_does_not_run_again(tmp_path: Pa
         job = env.execute("ended", checkpoints=config(tmp_path / "checkpoints"), restart=NO_RESTART)
         source.await_gate(STOP)
         await_events(job, "TaskReachedEndOfData", 3)
-        metadata = recovery.inspect(job.trigger_checkpoint("60s"))
+        metadata = recovery.inspect(job.trigger_checkpoint("60s")).metadata
         job.cancel()
         job.wait("60s")
     finished = {(s.vertex, s.subtask): s.finished for s in metadata.subtasks}

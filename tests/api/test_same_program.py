@@ -188,7 +188,7 @@ class Run:
         self._newest = path
         report = recovery.verify(path)
         assert report.ok, report.problems
-        metadata = recovery.inspect(path)
+        metadata = recovery.inspect(path).metadata
         savepoint = metadata.kind is not SnapshotKind.CHECKPOINT
         store = open_store(path if savepoint else str(self._folder / "checkpoints"))
         if any(subtask.in_flight is not None for subtask in metadata.subtasks):

@@ -50,7 +50,7 @@ def test_a_savepoint_is_a_folder_of_its_own_and_the_job_goes_on(tmp_path: Path) 
         source.await_gate(GATE)
         path = job.savepoint(str(tmp_path / "savepoints"))
         assert job.status() == "running"
-        assert SnapshotKind.SAVEPOINT is recovery.inspect(path).kind
+        assert SnapshotKind.SAVEPOINT is recovery.inspect(path).metadata.kind
         newest = job.statistics().latest_savepoint
         assert newest is not None
         assert (path, SnapshotKind.SAVEPOINT) == (newest.path, newest.kind)
@@ -73,7 +73,7 @@ def test_a_job_that_is_stopped_ends_suspended_after_its_savepoint(tmp_path: Path
 
         assert job.status() == job.wait("60s") == "suspended"
         assert sums.to_arrow().num_rows == 0, "final sums come at the end of the data, which this is not"
-        metadata = recovery.inspect(path)
+        metadata = recovery.inspect(path).metadata
         assert (metadata.kind, metadata.final) == (SnapshotKind.SUSPEND, False)
 
     finish_from(path, tmp_path)
@@ -89,7 +89,7 @@ def test_a_job_that_is_drained_ends_finished_with_all_results_of_what_it_has_rea
 
         assert job.status() == "finished"
         assert everything.to_arrow().num_rows == counted(sums) == 2 * GATE
-        assert recovery.inspect(path).final
+        assert recovery.inspect(path).metadata.final
 
 
 def test_a_stop_whose_savepoint_cannot_be_written_leaves_the_job_running(tmp_path: Path) -> None:
@@ -153,7 +153,7 @@ def test_master_hooks_are_told_of_checkpoints_and_get_their_data_back(tmp_path: 
         job = env.execute("hooked", checkpoints=config(tmp_path / "checkpoints"), restart=NO_RESTART, hooks=[first])
         source.await_gate(GATE)
         path = job.trigger_checkpoint("60s")
-        assert recovery.inspect(path).hooks == (("outside", b"chk-1"),)
+        assert recovery.inspect(path).metadata.hooks == (("outside", b"chk-1"),)
         job.cancel()
         job.wait("60s")
     assert (first.triggered, first.restored) == ([1], [])

@@ -195,7 +195,7 @@ def test_inspect_gives_the_metadata(store: FileSystemStore) -> None:
     """The metadata as it was written; errors are clear where there is none, it is damaged, or the path is wrong."""
     metadata = complete(store, _JOB, 1)
 
-    assert recovery.inspect(f"{store.url}/{_JOB}/chk-1/_metadata") == metadata
+    assert recovery.inspect(f"{store.url}/{_JOB}/chk-1/_metadata").metadata == metadata
     with pytest.raises(NotFoundError):
         recovery.inspect(f"{store.url}/{_JOB}/chk-2")
     with pytest.raises(ConfigurationError):

@@ -107,7 +107,7 @@ def test_a_checkpoint_of_a_dead_job_is_deleted(store: FileSystemStore) -> None:
 
 def test_others_are_deleted_while_a_job_lives(store: FileSystemStore, tmp_path: Path) -> None:
     """Checkpoints of other jobs, and its own savepoints: those are the user's."""
-    metadata = recovery.inspect(f"{store.url}/{_JOB}/chk-1")
+    metadata = recovery.inspect(f"{store.url}/{_JOB}/chk-1").metadata
     elsewhere, here = (
         write_savepoint(open_store, store.url, to, metadata, ANY_PERMIT) for to in (str(tmp_path), store.url)
     )

@@ -129,7 +129,7 @@ def test_a_savepoint_has_all_layers(store: FileSystemStore, three: list[Checkpoi
     report = recovery.verify(path)
 
     assert (report.ok, report.files) == (True, 11)
-    assert EXPECTED[1] == applied(recovery.load_operator_state(copy, recovery.inspect(path), UID))
+    assert EXPECTED[1] == applied(recovery.load_operator_state(copy, recovery.inspect(path).metadata, UID))
     assert len(files_of(copy, "shared")) == 8
     for file in files_of(copy, "shared"):
         whole = copy.read(file)

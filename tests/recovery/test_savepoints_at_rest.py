@@ -75,7 +75,7 @@ def test_a_savepoint_is_read_like_a_checkpoint(store: FileSystemStore, tmp_path:
     moved = str(shutil.move(path, tmp_path / "moved" / Path(path).name))
     shutil.rmtree(tmp_path / "checkpoints")
 
-    metadata = recovery.inspect(moved)
+    metadata = recovery.inspect(moved).metadata
     report = recovery.verify(f"{moved}/_metadata")
 
     assert (metadata.job_id, metadata.checkpoint_id) == (JOB, 3)

@@ -1,7 +1,8 @@
 """Checkpoints at rest: find, verify, read and delete them, and decide whether a failed job restarts.
 
 `tidegate.recovery` is what people call after a crash, from a script or through the command line in `command.py`.
-It reads storage only; nothing here needs a running job.
+It reads storage only; nothing here needs a running job. What needs to know more than storage does, the meaning of
+events, of keys or of Spark's types, lies in `tidegate.offline` and is offered here as well.
 """
 
 from __future__ import annotations
@@ -9,44 +10,73 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from tidegate.offline.explanations import Explanation, Step, explain, history
+    from tidegate.offline.savepoint_writer import SavepointWriter
+    from tidegate.offline.spark_state import read_state
     from tidegate.recovery.checkpoints import (
         CheckpointSummary,
         VerificationReport,
-        inspect,
         latest,
         list_checkpoints,
         load_operator_state,
         verify,
     )
     from tidegate.recovery.deletion import delete
+    from tidegate.recovery.differences import CheckpointDiff, OperatorDiff, StateDiff, diff
+    from tidegate.recovery.inspection import CheckpointReport, OperatorReport, inspect
     from tidegate.recovery.restart_strategy import RestartStrategy
+    from tidegate.recovery.row_comparison import KeyChanges
     from tidegate.recovery.state_catalog import StateInfo
-    from tidegate.recovery.state_reader import read_state, read_state_batches
+    from tidegate.recovery.state_reader import read_state_batches
 else:
     from tidegate.lazy_names import lazy_names
 
     _HOME_OF = {
+        "CheckpointDiff": "differences",
+        "CheckpointReport": "inspection",
         "CheckpointSummary": "checkpoints",
+        "Explanation": "tidegate.offline.explanations",
+        "KeyChanges": "row_comparison",
+        "OperatorDiff": "differences",
+        "OperatorReport": "inspection",
         "RestartStrategy": "restart_strategy",
+        "SavepointWriter": "tidegate.offline.savepoint_writer",
+        "StateDiff": "differences",
         "StateInfo": "state_catalog",
+        "Step": "tidegate.offline.explanations",
         "VerificationReport": "checkpoints",
         "delete": "deletion",
-        "inspect": "checkpoints",
+        "diff": "differences",
+        "explain": "tidegate.offline.explanations",
+        "history": "tidegate.offline.explanations",
+        "inspect": "inspection",
         "latest": "checkpoints",
         "list_checkpoints": "checkpoints",
         "load_operator_state": "checkpoints",
-        "read_state": "state_reader",
+        "read_state": "tidegate.offline.spark_state",
         "read_state_batches": "state_reader",
         "verify": "checkpoints",
     }
     __getattr__, __dir__ = lazy_names(__name__, _HOME_OF)
 
 __all__ = [
+    "CheckpointDiff",
+    "CheckpointReport",
     "CheckpointSummary",
+    "Explanation",
+    "KeyChanges",
+    "OperatorDiff",
+    "OperatorReport",
     "RestartStrategy",
+    "SavepointWriter",
+    "StateDiff",
     "StateInfo",
+    "Step",
     "VerificationReport",
     "delete",
+    "diff",
+    "explain",
+    "history",
     "inspect",
     "latest",
     "list_checkpoints",

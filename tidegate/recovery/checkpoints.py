@@ -151,16 +151,6 @@ def is_of_job(store: Store, job_id: JobId, job: str | None) -> bool:
     return job is None or job in (job_id, job_id.rpartition("-")[0]) or job == job_name(store, job_id)
 
 
-def inspect(path: str) -> CheckpointMetadata:
-    """Metadata of the checkpoint at `<root>/<job>/chk-N` or the savepoint at `<folder>/savepoint-<job>-N`.
-
-    Raises ConfigurationError for a path that names no checkpoint, NotFoundError if it was never completed,
-    CorruptionError for damage.
-    """
-    at = parse_pointer(path)
-    return read_pointed(open_store(at.root), at)
-
-
 def verify(path: str, *, open_store: OpenStore = open_store) -> VerificationReport:
     """Read every file of a checkpoint or savepoint, given as `inspect` takes it, and compare it with its checksum.
 

@@ -28,6 +28,9 @@ checkpoints_app = typer.Typer(
 )
 app.add_typer(checkpoints_app, name="checkpoints", no_args_is_help=True)
 
+state_app = typer.Typer(help="The state in completed checkpoints and savepoints, as data.")
+app.add_typer(state_app, name="state", no_args_is_help=True)
+
 JobOption = Annotated[str | None, typer.Option("--job", help="Name or id of one job.")]
 CheckpointArgument = Annotated[
     str, typer.Argument(metavar="PATH", help="<root>/<job>/chk-<number> or <folder>/savepoint-<job>-<number>")
@@ -36,17 +39,21 @@ YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 ForceOption = Annotated[
     bool, typer.Option("--force", help="Also for a job that may be running, because you know that it is dead.")
 ]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 RootArgument = Annotated[str, typer.Argument(metavar="PATH", help="Checkpoint root: a folder or s3://bucket/prefix")]
 
 
 @checkpoints_app.command("list")
-def list_command(path: RootArgument, job: JobOption = None) -> None:
+def list_command(path: RootArgument, job: JobOption = None, as_json: JsonOption = False) -> None:
     """List the completed checkpoints and savepoints under a root, oldest first."""
     from tidegate.recovery.checkpoints import list_checkpoints
     from tidegate.recovery.printing import print_checkpoints
 
     with explained():
         summaries = list_checkpoints(path, job)
+    if as_json:
+        print_json(summaries)
+        return
     if not summaries:
         typer.echo(f"No completed checkpoint under {path}" + (f" of job {job}" if job else ""))
         return
@@ -54,23 +61,64 @@ def list_command(path: RootArgument, job: JobOption = None) -> None:
 
 
 @checkpoints_app.command("show")
-def show_command(path: CheckpointArgument) -> None:
-    """Show the operators, states and in-flight rows of one checkpoint or savepoint."""
-    from tidegate.recovery.checkpoints import inspect
+def show_command(path: CheckpointArgument, as_json: JsonOption = False) -> None:
+    """Show the operators of one checkpoint or savepoint, and each file of each subtask: states, rows, bytes."""
+    from tidegate.recovery.inspection import inspect
     from tidegate.recovery.printing import print_checkpoint
 
     with explained():
-        metadata = inspect(path)
-    print_checkpoint(metadata)
+        report = inspect(path)
+    if as_json:
+        print_json(report)
+    else:
+        print_checkpoint(report.metadata)
+
+
+@checkpoints_app.command("inspect")
+def inspect_command(path: CheckpointArgument, as_json: JsonOption = False) -> None:
+    """Show the operators of one checkpoint or savepoint in short: parallelism, sizes, what has finished, states."""
+    from tidegate.recovery.inspection import inspect
+    from tidegate.recovery.printing import print_report
+
+    with explained():
+        report = inspect(path)
+    if as_json:
+        print_json(report)
+    else:
+        print_report(report)
+
+
+@checkpoints_app.command("diff")
+def diff_command(
+    old: CheckpointArgument,
+    new: CheckpointArgument,
+    keys: Annotated[
+        bool, typer.Option("--keys", help="Read keyed states, and count keys that were added, removed and changed.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Show what has changed from one checkpoint or savepoint to another: operators, parallelism, sizes, states."""
+    from tidegate.recovery.differences import diff
+    from tidegate.recovery.printing import print_diff
+
+    with explained():
+        found = diff(old, new, keys=keys)
+    if as_json:
+        print_json(found)
+    else:
+        print_diff(found)
 
 
 @checkpoints_app.command("verify")
-def verify_command(path: CheckpointArgument) -> None:
+def verify_command(path: CheckpointArgument, as_json: JsonOption = False) -> None:
     """Read every byte of a checkpoint or savepoint and compare checksums; exit code 1 if something is damaged."""
     from tidegate.recovery.checkpoints import verify
 
     with explained():
         report = verify(path)
+    if as_json:
+        print_json(report)
+        raise typer.Exit(0 if report.ok else 1)
     if report.ok:
         typer.echo(f"{report.path} is whole: {report.files} files, {report.bytes:,} bytes verified")
         return
@@ -148,6 +196,13 @@ def sweep_command(
         typer.echo(f"Nothing is left behind under {path}" + (f" of job {job}" if job else ""))
     if left_out:
         raise typer.Exit(1)
+
+
+def print_json(value: object) -> None:
+    """Print what a function of this room returns as one line of JSON."""
+    from tidegate.recovery.json_text import to_json
+
+    typer.echo(to_json(value))
 
 
 @contextmanager

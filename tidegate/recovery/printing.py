@@ -10,6 +10,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from tidegate.recovery.checkpoints import CheckpointSummary
+from tidegate.recovery.differences import CheckpointDiff, OperatorDiff, StateDiff
+from tidegate.recovery.inspection import CheckpointReport, OperatorReport
+from tidegate.recovery.state_catalog import StateInfo
 from tidegate.storage.checkpoints.metadata import CheckpointMetadata, SectionRef, StateHandle, SubtaskState
 
 
@@ -39,6 +42,79 @@ def print_checkpoint(metadata: CheckpointMetadata) -> None:
         operators.add_row(*(escape(str(cell)) for cell in cells))
     console.print(operators)
     console.print(_states(metadata))
+
+
+def print_report(report: CheckpointReport) -> None:
+    """Print the operators of a checkpoint and their states."""
+    console = make_console()
+    metadata = report.metadata
+    console.print(
+        f"{report.path}: job {metadata.job_name}, triggered {time_text(metadata.triggered_at_ms)} UTC, "
+        f"{report.size_bytes:,} bytes of state, {report.in_flight_bytes:,} of them in flight",
+        markup=False,
+        soft_wrap=True,
+    )
+    table = Table("operator uid", "parallelism", "max", "keys", "finished", "bytes", "state", "kind", "rows", "bytes")
+    for operator in report.operators:
+        for number, state in enumerate(operator.states or (None,)):
+            cells = (*(_operator_cells(operator) if number == 0 else [""] * 6), *_state_cells(state))
+            table.add_row(*map(escape, cells))
+    console.print(table)
+
+
+def print_diff(diff: CheckpointDiff) -> None:
+    """Print what has changed; operators that are the same are counted."""
+    console = make_console()
+    old_bytes, new_bytes = diff.size_bytes
+    console.print(
+        f"{diff.old}: {old_bytes:,} bytes\n{diff.new}: {new_bytes:,} bytes ({new_bytes - old_bytes:+,})",
+        markup=False,
+        soft_wrap=True,
+    )
+    table = Table("operator uid", "", "parallelism", "max", "bytes", "state", "", "bytes", "keys")
+    for operator in diff.changed:
+        for number, state in enumerate(operator.states or (None,)):
+            cells = (*(_changed_cells(operator) if number == 0 else [""] * 5), *_changed_state(state))
+            table.add_row(*map(escape, cells))
+    if diff.changed:
+        console.print(table)
+    same = len(diff.operators) - len(diff.changed)
+    console.print(f"{same} operators are the same", markup=False)
+
+
+def _operator_cells(operator: OperatorReport) -> list[str]:
+    finished = f"{operator.finished_subtasks} of {operator.parallelism}" if operator.finished_subtasks else ""
+    sizes = (str(operator.parallelism), str(operator.max_parallelism))
+    return [operator.uid, *sizes, ", ".join(operator.keys), finished, f"{operator.size_bytes:,}"]
+
+
+def _state_cells(state: StateInfo | None) -> list[str]:
+    if state is None:
+        return ["", "", "", ""]
+    kind = state.kind.value
+    kind += f", {state.backend}" if state.backend else f", {state.layers} layers" if state.layers else ""
+    return [state.state, kind, _number(state.rows), _number(state.size_bytes)]
+
+
+def _changed_cells(operator: OperatorDiff) -> list[str]:
+    pairs = (operator.parallelism, operator.max_parallelism, operator.size_bytes)
+    return [operator.uid, operator.change, *(_pair(*pair) for pair in pairs)]
+
+
+def _changed_state(state: StateDiff | None) -> list[str]:
+    if state is None:
+        return ["", "", "", ""]
+    keys = state.keys
+    counts = "" if keys is None else f"+{keys.added:,} -{keys.removed:,} ~{keys.changed:,} ={keys.same:,}"
+    return [state.state, state.change, _pair(*state.size_bytes), counts]
+
+
+def _pair(old: int | None, new: int | None) -> str:
+    return _number(old) if old == new else f"{_number(old)} -> {_number(new)}"
+
+
+def _number(value: int | None) -> str:
+    return "?" if value is None else f"{value:,}"
 
 
 def _row(summary: CheckpointSummary) -> Iterator[str]:

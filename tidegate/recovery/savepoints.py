@@ -11,6 +11,7 @@ tables, staged inputs stay with the job that staged them (`origin_root` says whe
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from tidegate.storage.checkpoints.layout import METADATA_NAME, CheckpointLayout, savepoint_name
@@ -48,6 +49,13 @@ def write_savepoint(
             if not _is_there(target, own):
                 raise
     return target.url
+
+
+def copy_subtask(source: Store, target: Store, subtask: SubtaskState, path: Callable[[str], str]) -> SubtaskState:
+    """Copy the files of a subtask to other paths, verified; the subtask with these. As errors `write_savepoint` has."""
+    moved = subtask.moved(path)
+    _copy(source, target, subtask, moved)
+    return moved
 
 
 def _copy(source: Store, target: Store, old: SubtaskState, new: SubtaskState) -> None:

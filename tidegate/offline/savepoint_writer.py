@@ -1,0 +1,244 @@
+"""`SavepointWriter`: makes a savepoint from rows, or changes and repairs one, without running a job.
+
+Rules: the base is never touched, and an existing savepoint never overwritten. Vertices of which nothing changes are
+copied byte for byte, each byte verified; the others are written anew, in the form that every backend reads. Everything
+is written into a folder of this writer's own, then `_metadata` is created: until then there is no savepoint, and what a
+writer leaves that fails is deleted. What the base's job has staged and committed stays where it is.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, Literal, Self
+
+import pyarrow as pa
+
+from tidegate.actors.graph.job_graph import MAX_PARALLELISM
+from tidegate.actors.operators.state.keyed_state import KeyedState, ListState, MapState
+from tidegate.api.submission.submission import make_job_id
+from tidegate.offline.state_rows import PutState, keyed_rows, operator_rows
+from tidegate.offline.written_subtasks import ChangedVertices, Changes
+from tidegate.recovery.state_catalog import find_state
+from tidegate.storage.checkpoints.layout import METADATA_NAME, parse_pointer, savepoint_name
+from tidegate.storage.checkpoints.metadata import (
+    METADATA_VERSION,
+    CheckpointMetadata,
+    OperatorInfo,
+    SnapshotKind,
+    StateKind,
+)
+from tidegate.storage.checkpoints.metadata_file import encode_metadata, read_pointed
+from tidegate.storage.errors import AlreadyExistsError, ConfigurationError, StorageError
+from tidegate.storage.files.file_system_store import join_url, open_store
+from tidegate.storage.files.store import OpenStore, Store
+from tidegate.storage.ids import AttemptNumber, CheckpointId, OperatorUid, VertexId
+
+log = logging.getLogger(__name__)
+
+PARALLELISM_MAX = 32_768
+
+
+class SavepointWriter:
+    """Collects what a savepoint shall hold, and writes it at the end of its `with` block; `path` is then where it is.
+
+    `target` is the folder in which the savepoint gets a folder of its own. Without `base` it begins empty, for a job of
+    the name `job`; with `base`, a savepoint or checkpoint (as `recovery.inspect` takes it), it begins with all that is
+    in that, and keeps its name: so it cannot lie in the same folder. `parallelism` is that of new operators; a job may
+    restore the savepoint at any other one. An exception in the block writes nothing.
+
+    Raises ConfigurationError for settings that contradict each other, a base that cannot be changed, and later for rows
+    that do not fit; AlreadyExistsError if the folder has a savepoint of that name; StorageError.
+    """
+
+    def __init__(
+        self,
+        target: str,
+        *,
+        job: str | None = None,
+        base: str | None = None,
+        max_parallelism: int | None = None,
+        parallelism: int = 1,
+        open_store: OpenStore = open_store,
+    ) -> None:
+        if (job is None) == (base is None):
+            raise ConfigurationError(
+                "SavepointWriter takes job=, to begin with nothing, or base=, a savepoint to change"
+            )
+        self._open_store = open_store
+        self._base_store: Store | None = None
+        if base is not None:
+            self._base_store, self._metadata = _base(base, max_parallelism, open_store)
+        else:
+            assert job is not None
+            self._metadata = _empty(job)
+        known = {info.max_parallelism for info in self._metadata.operators}
+        self._max_parallelism = max_parallelism or next(iter(known), MAX_PARALLELISM)
+        if not 1 <= parallelism <= self._max_parallelism <= PARALLELISM_MAX:
+            raise ConfigurationError(
+                f"SavepointWriter: parallelism {parallelism} and max_parallelism {self._max_parallelism} must be "
+                f"1 <= parallelism <= max_parallelism <= {PARALLELISM_MAX}"
+            )
+        self._parallelism = parallelism
+        name = savepoint_name(self._metadata.job_id, self._metadata.checkpoint_id)
+        self._store = open_store(join_url(open_store(target).url, name))
+        self._changes = Changes({}, set(), set())
+        self._path: str | None = None
+        self._check_is_new()
+
+    @property
+    def path(self) -> str:
+        """Where the savepoint is, for `restore=`. ConfigurationError before it is written."""
+        if self._path is None:
+            raise ConfigurationError("the savepoint is not written yet: it is at the end of the with block")
+        return self._path
+
+    def with_keyed_state(self, *, uid: str, keys: Sequence[str], state: KeyedState | str, rows: Any) -> Self:
+        """Put a keyed state, in the place of one of the same name if there is one.
+
+        `rows` is an Arrow table, batch or reader, a polars or a Spark DataFrame: the columns `keys`, each key once, and
+        one column named as the state, which is brought into its declared type. A row whose value is null, or an empty
+        list or map, is no state and left out. A state that is named by a string is taken as `read_state` gives it:
+        running aggregates by "aggregate", timers by "timers". Rows of a Spark DataFrame pass through the driver.
+        """
+        info = self._operator(uid, tuple(keys))
+        put = keyed_rows(info, tuple(keys), state, rows, self._stored_keys(info.uid))
+        self._put(info, put)
+        return self
+
+    def with_operator_state(
+        self, *, uid: str, state: ListState, rows: Any, kind: Literal["list", "union"] = "list"
+    ) -> Self:
+        """Put a list of subtasks: `rows` has one column, named as the state. A list is dealt out to the subtasks."""
+        self._put(self._operator(uid, ()), operator_rows(uid, state, StateKind(kind), rows))
+        return self
+
+    def with_broadcast_state(self, *, uid: str, state: MapState, rows: Any) -> Self:
+        """Put a broadcast map: `rows` has the columns `key` and `value`, each key once."""
+        self._put(self._operator(uid, ()), operator_rows(uid, state, StateKind.BROADCAST, rows))
+        return self
+
+    def without_operator(self, uid: str) -> Self:
+        """Drop an operator of the base with all its state: a job that has it starts it afresh. ConfigurationError if
+        the base has none of this uid."""
+        self._changes.refuse_put(uid)
+        if not any(info.uid == uid for info in self._metadata.operators):
+            find_state(self._metadata, uid, None)  # tells what there is
+        self._changes.dropped_operators.add(OperatorUid(uid))
+        return self
+
+    def without_state(self, uid: str, state: str) -> Self:
+        """Drop one state of an operator of the base. ConfigurationError if there is none."""
+        self._changes.refuse_put(uid, state)
+        find_state(self._metadata, uid, state)
+        self._changes.dropped_states.add((OperatorUid(uid), state))
+        return self
+
+    def write(self) -> str:
+        """Write the savepoint; returns its path. The end of a `with` block does it."""
+        if self._path is not None:
+            raise ConfigurationError(f"the savepoint is written already, at {self._path}")
+        self._check_is_new()
+        folder = f"data-{secrets.token_hex(4)}"
+        try:
+            self._create(folder)
+        except BaseException:
+            self._leave_nothing(folder)
+            raise
+        self._path = self._store.url
+        return self._path
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None and self._path is None:
+            self.write()
+
+    def _create(self, folder: str) -> None:
+        vertices = ChangedVertices(
+            self._base_store, self._store, folder, self._metadata, self._changes, self._max_parallelism
+        )
+        written = vertices.write()
+        if not written.operators:
+            raise ConfigurationError("the savepoint would hold no operator: put a state, or keep an operator")
+        self._store.create(METADATA_NAME, encode_metadata(written))
+
+    def _leave_nothing(self, folder: str) -> None:
+        try:
+            self._store.delete_tree(folder)
+        except StorageError as error:
+            log.warning("left %s behind, which no savepoint refers to: %s", join_url(self._store.url, folder), error)
+
+    def _check_is_new(self) -> None:
+        if METADATA_NAME in self._store.list(""):
+            raise AlreadyExistsError(
+                f"{self._store.url} is a savepoint already, and none is overwritten: choose another folder for the new "
+                "one, or delete it"
+            )
+
+    def _operator(self, uid: str, keys: tuple[str, ...]) -> OperatorInfo:
+        """The operator that gets a state: that of the base, or a new one."""
+        if not uid:
+            raise ConfigurationError("an operator needs a uid: the job knows its state by that")
+        if uid in self._changes.dropped_operators:
+            raise ConfigurationError(f"operator {uid!r} is dropped already: put its states without dropping it")
+        known = next((info for info in self._metadata.operators if info.uid == uid), None)
+        known = self._changes.new_operators.get(OperatorUid(uid), known)
+        if known is None:
+            return OperatorInfo(OperatorUid(uid), uid, VertexId(uid), self._parallelism, self._max_parallelism, keys)
+        if keys and known.keys and keys != known.keys:
+            raise ConfigurationError(f"operator {uid!r} has the keys {list(known.keys)}, not {list(keys)}")
+        finished = sum(s.finished for s in self._metadata.subtasks if s.vertex == known.vertex)
+        if finished:
+            raise ConfigurationError(
+                f"{finished} subtasks of operator {uid!r} had finished: they take no state. Begin with an earlier "
+                "savepoint, or give the state to an operator with a new uid"
+            )
+        return known
+
+    def _put(self, info: OperatorInfo, put: PutState) -> None:
+        self._changes.put(info, put, is_new=all(known.uid != info.uid for known in self._metadata.operators))
+
+    def _stored_keys(self, uid: OperatorUid) -> pa.Schema | None:
+        """The key columns of the states that an operator has, or was given; None where there are none."""
+        given = self._changes.keys_of(uid)
+        if given is not None or self._base_store is None:
+            return given
+        return self._changes.stored_keys(self._base_store, self._metadata, uid)
+
+
+def _base(path: str, max_parallelism: int | None, open_store: OpenStore) -> tuple[Store, CheckpointMetadata]:
+    at = parse_pointer(path)
+    store = open_store(at.root)
+    metadata = read_pointed(store, at)
+    if metadata.void:
+        raise ConfigurationError(f"base={path!r} was given up and never completed; choose another checkpoint")
+    if any(subtask.in_flight is not None for subtask in metadata.subtasks):
+        raise ConfigurationError(
+            f"base={path!r} has rows in flight, which belong to its states: take a savepoint, which has none"
+        )
+    for info in metadata.operators:
+        if max_parallelism not in (None, info.max_parallelism):
+            raise ConfigurationError(
+                f"base={path!r} has max parallelism {info.max_parallelism}, which cannot change to {max_parallelism}"
+            )
+    return store, metadata
+
+
+def _empty(job: str) -> CheckpointMetadata:
+    return CheckpointMetadata(
+        version=METADATA_VERSION,
+        job_id=make_job_id(job, secrets.token_hex(4)),
+        job_name=job,
+        checkpoint_id=CheckpointId(1),
+        attempt=AttemptNumber(0),
+        triggered_at_ms=0,
+        operators=(),
+        subtasks=(),
+        kind=SnapshotKind.SAVEPOINT,
+    )

@@ -1,0 +1,150 @@
+"""`read_state` with Spark: a DataFrame whose partitions are key groups, which executors read by themselves.
+
+Rules: the driver reads metadata and one chunk a file, to know the columns; executors read everything else, through
+tidegate's store, each the key groups of its partitions, and verify what they read. Files of RocksDB are read by the key
+groups of one former subtask at a time, so that nobody fetches a database twice. State of subtasks is one partition.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, overload
+
+import pyarrow as pa
+from fsspec.utils import get_protocol
+
+from tidegate.recovery import state_reader
+from tidegate.recovery.state_reader import StateSelection
+from tidegate.storage.checkpoints.layout import CheckpointPointer, parse_pointer
+from tidegate.storage.checkpoints.metadata import StateKind
+from tidegate.storage.checkpoints.metadata_file import read_pointed
+from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.files.file_system_store import open_store
+from tidegate.storage.files.store import OpenStore
+from tidegate.storage.state.snapshot import key_group_range
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+PARTITIONS_PER_CORE = 2
+
+
+@overload
+def read_state(
+    path: str,
+    *,
+    uid: str,
+    state: str | None = None,
+    keys: Sequence[str] | None = None,
+    key_groups: range | None = None,
+    spark: None = None,
+    open_store: OpenStore = open_store,
+) -> pa.Table: ...
+
+
+@overload
+def read_state(
+    path: str,
+    *,
+    uid: str,
+    state: str | None = None,
+    keys: Sequence[str] | None = None,
+    key_groups: range | None = None,
+    spark: SparkSession,
+    open_store: OpenStore = open_store,
+) -> DataFrame: ...
+
+
+def read_state(
+    path: str,
+    *,
+    uid: str,
+    state: str | None = None,
+    keys: Sequence[str] | None = None,
+    key_groups: range | None = None,
+    spark: SparkSession | None = None,
+    open_store: OpenStore = open_store,
+) -> pa.Table | DataFrame:
+    """One state of one operator in a checkpoint or savepoint, as an Arrow table; shape: a row a key, key columns first.
+
+    `path` as `inspect` takes it. `state` may be left out where the operator has one; of running aggregates it may be
+    the name of one of them, whose result is then shown beside the keys. `key_groups` reads only the keys of these.
+    `keys` names the key columns, which checkpoints of older versions do not always tell.
+
+    With `spark` a DataFrame, which is lazy: executors read it in parallel by key group. Its columns have the types that
+    Spark has for those of the state. Without, memory is needed for the whole table; `read_state_batches` does not.
+
+    ConfigurationError for a path, uid or state that is none, with what there is, and with `spark` for a type that Spark
+    lacks or a checkpoint in memory; NotFoundError, CorruptionError, CodecError and StorageError of the storage.
+    """
+    if spark is None:
+        return state_reader.read_state(
+            path, uid=uid, state=state, keys=keys, key_groups=key_groups, open_store=open_store
+        )
+    return _dataframe(spark, path, uid, state, keys, key_groups, open_store)
+
+
+def _dataframe(
+    spark: SparkSession,
+    path: str,
+    uid: str,
+    state: str | None,
+    keys: Sequence[str] | None,
+    key_groups: range | None,
+    open_store: OpenStore,
+) -> DataFrame:
+    from tidegate.spark_bridge.dataframes.spark_types import for_spark, spark_schema_of
+
+    at = parse_pointer(path)
+    if get_protocol(at.root) == "memory":
+        raise ConfigurationError(
+            f"Spark's executors cannot read {path}: they are other processes and do not see this one's memory. Read it "
+            "with Arrow, or keep checkpoints in a folder or a bucket."
+        )
+    store = open_store(at.root)
+    selection = StateSelection.find(store, read_pointed(store, at), uid, state, keys)
+    schema = for_spark(selection.schema)
+    parts = _parts(selection, key_groups, spark.sparkContext.defaultParallelism * PARTITIONS_PER_CORE)
+    read = _reader(at, (uid, state, keys), schema, parts, open_store)
+    # A row a partition: its number.
+    return spark.range(0, len(parts), 1, len(parts)).mapInArrow(read, spark_schema_of(selection.schema))
+
+
+def _parts(selection: StateSelection, key_groups: range | None, wanted: int) -> list[range | None]:
+    """The key groups of each partition; None is the whole state."""
+    if selection.info.kind is not StateKind.KEYED:
+        return [None]
+    groups = selection.key_groups if key_groups is None else key_groups
+    operator = selection.operator
+    if selection.info.backend is not None:
+        owned = [
+            key_group_range(subtask, operator.max_parallelism, operator.parallelism)
+            for subtask in range(operator.parallelism)
+        ]
+        met = [range(max(own.start, groups.start), min(own.stop, groups.stop)) for own in owned]
+        return [part for part in met if part] or [groups]
+    count = max(1, min(len(groups), max(wanted, operator.parallelism)))
+    cuts = [groups.start + number * len(groups) // count for number in range(count + 1)]
+    return [range(start, stop) for start, stop in pairwise(cuts)]
+
+
+def _reader(
+    at: CheckpointPointer,
+    named: tuple[str, str | None, Sequence[str] | None],
+    schema: pa.Schema,
+    parts: Sequence[range | None],
+    open_store: OpenStore,
+) -> Callable[[Iterable[pa.RecordBatch]], Iterable[pa.RecordBatch]]:
+    """The function that runs in Spark's Python workers: each reads the parts whose numbers it is given."""
+
+    def read_parts(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        store = open_store(at.root)
+        selection = StateSelection.find(store, read_pointed(store, at), *named)
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                for rows in selection.batches(parts[number]):
+                    columns = [column.cast(field.type) for column, field in zip(rows.columns, schema, strict=True)]
+                    yield pa.RecordBatch.from_arrays(columns, schema=schema)
+
+    return read_parts

@@ -1,0 +1,207 @@
+"""Turns rows that a user gives into the stored form of a state: checked, typed, without what is no state.
+
+Rules: key columns are brought into the form in which keys rest, and into the types of the operator's other states; each
+key comes once. Values are brought into the declared type, exactly or not at all. Nothing is done row by row.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tidegate.actors.operators.state.keyed_state import KeyedState, ListState, MapState
+from tidegate.actors.operators.state.keys import key_columns, key_schema
+from tidegate.actors.operators.state.operator_state import KEY, VALUE
+from tidegate.actors.operators.state.timers import TIMERS_STATE
+from tidegate.actors.operators.state.ttl import timed_now
+from tidegate.storage.checkpoints.metadata import OperatorInfo, StateKind
+from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.schemas.dictionaries import widened
+
+_SHOWN_MAX = 3
+
+
+@dataclass(frozen=True, slots=True)
+class PutState:
+    """A state to be written. `keys` are its key columns; empty for state of subtasks."""
+
+    state: str
+    kind: StateKind
+    keys: tuple[str, ...]
+    rows: pa.Table
+
+
+def keyed_rows(
+    info: OperatorInfo, keys: tuple[str, ...], state: KeyedState | str, rows: Any, stored_keys: pa.Schema | None
+) -> PutState:
+    """The stored form of a keyed state. `stored_keys`: the key columns of the operator's other states, if it has any.
+
+    ConfigurationError for columns, types or keys that do not fit.
+    """
+    name = state if isinstance(state, str) else state.name
+    where = f"state {name!r} of operator {info.uid!r}"
+    if not keys:
+        raise ConfigurationError(f"{where}: name the key columns with keys=[...]")
+    table = as_table(rows, where)
+    wanted = [*keys, name] if not isinstance(state, str) else [*keys, *(n for n in table.column_names if n not in keys)]
+    _check_columns(table, wanted, where)
+    values = [n for n in wanted if n not in keys]
+    if isinstance(state, KeyedState):
+        table = _declared(table.select(wanted), state, where)
+    found = _with_keys(table, keys, values, stored_keys, where)
+    _check_unique(found.select(wanted if name == TIMERS_STATE else list(keys)), where)
+    return PutState(name, StateKind.KEYED, keys, found)
+
+
+def operator_rows(uid: str, state: KeyedState, kind: StateKind, rows: Any) -> PutState:
+    """The stored form of a state of subtasks. ConfigurationError for columns, types or keys that do not fit."""
+    where = f"state {state.name!r} of operator {uid!r}"
+    table = as_table(rows, where)
+    expected: type[KeyedState] = MapState if kind is StateKind.BROADCAST else ListState
+    if not isinstance(state, expected):
+        raise ConfigurationError(f"{where}: a {kind.value} state is declared as tg.{expected.__name__}, not {state!r}")
+    stored = state.stored_field.type
+    if kind is StateKind.BROADCAST:
+        schema = pa.schema([stored.key_field.with_name(KEY), stored.item_field.with_name(VALUE)])
+    else:
+        schema = pa.schema([stored.value_field.with_name(state.name)])
+    _check_columns(table, schema.names, where)
+    found = _cast(table.select(schema.names), schema, where)
+    for name in schema.names:
+        if found.column(name).null_count:
+            raise ConfigurationError(f"{where}: column {name!r} has nulls, and null is no element")
+    if kind is StateKind.BROADCAST:
+        _check_unique(found.select([KEY]), where)
+    return PutState(state.name, kind, (), found)
+
+
+def as_table(rows: Any, where: str) -> pa.Table:
+    """Rows as an Arrow table: they may be Arrow, polars (or whatever exports an Arrow stream), or a Spark DataFrame."""
+    if isinstance(rows, pa.Table):
+        return rows
+    if isinstance(rows, pa.RecordBatch):
+        return pa.Table.from_batches([rows])
+    if isinstance(rows, pa.RecordBatchReader):
+        return rows.read_all()
+    if hasattr(rows, "__arrow_c_stream__"):
+        return pa.table(rows)
+    if hasattr(rows, "sparkSession"):
+        from tidegate.spark_bridge.dataframes.spark_types import arrow_schema_of, readable_schema
+
+        schema = arrow_schema_of(readable_schema(rows))
+        batches = [batch.cast(schema) for batch in rows._collect_as_arrow()]
+        return pa.Table.from_batches(batches, schema)
+    raise ConfigurationError(
+        f"{where}: rows are an Arrow table, batch or reader, a polars or a Spark DataFrame, not a {type(rows).__name__}"
+    )
+
+
+def _check_columns(table: pa.Table, wanted: Sequence[str], where: str) -> None:
+    missing = [name for name in wanted if name not in table.column_names]
+    doubled = [name for name in dict.fromkeys(table.column_names) if table.column_names.count(name) > 1]
+    if missing or doubled:
+        problem = f"has no column {missing[0]!r}" if missing else f"has two columns {doubled[0]!r}"
+        raise ConfigurationError(f"{where}: the table {problem}; it has {table.column_names} and needs {list(wanted)}")
+
+
+def _declared(table: pa.Table, state: KeyedState, where: str) -> pa.Table:
+    """With the value column in its declared type, and without rows that are no state."""
+    position = table.column_names.index(state.name)
+    column = table.column(position)
+    kept = column.is_valid()
+    if isinstance(state, ListState | MapState):
+        lengths = pc.list_value_length(column.cast(_as_list(column.type, where)))
+        kept = pc.and_(kept, pc.greater(pc.fill_null(lengths, 0), 0))
+    table = table.filter(kept)
+    field = state.stored_field
+    if state.ttl is not None and not state.expires(table.column(position).type):
+        now_ms = int(time.time() * 1000)
+        chunks = [timed_now(widened_column(chunk), field.type, now_ms) for chunk in table.column(position).chunks]
+        timed = pa.chunked_array(chunks, type=chunks[0].type if chunks else field.type)
+        table = table.set_column(position, pa.field(state.name, timed.type), timed)
+    fields = [field if n == position else table.schema.field(n) for n in range(table.num_columns)]
+    return _cast(table, pa.schema(fields), where)
+
+
+def widened_column(column: pa.Array) -> pa.Array:
+    """A column in the form in which values rest."""
+    return widened(pa.RecordBatch.from_arrays([column], names=["value"])).column(0)
+
+
+def _as_list(data_type: pa.DataType, where: str) -> pa.DataType:
+    if pa.types.is_map(data_type):
+        return pa.list_(pa.struct([data_type.key_field, data_type.item_field]))
+    if pa.types.is_list(data_type) or pa.types.is_large_list(data_type):
+        return data_type
+    raise ConfigurationError(f"{where}: its column is of type {data_type}, and must be a list or a map")
+
+
+def _with_keys(
+    table: pa.Table, keys: tuple[str, ...], values: Sequence[str], stored_keys: pa.Schema | None, where: str
+) -> pa.Table:
+    """Key columns first, as keys rest; then the values."""
+    try:
+        expected = key_schema(table.schema, keys) if stored_keys is None else stored_keys
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{where}: {error}") from error
+    if expected.names != list(keys):
+        raise ConfigurationError(f"{where}: the operator has the keys {expected.names}, not {list(keys)}")
+    fields = [*expected, *(table.schema.field(name).remove_metadata() for name in values)]
+    fields = [f if f.name in keys else table.schema.field(f.name) for f in fields]
+    parts = []
+    for batch in table.to_batches():
+        columns = key_columns(batch, keys)
+        parts.append(
+            widened(
+                pa.RecordBatch.from_arrays(
+                    [*columns.columns, *(batch.column(name) for name in values)], names=[*keys, *values]
+                )
+            )
+        )
+    if not parts:
+        return _cast(table.select([*keys, *values]), pa.schema(fields), where)
+    return _cast(pa.Table.from_batches(parts), _resting(parts[0].schema, fields), where)
+
+
+def _resting(found: pa.Schema, fields: Sequence[pa.Field]) -> pa.Schema:
+    """The expected fields; a dictionary among the values rests as it was widened."""
+    return pa.schema(
+        [
+            field.with_type(before.type) if pa.types.is_dictionary(before.type) else field
+            for before, field in zip(found, fields, strict=True)
+        ]
+    )
+
+
+def _cast(table: pa.Table, schema: pa.Schema, where: str) -> pa.Table:
+    try:
+        return table.cast(schema)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError) as error:
+        raise ConfigurationError(
+            f"{where}: its columns ({_columns(table.schema)}) cannot become ({_columns(schema)}): {error}"
+        ) from error
+
+
+def _columns(schema: pa.Schema) -> str:
+    return ", ".join(f"{field.name}: {field.type}" for field in schema)
+
+
+def _check_unique(keys: pa.Table, where: str) -> None:
+    names = [str(number) for number in range(keys.num_columns)]
+    columns = [c.cast(pa.float32()) if pa.types.is_float16(c.type) else c for c in keys.columns]
+    table = pa.table(columns, names=names).append_column("row", pa.array(np.arange(keys.num_rows, dtype=np.int64)))
+    first = table.group_by(names).aggregate([("row", "min")]).column("row_min")
+    if len(first) < keys.num_rows:
+        seen = np.zeros(keys.num_rows, dtype=np.bool_)
+        seen[first.to_numpy()] = True
+        again = keys.take(pa.array(np.flatnonzero(~seen)[:_SHOWN_MAX]))
+        raise ConfigurationError(
+            f"{where}: {keys.num_rows - len(first)} rows have a key that came before, such as "
+            f"{again.to_pylist()[0]}: each key has one row"
+        )

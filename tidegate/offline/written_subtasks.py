@@ -1,0 +1,251 @@
+"""Writes the subtasks of a savepoint that is made or changed: copies of what stays, anew what changes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from tidegate.actors.kernels.hashing import hash_columns
+from tidegate.offline.state_rows import PutState
+from tidegate.recovery.savepoints import copy_subtask
+from tidegate.recovery.state_catalog import states_of
+from tidegate.recovery.state_reader import StateSelection
+from tidegate.storage.checkpoints.layout import CheckpointLayout, escape
+from tidegate.storage.checkpoints.metadata import (
+    CheckpointMetadata,
+    OperatorInfo,
+    SnapshotKind,
+    StateKind,
+    SubtaskState,
+)
+from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.files.store import Store
+from tidegate.storage.ids import OperatorUid, SubtaskIndex, VertexId
+from tidegate.storage.schemas.common import adapted
+from tidegate.storage.state.snapshot import FrozenState, StateChunk, key_group_range, sorted_by_group
+from tidegate.storage.state.state_file import write_state
+from tidegate.storage.subtasks.state_stream import SubtaskStream
+
+CHUNK_ROWS = 65_536
+_TIMER_COLUMNS = 2
+
+
+@dataclass(slots=True)
+class Changes:
+    """What becomes of a base: states that are put, and operators and states that are dropped."""
+
+    puts: dict[tuple[OperatorUid, str], PutState]
+    dropped_operators: set[OperatorUid]
+    dropped_states: set[tuple[OperatorUid, str]]
+    new_operators: dict[OperatorUid, OperatorInfo] = field(default_factory=dict)
+
+    def put(self, info: OperatorInfo, put: PutState, *, is_new: bool) -> None:
+        """Put a state. ConfigurationError if it was put before."""
+        if (info.uid, put.state) in self.puts:
+            raise ConfigurationError(f"state {put.state!r} of operator {info.uid!r} is put twice")
+        self.puts[info.uid, put.state] = put
+        if is_new:
+            self.new_operators[info.uid] = info if info.keys else replace(info, keys=put.keys)
+
+    def refuse_put(self, uid: str, state: str | None = None) -> None:
+        """ConfigurationError if the state, or one of the operator, was put: then it is not to be dropped."""
+        for put_uid, name in self.puts:
+            if put_uid == uid and state in (None, name):
+                raise ConfigurationError(f"state {name!r} of operator {uid!r} was put; do not drop it as well")
+
+    def keys_of(self, uid: OperatorUid) -> pa.Schema | None:
+        """The key columns of the states that an operator was given; None where there are none."""
+        for (put_uid, _), put in self.puts.items():
+            if put_uid == uid and put.keys:
+                return put.rows.select(list(put.keys)).schema
+        return None
+
+    def stored_keys(self, store: Store, base: CheckpointMetadata, uid: OperatorUid) -> pa.Schema | None:
+        """The key columns of the states of an operator in the base; None where there are none, or nobody knows."""
+        for info in states_of(base):
+            if info.uid == uid and info.kind is StateKind.KEYED and (info.rows is None or info.rows):
+                selection = StateSelection.find(store, base, uid, info.state)
+                names = hashed_columns(selection)
+                if names is not None:
+                    return pa.schema([selection.stored.field(name).remove_metadata() for name in names])
+        return None
+
+    def touches(self, uid: OperatorUid) -> bool:
+        """Whether anything becomes of the state of an operator."""
+        keyed = (*self.puts, *self.dropped_states)
+        return uid in self.dropped_operators or any(changed == uid for changed, _ in keyed)
+
+    def leaves(self, uid: OperatorUid, state: str) -> bool:
+        """Whether a state of the base stays."""
+        changed = (uid, state) in self.puts or (uid, state) in self.dropped_states
+        return uid not in self.dropped_operators and not changed
+
+
+def hashed_columns(selection: StateSelection) -> tuple[str, ...] | None:
+    """The columns whose hash gives the key group of a stored row; None where nobody knows."""
+    keys = selection.keys
+    if selection.info.state == "timers" and keys is not None:
+        return keys[:-_TIMER_COLUMNS]
+    return keys
+
+
+@dataclass(frozen=True, slots=True)
+class ChangedVertices:
+    """Writes the files below `folder` of the new savepoint."""
+
+    base_store: Store | None
+    store: Store
+    folder: str
+    base: CheckpointMetadata
+    changes: Changes
+    max_parallelism: int
+
+    def write(self) -> CheckpointMetadata:
+        """The metadata of the savepoint, of which all files are there then."""
+        kept = tuple(info for info in self.base.operators if info.uid not in self.changes.dropped_operators)
+        operators = (*kept, *self.changes.new_operators.values())
+        vertices = {info.vertex for info in kept}
+        changed = {info.vertex for info in self.base.operators if self.changes.touches(info.uid)}
+        subtasks = [
+            self._rewritten(subtask) if subtask.vertex in changed else self._copied(subtask)
+            for subtask in self.base.subtasks
+            if subtask.vertex in vertices
+        ]
+        for info in self.changes.new_operators.values():
+            subtasks += [
+                self._rewritten(SubtaskState(info.vertex, SubtaskIndex(index), None))
+                for index in range(info.parallelism)
+            ]
+        origin = self.base.origin_root
+        if self.base_store is not None and not self.base.kind.is_savepoint:
+            origin = self.base_store.url
+        return replace(
+            self.base,
+            operators=operators,
+            subtasks=tuple(subtasks),
+            kind=self.base.kind if self.base.kind.is_savepoint else SnapshotKind.SAVEPOINT,
+            origin_root=origin,
+        )
+
+    def _copied(self, subtask: SubtaskState) -> SubtaskState:
+        assert self.base_store is not None, "a subtask of nothing"
+        layout = CheckpointLayout(self.base.job_id)
+        own, job = f"{layout.checkpoint_dir(self.base.checkpoint_id)}/", f"{layout.job_dir()}/"
+
+        def moved(path: str) -> str:
+            return f"{self.folder}/{path.removeprefix(own).removeprefix(job)}"
+
+        return copy_subtask(self.base_store, self.store, subtask, moved)
+
+    def _rewritten(self, subtask: SubtaskState) -> SubtaskState:
+        states = [*self._staying(subtask), *self._put(subtask.vertex, subtask.subtask)]
+        path = f"{self.folder}/{escape(subtask.vertex)}-{subtask.subtask}"
+        handle = write_state(self.store, path, states)
+        return replace(subtask, handle=handle, in_flight=None, layers=(), native=())
+
+    def _staying(self, subtask: SubtaskState) -> Iterator[tuple[OperatorUid, FrozenState]]:
+        """The states of a subtask of the base that stay, as rows."""
+        own = replace(self.base, subtasks=(subtask,))
+        for info in states_of(own):
+            if not self.changes.leaves(info.uid, info.state):
+                continue
+            if self.base_store is None:
+                raise AssertionError("a state of nothing")
+            if info.kind is not StateKind.KEYED and not info.rows:
+                yield info.uid, _Stored(info.state, info.kind, None, None, 0)
+                continue
+            # The columns are those of all subtasks together.
+            selection = StateSelection.find(self.base_store, self.base, info.uid, info.state)
+            keys = hashed_columns(selection)
+            if info.kind is StateKind.KEYED and keys is None:
+                raise ConfigurationError(
+                    f"state {info.state!r} of operator {info.uid!r} has to be written anew, and the base does not say "
+                    "which of its columns are the key: an older version wrote it. Restore it once and take a savepoint"
+                )
+            stream = SubtaskStream(self.base_store, subtask, info.uid, info.state)
+            yield info.uid, _Stored(info.state, info.kind, (selection, stream), keys, self.max_parallelism)
+
+    def _put(self, vertex: VertexId, subtask: SubtaskIndex) -> Iterator[tuple[OperatorUid, FrozenState]]:
+        """What this subtask has of the states that are put."""
+        operators = {info.uid: info for info in (*self.base.operators, *self.changes.new_operators.values())}
+        for (uid, _), put in self.changes.puts.items():
+            info = operators[uid]
+            if info.vertex == vertex:
+                yield uid, _Given(put, subtask, info.parallelism, self.max_parallelism)
+
+
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """A `FrozenState`: what the base has of a state in one subtask."""
+
+    state: str
+    kind: StateKind
+    source: tuple[StateSelection, SubtaskStream] | None
+    keys: tuple[str, ...] | None
+    max_parallelism: int
+    removed: bool = False
+
+    def chunks(self) -> Iterator[StateChunk]:
+        """The rows; of a keyed state sorted by key group."""
+        if self.source is None:
+            return
+        selection, stream = self.source
+        adapt = partial(adapted, schema=selection.stored, state=self.state, uid=stream.uid)
+        for batch in stream.batches(selection.stored, adapt, selection.keys, None):
+            if self.kind is not StateKind.KEYED:
+                yield StateChunk(batch)
+                continue
+            assert self.keys is not None
+            yield sorted_by_group(batch, _groups(batch.select(list(self.keys)), self.max_parallelism))
+
+
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """A `FrozenState`: what one subtask has of a state that is put."""
+
+    put: PutState
+    subtask: SubtaskIndex
+    parallelism: int
+    max_parallelism: int
+    removed: bool = False
+
+    @property
+    def state(self) -> str:
+        """Name of the state."""
+        return self.put.state
+
+    @property
+    def kind(self) -> StateKind:
+        """How it is split when the parallelism changes."""
+        return self.put.kind
+
+    def chunks(self) -> Iterator[StateChunk]:
+        """Its rows, a bounded number at a time; of a keyed state sorted by key group."""
+        rows = self.put.rows
+        groups = np.zeros(0, dtype=np.uint16)
+        if self.kind is StateKind.KEYED:
+            of_batches = [_groups(b.select(list(self.put.keys)), self.max_parallelism) for b in rows.to_batches()]
+            groups = np.concatenate([groups, *of_batches])
+            owned = key_group_range(self.subtask, self.max_parallelism, self.parallelism)
+            mine = np.flatnonzero((groups >= owned.start) & (groups < owned.stop))
+            mine = mine[np.argsort(groups[mine], kind="stable")]
+        elif self.kind is StateKind.LIST:
+            mine = np.arange(self.subtask, rows.num_rows, self.parallelism)
+        else:
+            mine = np.arange(rows.num_rows if self.subtask == 0 else 0)
+        for start in range(0, len(mine), CHUNK_ROWS):
+            places = mine[start : start + CHUNK_ROWS]
+            (batch,) = rows.take(pa.array(places)).combine_chunks().to_batches()
+            if self.kind is StateKind.KEYED:
+                yield sorted_by_group(batch, groups[places])
+            else:
+                yield StateChunk(batch)
+
+
+def _groups(keys: pa.RecordBatch, max_parallelism: int) -> NDArray[np.uint16]:
+    return (hash_columns(keys, keys.schema.names) % np.uint64(max_parallelism)).astype(np.uint16)

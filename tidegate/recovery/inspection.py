@@ -1,0 +1,100 @@
+"""What a checkpoint holds, for people and programs: operators, their sizes, which have finished, and their states.
+
+Metadata alone is read: the size of a checkpoint does not matter.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from tidegate.recovery.state_catalog import StateInfo, states_of
+from tidegate.storage.checkpoints.layout import parse_pointer
+from tidegate.storage.checkpoints.metadata import CheckpointMetadata, OperatorInfo
+from tidegate.storage.checkpoints.metadata_file import read_pointed
+from tidegate.storage.files.file_system_store import open_store
+from tidegate.storage.files.store import OpenStore
+from tidegate.storage.ids import OperatorUid, VertexId
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorReport:
+    """An operator as a checkpoint knows it. `size_bytes`: its state in all subtasks, layers and shared files included.
+
+    `finished_subtasks`: how many of its subtasks had finished, so that they do not run again after a restore.
+    """
+
+    uid: OperatorUid
+    name: str
+    vertex: VertexId
+    parallelism: int
+    max_parallelism: int
+    keys: tuple[str, ...]
+    size_bytes: int
+    finished_subtasks: int
+    states: tuple[StateInfo, ...]
+
+    @property
+    def finished(self) -> bool:
+        """Whether all of it had finished."""
+        return self.finished_subtasks == self.parallelism
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointReport:
+    """What `inspect` found. `metadata` is all that the checkpoint says of itself."""
+
+    path: str
+    operators: tuple[OperatorReport, ...]
+    metadata: CheckpointMetadata
+
+    @property
+    def size_bytes(self) -> int:
+        """State of all subtasks, in-flight elements included."""
+        return self.metadata.size_bytes
+
+    @property
+    def in_flight_bytes(self) -> int:
+        """Elements that an unaligned barrier has overtaken."""
+        return sum(s.in_flight.size_bytes for s in self.metadata.subtasks if s.in_flight is not None)
+
+    def operator(self, uid: str) -> OperatorReport | None:
+        """The operator of this uid; None if there is none."""
+        return next((operator for operator in self.operators if operator.uid == uid), None)
+
+
+def inspect(path: str, *, open_store: OpenStore = open_store) -> CheckpointReport:
+    """What the checkpoint at `<root>/<job>/chk-N` or the savepoint at `<folder>/savepoint-<job>-N` holds.
+
+    Raises ConfigurationError for a path that names no checkpoint, NotFoundError if it was never completed,
+    CorruptionError for damage.
+    """
+    at = parse_pointer(path)
+    return report_of(str(at), read_pointed(open_store(at.root), at))
+
+
+def report_of(path: str, metadata: CheckpointMetadata) -> CheckpointReport:
+    """The same of metadata that was read."""
+    states = states_of(metadata)
+    sizes: Counter[OperatorUid] = Counter()
+    for subtask in metadata.subtasks:
+        for handle in subtask.state_handles:
+            for section in handle.sections:
+                sizes[section.uid] += section.length_bytes
+        for native in subtask.native:
+            sizes[native.uid] += native.size_bytes
+
+    def of_operator(info: OperatorInfo) -> OperatorReport:
+        return OperatorReport(
+            info.uid,
+            info.name,
+            info.vertex,
+            info.parallelism,
+            info.max_parallelism,
+            info.keys,
+            sizes[info.uid],
+            sum(subtask.finished for subtask in metadata.subtasks if subtask.vertex == info.vertex),
+            tuple(state for state in states if state.uid == info.uid),
+        )
+
+    return CheckpointReport(path, tuple(map(of_operator, metadata.operators)), metadata)
