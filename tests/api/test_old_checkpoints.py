@@ -40,7 +40,9 @@ def test_there_are_old_checkpoints() -> None:
 def test_a_job_goes_on_from_an_old_checkpoint(old_root: Path, tmp_path: Path, parallelism: int) -> None:
     """Each state has all rows once: those from before the checkpoint, and those that came after it."""
     (newest,) = recovery.list_checkpoints(str(old_root))
-    backend = "rocksdb" if any(subtask.native for subtask in recovery.inspect(newest.path).subtasks) else "columnar"
+    backend = (
+        "rocksdb" if any(subtask.native for subtask in recovery.inspect(newest.path).metadata.subtasks) else "columnar"
+    )
     settings = {"backend_directory": str(tmp_path / "work")} if backend == "rocksdb" else {}
 
     with local(parallelism, 7) as env:

@@ -26,8 +26,7 @@ from tidegate.api.submission.job import Job
 from tidegate.api.submission.job_names import name_taken
 from tidegate.api.submission.local_folders import temporary_folder
 from tidegate.api.submission.submission import JobRequest, make_job_id, prepare
-from tidegate.recovery import RestartStrategy
-from tidegate.recovery.restart_strategy import default_strategy
+from tidegate.recovery.restart_strategy import RestartStrategy, default_strategy
 from tidegate.storage.errors import ConfigurationError, StorageError
 from tidegate.storage.files.create_check import check_conditional_create
 from tidegate.storage.files.private_folders import make_private

@@ -22,7 +22,7 @@ from tidegate.storage.checkpoints.metadata_file import read_pointed
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.files.file_system_store import open_store
 from tidegate.storage.files.store import OpenStore
-from tidegate.storage.state.snapshot import key_group_range
+from tidegate.storage.state.key_groups import key_group_range
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -27,7 +27,8 @@ from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.files.store import Store
 from tidegate.storage.ids import OperatorUid, SubtaskIndex, VertexId
 from tidegate.storage.schemas.common import adapted
-from tidegate.storage.state.snapshot import FrozenState, StateChunk, key_group_range, sorted_by_group
+from tidegate.storage.state.key_groups import key_group_range
+from tidegate.storage.state.snapshot import FrozenState, StateChunk, sorted_by_group
 from tidegate.storage.state.state_file import write_state
 from tidegate.storage.subtasks.state_stream import SubtaskStream
 

@@ -15,7 +15,7 @@ from tidegate.actors.state_backends.common.options import StateBackendOptions
 from tidegate.actors.task.channels.output_gate import BufferLimits
 from tidegate.api.config.checkpoint_config import CheckpointConfig
 from tidegate.api.environment import StreamEnvironment
-from tidegate.recovery import RestartStrategy
+from tidegate.recovery.restart_strategy import RestartStrategy
 from tidegate.simulation.oracle.violation import InvariantViolated
 from tidegate.simulation.pipelines.draw import Scenario, draw
 from tidegate.simulation.pipelines.topologies import TOPOLOGIES, draw_inputs

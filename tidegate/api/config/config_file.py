@@ -16,7 +16,7 @@ import yaml
 
 from tidegate.api.config.checkpoint_config import CheckpointConfig, setting_keys, unknown_setting
 from tidegate.api.config.restart_config import RESTART_KEYS, restart_from
-from tidegate.recovery import RestartStrategy
+from tidegate.recovery.restart_strategy import RestartStrategy
 from tidegate.storage.errors import ConfigurationError
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from tidegate.recovery import RestartStrategy
+from tidegate.recovery.restart_strategy import RestartStrategy
 from tidegate.storage.errors import ConfigurationError
 
 TYPE_KEYS = ("restart-strategy", "restart-strategy.type")

@@ -11,7 +11,7 @@ from typing import Any
 from tidegate.actors.coordinator.state.checkpoint_statistics import CheckpointStatistics
 from tidegate.actors.runtimes.running_job import JobProgress, RunningJob, TaskProcessInfo
 from tidegate.api.given_names import location
-from tidegate.recovery import CheckpointSummary, list_checkpoints
+from tidegate.recovery.checkpoints import CheckpointSummary, list_checkpoints
 from tidegate.storage.checkpoints.event_log import EventLog
 from tidegate.storage.checkpoints.metadata import SnapshotKind
 from tidegate.storage.errors import ConfigurationError, JobFailedError, JobTimeoutError

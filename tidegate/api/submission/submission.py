@@ -32,7 +32,7 @@ from tidegate.api.output_tables import CollectedRows, OutputTable
 from tidegate.api.submission.local_folders import own_folder
 from tidegate.api.submission.starting_checkpoint import checkpoints_up_to, restore_point
 from tidegate.api.submission.table_claims import check_tables, claim_tables
-from tidegate.recovery import RestartStrategy
+from tidegate.recovery.restart_strategy import RestartStrategy
 from tidegate.storage.checkpoints.layout import CheckpointLayout, escape, parse_pointer
 from tidegate.storage.checkpoints.memory_limit import STATE_BYTES_MAX_DEFAULT
 from tidegate.storage.checkpoints.metadata import CheckpointMetadata

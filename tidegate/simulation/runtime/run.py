@@ -26,7 +26,7 @@ from tidegate.actors.sources.master_hooks import MasterHook
 from tidegate.actors.task.task_machine import TaskMachine
 from tidegate.api.config.checkpoint_config import CheckpointConfig
 from tidegate.api.environment import StreamEnvironment
-from tidegate.recovery import RestartStrategy
+from tidegate.recovery.restart_strategy import RestartStrategy
 from tidegate.simulation.oracle.coverage import Coverage
 from tidegate.simulation.oracle.invariants import Oracle
 from tidegate.simulation.oracle.output_tables import Covered
