@@ -13,7 +13,7 @@ from local_jobs import NO_RESTART, GatedSource, config, local
 from old_program import ROWS, program
 
 from tidegate import recovery
-from tidegate.event_printing import logs_under
+from tidegate.offline.event_logs import logs_under
 from tidegate.recovery.event_history import EventHistory
 from tidegate.storage.files.file_system_store import open_store
 from tidegate.storage.ids import OperatorUid
