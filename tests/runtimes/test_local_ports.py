@@ -33,7 +33,8 @@ def test_a_timer_that_is_far_away_does_not_keep_a_task_that_is_over() -> None:
     """Each attempt of a job would leave its state behind, for as long as users set timers ahead."""
     timers = Timers()
     job: Any = SimpleNamespace(timers=timers, guarded=lambda task, host, action: action())
-    port = LocalTaskPort(job, TASK)
+    no_pool: Any = None
+    port = LocalTaskPort(job, TASK, no_pool)
     host: Any = Host()
     port.host = host
     port.set_timer(do.SetTaskTimer(TaskTimer.PROCESSING_TIME, 0), 0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -56,7 +56,7 @@ class Staff:
         self.handles = {task: Handle() for task in (SOURCE, SINK)}
         self._members = {task: Member(str(task), h, None, Future()) for task, h in self.handles.items()}
 
-    def staff(self) -> dict[TaskId, Member]:
+    def staff(self, tasks: Iterable[TaskId]) -> dict[TaskId, Member]:
         return self._members
 
     def refill(self) -> None:
@@ -114,6 +114,20 @@ def test_what_has_finished_in_one_attempt_is_needed_in_the_next() -> None:
     for task in (SOURCE, SINK):
         deployed.lose_a_message(task, SECOND)
     assert [e.task for e in deployed.told if isinstance(e, co.TaskFailed)] == [SOURCE, SINK]
+
+
+def test_a_region_is_deployed_and_cancelled_on_its_own() -> None:
+    """The process of a task that goes on hears nothing of it, and is told of checkpoints in its own attempt."""
+    deployed = Deployed()
+    deployed.deployment.cancel(do.CancelAttempt(FIRST, (SINK,)))
+    deployed.deployment.deploy(do.DeployAttempt(SECOND, None, (SINK,)))
+    source, sink = (deployed.staff.handles[task] for task in (SOURCE, SINK))
+    assert (source.deploy.calls.qsize(), sink.deploy.calls.qsize()) == (1, 2)
+    assert (source.drop.calls.qsize(), sink.drop.calls.qsize()) == (0, 1)
+    deployed.lose_a_message(SOURCE, FIRST)
+    deployed.lose_a_message(SINK, SECOND)
+    lost = [(e.task, e.attempt) for e in deployed.told if isinstance(e, co.TaskFailed)]
+    assert lost == [(SOURCE, FIRST), (SINK, SECOND)]
 
 
 def test_what_cannot_get_better_is_told_as_such() -> None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from broken_causes import CAUSE_BREAKS, CAUSE_FIXED, CAUSE_PATCHES
 from broken_changelog import CHANGELOG_FIXED, CHANGELOG_PATCHES
 from broken_coordinator import COORDINATOR_BREAKS
+from broken_failover import FAILOVER_FIXED, FAILOVER_PATCHES
 from broken_fallback import FALLBACK_BREAKS, FALLBACK_FIXED
 from broken_invariants import INVARIANT_FIXED, INVARIANT_PATCHES
 from broken_layers import LAYER_BREAKS, LAYER_PATCHES
@@ -52,6 +53,7 @@ _FIXED: Mapping[str, Mapping[str, Hashable]] = {
     "credit: what was lost is never asked for": _UNALIGNED | {"faults": "network", "buffers": "tiny", "rows": 60},
     "the folder of a failed savepoint stays": {"faults": "storage", "ask": "savepoint"},
     **CHANGELOG_FIXED,
+    **FAILOVER_FIXED,
     **FALLBACK_FIXED,
     **TABLE_FIXED,
     **RULE_FIXED,
@@ -76,6 +78,7 @@ BROKEN: dict[str, Break] = {
             RULE_BREAKS
             | LAYER_PATCHES
             | CHANGELOG_PATCHES
+            | FAILOVER_PATCHES
             | TABLE_PATCHES
             | INVARIANT_PATCHES
             | CAUSE_PATCHES

@@ -45,11 +45,11 @@ def _pending(phase: PendingPhase, given: PendingInput, wrong: PendingPhase | Non
     return lambda: patch.dict(phases.PENDING_TRANSITIONS, {(phase, given): wrong})
 
 
-_fail_attempt = CoordinatorMachine._fail_attempt
+_fail = CoordinatorMachine._fail
 
 
-def _given_up(self: CoordinatorMachine, reason: str, at_ms: int, permanent: bool = False) -> None:
-    _fail_attempt(self, reason, at_ms, permanent=True)
+def _given_up(self: CoordinatorMachine, tasks: Any, reason: str, at_ms: int, permanent: bool = False) -> None:
+    _fail(self, tasks, reason, at_ms, permanent=True)
 
 
 # --- plans ------------------------------------------------------------------------------------------------------------
@@ -177,7 +177,7 @@ RULE_BREAKS: dict[str, tuple[int, Patch]] = {
     "jobs: a restart counts as deployed at once": (7, _job(_S.RESTARTING, _J.DEPLOY, _S.RUNNING)),
     "jobs: what was cancelled has finished": (6, _job(_S.ENDING, _J.OVER_CANCELLED, _S.FINISHED)),
     "jobs: what was suspended has finished": (6, _job(_S.ENDING, _J.OVER_SUSPENDED, _S.FINISHED)),
-    "jobs: every failure is permanent": (7, lambda: patch.object(CoordinatorMachine, "_fail_attempt", _given_up)),
+    "jobs: every failure is permanent": (7, lambda: patch.object(CoordinatorMachine, "_fail", _given_up)),
     "checkpoints: hooks that answer stand for tasks": (4, _pending(_P.HOOKS, _I.HOOKS_ANSWERED, _P.ACKNOWLEDGED)),
     "checkpoints: what is acknowledged skips its turn": (7, _pending(_P.COLLECTING, _I.ALL_ACKNOWLEDGED, _P.WRITING)),
     "checkpoints: a savepoint is not exported": (7, _pending(_P.ACKNOWLEDGED, _I.EXPORT, _P.WRITING)),

@@ -20,7 +20,7 @@ from tidegate.simulation.scenarios import simulate_scenario
 from tidegate.testing import Faults, SimulationReport, simulate, simulate_random
 
 SEEDS = range(40)
-SEEDS_FOR_ALL_PAIRS = 700
+SEEDS_FOR_ALL_PAIRS = 1_100
 _INDUCED_STOP = Scenario(
     seed=5648,
     values={

@@ -52,6 +52,8 @@ _FAULTS = {
 
 _LOG_ENTRIES = {"long": None, "short": 8}
 """A log that is cut: hardly any scenario has as many entries as it usually takes."""
+_ROW_BY_ROW = ("sim://rows", "sim://kept")
+"""Tables that get a row for each row of the input; the others get one for each key."""
 _BUFFERS = {"tiny": (300, 300), "small": (1_000, 1_500), "wide": (20_000, 20_000)}
 _SURVIVING = {
     "fixed-delay": RestartStrategy.fixed_delay(10_000, "100ms"),
@@ -244,7 +246,7 @@ def _goes_on_from_the_end(first: JobRun, run: JobRun) -> bool:
 
 def _compare(scenario: Scenario, expected: Rows, found: Rows, whole: bool) -> str | None:
     if not whole:
-        tables = {"sim://rows"}
+        tables = {*_ROW_BY_ROW}
         if scenario.values["mode"] == "exactly-once" and scenario.values["ending"] != "terminate":
             # Without a drain nothing is final before its end.
             tables |= expected.keys() - {"sim://running"}
@@ -258,7 +260,7 @@ def _compare(scenario: Scenario, expected: Rows, found: Rows, whole: bool) -> st
 def _at_least(expected: Rows, found: Rows) -> str | None:
     """At-least-once: every input row counts at least once; an aggregate has its keys, and counts no fewer rows."""
     for table, rows in expected.items():
-        if table == "sim://rows":
+        if table in _ROW_BY_ROW:
             lost = difference({table: rows}, found, at_least=True)
             if lost is not None:
                 return lost

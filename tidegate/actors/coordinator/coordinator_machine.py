@@ -27,6 +27,7 @@ from tidegate.actors.coordinator import invariants
 from tidegate.actors.coordinator.checkpoints.checkpoint_keeper import CheckpointKeeper
 from tidegate.actors.coordinator.checkpoints.fallback import pass_over
 from tidegate.actors.coordinator.deployment import Deployer
+from tidegate.actors.coordinator.failover import Failover
 from tidegate.actors.coordinator.job.phases import JobInput, JobStatus
 from tidegate.actors.coordinator.messages import events as ev
 from tidegate.actors.coordinator.messages import instructions as do
@@ -37,6 +38,7 @@ from tidegate.actors.coordinator.state.coordinator_state import CoordinatorState
 from tidegate.actors.coordinator.state.relevance import changes_nothing
 from tidegate.actors.coordinator.state.shared_state_registry import SharedStateRegistry
 from tidegate.actors.protocol.failure_reasons import CheckpointFailureReason as Reason
+from tidegate.actors.protocol.identity import TaskId
 from tidegate.storage.errors import ProtocolError
 
 _OVER = {
@@ -57,6 +59,7 @@ class CoordinatorMachine:
         self._checkpoints = CheckpointKeeper(self._context)
         self._deployer = Deployer(self._context)
         self._restarts = Restarts(self._context)
+        self._failover = Failover(self._context, self._checkpoints, self._deployer)
 
     def handle(self, event: ev.CoordinatorEvent) -> list[do.CoordinatorInstruction]:
         """Take in one fact; returns what has to be done about it, in order, once the fact is logged."""
@@ -108,6 +111,7 @@ class CoordinatorMachine:
             self._instructions.append(do.EndJob(self.state.status.value, self.state.ending_reason))
             return
         self._instructions.append(do.CancelAttempt(self.state.attempt))
+        self.state.stop(self._context.spec.tasks)
         self._checkpoints.take_over(event.at_ms)
         if self.state.status is JobStatus.ENDING:
             self._forget_tasks()
@@ -118,8 +122,11 @@ class CoordinatorMachine:
 
     @_on.register
     def _on_ready(self, event: ev.TaskReady) -> None:
-        if self._deployer.ready(event):
+        deploys = self.state.status
+        runs = self._deployer.ready(event)
+        if self.state.status is not deploys:
             self._restarts.runs(event.at_ms)
+        if runs:
             self._checkpoints.start_periodic(event.at_ms)
 
     @_on.register
@@ -148,17 +155,17 @@ class CoordinatorMachine:
 
     @_on.register
     def _on_task_failed(self, event: ev.TaskFailed) -> None:
-        if event.attempt == self.state.attempt:
-            self._fail_attempt(f"{event.task}: {event.reason}", event.at_ms, event.permanent)
+        if self.state.is_current(event.task, event.attempt):
+            self._fail((event.task,), f"{event.task}: {event.reason}", event.at_ms, event.permanent)
 
     @_on.register
     def _on_end_of_data(self, event: ev.TaskReachedEndOfData) -> None:
-        if event.attempt == self.state.attempt:
+        if self.state.is_current(event.task, event.attempt):
             self.state.ended[event.task] = None
 
     @_on.register
     def _on_finished(self, event: ev.TaskFinished) -> None:
-        if event.attempt == self.state.attempt:
+        if self.state.is_current(event.task, event.attempt):
             self.state.ended[event.task] = None
             self.state.finished[event.task] = None
             self._checkpoints.task_finished(event.task, event.at_ms)
@@ -183,8 +190,7 @@ class CoordinatorMachine:
     def _on_timer(self, event: ev.TimerFired) -> None:
         name, _, argument = event.timer.partition(":")
         if name == "restart":
-            if self.state.status is JobStatus.RESTARTING and int(argument) == self.state.attempt + 1:
-                self.state.restart_due = True
+            self.state.restart_due = int(argument) == self.state.attempt + 1
         elif name in ("deploy", "deploy-delayed"):
             self._deployer.expire()
         elif name == "hooks":
@@ -267,28 +273,22 @@ class CoordinatorMachine:
 
     # --- transitions ----------------------------------------------------------------------------------------------
 
-    def _fail_attempt(self, reason: str, at_ms: int, permanent: bool = False) -> None:
+    def _fail(self, tasks: tuple[TaskId, ...] | None, reason: str, at_ms: int, permanent: bool = False) -> None:
+        """These tasks have failed, or (None) what concerns the job as a whole."""
         state = self.state
         if state.status is JobStatus.ENDING:
             self._forget_tasks()
-            return
-        if state.status is JobStatus.RESTARTING:
             return
         delay_ms = self._restarts.failed(at_ms, permanent)
         state.last_failure = reason
         if delay_ms is None:
             self._end(JobStatus.FAILED, reason, at_ms)
             return
-        self._leave_attempt(reason, at_ms)
+        if tasks is None:
+            self._failover.stop_whole(reason, at_ms)
+        else:
+            self._failover.stop_regions(tasks, reason, at_ms)
         self._instructions.append(do.SetTimer(f"restart:{state.attempt + 1}", at_ms + delay_ms))
-
-    def _leave_attempt(self, reason: str, at_ms: int) -> None:
-        """Its tasks stop, and the next attempt is waited for."""
-        self._instructions.append(do.CancelAttempt(self.state.attempt))
-        self._checkpoints.drop(Reason.JOB_FAILOVER, at_ms, reason)
-        self._restarts.left()
-        self.state.move(JobInput.RESTART)
-        self.state.restart_due = False
 
     def _end(self, status: JobStatus, reason: str | None, at_ms: int) -> None:
         state = self.state
@@ -336,16 +336,19 @@ class CoordinatorMachine:
         if passed_over is not None:
             # The attempt has not begun, so no restart strategy is asked; there are only so many checkpoints.
             state.last_failure = passed_over
-            self._leave_attempt(passed_over, at_ms)
+            self._restarts.left()
+            self._failover.stop_whole(passed_over, at_ms)
             state.restart_due = True
         stop_failure, context.stop_failure = context.stop_failure, None
         if stop_failure is not None and state.status is JobStatus.RUNNING:
             state.last_failure = stop_failure
-            self._leave_attempt(stop_failure, at_ms)
+            self._restarts.left()
+            self._failover.stop_whole(stop_failure, at_ms)
             state.restart_due = True
         failure, context.attempt_failure = context.attempt_failure, None
-        if failure is not None:
-            self._fail_attempt(failure, at_ms)
+        if failure is not None and state.status is not JobStatus.RESTARTING:
+            tasks = self._deployer.being_deployed() if state.status is JobStatus.DEPLOYING else None
+            self._fail(tasks, failure, at_ms)
         if (failure := context.storage_failure) is not None and not state.gave_up:
             state.gave_up = True
             self._checkpoints.abandoner.give_up_deciding(failure)

@@ -1,11 +1,13 @@
-"""Deploys an attempt of a job: takes tables back, restores master hooks, restores all tasks, starts the sources.
+"""Deploys an attempt of a job: takes tables back, restores master hooks, restores tasks, starts the sources.
 
-The machine calls `Deployer` for the first attempt and for each restart. Tables are taken back only where the attempt
-starts from an older checkpoint, because the newest one was damaged.
+The machine calls `Deployer` for the first attempt and for each restart. An attempt is the whole job, or the regions
+that were stopped; the tasks of others go on meanwhile. Tables are taken back only where the attempt starts from an
+older checkpoint, because the newest one was damaged; then, as with master hooks, it is the whole job.
 
-Rules: an attempt starts from the newest completed checkpoint of the job that is not known to be damaged, or from what
-the user named before there is one (invariant 7). Hooks are restored before any task is deployed, a bounded number of
-times; an attempt that is not ready in time has failed.
+Rules: one deployment is under way at a time; a region that fails meanwhile waits for its turn. An attempt starts from
+the newest completed checkpoint of the job that is not known to be damaged, or from what the user named before there is
+one (invariant 7). Hooks are restored before any task is deployed, a bounded number of times; an attempt that is not
+ready in time has failed.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from tidegate.actors.coordinator.messages import instructions as do
 from tidegate.actors.coordinator.state.checkpoint_statistics import RestoredCheckpoint
 from tidegate.actors.coordinator.state.coordinator_context import CoordinatorContext
 from tidegate.actors.coordinator.state.coordinator_state import NEVER_MS
-from tidegate.storage.ids import AttemptNumber
+from tidegate.actors.protocol.identity import TaskId
 
 
 class Deployer:
@@ -31,13 +33,12 @@ class Deployer:
         self._context = context
 
     def deploy(self, at_ms: int) -> None:
-        """Begin the next attempt."""
+        """Begin the next attempt, of what is down."""
         state = self._context.state
         invariants.check_deploy(state)
         state.move(JobInput.DEPLOY)
-        state.attempt = AttemptNumber(state.attempt + 1)
-        state.ready, state.ended, state.finished = {}, {}, {}
-        state.committed_files = {}
+        tasks = state.begin_attempt()
+        invariants.check_deployed(state, tasks)
         state.restart_due = False
         state.due_since_ms = None
         state.final_not_before_ms = NEVER_MS
@@ -51,14 +52,14 @@ class Deployer:
         if state.fallback is not None:
             self._take_tables_back()
         else:
-            self._begin()
+            self._begin(tasks)
         self._set_limit(at_ms)
 
     def tables_taken_back(self, event: ev.TablesTakenBack) -> None:
         """Now the hooks, or the tasks."""
         if self._waits_for_tables(event.attempt):
             self._context.state.fallback = None
-            self._begin()
+            self._begin(None)
             self._set_limit(event.at_ms)
 
     def tables_not_taken_back(self, event: ev.TablesNotTakenBack) -> None:
@@ -91,7 +92,7 @@ class Deployer:
         state = self._context.state
         if self._waits_for_hooks(event.attempt):
             state.restoring_hooks = False
-            self._start(self.restore_point())
+            self._start(self.restore_point(), None)
             self._set_limit(event.at_ms)
 
     def hooks_not_restored(self, event: ev.HookRestoreFailed) -> None:
@@ -127,16 +128,33 @@ class Deployer:
             self._context.instruct(do.RestoreHooks(self._context.state.attempt, restore))
 
     def ready(self, event: ev.TaskReady) -> bool:
-        """A task is ready; returns whether all are since then."""
-        state, spec = self._context.state, self._context.spec
-        if event.attempt != state.attempt or state.status is not JobStatus.DEPLOYING:
+        """A task is ready; returns whether the whole job runs since then."""
+        state = self._context.state
+        if not state.is_current(event.task, event.attempt) or state.status is not JobStatus.DEPLOYING:
             return False
         state.ready[event.task] = None
-        if len(state.ready) < len(spec.tasks):
+        return self.settle()
+
+    def settle(self) -> bool:
+        """The attempt starts when all of its tasks are ready, but for those that were stopped again meanwhile.
+
+        Returns whether the whole job runs since then.
+        """
+        state, spec = self._context.state, self._context.spec
+        if state.status is not JobStatus.DEPLOYING or len(state.ready) + len(state.down) < len(spec.tasks):
             return False
-        state.move(JobInput.ALL_READY)
-        self._context.instruct(do.StartTasks(state.attempt, spec.tasks))
-        return True
+        tasks = tuple(task for task in spec.tasks if task in state.ready and task not in state.older_attempts)
+        state.move(JobInput.RESTART if state.down else JobInput.ALL_READY)
+        if tasks:
+            self._context.instruct(do.StartTasks(state.attempt, tasks))
+        return not state.down
+
+    def being_deployed(self) -> tuple[TaskId, ...]:
+        """Tasks of the attempt that is being deployed, but for those that were stopped again meanwhile."""
+        state = self._context.state
+        return tuple(
+            task for task in self._context.spec.tasks if task not in state.older_attempts and task not in state.down
+        )
 
     def delayed(self, event: ev.RestoreDelayed) -> None:
         """A task waits for storage, and bounds that itself: the time for the deployment begins anew."""
@@ -155,7 +173,7 @@ class Deployer:
         elif state.restoring_hooks:
             self._context.attempt_failure = f"the master hooks were not restored within {limit_ms} ms"
         else:
-            missing = next(t for t in spec.tasks if t not in state.ready)
+            missing = next(task for task in self.being_deployed() if task not in state.ready)
             self._context.attempt_failure = f"{missing} was not ready within {limit_ms} ms"
 
     def restore_point(self) -> RestorePoint | None:
@@ -168,20 +186,20 @@ class Deployer:
             restore = RestorePoint(spec.root, spec.job_id, newest.checkpoint_id, newest.final)
         return restore
 
-    def _begin(self) -> None:
-        """The hooks, or else the tasks."""
+    def _begin(self, tasks: tuple[TaskId, ...] | None) -> None:
+        """The hooks, or else the tasks (None: all)."""
         state, restore = self._context.state, self.restore_point()
         state.restoring_hooks = restore is not None and bool(self._context.spec.hooks)
         if state.restoring_hooks and restore is not None:
             self._context.instruct(do.RestoreHooks(state.attempt, restore))
         else:
-            self._start(restore)
+            self._start(restore, tasks)
 
-    def _start(self, restore: RestorePoint | None) -> None:
+    def _start(self, restore: RestorePoint | None, tasks: tuple[TaskId, ...] | None) -> None:
         """The tasks."""
         state = self._context.state
         invariants.check_start(state, None if restore is None else restore.checkpoint_id)
-        self._context.instruct(do.DeployAttempt(state.attempt, restore))
+        self._context.instruct(do.DeployAttempt(state.attempt, restore, tasks))
 
     def _take_tables_back(self) -> None:
         state = self._context.state

@@ -13,11 +13,13 @@ from outside (`tidegate/simulation/oracle`), and `tests/simulation/broken_*.py` 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from tidegate.actors.coordinator.job.phases import JobStatus, PendingPhase
 from tidegate.actors.coordinator.requests.request_decider import REQUESTS_MAX
 from tidegate.actors.coordinator.state.coordinator_state import CoordinatorState, PendingCheckpoint
+from tidegate.actors.graph.regions import cut_edge
+from tidegate.actors.protocol.identity import TaskId
 from tidegate.recovery.restart_strategy import RestartStrategy
 from tidegate.storage.checkpoints.permits import (
     _DECIDED,
@@ -56,6 +58,11 @@ def is_in_its_time(state: CoordinatorState, pending: PendingCheckpoint) -> bool:
     decides may outlive the attempt: nobody can call back a create that is on its way. What is over is not pending.
     """
     return pending.phase not in _OVER and (not pending.phase.open or state.status is JobStatus.RUNNING)
+
+
+def is_whole_while_running(state: CoordinatorState) -> bool:
+    """Whether nothing is down while the job counts as running (4, 7): a checkpoint taken then would have a hole."""
+    return state.status is not JobStatus.RUNNING or not state.down
 
 
 def is_base_held(state: CoordinatorState, pending: PendingCheckpoint) -> bool:
@@ -126,6 +133,7 @@ def check_state(state: CoordinatorState) -> None:
         _require(is_base_held(state, pending), "5: what a pending checkpoint is built on stays")
         if pending.phase.being_written:
             _require(is_covered(pending), "4: only a fully acknowledged checkpoint is written")
+    _require(is_whole_while_running(state), "7: a job runs when all of its tasks do")
     _require(being_written(state) <= 1, "4: one checkpoint is written at a time")
     _require(is_stop_pending(state), "7: a stop waits for its savepoint")
     _require(are_ascending(c.checkpoint_id for c in state.completed), "4: completed checkpoints ascend")
@@ -182,6 +190,19 @@ def check_wait(strategy: RestartStrategy, delay_ms: int) -> None:
 def check_deploy(state: CoordinatorState) -> None:
     """Before a new attempt begins."""
     _require(is_fate_known(state), "7: an attempt begins when the fate of every checkpoint is known")
+
+
+def goes_on(state: CoordinatorState, tasks: Iterable[TaskId]) -> TaskId | None:
+    """A task among these that runs, if there is one (1, 7): deployed again it would process the same rows twice."""
+    return next((task for task in tasks if task in state.ready), None)
+
+
+def check_deployed(state: CoordinatorState, tasks: Sequence[TaskId] | None) -> None:
+    """Before these tasks (None: all) are deployed in an attempt that has just begun."""
+    if tasks is not None and state.spec is not None:
+        _require(goes_on(state, tasks) is None, "7: what runs keeps its attempt")
+        edges = ((edge.upstream, edge.downstream, edge.pointwise) for edge in state.spec.edges)
+        _require(cut_edge(tasks, state.spec.tasks, edges) is None, "1: what channels join goes back together")
 
 
 def check_start(state: CoordinatorState, checkpoint_id: CheckpointId | None) -> None:

@@ -75,15 +75,15 @@ class CoordinatorPort(Protocol):
         ...
 
     def deploy(self, instruction: DeployAttempt) -> None:
-        """Start all tasks of an attempt."""
+        """Start the tasks of an attempt, in place of those that they were before."""
         ...
 
     def cancel_attempt(self, instruction: CancelAttempt) -> None:
-        """Stop all tasks of an attempt."""
+        """Stop tasks of an attempt, and of older ones."""
         ...
 
     def tell(self, task: TaskId, event: TaskEvent) -> None:
-        """Send an event to a task of the current attempt. Fire and forget."""
+        """Send an event to a task in its current attempt. Fire and forget."""
         ...
 
     def run_io(self, work: Callable[[], CoordinatorEvent | None]) -> None:

@@ -131,12 +131,13 @@ def answers_of(state: CoordinatorState) -> dict[str, Answer | None]:
 
 @dataclass(frozen=True, slots=True)
 class TaskProcessInfo:
-    """Which process runs a task."""
+    """Which process runs a task, and in which attempt of its region."""
 
     task: TaskId
     actor: str
     pid: int
     node_id: str
+    attempt: int = 0
 
 
 class RunningJob(Protocol):

@@ -152,6 +152,11 @@ class CheckpointConfig(BaseModel):
     )
     """Milliseconds that a task should need for what is in flight to it; at least 10."""
 
+    failover: Annotated[Literal["region", "full"], BeforeValidator(of.failover)] = Field(
+        default="region", alias=KEYS["failover"][0]
+    )
+    """What restarts when a task has failed: its pipelined region, all that channels join to it, or the whole job."""
+
     lease: Annotated[int, BeforeValidator(of.lease)] = Field(default=LEASE_MS_DEFAULT, alias=KEYS["lease"][0])
     """Milliseconds without a sign of life after which the job counts as dead; at least 1,000."""
 

@@ -37,6 +37,7 @@ KEYS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "checkpoint_storage": ("state.checkpoint-storage", "execution.checkpointing.storage"),
         "debloat": ("taskmanager.network.memory.buffer-debloat.enabled",),
         "debloat_target": ("taskmanager.network.memory.buffer-debloat.target",),
+        "failover": ("jobmanager.execution.failover-strategy",),
         "lease": ("high-availability.lease-duration",),
         "heartbeat_interval": ("heartbeat.interval",),
         "heartbeat_timeout": ("heartbeat.timeout",),

@@ -146,6 +146,11 @@ def retention(value: object, info: ValidationInfo) -> str:
     return choice(value, info, ("retain_on_cancellation", "delete_on_cancellation", "no_externalized_checkpoints"))
 
 
+def failover(value: object, info: ValidationInfo) -> str:
+    """Of a job whose task has failed."""
+    return choice(value, info, ("region", "full"))
+
+
 def backend(value: object, info: ValidationInfo) -> str:
     """Of keyed state."""
     if lowered(value) == "forst":

@@ -145,7 +145,7 @@ class Job:
         ]
 
     def processes(self) -> tuple[TaskProcessInfo, ...]:
-        """Which process runs each task: actor name, pid, node. Empty where all tasks run in the driver's process."""
+        """Which process runs each task, and in which attempt. Empty where all run in the driver's process."""
         return self._running.tasks()
 
     def metrics(self) -> dict[str, Any]:

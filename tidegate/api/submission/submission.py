@@ -10,7 +10,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol, runtime_checkable
 
-from tidegate.actors.coordinator.job.job_spec import CheckpointSettings, JobEdgeInfo, JobSpec, RestorePoint, Retention
+from tidegate.actors.coordinator.job.job_spec import (
+    CheckpointSettings,
+    FailoverStrategy,
+    JobEdgeInfo,
+    JobSpec,
+    RestorePoint,
+    Retention,
+)
 from tidegate.actors.graph.job_graph import JobGraph, JobVertex, OperatorSpec
 from tidegate.actors.graph.source_checks import splits_of
 from tidegate.actors.hosts.clock import now_ms
@@ -222,6 +229,7 @@ def _spec(request: JobRequest, graph: JobGraph, restore: RestorePoint | None) ->
         hooks=tuple(hook.identifier for hook in request.hooks),
         tables=tuple(spec.table for v in graph.vertices for spec in v.operators if spec.table is not None),
         seed=request.seed,
+        failover=FailoverStrategy(config.failover),
     )
 
 

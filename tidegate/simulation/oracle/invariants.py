@@ -71,7 +71,8 @@ class Oracle:
             self.tables.restored(spec.restore.job_id, spec.restore.checkpoint_id)
         self.files = FilesOracle(disk, spec.root, spec.job_id, self._completes, self.tables)
         self.records = RecordsOracle(disk, spec)
-        self._spec = spec
+        self.spec = spec
+        self.graph = graph
         self._tasks = frozenset(spec.tasks)
         self._exactly_once = spec.checkpoints.exactly_once
         self._inputs: dict[TaskId, list[ChannelId]] = {task: [] for task in spec.tasks}
@@ -81,6 +82,8 @@ class Oracle:
         self._sender = {channel: graph.sender(channel) for channels in self._inputs.values() for channel in channels}
         self.attempt = -1
         """The newest attempt that was deployed."""
+        self.attempts: dict[TaskId, int] = {}
+        """The attempt of each task: regions restart on their own."""
         self._sent: dict[ChannelId, int] = {}
         self._sent_rows: dict[ChannelId, int] = {}
         self._taken: dict[ChannelId, int] = {}
@@ -100,8 +103,10 @@ class Oracle:
 
     # --- life of an attempt ---------------------------------------------------------------------------------------
 
-    def deployed(self, attempt: int, restored: int | None, from_itself: bool) -> None:
-        """An attempt starts from a checkpoint: it has to be the newest completed one of this job, if there is one.
+    def deployed(
+        self, attempt: int, restored: int | None, from_itself: bool, tasks: Iterable[TaskId] | None = None
+    ) -> None:
+        """An attempt of these tasks (None: all) starts from a checkpoint: the newest completed one of this job, if any.
 
         Of damaged ones nobody knows before they are read: each may be tried, and then the newest one that is whole.
         """
@@ -117,23 +122,28 @@ class Oracle:
             raise InvariantViolated(7, f"attempt {attempt} is restored from {restored}, which is not complete")
         self.attempt = attempt
         self.tables.deployed(restored if from_itself else None)
-        self._sent.clear()
-        self._sent_rows.clear()
-        self._taken.clear()
-        self._starving_since_ms.clear()
-        self._finished.clear()
+        again = self._tasks if tasks is None else frozenset(tasks)
+        self.attempts |= dict.fromkeys(again, attempt)
+        for channel in (channel for task in again for channel in self._inputs[task]):
+            for positions in (self._sent, self._sent_rows, self._taken, self._starving_since_ms):
+                positions.pop(channel, None)
+        self._finished -= again
         self._cuts.clear()
 
     def finished(self, attempt: int, task: TaskId) -> None:
         """A task reports that it is over."""
-        if attempt == self.attempt:
+        if attempt == self.attempts.get(task):
             self._finished.add(task)
+
+    def is_current(self, machine: TaskMachine) -> bool:
+        """Whether a task is the newest of its kind, and none that was given up and lives on."""
+        return machine.attempt == self.attempts.get(machine.descriptor.task)
 
     # --- channels -------------------------------------------------------------------------------------------------
 
     def sent(self, frame: do.SendFrame) -> None:
         """A frame leaves its sender."""
-        if frame.attempt != self.attempt:
+        if frame.attempt != self.attempts.get(self._sender[frame.channel]):
             return
         self._starving_since_ms.pop(frame.channel, None)
         due = self._sent.get(frame.channel, 0)
@@ -153,7 +163,7 @@ class Oracle:
 
     def after_event(self, machine: TaskMachine, event: ev.TaskEvent, full: bool, now_ms: int) -> None:
         """A machine has handled an event: look at the queues that it may have changed."""
-        if machine.attempt != self.attempt:
+        if not self.is_current(machine):
             return
         if machine._outputs.starving:
             self._check_starving(machine, now_ms)
@@ -194,7 +204,7 @@ class Oracle:
 
     def snapshot_taken(self, machine: TaskMachine, snapshot: do.PersistSnapshot) -> None:
         """A task's synchronous part is done."""
-        if machine.attempt != self.attempt:
+        if not self.is_current(machine):
             return
         if any(number < snapshot.checkpoint_id for number in self._cuts):
             self.coverage.saw("concurrent_checkpoints")
@@ -209,9 +219,9 @@ class Oracle:
             if waiting:
                 cut.waiting[channel] = waiting
 
-    def channels_stored(self, attempt: int, stored: do.PersistChannelState) -> None:
+    def channels_stored(self, machine: TaskMachine, stored: do.PersistChannelState) -> None:
         """The in-flight rows of a task's snapshot are known."""
-        if attempt != self.attempt:
+        if not self.is_current(machine):
             return
         cut = self._cut(stored.checkpoint_id)
         for part in stored.channels:
@@ -245,8 +255,8 @@ class Oracle:
         self._check_cut(number, cut)
         self.records.completed(metadata)
         kept = len(self.files.present)
-        if kept > self._spec.checkpoints.retained + COMPLETED_WAITING_MAX:
-            raise InvariantViolated(5, f"{kept} checkpoints are kept, {self._spec.checkpoints.retained} are retained")
+        if kept > self.spec.checkpoints.retained + COMPLETED_WAITING_MAX:
+            raise InvariantViolated(5, f"{kept} checkpoints are kept, {self.spec.checkpoints.retained} are retained")
         unneeded = self.files.unneeded_folders()
         if unneeded > UNNEEDED_FOLDERS_MAX:
             raise InvariantViolated(5, f"{unneeded} folders of shared files are kept that no checkpoint refers to")

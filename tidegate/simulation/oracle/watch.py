@@ -9,11 +9,14 @@ The simulated ports call it for each instruction, message and answer. Rules:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from tidegate.actors.coordinator.job.job_spec import RestorePoint
 from tidegate.actors.coordinator.messages import events as co
 from tidegate.actors.coordinator.messages import instructions as do
 from tidegate.actors.coordinator.state.coordinator_state import CoordinatorState
 from tidegate.actors.protocol.failure_reasons import CheckpointFailureReason
+from tidegate.actors.protocol.identity import TaskId
 from tidegate.actors.protocol.stream_elements import Alignment, BarrierOptions
 from tidegate.actors.task.messages import events as ev
 from tidegate.actors.task.messages import instructions as task_do
@@ -21,6 +24,7 @@ from tidegate.actors.task.task_machine import TaskMachine
 from tidegate.simulation.oracle.causes import CausesOracle
 from tidegate.simulation.oracle.coverage import Coverage
 from tidegate.simulation.oracle.damage import Damager
+from tidegate.simulation.oracle.failover import FailoverOracle
 from tidegate.simulation.oracle.invariants import Oracle
 from tidegate.simulation.oracle.restarts import RestartWatch
 from tidegate.simulation.oracle.violation import InvariantViolated
@@ -36,9 +40,10 @@ class Watch:
         self.oracle = oracle
         self.coverage = coverage
         self.causes = CausesOracle()
+        self.failover = FailoverOracle(oracle.spec, oracle.graph, coverage)
         self.answers: dict[str, do.CompleteRequest] = {}
         self.damager: Damager | None = None
-        self.restarts = RestartWatch(oracle._spec.restart, lambda: coverage.saw("restart_put_off"))
+        self.restarts = RestartWatch(oracle.spec.restart, lambda: coverage.saw("restart_put_off"))
         self._restored = restored
         self._options: dict[int, BarrierOptions] = {}
         self._bases: dict[int, int | None] = {}
@@ -58,7 +63,7 @@ class Watch:
                 self.oracle.snapshot_taken(machine, instruction)
                 self._builds(machine, instruction)
             case task_do.PersistChannelState():
-                self.oracle.channels_stored(machine.attempt, instruction)
+                self.oracle.channels_stored(machine, instruction)
             case task_do.DiscardState():
                 self.coverage.saw("state_discarded")
             case task_do.ReportFinished():
@@ -69,7 +74,7 @@ class Watch:
 
     def _builds(self, machine: TaskMachine, snapshot: task_do.PersistSnapshot) -> None:
         number = int(snapshot.checkpoint_id)
-        if snapshot.base is None or machine.attempt != self.oracle.attempt or number in self._aborted:
+        if snapshot.base is None or not self.oracle.is_current(machine) or number in self._aborted:
             return
         told, base = self._bases.get(number), snapshot.base.checkpoint_id
         if base != told:
@@ -176,11 +181,12 @@ class Watch:
         """The tasks of the attempt are gone."""
         self.oracle.files.attempt_is_over()
 
-    def deployed(self, attempt: int, restore: RestorePoint | None) -> None:
-        """An attempt starts."""
-        spec = self.oracle._spec
+    def deployed(self, attempt: int, restore: RestorePoint | None, tasks: Sequence[TaskId]) -> None:
+        """An attempt of these tasks starts."""
+        spec = self.oracle.spec
+        self.failover.deployed(attempt, tasks, self.oracle.completed)
         from_itself = restore is not None and restore.job_id == spec.job_id
-        self.oracle.deployed(attempt, None if restore is None else int(restore.checkpoint_id), from_itself)
+        self.oracle.deployed(attempt, None if restore is None else int(restore.checkpoint_id), from_itself, tasks)
         self._open.clear()
         self._acknowledged.clear()
         if restore is None:

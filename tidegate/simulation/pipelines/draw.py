@@ -52,6 +52,9 @@ _ADDED_SHARE = 0.2
 _ORDERED = "ordered"
 _ORDERED_SHARE = 0.09
 """Seeds that stand for the pipeline that sees the order of its rows, which was added later too."""
+_APART = ("pipelines", "subtasks")
+_APART_SHARE = 0.12
+"""Seeds that stand for pipelines of several regions, which were added later too."""
 _AS_DRAWN = 0.5
 """Part of these in which everything else stays as it was drawn."""
 
@@ -104,7 +107,7 @@ def draw(seed: int) -> Scenario:
     chance = random.Random(f"scenario {seed}")
     values: dict[str, Hashable] = {}
     for name, choices in DIMENSIONS.items():
-        added = (*_ADDED.get(name, ()), _ORDERED)
+        added = (*_ADDED.get(name, ()), _ORDERED, *_APART)
         choices = tuple(choice for choice in choices if choice not in added)
         allowed = [c for c in choices if not any(_contradicts((other, v), (name, c)) for other, v in values.items())]
         weights = [dict(zip(choices, _WEIGHTS.get(name, (1,) * len(choices)), strict=True))[c] for c in allowed]
@@ -128,7 +131,10 @@ def draw(seed: int) -> Scenario:
     if values["state"] != "whole":
         scenario = _with_layers(scenario)
     later = random.Random(f"ordered {seed}")
-    return _ordered(later, scenario) if later.random() < _ORDERED_SHARE else scenario
+    if later.random() < _ORDERED_SHARE:
+        return _ordered(later, scenario)
+    later = random.Random(f"apart {seed}")
+    return _apart(later, scenario) if later.random() < _APART_SHARE else scenario
 
 
 def _with_layers(scenario: Scenario) -> Scenario:
@@ -163,6 +169,17 @@ def _ordered(chance: random.Random, scenario: Scenario) -> Scenario:
     more = tuple(width + chance.choice((1, 2)) for width in few)
     widths, then_widths = chance.choice(((few, more), (few, more), (more, few)))
     return replace(scenario, values=values, rows=chance.randrange(30, 80), widths=widths, then_widths=then_widths)
+
+
+def _apart(chance: random.Random, scenario: Scenario) -> Scenario:
+    """The same with a pipeline of several regions. Half of these lose tasks and nothing else, and without hooks:
+    whatever concerns the whole job would hide what a single region does.
+    """
+    values = {**scenario.values, "topology": chance.choice(_APART)}
+    if chance.random() < _AS_DRAWN:
+        return replace(scenario, values=values)
+    values |= {"faults": "tasks", "hooks": "none", "interval_ms": chance.choice((60, 250)), "ending": "finish"}
+    return replace(scenario, values=values, rows=chance.randrange(30, 80))
 
 
 def all_pairs() -> frozenset[Pair]:

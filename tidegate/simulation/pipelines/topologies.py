@@ -276,6 +276,34 @@ def _expect_ordered(inputs: Sequence[Data], _: Sequence[int]) -> Rows:
     return {"sim://rows": counted(numbered_rows(len(inputs[0]), SPLITS))}
 
 
+def _pipelines(env: StreamEnvironment, inputs: Sequence[Data], width: Sequence[int]) -> None:
+    """Three pipelines without a channel between them: three regions."""
+    _chain(env, inputs, width)
+    keyed = _source(env, inputs[1], 1, width[1]).key_by("k")
+    _table(keyed.aggregate(n=count(), t=sum("v"), uid="running", parallelism=width[3]), "running", width[3], ("k",))
+    _table(_mapped(_source(env, inputs[2], 2, width[2]).rebalance(), "even", _even, width[0]), "rows", width[0])
+
+
+def _expect_pipelines(inputs: Sequence[Data], _: Sequence[int]) -> Rows:
+    return {
+        "sim://final": _grouped((k, 2 * v) for k, v in inputs[0]),
+        "sim://running": _grouped(inputs[1]),
+        "sim://rows": counted([row for row in inputs[2] if row[1] % 2 == 0]),
+    }
+
+
+def _subtasks(env: StreamEnvironment, inputs: Sequence[Data], width: Sequence[int]) -> None:
+    """Everything is chained: each subtask is a region. One of two vertices has union list state, which ties them."""
+    _table(_mapped(_source(env, inputs[0], 0, width[0]), "double", _doubled, width[0]), "rows", width[0])
+    kept = _source(env, inputs[1], 1, width[1]).process(KeptRows(), schema=SCHEMA, uid="kept", parallelism=width[1])
+    _table(kept, "kept", width[1])
+
+
+def _expect_subtasks(inputs: Sequence[Data], _: Sequence[int]) -> Rows:
+    kept = [(k, 2 * v) for k, v in inputs[1]] + [(-1, 1)] * len(inputs[1])
+    return {"sim://rows": counted([(k, 2 * v) for k, v in inputs[0]]), "sim://kept": counted(kept)}
+
+
 TOPOLOGIES: Mapping[str, Topology] = {
     "chain": Topology(_chain, _expect_chain),
     "diamond": Topology(_diamond, _expect_diamond),
@@ -290,4 +318,6 @@ TOPOLOGIES: Mapping[str, Topology] = {
     "rules": Topology(_rules, _expect_rules),
     "kept": Topology(_kept, _expect_kept),
     "ordered": Topology(_ordered, _expect_ordered),
+    "pipelines": Topology(_pipelines, _expect_pipelines),
+    "subtasks": Topology(_subtasks, _expect_subtasks),
 }

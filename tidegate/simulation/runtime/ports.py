@@ -41,13 +41,11 @@ class JobInTheWorld(Protocol):
     """None while it is lost."""
     coordinator_crashes: int
 
-    @property
-    def deployed(self) -> int: ...
     def deliver(self, task: TaskId, event: ev.TaskEvent) -> None: ...
     def report(self, event: CoordinatorEvent) -> None: ...
     def guarded(self, task: TaskId, host: TaskHost, action: Callable[[], object]) -> None: ...
     def deploy(self, instruction: do.DeployAttempt, cause: int | None) -> None: ...
-    def drop_tasks(self) -> None: ...
+    def cancel(self, instruction: do.CancelAttempt, cause: int | None) -> None: ...
     def end(self, port: SimulatedCoordinatorPort) -> None: ...
     def give_up(self, port: SimulatedCoordinatorPort, reason: str) -> None: ...
     def start_coordinator(self) -> None: ...
@@ -202,13 +200,12 @@ class SimulatedCoordinatorPort:
         self._job.deploy(instruction, self.ledger.cause)
 
     def cancel_attempt(self, instruction: do.CancelAttempt) -> None:
-        if instruction.attempt >= self._job.deployed:
-            self._job.world.note("attempt", instruction.attempt, "is cancelled", cause=self.ledger.cause)
-            self._job.drop_tasks()
+        self._job.cancel(instruction, self.ledger.cause)
 
     def tell(self, task: TaskId, event: ev.TaskEvent) -> None:
         job, world = self._job, self._job.world
         job.watch.told(event)
+        job.watch.failover.told(task, event)
         if not isinstance(event, ev.TasksStarted) and world.chance("drop"):
             world.message(COORDINATOR, task, event, "is lost", cause=self.ledger.cause)
             return
@@ -228,9 +225,16 @@ class SimulatedCoordinatorPort:
             event = work()
             if event is not None:
                 world.message(STORAGE, COORDINATOR, event, cause=cause)
-                world.after(world.io_ms(), lambda: self.ledger.hear(event, cause))
+                world.after(world.io_ms(), lambda: self._heard(event, cause))
 
         world.after(world.io_ms(), act)
+
+    def _heard(self, event: CoordinatorEvent, cause: int | None) -> None:
+        """What the coordinator learns from itself: its timers, and its I/O."""
+        assert self.host is not None
+        if not self.host.machine.ignores(event):
+            self._job.watch.failover.heard(event)
+        self.ledger.hear(event, cause)
 
     def append(self, work: Callable[[], None], done: Callable[[BaseException | None], None]) -> None:
         world, host = self._job.world, self.host
@@ -263,7 +267,7 @@ class SimulatedCoordinatorPort:
                 del self._timers[timer]
                 event = co.TimerFired(world.wall_ms, timer)
                 job.watch.reported(event)
-                self.ledger.hear(event, cause)
+                self._heard(event, cause)
 
         world.after(_delay_ms(world, instruction.due_at_ms, delay_ms), fire)
 

@@ -8,7 +8,7 @@ instead of killed goes on as a zombie next to its successor.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import pyarrow as pa
 
@@ -152,12 +152,13 @@ class SimulatedJob:
         port.ledger.watch(host, machine, event_log)
         self.coordinator = host
         self.world.note("coordinator generation", host.generation, "starts at entry", position.next_index)
+        self.watch.failover.heard(co.CoordinatorStarted(self.world.wall_ms, host.generation))
         host.start()
         if host.machine.state.spec is None:
             host.handle(co.JobSubmitted(self.world.wall_ms, self.spec))
         backlog, self._backlog = self._backlog, []
         for event in backlog:
-            host.handle(event)
+            self._hear(host, event)
 
     def report(self, event: CoordinatorEvent) -> None:
         """A message reaches the coordinator, if there is one."""
@@ -166,7 +167,12 @@ class SimulatedJob:
         if self.coordinator is None:
             self._backlog.append(event)
         else:
-            self.coordinator.handle(event)
+            self._hear(self.coordinator, event)
+
+    def _hear(self, coordinator: CoordinatorHost, event: CoordinatorEvent) -> None:
+        if not coordinator.machine.ignores(event):
+            self.watch.failover.heard(event)
+        coordinator.handle(event)
 
     def maybe_lose_coordinator(self) -> None:
         """The coordinator may die now, or be cut off and live on as a zombie; a successor takes over."""
@@ -191,16 +197,18 @@ class SimulatedJob:
     # --- tasks ----------------------------------------------------------------------------------------------------
 
     def deploy(self, instruction: do.DeployAttempt, cause: int | None) -> None:
-        """Start all tasks of an attempt, in place of those of the one before. A stale order changes nothing."""
+        """Start the tasks of an attempt, in place of those before. A stale order changes nothing."""
         if instruction.attempt <= self._deployed:
             return
         self._deployed = instruction.attempt
-        self.watch.deployed(instruction.attempt, instruction.restore)
-        self.drop_tasks()
-        restore = instruction.restore
-        pointer = None if restore is None else restore.pointer
-        self.world.note("deploy attempt", instruction.attempt, "from", pointer, cause=cause)
-        for task in self.context.graph.tasks():
+        whole = self.context.graph.tasks()
+        tasks = whole if instruction.tasks is None else instruction.tasks
+        self.watch.deployed(instruction.attempt, instruction.restore, tasks)
+        self._drop_tasks(tasks)
+        pointer = None if instruction.restore is None else instruction.restore.pointer
+        of = () if instruction.tasks is None else (f"of {len(tasks)} of {len(whole)} tasks",)
+        self.world.note("deploy attempt", instruction.attempt, *of, "from", pointer, cause=cause)
+        for task in tasks:
             descriptor = self.context.describe(task, instruction.attempt)
             port = SimulatedTaskPort(self, task)
             effects = self._make_effects(self.context, descriptor, self.open_store, port.now_ms)
@@ -210,9 +218,20 @@ class SimulatedJob:
             self.tasks[task] = host
             host.restore(instruction.restore)
 
-    def drop_tasks(self) -> None:
-        """The processes of all tasks are gone."""
-        self.tasks.clear()
+    def cancel(self, instruction: do.CancelAttempt, cause: int | None) -> None:
+        """Tasks stop, but for those that belong to a newer attempt: the order is stale for them."""
+        tasks = self.context.graph.tasks() if instruction.tasks is None else instruction.tasks
+        hosts = [(task, host) for task in tasks if (host := self.tasks.get(task)) is not None]
+        if instruction.attempt < self._deployed and any(h.machine.attempt > instruction.attempt for _, h in hosts):
+            return
+        of = () if instruction.tasks is None else tasks
+        self.world.note("attempt", instruction.attempt, "is cancelled", *of, cause=cause)
+        self._drop_tasks(tasks)
+
+    def _drop_tasks(self, tasks: Iterable[TaskId]) -> None:
+        """The processes of tasks are gone."""
+        for task in tasks:
+            self.tasks.pop(task, None)
         self.watch.cancelled()
 
     def deliver(self, task: TaskId, event: ev.TaskEvent) -> None:
@@ -265,7 +284,7 @@ class SimulatedJob:
     def give_up(self, port: SimulatedCoordinatorPort, reason: str) -> None:
         """The coordinator in charge cannot go on, and the job with it."""
         assert port.host is not None
-        self.drop_tasks()
+        self._drop_tasks(self.context.graph.tasks())
         self.gave_up = reason
         self.ended = port.host.machine.state
 
@@ -278,7 +297,7 @@ class SimulatedJob:
     def end(self, port: SimulatedCoordinatorPort) -> None:
         """The job is over."""
         assert port.host is not None and port.effects is not None
-        self.drop_tasks()
+        self._drop_tasks(self.context.graph.tasks())
         state = port.host.machine.state
         self.disk.reliable = True
         self._check_log(state)

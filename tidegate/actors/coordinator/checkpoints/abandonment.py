@@ -60,7 +60,8 @@ class Abandoner:
         pending.advance(PendingInput.TOMBSTONE_FOUND if voided else PendingInput.GIVEN_UP)
         del state.pending[pending.checkpoint_id]
         text = describe(reason, detail)
-        runs = pending.attempt == state.attempt and state.status is JobStatus.RUNNING
+        current = pending.attempt == state.attempt
+        runs = current and state.status is JobStatus.RUNNING
         if self._may_be_asked_again(pending, reason, runs):
             self._ask_again(pending)
         self._record(pending, reason, at_ms, text)
@@ -72,9 +73,10 @@ class Abandoner:
             state.exports[pending.checkpoint_id] = pending.properties.target
         elif pending.path is not None or pending.failures:
             self._discards.savepoint(pending.checkpoint_id, pending.properties.target)
+        if triggered and (runs or (current and state.status is JobStatus.RESTARTING)):
+            for attempt, tasks in state.listening:
+                instruct(do.NotifyAborted(attempt, pending.checkpoint_id, tasks))
         if runs and reason not in _ATTEMPT_IS_OVER:
-            if triggered:
-                instruct(do.NotifyAborted(state.attempt, pending.checkpoint_id, state.unfinished))
             self._judge(pending, reason, at_ms, detail, triggered)
         if state.stopping == pending.checkpoint_id:
             state.stopping = None

@@ -210,11 +210,9 @@ class CheckpointKeeper:
 
     def _trigger_tasks(self, pending: PendingCheckpoint) -> None:
         options = barrier_options(self._context.settings, pending.properties.kind)
-        self._context.instruct(
-            do.TriggerCheckpoint(
-                pending.attempt, pending.checkpoint_id, pending.triggered_at_ms, pending.trigger, options, pending.base
-            )
-        )
+        number, at_ms = pending.checkpoint_id, pending.triggered_at_ms
+        for attempt, tasks in self._context.state.by_attempt(pending.trigger):
+            self._context.instruct(do.TriggerCheckpoint(attempt, number, at_ms, tasks, options, pending.base))
 
     def _base(self, properties: CheckpointProperties) -> CheckpointId | None:
         """The newest retained checkpoint that can be one; tasks that have no part in it begin anew."""
@@ -244,7 +242,7 @@ class CheckpointKeeper:
         """A task's part is durable. State of an acknowledgement that is refused is deleted."""
         state = self._context.state
         pending = state.pending.get(event.checkpoint_id)
-        if pending is None or event.attempt != pending.attempt:
+        if pending is None or not state.takes_part(pending, event.task, event.attempt):
             known = self.discards.has_completed(event.checkpoint_id)
             result = AcknowledgeResult.DUPLICATE if known else AcknowledgeResult.DISCARDED
         elif event.kind is not pending.properties.kind:
@@ -284,7 +282,7 @@ class CheckpointKeeper:
         pending = self._context.state.pending.get(event.checkpoint_id)
         if (
             pending is not None
-            and event.attempt == pending.attempt
+            and self._context.state.takes_part(pending, event.task, event.attempt)
             and pending.phase in (PendingPhase.COLLECTING, PendingPhase.ACKNOWLEDGED)
         ):
             reason = event.reason

@@ -130,8 +130,10 @@ class CheckpointWriter:
             self._count_committed(pending)
         committables = tuple(c for s in metadata.subtasks for c in s.committables)
         self._commits.add(event.checkpoint_id, pending.attempt, committables)
-        if current and state.status is JobStatus.RUNNING:
-            instruct(do.NotifyCompleted(state.attempt, event.checkpoint_id, state.unfinished))
+        if current and state.status in (JobStatus.RUNNING, JobStatus.RESTARTING):
+            # What is down starts from this checkpoint; regions that go on are told that it covers their files.
+            for attempt, tasks in state.listening:
+                instruct(do.NotifyCompleted(attempt, event.checkpoint_id, tasks))
         for request in pending.requests:
             instruct(do.CompleteRequest(request, event.checkpoint_id, None, pending.path))
         self._abandoner.give_up_open(

@@ -28,6 +28,14 @@ class Retention(enum.Enum):
 
 
 @wire
+class FailoverStrategy(enum.Enum):
+    """What restarts when a task has failed: the whole job, or its pipelined region (Flink's `failover-strategy`)."""
+
+    FULL = "full"
+    REGION = "region"
+
+
+@wire
 @dataclass(frozen=True, slots=True)
 class CheckpointSettings:
     """How the coordinator takes checkpoints. Times in ms; `interval_ms` None: only on request and at the end.
@@ -110,3 +118,5 @@ class JobSpec:
     """Of what has failed though storage answers: master hooks, claims of tables."""
     storage_retry_ms: int = 200
     """The pause before the second attempt; those that follow grow."""
+    failover: FailoverStrategy = FailoverStrategy.FULL
+    """Jobs of older versions restarted as a whole."""

@@ -22,10 +22,14 @@ from tidegate.storage.ids import AttemptNumber, CheckpointId, JobId
 @wire
 @dataclass(frozen=True, slots=True)
 class DeployAttempt:
-    """Start every task of the job anew, restored from a checkpoint or fresh. Each answers with `TaskReady`."""
+    """Start tasks anew, restored from a checkpoint or fresh. Each answers with `TaskReady`.
+
+    `tasks`: whole regions; the others go on as they are. None: every task of the job.
+    """
 
     attempt: AttemptNumber
     restore: RestorePoint | None
+    tasks: tuple[TaskId, ...] | None = None
 
 
 @wire
@@ -40,9 +44,13 @@ class StartTasks:
 @wire
 @dataclass(frozen=True, slots=True)
 class CancelAttempt:
-    """Stop every task of an attempt. What they still say is ignored by attempt number."""
+    """Stop tasks of this attempt and of older ones. What they still say is ignored by attempt number.
+
+    `tasks`: None for every task of the job.
+    """
 
     attempt: AttemptNumber
+    tasks: tuple[TaskId, ...] | None = None
 
 
 @wire

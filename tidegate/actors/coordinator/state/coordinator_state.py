@@ -8,6 +8,7 @@ Sets of tasks are dicts that grow in place, so that an event costs the same howe
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from tidegate.actors.coordinator.job.job_spec import JobSpec
@@ -179,6 +180,11 @@ class CoordinatorState:
     status: JobStatus = JobStatus.CREATED
     generation: Generation = Generation(0)
     attempt: AttemptNumber = AttemptNumber(-1)
+    """The newest attempt. Each deployment has a number of its own, whether of the whole job or of some regions."""
+    older_attempts: dict[TaskId, AttemptNumber] = field(default_factory=dict)
+    """The attempts of tasks that have gone on while others were deployed anew; all others are of the newest one."""
+    down: TaskSet = field(default_factory=dict)
+    """Tasks that were stopped, and wait for the next deployment. Whole regions."""
     restoring_hooks: bool = False
     """Whether the attempt waits for master hooks to be restored before its tasks are deployed."""
     deploy_delays: int = 0
@@ -257,9 +263,53 @@ class CoordinatorState:
         """Completed checkpoints that are not to be deleted: those that are retained, and damaged ones among them."""
         return (*(c.checkpoint_id for c in self.completed), *(d.checkpoint_id for d in self.damaged))
 
+    def attempt_of(self, task: TaskId) -> AttemptNumber:
+        """The attempt that a task belongs to, or did before it was stopped."""
+        return self.older_attempts.get(task, self.attempt)
+
+    def is_current(self, task: TaskId, attempt: AttemptNumber) -> bool:
+        """Whether what a task of an attempt says counts: it has neither been stopped nor deployed anew since."""
+        return attempt == self.attempt_of(task) and task not in self.down
+
+    def takes_part(self, pending: PendingCheckpoint, task: TaskId, attempt: AttemptNumber) -> bool:
+        """Whether a task of an attempt was told of a checkpoint: nothing was deployed anew since that was triggered."""
+        return pending.attempt == self.attempt and self.is_current(task, attempt)
+
+    def by_attempt(self, tasks: Iterable[TaskId]) -> list[tuple[AttemptNumber, tuple[TaskId, ...]]]:
+        """Tasks, apart by the attempt that they belong to, oldest first."""
+        found: dict[AttemptNumber, list[TaskId]] = {}
+        for task in tasks:
+            found.setdefault(self.attempt_of(task), []).append(task)
+        return [(attempt, tuple(found[attempt])) for attempt in sorted(found)]
+
     @property
-    def unfinished(self) -> tuple[TaskId, ...]:
-        """Tasks that are not over, in the order of the job."""
+    def listening(self) -> list[tuple[AttemptNumber, tuple[TaskId, ...]]]:
+        """Tasks that run and are not over, by their attempts: they are told what becomes of a checkpoint."""
         assert self.spec is not None
-        tasks = self.spec.tasks
-        return tuple(task for task in tasks if task not in self.finished) if self.finished else tasks
+        return self.by_attempt(task for task in self.spec.tasks if task in self.ready and task not in self.finished)
+
+    def stop(self, tasks: Iterable[TaskId]) -> None:
+        """These tasks wait for the next deployment; what they have said so far counts no more."""
+        for task in tasks:
+            self.down[task] = None
+            for told in (self.ready, self.ended, self.finished):
+                told.pop(task, None)
+
+    def begin_attempt(self) -> tuple[TaskId, ...] | None:
+        """Those that are down are of the next attempt; returns them, in the order of the job, None: all tasks."""
+        assert self.spec is not None
+        # In the fold of an older version nobody is down: there a job restarted as a whole.
+        again = tuple(task for task in self.spec.tasks if task in self.down) or self.spec.tasks
+        whole = len(again) == len(self.spec.tasks)
+        if whole:
+            self.ready, self.ended, self.finished = {}, {}, {}
+            self.older_attempts, self.committed_files = {}, {}
+        else:
+            for task in self.spec.tasks:
+                self.older_attempts.setdefault(task, self.attempt)
+            for task in again:
+                del self.older_attempts[task]
+            self.committed_files = {key: n for key, n in self.committed_files.items() if key[0] not in self.down}
+        self.down = {}
+        self.attempt = AttemptNumber(self.attempt + 1)
+        return None if whole else again

@@ -11,7 +11,8 @@ from collections.abc import Callable
 from tidegate.actors.coordinator.job.phases import JobStatus, PendingPhase
 from tidegate.actors.coordinator.messages import events as ev
 from tidegate.actors.coordinator.state.coordinator_state import CoordinatorState
-from tidegate.storage.ids import CheckpointId
+from tidegate.actors.protocol.identity import TaskId
+from tidegate.storage.ids import AttemptNumber, CheckpointId
 
 _AFTER_THE_END = (
     ev.CoordinatorStarted,
@@ -30,19 +31,32 @@ def changes_nothing(event: ev.CoordinatorEvent, state: CoordinatorState) -> bool
     match event:
         case ev.TimerFired(timer=timer):
             return _has_passed(timer, state)
-        case ev.TaskReady(attempt=attempt) | ev.CheckpointDamaged(attempt=attempt) | ev.RestoreDelayed(attempt=attempt):
+        case ev.TaskReady(attempt=attempt, task=task) | ev.RestoreDelayed(attempt=attempt, task=task):
+            return not _is_being_deployed(task, attempt, state)
+        case ev.CheckpointDamaged(attempt=attempt):
             return attempt != state.attempt or state.status is not JobStatus.DEPLOYING
         case ev.TablesTakenBack(attempt=attempt) | ev.TablesNotTakenBack(attempt=attempt):
             return attempt != state.attempt or state.fallback is None
-        case ev.TaskFailed(attempt=attempt):
-            return attempt != state.attempt or state.status is JobStatus.RESTARTING
-        case ev.TaskReachedEndOfData(attempt=attempt) | ev.TaskFinished(attempt=attempt):
-            return attempt != state.attempt
+        case ev.TaskFailed(attempt=attempt, task=task):
+            return not state.is_current(task, attempt)
+        case ev.TaskReachedEndOfData(attempt=attempt, task=task) | ev.TaskFinished(attempt=attempt, task=task):
+            return not state.is_current(task, attempt)
         case ev.StorageWentAway():
             return state.spec is None or state.storage_away
         case ev.StorageCameBack():
             return not state.storage_away
     return False
+
+
+def _is_being_deployed(task: TaskId, attempt: int, state: CoordinatorState) -> bool:
+    """Whether a task belongs to the attempt that is being deployed: it is the newest one."""
+    deploys = state.status is JobStatus.DEPLOYING
+    return deploys and attempt == state.attempt and state.is_current(task, AttemptNumber(attempt))
+
+
+def _waits_for_restart(state: CoordinatorState) -> bool:
+    """Whether something is down, also while something else is being deployed. Older folds have only the status."""
+    return state.status is JobStatus.RESTARTING or (state.status is JobStatus.DEPLOYING and bool(state.down))
 
 
 def _has_passed(timer: str, state: CoordinatorState) -> bool:
@@ -54,7 +68,7 @@ def _has_passed(timer: str, state: CoordinatorState) -> bool:
     pending = state.pending.get(CheckpointId(number))
     deploys = state.status is JobStatus.DEPLOYING
     still: dict[str, Callable[[], bool]] = {
-        "restart": lambda: state.status is JobStatus.RESTARTING and number == state.attempt + 1,
+        "restart": lambda: _waits_for_restart(state) and number == state.attempt + 1,
         "deploy": lambda: deploys and number == state.attempt and not state.deploy_delayed,
         "deploy-delayed": lambda: deploys and number == state.deploy_delays and state.deploy_delayed,
         "hooks": lambda: state.restoring_hooks and number == state.attempt,

@@ -20,7 +20,7 @@ import time
 import uuid
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import replace
 
@@ -81,6 +81,8 @@ class LocalJob:
         """Which of the tasks is offered the next turn first."""
         self.timer_instructions: dict[str, do.SetTimer] = {}
         self._tasks: dict[TaskId, TaskHost] = {}
+        self._pools: dict[TaskId, WorkerPool] = {}
+        """The threads for the I/O of each task: those of the tasks that were deployed with it."""
         self._pid = os.getpid()
         self.requests: dict[str, Future[Answer]] = {}
         self._done: Future[JobProgress] = Future()
@@ -198,7 +200,7 @@ class LocalJob:
             self.break_down(f"the local runtime broke down: {error_text(error)}")
             log_failure(log, f"the local runtime of {self.name} broke down", error)
         finally:
-            self.drop_tasks()
+            self._drop_tasks()
             # A source that blocks for ever must not keep the job from ending; its thread ends with its read.
             self.pool.close()
             for request in list(self.requests.values()):  # Whoever asks now adds to it, and sees that the job is over.
@@ -283,37 +285,49 @@ class LocalJob:
         if host is not None:
             self.guarded(task, host, lambda: host.handle(event))
 
-    def drop_tasks(self) -> None:
-        for host in self._tasks.values():
-            host.close()
-        self._tasks.clear()
+    def _drop_tasks(self, tasks: Iterable[TaskId] | None = None) -> None:
+        """These tasks (None: all) are gone; so are the threads that none of those that go on uses."""
+        for task in list(self._pools) if tasks is None else tasks:
+            host, pool = self._tasks.pop(task, None), self._pools.pop(task, None)
+            if host is not None:
+                host.close()
+            if pool is not None and pool not in self._pools.values():
+                pool.close()
 
     # --- what the coordinator asks for ----------------------------------------------------------------------------
 
     def deploy(self, instruction: do.DeployAttempt) -> None:
-        """Make a host for every task and restore it."""
-        self.drop_tasks()
-        self.pool.close()
+        """Make a host for every task of the attempt and restore it."""
+        tasks = self.context.graph.tasks() if instruction.tasks is None else instruction.tasks
+        self._drop_tasks(tasks)
+        if self.pool not in self._pools.values():
+            self.pool.close()
         self.pool = io_pool(self.context.graph, self._thread_died)
-        for task in self.context.graph.tasks():
+        for task in tasks:
+            self._pools[task] = self.pool
             try:
                 self._tasks[task] = self._host(task, instruction.attempt)
             except BaseException as error:  # noqa: BLE001 (a function of the user is copied here, by its own code)
                 leave_if_forked(self._pid)
                 self._failed(task, instruction.attempt, error)
-        for task, host in list(self._tasks.items()):
-            self.guarded(task, host, lambda host=host: host.restore(instruction.restore))  # type: ignore[misc]
+        for task in tasks:
+            if (host := self._tasks.get(task)) is not None:
+                self.guarded(task, host, lambda host=host: host.restore(instruction.restore))  # type: ignore[misc]
+
+    def cancel_tasks(self, instruction: do.CancelAttempt) -> None:
+        """Tasks stop."""
+        self._drop_tasks(instruction.tasks)
 
     def _host(self, task: TaskId, attempt: AttemptNumber) -> TaskHost:
         descriptor = self.context.describe(task, attempt)
         effects = TaskEffects(self.context, descriptor, retrying(self._open_store), now_ms)
-        port = LocalTaskPort(self, task)
+        port = LocalTaskPort(self, task, self.pool)
         port.host = TaskHost(TaskMachine(descriptor), effects, port)
         return port.host
 
     def end(self, instruction: do.EndJob) -> None:
         """The job is over: sweep and tell."""
-        self.drop_tasks()
+        self._drop_tasks()
         state = self.coordinator.machine.state
         self._effects.sweep(permit_sweep(state))
         self.coordinator.halt()

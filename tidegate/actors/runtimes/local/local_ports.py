@@ -32,8 +32,6 @@ class JobOfPorts(Protocol):
 
     messages: deque[Callable[[], object]]
     """What machines tell each other, in order; the loop takes them one by one."""
-    pool: WorkerPool
-    """Threads for the I/O of the tasks of the present attempt."""
     coordinator_pool: WorkerPool
     log_pool: WorkerPool
     timers: Timers
@@ -53,7 +51,7 @@ class JobOfPorts(Protocol):
 
     def guarded(self, task: TaskId, host: TaskHost, action: Callable[[], bool | None]) -> bool: ...
     def deploy(self, instruction: do.DeployAttempt) -> None: ...
-    def drop_tasks(self) -> None: ...
+    def cancel_tasks(self, instruction: do.CancelAttempt) -> None: ...
     def end(self, instruction: do.EndJob) -> None: ...
     def break_down(self, reason: str) -> None: ...
 
@@ -61,9 +59,11 @@ class JobOfPorts(Protocol):
 class LocalTaskPort:
     """The world as one task of a local job sees it."""
 
-    def __init__(self, job: JobOfPorts, task: TaskId) -> None:
+    def __init__(self, job: JobOfPorts, task: TaskId, pool: WorkerPool) -> None:
+        """`pool`: threads for the I/O of the tasks that were deployed together."""
         self._job = job
         self._task = task
+        self.pool = pool
         self.host: TaskHost | None = None
 
     def now_ms(self) -> int:
@@ -92,7 +92,7 @@ class LocalTaskPort:
         def done(future: Future[ev.TaskEvent | TryAgain | None]) -> None:
             self._job.post(lambda: self._finish_io(host, future))
 
-        self._job.pool.submit(work, done)
+        self.pool.submit(work, done)
 
     def _finish_io(self, host: TaskHost, future: Future[ev.TaskEvent | TryAgain | None]) -> None:
         def finish() -> None:
@@ -141,7 +141,7 @@ class LocalCoordinatorPort:
         self._job.deploy(instruction)
 
     def cancel_attempt(self, instruction: do.CancelAttempt) -> None:
-        self._job.drop_tasks()
+        self._job.cancel_tasks(instruction)
 
     def tell(self, task: TaskId, event: ev.TaskEvent) -> None:
         self._job.messages.append(lambda: self._job.deliver(task, event))

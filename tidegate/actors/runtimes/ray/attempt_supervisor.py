@@ -2,8 +2,8 @@
 
 Rules:
 
-- An attempt is told to every process and watched through its pending `run` call: its result, or its loss with the
-  process, becomes a fact for the coordinator at once.
+- An attempt is told to the processes of its tasks and watched through its pending `run` call: its result, or its loss
+  with the process, becomes a fact for the coordinator at once.
 - A process that does not let go of a cancelled attempt (it is stuck in a function of the user) is killed after a while.
 - An attempt is deployed when all processes that live have let go of the one before it. Who has not by the time that
   the others wait for is killed, so no task is ever given to a process that is stuck.
@@ -14,8 +14,9 @@ Rules:
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -53,9 +54,12 @@ class Deployment:
         self._tell_coordinator = tell_coordinator
         self._mailbox = mailbox
         self._attempt = AttemptNumber(-1)
+        """The newest one."""
+        self._attempts: dict[TaskId, AttemptNumber] = {}
+        """The attempt of each task: regions restart on their own."""
         self._members: dict[TaskId, Member] = {}
         self._finished: set[TaskId] = set()
-        """Tasks of the current attempt that need no process any more."""
+        """Tasks that need no process any more in their attempt."""
         self._neighbours = _neighbours(fleet.graph)
         self._letting_go: list[tuple[Member, Future[None]]] = []
         """Processes that were told to let go of an attempt, and the answers."""
@@ -77,23 +81,36 @@ class Deployment:
             due, self._due = self._due, None
             self._deploy(due)
 
+    def _without(self, tasks: Sequence[TaskId]) -> do.DeployAttempt | None:
+        """What is left of the attempt that waits, once these are cancelled: a region of its own goes on waiting."""
+        if self._due is None:
+            return None
+        due = self._fleet.graph.tasks() if self._due.tasks is None else self._due.tasks
+        left = tuple(task for task in due if task not in tasks)
+        return replace(self._due, tasks=left) if left else None
+
     def _deploy(self, instruction: do.DeployAttempt) -> None:
+        """Give every task of an attempt to a process."""
+        tasks = self._fleet.graph.tasks() if instruction.tasks is None else instruction.tasks
         self._attempt = instruction.attempt
-        self._finished.clear()
+        self._attempts |= dict.fromkeys(tasks, instruction.attempt)
+        self._finished.difference_update(tasks)
         self._deployed_at_ms = now_ms()
         self._awaits_rows = True
         known = {id(member) for member in self._members.values()}
-        self._members = self._fleet.staff()
+        self._members = self._fleet.staff(tasks)
         fresh = [m.name for m in self._members.values() if id(m) not in known]
-        for task, member in self._members.items():
+        for task in tasks:
+            member = self._members[task]
             peers = {peer: self._members[peer].handle for peer in self._neighbours[task]}
             order = Order(task, instruction.attempt, instruction.restore, peers)
             self._watch(task, member.handle.deploy.remote(order))
             running = member.handle.run.remote(instruction.attempt).future()
             running.add_done_callback(partial(self._ended, instruction.attempt, task, member))
         log.info(
-            "attempt %d is deployed from %s%s; new to it: %s",
+            "attempt %d of %s is deployed from %s%s; new to it: %s",
             instruction.attempt,
+            "the job" if instruction.tasks is None else f"{len(tasks)} of {len(self._members)} tasks",
             "nothing" if instruction.restore is None else instruction.restore.pointer,
             self._since_failure(self._deployed_at_ms),
             ", ".join(fresh) or "nobody",
@@ -101,26 +118,29 @@ class Deployment:
         # Later, so that a standby does not take the processor from the tasks that start now.
         self._mailbox.call_later(STANDBY_DELAY_MS, self._fleet.refill)
 
-    def cancel(self, attempt: AttemptNumber) -> None:
+    def cancel(self, instruction: do.CancelAttempt) -> None:
         """Have every process that lives let go of an attempt; one that does not is killed."""
-        self._due = None
-        for member in self._members.values():
-            if member.usable:
+        attempt = instruction.attempt
+        tasks = tuple(self._fleet.graph.tasks() if instruction.tasks is None else instruction.tasks)
+        self._due = self._without(tasks)
+        for task in tasks:
+            member = self._members.get(task)
+            if member is not None and member.usable:
                 dropped = member.handle.drop.remote(attempt).future()
                 self._letting_go.append((member, dropped))
                 dropped.add_done_callback(lambda _: self._mailbox.post(self._deploy_if_free))
                 self._mailbox.call_later(DROP_TIMEOUT_MS, partial(self._kill_if_stuck, member, attempt, dropped))
 
     def tell(self, task: TaskId, event: ev.TaskEvent) -> None:
-        """Say something to a task of the current attempt, if its process lives."""
+        """Say something to a task in its current attempt, if its process lives."""
         member = self._members.get(task)
         if member is not None and member.usable:
-            self._watch(task, member.handle.tell.remote(self._attempt, event))
+            self._watch(task, member.handle.tell.remote(self._attempts[task], event))
 
     def found_hung(self, member: Member) -> Callable[[str], object]:
         """A process lives and does not get on; what is returned takes the failure of the task that it has."""
-        attempt = self._attempt
         task = next((t for t, m in self._members.items() if m is member and t not in self._finished), None)
+        attempt = self._attempt if task is None else self._attempts.get(task, self._attempt)
 
         def tell(text: str) -> None:
             if task is not None:
@@ -136,7 +156,7 @@ class Deployment:
     def processes(self) -> tuple[TaskProcessInfo, ...]:
         """The process of each task, of those that live and have started."""
         return tuple(
-            TaskProcessInfo(task, member.name, member.info.pid, member.info.node_id)
+            TaskProcessInfo(task, member.name, member.info.pid, member.info.node_id, self._attempts.get(task, 0))
             for task, member in list(self._members.items())
             if member.info is not None and not member.dead
         )
@@ -147,8 +167,9 @@ class Deployment:
 
     def observe(self, event: CoordinatorEvent) -> None:
         """Note when an attempt failed, to tell how long recovery takes."""
-        if isinstance(event, co.TaskFailed) and event.attempt == self._attempt and self._failed_at_ms is None:
-            self._failed_at_ms = event.at_ms
+        if isinstance(event, co.TaskFailed) and event.attempt == self._attempts.get(event.task):
+            if self._failed_at_ms is None:
+                self._failed_at_ms = event.at_ms
             log.warning("task %s of attempt %d failed: %s", event.task, event.attempt, event.reason)
         elif isinstance(event, co.TaskReady) and event.attempt == self._attempt:
             log.info("task %s is ready%s", event.task, self._since_failure(event.at_ms))
@@ -180,7 +201,7 @@ class Deployment:
         error = future.exception()
         if error is None:
             outcome = future.result()
-            if outcome.kind == "finished" and attempt == self._attempt:
+            if outcome.kind == "finished" and attempt == self._attempts.get(task):
                 self._finished.add(task)
             if outcome.kind != "failed":
                 return
@@ -194,10 +215,10 @@ class Deployment:
 
     def _watch(self, task: TaskId, reference: ray.ObjectRef[Any]) -> None:
         """A message to a task that does not arrive fails the attempt that it was for."""
-        attempt = self._attempt
+        attempt = self._attempts[task]
 
         def lost(error: BaseException) -> None:
-            if attempt == self._attempt and task in self._finished:
+            if attempt == self._attempts[task] and task in self._finished:
                 return
             reason = f"a message to it did not arrive: {error}"
             self._tell_coordinator(co.TaskFailed(now_ms(), attempt, task, reason))

@@ -257,7 +257,7 @@ class CoordinatorProcess:
         state = host.machine.state
         rows_in: dict[str, int] = {}
         for task, (attempt, rows) in list(self._rows_in.items()):
-            if attempt == state.attempt:
+            if attempt == state.attempt_of(task):
                 rows_in[task.vertex] = rows_in.get(task.vertex, 0) + rows
         return progress_of(state, rows_in)
 
@@ -339,7 +339,7 @@ class _Port:
         self._process._deployment.deploy(instruction)
 
     def cancel_attempt(self, instruction: do.CancelAttempt) -> None:
-        self._process._deployment.cancel(instruction.attempt)
+        self._process._deployment.cancel(instruction)
 
     def tell(self, task: TaskId, event: task_ev.TaskEvent) -> None:
         self._process._deployment.tell(task, event)

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
@@ -136,10 +136,10 @@ class Fleet:
         """Processes that have started and are not known to have ended or to hang."""
         return [m for m in (*self.members.values(), *self._standbys) if m.usable and m.info is not None]
 
-    def staff(self) -> dict[TaskId, Member]:
-        """A living process for every task of the job."""
+    def staff(self, tasks: Iterable[TaskId]) -> dict[TaskId, Member]:
+        """A living process for each of these tasks; returns those of all."""
         labels = vertex_labels(self.graph)
-        for task in self.graph.tasks():
+        for task in tasks:
             member = self.members.get(task)
             if member is None or not member.usable:
                 parallelism = self.graph.vertex(task.vertex).parallelism

@@ -1,0 +1,112 @@
+"""The oracle of failover: what restarts is what has failed, and what is joined to it.
+
+It knows nothing of how the coordinator finds regions: it walks over the channels of the graph. Rules:
+
+- A deployment takes whole regions: no channel leads from a task that starts anew to one that goes on.
+- A region starts anew because one of its tasks has failed since it was deployed, or for something that concerns the
+  whole job. Else it keeps its attempt, and is told of checkpoints in that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from tidegate.actors.coordinator.job.job_spec import FailoverStrategy, JobSpec
+from tidegate.actors.coordinator.messages import events as co
+from tidegate.actors.graph.job_graph import JobGraph
+from tidegate.actors.protocol.identity import TaskId
+from tidegate.actors.task.messages import events as ev
+from tidegate.simulation.oracle.coverage import Coverage
+from tidegate.simulation.oracle.violation import InvariantViolated
+from tidegate.storage.checkpoints.metadata import StateKind
+from tidegate.storage.ids import VertexId
+
+_OF_THE_WHOLE_JOB = (
+    co.CoordinatorStarted,
+    co.CheckpointDeclined,
+    co.CheckpointDamaged,
+    co.CheckpointVoided,
+    co.MetadataWriteFailed,
+    co.SavepointWriteFailed,
+    co.HookFailed,
+    co.HookRestoreFailed,
+    co.TablesNotTakenBack,
+)
+"""What may bring the whole job back: a coordinator that is new, checkpoints that fail, what comes before the tasks."""
+_TIMERS_OF_THE_WHOLE_JOB = ("timeout", "deploy", "deploy-delayed", "export", "void", "hooks", "tables")
+
+
+class FailoverOracle:
+    """Watches which tasks of one job start anew."""
+
+    def __init__(self, spec: JobSpec, graph: JobGraph, coverage: Coverage) -> None:
+        self._spec = spec
+        self._coverage = coverage
+        self._neighbours: dict[TaskId, set[TaskId]] = {task: set() for task in graph.tasks()}
+        for edge in graph.edges:
+            for channel in graph.channels(edge):
+                sender, receiver = graph.sender(channel), graph.receiver(channel)
+                self._neighbours[sender].add(receiver)
+                self._neighbours[receiver].add(sender)
+        self._attempts: dict[TaskId, int] = {}
+        self._tied: set[VertexId] = set()
+        """Vertices with union list state: their subtasks go back together."""
+        self._failed: set[TaskId] = set()
+        self._whole = True
+        """Whether something has happened that concerns the whole job, since it was deployed."""
+
+    def heard(self, event: co.CoordinatorEvent) -> None:
+        """The coordinator is told something, and does not ignore it."""
+        if isinstance(event, co.TaskFailed):
+            if event.attempt == self._attempts.get(event.task):
+                self._failed.add(event.task)
+        elif isinstance(event, co.CheckpointAcknowledged):
+            handle = event.state.handle
+            if handle is not None and any(section.kind is StateKind.UNION for section in handle.sections):
+                self._tied.add(event.task.vertex)
+        elif isinstance(event, co.TimerFired):
+            self._whole |= event.timer.partition(":")[0] in _TIMERS_OF_THE_WHOLE_JOB
+        elif isinstance(event, co.CheckpointRequested):
+            self._whole |= event.kind.stops
+        else:
+            self._whole |= isinstance(event, _OF_THE_WHOLE_JOB)
+
+    def told(self, task: TaskId, event: ev.TaskEvent) -> None:
+        """The coordinator tells a task something: in its own attempt, or one that is long over."""
+        attempt = getattr(event, "attempt", None)
+        if attempt is not None and attempt > self._attempts.get(task, -1):
+            raise InvariantViolated(7, f"{task} is told of attempt {attempt}, and goes on in {self._attempts[task]}")
+
+    def deployed(self, attempt: int, tasks: Iterable[TaskId], completed: int) -> None:
+        """These tasks start anew. `completed`: how many checkpoints of this job are complete."""
+        again = set(tasks)
+        self._attempts |= dict.fromkeys(again, attempt)
+        for task in again:
+            cut = self._neighbours[task] - again
+            if cut:
+                raise InvariantViolated(
+                    1, f"attempt {attempt} is of {task}, and not of {min(cut)} that it is joined to"
+                )
+        whole = self._whole or self._spec.failover is FailoverStrategy.FULL or bool(self._spec.hooks)
+        if not whole:
+            unknown = not completed and self._spec.restore is not None
+            untouched = again - self._touched({t.vertex for t in self._neighbours} if unknown else self._tied)
+            if untouched:
+                raise InvariantViolated(7, f"attempt {attempt} is of {min(untouched)}, where nothing had failed")
+        if len(again) < len(self._neighbours):
+            self._coverage.saw("region_restarted")
+        else:
+            self._whole = False
+        self._failed -= again
+
+    def _touched(self, tied: set[VertexId]) -> set[TaskId]:
+        """All tasks that something joins to one that has failed: channels, or being of one of these vertices."""
+        found, to_visit = set(self._failed), list(self._failed)
+        while to_visit:
+            task = to_visit.pop()
+            joined = set(self._neighbours[task])
+            if task.vertex in tied:
+                joined |= {other for other in self._neighbours if other.vertex == task.vertex}
+            to_visit += joined - found
+            found |= joined
+        return found
