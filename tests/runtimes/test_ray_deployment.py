@@ -56,7 +56,7 @@ class Staff:
         self.handles = {task: Handle() for task in (SOURCE, SINK)}
         self._members = {task: Member(str(task), h, None, Future()) for task, h in self.handles.items()}
 
-    def staff(self, tasks: Iterable[TaskId]) -> dict[TaskId, Member]:
+    def staff(self, tasks: Iterable[TaskId] = ()) -> dict[TaskId, Member]:
         return self._members
 
     def refill(self) -> None:
@@ -130,6 +130,21 @@ def test_a_region_is_deployed_and_cancelled_on_its_own() -> None:
     assert lost == [(SOURCE, FIRST), (SINK, SECOND)]
 
 
+def test_a_region_that_waits_is_deployed_though_another_one_is_cancelled() -> None:
+    """It waits for its own processes, and for those that are told to let go meanwhile."""
+    deployed = Deployed()
+    _started(deployed)
+    deployed.deployment.cancel(do.CancelAttempt(FIRST, (SINK,)))
+    deployed.deployment.deploy(do.DeployAttempt(SECOND, None, (SINK,)))
+    deployed.deployment.cancel(do.CancelAttempt(FIRST, (SOURCE,)))
+    drops = [deployed.staff.handles[task].drop.calls.get_nowait()[0] for task in (SOURCE, SINK)]
+    drops[1].set_result(None)
+    assert _orders(deployed) == 1
+    drops[0].set_result(None)
+    assert _orders(deployed) == 2
+    assert deployed.staff.handles[SOURCE].deploy.calls.qsize() == 1
+
+
 def test_what_cannot_get_better_is_told_as_such() -> None:
     """A configuration error, also one that an operator met, comes to the coordinator as a permanent failure."""
     wrapped = OperatorError("operator 'x' failed")
@@ -158,7 +173,7 @@ def test_an_attempt_waits_until_all_have_let_go_of_the_one_before() -> None:
     """A task is not given to a process that may be stuck."""
     deployed = Deployed()
     _started(deployed)
-    deployed.deployment.cancel(FIRST)
+    deployed.deployment.cancel(do.CancelAttempt(FIRST))
     deployed.deployment.deploy(do.DeployAttempt(SECOND, None))
     drops = [deployed.staff.handles[task].drop.calls.get_nowait()[0] for task in (SOURCE, SINK)]
     drops[0].set_result(None)
@@ -172,7 +187,7 @@ def test_an_attempt_does_not_wait_for_who_counts_as_hung_or_is_still_starting() 
     deployed = Deployed()
     source, sink = _started(deployed)
     sink.info = None
-    deployed.deployment.cancel(FIRST)
+    deployed.deployment.cancel(do.CancelAttempt(FIRST))
     deployed.deployment.deploy(do.DeployAttempt(SECOND, None))
     assert _orders(deployed) == 1
     source.hung = True
@@ -184,9 +199,9 @@ def test_what_is_cancelled_while_it_waits_is_not_deployed() -> None:
     """The job may have ended meanwhile."""
     deployed = Deployed()
     _started(deployed)
-    deployed.deployment.cancel(FIRST)
+    deployed.deployment.cancel(do.CancelAttempt(FIRST))
     deployed.deployment.deploy(do.DeployAttempt(SECOND, None))
-    deployed.deployment.cancel(SECOND)
+    deployed.deployment.cancel(do.CancelAttempt(SECOND))
     for task in (SOURCE, SINK):
         while not deployed.staff.handles[task].drop.calls.empty():
             deployed.staff.handles[task].drop.calls.get_nowait()[0].set_result(None)
