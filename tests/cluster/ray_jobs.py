@@ -55,7 +55,7 @@ class KeyedJob:
 
     def table(self) -> pa.Table:
         """What the table shows, by key."""
-        return read_table(open_store(self.table_url)).select(_SCHEMA.names).sort_by("k")
+        return shown_table(self.table_url)
 
 
 @dataclass(frozen=True)
@@ -143,8 +143,18 @@ def keyed_job(
         CheckpointSettings(interval_ms),
         restart or RestartStrategy.none(),
     )
-    expected = data.group_by("k").aggregate([("v", "count"), ("v", "sum")]).sort_by("k")
-    return KeyedJob(Submission(spec, context), table_url, expected.rename_columns(_SCHEMA.names))
+    return KeyedJob(Submission(spec, context), table_url, expected_table())
+
+
+def expected_table() -> pa.Table:
+    """What the table of such a job holds in the end, by key."""
+    counted = _data().group_by("k").aggregate([("v", "count"), ("v", "sum")])
+    return counted.rename_columns(_SCHEMA.names).sort_by("k")
+
+
+def shown_table(url: str | Path) -> pa.Table:
+    """What such a table shows, by key."""
+    return read_table(open_store(str(url))).select(_SCHEMA.names).sort_by("k")
 
 
 def until(what: str, look: Callable[[], JobProgress], condition: Callable[[JobProgress], bool]) -> JobProgress:

@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 
 from tidegate.actors.coordinator.state.coordinator_state import CoordinatorState, JobStatus
-from tidegate.actors.runtimes.ray import ray_runtime
-from tidegate.actors.runtimes.ray.ray_runtime import RayJob
-from tidegate.actors.runtimes.running_job import not_taken, progress_of
+from tidegate.actors.runtimes.ray import ray_job
+from tidegate.actors.runtimes.ray.ray_job import RayJob
+from tidegate.actors.runtimes.running_job import JobCard, not_taken, progress_of
 from tidegate.storage.checkpoints.metadata import SnapshotKind
+from tidegate.storage.files.file_system_store import open_store
+from tidegate.storage.ids import JobId
 
 
 @pytest.mark.parametrize("status", list(JobStatus))
@@ -49,16 +51,16 @@ class SlowRay:
 def test_a_coordinator_that_is_starting_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """The job is created until the coordinator tells otherwise; one call is under way at a time."""
     slow = SlowRay()
-    monkeypatch.setattr(ray_runtime, "ray", slow)
+    monkeypatch.setattr(ray_job, "ray", slow)
     coordinator = SimpleNamespace(view=SimpleNamespace(remote=slow.view))
-    submission = SimpleNamespace(spec=SimpleNamespace(job_name="job"))
-    job: Any = RayJob(submission, coordinator, None, range(0))  # type: ignore[arg-type]
+    card = JobCard(JobId("job-1"), "job", "memory://nothing", None, False, 0)
+    job: Any = RayJob(card, coordinator, None, range(0), open_store)
     assert [job.progress().status for _ in range(3)] == ["created"] * 3
     assert slow.calls == 1
 
     state = CoordinatorState()
     state.status = JobStatus.DEPLOYING
-    slow.answer = ray_runtime.JobView(progress_of(state, {}), True, False, None, None)
+    slow.answer = ray_job.JobView(progress_of(state, {}), True, False, None, None)
     assert job.progress().status == "deploying"
 
 

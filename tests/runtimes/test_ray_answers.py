@@ -14,14 +14,14 @@ from ray.exceptions import ActorDiedError, GetTimeoutError
 from tidegate.actors.coordinator.state.checkpoint_statistics import CheckpointStatistics
 from tidegate.actors.coordinator.state.coordinator_state import CoordinatorState
 from tidegate.actors.runtimes.ray import answers as ray_answers
-from tidegate.actors.runtimes.ray import ray_runtime
-from tidegate.actors.runtimes.ray.answers import LOST, Answers
-from tidegate.actors.runtimes.ray.coordinator_actor import JobView
-from tidegate.actors.runtimes.ray.ray_runtime import RayJob
-from tidegate.actors.runtimes.running_job import Answer, JobProgress, progress_of
+from tidegate.actors.runtimes.ray import ray_job
+from tidegate.actors.runtimes.ray.answers import LOST, Answers, JobView
+from tidegate.actors.runtimes.ray.ray_job import RayJob
+from tidegate.actors.runtimes.running_job import Answer, JobCard, JobProgress, progress_of
 from tidegate.storage.checkpoints.metadata import SnapshotKind
 from tidegate.storage.errors import CheckpointError, JobFailedError
-from tidegate.storage.ids import CheckpointId
+from tidegate.storage.files.file_system_store import open_store
+from tidegate.storage.ids import CheckpointId, JobId
 
 DONE = Answer(CheckpointId(7), None, "memory://savepoint")
 RUNNING = replace(progress_of(CoordinatorState(), {}), status="running")
@@ -65,12 +65,12 @@ def gone() -> object:
 def job(monkeypatch: pytest.MonkeyPatch) -> tuple[RayJob, Coordinator]:
     """A job and its coordinator."""
     coordinator = Coordinator({"view": [view()], "request": [lambda: None]})
-    monkeypatch.setattr(ray_runtime, "RETRY_STEP_S", 0.0)
-    monkeypatch.setattr(ray_runtime.ray, "get", coordinator.reply)
-    monkeypatch.setattr(ray_runtime.ray, "kill", lambda actor, no_restart: None)
+    monkeypatch.setattr(ray_job, "RETRY_STEP_S", 0.0)
+    monkeypatch.setattr(ray_job.ray, "get", coordinator.reply)
+    monkeypatch.setattr(ray_job.ray, "kill", lambda actor, no_restart: None)
     context = SimpleNamespace(release=lambda: None)
-    submission = SimpleNamespace(spec=SimpleNamespace(job_name="job"))
-    return RayJob(submission, coordinator, context, range(0)), coordinator  # type: ignore[arg-type]
+    card = JobCard(JobId("job-1"), "job", "memory://nothing", None, False, 0)
+    return RayJob(card, coordinator, context, range(0), open_store), coordinator  # type: ignore[arg-type]
 
 
 def test_an_answer_stays_after_it_was_given() -> None:
@@ -155,7 +155,7 @@ def test_a_driver_does_not_wait_for_ever_for_a_silent_coordinator(
     """It is told, and may go on waiting."""
     handle, coordinator = job
     clock = iter(range(0, 100_000, 100))
-    monkeypatch.setattr(ray_runtime.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(ray_job.time, "monotonic", lambda: next(clock))
     finished = replace(RUNNING, status="finished")
     coordinator.replies["view"] = [lost] * 8 + [view(finished, statistics=CheckpointStatistics())]
     with pytest.raises(JobFailedError, match="has not answered for 600 s, and the job may still run"):

@@ -19,22 +19,22 @@ from tidegate.actors.sources.memory_source import InMemory, MemorySource
 from tidegate.actors.sources.source import Source
 from tidegate.api.config.checkpoint_config import CheckpointConfig
 from tidegate.api.config.config_file import load_config
-from tidegate.api.given_names import location
+from tidegate.api.given_names import pointer
 from tidegate.api.program import Program
-from tidegate.api.stream import Stream
+from tidegate.api.stream import Stream, timed
 from tidegate.api.submission.job import Job
 from tidegate.api.submission.job_names import name_taken
-from tidegate.api.submission.local_folders import temporary_folder
+from tidegate.api.submission.local_folders import default_storage
 from tidegate.api.submission.submission import JobRequest, make_job_id, prepare
 from tidegate.recovery.restart_strategy import RestartStrategy, default_strategy
-from tidegate.storage.errors import ConfigurationError, StorageError
+from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.files.create_check import check_conditional_create
-from tidegate.storage.files.private_folders import make_private
 from tidegate.storage.files.store import OpenStore
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+    from tidegate.actors.runtimes.ray.connection import Connection
     from tidegate.spark_bridge import RayDPSession
 
 MEMORY_SPLITS = 16
@@ -65,6 +65,7 @@ class StreamEnvironment:
         self._restart = restart
         self._options = options if options is not None else DataPlaneOptions()
         self._session = session
+        self._connection: Connection | None = None
 
     # --- making one -----------------------------------------------------------------------------------------------
 
@@ -138,6 +139,30 @@ class StreamEnvironment:
             session=session,
         )
 
+    @classmethod
+    def ray(
+        cls,
+        address: str | None = None,
+        parallelism: int = 1,
+        *,
+        config: str | os.PathLike[str] | Mapping[str, object] | None = None,
+        options: DataPlaneOptions | None = None,
+    ) -> Self:
+        """Run jobs without Spark, or attach to some, on the Ray cluster at "host:port"; tasks reserve nothing.
+
+        Without `address` it is that of RAY_ADDRESS, or the one cluster of this user. Raises ConfigurationError."""
+        from tidegate.actors.runtimes.ray.connection import connect
+
+        connection = connect(address)
+        from tidegate.actors.runtimes.ray.ray_runtime import RayRuntime
+
+        settings = load_config({} if config is None else config)
+        env = cls(
+            RayRuntime(), parallelism, checkpoints=settings.checkpoints, restart=settings.restart, options=options
+        )
+        env._connection = connection
+        return env
+
     @property
     def parallelism(self) -> int:
         """Subtasks of operators for which none is named. It may be set; streams made from then on have it."""
@@ -199,7 +224,7 @@ class StreamEnvironment:
         """
         source = MemorySource.of(data, splits if splits is not None else MEMORY_SPLITS)
         stream = self.from_source(source, name=name, uid=uid, parallelism=parallelism)
-        return _timed(stream, timestamp, max_out_of_orderness, uid)
+        return timed(stream, timestamp, max_out_of_orderness, uid)
 
     def from_dataframe(
         self,
@@ -220,7 +245,7 @@ class StreamEnvironment:
         from tidegate.spark_bridge import DataFrameSource
 
         stream = self.from_source(DataFrameSource(df), name=name, uid=uid, parallelism=parallelism)
-        return _timed(stream, timestamp, max_out_of_orderness, uid)
+        return timed(stream, timestamp, max_out_of_orderness, uid)
 
     def from_source(
         self, source: Source, *, name: str = "source", uid: str | None = None, parallelism: int | None = None
@@ -249,6 +274,7 @@ class StreamEnvironment:
         restore: str | os.PathLike[str] | None = None,
         allow_non_restored_state: bool = False,
         hooks: Sequence[MasterHook] = (),
+        detached: bool = False,
     ) -> Job:
         """Run the streams made so far as one job, and start anew with an empty environment.
 
@@ -258,12 +284,13 @@ class StreamEnvironment:
         left behind with `allow_non_restored_state`. `restart` defaults to what `config=` of the environment says; else
         to restarts without end, at growing intervals (`tg.RestartStrategy.exponential_delay()`), where the job takes
         periodic checkpoints, and to none where it takes none.
-        `hooks` are told of every checkpoint (see `tg.MasterHook`).
+        `hooks` are told of every checkpoint (see `tg.MasterHook`). A `detached` job lives on when this script ends or
+        is killed, on a Ray cluster that does as well; any driver finds it by `attach`.
         Raises ConfigurationError, TableError or StorageError for what cannot work; nothing has started then. The
         streams are still there to be executed in another way, until a new source begins another program.
         """
         self._program.given_up = True  # until it has worked
-        request = self._request(name, checkpoints, restart, restore, allow_non_restored_state, hooks)
+        request = self._request(name, checkpoints, restart, restore, allow_non_restored_state, hooks, detached=detached)
         store, savepoints = self.open_store(request.root), request.checkpoints.savepoints
         with name_taken(store, name, request.job_id, make_job_id(name, ""), request.checkpoints.lease) as lease:
             submission = prepare(request, self.open_store)
@@ -271,6 +298,15 @@ class StreamEnvironment:
             running = self._runtime.submit(submission)
         self._program.clear()
         return Job(running, submission.spec.job_id, name, submission.spec.root, self.open_store, savepoints)
+
+    def attach(self, name: str) -> Job:
+        """The running job of this name, or of this id, whoever has started it.
+
+        On Ray those of all drivers are found, on the local runtime those of this process. Closing this environment
+        leaves the job alone. Raises ConfigurationError, with the jobs that run, where none has the name.
+        """
+        card, running = self._runtime.attach(name)
+        return Job(running, card.job_id, card.name, card.root, self.open_store, card.savepoints)
 
     def plan(
         self,
@@ -302,6 +338,7 @@ class StreamEnvironment:
         hooks: Sequence[MasterHook],
         suffix: str | None = None,
         seed: int | None = None,
+        detached: bool = False,
     ) -> JobRequest:
         """What is asked for, after every check for which nothing but the program and the stores is needed."""
         config = checkpoints if checkpoints is not None else self._checkpoints
@@ -311,6 +348,8 @@ class StreamEnvironment:
         if config.savepoints is not None:
             urls.append(self.open_store(config.savepoints).url)
         self._runtime.check(graph, urls)
+        if detached:
+            self._runtime.check_detached(name, urls)
         for url in dict.fromkeys(urls):
             check_conditional_create(self.open_store(url))
         return JobRequest(
@@ -322,12 +361,13 @@ class StreamEnvironment:
             collected=tuple(self._program.collected),
             checkpoints=config,
             restart=restart or self._restart or default_strategy(periodic_checkpoints=config.interval is not None),
-            restore=_pointer(restore),
+            restore=pointer(restore),
             hooks=(*self._program.hooks, *hooks),
             options=self._options,
             seed=seed if seed is not None else uuid.uuid4().int % 2**32,
             max_parallelism=self._program.max_parallelism,
             allow_non_restored_state=allow_non_restored_state,
+            detached=detached,
         )
 
     def _storage_of(self, config: CheckpointConfig) -> str:
@@ -346,6 +386,9 @@ class StreamEnvironment:
         if self._session is not None:
             self._session.stop()
             self._session = None
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
 
     def __enter__(self) -> Self:
         return self
@@ -354,30 +397,3 @@ class StreamEnvironment:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _pointer(restore: str | os.PathLike[str] | None) -> str | None:
-    if restore is None or (isinstance(restore, str) and "/" not in restore):
-        return restore
-    return location(restore, "restore")
-
-
-def _timed(
-    stream: Stream, timestamp: str | None, max_out_of_orderness: str | timedelta | int, uid: str | None
-) -> Stream:
-    if timestamp is None:
-        return stream
-    return stream.assign_timestamps(timestamp, max_out_of_orderness, uid=None if uid is None else f"{uid}-timestamps")
-
-
-def default_storage() -> str:
-    """Where checkpoints rest when nobody says: a folder of this user among the temporary files of this machine.
-
-    ConfigurationError if what is there is not this user's alone.
-    """
-    folder = temporary_folder("checkpoints")
-    try:
-        make_private(folder)
-    except OSError as error:
-        raise StorageError(f"cannot make {folder} for checkpoints: {error}; name a folder by `storage`") from error
-    return folder

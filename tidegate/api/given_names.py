@@ -25,6 +25,13 @@ def location(given: str | os.PathLike[str], setting: str) -> str:
     return os.path.expanduser(path)
 
 
+def pointer(restore: str | os.PathLike[str] | None) -> str | None:
+    """What a job is to start from, as a string: a word such as "latest" stays one, anything else is a place."""
+    if restore is None or (isinstance(restore, str) and "/" not in restore):
+        return restore
+    return location(restore, "restore")
+
+
 def check_name(setting: str, what: str, name: object, characters_max: int | None = _NAME_CHARACTERS_MAX) -> None:
     """Raise ConfigurationError for a name that cannot be written down, or read by people."""
     if not isinstance(name, str) or not name:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from datetime import timedelta
 from functools import partial
 from typing import Literal
 
@@ -297,3 +298,12 @@ class ConnectedStreams:
 
 def _decoded(data_type: pa.DataType) -> pa.DataType:
     return data_type.value_type if pa.types.is_dictionary(data_type) else data_type
+
+
+def timed(
+    stream: Stream, timestamp: str | None, max_out_of_orderness: str | timedelta | int, uid: str | None
+) -> Stream:
+    """The stream with event time from a column, where one is named."""
+    if timestamp is None:
+        return stream
+    return stream.assign_timestamps(timestamp, max_out_of_orderness, uid=None if uid is None else f"{uid}-timestamps")

@@ -51,12 +51,14 @@ class EventHistory:
     entries: list[tuple[int, LogEntry | None, tuple[LoggedEvent, ...], str | None]] = field(default_factory=list)
 
     @staticmethod
-    def read(log: EventLog, job_id: JobId) -> EventHistory:
-        """Read all entries that are there."""
+    def read(log: EventLog, job_id: JobId, from_index: int = 0) -> EventHistory:
+        """Read all entries that are there, from one on."""
         history = EventHistory(job_id)
         number: int | None = 0
         before = -1
         for index in log.indices():
+            if index < from_index:
+                continue
             try:
                 entry = log.read(index)
             except (CodecError, CorruptionError) as error:

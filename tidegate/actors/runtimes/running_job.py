@@ -14,9 +14,9 @@ from tidegate.actors.hosts.job_context import JobContext
 from tidegate.actors.protocol.failure_reasons import CheckpointFailureReason as Reason
 from tidegate.actors.protocol.identity import TaskId
 from tidegate.storage.checkpoints.metadata import SnapshotKind
-from tidegate.storage.errors import CheckpointError
+from tidegate.storage.errors import CheckpointError, ConfigurationError
 from tidegate.storage.files.store import OpenStore
-from tidegate.storage.ids import CheckpointId
+from tidegate.storage.ids import CheckpointId, JobId
 
 RUNNING_STATUSES = {
     JobStatus.CREATED: "created",
@@ -33,11 +33,35 @@ RUNNING_STATUSES = {
 
 
 @dataclass(frozen=True, slots=True)
+class JobCard:
+    """What a driver that attaches to a job has to know of it. `submitted_at_ms`: since the epoch, by its submitter."""
+
+    job_id: JobId
+    name: str
+    root: str
+    """Where its checkpoints rest."""
+    savepoints: str | None
+    """Where its savepoints go when nobody names a folder."""
+    detached: bool
+    """Whether it outlives the driver that has submitted it."""
+    submitted_at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
 class Submission:
     """A job, ready to run."""
 
     spec: JobSpec
     context: JobContext
+    savepoints: str | None = None
+    detached: bool = False
+    submitted_at_ms: int = 0
+
+    @property
+    def card(self) -> JobCard:
+        """What others have to know of it."""
+        spec = self.spec
+        return JobCard(spec.job_id, spec.job_name, spec.root, self.savepoints, self.detached, self.submitted_at_ms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +101,15 @@ def progress_of(state: CoordinatorState, rows_in: dict[str, int]) -> JobProgress
         rows_in=rows_in,
         superseded=state.superseded,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class JobOverview:
+    """A line of a list of jobs. `last_checkpoint_at_ms`: when the newest one completed, by its coordinator's clock."""
+
+    card: JobCard
+    progress: JobProgress
+    last_checkpoint_at_ms: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +173,18 @@ class TaskProcessInfo:
     attempt: int = 0
 
 
+def not_there(name: str, where: str, running: Sequence[JobCard]) -> ConfigurationError:
+    """No job has this name, or several have."""
+    same = [card for card in running if card.name == name]
+    if len(same) > 1:
+        ids = ", ".join(sorted(card.job_id for card in same))
+        return ConfigurationError(f"{len(same)} jobs named {name!r} run {where}: name one by its id ({ids})")
+    others = ", ".join(sorted(card.name for card in running))
+    return ConfigurationError(
+        f"no job named {name!r} runs {where}; " + (f"running: {others}" if others else "no job runs there")
+    )
+
+
 class RunningJob(Protocol):
     """A job that was submitted."""
 
@@ -188,8 +233,20 @@ class Runtime(Protocol):
         """
         ...
 
+    def check_detached(self, name: str, urls: Sequence[str]) -> None:
+        """Refuse, with a ConfigurationError, a job of this name that is to outlive its driver, where it cannot."""
+        ...
+
     def submit(self, submission: Submission) -> RunningJob:
         """Start a job."""
+        ...
+
+    def overviews(self) -> list[tuple[str, JobOverview | None]]:
+        """The running jobs by name; None for one that does not answer."""
+        ...
+
+    def attach(self, name: str) -> tuple[JobCard, RunningJob]:
+        """The running job of a name or id. ConfigurationError, with those that run, where there is none."""
         ...
 
     @property

@@ -22,7 +22,10 @@ from tidegate.storage.units import parse_duration_ms
 
 
 class Job:
-    """Handle of a job. It goes on running when the handle is dropped, until its environment is closed."""
+    """Handle of a job, thread-safe. The job goes on when the handle is dropped, until its environment is closed.
+
+    A detached job, and one that was attached to, goes on then as well.
+    """
 
     def __init__(
         self,

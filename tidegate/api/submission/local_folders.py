@@ -6,10 +6,26 @@ import os
 import pwd
 import tempfile
 
+from tidegate.storage.errors import StorageError
+from tidegate.storage.files.private_folders import make_private
+
 
 def temporary_folder(purpose: str) -> str:
     """A folder of this user among the temporary files of a machine."""
     return os.path.join(tempfile.gettempdir(), f"tidegate-{_user_name()}", purpose)
+
+
+def default_storage() -> str:
+    """Where checkpoints rest when nobody says: a folder of this user among the temporary files of this machine.
+
+    ConfigurationError if what is there is not this user's alone.
+    """
+    folder = temporary_folder("checkpoints")
+    try:
+        make_private(folder)
+    except OSError as error:
+        raise StorageError(f"cannot make {folder} for checkpoints: {error}; name a folder by `storage`") from error
+    return folder
 
 
 def own_folder(named: str | None, purpose: str) -> str:

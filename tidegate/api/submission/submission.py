@@ -93,6 +93,7 @@ class JobRequest:
     max_parallelism: int | None = None
     """Key groups, where the user has said how many; else a restored job has those of its checkpoint."""
     allow_non_restored_state: bool = False
+    detached: bool = False
 
 
 def make_job_id(name: str, suffix: str) -> JobId:
@@ -164,7 +165,8 @@ def prepare(request: JobRequest, open_store: OpenStore) -> Submission:
         request.checkpoints.storage_outage,
         heartbeats_of(request.checkpoints),
     )
-    return Submission(_spec(request, graph, restore), context)
+    spec = _spec(request, graph, restore)
+    return Submission(spec, context, request.checkpoints.savepoints, request.detached, now_ms())
 
 
 def _backend_of(config: CheckpointConfig, options: StateBackendOptions) -> StateBackendOptions:

@@ -21,7 +21,7 @@ from tidegate.actors.graph.job_graph import JobGraph
 from tidegate.actors.hosts.coordinator.coordinator_host import CoordinatorHost
 from tidegate.actors.hosts.job_context import DataPlaneOptions, JobContext
 from tidegate.actors.hosts.task.task_effects import TaskEffects
-from tidegate.actors.runtimes.running_job import RunningJob, Submission
+from tidegate.actors.runtimes.running_job import JobCard, JobOverview, RunningJob, Submission
 from tidegate.actors.sources.master_hooks import MasterHook
 from tidegate.actors.task.task_machine import TaskMachine
 from tidegate.api.config.checkpoint_config import CheckpointConfig
@@ -255,6 +255,17 @@ class _PlanOnly:
 
     def check(self, graph: JobGraph, urls: Sequence[str]) -> None:
         """Nothing to refuse."""
+
+    def check_detached(self, name: str, urls: Sequence[str]) -> None:
+        """Nothing to refuse: `submit` does."""
+
+    def overviews(self) -> list[tuple[str, JobOverview | None]]:
+        """Nothing runs here."""
+        return []
+
+    def attach(self, name: str) -> tuple[JobCard, RunningJob]:
+        """Nothing runs here."""
+        raise ConfigurationError("simulate() runs the pipeline: there is no job to attach to while it is built")
 
     def submit(self, submission: Submission) -> RunningJob:
         """Never reached."""

@@ -29,6 +29,7 @@ from pyspark import SparkContext
 from pyspark.sql import SparkSession
 from ray.util.placement_group import PlacementGroup
 
+from tidegate.actors.runtimes.ray.connection import switch_on_token
 from tidegate.actors.runtimes.ray.process.calls import NAMESPACE
 from tidegate.spark_bridge.bounded_calls import call_bounded
 from tidegate.spark_bridge.errors import SparkBridgeError, SparkTimeoutError
@@ -195,6 +196,7 @@ class RayDPSession:
             )
         else:
             settings = {}
+            switch_on_token(os.environ)
         self._owns_ray = True
         self._started_cluster = address is None
         settings |= {"namespace": NAMESPACE, **options}

@@ -42,6 +42,7 @@ from tidegate.actors.runtimes.local.io_pool import IO_THREADS, io_pool
 from tidegate.actors.runtimes.local.local_ports import LocalCoordinatorPort, LocalTaskPort
 from tidegate.actors.runtimes.running_job import (
     Answer,
+    JobOverview,
     JobProgress,
     Submission,
     TaskProcessInfo,
@@ -72,6 +73,7 @@ class LocalJob:
 
     def __init__(self, submission: Submission, open_store: OpenStore) -> None:
         self._spec = submission.spec
+        self.card = submission.card
         self.context = submission.context
         self._open_store = open_store
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
@@ -142,6 +144,11 @@ class LocalJob:
     def cancel(self) -> None:
         """Ask for cancellation."""
         self._tell_coordinator(lambda: co.CancelRequested(now_ms()))
+
+    def overview(self) -> JobOverview:
+        """A line of a list of jobs."""
+        newest = self.statistics().latest_completed
+        return JobOverview(self.card, self.progress(), None if newest is None else newest.ended_at_ms)
 
     def join(self, deadline_s: float) -> bool:
         """Wait until the job has ended and let go of everything, by the monotonic clock; whether it has."""
@@ -336,6 +343,11 @@ class LocalJob:
 
 
 _alive: weakref.WeakSet[LocalJob] = weakref.WeakSet()
+
+
+def jobs_here() -> list[LocalJob]:
+    """The jobs that run in this process, of all its environments."""
+    return [job for job in list(_alive) if not job.over]
 
 
 @atexit.register

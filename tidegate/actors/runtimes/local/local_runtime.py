@@ -7,8 +7,9 @@ import time
 from collections.abc import Sequence
 
 from tidegate.actors.graph.job_graph import JobGraph
-from tidegate.actors.runtimes.local.local_job import LocalJob
-from tidegate.actors.runtimes.running_job import RunningJob, Submission
+from tidegate.actors.runtimes.local.local_job import LocalJob, jobs_here
+from tidegate.actors.runtimes.running_job import JobCard, JobOverview, RunningJob, Submission, not_there
+from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.files.file_system_store import open_store
 from tidegate.storage.files.store import OpenStore
 
@@ -29,12 +30,32 @@ class LocalRuntime:
     def check(self, graph: JobGraph, urls: Sequence[str]) -> None:
         """Everything runs here."""
 
+    def check_detached(self, name: str, urls: Sequence[str]) -> None:
+        """No job outlives the process that it runs in."""
+        raise ConfigurationError(
+            f"execute({name!r}, detached=True): a local job runs in the process of its script and ends with it. Leave "
+            "detached out, or run it on a Ray cluster that was started by itself "
+            '(StreamEnvironment.raydp(ray_address="host:port"))'
+        )
+
     def submit(self, submission: Submission) -> RunningJob:
         """Start a job on a thread of its own."""
         job = LocalJob(submission, self.open_store)
         job.start()
         self._jobs.append(job)
         return job
+
+    def overviews(self) -> list[tuple[str, JobOverview | None]]:
+        """The jobs of this process, of all its environments."""
+        return [(job.name, job.overview()) for job in jobs_here()]
+
+    def attach(self, name: str) -> tuple[JobCard, RunningJob]:
+        """A job of this process, of whichever environment."""
+        jobs = jobs_here()
+        found = [job for job in jobs if name in (job.card.name, job.card.job_id)]
+        if len(found) != 1:
+            raise not_there(name, "in this process", [job.card for job in jobs])
+        return found[0].card, found[0]
 
     def stop(self) -> None:
         """Cancel what runs, and wait for it."""

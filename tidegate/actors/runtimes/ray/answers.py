@@ -9,13 +9,32 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 from concurrent.futures import Future
+from dataclasses import dataclass, field
 
-from tidegate.actors.runtimes.running_job import Answer
+from tidegate.actors.coordinator.state.checkpoint_statistics import CheckpointStatistics
+from tidegate.actors.runtimes.running_job import Answer, JobProgress
 
 KEPT_MAX = 100
 """More than drivers ask for within the time in which they repeat a question."""
 
 LOST = Answer(None, "the coordinator that was asked for it was lost before it had written that down")
+
+
+@dataclass(frozen=True, slots=True)
+class JobView:
+    """A job as its coordinator's process sees it.
+
+    `started`: the log was replayed; `ended`: nothing changes any more; `broken`: why the coordinator cannot go on.
+    """
+
+    progress: JobProgress
+    started: bool
+    ended: bool
+    broken: str | None
+    statistics: CheckpointStatistics | None = None
+    """Of the checkpoints, once the job has ended: then nobody can be asked for them any more."""
+    answers: Mapping[str, Answer] = field(default_factory=dict)
+    """To requests, likewise."""
 
 
 class Answers:

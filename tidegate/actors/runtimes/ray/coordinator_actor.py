@@ -16,9 +16,8 @@ import itertools
 import logging
 import threading
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future, wait
-from dataclasses import dataclass, field
 
 import ray
 
@@ -41,7 +40,7 @@ from tidegate.actors.hosts.outage_notes import OutageNotes
 from tidegate.actors.hosts.threads import WorkerPool
 from tidegate.actors.protocol.failure_reasons import bounded_text, error_text, log_failure
 from tidegate.actors.protocol.identity import TaskId
-from tidegate.actors.runtimes.ray.answers import Answers
+from tidegate.actors.runtimes.ray.answers import Answers, JobView
 from tidegate.actors.runtimes.ray.attempt_supervisor import Deployment
 from tidegate.actors.runtimes.ray.fleet import Fleet, FleetOptions
 from tidegate.actors.runtimes.ray.heartbeats import Heartbeats
@@ -50,7 +49,15 @@ from tidegate.actors.runtimes.ray.process.calls import log_to_stderr
 from tidegate.actors.runtimes.ray.process.mailbox import Mailbox
 from tidegate.actors.runtimes.ray.process.process_info import ProcessInfo, process_info
 from tidegate.actors.runtimes.ray.shared_value import open_shared
-from tidegate.actors.runtimes.running_job import Answer, JobProgress, TaskProcessInfo, answers_of, progress_of
+from tidegate.actors.runtimes.running_job import (
+    Answer,
+    JobCard,
+    JobOverview,
+    JobProgress,
+    TaskProcessInfo,
+    answers_of,
+    progress_of,
+)
 from tidegate.actors.task.messages import events as task_ev
 from tidegate.storage.checkpoints.event_log import EventLog
 from tidegate.storage.checkpoints.metadata import SnapshotKind
@@ -66,30 +73,14 @@ REPLAY_RETRY_S = 0.5
 TASKS_GONE_TIMEOUT_S = 15.0
 
 
-@dataclass(frozen=True, slots=True)
-class JobView:
-    """A job as its coordinator's process sees it.
-
-    `started`: the log was replayed; `ended`: nothing changes any more; `broken`: why the coordinator cannot go on.
-    """
-
-    progress: JobProgress
-    started: bool
-    ended: bool
-    broken: str | None
-    statistics: CheckpointStatistics | None = None
-    """Of the checkpoints, once the job has ended: then nobody can be asked for them any more."""
-    answers: Mapping[str, Answer] = field(default_factory=dict)
-    """To requests, likewise."""
-
-
 class CoordinatorProcess:
     """The actor's class."""
 
-    def __init__(self, spec: JobSpec, shared_context: bytes, options: FleetOptions) -> None:
+    def __init__(self, spec: JobSpec, shared_context: bytes, options: FleetOptions, card: JobCard) -> None:
         log_to_stderr(logging.INFO)
         runtime_context = ray.get_runtime_context()
         self._spec = spec
+        self._card = card
         context_reference = open_shared(shared_context)
         context: JobContext = ray.get(context_reference)
         self._context = context
@@ -137,7 +128,13 @@ class CoordinatorProcess:
         self._rows_in[task] = (attempt, rows_in)
         self._deployment.rows_came_in(attempt)
 
-    # --- calls of the driver --------------------------------------------------------------------------------------
+    # --- calls of drivers -----------------------------------------------------------------------------------------
+
+    @ray.method(concurrency_group="ask")
+    def overview(self) -> JobOverview:
+        """What a list of jobs shows."""
+        newest = self._statistics().latest_completed
+        return JobOverview(self._card, self._progress(), None if newest is None else newest.ended_at_ms)
 
     @ray.method(concurrency_group="ask")
     def view(self, wait_s: float) -> JobView:

@@ -22,6 +22,8 @@ from tidegate.actors.runtimes.ray.process.mailbox import Mailbox
 
 NAMESPACE = "tidegate"
 """Ray's namespace for named actors: those of jobs, of sessions, and of checkpoints in memory."""
+CONCURRENCY_GROUPS = {"control": 1, "ask": 8}
+"""Threads of a coordinator's actor: for its tasks, and for drivers."""
 LOST_CALL_GRACE_MS = 5_000
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 

@@ -1,0 +1,185 @@
+"""`tidegate jobs` and `tidegate job`, on jobs of this process: what they print, what they do, and their exit codes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from local_jobs import NO_RESTART, WAIT_S, GatedSource, config, local, opening
+from typer.testing import CliRunner, Result
+
+import tidegate as tg
+from tidegate import jobs_cli
+from tidegate.actors.coordinator.state.coordinator_state import CoordinatorState
+from tidegate.actors.runtimes.running_job import JobCard, JobOverview, progress_of
+from tidegate.cli import app
+from tidegate.job_printing import duration_text, job_lines, jobs_as_json, status_lines
+from tidegate.storage.ids import JobId
+
+ROWS, GATE = 40, 15
+CARD = JobCard(JobId("delays-1"), "delays", "s3://bucket/ckpt", None, True, 1_000)
+RUNNING = replace(progress_of(CoordinatorState(), {}), status="running", attempt=2, last_checkpoint=17)
+OVERVIEW = JobOverview(CARD, RUNNING, 58_000)
+
+
+@pytest.fixture(autouse=True)
+def jobs_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In place of those of a Ray cluster."""
+    monkeypatch.setattr(jobs_cli, "open_environment", lambda address: tg.StreamEnvironment.local())
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Iterator[tuple[tg.Job, GatedSource]]:
+    """A job that waits at a gate."""
+    with opening(GatedSource(ROWS, ROWS, gates=[GATE])) as source, local() as env:
+        env.from_source(source, uid="source").to_table(str(tmp_path / "table"), uid="table")
+        job = env.execute(
+            "shelled",
+            checkpoints=config(tmp_path / "checkpoints", savepoints=str(tmp_path / "savepoints")),
+            restart=NO_RESTART,
+        )
+        source.await_gate(GATE)
+        yield job, source
+
+
+def shell(*arguments: str) -> Result:
+    """Run a command."""
+    return CliRunner().invoke(app, [*arguments])
+
+
+def test_the_list_shows_each_job(job: tuple[tg.Job, GatedSource]) -> None:
+    """A line a job for people, an object a job for programs."""
+    taken = shell("job", "shelled", "checkpoint")
+    (listed,) = [found for found in json.loads(shell("jobs", "--json").stdout) if found["name"] == "shelled"]
+    assert (taken.exit_code, taken.stdout.strip().endswith("/chk-1")) == (0, True)
+    assert (listed["id"], listed["state"], listed["attempt"], listed["last_checkpoint"], listed["detached"]) == (
+        job[0].job_id,
+        "running",
+        0,
+        1,
+        False,
+    )
+    assert listed["uptime_ms"] >= 0
+    head, *lines = shell("jobs").stdout.splitlines()
+    assert head.split() == ["NAME", "STATE", "UPTIME", "ATTEMPT", "LAST", "CHECKPOINT", "ID"]
+    (line,) = [line for line in lines if line.startswith("shelled ")]
+    assert "running" in line
+    assert "1, " in line
+    assert line.endswith(job[0].job_id)
+
+
+def test_status_is_what_the_handle_says(job: tuple[tg.Job, GatedSource]) -> None:
+    """By name or by id; the same facts as text and as JSON."""
+    text, found = shell("job", "shelled", "status"), shell("job", job[0].job_id, "status", "--json")
+    told = json.loads(found.stdout)
+    assert (text.exit_code, found.exit_code) == (0, 0)
+    assert (told["name"], told["status"], told["checkpoint.count"]) == ("shelled", "running", 0)
+    assert ["status", "running"] in [line.split() for line in text.stdout.splitlines()]
+
+
+def test_a_savepoint_goes_where_it_is_told(job: tuple[tg.Job, GatedSource], tmp_path: Path) -> None:
+    """To a folder that is named, else to that of the job's settings."""
+    named = shell("job", "shelled", "savepoint", str(tmp_path / "mine"), "--json")
+    other = shell("job", "shelled", "savepoint")
+    assert Path(json.loads(named.stdout)["path"]).parent == tmp_path / "mine"
+    assert Path(other.stdout.strip()).parent == tmp_path / "savepoints"
+    assert job[0].status() == "running"
+
+
+def test_stop_ends_the_job_with_a_savepoint(job: tuple[tg.Job, GatedSource], tmp_path: Path) -> None:
+    """It returns when both are there."""
+    found = shell("job", "shelled", "stop", "--savepoint", str(tmp_path / "last"), "--json")
+    told = json.loads(found.stdout)
+    assert (found.exit_code, told["status"]) == (0, "suspended")
+    assert (Path(told["path"]) / "_metadata").exists()
+
+
+def test_cancel_waits_for_the_end(job: tuple[tg.Job, GatedSource]) -> None:
+    """And says it."""
+    found = shell("job", "shelled", "cancel")
+    assert (found.exit_code, found.stdout.strip()) == (0, "shelled is cancelled")
+    assert job[0].status() == "cancelled"
+
+
+def test_events_are_followed_to_the_end(job: tuple[tg.Job, GatedSource], monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is new is printed when it comes, once; the command ends with the job."""
+    monkeypatch.setattr(jobs_cli, "FOLLOW_S", 0.01)
+    till_now = shell("job", "shelled", "events").stdout.splitlines()
+    job[1].open_all()
+    found = shell("job", "shelled", "events", "--follow", "--json")
+    told = [json.loads(line) for line in found.stdout.splitlines()]
+    assert found.exit_code == 0
+    assert [event["event"] for event in told] == list(range(len(told)))
+    assert len(told) > len(till_now) > 0
+    assert {"JobSubmitted", "TaskFinished"} <= {event["kind"] for event in told}
+    assert job[0].wait(f"{WAIT_S}s") == "finished"
+
+
+def test_what_went_wrong_is_an_exit_code(job: tuple[tg.Job, GatedSource], tmp_path: Path) -> None:
+    """Wrong usage, a refusal, and a time that is over are told apart; each is one sentence."""
+    (tmp_path / "file").touch()
+    unknown = shell("job", "nobody", "status")
+    late = shell("job", "shelled", "cancel", "--timeout", "0ms")
+    refused = shell("job", "shelled", "savepoint", str(tmp_path / "file"))
+    assert (unknown.exit_code, late.exit_code, refused.exit_code) == (2, 3, 1)
+    assert "no job named 'nobody' runs in this process; running: " in unknown.stderr
+    assert "shelled" in unknown.stderr
+    for found in (unknown, late, refused):
+        assert (found.stdout, found.stderr.startswith("Error: "), found.stderr.count("\n")) == ("", True, 1)
+
+
+@pytest.mark.parametrize(
+    ("duration_ms", "text"),
+    [
+        (0, "0 s"),
+        (-5_000, "0 s"),
+        (999, "0 s"),
+        (59_999, "59 s"),
+        (60_000, "1 min 0 s"),
+        (3_600_000, "1 h"),
+        (5_400_000, "1 h 30 min"),
+        (86_400_000 * 40 + 3_600_000, "40 d 1 h"),
+    ],
+)
+def test_durations_have_two_units(duration_ms: int, text: str) -> None:
+    """The largest ones."""
+    assert duration_text(duration_ms) == text
+
+
+def test_a_list_says_what_is_known() -> None:
+    """One whose coordinator does not answer is in it, too."""
+    assert job_lines([], 0) == ["No job runs on this Ray"]
+    fresh = JobOverview(replace(CARD, name="fresh"), replace(RUNNING, last_checkpoint=None), None)
+    lines = job_lines([("delays", OVERVIEW), ("fresh", fresh), ("gone", None)], 61_000)
+    assert [line.split() for line in lines[1:]] == [
+        ["delays", "running", "1", "min", "0", "s", "2", "17,", "3", "s", "ago", "delays-1"],
+        ["fresh", "running", "1", "min", "0", "s", "2", "-", "delays-1"],
+        ["gone", "unreachable", "-", "-", "-", "-"],
+    ]
+    assert json.loads(jobs_as_json([("delays", OVERVIEW), ("gone", None)], 61_000)) == [
+        {
+            "name": "delays",
+            "id": "delays-1",
+            "state": "running",
+            "uptime_ms": 60_000,
+            "attempt": 2,
+            "last_checkpoint": 17,
+            "last_checkpoint_at_ms": 58_000,
+            "detached": True,
+            "root": "s3://bucket/ckpt",
+        },
+        {"name": "gone", "state": "unreachable"},
+    ]
+
+
+def test_a_status_leaves_out_what_is_not_known() -> None:
+    """Rows are told by vertex."""
+    facts = {"name": "delays", "reason": None, "superseded": False, "attempt": 0, "rows_in": {"source": 12_000}}
+    assert [line.split() for line in status_lines(facts)] == [
+        ["name", "delays"],
+        ["attempt", "0"],
+        ["rows_in.source", "12,000"],
+    ]

@@ -1,0 +1,79 @@
+"""Jobs that outlive their driver on Ray: what is refused, and what is known of one that has ended. Without Ray."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pyarrow as pa
+import pytest
+from ray.exceptions import ActorDiedError
+
+import tidegate as tg
+from tidegate.actors.runtimes.ray import detached, ray_job
+from tidegate.actors.runtimes.ray.detached import check_detachable
+from tidegate.actors.runtimes.ray.ray_job import RayJob
+from tidegate.actors.runtimes.running_job import JobCard
+from tidegate.storage.files.file_system_store import open_store
+from tidegate.storage.ids import JobId
+
+
+@pytest.mark.parametrize(
+    ("started_here", "url", "taken", "message"),
+    [
+        (True, "s3://bucket", None, "this script has started Ray itself"),
+        (False, "ray-memory://tidegate", None, r"checkpoints in memory \(ray-memory://tidegate\) go with this script"),
+        (False, "s3://bucket", "running", "a job of this name runs on this Ray already"),
+    ],
+)
+def test_what_cannot_outlive_its_driver_is_refused(
+    started_here: bool, url: str, taken: str | None, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before anything has started, with what to do instead."""
+    monkeypatch.setattr(detached, "_started_here", lambda: started_here)
+    monkeypatch.setattr(detached, "_handle", lambda name, namespace: taken)
+    monkeypatch.setattr(detached, "_is_over", lambda coordinator: False)
+    with pytest.raises(tg.ConfigurationError, match=message):
+        check_detachable("delays", "tidegate", [url])
+
+
+def test_a_name_is_free_again_when_its_job_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its coordinator may still wait for somebody to hear the end."""
+    monkeypatch.setattr(detached, "_started_here", lambda: False)
+    monkeypatch.setattr(detached, "_handle", lambda name, namespace: "over")
+    monkeypatch.setattr(detached, "_is_over", lambda coordinator: True)
+    check_detachable("delays", "tidegate", ["s3://bucket"])
+
+
+def gone(*_: object, **__: object) -> object:
+    """The actor was let go."""
+    raise ActorDiedError()
+
+
+def handle(root: str, job_id: str, monkeypatch: pytest.MonkeyPatch) -> RayJob:
+    """What a driver has of a job whose coordinator has gone."""
+    monkeypatch.setattr(ray_job.ray, "get", gone)
+    card = JobCard(JobId(job_id), "delays", root, None, False, 0)
+    coordinator = SimpleNamespace(view=SimpleNamespace(remote=lambda wait_s: "call"))
+    return RayJob(card, coordinator, None, range(0), open_store)
+
+
+def test_who_comes_too_late_reads_the_end_in_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A coordinator does not wait for ever for drivers that sleep; that it is gone is no failure of the job."""
+    with tg.StreamEnvironment.local() as env:
+        env.from_batches(pa.table({"x": [1, 2]})).collect()
+        job = env.execute("delays", checkpoints=tg.CheckpointConfig(storage=str(tmp_path)))
+        assert job.wait("60s") == "finished"
+        job_id, completed = job.job_id, job.statistics().completed
+    late = handle(str(tmp_path), job_id, monkeypatch)
+    end = late.wait(10)
+    assert end is not None
+    assert (end.status, late.statistics().completed) == ("finished", completed)
+
+
+def test_a_coordinator_that_is_gone_before_the_end_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The log tells of no end."""
+    end = handle(str(tmp_path), "delays-1", monkeypatch).wait(10)
+    assert end is not None
+    assert end.status == "failed"
+    assert "its coordinator is lost for good" in str(end.reason)

@@ -1,0 +1,98 @@
+"""Where a driver finds a running Ray cluster, and when Ray may read its token from a file."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import pytest
+
+from tidegate.actors.runtimes.ray import connection
+from tidegate.actors.runtimes.ray.connection import cluster_of_this_user, switch_on_token
+from tidegate.storage.errors import ConfigurationError
+
+
+@pytest.fixture(autouse=True)
+def a_process_without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other tests may have loaded Ray; its settings are not to be changed by these."""
+    monkeypatch.delitem(connection.sys.modules, "ray", raising=False)
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A home with the file in which Ray keeps a token that it has made, as Ray makes it."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    token = tmp_path / ".ray" / "auth_token"
+    token.parent.mkdir()
+    token.write_text("secret")
+    token.chmod(0o644)
+    return tmp_path
+
+
+def process(processes: Path, number: int, *words: str) -> None:
+    """An entry of `/proc`."""
+    (processes / str(number)).mkdir()
+    (processes / str(number) / "cmdline").write_bytes("\0".join(words).encode() + b"\0")
+
+
+def test_the_one_cluster_of_this_user_is_found(tmp_path: Path) -> None:
+    """By the processes that each of its nodes has."""
+    process(tmp_path, 1, "/bin/sh", "--gcs-address=10.0.0.9:1")
+    for number in (2, 3):
+        process(tmp_path, number, "/x/ray/raylet", "--raylet_socket=y", "--gcs-address=10.0.0.1:6379")
+    (tmp_path / "4").mkdir()
+    assert cluster_of_this_user(tmp_path) == "10.0.0.1:6379"
+    process(tmp_path, 5, "raylet", "--gcs-address=10.0.0.1:7000")
+    with pytest.raises(
+        ConfigurationError, match=r"several Ray clusters.*10\.0\.0\.1:6379, 10\.0\.0\.1:7000.*--address"
+    ):
+        cluster_of_this_user(tmp_path)
+
+
+def test_where_no_cluster_runs_one_is_told_how_to_name_one(tmp_path: Path) -> None:
+    """Also where the only one is that of another user."""
+    with pytest.raises(ConfigurationError, match=r"no Ray cluster of this user.*RAY_ADDRESS"):
+        cluster_of_this_user(tmp_path)
+
+
+def test_rays_own_token_is_used_and_closed_to_others(home: Path) -> None:
+    """Ray leaves it open to be read, and does not send it to an address that was named."""
+    environ: dict[str, str] = {}
+    switch_on_token(environ)
+    assert environ == {"RAY_AUTH_MODE": "token"}
+    assert stat.S_IMODE((home / ".ray" / "auth_token").stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize(
+    ("environ", "mode"),
+    [
+        ({"RAY_AUTH_TOKEN": "secret"}, "token"),
+        ({"RAY_AUTH_MODE": "disabled", "RAY_AUTH_TOKEN": "secret"}, "disabled"),
+        ({"RAY_AUTH_MODE": "token"}, "token"),
+        ({}, None),
+    ],
+)
+def test_the_mode_follows_the_token_unless_it_is_said(
+    environ: dict[str, str], mode: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a token nothing is switched on, and Ray says what is missing."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    switch_on_token(environ)
+    assert environ.get("RAY_AUTH_MODE") == mode
+
+
+def test_a_token_that_another_may_have_planted_is_not_used(home: Path, tmp_path: Path) -> None:
+    """A link, or a file to which others can write; nor is a file that was named and is not there passed over."""
+    token = home / ".ray" / "auth_token"
+    token.chmod(0o622)
+    with pytest.raises(ConfigurationError, match=r"can be written to by other users \(mode 0622\)"):
+        switch_on_token({})
+    token.chmod(0o600)
+    link = tmp_path / "link"
+    link.symlink_to(token)
+    with pytest.raises(ConfigurationError, match="link is not used, because it is a link"):
+        switch_on_token({"RAY_AUTH_TOKEN_PATH": str(link)})
+    with pytest.raises(ConfigurationError, match="is no file"):
+        switch_on_token({"RAY_AUTH_TOKEN_PATH": str(tmp_path)})
+    with pytest.raises(ConfigurationError, match=r"RAY_AUTH_TOKEN_PATH=.*there is no such file"):
+        switch_on_token({"RAY_AUTH_TOKEN_PATH": str(tmp_path / "nothing")})

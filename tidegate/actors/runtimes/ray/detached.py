@@ -1,0 +1,233 @@
+"""Jobs that outlive their driver: nothing that such a job needs may lie in the driver's process.
+
+Rules:
+
+- Its coordinator is a detached actor, which Ray restarts wherever it can. Its tasks belong to the coordinator.
+- Its program is held by a small detached actor: what a driver has put into Ray's memory goes with the driver. A
+  coordinator that is restarted reads it there.
+- Its slots are its own: those of a session go with the session, as do the Spark executors beside them.
+- A job that is over leaves nothing: its slots are free at once, and its two actors go after `LINGER_S`. In that time
+  whoever is attached hears the end; later its event log tells it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import ray
+from ray import cloudpickle
+from ray.exceptions import ActorAlreadyExistsError, RayError
+
+from tidegate.actors.coordinator.job.job_spec import JobSpec
+from tidegate.actors.hosts.job_context import JobContext
+from tidegate.actors.runtimes.ray.coordinator_actor import CoordinatorProcess
+from tidegate.actors.runtimes.ray.fleet import FleetOptions, SlotPlacement
+from tidegate.actors.runtimes.ray.memory_store import SCHEME
+from tidegate.actors.runtimes.ray.process.calls import CONCURRENCY_GROUPS, NAMESPACE
+from tidegate.actors.runtimes.ray.task_actor import Handle
+from tidegate.actors.runtimes.ray.token_check import is_on_spark
+from tidegate.actors.runtimes.running_job import JobCard, JobOverview, Submission
+from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.ids import JobId
+from tidegate.storage.process_id import ProcessId
+
+log = logging.getLogger(__name__)
+
+LINGER_S = 60.0
+START_TIMEOUT_S = 180.0
+SLOTS_TIMEOUT_S = 60.0
+CALL_TIMEOUT_S = 15.0
+KILL_STEPS_MAX = 50
+KILL_STEP_S = 0.2
+ERROR_CHARACTERS_MAX = 500
+RAY_RESTARTS_IT = ProcessId("Ray", "", 0, "")
+"""Stands for the driver in the lease of a detached job: a coordinator that has died may come back."""
+
+_remote: Any = ray.remote
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """All that a coordinator is made of. Travels by cloudpickle."""
+
+    spec: JobSpec
+    context: JobContext
+    options: FleetOptions
+    card: JobCard
+
+
+class HeldProgram:
+    """The class of the actor that holds the program of one job."""
+
+    def __init__(self, pickled: bytes) -> None:
+        self._pickled = pickled
+
+    def read(self) -> bytes:
+        """The program, pickled."""
+        return self._pickled
+
+    def size_bytes(self) -> int:
+        """How much it holds; answered once it does."""
+        return len(self._pickled)
+
+
+class DetachedCoordinator(CoordinatorProcess):
+    """A coordinator without a driver: it fetches its program, and goes by itself when the job is over."""
+
+    def __init__(self, holder: str, namespace: str) -> None:
+        program = _read(holder, namespace)
+        self._holder = holder
+        self._leaving = False
+        self._me = ray.get_runtime_context().current_actor
+        super().__init__(program.spec, cloudpickle.dumps(ray.put(program.context)), program.options, program.card)
+
+    def _tell_end(self) -> None:
+        super()._tell_end()
+        if not self._leaving:
+            self._leaving = True
+            threading.Thread(target=self._leave, name="tidegate-leave", daemon=True).start()
+
+    def _leave(self) -> None:
+        release_slots(self._options)
+        threading.Event().wait(LINGER_S)
+        _kill(_handle(self._holder, self._options.namespace), self._me)
+
+
+_Holder: Any = _remote(num_cpus=0, max_restarts=0)(HeldProgram)
+_Coordinator: Any = _remote(num_cpus=0, max_task_retries=0, concurrency_groups=CONCURRENCY_GROUPS)(DetachedCoordinator)
+
+
+def check_detachable(name: str, namespace: str, urls: Sequence[str]) -> None:
+    """Refuse a job that could not outlive its driver. ConfigurationError."""
+    what = f"execute({name!r}, detached=True)"
+    if _started_here():
+        raise ConfigurationError(
+            f"{what}: this script has started Ray itself, and that ends with it. Start a cluster that stays "
+            '(`ray start --head`), and join it: StreamEnvironment.raydp(ray_address="host:port")'
+        )
+    for url in urls:
+        if url.startswith(SCHEME):
+            raise ConfigurationError(
+                f"{what}: checkpoints in memory ({url}) go with this script; name a storage that all nodes share "
+                "(CheckpointConfig(storage=...))"
+            )
+    if (taken := _handle(f"{name}/coordinator", namespace)) is not None and not _is_over(taken):
+        raise ConfigurationError(
+            f"{what}: a job of this name runs on this Ray already. Give this one another name, or end that one first "
+            f"(`tidegate job {name} stop`, or env.attach({name!r}).cancel())"
+        )
+
+
+def own_slots(job_id: str, width: int) -> SlotPlacement:
+    """Slots that belong to the job alone. ConfigurationError where the cluster has no room."""
+    group = ray.util.placement_group(
+        [{"CPU": 1}] * width, strategy="SPREAD", name=f"{job_id} (slots)", lifetime="detached"
+    )
+    if not group.wait(timeout_seconds=SLOTS_TIMEOUT_S):
+        ray.util.remove_placement_group(group)
+        free = ray.available_resources().get("CPU", 0.0)
+        raise ConfigurationError(
+            f"a detached job has slots of its own, beside those of this session: {width} CPUs were not free within "
+            f"{SLOTS_TIMEOUT_S:g} s ({free:g} are). Lower the parallelism, wait for other jobs, or add nodes"
+        )
+    return SlotPlacement(group, tuple(range(width)))
+
+
+def start_detached(submission: Submission, options: FleetOptions, restarts_max: int) -> Handle:
+    """Start a job, and wait until its coordinator runs: then the driver may go. ConfigurationError where it cannot."""
+    name, job_id, namespace = submission.spec.job_name, submission.spec.job_id, options.namespace
+    options = replace(options, driver=RAY_RESTARTS_IT)
+    named = {"namespace": namespace, "lifetime": "detached"}
+    held: Handle | None = None
+    actor: Handle | None = None
+    try:
+        program = cloudpickle.dumps(Program(submission.spec, submission.context, options, submission.card))
+        _let_go_of_what_is_over(name, namespace)
+        held = _Holder.options(name=_holder_of(job_id), **named).remote(program)
+        ray.get(held.size_bytes.remote(), timeout=START_TIMEOUT_S)
+        # Whoever has this name has the job's.
+        actor = _Coordinator.options(name=f"{name}/coordinator", max_restarts=restarts_max, **named).remote(
+            _holder_of(job_id), namespace
+        )
+        ray.get(actor.identify.remote(), timeout=START_TIMEOUT_S)
+    except BaseException as error:
+        _kill(actor, held)
+        release_slots(options)
+        if isinstance(error, ActorAlreadyExistsError):
+            raise ConfigurationError(f"a job named {name!r} was started on this Ray at the same moment") from error
+        if isinstance(error, RayError):
+            why = " ".join(str(error).split())[:ERROR_CHARACTERS_MAX]
+            raise ConfigurationError(
+                f"the coordinator of {name!r} has not started within {START_TIMEOUT_S:g} s: {why}"
+            ) from error
+        raise
+    return actor
+
+
+def leave_nothing(name: str, job_id: JobId, namespace: str = NAMESPACE) -> None:
+    """End what a detached job has left whose coordinator is lost for good."""
+    holder = _handle(_holder_of(job_id), namespace)
+    try:
+        release_slots(_read(_holder_of(job_id), namespace).options)
+    except (RayError, ValueError) as error:
+        log.warning("the slots of %s may be left behind: %s", job_id, error)
+    _kill(_handle(f"{name}/coordinator", namespace), holder)
+
+
+def release_slots(options: FleetOptions) -> None:
+    """Give the slots of a detached job back."""
+    if options.placement is not None:
+        ray.util.remove_placement_group(options.placement.placement_group)
+
+
+def _let_go_of_what_is_over(name: str, namespace: str) -> None:
+    """A job of this name that only waits for somebody to hear its end waits no longer. Raises RayError."""
+    coordinator = _handle(f"{name}/coordinator", namespace)
+    if coordinator is not None and _is_over(coordinator):
+        overview: JobOverview = ray.get(coordinator.overview.remote(), timeout=CALL_TIMEOUT_S)
+        _kill(coordinator, _handle(_holder_of(overview.card.job_id), namespace))
+        for _ in range(KILL_STEPS_MAX):
+            if _handle(f"{name}/coordinator", namespace) is None:
+                return
+            threading.Event().wait(KILL_STEP_S)
+
+
+def _kill(*actors: Handle | None) -> None:
+    for actor in actors:
+        if actor is not None:
+            ray.kill(actor, no_restart=True)
+
+
+def _holder_of(job_id: JobId) -> str:
+    return f"{job_id}/program"
+
+
+def _read(holder: str, namespace: str) -> Program:
+    pickled: Any = ray.get(ray.get_actor(holder, namespace=namespace).read.remote(), timeout=START_TIMEOUT_S)
+    program: Program = cloudpickle.loads(pickled)
+    return program
+
+
+def _is_over(coordinator: Handle) -> bool:
+    """Whether a coordinator only waits for somebody to hear the end. One that does not answer may be restarting."""
+    try:
+        return bool(ray.get(coordinator.view.remote(0.0), timeout=CALL_TIMEOUT_S).ended)
+    except RayError:
+        return False
+
+
+def _handle(name: str, namespace: str) -> Handle | None:
+    try:
+        return ray.get_actor(name, namespace=namespace)
+    except ValueError:
+        return None
+
+
+def _started_here() -> bool:
+    """Whether the cluster ends with this process. Ray has no public word for it."""
+    node = getattr(ray._private.worker, "_global_node", None)
+    return bool(getattr(node, "head", False)) or is_on_spark()

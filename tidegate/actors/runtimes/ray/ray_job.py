@@ -1,0 +1,295 @@
+"""`RayJob`: a job on Ray as a driver sees it, whether that has submitted it or has attached to it.
+
+Rules:
+
+- Every question to the coordinator has a time limit. While Ray restarts its process, the job shows as "restarting".
+- The coordinator of a job that is over goes: that of a detached job by itself, any other as soon as its driver has
+  heard the end. What became of the job stands in its event log, where a driver reads it that comes too late to ask.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import uuid
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import ray
+from ray.exceptions import ActorDiedError, GetTimeoutError, RayActorError
+
+from tidegate.actors.coordinator.state.checkpoint_statistics import CheckpointStatistics
+from tidegate.actors.coordinator.state.coordinator_state import CoordinatorState
+from tidegate.actors.hosts.coordinator.coordinator_host import replay
+from tidegate.actors.runtimes.ray.answers import JobView
+from tidegate.actors.runtimes.ray.detached import leave_nothing
+from tidegate.actors.runtimes.ray.process.process_info import ProcessInfo
+from tidegate.actors.runtimes.ray.shared_value import SharedValue
+from tidegate.actors.runtimes.ray.task_actor import Handle
+from tidegate.actors.runtimes.running_job import (
+    Answer,
+    JobCard,
+    JobProgress,
+    TaskProcessInfo,
+    answers_of,
+    not_taken,
+    progress_of,
+)
+from tidegate.storage.checkpoints.event_log import EventLog
+from tidegate.storage.checkpoints.metadata import SnapshotKind
+from tidegate.storage.errors import ConfigurationError, JobFailedError, JobTimeoutError, TidegateError
+from tidegate.storage.files.store import OpenStore
+from tidegate.storage.ids import CheckpointId
+
+log = logging.getLogger(__name__)
+
+GLANCE_S = 0.5
+"""How long a call that only looks waits for an answer."""
+CALL_TIMEOUT_S = 15.0
+WAIT_STEP_S = 2.0
+RETRY_STEP_S = 0.2
+LOST_TIMEOUT_S = 120.0
+SILENT_TIMEOUT_S = 600.0
+"""How long a coordinator may be silent, also while Ray looks for a place to restart it, until whoever waits is told."""
+ERROR_CHARACTERS_MAX = 500
+
+
+class RayJob:
+    """A job on Ray (a `RunningJob`). Thread-safe.
+
+    `context`: what this driver keeps in Ray's memory for the job; None for one that does not need its driver, or has
+    another one. Such a job's coordinator is left alone.
+    """
+
+    def __init__(
+        self, card: JobCard, coordinator: Handle, context: SharedValue | None, slots: range, open_store: OpenStore
+    ) -> None:
+        self.name = card.name
+        self._card = card
+        self._open_store = open_store
+        self.slots = slots
+        """Task slots that the job holds."""
+        self._coordinator = coordinator
+        self._context = context
+        self._lock = threading.Lock()
+        self._last = progress_of(CoordinatorState(), {})
+        self._seen = False
+        """Whether the coordinator has ever told of the job: before, nothing restarts."""
+        self._asking = threading.Lock()
+        self._asked: Any = None
+        """A call for the state of the job that has not been answered yet."""
+        self._statistics = CheckpointStatistics()
+        self._answers: Mapping[str, Answer] = {}
+        """To all requests, once the job has ended."""
+        self._silence: tuple[float, str] | None = None
+        """Since when the coordinator has not answered, and why."""
+        self._end: JobProgress | None = None
+
+    @property
+    def over(self) -> bool:
+        """Whether the job has ended."""
+        return self._look(0.0) is not None
+
+    def progress(self) -> JobProgress:
+        """The job now; it has failed where its coordinator is lost for good, or could not go on.
+
+        A coordinator that does not answer at once, because it is starting or gone, is not waited for: then this is what
+        was known last, and the next call looks whether the answer has come.
+        """
+        with self._asking:
+            if self._end is None:
+                if self._asked is None:
+                    self._asked = self._coordinator.view.remote(0.0)
+                if ray.wait([self._asked], timeout=GLANCE_S)[0]:
+                    answer, self._asked = self._asked, None
+                    self._take_in(answer, 0.0)
+            return self._end or self._last
+
+    def wait(self, timeout_s: float | None) -> JobProgress | None:
+        """Wait for a terminal status; None when the time is over first."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            left_s = WAIT_STEP_S if deadline is None else max(0.0, deadline - time.monotonic())
+            end = self._look(min(left_s, WAIT_STEP_S))
+            if end is not None:
+                return end
+            if deadline is not None and time.monotonic() >= deadline:
+                return None
+            if self._silence is not None and time.monotonic() - self._silence[0] > SILENT_TIMEOUT_S:
+                (_, why), self._silence = self._silence, None
+                raise JobFailedError(
+                    f"the coordinator of job {self.name!r} has not answered for {SILENT_TIMEOUT_S:g} s, and the job "
+                    f"may still run: look for dead nodes; wait again to go on waiting ({why})"
+                )
+
+    def cancel(self) -> None:
+        """Ask for cancellation; nothing happens where the job is over."""
+        if self._look(0.0) is None:
+            self._ask(self._coordinator.cancel, "be cancelled")
+
+    def request(self, kind: SnapshotKind, target: str | None, timeout_s: float) -> Answer:
+        """Take a checkpoint or savepoint and wait for it; raises as `RunningJob.request` does."""
+        if target is not None:
+            check_shared(target)
+        self._look(0.0)
+        request = uuid.uuid4().hex
+        what = f"take a {kind.value}"
+        deadline = time.monotonic() + timeout_s
+        answer: Answer | None = None
+        try:
+            if self._end is None:
+                self._ask(self._coordinator.request, what, request, kind, target)
+            while self._end is None and answer is None and (left_s := deadline - time.monotonic()) > 0:
+                answer = self._ask(self._coordinator.answer, what, request, min(left_s, WAIT_STEP_S))
+        except JobFailedError:
+            # Another thread or driver may have heard the end, and let the coordinator go, while this one asked.
+            if self._end is None and self._ended_unheard() is None:
+                raise
+        if answer is None and self._end is not None:
+            answer = self._answers.get(request) or Answer(None, f"the job is {self._end.status}")
+        if answer is None:
+            raise JobTimeoutError(f"job {self.name!r} has not completed the {kind.value} within {timeout_s:g} s")
+        if answer.checkpoint_id is None:
+            raise not_taken(kind, answer.error)
+        return answer
+
+    def trigger_checkpoint(self, timeout_s: float) -> CheckpointId:
+        """Take a checkpoint and wait for it; raises as `request` does."""
+        checkpoint_id = self.request(SnapshotKind.CHECKPOINT, None, timeout_s).checkpoint_id
+        assert checkpoint_id is not None, "a request that fails raises"
+        return checkpoint_id
+
+    def statistics(self) -> CheckpointStatistics:
+        """Statistics of the checkpoints so far."""
+        if self._look(0.0) is None:
+            found: CheckpointStatistics = self._ask(self._coordinator.statistics, "give its statistics")
+            self._statistics = found
+        return self._statistics
+
+    def tasks(self) -> tuple[TaskProcessInfo, ...]:
+        """The process of each task: of those that are alive and have started. Empty when the job is over."""
+        if self._look(0.0) is not None:
+            return ()
+        found: tuple[TaskProcessInfo, ...] = self._ask(self._coordinator.processes, "name its tasks")
+        return found
+
+    def standbys(self) -> int:
+        """How many spare processes have started and wait. 0 when the job is over."""
+        return 0 if self._look(0.0) is not None else int(self._ask(self._coordinator.standbys, "count its standbys"))
+
+    def coordinator(self) -> ProcessInfo:
+        """The process of the coordinator. JobFailedError when it is lost for good."""
+        found: ProcessInfo = self._ask(self._coordinator.identify, "name its coordinator")
+        return found
+
+    def stop(self, timeout_s: float) -> None:
+        """Cancel the job if it runs, wait for that, and end its processes in any case."""
+        try:
+            self.cancel()
+            if self.wait(timeout_s) is None:
+                log.warning("job %r did not end within %g s: its processes are killed", self.name, timeout_s)
+        except (JobFailedError, RayActorError, GetTimeoutError) as error:
+            log.warning("job %r could not be cancelled: %s", self.name, error)
+        self._release()
+
+    # --- the coordinator's process --------------------------------------------------------------------------------
+
+    def _look(self, wait_s: float) -> JobProgress | None:
+        """Ask for the state of the job, and remember it. Returns its end, if it has come to one."""
+        if self._end is not None:
+            return self._end
+        return self._take_in(self._coordinator.view.remote(wait_s), wait_s)
+
+    def _take_in(self, answer: Any, wait_s: float) -> JobProgress | None:
+        """Wait for a view of the job, and remember it. Returns the end of the job, if it has come to one."""
+        try:
+            view: JobView = ray.get(answer, timeout=wait_s + CALL_TIMEOUT_S)
+        except ActorDiedError as error:
+            return self._ended_unheard() or self._lost(_one_line(error))
+        except (RayActorError, GetTimeoutError) as error:
+            log.info("the coordinator of %r does not answer: %s", self.name, error)
+            if self._seen:
+                self._last = replace(self._last, status="restarting")
+            self._silence = self._silence or (time.monotonic(), _one_line(error))
+            threading.Event().wait(min(wait_s, RETRY_STEP_S))
+            return None
+        self._silence = None
+        if not view.started and not view.ended and self._seen:
+            self._last = replace(self._last, status="restarting")
+            return None
+        self._seen = self._seen or view.started
+        self._last = view.progress
+        if view.statistics is not None:
+            self._statistics, self._answers = view.statistics, view.answers
+        if view.ended:
+            if view.broken is None:
+                return self._ended(view.progress)
+            return self._failed(f"its coordinator had to stop: {view.broken}")
+        return None
+
+    def _lost(self, why: str) -> JobProgress:
+        if self._card.detached:
+            leave_nothing(self.name, self._card.job_id)
+        return self._failed(f"its coordinator is lost for good: {why}")
+
+    def _failed(self, reason: str) -> JobProgress:
+        return self._ended(replace(self._last, status="failed", reason=reason))
+
+    def _ended(self, end: JobProgress) -> JobProgress:
+        with self._lock:
+            if self._end is None:
+                self._end = end
+                self._release()
+            return self._end
+
+    def _ended_unheard(self) -> JobProgress | None:
+        """The end of a job whose coordinator has gone since, as its log tells it; None if it had not ended."""
+        try:
+            machine, _ = replay(EventLog(self._open_store(self._card.root), self._card.job_id))
+        except TidegateError as error:
+            log.warning("the log of %s cannot be read: %s", self._card.job_id, error)
+            return None
+        state = machine.state
+        if not state.status.terminal:
+            return None
+        self._statistics = state.statistics.copy()
+        self._answers = {request: answer for request, answer in answers_of(state).items() if answer is not None}
+        return self._ended(progress_of(state, {}))
+
+    def _release(self) -> None:
+        if self._context is not None:
+            ray.kill(self._coordinator, no_restart=True)
+            self._context.release()
+
+    def _ask(self, method: Any, what: str, *arguments: object) -> Any:
+        """Call the coordinator; while it is being restarted, try again for a bounded time."""
+        deadline = time.monotonic() + LOST_TIMEOUT_S
+        while True:
+            try:
+                return ray.get(method.remote(*arguments), timeout=CALL_TIMEOUT_S)
+            except ActorDiedError as error:
+                raise JobFailedError(
+                    f"job {self.name!r} cannot {what}: its coordinator is lost: {_one_line(error)}"
+                ) from error
+            except (RayActorError, GetTimeoutError) as error:
+                if time.monotonic() > deadline:
+                    raise JobFailedError(
+                        f"job {self.name!r} cannot {what}: its coordinator has not answered for {LOST_TIMEOUT_S:g} s "
+                        f"({error}); look for dead nodes, and execute the job again with restore='latest'"
+                    ) from error
+            threading.Event().wait(RETRY_STEP_S)
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:ERROR_CHARACTERS_MAX]
+
+
+def check_shared(url: str) -> None:
+    """Refuse, with a ConfigurationError, what other processes cannot read."""
+    if url.startswith("memory:"):
+        raise ConfigurationError(
+            f"{url!r} is the memory of one process, and a job on Ray runs in many: use a folder that all nodes "
+            "share, or s3://"
+        )

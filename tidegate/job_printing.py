@@ -1,0 +1,128 @@
+"""What `tidegate jobs` and `tidegate job` print. Pure functions, but for those that ask a job.
+
+JSON holds times in ms since the epoch, durations in ms and sizes in bytes; what is not known is null.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+
+import tidegate.actors.coordinator.messages.instructions
+import tidegate.actors.coordinator.state.coordinator_state  # noqa: F401 (imported for the classes that they register)
+from tidegate.actors.coordinator.messages.words import in_words
+from tidegate.actors.runtimes.running_job import JobOverview
+from tidegate.api.submission.job import Job
+from tidegate.recovery.event_history import EventHistory
+from tidegate.recovery.printing import time_text
+from tidegate.storage.checkpoints.event_log import EventLog
+
+Listing = Sequence[tuple[str, JobOverview | None]]
+"""Jobs by name; None for one whose coordinator does not answer."""
+
+_HEAD = ("NAME", "STATE", "UPTIME", "ATTEMPT", "LAST CHECKPOINT", "ID")
+
+
+def job_lines(jobs: Listing, now_ms: int) -> list[str]:
+    """A table of jobs; one line that says so where there is none."""
+    if not jobs:
+        return ["No job runs on this Ray"]
+    rows = [_HEAD, *(_row(name, overview, now_ms) for name, overview in jobs)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEAD))]
+    return ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def _row(name: str, overview: JobOverview | None, now_ms: int) -> tuple[str, ...]:
+    if overview is None:
+        return (name, "unreachable", "-", "-", "-", "-")
+    card, progress = overview.card, overview.progress
+    return (
+        card.name,
+        progress.status,
+        duration_text(now_ms - card.submitted_at_ms),
+        str(progress.attempt),
+        _last_checkpoint(overview, now_ms),
+        card.job_id,
+    )
+
+
+def _last_checkpoint(overview: JobOverview, now_ms: int) -> str:
+    if overview.last_checkpoint_at_ms is None:
+        return "-"
+    ago = duration_text(now_ms - overview.last_checkpoint_at_ms)
+    return f"{overview.progress.last_checkpoint}, {ago} ago"
+
+
+def duration_text(duration_ms: int) -> str:
+    """A duration by its two largest units; 0 s where clocks differ and it would be negative."""
+    seconds = max(0, duration_ms) // 1_000
+    units = [("d", seconds // 86_400), ("h", seconds // 3_600 % 24), ("min", seconds // 60 % 60), ("s", seconds % 60)]
+    first = next((place for place, (_, count) in enumerate(units) if count), len(units) - 1)
+    return " ".join(f"{count} {unit}" for unit, count in units[first : first + 2] if count or unit == "s")
+
+
+def jobs_as_json(jobs: Listing, now_ms: int) -> str:
+    """A list of objects, one a job."""
+    return as_json_text([_job_object(name, overview, now_ms) for name, overview in jobs])
+
+
+def _job_object(name: str, overview: JobOverview | None, now_ms: int) -> dict[str, object]:
+    if overview is None:
+        return {"name": name, "state": "unreachable"}
+    card, progress = overview.card, overview.progress
+    return {
+        "name": card.name,
+        "id": card.job_id,
+        "state": progress.status,
+        "uptime_ms": max(0, now_ms - card.submitted_at_ms),
+        "attempt": progress.attempt,
+        "last_checkpoint": progress.last_checkpoint,
+        "last_checkpoint_at_ms": overview.last_checkpoint_at_ms,
+        "detached": card.detached,
+        "root": card.root,
+    }
+
+
+def status_of(job: Job) -> dict[str, object]:
+    """Everything that is known of a job at a glance: names, progress, and key figures of its checkpoints."""
+    return {"name": job.name, "id": job.job_id, "root": job.root, **job.metrics()}
+
+
+def status_lines(status: Mapping[str, object]) -> list[str]:
+    """A line a fact; what is not known, and what is not the case, is left out."""
+    lines = []
+    for name, value in status.items():
+        if isinstance(value, Mapping):
+            lines += [f"{name + '.' + str(key):<28} {_text(part)}" for key, part in value.items()]
+        elif value is not None and value is not False:
+            lines.append(f"{name:<28} {_text(value)}")
+    return lines
+
+
+def _text(value: object) -> str:
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def events_since(job: Job, index: int, as_json: bool) -> tuple[list[str], int]:
+    """Lines for the events of a job from an entry of its log on, and the entry that comes next."""
+    log = EventLog(job._open_store(job.root), job.job_id)
+    lines = []
+    for at, entry, events, error in EventHistory.read(log, job.job_id, index).entries:
+        index = at + 1
+        if entry is None:
+            lines.append(as_json_text({"entry": at, "error": error}) if as_json else f"{at:>7}  {error}")
+            continue
+        for logged in events:
+            kind, text = type(logged.event).__name__, in_words(logged.event)
+            if as_json:
+                facts = {"event": logged.number, "at_ms": logged.at_ms, "cause": logged.cause, "kind": kind}
+                lines.append(as_json_text(facts | {"text": text}))
+            else:
+                number = "?" if logged.number is None else logged.number
+                lines.append(f"{number:>7}  {time_text(logged.at_ms)}  {text}")
+    return lines, index
+
+
+def as_json_text(value: object) -> str:
+    """One line of JSON. Enumerations and ids are written as text."""
+    return json.dumps(value, ensure_ascii=False, default=str)

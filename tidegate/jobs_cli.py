@@ -1,0 +1,197 @@
+"""The commands for jobs that run on Ray: `tidegate jobs`, and `tidegate job NAME …`.
+
+Exit codes: 0 when it is done, 1 when the job has refused it or failed, 2 for wrong usage (no such job, no cluster), 3
+when the time was over first. An error of ours is shown as one sentence, never as a traceback.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tidegate.storage.errors import ConfigurationError, JobFailedError, JobTimeoutError, TidegateError
+
+# Imports stand in the commands that need them, so that `--help` does not wait for libraries that it has no use for.
+
+if TYPE_CHECKING:
+    from tidegate.api.environment import StreamEnvironment
+    from tidegate.api.submission.job import Job
+
+REFUSED, WRONG_USAGE, TIME_IS_OVER = 1, 2, 3
+FOLLOW_S = 1.0
+"""How often a log is looked at that is followed."""
+
+job_app = typer.Typer(help="One job that runs on Ray: what it does, and what it is to do.", no_args_is_help=True)
+
+AddressOption = Annotated[
+    str | None,
+    typer.Option(
+        "--address", metavar="HOST:PORT", help="Of Ray; else RAY_ADDRESS, or the one cluster of this user here."
+    ),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+TimeoutOption = Annotated[str, typer.Option("--timeout", help="How long to wait for it.")]
+
+
+def jobs_command(address: AddressOption = None, as_json: JsonOption = False) -> None:
+    """List the jobs on this Ray: name, state, uptime, attempt, last checkpoint."""
+    from tidegate.actors.hosts.clock import now_ms
+    from tidegate.job_printing import job_lines, jobs_as_json
+
+    with _environment(address) as env:
+        jobs = env._runtime.overviews()
+    if as_json:
+        typer.echo(jobs_as_json(jobs, now_ms()))
+        return
+    for line in job_lines(jobs, now_ms()):
+        typer.echo(line)
+
+
+@job_app.callback()
+def job_command(
+    context: typer.Context, name: Annotated[str, typer.Argument(metavar="NAME", help="Name or id of the job.")]
+) -> None:
+    """One job that runs on Ray: what it does, and what it is to do."""
+    context.obj = name
+
+
+@job_app.command("status")
+def status_command(context: typer.Context, address: AddressOption = None, as_json: JsonOption = False) -> None:
+    """Show the state of the job, its checkpoints, and the rows that have come into each vertex."""
+    from tidegate.job_printing import as_json_text, status_lines, status_of
+
+    with _job(context, address) as job:
+        status = status_of(job)
+    if as_json:
+        typer.echo(as_json_text(status))
+        return
+    for line in status_lines(status):
+        typer.echo(line)
+
+
+@job_app.command("checkpoint")
+def checkpoint_command(
+    context: typer.Context, address: AddressOption = None, timeout: TimeoutOption = "10min", as_json: JsonOption = False
+) -> None:
+    """Take a checkpoint now, and print its path."""
+    with _job(context, address) as job:
+        _say(as_json, {"path": job.trigger_checkpoint(timeout)}, "{path}")
+
+
+@job_app.command("savepoint")
+def savepoint_command(
+    context: typer.Context,
+    target: Annotated[
+        str | None, typer.Argument(metavar="[URL]", help="The folder for its folder; else state.savepoints.dir.")
+    ] = None,
+    address: AddressOption = None,
+    timeout: TimeoutOption = "10min",
+    as_json: JsonOption = False,
+) -> None:
+    """Take a savepoint now, while the job goes on, and print its path."""
+    with _job(context, address) as job:
+        _say(as_json, {"path": job.savepoint(target, timeout)}, "{path}")
+
+
+@job_app.command("stop")
+def stop_command(
+    context: typer.Context,
+    drain: Annotated[bool, typer.Option("--drain", help="Let the sources end for good, and operators finish.")] = False,
+    savepoint: Annotated[
+        str | None, typer.Option("--savepoint", metavar="URL", help="The folder for its folder.")
+    ] = None,
+    address: AddressOption = None,
+    timeout: TimeoutOption = "10min",
+    as_json: JsonOption = False,
+) -> None:
+    """End the job with a savepoint, wait for both, and print the savepoint's path."""
+    with _job(context, address) as job:
+        path = job.stop(drain, savepoint, timeout)
+        told = {"name": job.name, "status": job.status(), "path": path}
+    _say(as_json, told, "{name} is {status}; its savepoint is {path}")
+
+
+@job_app.command("cancel")
+def cancel_command(
+    context: typer.Context, address: AddressOption = None, timeout: TimeoutOption = "1min", as_json: JsonOption = False
+) -> None:
+    """Cancel the job, and wait for its end; its checkpoints stay as its retention says."""
+    with _job(context, address) as job:
+        job.cancel()
+        told = {"name": job.name, "status": job.wait(timeout)}
+    _say(as_json, told, "{name} is {status}")
+
+
+@job_app.command("events")
+def events_command(
+    context: typer.Context,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job is over.")] = False,
+    address: AddressOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Print what the coordinator has decided by, an event a line, oldest first."""
+    import threading
+
+    from tidegate.job_printing import events_since
+
+    line = 0
+    with _job(context, address) as job:
+        while True:
+            over = not follow or _is_over(job)  # asked first: what is logged till then is printed
+            lines, line = events_since(job, line, as_json)
+            for text in lines:
+                typer.echo(text)
+            if over:
+                return
+            threading.Event().wait(FOLLOW_S)
+
+
+def _is_over(job: Job) -> bool:
+    """Whether the job has ended, and its log says so."""
+    try:
+        job.wait(0)
+    except JobTimeoutError:
+        return False
+    except JobFailedError:
+        return True
+    return True
+
+
+def open_environment(address: str | None) -> StreamEnvironment:
+    """What finds the jobs."""
+    from tidegate.api.environment import StreamEnvironment
+
+    return StreamEnvironment.ray(address)
+
+
+@contextmanager
+def _environment(address: str | None) -> Iterator[StreamEnvironment]:
+    """An environment, and errors as exit codes."""
+    try:
+        with open_environment(address) as env:
+            yield env
+    except TidegateError as error:
+        typer.echo(f"Error: {error}", err=True)
+        raise typer.Exit(exit_code(error)) from error
+
+
+@contextmanager
+def _job(context: typer.Context, address: str | None) -> Iterator[Job]:
+    with _environment(address) as env:
+        yield env.attach(context.obj)
+
+
+def exit_code(error: TidegateError) -> int:
+    """What the shell is told of an error."""
+    if isinstance(error, JobTimeoutError):
+        return TIME_IS_OVER
+    return WRONG_USAGE if isinstance(error, ConfigurationError) else REFUSED
+
+
+def _say(as_json: bool, told: Mapping[str, object], text: str) -> None:
+    from tidegate.job_printing import as_json_text
+
+    typer.echo(as_json_text(told) if as_json else text.format(**told))
