@@ -72,7 +72,7 @@ def test_an_old_checkpoint_is_read_at_rest(old_root: Path) -> None:
     report = recovery.verify(newest.path)
     assert report.problems == ()
     assert report.files > 1
-    store, metadata = open_store(str(old_root)), recovery.inspect(newest.path)
+    store, metadata = open_store(str(old_root)), recovery.inspect(newest.path).metadata
     counts = recovery.load_operator_state(store, metadata, OperatorUid("sums"))
     assert sum(table.rows.column("n")[row].as_py() for table in counts for row in range(table.rows.num_rows)) > 0
 

@@ -61,6 +61,7 @@ class Keyed:
         self._begin()
         for table in tables:
             self.states.load(table)
+        self.states.loaded()
         return self
 
     def _begin(self) -> None:

@@ -17,7 +17,7 @@ from tidegate.actors.task.channels.output_gate import BufferLimits
 from tidegate.actors.task.messages import events as ev
 from tidegate.actors.task.messages import instructions as do
 from tidegate.storage.checkpoints.metadata import SnapshotKind
-from tidegate.storage.ids import VertexId
+from tidegate.storage.ids import CheckpointId, VertexId
 from tidegate.storage.state.snapshot import tables_of
 
 PROCESSING = ev.TaskTimer.PROCESSING_TIME
@@ -134,7 +134,7 @@ def test_a_timer_that_is_due_as_the_data_ends_does_not_fire_behind_the_end() -> 
 
     found = subject.trigger(1, stop) + subject.turns()
 
-    assert sent(found) == [EndOfData(drain=False), barrier(1, stop, at_ms=1_030)]
+    assert sent(found) == [EndOfData(drain=False, stop=CheckpointId(1)), barrier(1, stop, at_ms=1_030)]
 
 
 def test_restored_timers_wait_until_every_task_is_ready() -> None:

@@ -26,7 +26,7 @@ from tidegate.actors.task.messages import instructions as do
 from tidegate.actors.task.pipeline.task_descriptor import TaskDescriptor
 from tidegate.actors.task.task_status import TaskStatus
 from tidegate.storage.checkpoints.metadata import SnapshotKind
-from tidegate.storage.ids import VertexId
+from tidegate.storage.ids import CheckpointId, VertexId
 from tidegate.storage.state.snapshot import tables_of
 
 PROCESSING = ev.TaskTimer.PROCESSING_TIME
@@ -223,7 +223,7 @@ def test_a_source_that_stops_does_the_steps_of_watermarks_first(kind: SnapshotKi
     found += subject.turns()
 
     rows = [*(-x for x in range(1, 11)), Watermark(MAX_WATERMARK_MS)] if drain else []
-    assert told(found) == [*rows, EndOfData(drain), barrier(1, stop)]
+    assert told(found) == [*rows, EndOfData(drain, stop=CheckpointId(1)), barrier(1, stop)]
 
 
 @pytest.mark.parametrize("kind", [SnapshotKind.SUSPEND, SnapshotKind.TERMINATE])
@@ -238,11 +238,11 @@ def test_a_source_that_stops_drops_what_is_left_of_the_clocks_steps(kind: Snapsh
     stop = BarrierOptions(kind=kind)
     found = subject.trigger(1, stop) + subject.turns()
     if kind is SnapshotKind.SUSPEND:
-        assert told(found) == [EndOfData(drain=False), barrier(1, stop, at_ms=1_050)]
+        assert told(found) == [EndOfData(drain=False, stop=CheckpointId(1)), barrier(1, stop, at_ms=1_050)]
         assert timers_in(found) == [1_004, 1_005]
     else:
         last = Watermark(MAX_WATERMARK_MS)
-        assert told(found) == [last, EndOfData(drain=True), barrier(1, stop, at_ms=1_050)]
+        assert told(found) == [last, EndOfData(drain=True, stop=CheckpointId(1)), barrier(1, stop, at_ms=1_050)]
 
 
 def test_a_source_reads_on_and_takes_nothing_while_timers_fire() -> None:
