@@ -51,7 +51,7 @@ def test_reads_that_an_attempt_has_left_behind_hold_up_no_other_one(tmp_path: Pa
         env.from_source(blocked).collect()
         env.from_source(fails, parallelism=1).map_batches(fail_behind_gates, schema=fails.schema).collect()
         restart = tg.RestartStrategy.fixed_delay(len(gates), "1ms")
-        job = env.execute("left behind", checkpoints=config(tmp_path), restart=restart)
+        job = env.execute("left behind", checkpoints=config(tmp_path, failover="full"), restart=restart)
         for gate in gates:
             blocked.await_gate(10)
             fails.await_gate(gate)
