@@ -75,7 +75,7 @@ def _start_worker(work: Work) -> None:
 def _run_seed(seed: int) -> SimulationReport:
     report = _run(seed)
     # The history is large, and only that of a violation is looked at.
-    return report.without_history() if report.ok else report
+    return report.without_history() if report.ok else report.portable()
 
 
 def _load(reference: str) -> Callable[..., Any]:

@@ -22,8 +22,9 @@ from tidegate.actors.task.messages import events as ev
 from tidegate.actors.task.messages import instructions as do
 from tidegate.storage.checkpoints.layout import CheckpointLayout
 from tidegate.storage.checkpoints.metadata import CheckpointMetadata, NativeFile, NativeState, StateHandle, StateKind
+from tidegate.storage.checkpoints.metadata_file import create_metadata
 from tidegate.storage.checkpoints.permits import _DECIDED, EndPermit
-from tidegate.storage.errors import StorageError
+from tidegate.storage.errors import AlreadyExistsError, StorageError
 from tidegate.storage.files.file_system_store import FileSystemStore, open_store
 from tidegate.storage.files.store import Store
 from tidegate.storage.ids import AttemptNumber, CheckpointId, JobId, OperatorUid, SubtaskIndex, VertexId
@@ -298,3 +299,17 @@ def test_no_shared_file_is_swept_where_a_retained_checkpoint_cannot_be_read(
 
     assert {OF_FIVE[1], OF_FIVE[2]} <= files_in(store)
     assert "Shared files of demo-1a2b3c4d stay" in caplog.text
+
+
+def test_a_tombstone_outlives_its_job(store: FileSystemStore) -> None:
+    """A coordinator that was cut off may still be about to complete a checkpoint that its successor has voided."""
+    graph = graph_of({"source": 1, "count": 2}, ("source", "count", BY_KEY))
+    tombstone = replace(checkpoint_of(graph), void=True)
+    create_metadata(store, tombstone)
+    put(store, f"{JOB}/chk-5/count-1", f"{JOB}/chk-6/_metadata")
+
+    coordinator_effects(store).sweep(leaving())
+
+    assert files_in(store) == {f"{JOB}/chk-5/_metadata"}
+    with pytest.raises(AlreadyExistsError):
+        create_metadata(store, checkpoint_of(graph))

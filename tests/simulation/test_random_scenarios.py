@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import re
 import subprocess
 import sys
@@ -63,6 +64,28 @@ def test_no_random_scenario_violates_an_invariant(reports: list[SimulationReport
     """Whatever is drawn: two jobs, one after the other, write just the rows that plain Python computes."""
     violated = [f"{report}\n{report.sequence()}" for report in reports if not report.ok]
     assert not violated, violated[0]
+
+
+@pytest.mark.parametrize(
+    "seed",
+    [
+        pytest.param(19_136, id="a coordinator that was cut off completes a checkpoint after the end of the job"),
+        pytest.param(40_057, id="a region fails twice while a stop is under way"),
+    ],
+)
+def test_seeds_that_once_violated_an_invariant(seed: int) -> None:
+    """What each has shown once."""
+    report = simulate_random(seed, shrink=False)
+    assert report.ok, report
+
+
+def test_a_violation_can_be_sent_to_another_process() -> None:
+    """With its whole history: a run of many seeds has several processes."""
+    broken = BROKEN["gaps are ignored"]
+    report = next(report for seed in range(100) if not (report := broken.simulate(seed)).ok)
+    sent = pickle.loads(pickle.dumps(report.portable()))
+    assert sent.trace == report.trace
+    assert sent.sequence() == report.sequence()
 
 
 def test_a_stop_right_after_a_source_was_restored_partly_finished_knows_all_splits() -> None:

@@ -1,8 +1,9 @@
 """Sweeps a job's checkpoints when the job is over: what no retained one refers to is deleted.
 
-Rules: of a checkpoint that goes, `_metadata` goes first, so that nobody finds it half deleted. Shared files are looked
-at last, when everything is known that retained checkpoints refer to; where the metadata of one of them is damaged or
-gone, none is deleted.
+Rules: of a checkpoint that goes, `_metadata` goes first, so that nobody finds it half deleted. That of a voided one
+stays, as a tombstone: a coordinator that was cut off may still be about to complete it, also after the end. Shared
+files are looked at last, when everything is known that retained checkpoints refer to; where the metadata of one of them
+is damaged or gone, none is deleted.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from tidegate.storage.checkpoints.metadata_file import read_metadata
 from tidegate.storage.checkpoints.permits import EndPermit
 from tidegate.storage.errors import DAMAGE
 from tidegate.storage.files.store import Store
+from tidegate.storage.ids import CheckpointId
 
 _logger = logging.getLogger(__name__)
 
@@ -23,7 +25,11 @@ def sweep_checkpoints(store: Store, layout: CheckpointLayout, permit: EndPermit)
     kept = sorted(permit.retained)
     for name in store.list(layout.job_dir()):
         number = parse_checkpoint_name(name)
-        if number is not None and number not in kept:
+        if number is None or number in kept:
+            continue
+        if _is_tombstone(store, layout, number):
+            _sweep_folder(store, layout.checkpoint_dir(number), {layout.metadata(number)})
+        else:
             store.delete(layout.metadata(number))
             store.delete_tree(layout.checkpoint_dir(number))
     referenced: set[str] = set()
@@ -39,6 +45,13 @@ def sweep_checkpoints(store: Store, layout: CheckpointLayout, permit: EndPermit)
         _sweep_folder(store, layout.checkpoint_dir(number), referenced)
     if readable:
         _sweep_shared(store, layout, referenced)
+
+
+def _is_tombstone(store: Store, layout: CheckpointLayout, number: CheckpointId) -> bool:
+    try:
+        return read_metadata(store, layout.job_id, number).void
+    except DAMAGE:
+        return False
 
 
 def _sweep_shared(store: Store, layout: CheckpointLayout, referenced: set[str]) -> None:

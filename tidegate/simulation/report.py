@@ -48,6 +48,10 @@ class SimulationReport:
         """The same report without its notes, to be kept or sent by the thousands."""
         return replace(self, notes=())
 
+    def portable(self) -> SimulationReport:
+        """The same report with a history that can be sent to another process."""
+        return replace(self, notes=tuple(note.portable() for note in self.notes))
+
     def sequence(self, lines_max: int = 80) -> str:
         """The last messages as a drawing: a lane for the user, storage, the coordinator and each task."""
         return draw_sequence(self.notes, lines_max)

@@ -54,6 +54,8 @@ class FailoverOracle:
         self._failed: set[TaskId] = set()
         self._whole = True
         """Whether something has happened that concerns the whole job, since it was deployed."""
+        self._stop_was_asked = False
+        """From then on any failure may find tasks that have ended their data: a stop outlives its attempt."""
 
     def heard(self, event: co.CoordinatorEvent) -> None:
         """The coordinator is told something, and does not ignore it."""
@@ -67,7 +69,7 @@ class FailoverOracle:
         elif isinstance(event, co.TimerFired):
             self._whole |= event.timer.partition(":")[0] in _TIMERS_OF_THE_WHOLE_JOB
         elif isinstance(event, co.CheckpointRequested):
-            self._whole |= event.kind.stops
+            self._stop_was_asked |= event.kind.stops
         else:
             self._whole |= isinstance(event, _OF_THE_WHOLE_JOB)
 
@@ -87,7 +89,12 @@ class FailoverOracle:
                 raise InvariantViolated(
                     1, f"attempt {attempt} is of {task}, and not of {min(cut)} that it is joined to"
                 )
-        whole = self._whole or self._spec.failover is FailoverStrategy.FULL or bool(self._spec.hooks)
+        whole = (
+            self._whole
+            or self._stop_was_asked
+            or self._spec.failover is FailoverStrategy.FULL
+            or bool(self._spec.hooks)
+        )
         if not whole:
             unknown = not completed and self._spec.restore is not None
             untouched = again - self._touched({t.vertex for t in self._neighbours} if unknown else self._tied)

@@ -53,6 +53,8 @@ class FilesOracle:
         """Completed checkpoints that were damaged since."""
         self.passed_over: set[int] = set()
         """Damaged ones for which an older one was restored."""
+        self._tombstones: set[str] = set()
+        """Metadata of voided checkpoints."""
         self._unreadable: set[int] = set()
         self._numbers: set[int] = set()
         self.present: dict[int, CheckpointMetadata] = {}
@@ -72,7 +74,9 @@ class FilesOracle:
         if name.startswith(self._folder):
             if name.endswith("/_metadata"):
                 metadata = decode_metadata(data)
-                if not metadata.void:
+                if metadata.void:
+                    self._tombstones.add(name)
+                else:
                     self._completed(name, metadata)
             elif "/events/" in name and "snapshot" not in name:
                 self._logged(name, data)
@@ -225,9 +229,13 @@ class FilesOracle:
                 raise InvariantViolated(5, f"checkpoint {number} is retained, and its metadata is not there")
             keep.add(f"{self._root}/{self._layout.metadata(metadata.checkpoint_id)}")
             keep |= self._names_of(metadata)
+        # Tombstones outlive their job: a coordinator that was cut off may still be about to complete such a checkpoint.
+        keep |= self._tombstones
         missing = keep - self._disk.files.keys()
         if missing:
-            raise InvariantViolated(5, f"{min(missing)} is gone, and a retained checkpoint refers to it")
+            raise InvariantViolated(
+                5, f"{min(missing)} is gone, and a retained checkpoint refers to it, or it is a tombstone"
+            )
         own = (f"{self._folder}events/", f"{self._folder}taskowned/", *unknown)
         data = tuple(f"{table.rstrip('/')}/data/{self._job_id}/" for table in tables)
         shown = {name for table in tables for name in self._tables.referenced(table.rstrip("/"))}

@@ -6,6 +6,7 @@ The trace is kept as tuples and made into text only when somebody reads it: most
 from __future__ import annotations
 
 import heapq
+import pickle
 import random
 from collections import Counter, deque
 from collections.abc import Callable, Hashable
@@ -40,6 +41,10 @@ class Note(NamedTuple):
         """What happened and why, without time and place."""
         why = "" if self.cause is None else f" (from event {self.cause})"
         return " ".join(map(_text, self.what)) + why
+
+    def portable(self) -> Note:
+        """The same with words in the place of what cannot leave its process, such as state that is not written yet."""
+        return self._replace(what=tuple(part if _can_leave(part) else _text(part) for part in self.what))
 
 
 class World:
@@ -153,6 +158,14 @@ class World:
     def message(self, sender: object, receiver: object, *what: object, cause: int | None = None) -> None:
         """Add a message to the trace."""
         self.trace.append(Note(self.now_ms, sender, receiver, what, cause))
+
+
+def _can_leave(part: object) -> bool:
+    try:
+        pickle.dumps(part)
+    except (pickle.PicklingError, AttributeError, TypeError):
+        return False
+    return True
 
 
 def _text(part: object) -> str:
