@@ -67,8 +67,11 @@ TWO = pa.record_batch({"x": [1, 2]})
 @pytest.mark.parametrize(
     ("answer", "said"),
     [
-        (tg.ReadResult(pa.record_batch({"y": [1, 2]}), 2, True), "has columns y: int64, and the schema.* is x: int64"),
-        (tg.ReadResult(pa.record_batch({"x": [1.0, 2.0]}), 2, True), "has columns x: double"),
+        (
+            tg.ReadResult(pa.record_batch({"y": [1, 2]}), 2, True),
+            r"has columns \(y: int64\), and the schema.* is \(x: int64\)",
+        ),
+        (tg.ReadResult(pa.record_batch({"x": [1.0, 2.0]}), 2, True), r"has columns \(x: double\)"),
         (tg.ReadResult(TWO, 3, True), "2 rows and next_offset 3; it must be 2"),
         (tg.ReadResult(TWO, 0, False), "next_offset 0"),
         (tg.ReadResult(TWO, -1, False), "next_offset -1"),

@@ -6,12 +6,10 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
-from local_jobs import config, local
+from failed_once import job_that_failed_once
 from typer.testing import CliRunner, Result
 
-import tidegate as tg
 from tidegate import event_printing
 from tidegate.actors.coordinator.messages.events import StorageCameBack, TimerFired
 from tidegate.cli import app
@@ -25,26 +23,7 @@ from tidegate.storage.ids import Generation, JobId
 @pytest.fixture(scope="module")
 def job_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a job of which a task has failed once, with an error that names it."""
-    folder = tmp_path_factory.mktemp("events")
-    flag = folder / "failed"
-
-    def fails_once(row: dict[str, int]) -> dict[str, int]:
-        if row["x"] == 150 and not flag.exists():
-            flag.touch()
-            raise ValueError("row 150 is odd")
-        return row
-
-    data = pa.table({"x": list(range(300))})
-    with local(1) as env:
-        env.from_batches(data).map(fails_once, schema=data.schema, uid="map").collect()
-        job = env.execute(
-            "watched",
-            checkpoints=config(folder / "checkpoints", interval="10ms"),
-            restart=tg.RestartStrategy.fixed_delay(2, "10ms"),
-        )
-        assert job.wait("60s") == "finished"
-    (found,) = (folder / "checkpoints").glob("watched-*")
-    return found
+    return job_that_failed_once(tmp_path_factory.mktemp("events"))
 
 
 def events(*arguments: object) -> Result:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from local_jobs import config, local
+from failed_once import job_that_failed_once
 from typer.testing import CliRunner
 
 import tidegate as tg
@@ -18,24 +18,7 @@ from tidegate.cli import app
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a job of which a task has failed once."""
-    root = tmp_path_factory.mktemp("explained")
-    flag = root / "failed"
-
-    def fails_once(row: dict[str, int]) -> dict[str, int]:
-        if row["x"] == 150 and not flag.exists():
-            flag.touch()
-            raise ValueError("row 150 is odd")
-        return row
-
-    data = pa.table({"x": list(range(300))})
-    with local(1) as env:
-        env.from_batches(data).map(fails_once, schema=data.schema, uid="map").collect()
-        job = env.execute(
-            "watched", checkpoints=config(root / "ckpt"), restart=tg.RestartStrategy.fixed_delay(2, "10ms")
-        )
-        assert job.wait("60s") == "finished"
-    (found,) = (root / "ckpt").glob("watched-*")
-    return found
+    return job_that_failed_once(tmp_path_factory.mktemp("explained"))
 
 
 def test_a_checkpoint_is_explained_from_its_first_cause(folder: Path) -> None:

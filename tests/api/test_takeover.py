@@ -27,6 +27,7 @@ from local_jobs import (
 
 import tidegate as tg
 from tidegate.actors.runtimes.local.local_runtime import LocalRuntime
+from tidegate.storage.checkpoints.metadata import SnapshotKind
 from tidegate.storage.errors import StorageError
 from tidegate.storage.files.file_system_store import FileSystemStore
 from tidegate.storage.ids import CheckpointId, JobId
@@ -169,7 +170,7 @@ def left_uncommitted(folder: Path) -> JobId:
         submission = env.plan("job", checkpoints=config(folder / "checkpoints"), restart=NO_RESTART)
         running = runtime.submit(replace(submission, spec=replace(submission.spec, storage_outage_ms=0)))
         source.await_gate(10)
-        running.trigger_checkpoint(WAIT_S)
+        running.request(SnapshotKind.CHECKPOINT, None, WAIT_S)
         progress = running.wait(WAIT_S)
     assert progress is not None
     assert progress.status == "failed"

@@ -18,6 +18,7 @@ from tidegate.actors.runtimes.ray.ray_runtime import RayJob, RayRuntime, SlotPla
 from tidegate.actors.runtimes.running_job import JobProgress, progress_of
 from tidegate.recovery.restart_strategy import RestartStrategy
 from tidegate.spark_bridge import RayDPSession
+from tidegate.storage.checkpoints.metadata import SnapshotKind
 from tidegate.storage.errors import CheckpointError, ConfigurationError
 
 WAIT_S = 240.0
@@ -68,7 +69,7 @@ def test_a_keyed_job_gives_the_reference_and_shows_itself(runtime: RayRuntime, t
     }
     assert tasks | {"flow/coordinator"} <= names
     assert {process.actor for process in job.tasks()} == tasks
-    assert job.trigger_checkpoint(WAIT_S) == 1
+    assert job.request(SnapshotKind.CHECKPOINT, None, WAIT_S).checkpoint_id == 1
     gate.touch()
     end = end_of(job)
     assert (end.status, end.restarts, end.failed_checkpoints) == ("finished", 0, 0)
@@ -76,7 +77,7 @@ def test_a_keyed_job_gives_the_reference_and_shows_itself(runtime: RayRuntime, t
     assert keyed.table().equals(keyed.expected)
     assert job.tasks() == ()
     with pytest.raises(CheckpointError, match="the job is finished"):
-        job.trigger_checkpoint(WAIT_S)
+        job.request(SnapshotKind.CHECKPOINT, None, WAIT_S)
 
 
 def test_a_task_that_is_killed_is_replaced_by_a_standby(placement: SlotPlacement, tmp_path: Path) -> None:

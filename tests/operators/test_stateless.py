@@ -80,7 +80,7 @@ def test_flat_map_makes_any_number_of_rows() -> None:
 
 def test_flat_map_output_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """A row that explodes gives several batches, and none is larger than the limit."""
-    monkeypatch.setattr(stateless, "_OUTPUT_ROWS_MAX", 4)
+    monkeypatch.setattr(stateless, "OUTPUT_ROWS_MAX", 4)
     emitted = run(opened(FlatMap(lambda row: [{"n": 1}] * 5 if row["x"] == 1 else [])), [_BATCH])
     assert [batch.num_rows for batch in emitted] == [4, 1]
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
-import rocksdict
 from restored_graphs import BY_KEY, MAX_PARALLELISM, checkpoint_of, complete, graph_of
+from small_tables import rewrite_in_small_tables
 
 from tidegate.actors.kernels.hashing import hash_columns
 from tidegate.actors.protocol.identity import TaskId
@@ -93,20 +93,8 @@ def in_small_tables(store: FileSystemStore, part: SubtaskState, groups: range, f
     backend.close()
 
     fetch_native(store, native, str(folder / "whole"))
-    small = rocksdict.Options(raw_mode=True)
-    small.set_target_file_size_base(16_000)
-    small.set_compression_type(rocksdict.DBCompressionType.none())
     rewritten = folder / "second" / UID
-    whole = rocksdict.Rdict(str(folder / "whole"), rocksdict.Options(raw_mode=True))
-    database = rocksdict.Rdict(str(rewritten), small)
-    for key, value in whole.items():
-        database[key] = value
-    whole.close()
-    database.flush()
-    compaction = rocksdict.CompactOptions()
-    compaction.set_bottommost_level_compaction(rocksdict.BottommostLevelCompaction.force())
-    database.compact_range(None, None, compaction)
-    database.close()
+    rewrite_in_small_tables(folder / "whole", rewritten, 16_000)
     (rewritten / DESCRIPTION_NAME).write_bytes(native.description)
 
     backend, _ = opened(replace(options, directory=str(folder / "second")), groups)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from without_faults import reliably
+
 from tidegate.actors.coordinator.messages import events as co
 from tidegate.actors.coordinator.messages import instructions as do
 from tidegate.actors.hosts.coordinator.coordinator_host import CoordinatorHost
@@ -63,9 +65,9 @@ class DeletesNewest(CoordinatorHost):
         if isinstance(instruction, do.NotifyCompleted):
             store = self._effects._open_store(self._effects._context.root)
             folder = self._effects._context.layout.checkpoint_dir(instruction.checkpoint_id)
-            for name in _reliably(store, "list", folder):
+            for name in reliably(store, "list", folder):
                 if name != "_metadata":
-                    _reliably(store, "delete", f"{folder}/{name}")
+                    reliably(store, "delete", f"{folder}/{name}")
 
 
 class NeverDeletes(CoordinatorHost):
@@ -178,15 +180,6 @@ class ActsBeforeLogging(CoordinatorHost):
         super()._append()
         for ordered in instructions:
             self._carry_out(ordered)
-
-
-def _reliably(store: Any, method: str, *arguments: Any) -> Any:
-    disk = store._disk
-    reliable, disk.reliable = disk.reliable, True
-    try:
-        return getattr(store, method)(*arguments)
-    finally:
-        disk.reliable = reliable
 
 
 COORDINATOR_BREAKS: dict[str, tuple[int, Protocol]] = {

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
+from without_faults import reliably
 
 from tidegate.actors.hosts.task.task_effects import TaskEffects
 from tidegate.actors.protocol.identity import ChannelId
@@ -256,7 +257,7 @@ class AcknowledgesBeforeDurable(TaskEffects):
     def persist(self, instruction: do.PersistSnapshot, *args: Any) -> Any:
         event = super().persist(instruction, *args)
         if isinstance(event, ev.SnapshotPersisted) and event.handle is not None and event.handle.path is not None:
-            _reliably(self._open_store(self._context.root), "delete", event.handle.path)
+            reliably(self._open_store(self._context.root), "delete", event.handle.path)
         return event
 
 
@@ -266,7 +267,7 @@ class LosesChannelFiles(TaskEffects):
     def persist_channel_state(self, instruction: do.PersistChannelState) -> Any:
         event = super().persist_channel_state(instruction)
         if isinstance(event, ev.ChannelStatePersisted) and event.handle is not None and event.handle.path is not None:
-            _reliably(self._open_store(self._context.root), "delete", event.handle.path)
+            reliably(self._open_store(self._context.root), "delete", event.handle.path)
         return event
 
 
@@ -276,7 +277,7 @@ class LosesDataFiles(TaskEffects):
     def stage(self, instruction: do.StageFile) -> Any:
         event = super().stage(instruction)
         if isinstance(event, ev.FileStaged):
-            _reliably(self._open_store(self._tables[instruction.uid]), "delete", event.file.path)
+            reliably(self._open_store(self._tables[instruction.uid]), "delete", event.file.path)
         return event
 
 
@@ -317,15 +318,6 @@ def _in_flight_twice(effects: TaskEffects, restored: ev.TaskRestored) -> ev.Task
 
 def _nothing_finished(effects: TaskEffects, restored: ev.TaskRestored) -> ev.TaskRestored:
     return replace(restored, finished=False, tables=() if restored.finished else restored.tables)
-
-
-def _reliably(store: Any, method: str, *arguments: Any) -> Any:
-    disk = store._disk
-    reliable, disk.reliable = disk.reliable, True
-    try:
-        return getattr(store, method)(*arguments)
-    finally:
-        disk.reliable = reliable
 
 
 TASK_BREAKS: dict[str, tuple[int, Protocol]] = {

@@ -26,8 +26,14 @@ KEYS = pa.schema({"k": pa.int64(), "s": pa.string()})
 MakeBackend = Callable[[bool], KeyedBackend]
 """Makes an empty backend for the keys of `KEYS`; the flag says whether it keeps what incremental snapshots need."""
 
+
+def columnar_backend(incremental: bool) -> ColumnarBackend:
+    """A backend in memory."""
+    return ColumnarBackend(MAX_PARALLELISM, tuple(KEYS.names), incremental)
+
+
 BACKENDS: dict[str, MakeBackend] = {
-    "columnar": lambda incremental: ColumnarBackend(MAX_PARALLELISM, tuple(KEYS.names), incremental),
+    "columnar": columnar_backend,
     "rocksdb": lambda _: rocks_backend(tuple(KEYS.names), MAX_PARALLELISM),
     "rocksdb with changelog": lambda _: rocks_backend(tuple(KEYS.names), MAX_PARALLELISM, kind=LoggedBackend),
 }

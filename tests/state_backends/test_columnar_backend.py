@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
@@ -17,6 +16,7 @@ from backend_model import (
     Cells,
     Snapshots,
     Table,
+    columnar_backend,
     composed,
     key_batch,
     tables,
@@ -50,19 +50,6 @@ _SNAPSHOT_STEPS = st.tuples(st.just("freeze"), st.booleans()) | st.tuples(
 )
 
 
-def _make(incremental: bool) -> ColumnarBackend:
-    return ColumnarBackend(MAX_PARALLELISM, tuple(KEYS.names), incremental)
-
-
-@pytest.fixture
-def small_blocks() -> Iterator[None]:
-    """A block is a page, and a chunk a few rows, so that a few thousand keys are many of both."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(frozen, "BLOCK_ROWS", PAGE_ROWS)
-        patch.setattr(frozen, "CHUNK_ROWS_MIN", 100)
-        yield
-
-
 def _run(snapshots: Snapshots, steps: list[tuple[str, Any]]) -> None:
     for what, argument in steps:
         if what == "batch":
@@ -79,7 +66,7 @@ def _run(snapshots: Snapshots, steps: list[tuple[str, Any]]) -> None:
 @given(st.lists(st.tuples(st.just("batch"), st.lists(_ROWS, min_size=1, max_size=8)) | _SNAPSHOT_STEPS, max_size=20))
 def test_tables_over_many_pages(steps: list[tuple[str, Any]]) -> None:
     """Writers that stop between two blocks while rows of all pages change still hold the moment of their freeze."""
-    table = Table(_make, True)
+    table = Table(columnar_backend, True)
     table.batch([(key, 1.0) for key in range(_PRELOADED)])
     _run(Snapshots(table), steps)
 
@@ -93,7 +80,7 @@ def test_tables_over_many_pages(steps: list[tuple[str, Any]]) -> None:
 )
 def test_cells_over_many_pages(steps: list[tuple[str, Any]]) -> None:
     """The same for values, lists and maps."""
-    cells = Cells(_make, True)
+    cells = Cells(columnar_backend, True)
     changes = [(key, what, 1) for key in range(0, _PRELOADED, 3) for what in ("put", "extend", "set")]
     cells.batch(changes)
     _run(Snapshots(cells), steps)
@@ -119,7 +106,7 @@ def test_compaction_is_not_seen(incremental: bool, steps: list[tuple[str, Any]])
     """Rebuilding as soon as more than half of four slots are dead changes nothing of what is read or stored."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(key_space, "COMPACTED_SLOTS_MIN", 4)
-        cells = Cells(_make, incremental)
+        cells = Cells(columnar_backend, incremental)
         snapshots = Snapshots(cells)
         for what, argument in steps:
             if what == "batch":
@@ -139,7 +126,7 @@ def _refs(backend: KeyedBackend, keys: list[int]) -> list[int]:
 
 def test_dead_slots_are_given_up() -> None:
     """Of 10,000 keys 9,000 are removed: then the rest lies in the first thousand slots, in the order it had."""
-    cells = Cells(_make, False)
+    cells = Cells(columnar_backend, False)
     cells.batch([(key, "put", 1) for key in range(10_000)])
     assert list(range(10_000)) == _refs(cells.backend, list(range(10_000)))
     before = cells.backend.freeze(Cut(CheckpointId(1)))
@@ -152,7 +139,7 @@ def test_dead_slots_are_given_up() -> None:
 
 def test_dead_slots_that_a_snapshot_has_to_tell_of_are_kept() -> None:
     """While the base holds removed keys they keep their slots; with a base that does not, these are given up."""
-    cells = Cells(_make, True)
+    cells = Cells(columnar_backend, True)
     snapshots = Snapshots(cells)
     cells.batch([(key, "put", 1) for key in range(10_000)])
     snapshots.freeze(False)
@@ -168,12 +155,12 @@ def test_dead_slots_that_a_snapshot_has_to_tell_of_are_kept() -> None:
     snapshots.freeze(True)
     snapshots.complete(0)
     assert snapshots.completed is not None
-    Cells(_make, True, snapshots.completed[1]).check()
+    Cells(columnar_backend, True, snapshots.completed[1]).check()
 
 
 def test_tables_keep_up_with_compaction() -> None:
     """A table and cells share the slots: rows of the table stay its own when dead slots of the cells go."""
-    backend = _make(False)
+    backend = columnar_backend(False)
     table, values = backend.table("t", COLUMNS), backend.values(VALUE)
     backend.fix_keys(KEYS)
     for ref in backend.enter(key_batch(range(10_000))):
@@ -198,11 +185,11 @@ def test_tables_keep_up_with_compaction() -> None:
 
 def test_a_row_that_comes_back_begins_anew() -> None:
     """A row that a layer removed and the input brings back has the identity again, and is null where nulls are kept."""
-    first = Table(_make, False)
+    first = Table(columnar_backend, False)
     first.batch([(1, 5.0), (2, None)])
     (stored,) = tables(first.backend.freeze(Cut(CheckpointId(1))))
     gone = StateTable("t", stored.kind, key_batch([1]), removed=True, layer=1)
-    second = Table(_make, False, [stored, gone])
+    second = Table(columnar_backend, False, [stored, gone])
     second.check()
     assert second.table.rows == 1
     second.batch([(1, None), (3, 1.0)])
@@ -212,7 +199,7 @@ def test_a_row_that_comes_back_begins_anew() -> None:
 
 def test_writing_while_another_thread_reads() -> None:
     """A writer on its own thread gets every row as it was frozen, while each batch changes all of them."""
-    table = Table(_make, False)
+    table = Table(columnar_backend, False)
     keys = key_batch(range(5 * PAGE_ROWS))
 
     def add() -> None:
@@ -239,7 +226,7 @@ def test_writing_while_another_thread_reads() -> None:
 
 def test_only_the_pages_that_change_are_copied() -> None:
     """A change after a freeze copies one page; once the writer is past it, none."""
-    table = Table(_make, False)
+    table = Table(columnar_backend, False)
     table.batch([(key, 1.0) for key in range(4 * PAGE_ROWS)])
     pages = table.table.column("n").pages.tolist()
     with pytest.MonkeyPatch.context() as patch:
@@ -306,7 +293,7 @@ def test_number_of_key_chunks_is_bounded() -> None:
 
 def test_changes_of_a_table_outlast_compaction() -> None:
     """A row that changed before dead slots were given up is in the next increment, and no other is."""
-    backend = _make(True)
+    backend = columnar_backend(True)
     table, values = backend.table("t", COLUMNS), backend.values(VALUE)
     backend.fix_keys(KEYS)
     for ref in backend.enter(key_batch(range(10_000))):

@@ -2,30 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
-from backend_model import KEYS, MAX_PARALLELISM, Cells, Snapshots, Table
+from backend_model import Cells, Snapshots, Table, columnar_backend
 
 from tidegate.actors.kernels.paged import PAGE_ROWS
-from tidegate.actors.state_backends.columnar import frozen_slots as frozen
 from tidegate.actors.state_backends.columnar import key_space
-from tidegate.actors.state_backends.columnar.columnar_backend import ColumnarBackend
 
 _PRELOADED = PAGE_ROWS + 900
-
-
-def _make(incremental: bool) -> ColumnarBackend:
-    return ColumnarBackend(MAX_PARALLELISM, tuple(KEYS.names), incremental)
-
-
-@pytest.fixture
-def small_blocks() -> Iterator[None]:
-    """A block is a page, and a chunk a few rows, so that a few thousand keys are many of both."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(frozen, "BLOCK_ROWS", PAGE_ROWS)
-        patch.setattr(frozen, "CHUNK_ROWS_MIN", 100)
-        yield
 
 
 @pytest.mark.usefixtures("small_blocks")
@@ -37,7 +20,7 @@ def test_a_restored_table_is_the_one_that_was_stored(
     """From chunks that end anywhere in a page, with nulls from the first chunk on, from a later one, or none; then keys
     are found again, new ones get slots of their own, and an increment holds what has changed since."""
     monkeypatch.setattr(key_space, "_PIECE_BYTES_MAX", piece_bytes_max)
-    table = Table(_make, True)
+    table = Table(columnar_backend, True)
     table.batch(
         [(key, None if nulls_from is not None and key >= nulls_from and key % 2 else 1.0) for key in range(_PRELOADED)]
     )
@@ -48,7 +31,7 @@ def test_a_restored_table_is_the_one_that_was_stored(
     _, stored = snapshots.completed
     assert len(stored) > 10
 
-    again = Table(_make, True, stored)
+    again = Table(columnar_backend, True, stored)
 
     again.check()
     snapshots = Snapshots(again, snapshots.completed)
@@ -63,14 +46,14 @@ def test_a_restored_table_is_the_one_that_was_stored(
 @pytest.mark.usefixtures("small_blocks")
 def test_restored_cells_are_those_that_were_stored() -> None:
     """The same for values, lists and maps, of which only the first is appended: the others ask for keys."""
-    cells = Cells(_make, True)
+    cells = Cells(columnar_backend, True)
     cells.batch([(key, what, 1) for key in range(_PRELOADED) for what in ("put", "extend", "set")[: 1 + key % 3]])
     snapshots = Snapshots(cells)
     snapshots.freeze(False)
     snapshots.complete_all()
     assert snapshots.completed is not None
 
-    again = Cells(_make, True, snapshots.completed[1])
+    again = Cells(columnar_backend, True, snapshots.completed[1])
 
     again.check()
     again.batch([(key, "remove", 1) for key in range(0, _PRELOADED, 7)])

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-import rocksdict
 from backend_model import BACKENDS, KEYS, MAX_PARALLELISM, Cells, Subject, Table, composed, key_batch, tables
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from native_checkpoints import CountingReads, frozen, opened
 from rocksdb_backends import rocks_backend
+from small_tables import rewrite_in_small_tables
 
 from tidegate.actors.kernels.hashing import hash_columns
 from tidegate.actors.state_backends.common.backend import CellSpec
@@ -181,20 +181,8 @@ def many_tables(tmp_path: Path, store: FileSystemStore) -> tuple[NativeState, li
     native = frozen(subject, store, 1)
     subject.backend.close()
     fetch_native(store, native, str(tmp_path / "whole"))
-    options = rocksdict.Options(raw_mode=True)
-    options.set_target_file_size_base(8_000)
-    options.set_compression_type(rocksdict.DBCompressionType.none())
-    whole = rocksdict.Rdict(str(tmp_path / "whole"), rocksdict.Options(raw_mode=True))
     rewritten = tmp_path / "rewritten"
-    database = rocksdict.Rdict(str(rewritten), options)
-    for key, value in whole.items():
-        database[key] = value
-    whole.close()
-    database.flush()
-    compaction = rocksdict.CompactOptions()
-    compaction.set_bottommost_level_compaction(rocksdict.BottommostLevelCompaction.force())
-    database.compact_range(None, None, compaction)
-    database.close()
+    rewrite_in_small_tables(tmp_path / "whole", rewritten, 8_000)
     (rewritten / "TIDEGATE").write_bytes(native.description)
     subject = Table(lambda _: rocks_backend(tuple(KEYS.names), MAX_PARALLELISM, folder=str(rewritten)), True)
     native = frozen(subject, store, 2)

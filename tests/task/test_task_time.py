@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pyarrow as pa
+from alarms import Alarms
 from batches import ONE_ROW_BYTES, batch, values
 from link import ATTEMPT, BY_X, Subject, Summing, barrier, describe, node, only, sent
 
 from tidegate.actors.graph.stream_graph import translate
-from tidegate.actors.operators.rows.process_functions import ProcessContext, ProcessFunction, Rows
 from tidegate.actors.operators.rows.process_operator import ProcessOperator
 from tidegate.actors.operators.state.timers import TimeDomain
 from tidegate.actors.protocol.stream_elements import MAX_WATERMARK_MS, BarrierOptions, EndOfData, Watermark
@@ -22,20 +20,6 @@ from tidegate.storage.state.snapshot import tables_of
 
 PROCESSING = ev.TaskTimer.PROCESSING_TIME
 SCHEMA = pa.schema([("x", pa.int64())])
-
-
-class Alarms(ProcessFunction):
-    """Each row is a moment at which it is emitted, negated."""
-
-    def __init__(self, domain: TimeDomain) -> None:
-        self._domain = domain
-
-    def process(self, row: dict[str, Any], context: ProcessContext) -> Rows:
-        getattr(context.timer_service, f"register_{self._domain.value}_timer")(row["x"])
-        return None
-
-    def on_timer(self, timestamp: int, context: ProcessContext) -> Rows:
-        return [{"x": -timestamp}]
 
 
 def alarms(domain: TimeDomain, sources: int = 1, limits: BufferLimits | None = None) -> Subject:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from alarms import Alarms
 from batches import ONE_ROW_BYTES, batch, values
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -33,20 +34,6 @@ PROCESSING = ev.TaskTimer.PROCESSING_TIME
 X = pa.schema([("x", pa.int64())])
 SESSIONS = pa.schema([("x", pa.int64()), ("t", pa.int64()), ("rows", pa.int64())])
 STEP = 3
-
-
-class Alarms(ProcessFunction):
-    """Each row is a moment at which it is emitted, negated."""
-
-    def __init__(self, domain: TimeDomain) -> None:
-        self._domain = domain
-
-    def process(self, row: dict[str, Any], context: ProcessContext) -> Rows:
-        getattr(context.timer_service, f"register_{self._domain.value}_timer")(row["x"])
-        return None
-
-    def on_timer(self, timestamp: int, context: ProcessContext) -> Rows:
-        return [{"x": -timestamp}]
 
 
 class Sessions(ProcessFunction):

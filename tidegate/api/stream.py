@@ -27,10 +27,11 @@ from tidegate.actors.operators.rows.process_operator import ProcessOperator
 from tidegate.actors.protocol.partitioning import Partitioning, PartitioningKind
 from tidegate.api.given_names import location
 from tidegate.api.output_tables import CollectedRows, OutputTable
-from tidegate.api.stream_columns import columns_of
 from tidegate.api.stream_steps import StreamSteps
 from tidegate.api.updating import Updating
 from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.schemas.columns_text import columns_text
+from tidegate.storage.schemas.dictionaries import decoded_type
 from tidegate.storage.tables.table_log import IfExists, TableInfo, TableMode
 
 
@@ -51,7 +52,7 @@ class Stream(StreamSteps):
             if other._program is not self._program:
                 raise ConfigurationError("union: the streams belong to different environments")
             if self.schema is not None and other.schema is not None and not self.schema.equals(other.schema):
-                mine, theirs = columns_of(self.schema), columns_of(other.schema)
+                mine, theirs = columns_text(self.schema), columns_text(other.schema)
                 raise ConfigurationError(f"union: the streams have different columns: {mine} and {theirs}")
         timestamp = self.timestamp if all(other.timestamp == self.timestamp for other in others) else None
         return Stream(self._program, tuple(i for stream in (self, *others) for i in stream._inputs), (), timestamp)
@@ -69,7 +70,9 @@ class Stream(StreamSteps):
         if self.schema is not None:
             for key in keys:
                 if key not in self.schema.names:
-                    raise ConfigurationError(f"key_by: there is no column {key!r}; there are {columns_of(self.schema)}")
+                    raise ConfigurationError(
+                        f"key_by: there is no column {key!r}; there are {columns_text(self.schema)}"
+                    )
         return KeyedStream(self, keys)
 
     def to_table(
@@ -289,15 +292,11 @@ class ConnectedStreams:
             return
         for key1, key2 in zip(keys1, keys2, strict=True):
             type1, type2 = self._first.schema.field(key1).type, self._second.schema.field(key2).type
-            if _decoded(type1) != _decoded(type2):
+            if decoded_type(type1) != decoded_type(type2):
                 raise ConfigurationError(
                     f"connect: key {key1!r} of the first stream is {type1} and {key2!r} of the second is {type2}; cast "
                     "one of them with with_columns"
                 )
-
-
-def _decoded(data_type: pa.DataType) -> pa.DataType:
-    return data_type.value_type if pa.types.is_dictionary(data_type) else data_type
 
 
 def timed(

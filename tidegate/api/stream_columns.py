@@ -73,8 +73,3 @@ def check_plain(schema: pa.Schema, where: str) -> None:
         if holds_views(field.type):
             instead = without_views(field.type)
             raise ConfigurationError(f"{where}: column {field.name!r} is {field.type}, a view; use {instead} instead")
-
-
-def columns_of(schema: pa.Schema) -> str:
-    """Columns as they stand in an error."""
-    return ", ".join(f"{field.name}: {field.type}" for field in schema)

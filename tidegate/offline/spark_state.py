@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, overload
 import pyarrow as pa
 from fsspec.utils import get_protocol
 
-from tidegate.recovery import state_reader
-from tidegate.recovery.state_reader import StateSelection
+from tidegate.recovery.state_reader import StateSelection, read_state_batches
 from tidegate.storage.checkpoints.layout import CheckpointPointer, parse_pointer
 from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.checkpoints.metadata_file import read_pointed
@@ -79,9 +78,9 @@ def read_state(
     lacks or a checkpoint in memory; NotFoundError, CorruptionError, CodecError and StorageError of the storage.
     """
     if spark is None:
-        return state_reader.read_state(
+        return read_state_batches(
             path, uid=uid, state=state, keys=keys, key_groups=key_groups, open_store=open_store
-        )
+        ).read_all()
     return _dataframe(spark, path, uid, state, keys, key_groups, open_store)
 
 

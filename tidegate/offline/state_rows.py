@@ -22,6 +22,7 @@ from tidegate.actors.operators.state.timers import TIMERS_STATE
 from tidegate.actors.operators.state.ttl import timed_now
 from tidegate.storage.checkpoints.metadata import OperatorInfo, StateKind
 from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.schemas.columns_text import columns_text
 from tidegate.storage.schemas.dictionaries import widened
 
 _SHOWN_MAX = 3
@@ -184,12 +185,8 @@ def _cast(table: pa.Table, schema: pa.Schema, where: str) -> pa.Table:
         return table.cast(schema)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError) as error:
         raise ConfigurationError(
-            f"{where}: its columns ({_columns(table.schema)}) cannot become ({_columns(schema)}): {error}"
+            f"{where}: its columns {columns_text(table.schema)} cannot become {columns_text(schema)}: {error}"
         ) from error
-
-
-def _columns(schema: pa.Schema) -> str:
-    return ", ".join(f"{field.name}: {field.type}" for field in schema)
 
 
 def _check_unique(keys: pa.Table, where: str) -> None:

@@ -35,29 +35,6 @@ AGGREGATE_STATE = "aggregate"
 _TIMERS_STATE, _TIMESTAMP = "timers", "timer.timestamp_ms"
 
 
-def read_state(
-    path: str,
-    *,
-    uid: str,
-    state: str | None = None,
-    keys: Sequence[str] | None = None,
-    key_groups: range | None = None,
-    open_store: OpenStore = open_store,
-) -> pa.Table:
-    """The state `state` of the operator `uid` in a checkpoint or savepoint, as one table; shape: a row a key.
-
-    `path` as `inspect` takes it. `state` may be left out where the operator has one; of running aggregates it may be
-    the name of one of them, whose result is then shown beside the keys. `key_groups` reads only the keys of these.
-    `keys` names the key columns, which checkpoints of older versions do not always tell.
-
-    Needs memory for the whole table; `read_state_batches` does not. ConfigurationError for a path, uid or state that is
-    none, with what there is; NotFoundError, CorruptionError, CodecError and StorageError of the storage.
-    """
-    return read_state_batches(
-        path, uid=uid, state=state, keys=keys, key_groups=key_groups, open_store=open_store
-    ).read_all()
-
-
 def read_state_batches(
     path: str,
     *,

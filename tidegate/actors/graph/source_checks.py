@@ -15,6 +15,7 @@ from tidegate.actors.graph.job_graph import SourceSpec
 from tidegate.actors.protocol.failure_reasons import error_text, interrupts, value_text
 from tidegate.actors.sources.source import ReadResult, SourceSplit
 from tidegate.storage.errors import ConfigurationError, TidegateError
+from tidegate.storage.schemas.columns_text import columns_text
 
 
 def checked_read(source: SourceSpec, schema: pa.Schema, split: SourceSplit, offset: int, result: object) -> ReadResult:
@@ -60,13 +61,9 @@ def _fault(schema: pa.Schema, offset: int, result: object) -> str | None:
     elif not isinstance(batch, pa.RecordBatch):
         return f"has a batch that is no Arrow record batch, but {type(batch).__name__}"
     elif not batch.schema.equals(schema):
-        return f"has columns {_columns(batch.schema)}, and the schema of the source is {_columns(schema)}"
+        return f"has columns {columns_text(batch.schema)}, and the schema of the source is {columns_text(schema)}"
     else:
         rows = batch.num_rows
     if next_offset != offset + rows:
         return f"has {rows} rows and next_offset {next_offset}; it must be {offset + rows}, the row after the last one"
     return None
-
-
-def _columns(schema: pa.Schema) -> str:
-    return ", ".join(f"{field.name}: {field.type}" for field in schema)

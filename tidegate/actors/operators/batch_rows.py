@@ -12,6 +12,9 @@ from typing import NamedTuple
 
 from tidegate.storage.errors import ConfigurationError
 
+OUTPUT_ROWS_MAX = 65_536
+"""Rows of a batch that is made of rows which functions of the user return."""
+
 
 class BatchRows(NamedTuple):
     """Bounds on the rows of a call."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from types import TracebackType
 
 import pyarrow as pa
 
@@ -14,34 +15,33 @@ from tidegate.actors.protocol.failure_reasons import error_text, interrupts, val
 _ROW_CHARACTERS_MAX = 500
 
 
-@contextmanager
-def blame(context: OperatorContext, batch: pa.RecordBatch) -> Iterator[None]:
-    """Raise OperatorError, with the cause chained, for any exception inside.
+class Blame(AbstractContextManager[None]):
+    """Raises OperatorError, with the cause chained, for any exception inside; an OperatorError passes as it is.
 
-    Emit outside of it, never inside.
+    `tell` says where it happened, and with which row; it is called when it has. Emit outside, never inside.
     """
-    try:
-        yield
-    except OperatorError:
-        raise
-    except BaseException as error:
-        if not is_failure(error):
-            raise
-        first = batch.slice(0, 1).to_pylist()
-        raise failure(context, error, "first row of the batch", first[0] if first else {}) from error
+
+    __slots__ = ("_context", "_tell")
+
+    def __init__(self, context: OperatorContext, tell: Callable[[], tuple[str, Mapping[str, object] | None]]) -> None:
+        self._context = context
+        self._tell = tell
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if error is not None and not isinstance(error, OperatorError) and is_failure(error):
+            raise failure(self._context, error, *self._tell()) from error
 
 
-@contextmanager
-def blame_row(context: OperatorContext, row: Mapping[str, object], number: int) -> Iterator[None]:
-    """As `blame`, for code that works on one row of a batch."""
-    try:
-        yield
-    except OperatorError:
-        raise
-    except BaseException as error:
-        if not is_failure(error):
-            raise
-        raise failure(context, error, f"row {number} of the batch", row) from error
+def blame(context: OperatorContext, batch: pa.RecordBatch) -> Blame:
+    """Blame what happens inside on the batch; its first row is shown."""
+    return Blame(context, lambda: ("first row of the batch", next(iter(batch.slice(0, 1).to_pylist()), {})))
+
+
+def blame_row(context: OperatorContext, row: Mapping[str, object], number: int) -> Blame:
+    """Blame what happens inside on one row of a batch."""
+    return Blame(context, lambda: (f"row {number} of the batch", row))
 
 
 def is_failure(error: BaseException) -> bool:

@@ -208,10 +208,6 @@ class RunningJob(Protocol):
         """Statistics of the checkpoints so far."""
         ...
 
-    def trigger_checkpoint(self, timeout_s: float) -> CheckpointId:
-        """Take a checkpoint and wait for it; raises as `request` does."""
-        ...
-
     def request(self, kind: SnapshotKind, target: str | None, timeout_s: float) -> Answer:
         """Take a checkpoint, or a savepoint under `target`, and wait for it.
 

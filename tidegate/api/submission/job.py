@@ -17,7 +17,7 @@ from tidegate.storage.checkpoints.metadata import SnapshotKind
 from tidegate.storage.errors import ConfigurationError, JobFailedError, JobTimeoutError
 from tidegate.storage.files.file_system_store import open_store
 from tidegate.storage.files.store import OpenStore
-from tidegate.storage.ids import CheckpointId, JobId
+from tidegate.storage.ids import JobId
 from tidegate.storage.units import parse_duration_ms
 
 
@@ -85,8 +85,8 @@ class Job:
     def trigger_checkpoint(self, timeout: str | timedelta | int = "10min") -> str:
         """Take a checkpoint now; returns its path. CheckpointError if it fails, JobTimeoutError if it takes longer."""
         timeout_s = parse_duration_ms(timeout, setting="trigger_checkpoint(timeout)") / 1000
-        checkpoint_id: CheckpointId = self._running.trigger_checkpoint(timeout_s)
-        return f"{self.root}/{self.job_id}/chk-{checkpoint_id}"
+        answer = self._running.request(SnapshotKind.CHECKPOINT, None, timeout_s)
+        return f"{self.root}/{self.job_id}/chk-{answer.checkpoint_id}"
 
     def savepoint(self, target: str | os.PathLike[str] | None = None, timeout: str | timedelta | int = "10min") -> str:
         """Take a savepoint now, while the job goes on; returns the path of its folder, which the job never deletes.

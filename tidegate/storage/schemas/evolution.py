@@ -13,6 +13,7 @@ from __future__ import annotations
 import pyarrow as pa
 
 from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.schemas.columns_text import columns_text
 
 _SIGNED = (pa.int8(), pa.int16(), pa.int32(), pa.int64())
 _UNSIGNED = (pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64())
@@ -38,7 +39,7 @@ def migrated(rows: pa.RecordBatch, expected: pa.Schema, state: str, uid: str) ->
     whose = f"state {state!r} of operator {uid!r}"
     if found.names != expected.names:
         raise ConfigurationError(
-            f"{whose} was stored with columns {_columns(found)}, and the program expects {_columns(expected)}; "
+            f"{whose} was stored with columns {columns_text(found)}, and the program expects {columns_text(expected)}; "
             f"{_ADVICE}"
         )
     columns = []
@@ -132,7 +133,3 @@ def _is_finer(before: pa.DataType, now: pa.DataType) -> bool:
     alike = alike or (types.is_time(before) and types.is_time(now))
     alike = alike or (types.is_duration(before) and types.is_duration(now))
     return bool(alike and _UNITS.index(before.unit) <= _UNITS.index(now.unit))
-
-
-def _columns(schema: pa.Schema) -> str:
-    return "(" + ", ".join(f"{field.name}: {field.type}" for field in schema) + ")"

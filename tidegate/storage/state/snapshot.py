@@ -11,6 +11,7 @@ when it was written: rows that were put, and keys that were removed. Of a key th
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
@@ -102,6 +103,32 @@ class FrozenTable:
     def chunks(self) -> Iterator[StateChunk]:
         """The one chunk."""
         yield StateChunk(self.rows())
+
+
+@dataclass(frozen=True, slots=True)
+class FrozenChanged(ABC):
+    """A `FrozenState` that is another one with changed rows; a subclass says which."""
+
+    frozen: FrozenState
+
+    @property
+    def state(self) -> str:
+        """Name of the state."""
+        return self.frozen.state
+
+    @property
+    def kind(self) -> StateKind:
+        """How it is split when the parallelism changes."""
+        return self.frozen.kind
+
+    @property
+    def removed(self) -> bool:
+        """Whether the rows are keys that are gone."""
+        return self.frozen.removed
+
+    @abstractmethod
+    def chunks(self) -> Iterator[StateChunk]:
+        """The rows as they are stored."""
 
 
 class FrozenNative(Protocol):

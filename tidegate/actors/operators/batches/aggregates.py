@@ -18,6 +18,7 @@ import pyarrow as pa
 from tidegate.actors.kernels.fixed_width import storage_dtype
 from tidegate.storage.codec import wire
 from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.schemas.dictionaries import decoded_type
 
 
 @wire
@@ -56,7 +57,7 @@ class Aggregate:
         self.validate(input_schema)
         if self.kind is AggregateKind.COUNT:
             return (pa.field(name, pa.int64()),)
-        data_type = _plain_type(input_schema.field(self.column).type)
+        data_type = decoded_type(input_schema.field(self.column).type)
         if self.kind in (AggregateKind.MIN, AggregateKind.MAX):
             return (pa.field(name, data_type),)
         total = pa.int64() if pa.types.is_integer(data_type) else pa.float64()
@@ -80,7 +81,7 @@ class Aggregate:
             raise ConfigurationError(
                 f"{self}: there is no column {self.column!r} (or two of them) in {input_schema.names}"
             )
-        data_type = _plain_type(input_schema.field(position).type)
+        data_type = decoded_type(input_schema.field(position).type)
         if self.kind is AggregateKind.COUNT:
             return
         if pa.types.is_null(data_type):
@@ -124,7 +125,3 @@ def max(column: str) -> Aggregate:
 def mean(column: str) -> Aggregate:
     """Mean of a column, float64."""
     return Aggregate(AggregateKind.MEAN, column)
-
-
-def _plain_type(data_type: pa.DataType) -> pa.DataType:
-    return data_type.value_type if pa.types.is_dictionary(data_type) else data_type

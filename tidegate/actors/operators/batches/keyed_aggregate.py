@@ -26,6 +26,7 @@ from tidegate.actors.operators.state.operator_backend import frozen_backend, mak
 from tidegate.actors.protocol.errors import OperatorError
 from tidegate.actors.state_backends.common.backend import KeyedBackend, ValueSpec, VectorTable
 from tidegate.storage.errors import ConfigurationError, CorruptionError
+from tidegate.storage.schemas.columns_text import columns_text
 from tidegate.storage.schemas.evolution import migrated
 from tidegate.storage.state.snapshot import Cut, OperatorSnapshot, StateTable
 
@@ -154,8 +155,8 @@ class KeyedAggregate(Operator):
         elif not found.equals(self._key_schema) or fields != self._fields:
             raise OperatorError(
                 f"operator {self.context.name!r} (uid {self.context.uid!r}) keeps "
-                f"{_shown(self._key_schema, self._fields)}, but the batch needs "
-                f"{_shown(found, fields)}: a column has changed its type; cast it with with_columns "
+                f"{columns_text(_columns(self._key_schema, self._fields))}, but the batch needs "
+                f"{columns_text(_columns(found, fields))}: a column has changed its type; cast it with with_columns "
                 f"before key_by, or pass schema= to the function that makes it"
             )
         self._seen_schema = schema
@@ -279,6 +280,5 @@ def _state_names(name: str, aggregate: Aggregate) -> list[str]:
     return [f"{name}.sum", f"{name}.count"] if aggregate.kind is AggregateKind.MEAN else [name]
 
 
-def _shown(schema: pa.Schema, fields: Fields) -> str:
-    columns: Iterator[pa.Field] = iter([*schema, *(f for group in fields.values() for f in group)])
-    return "(" + ", ".join(f"{field.name}: {field.type}" for field in columns) + ")"
+def _columns(keys: pa.Schema, fields: Fields) -> list[pa.Field]:
+    return [*keys, *(field for group in fields.values() for field in group)]

@@ -13,14 +13,13 @@ from typing import Any, TypeAlias
 import polars as pl
 import pyarrow as pa
 
+from tidegate.actors.operators.batch_rows import OUTPUT_ROWS_MAX
 from tidegate.actors.operators.operator import Emit, Operator
 from tidegate.actors.operators.operator_errors import blame, blame_row
 from tidegate.actors.operators.output_schema import FromPolars, PinnedSchema
 
 BatchResult: TypeAlias = pa.RecordBatch | pa.Table | pl.DataFrame | None
 Row = Mapping[str, Any]
-
-_OUTPUT_ROWS_MAX = 65_536
 
 
 class MapBatches(Operator):
@@ -71,7 +70,7 @@ class FlatMap(Operator):
         rows: list[Row] = []
         for row in self._rows(batch):
             rows.append(row)
-            if len(rows) == _OUTPUT_ROWS_MAX:
+            if len(rows) == OUTPUT_ROWS_MAX:
                 emit(self._convert(rows, batch))
                 rows = []
         if rows:

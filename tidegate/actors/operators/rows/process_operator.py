@@ -20,9 +20,10 @@ from typing import Any
 import pyarrow as pa
 
 from tidegate.actors.kernels.partition import compact, subtask_table
+from tidegate.actors.operators.batch_rows import OUTPUT_ROWS_MAX
 from tidegate.actors.operators.batches.watermark_generator import event_times_ms
 from tidegate.actors.operators.operator import Emit, Operator, OperatorContext
-from tidegate.actors.operators.operator_errors import blame, failure, is_failure
+from tidegate.actors.operators.operator_errors import Blame, blame, failure, is_failure
 from tidegate.actors.operators.output_schema import PinnedSchema
 from tidegate.actors.operators.rows.process_functions import BaseProcessFunction, ProcessContext
 from tidegate.actors.operators.state.key_scope import KeyScope
@@ -37,7 +38,6 @@ from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.errors import ConfigurationError, TidegateError
 from tidegate.storage.state.snapshot import Cut, FrozenState, OperatorSnapshot, StateTable
 
-_OUTPUT_ROWS_MAX = 65_536
 _CHANGE_BYTES = 64
 _CHAINED_TIMERS_MAX = 1000
 
@@ -118,7 +118,7 @@ class ProcessOperator(Operator):
             times = self._times_of(index, batch)
         rows = enumerate(batch.to_pylist())
         while self._process_rows(self._handlers[index], rows, refs, times):
-            self._emit_rows(emit, _OUTPUT_ROWS_MAX)
+            self._emit_rows(emit, OUTPUT_ROWS_MAX)
         if self._keys[index] and self._states is not None:
             self._states.leave(batch.num_rows)
             self._changed_rows += batch.num_rows
@@ -165,7 +165,7 @@ class ProcessOperator(Operator):
             rows = iter(self._function.finish(self._ask) or ())
         while True:
             with self._blame_call("finish"):
-                self._collect(itertools.islice(rows, _OUTPUT_ROWS_MAX))
+                self._collect(itertools.islice(rows, OUTPUT_ROWS_MAX))
             if not self._rows:
                 return
             self._emit_rows(emit, 1)
@@ -260,7 +260,7 @@ class ProcessOperator(Operator):
                 scope.choose(number, refs[number])
                 ask.timestamp = times[number]
                 self._collect(handler(row, ask))
-                if len(self._rows) >= _OUTPUT_ROWS_MAX:
+                if len(self._rows) >= OUTPUT_ROWS_MAX:
                     return True
         except OperatorError:
             raise
@@ -288,9 +288,9 @@ class ProcessOperator(Operator):
         numbers = {key: number for number, key in enumerate(dict.fromkeys(queue.stage(time_ms, pace.timers_max)))}
         assert self._states is not None, "timers without keys"
         refs = self._states.enter(None, list(numbers))
-        with self._blame_timer():
+        with Blame(self.context, lambda: (f"timer at {self._ask.timestamp} of key", self._ask.current_key)):
             for _ in range(pace.timers_max):
-                if len(self._rows) >= _OUTPUT_ROWS_MAX or (timer := queue.pop_due(time_ms, numbers)) is None:
+                if len(self._rows) >= OUTPUT_ROWS_MAX or (timer := queue.pop_due(time_ms, numbers)) is None:
                     break
                 self._ask.timestamp, key = timer
                 self._scope.choose(numbers[key], refs[numbers[key]])
@@ -323,8 +323,8 @@ class ProcessOperator(Operator):
         rows, self._rows = self._rows, []
         try:
             batches = [
-                self._pinned.from_rows(rows[start : start + _OUTPUT_ROWS_MAX])
-                for start in range(0, len(rows), _OUTPUT_ROWS_MAX)
+                self._pinned.from_rows(rows[start : start + OUTPUT_ROWS_MAX])
+                for start in range(0, len(rows), OUTPUT_ROWS_MAX)
             ]
         except BaseException as error:
             if not is_failure(error):
@@ -347,18 +347,6 @@ class ProcessOperator(Operator):
             if not is_failure(error):
                 raise
             raise failure(self.context, error, f"in {method}") from error
-
-    @contextmanager
-    def _blame_timer(self) -> Iterator[None]:
-        try:
-            yield
-        except OperatorError:
-            raise
-        except BaseException as error:
-            if not is_failure(error):
-                raise
-            place = f"timer at {self._ask.timestamp} of key"
-            raise failure(self.context, error, place, self._ask.current_key) from error
 
 
 def _own_copy(function: BaseProcessFunction) -> BaseProcessFunction:

@@ -36,6 +36,7 @@ class KeyedState(ABC):
     """What the kinds of keyed state share. `name` is unique in an operator."""
 
     _scope: KeyScope
+    _cells: ValueCells | ListCells | MapCells | TtlValues | TtlLists | TtlMaps
 
     def __init__(self, name: str, ttl: StateTtl | None) -> None:
         if not name:
@@ -55,9 +56,9 @@ class KeyedState(ABC):
         """Arrow type of the column that holds it in a checkpoint."""
         return self.stored_field.type
 
-    @abstractmethod
     def clear(self) -> None:
         """Forget what is kept for the current key."""
+        self._cells.remove(self._ref())
 
     def bound(self, scope: KeyScope, backend: KeyedBackend, clock: Clock | None, migrate: Migrate) -> Self:
         """The state of this declaration in a backend; `clock` says what expires, if the state has a time to live."""
@@ -121,10 +122,6 @@ class ValueState(KeyedState):
         else:
             self._cells.put(self._ref(), self._typed.taken(value))
 
-    def clear(self) -> None:
-        """Forget the value of the current key."""
-        self._cells.remove(self._ref())
-
     def _bind(self, backend: KeyedBackend, spec: CellSpec, clock: Clock | None) -> None:
         cells = backend.values(spec)
         self._cells = cells if clock is None else TtlValues(cells, clock)
@@ -170,16 +167,33 @@ class ListState(KeyedState):
         else:
             self.clear()
 
-    def clear(self) -> None:
-        """Forget the list of the current key."""
-        self._cells.remove(self._ref())
-
     def _bind(self, backend: KeyedBackend, spec: CellSpec, clock: Clock | None) -> None:
         cells = backend.lists(spec)
         self._cells = cells if clock is None else TtlLists(cells, clock)
 
 
-class MapState(KeyedState):
+class MapEntries(ABC):
+    """What map states of all kinds do entry by entry."""
+
+    @abstractmethod
+    def put(self, key: Any, value: Any) -> None:
+        """Set an entry."""
+
+    @abstractmethod
+    def items(self) -> Iterator[tuple[Any, Any]]:
+        """Entries as they are now."""
+
+    def put_all(self, entries: Mapping[Any, Any]) -> None:
+        """Set several entries."""
+        for key, value in entries.items():
+            self.put(key, value)
+
+    def values(self) -> Iterator[Any]:
+        """Values, in the order of `items`."""
+        return (value for _, value in self.items())
+
+
+class MapState(KeyedState, MapEntries):
     """A map for each key; `ttl` counts for each entry, from when it was written.
 
     Its own keys are of a plain type; a value of None is no entry.
@@ -215,11 +229,6 @@ class MapState(KeyedState):
         else:
             self._cells.put(self._ref(), self._key_typed.taken(key), self._typed.taken(value))
 
-    def put_all(self, entries: Mapping[Any, Any]) -> None:
-        """Set several entries."""
-        for key, value in entries.items():
-            self.put(key, value)
-
     def remove(self, key: Any) -> None:
         """Remove an entry, if there is one."""
         self._cells.discard(self._ref(), self._key_typed.taken(key))
@@ -231,14 +240,6 @@ class MapState(KeyedState):
     def keys(self) -> Iterator[Any]:
         """Keys, in the order of `items`."""
         return iter([key for key, _ in self._pairs()])
-
-    def values(self) -> Iterator[Any]:
-        """Values, in the order of `items`."""
-        return (value for _, value in self.items())
-
-    def clear(self) -> None:
-        """Forget the map of the current key."""
-        self._cells.remove(self._ref())
 
     def __contains__(self, key: Any) -> bool:
         return self._cells.get(self._ref(), self._key_typed.taken(key)) is not None

@@ -22,11 +22,10 @@ from tidegate.actors.operators.state.state_types import check_serializers, holds
 from tidegate.actors.operators.state.timers import TIMERS_STATE
 from tidegate.actors.operators.state.ttl import Clock, FrozenUnexpired, timed_now
 from tidegate.actors.state_backends.common.backend import KeyRef
-from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.errors import ConfigurationError, CorruptionError
 from tidegate.storage.schemas.dictionaries import widened
 from tidegate.storage.schemas.evolution import migrated
-from tidegate.storage.state.snapshot import Cut, FrozenState, OperatorSnapshot, StateChunk, StateTable
+from tidegate.storage.state.snapshot import Cut, FrozenChanged, FrozenState, OperatorSnapshot, StateChunk, StateTable
 
 _KEYS_BATCH_ROWS = 4096
 
@@ -173,26 +172,10 @@ class KeyedStates:
 
 
 @dataclass(frozen=True, slots=True)
-class FrozenMarked:
+class FrozenMarked(FrozenChanged):
     """A `FrozenState` whose value column is that of `field`: what its metadata says of pickles backends do not keep."""
 
-    frozen: FrozenState
     field: pa.Field
-
-    @property
-    def state(self) -> str:
-        """Name of the state."""
-        return self.frozen.state
-
-    @property
-    def kind(self) -> StateKind:
-        """How it is split when the parallelism changes."""
-        return self.frozen.kind
-
-    @property
-    def removed(self) -> bool:
-        """Whether the rows are keys that are gone."""
-        return self.frozen.removed
 
     def chunks(self) -> Iterator[StateChunk]:
         """The rows."""

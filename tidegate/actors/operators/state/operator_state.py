@@ -19,7 +19,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from tidegate.actors.operators.state.keyed_state import KeyedState, ListState, MapState
+from tidegate.actors.operators.state.keyed_state import KeyedState, ListState, MapEntries, MapState
 from tidegate.actors.operators.state.state_types import check_serializers, one_nan
 from tidegate.actors.operators.state.timers import TIMERS_STATE
 from tidegate.storage.checkpoints.metadata import StateKind
@@ -123,7 +123,7 @@ class WriteGate:
         self.refusal: str | None = None
 
 
-class BroadcastState:
+class BroadcastState(MapEntries):
     """A map that is the same in every subtask. Made by `context.broadcast_state`."""
 
     def __init__(self, declared: MapState, gate: WriteGate) -> None:
@@ -149,11 +149,6 @@ class BroadcastState:
             taken = self._key_typed.taken(key), self._typed.taken(value)
             self._own()[taken[0]] = taken[1]
 
-    def put_all(self, entries: Mapping[Any, Any]) -> None:
-        """Set several entries."""
-        for key, value in entries.items():
-            self.put(key, value)
-
     def remove(self, key: Any) -> None:
         """Remove an entry, if there is one."""
         self._own().pop(self._key_typed.taken(key), None)
@@ -171,10 +166,6 @@ class BroadcastState:
     def keys(self) -> Iterator[Any]:
         """Keys, in the order of `items`."""
         return iter(list(self._entries))
-
-    def values(self) -> Iterator[Any]:
-        """Values, in the order of `items`."""
-        return (value for _, value in self.items())
 
     def __contains__(self, key: Any) -> bool:
         return self._key_typed.taken(key) in self._entries

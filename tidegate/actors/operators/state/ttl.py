@@ -20,9 +20,8 @@ from numpy.typing import NDArray
 
 from tidegate.actors.operators.operator import ProcessingTime
 from tidegate.actors.state_backends.common.backend import KeyRef, ListCells, MapCells, ValueCells
-from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.errors import ConfigurationError
-from tidegate.storage.state.snapshot import FrozenState, StateChunk
+from tidegate.storage.state.snapshot import FrozenChanged, StateChunk
 from tidegate.storage.units import parse_duration_ms
 
 TtlUpdate: TypeAlias = Literal["on_create_and_write", "on_read_and_write"]
@@ -210,26 +209,10 @@ class TtlMaps:
 
 
 @dataclass(frozen=True, slots=True)
-class FrozenUnexpired:
+class FrozenUnexpired(FrozenChanged):
     """A `FrozenState` without the values whose last update was at `expired_ms` or before."""
 
-    frozen: FrozenState
     expired_ms: int
-
-    @property
-    def state(self) -> str:
-        """Name of the state."""
-        return self.frozen.state
-
-    @property
-    def kind(self) -> StateKind:
-        """How it is split when the parallelism changes."""
-        return self.frozen.kind
-
-    @property
-    def removed(self) -> bool:
-        """Whether the rows are keys that are gone."""
-        return self.frozen.removed
 
     def chunks(self) -> Iterator[StateChunk]:
         """The rows, without what has expired; the values are in the last column."""

@@ -57,7 +57,7 @@ from tidegate.storage.checkpoints.metadata import SnapshotKind
 from tidegate.storage.errors import JobTimeoutError
 from tidegate.storage.files.retrying_store import retrying
 from tidegate.storage.files.store import OpenStore
-from tidegate.storage.ids import AttemptNumber, CheckpointId
+from tidegate.storage.ids import AttemptNumber
 
 log = logging.getLogger(__name__)
 
@@ -189,12 +189,6 @@ class LocalJob:
         if answer.checkpoint_id is None:
             raise not_taken(kind, answer.error)
         return answer
-
-    def trigger_checkpoint(self, timeout_s: float) -> CheckpointId:
-        """Take a checkpoint and wait for it; raises as `request` does."""
-        checkpoint_id = self.request(SnapshotKind.CHECKPOINT, None, timeout_s).checkpoint_id
-        assert checkpoint_id is not None, "a request that fails raises"
-        return checkpoint_id
 
     # --- the loop -------------------------------------------------------------------------------------------------
 

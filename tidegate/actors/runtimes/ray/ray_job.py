@@ -41,7 +41,6 @@ from tidegate.storage.checkpoints.event_log import EventLog
 from tidegate.storage.checkpoints.metadata import SnapshotKind
 from tidegate.storage.errors import ConfigurationError, JobFailedError, JobTimeoutError, TidegateError
 from tidegate.storage.files.store import OpenStore
-from tidegate.storage.ids import CheckpointId
 
 log = logging.getLogger(__name__)
 
@@ -154,12 +153,6 @@ class RayJob:
         if answer.checkpoint_id is None:
             raise not_taken(kind, answer.error)
         return answer
-
-    def trigger_checkpoint(self, timeout_s: float) -> CheckpointId:
-        """Take a checkpoint and wait for it; raises as `request` does."""
-        checkpoint_id = self.request(SnapshotKind.CHECKPOINT, None, timeout_s).checkpoint_id
-        assert checkpoint_id is not None, "a request that fails raises"
-        return checkpoint_id
 
     def statistics(self) -> CheckpointStatistics:
         """Statistics of the checkpoints so far."""

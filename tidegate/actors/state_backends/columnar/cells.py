@@ -19,7 +19,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from tidegate.actors.kernels.paged import PAGE_BITS, PAGE_ROWS
-from tidegate.actors.state_backends.columnar.dirty_slots import Bitmaps, DirtySlots
+from tidegate.actors.state_backends.columnar.dirty_slots import Bitmaps, DirtySlots, live_or_marked
 from tidegate.actors.state_backends.columnar.frozen_slots import FrozenSlots
 from tidegate.actors.state_backends.columnar.key_space import KeySpace
 from tidegate.actors.state_backends.common.backend import CellSpec
@@ -113,8 +113,7 @@ class Cells(ABC):
 
     def needed(self, slots: int) -> NDArray[np.bool_]:
         """Which slots have the state, or had it and a snapshot to come may have to tell of it."""
-        live = self.live(np.arange(slots, dtype=np.int32))
-        return live if self._dirty is None else live | self._dirty.marked(slots)
+        return live_or_marked(self.live(np.arange(slots, dtype=np.int32)), self._dirty)
 
     def rebuild(self, kept: NDArray[np.int32], slots: int) -> None:
         """Slot i is now what was slot `kept[i]`."""

@@ -17,6 +17,7 @@ from tidegate.actors.state_backends.columnar.key_space import KeySpace, key_piec
 from tidegate.actors.state_backends.columnar.vector_table import ColumnarTable
 from tidegate.actors.state_backends.common.backend import CellSpec, Migrate, ValueSpec
 from tidegate.storage.errors import ConfigurationError, CorruptionError
+from tidegate.storage.schemas.columns_text import columns_text
 from tidegate.storage.state.snapshot import Cut, FrozenNative, FrozenState, StateTable
 
 C = TypeVar("C", bound=Cells)
@@ -130,12 +131,12 @@ class ColumnarBackend:
             self._state(table.state).forget(table.rows)
         elif table.state in self._tables:
             vector = self._tables[table.state]
-            self._check_columns(table, [(spec.name, spec.data_type) for spec in vector.specs])
+            self._check_columns(table, [pa.field(spec.name, spec.data_type) for spec in vector.specs])
             vector.load(table.rows, table.layer)
         else:
             cells = self._state(table.state)
             assert isinstance(cells, Cells)
-            self._check_columns(table, [(cells.spec.name, cells.spec.column_type)])
+            self._check_columns(table, [cells.spec.field])
             cells.load(table.rows, table.layer)
 
     def loaded(self) -> None:
@@ -162,17 +163,12 @@ class ColumnarBackend:
             )
         return state
 
-    def _check_columns(self, table: StateTable, values: Sequence[tuple[str, pa.DataType]]) -> None:
+    def _check_columns(self, table: StateTable, values: Sequence[pa.Field]) -> None:
         keys = self._space.schema
         assert keys is not None, "state before its keys are known"
-        expected = [*((field.name, field.type) for field in keys), *values]
-        found = [(field.name, field.type) for field in table.rows.schema]
-        if found != expected:
+        expected, found = [*keys, *values], table.rows.schema
+        if [(field.name, field.type) for field in found] != [(field.name, field.type) for field in expected]:
             raise CorruptionError(
-                f"stored rows of state {table.state!r} have columns {_columns_text(found)}, but the program expects "
-                f"{_columns_text(expected)}; restore with the program that wrote them, or give the operator a new uid"
+                f"stored rows of state {table.state!r} have columns {columns_text(found)}, but the program expects "
+                f"{columns_text(expected)}; restore with the program that wrote them, or give the operator a new uid"
             )
-
-
-def _columns_text(columns: Sequence[tuple[str, pa.DataType]]) -> str:
-    return "(" + ", ".join(f"{name}: {data_type}" for name, data_type in columns) + ")"

@@ -3,7 +3,7 @@
 Rules: one bitmap collects the changes since the last freeze. A freeze closes it under the number of its checkpoint and
 begins an empty one, so it costs nothing that grows with the state. A snapshot on top of checkpoint B holds the bitmaps
 that were closed after B; those up to B are dropped then, because what is built on next is not older. A superset of what
-has changed is always right: beyond `_ENTRIES_MAX` bitmaps the two oldest become one.
+has changed is always right: beyond `COLLECTIONS_MAX` bitmaps the two oldest become one.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidegate.actors.kernels.paged import Bitmap, mark_slots
+from tidegate.actors.state_backends.common.options import COLLECTIONS_MAX
 from tidegate.storage.ids import CheckpointId
 
-_ENTRIES_MAX = 16
 _WORDS_MIN = 16
 
 Bitmaps: TypeAlias = tuple[Bitmap, ...]
@@ -50,7 +50,7 @@ class DirtySlots:
             self._history = [entry for entry in self._history if entry[0] > base]
         self._history.append((checkpoint_id, self._current))
         self._current = np.zeros(len(self._current), dtype=np.uint64)
-        if len(self._history) > _ENTRIES_MAX:
+        if len(self._history) > COLLECTIONS_MAX:
             (_, oldest), (number, second) = self._history[:2]
             self._history[:2] = [(number, union((oldest, second), 0, max(len(oldest), len(second)) * 64))]
         return tuple(bitmap for _, bitmap in self._history)
@@ -70,6 +70,11 @@ class DirtySlots:
 
         self._history = [(number, moved(bitmap)) for number, bitmap in self._history]
         self._current = moved(self._current)
+
+
+def live_or_marked(live: NDArray[np.bool_], dirty: DirtySlots | None) -> NDArray[np.bool_]:
+    """Which of the first slots have a state, or had it and a snapshot to come may have to tell. O(slots)."""
+    return live if dirty is None else live | dirty.marked(len(live))
 
 
 def words_for(slots: int) -> int:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from tidegate.actors.kernels.key_index.entries import Upserted
 from tidegate.actors.kernels.paged import Pages, revive, scatter, touched_pages
-from tidegate.actors.state_backends.columnar.dirty_slots import Bitmaps, DirtySlots
+from tidegate.actors.state_backends.columnar.dirty_slots import Bitmaps, DirtySlots, live_or_marked
 from tidegate.actors.state_backends.columnar.frozen_slots import FrozenSlots
 from tidegate.actors.state_backends.columnar.key_space import KeySpace, key_pieces
 from tidegate.actors.state_backends.common.backend import ValueSpec
@@ -128,8 +128,7 @@ class ColumnarTable:
 
     def needed(self, slots: int) -> NDArray[np.bool_]:
         """Which slots have a row, or had one that a snapshot to come may have to tell of."""
-        live = self.live(np.arange(slots, dtype=np.int32))
-        return live if self._dirty is None else live | self._dirty.marked(slots)
+        return live_or_marked(self.live(np.arange(slots, dtype=np.int32)), self._dirty)
 
     def rebuild(self, kept: NDArray[np.int32], slots: int) -> None:
         """Slot i is now what was slot `kept[i]`."""

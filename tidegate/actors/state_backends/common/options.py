@@ -6,12 +6,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tidegate.storage.ids import OperatorUid
+from tidegate.storage.state.chunk import Compression
 
 BackendKind = Literal["columnar", "rocksdb"]
-Compression = Literal["lz4", "zstd"]
 
 MEMORY_BYTES = 64 * 1024 * 1024
 SEGMENT_BYTES = 1024 * 1024
+COLLECTIONS_MAX = 16
+"""Collections of what has changed, one between two checkpoints, that a backend keeps for one state."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 Rules: what has changed since the last freeze is collected as keys, those from which something was removed apart. A
 freeze closes the collection under its number and begins an empty one. A snapshot on top of number B holds what was
 closed after B; what was closed up to B is dropped then, because what is built on next is not older. A superset of what
-has changed is always right: beyond `_ENTRIES_MAX` collections the two oldest become one.
+has changed is always right: beyond `COLLECTIONS_MAX` collections the two oldest become one.
 
 Memory is bounded: beyond `KEYS_MAX` keys of one state a collection goes into the database itself, at the end of all key
 groups, and is read from there. Rows are not looked at before a snapshot is written: an iterator that was made at the
@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 
 import rocksdict
 
+from tidegate.actors.state_backends.common.options import COLLECTIONS_MAX
 from tidegate.actors.state_backends.rocksdb.database_session import OwnedFolder, RocksSession
 from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.ids import CheckpointId
@@ -30,7 +31,6 @@ from tidegate.storage.state.snapshot import StateChunk
 KEYS_MAX = 65_536
 """Keys of one state that are kept in memory, all its collections together."""
 
-_ENTRIES_MAX = 16
 _NO_GROUP = 0xFFFF
 """In the place of a key group, where no key has one: there are 32,768 at most."""
 _MARK = struct.Struct(">QB")
@@ -89,7 +89,7 @@ class RocksChanges:
         self._history.append((checkpoint_id, self._current))
         frozen = [] if base is None else self._frozen(description)
         self._current = self._new()
-        if len(self._history) > _ENTRIES_MAX:
+        if len(self._history) > COLLECTIONS_MAX:
             (_, oldest), (number, second) = self._history[:2]
             self._history[:2] = [(number, self._union(oldest, second))]
         return frozen

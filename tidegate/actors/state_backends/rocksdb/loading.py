@@ -18,6 +18,7 @@ from tidegate.actors.state_backends.rocksdb.vector_table import RocksTable
 from tidegate.storage.errors import CorruptionError
 from tidegate.storage.rocksdb.database import reported, unlogged
 from tidegate.storage.rocksdb.value_layout import HEAD, RocksState
+from tidegate.storage.schemas.columns_text import columns_text
 from tidegate.storage.schemas.evolution import migrated
 from tidegate.storage.state.snapshot import StateTable
 
@@ -99,8 +100,3 @@ def _check_columns(table: StateTable, expected: pa.Schema) -> None:
             f"expects {columns_text(expected)}; restore with the program that wrote them, or give the operator a new "
             "uid"
         )
-
-
-def columns_text(schema: pa.Schema) -> str:
-    """Names and types of columns, for errors."""
-    return "(" + ", ".join(f"{field.name}: {field.type}" for field in schema) + ")"

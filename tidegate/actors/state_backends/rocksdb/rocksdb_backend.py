@@ -19,7 +19,7 @@ from tidegate.actors.state_backends.rocksdb.cells import RocksCells, RocksLists,
 from tidegate.actors.state_backends.rocksdb.database_session import OwnedFolder, RocksSession
 from tidegate.actors.state_backends.rocksdb.expiry_sweep import RocksSweeper
 from tidegate.actors.state_backends.rocksdb.keys import database_keys
-from tidegate.actors.state_backends.rocksdb.loading import RocksLoader, columns_text
+from tidegate.actors.state_backends.rocksdb.loading import RocksLoader
 from tidegate.actors.state_backends.rocksdb.vector_table import RocksTable
 from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.errors import ConfigurationError
@@ -27,6 +27,7 @@ from tidegate.storage.rocksdb.database import reported, unlogged
 from tidegate.storage.rocksdb.frozen import FrozenRocks
 from tidegate.storage.rocksdb.scan import scan_state
 from tidegate.storage.rocksdb.value_layout import RocksDescription, RocksForm, RocksState
+from tidegate.storage.schemas.columns_text import columns_text
 from tidegate.storage.state.snapshot import Cut, FrozenState, StateChunk, StateTable
 
 C = TypeVar("C", bound=RocksCells)

@@ -1,0 +1,19 @@
+"""A fixture of the tests of the backend in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tidegate.actors.kernels.paged import PAGE_ROWS
+from tidegate.actors.state_backends.columnar import frozen_slots as frozen
+
+
+@pytest.fixture
+def small_blocks() -> Iterator[None]:
+    """A block is a page, and a chunk a few rows, so that a few thousand keys are many of both."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(frozen, "BLOCK_ROWS", PAGE_ROWS)
+        patch.setattr(frozen, "CHUNK_ROWS_MIN", 100)
+        yield
