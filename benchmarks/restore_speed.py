@@ -221,10 +221,8 @@ def restore(context: JobContext, arguments: argparse.Namespace, clock: Clock) ->
     event = effects.restore(RestorePoint(context.root, context.job_id, CheckpointId(arguments.layers), False))
     read_s = clock.now_s() - start_s
     assert isinstance(event, ev.TaskRestored), event
-    tables = dict(event.tables)
-    del event
     chain = chain_of(context)
-    chain.open(tables)
+    chain.open(dict(event.tables))
     return chain, read_s, clock.now_s() - start_s - read_s
 
 

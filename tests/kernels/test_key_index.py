@@ -128,10 +128,10 @@ def test_no_mask_means_no_nulls() -> None:
 
 
 @settings(max_examples=200, deadline=None)
-@given(streams(), st.integers(0, 4))
-def test_filling_gives_the_slots_of_upserts(batches: list[pa.RecordBatch], before: int) -> None:
-    """Keys of which none comes twice get the slots that an upsert gives them, whatever was there before; others are
-    told of."""
+@given(streams(), st.integers(0, 4), st.sampled_from([0, 1, 3_000]))
+def test_filling_gives_the_slots_of_upserts(batches: list[pa.RecordBatch], before: int, to_come: int) -> None:
+    """Keys of which none comes twice get the slots that an upsert gives them, whatever was there before, and however
+    many are said to follow; others are told of."""
     index, reference = KeyIndex(tuple(batches[0].schema.names)), KeyIndex(tuple(batches[0].schema.names))
     for batch in batches[:before]:
         index.upsert(batch)
@@ -140,7 +140,7 @@ def test_filling_gives_the_slots_of_upserts(batches: list[pa.RecordBatch], befor
         known = index.size
         expected = reference.upsert(batch)
 
-        filled = index.fill(batch)
+        filled = index.fill(batch, to_come)
 
         assert (len(expected.new_rows) == batch.num_rows) == filled
         if not filled:

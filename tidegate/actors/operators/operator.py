@@ -79,7 +79,8 @@ class Operator:
         """Called once, before anything else.
 
         `restored` holds the tables of this operator's states from the checkpoint, already cut to the key
-        groups of this subtask for keyed state; empty on a fresh start.
+        groups of this subtask for keyed state; empty on a fresh start. Whoever may be given many goes through them with
+        `taken`, which lets go of each.
         """
         self.context = context
 

@@ -29,6 +29,7 @@ from tidegate.storage.copies.local_first import LocalFirstStore
 from tidegate.storage.errors import CorruptionError
 from tidegate.storage.files.store import Store
 from tidegate.storage.ids import OperatorUid, SubtaskIndex
+from tidegate.storage.state.handover import Handover
 from tidegate.storage.state.key_groups import key_group_range
 from tidegate.storage.state.snapshot import StateTable
 from tidegate.storage.subtasks.backend_files import fetch_native, tables_of_fetched
@@ -39,7 +40,8 @@ from tidegate.storage.subtasks.subtask_state import read_subtask_state
 class RestoredTask:
     """What one task starts with."""
 
-    tables: tuple[tuple[OperatorUid, tuple[StateTable, ...]], ...]
+    tables: tuple[tuple[OperatorUid, Sequence[StateTable]], ...]
+    """Of each operator what it takes in, and lets go of (`Handover`)."""
     finished: bool
     in_flight: RestoredChannels = ()
     part: SubtaskState | None = None
@@ -88,7 +90,7 @@ def restore_task(
     ]
     if vertex.source is not None and vertex.source.uid in known and task.subtask == 0:
         uid, found = tables[0]
-        tables[0] = uid, (*found, *_read_to_the_end(store, metadata, uid, splits.get(uid, ())))
+        tables[0] = uid, Handover((*found, *_read_to_the_end(store, metadata, uid, splits.get(uid, ()))))
     return RestoredTask(tuple(tables), finished=False, in_flight=in_flight, part=_part(metadata, vertex, task))
 
 
@@ -127,7 +129,7 @@ def _tables_of(
     parallelism: int,
     native_folder: str | None,
     readers: int,
-) -> tuple[StateTable, ...]:
+) -> Handover:
     """What one operator of an unfinished vertex starts with in one subtask."""
     groups = key_group_range(subtask, info.max_parallelism, parallelism)
     rescaled = info.parallelism != parallelism
@@ -158,7 +160,7 @@ def _tables_of(
             old = replace(old, native=tuple(native for native in old.native if native not in fetched))
         found += read_subtask_state(store, old, info.uid, groups, wanted=wanted, readers=readers)
     found.sort(key=lambda table: table.layer)
-    return tuple(_deal_out(found, subtask, parallelism) if rescaled else found)
+    return Handover(_deal_out(found, subtask, parallelism) if rescaled else found)
 
 
 def _deal_out(tables: Sequence[StateTable], subtask: int, parallelism: int) -> list[StateTable]:

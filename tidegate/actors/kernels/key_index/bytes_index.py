@@ -73,23 +73,25 @@ class BytesIndex:
                 return result
             self._make_room(keys, int(progress.counters[0]))
 
-    def fill(self, keys: Strings, hashes: NDArray[np.uint64]) -> bool:
-        """Give the next slots to many keys at once, in their order; `hashes` as of `upsert`.
+    def fill(self, keys: Strings, hashes: NDArray[np.uint64], keys_to_come: int = 0) -> bool:
+        """Give the next slots to many keys at once, in their order; so many more follow. `hashes` as of `upsert`.
 
         False if a key comes twice or was known: then the index is of no use any more.
         """
         rows = len(hashes)
-        if 4 * (self.size + rows) > len(self._table):
-            self._grow(capacity_for(self.size + rows))
+        if 4 * (self.size + rows + keys_to_come) > len(self._table):
+            self._grow(capacity_for(self.size + rows + keys_to_come))
         nulls = np.flatnonzero(keys.valid == 0)
         if len(nulls) + (self._null[1] != 0) > 1:
             return False
         if len(nulls):
             self._null[1] = self.size + nulls[0] + 1
         used_bytes = int(self._offsets[self.size])
-        needed_bytes = used_bytes + int(keys.offsets[rows] - keys.offsets[0])
-        if needed_bytes > len(self._arena):
-            self._arena = enlarged(self._arena, used_bytes, needed_bytes)
+        added_bytes = int(keys.offsets[rows] - keys.offsets[0])
+        if used_bytes + added_bytes > len(self._arena):
+            # Those to come are taken to be as long: that spares a copy of everything for each batch.
+            to_come_bytes = added_bytes * keys_to_come // max(rows, 1)
+            self._arena = enlarged(self._arena, used_bytes, used_bytes + added_bytes + to_come_bytes)
         _append(self._offsets, self._arena, self.size, keys.offsets, keys.data, keys.valid)
         ordered = spread(hashes.view(np.int64), hashes, keys.valid, self._table.nbytes)
         slots = (self._offsets, self._arena, np.int64(self.size))

@@ -45,15 +45,16 @@ class KeyIndex:
             return self._of_words().upsert(keys.words, keys.valid)
         return self._of_bytes().upsert(keys, hash_forms([keys], batch.num_rows))
 
-    def fill(self, batch: pa.RecordBatch) -> bool:
+    def fill(self, batch: pa.RecordBatch, keys_to_come: int = 0) -> bool:
         """Give the next slots to the keys of a batch, in their order: much faster than `upsert` where they are many.
 
-        False if a key comes twice or was known: then the index is of no use any more. Raises as `upsert`.
+        So many more keys are about to be filled in after these. False if a key comes twice or was known: then the index
+        is of no use any more. Raises as `upsert`.
         """
         keys = self._form(batch)
         if isinstance(keys, Words):
-            return self._of_words().fill(keys.words, keys.valid)
-        return self._of_bytes().fill(keys, hash_forms([keys], batch.num_rows))
+            return self._of_words().fill(keys.words, keys.valid, keys_to_come)
+        return self._of_bytes().fill(keys, hash_forms([keys], batch.num_rows), keys_to_come)
 
     def _form(self, batch: pa.RecordBatch) -> Words | Strings:
         """The keys as one column of words, or of strings."""

@@ -64,13 +64,14 @@ class WordIndex:
                 return result
             self._grow(len(self._table))
 
-    def fill(self, words: NDArray[np.int64], valid: NDArray[np.uint8]) -> bool:
-        """Give the next slots to many keys at once, in their order. `valid` may be `NO_MASK`.
+    def fill(self, words: NDArray[np.int64], valid: NDArray[np.uint8], keys_to_come: int = 0) -> bool:
+        """Give the next slots to many keys at once, in their order; so many more follow. `valid` may be `NO_MASK`.
 
         False if a key comes twice or was known: then the index is of no use any more.
         """
-        if 2 * (self.size + len(words)) > len(self._table) // 2:
-            self._grow(capacity_for(self.size + len(words)))
+        keys = self.size + len(words) + keys_to_come
+        if 2 * keys > len(self._table) // 2:
+            self._grow(capacity_for(keys))
         nulls = np.flatnonzero(valid == 0)
         if len(nulls) + (self._null[1] != 0) > 1:
             return False

@@ -28,6 +28,7 @@ from tidegate.actors.state_backends.common.backend import KeyedBackend, ValueSpe
 from tidegate.storage.errors import ConfigurationError, CorruptionError
 from tidegate.storage.schemas.columns_text import columns_text
 from tidegate.storage.schemas.evolution import migrated
+from tidegate.storage.state.handover import taken
 from tidegate.storage.state.snapshot import Cut, OperatorSnapshot, StateTable
 
 STATE_NAME = "aggregate"
@@ -213,14 +214,14 @@ class KeyedAggregate(Operator):
 
     def _restore_all(self, tables: Sequence[StateTable]) -> None:
         """Load stored tables. Layers that were written before and after a change of types meet in the newer ones."""
-        put = [table for table in tables if not table.removed]
-        if put and self._table is None:
-            self._create(*self._newest_layout(put))
+        stored = list(dict.fromkeys((table.state, table.rows.schema) for table in tables if not table.removed))
+        if stored and self._table is None:
+            self._create(*self._newest_layout(stored))
         if self._table is None:
             return  # nothing but keys that are gone, of which the layers below have none
         expected = self._stored_schema(self._fields)
         try:
-            for table in tables:
+            for table in taken(tables):
                 if table.rows.schema.names[: len(self._keys)] == list(self._keys):
                     check_owner(self.context, table.rows.select(list(self._keys)), self._owners)
                 rows = table.rows if table.removed else self._migrated(table.rows, expected)
@@ -229,18 +230,18 @@ class KeyedAggregate(Operator):
         except CorruptionError as error:
             raise CorruptionError(f"operator {self.context.uid!r}: {error}") from error
 
-    def _newest_layout(self, tables: Sequence[StateTable]) -> tuple[pa.Schema, Fields]:
-        """The layout of stored tables that all of them can be brought into: types only ever become wider.
+    def _newest_layout(self, stored: Sequence[tuple[str, pa.Schema]]) -> tuple[pa.Schema, Fields]:
+        """Of the layouts of stored states the one that all can be brought into: types only ever become wider.
 
         ConfigurationError if there is none.
         """
-        for table in tables:
-            self._stored_layout(table.state, table.rows.schema)
+        for state, schema in stored:
+            self._stored_layout(state, schema)
         refused = None
-        for schema in dict.fromkeys(table.rows.schema.remove_metadata() for table in reversed(tables)):
+        for schema in dict.fromkeys(schema.remove_metadata() for _, schema in reversed(stored)):
             try:
-                for table in tables:
-                    self._migrated(table.rows.slice(0, 0), schema)
+                for _, before in stored:
+                    self._migrated(pa.RecordBatch.from_pylist([], before), schema)
             except ConfigurationError as error:
                 refused = refused or error
                 continue

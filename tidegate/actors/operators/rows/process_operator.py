@@ -36,6 +36,7 @@ from tidegate.actors.protocol.failure_reasons import error_text
 from tidegate.actors.state_backends.common.backend import KeyRef
 from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.errors import ConfigurationError, TidegateError
+from tidegate.storage.state.handover import taken
 from tidegate.storage.state.snapshot import Cut, FrozenState, OperatorSnapshot, StateTable
 
 _CHANGE_BYTES = 64
@@ -101,7 +102,7 @@ class ProcessOperator(Operator):
             self._states.complete()
             self._take_over(self._states)
         self._operator_states.complete()
-        for table in restored:
+        for table in taken(restored):
             if table.kind is StateKind.KEYED:
                 self._restore(table)
         if self._states is not None:

@@ -34,8 +34,8 @@ COMPACTED_SLOTS_MIN = 4096
 _CHUNK_ROWS_MAX = 1 << 20
 _CHUNK_BYTES_MAX = 1 << 28
 _PIECE_ROWS = 16 * PAGE_ROWS
-_PIECE_BYTES_MAX = 1 << 30
-"""A column of strings in one batch has no more than 2 GiB."""
+_PIECE_BYTES_MAX = 1 << 23
+"""So many bytes of keys are indexed at a time, or one chunk: that takes several times their memory."""
 _GROUP = ValueSpec("group", pa.uint16(), 0)
 
 
@@ -193,10 +193,13 @@ class KeySpace:
         if state is None:
             return
         assert self._keys is not None
-        if not all(self._index.fill(keys) for keys in self._keys.pieces()):
-            raise CorruptionError(
-                f"state {state.name!r} holds a key twice: the key groups of the checkpoint's tables overlap"
-            )
+        to_come = self._keys.rows
+        for keys in self._keys.pieces():
+            to_come -= keys.num_rows
+            if not self._index.fill(keys, to_come):
+                raise CorruptionError(
+                    f"state {state.name!r} holds a key twice: the key groups of the checkpoint's tables overlap"
+                )
 
     def upsert(self, keys: pa.RecordBatch) -> Upserted:
         """Slots of the keys of a batch (key columns alone); new ones for keys that are not known."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -31,13 +32,15 @@ class DamageFound:
 class TaskRestored:
     """The state of every operator was read (`tables` is empty on a fresh start); the task may open.
 
+    What `tables` holds of an operator it lets go of as the operator takes it in (`Handover`).
+
     `finished` tells that the checkpoint holds this task's operators as finished: they must not run again.
     `in_flight` holds, for input channels, the batches that an unaligned barrier had overtaken, oldest first: they are
     processed before anything that comes in.
     """
 
     at_ms: int
-    tables: tuple[tuple[OperatorUid, tuple[StateTable, ...]], ...]
+    tables: tuple[tuple[OperatorUid, Sequence[StateTable]], ...]
     finished: bool = False
     in_flight: tuple[tuple[ChannelId, tuple[pa.RecordBatch, ...]], ...] = ()
     lineage: Lineage | None = None

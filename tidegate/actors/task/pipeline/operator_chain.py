@@ -103,7 +103,7 @@ class OperatorChain:
         """Open every operator with its restored state, last one first, so that each may emit at once."""
         for link, context in zip(reversed(self._links), reversed(self._contexts), strict=True):
             self._closing.callback(link.operator.close)
-            link.operator.open(context, tuple(tables.get(context.uid, ())))
+            link.operator.open(context, tables.get(context.uid, ()))
 
     def set_time(self, at_ms: int) -> None:
         """The processing time (milliseconds since 1970) that operators are told from now on."""
