@@ -15,7 +15,7 @@ from tidegate.actors.coordinator.job.job_spec import JobSpec
 from tidegate.actors.coordinator.messages import instructions as do
 from tidegate.actors.coordinator.messages.events import CoordinatorEvent
 from tidegate.actors.coordinator.messages.instructions import CoordinatorInstruction
-from tidegate.actors.task.messages.events import TaskEvent
+from tidegate.actors.task.messages.events import TaskEvent, TaskRestored
 from tidegate.actors.task.messages.instructions import (
     PersistChannelState,
     PersistSegment,
@@ -108,7 +108,7 @@ def test_folding_the_log_gives_the_same_state_and_the_same_decisions(
     [
         (CoordinatorEvent, set()),
         (CoordinatorInstruction, WITH_PERMITS),
-        (TaskEvent, set()),
+        (TaskEvent, {TaskRestored}),
         (TaskInstruction, {PersistSnapshot, PersistChannelState, PersistSegment}),
     ],
 )

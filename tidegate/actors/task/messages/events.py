@@ -27,12 +27,11 @@ class DamageFound:
     reason: str
 
 
-@wire
 @dataclass(frozen=True, slots=True)
 class TaskRestored:
     """The state of every operator was read (`tables` is empty on a fresh start); the task may open.
 
-    What `tables` holds of an operator it lets go of as the operator takes it in (`Handover`).
+    What `tables` holds of an operator it lets go of as the operator takes it in (`Handover`). Never leaves its process.
 
     `finished` tells that the checkpoint holds this task's operators as finished: they must not run again.
     `in_flight` holds, for input channels, the batches that an unaligned barrier had overtaken, oldest first: they are
