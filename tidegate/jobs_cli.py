@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -33,6 +33,10 @@ AddressOption = Annotated[
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+FormatOption = Annotated[
+    Literal["canonical", "native"],
+    typer.Option("--format", help="Sorted rows, alike for all backends; or what the backend writes."),
+]
 TimeoutOption = Annotated[str, typer.Option("--timeout", help="How long to wait for it.")]
 
 
@@ -89,11 +93,12 @@ def savepoint_command(
     ] = None,
     address: AddressOption = None,
     timeout: TimeoutOption = "10min",
+    savepoint_format: FormatOption = "canonical",
     as_json: JsonOption = False,
 ) -> None:
     """Take a savepoint now, while the job goes on, and print its path."""
     with _job(context, address) as job:
-        _say(as_json, {"path": job.savepoint(target, timeout)}, "{path}")
+        _say(as_json, {"path": job.savepoint(target, timeout, savepoint_format)}, "{path}")
 
 
 @job_app.command("stop")
@@ -105,11 +110,12 @@ def stop_command(
     ] = None,
     address: AddressOption = None,
     timeout: TimeoutOption = "10min",
+    savepoint_format: FormatOption = "canonical",
     as_json: JsonOption = False,
 ) -> None:
     """End the job with a savepoint, wait for both, and print the savepoint's path."""
     with _job(context, address) as job:
-        path = job.stop(drain, savepoint, timeout)
+        path = job.stop(drain, savepoint, timeout, savepoint_format)
         told = {"name": job.name, "status": job.status(), "path": path}
     _say(as_json, told, "{name} is {status}; its savepoint is {path}")
 

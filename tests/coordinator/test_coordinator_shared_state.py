@@ -14,7 +14,7 @@ from tidegate.actors.coordinator.job.job_spec import Retention
 from tidegate.actors.coordinator.messages import events as ev
 from tidegate.actors.coordinator.messages import instructions as do
 from tidegate.actors.protocol.snapshot_metrics import SnapshotMetrics
-from tidegate.storage.checkpoints.metadata import NativeFile, NativeState, SnapshotKind, StateHandle
+from tidegate.storage.checkpoints.metadata import NativeFile, NativeState, SavepointFormat, SnapshotKind, StateHandle
 from tidegate.storage.codec import decode, encode
 from tidegate.storage.ids import CheckpointId
 
@@ -115,6 +115,27 @@ def test_savepoints_are_built_on_nothing_and_nothing_is_built_on_them(kept: int,
     job.written(2)
 
     assert trigger(job).base == base
+
+
+def test_a_native_savepoint_is_a_checkpoint_like_any_other() -> None:
+    """It is built on the newest one, the next one is built on it, and its metadata says what it is."""
+    job = Coordinator().run()
+    complete(job, 1)
+    wish = ev.CheckpointRequested(job.at_ms, "r", SnapshotKind.SAVEPOINT, "folder", SavepointFormat.NATIVE)
+    (savepoint,) = only(job.tell(wish), do.TriggerCheckpoint)
+    assert savepoint.base == 1
+    assert not savepoint.options.canonical
+    job.ack(2, SOURCE)
+    state = replace(part(2, SINK), layers=(layer(1, SINK), layer(2, SINK)))
+    told = ev.CheckpointAcknowledged(
+        job.at_ms, job.state.attempt, SINK, CheckpointId(2), state, kind=SnapshotKind.SAVEPOINT
+    )
+    (write,) = only(job.tell(told), do.WriteSavepoint)
+    assert write.metadata.savepoint_format is SavepointFormat.NATIVE
+    job.exported(2)
+    job.written(2)
+
+    assert trigger(job).base == 2
 
 
 # --- how long shared files stay -----------------------------------------------------------------------------------

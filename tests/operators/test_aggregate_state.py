@@ -37,7 +37,8 @@ def _opened(
 
 def _stored(operator: KeyedAggregate, number: int = 1, base: int | None = None, layer: int = 0) -> list[StateTable]:
     """The rows of a snapshot, in whatever part of it they are."""
-    cut = Cut(CheckpointId(number), None if base is None else CheckpointId(base), canonical=True)
+    as_rows = operator.context.backend.kind == "rocksdb"
+    cut = Cut(CheckpointId(number), None if base is None else CheckpointId(base), canonical=as_rows)
     snapshot = operator.snapshot(cut)
     return [table for state in (*snapshot.states, *snapshot.layer) for table in tables_of(state, layer)]
 

@@ -174,7 +174,7 @@ class Run:
         if base is None:
             self._layers = []
         for operator in self.driven.operators:
-            snapshot = operator.snapshot(Cut(checkpoint, base, canonical=True))
+            snapshot = operator.snapshot(Cut(checkpoint, base, canonical=self._options.kind == "rocksdb"))
             assert snapshot is not None
             assert snapshot.states == () or not self._options.incremental
             self._frozen += [*snapshot.states, *snapshot.layer]

@@ -60,15 +60,23 @@ CHANGELOG_PATCHES: dict[str, tuple[int, Patch]] = {
         9,
         lambda: patch.object(ChangeLog, "failed", _goes_on_above_a_failure),
     ),
+    "changelog: it goes on above a canonical savepoint": (
+        5,
+        lambda: patch.object(ChangeLog, "start_anew", lambda self: None),
+    ),
     "changelog: a task deletes what a checkpoint has": (5, lambda: patch.object(changelog, "_own", _all_of_them)),
 }
 """Every such break: its invariant, and the patch."""
 
 _LOGGED = {"state": "changelog", "interval_ms": 60, "min_pause_ms": 0, "rows": 120}
 _SENSITIVE = {"topology": "timers", "faults": "all", "ending": "cancel", "retention": "retain_on_cancellation"}
+_SAVED = {"ask": "savepoint", "savepoints": "canonical", "retained": 1, "ending": "finish"}
 
 CHANGELOG_FIXED: Mapping[str, Mapping[str, Hashable]] = {
-    rule: _LOGGED | (_SENSITIVE | {"tolerable": 3} if "failed" in rule else {}) for rule in CHANGELOG_PATCHES
+    rule: _LOGGED
+    | (_SENSITIVE | {"tolerable": 3} if "failed" in rule else {})
+    | (_SAVED if "savepoint" in rule else {})
+    for rule in CHANGELOG_PATCHES
 }
 """What is not drawn for them: one seed in ten has a changelog, and it is short. What one segment held is hardly missed
 where the same keys change again, so for that there are rows that wait for a timer, and a restore."""

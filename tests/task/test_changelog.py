@@ -184,6 +184,25 @@ def test_layers_are_bounded_where_no_base_can_be_written() -> None:
     assert snapshot.failed
 
 
+def test_a_log_that_starts_anew_comes_back_to_nothing() -> None:
+    """The next thing written is a base; what no snapshot has taken is the task's to delete, durable now or later."""
+    log = ChangeLog()
+    for _ in range(4):
+        log.seal()
+        if log._newest == 2:
+            log.take()
+    for number in (1, 2, 3):
+        log.written(number, number == 1, handle(f"s{number}"))
+
+    log.start_anew()
+
+    assert log.seal() == Cut(5)
+    assert [h.path for h in log.written(4, False, handle("s4"))] == [handle(n).path for n in ("s3", "s4")]
+    chain = log.take()
+    log.written(5, True, handle("b5"))
+    assert paths(chain) == ["b5"]
+
+
 def test_what_is_not_being_written_cannot_come() -> None:
     """Twice, or a number that was never given: the runtime is broken."""
     log = ChangeLog()

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tidegate.actors.protocol.stream_elements import Barrier, BarrierOptions
 from tidegate.actors.task.incremental.lineage import DELTAS_BYTES_MIN, LAYERS_MAX, LINEAGES_MAX, Lineage, Lineages
-from tidegate.storage.checkpoints.metadata import NativeFile, NativeState, SnapshotKind, StateHandle
+from tidegate.storage.checkpoints.metadata import NativeFile, NativeState, SavepointFormat, SnapshotKind, StateHandle
 from tidegate.storage.ids import CheckpointId, OperatorUid
 from tidegate.storage.state.snapshot import Cut
 
@@ -68,6 +68,18 @@ def test_a_savepoint_is_whole_and_in_the_common_form(kind: SnapshotKind) -> None
     known.remember(lineage(3, 100))
 
     assert cut(known, 4, 3, kind=kind) == Cut(CheckpointId(4), canonical=True)
+
+
+def test_a_native_savepoint_is_built_on_what_its_barrier_names() -> None:
+    """It is what a checkpoint is: the coordinator makes copies for the user."""
+    known = Lineages()
+    known.remember(lineage(3, 100))
+    options = BarrierOptions(kind=SnapshotKind.SAVEPOINT, savepoint_format=SavepointFormat.NATIVE)
+
+    found, below = known.begin(Barrier(CheckpointId(4), 0, options, CheckpointId(3)), finished=False)
+
+    assert found == Cut(CheckpointId(4), CheckpointId(3))
+    assert below == lineage(3, 100)
 
 
 def test_a_subtask_that_has_finished_builds_on_nothing() -> None:

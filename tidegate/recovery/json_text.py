@@ -38,6 +38,7 @@ def _report(report: CheckpointReport) -> dict[str, Any]:
         "job_name": metadata.job_name,
         "checkpoint_id": metadata.checkpoint_id,
         "kind": metadata.kind.value,
+        "savepoint_format": None if metadata.savepoint_format is None else metadata.savepoint_format.value,
         "void": metadata.void,
         "final": metadata.final,
         "attempt": metadata.attempt,

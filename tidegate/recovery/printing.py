@@ -44,12 +44,17 @@ def print_checkpoint(metadata: CheckpointMetadata) -> None:
     console.print(_states(metadata))
 
 
+def _format(metadata: CheckpointMetadata) -> str:
+    return "" if metadata.savepoint_format is None else f"{metadata.savepoint_format.value} savepoint of "
+
+
 def print_report(report: CheckpointReport) -> None:
     """Print the operators of a checkpoint and their states."""
     console = make_console()
     metadata = report.metadata
     console.print(
-        f"{report.path}: job {metadata.job_name}, triggered {time_text(metadata.triggered_at_ms)} UTC, "
+        f"{report.path}: {_format(metadata)}job {metadata.job_name}, "
+        f"triggered {time_text(metadata.triggered_at_ms)} UTC, "
         f"{report.size_bytes:,} bytes of state, {report.in_flight_bytes:,} of them in flight",
         markup=False,
         soft_wrap=True,

@@ -23,7 +23,7 @@ from tidegate.simulation.report import SimulationReport, report_of
 from tidegate.simulation.runtime.run import STORAGE, Action, JobRun, JobSetting, Protocol, Rows, Simulation, difference
 from tidegate.simulation.shrink import shortest
 from tidegate.simulation.world.faults import Faults
-from tidegate.storage.checkpoints.metadata import SnapshotKind
+from tidegate.storage.checkpoints.metadata import SavepointFormat, SnapshotKind
 from tidegate.storage.errors import TidegateError
 
 SETTLE_MS_MAX = 240_000
@@ -195,12 +195,13 @@ def _options(scenario: Scenario) -> DataPlaneOptions:
 def _actions(scenario: Scenario) -> tuple[Action, ...]:
     actions = []
     asked, ending = str(scenario.values["ask"]), str(scenario.values["ending"])
+    chosen = SavepointFormat(scenario.values.get("savepoints", "canonical"))
     if asked in _ASKED:
-        actions += [Action(scenario.ask_at_ms + 30 * i, _ASKED[asked]) for i in range(2)]
+        actions += [Action(scenario.ask_at_ms + 30 * i, _ASKED[asked], chosen) for i in range(2)]
     if ending == "cancel":
         actions.append(Action(scenario.end_at_ms, None))
     elif ending in _STOPS:
-        actions.append(Action(scenario.end_at_ms, _STOPS[ending]))
+        actions.append(Action(scenario.end_at_ms, _STOPS[ending], chosen))
     return tuple(actions)
 
 

@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 import pyarrow as pa
 
-from tidegate.storage.checkpoints.metadata import SnapshotKind
+from tidegate.storage.checkpoints.metadata import SavepointFormat, SnapshotKind
 from tidegate.storage.codec import wire
 from tidegate.storage.ids import CheckpointId
 
@@ -57,12 +57,18 @@ class BarrierOptions:
     """How a checkpoint is taken; travels with its barrier.
 
     `aligned_timeout_ms`: an ALIGNED barrier that has not got through so long after it was triggered becomes UNALIGNED;
-    None: never. Savepoints are always aligned.
+    None: never. Savepoints are always aligned; `savepoint_format` counts for them alone.
     """
 
     alignment: Alignment = Alignment.ALIGNED
     aligned_timeout_ms: int | None = None
     kind: SnapshotKind = SnapshotKind.CHECKPOINT
+    savepoint_format: SavepointFormat = SavepointFormat.CANONICAL
+
+    @property
+    def canonical(self) -> bool:
+        """Whether state is written as sorted rows, built on nothing."""
+        return self.kind.is_savepoint and self.savepoint_format is SavepointFormat.CANONICAL
 
     @property
     def timeoutable(self) -> bool:

@@ -13,7 +13,7 @@ from tidegate.actors.graph.job_graph import JobGraph
 from tidegate.actors.hosts.job_context import JobContext
 from tidegate.actors.protocol.failure_reasons import CheckpointFailureReason as Reason
 from tidegate.actors.protocol.identity import TaskId
-from tidegate.storage.checkpoints.metadata import SnapshotKind
+from tidegate.storage.checkpoints.metadata import SavepointFormat, SnapshotKind
 from tidegate.storage.errors import CheckpointError, ConfigurationError
 from tidegate.storage.files.store import OpenStore
 from tidegate.storage.ids import CheckpointId, JobId
@@ -208,7 +208,13 @@ class RunningJob(Protocol):
         """Statistics of the checkpoints so far."""
         ...
 
-    def request(self, kind: SnapshotKind, target: str | None, timeout_s: float) -> Answer:
+    def request(
+        self,
+        kind: SnapshotKind,
+        target: str | None,
+        timeout_s: float,
+        savepoint_format: SavepointFormat = SavepointFormat.CANONICAL,
+    ) -> Answer:
         """Take a checkpoint, or a savepoint under `target`, and wait for it.
 
         SUSPEND and TERMINATE end the job after it. CheckpointError when it fails, JobTimeoutError after too long.

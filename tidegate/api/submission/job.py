@@ -6,14 +6,14 @@ import os
 import time
 from dataclasses import asdict
 from datetime import timedelta
-from typing import Any
+from typing import Any, Literal
 
 from tidegate.actors.coordinator.state.checkpoint_statistics import CheckpointStatistics
 from tidegate.actors.runtimes.running_job import JobProgress, RunningJob, TaskProcessInfo
 from tidegate.api.given_names import location
 from tidegate.recovery.checkpoints import CheckpointSummary, list_checkpoints
 from tidegate.storage.checkpoints.event_log import EventLog
-from tidegate.storage.checkpoints.metadata import SnapshotKind
+from tidegate.storage.checkpoints.metadata import SavepointFormat, SnapshotKind
 from tidegate.storage.errors import ConfigurationError, JobFailedError, JobTimeoutError
 from tidegate.storage.files.file_system_store import open_store
 from tidegate.storage.files.store import OpenStore
@@ -88,20 +88,29 @@ class Job:
         answer = self._running.request(SnapshotKind.CHECKPOINT, None, timeout_s)
         return f"{self.root}/{self.job_id}/chk-{answer.checkpoint_id}"
 
-    def savepoint(self, target: str | os.PathLike[str] | None = None, timeout: str | timedelta | int = "10min") -> str:
+    def savepoint(
+        self,
+        target: str | os.PathLike[str] | None = None,
+        timeout: str | timedelta | int = "10min",
+        format: Literal["canonical", "native"] = "canonical",
+    ) -> str:
         """Take a savepoint now, while the job goes on; returns the path of its folder, which the job never deletes.
 
         `target` is the folder under which it gets a folder of its own, the setting `state.savepoints.dir` if there is
-        none. CheckpointError if it fails, JobTimeoutError if it takes longer, ConfigurationError without a folder.
+        none. With `format="canonical"` keyed state is written as sorted rows, the same bytes whatever the backend is;
+        with "native" as the backend writes it into checkpoints, which is quicker. CheckpointError if it fails,
+        JobTimeoutError if it takes longer, ConfigurationError without a folder or for another format.
         """
         timeout_s = parse_duration_ms(timeout, setting="savepoint(timeout)") / 1000
-        return self._savepoint(SnapshotKind.SAVEPOINT, self._target("savepoint", target), timeout_s)
+        chosen = _savepoint_format("savepoint", format)
+        return self._savepoint(SnapshotKind.SAVEPOINT, self._target("savepoint", target), timeout_s, chosen)
 
     def stop(
         self,
         drain: bool = False,
         savepoint: str | os.PathLike[str] | None = None,
         timeout: str | timedelta | int = "10min",
+        format: Literal["canonical", "native"] = "canonical",
     ) -> str:
         """End the job with a savepoint, and wait for both; returns the savepoint's path.
 
@@ -111,20 +120,21 @@ class Job:
 
         If the savepoint fails (CheckpointError says why), the job goes on: from its newest checkpoint when its tasks
         had stopped already. JobTimeoutError if it takes longer: the job may still stop later. `savepoint` is the folder
-        as in `savepoint`.
+        and `format` that of `savepoint`.
         """
         limit_s = parse_duration_ms(timeout, setting="stop(timeout)") / 1000
         deadline = time.monotonic() + limit_s
         kind = SnapshotKind.TERMINATE if drain else SnapshotKind.SUSPEND
-        path = self._savepoint(kind, self._target("stop", savepoint), limit_s)
+        chosen = _savepoint_format("stop", format)
+        path = self._savepoint(kind, self._target("stop", savepoint), limit_s, chosen)
         if self._running.wait(max(0.0, deadline - time.monotonic())) is None:
             raise JobTimeoutError(
                 f"job {self.name!r} has written its savepoint {path} and has not ended within {limit_s:g} s"
             )
         return path
 
-    def _savepoint(self, kind: SnapshotKind, target: str, timeout_s: float) -> str:
-        answer = self._running.request(kind, target, timeout_s)
+    def _savepoint(self, kind: SnapshotKind, target: str, timeout_s: float, savepoint_format: SavepointFormat) -> str:
+        answer = self._running.request(kind, target, timeout_s, savepoint_format)
         assert answer.path is not None, "a savepoint has a path"
         return answer.path
 
@@ -177,3 +187,11 @@ class Job:
 
     def __repr__(self) -> str:
         return f"Job({self.name!r}, {self.job_id!r})"
+
+
+def _savepoint_format(call: str, given: str) -> SavepointFormat:
+    try:
+        return SavepointFormat(given)
+    except ValueError:
+        known = " or ".join(repr(each.value) for each in SavepointFormat)
+        raise ConfigurationError(f"{call}: format={given!r} is no format of savepoints; say {known}") from None

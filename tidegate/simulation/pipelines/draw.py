@@ -35,10 +35,11 @@ DIMENSIONS: Mapping[str, tuple[Hashable, ...]] = {
     "state": ("whole", "incremental", "changelog"),
     "log": ("long", "short"),
     "restart": ("fixed-delay", "exponential-delay", "failure-rate"),
+    "savepoints": ("canonical", "native"),
 }
 """Every dimension with its values."""
 
-_DRAWN_APART = frozenset({"state", "log", "restart"})
+_DRAWN_APART = frozenset({"state", "log", "restart", "savepoints"})
 """Dimensions that were added when seeds had been run: what a seed stands for besides stays what it was."""
 
 _ADDED: Mapping[str, tuple[Hashable, ...]] = {

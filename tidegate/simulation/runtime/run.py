@@ -36,7 +36,7 @@ from tidegate.simulation.runtime.simulated_job import SimulatedJob
 from tidegate.simulation.world.disk import SimulatedDisk, SimulatedStore
 from tidegate.simulation.world.faults import Faults
 from tidegate.simulation.world.virtual_time import World
-from tidegate.storage.checkpoints.metadata import CheckpointMetadata, SnapshotKind
+from tidegate.storage.checkpoints.metadata import CheckpointMetadata, SavepointFormat, SnapshotKind
 from tidegate.storage.checkpoints.metadata_file import read_metadata
 from tidegate.storage.errors import ConfigurationError, ProtocolError
 from tidegate.storage.files.store import OpenStore, Store
@@ -67,6 +67,7 @@ class Action:
 
     at_ms: int
     kind: SnapshotKind | None
+    savepoint_format: SavepointFormat = SavepointFormat.CANONICAL
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,7 +234,7 @@ def _asking(job: SimulatedJob, action: Action, request: str) -> Callable[[], Non
             job.ask(co.CancelRequested(now_ms))
         else:
             target = SAVEPOINTS if action.kind.is_savepoint else None
-            job.ask(co.CheckpointRequested(now_ms, request, action.kind, target))
+            job.ask(co.CheckpointRequested(now_ms, request, action.kind, target, action.savepoint_format))
 
     return ask
 

@@ -41,6 +41,17 @@ class SnapshotKind(enum.Enum):
 
 
 @wire
+class SavepointFormat(enum.Enum):
+    """What keyed state is in a savepoint. CANONICAL: sorted rows, the same bytes whatever the backend is. NATIVE: what
+    the backend writes into checkpoints, as files of its own or in layers; quicker to take, and to restore with the same
+    backend.
+    """
+
+    CANONICAL = "canonical"
+    NATIVE = "native"
+
+
+@wire
 class StateKind(enum.Enum):
     """How a state is split when the parallelism changes."""
 
@@ -253,6 +264,9 @@ class CheckpointMetadata:
     """What each master hook wanted to be kept with the checkpoint, by its identifier."""
     origin_root: str | None = None
     """Of a savepoint: the checkpoint root of the job that took it, where staged inputs and collected rows stay."""
+
+    savepoint_format: SavepointFormat | None = None
+    """None for a checkpoint, and for savepoints of older versions."""
 
     @property
     def size_bytes(self) -> int:

@@ -30,14 +30,19 @@ class Cut:
     """What a snapshot is to hold.
 
     With `base` only what has changed since the snapshot of that checkpoint, which is then the layer below; else the
-    whole state. `canonical`: in the form that every backend can read, because it is a savepoint. Without `keyed` the
-    keyed state is not frozen: the changelog has it.
+    whole state. `canonical`: as rows, which every backend can read. Without `keyed` the keyed state is not frozen: the
+    changelog has it.
     """
 
     checkpoint_id: CheckpointId
     base: CheckpointId | None = None
     canonical: bool = False
     keyed: bool = True
+
+    @property
+    def in_order(self) -> bool:
+        """Whether the whole state is wanted in the order of `canonical.py`, for a savepoint: nothing is built on it."""
+        return self.canonical and self.base is None
 
 
 @wire

@@ -81,7 +81,7 @@ class CheckpointKeeper:
         request = CheckpointRequest(
             event.request,
             event.at_ms,
-            CheckpointProperties(event.kind, event.target if event.kind.is_savepoint else None),
+            CheckpointProperties(event.kind, event.target if event.kind.is_savepoint else None, event.savepoint_format),
         )
         state.requests, refused = enqueue(state.requests, request)
         if refused is not None:
@@ -209,7 +209,7 @@ class CheckpointKeeper:
         self._context.instruct(do.SetTimer(f"timeout:{checkpoint_id}", at_ms + self._context.settings.timeout_ms))
 
     def _trigger_tasks(self, pending: PendingCheckpoint) -> None:
-        options = barrier_options(self._context.settings, pending.properties.kind)
+        options = barrier_options(self._context.settings, pending.properties)
         number, at_ms = pending.checkpoint_id, pending.triggered_at_ms
         for attempt, tasks in self._context.state.by_attempt(pending.trigger):
             self._context.instruct(do.TriggerCheckpoint(attempt, number, at_ms, tasks, options, pending.base))
@@ -217,7 +217,7 @@ class CheckpointKeeper:
     def _base(self, properties: CheckpointProperties) -> CheckpointId | None:
         """The newest retained checkpoint that can be one; tasks that have no part in it begin anew."""
         state = self._context.state
-        if properties.kind.is_savepoint:
+        if properties.canonical:
             return None
         retained = (c.checkpoint_id for c in reversed(state.completed))
         return next((number for number in retained if state.shared.can_be_base(number)), None)

@@ -260,6 +260,7 @@ class CheckpointWriter:
             restored_from=None if spec.restore is None else spec.restore.pointer,
             kind=pending.properties.kind,
             hooks=pending.hooks,
+            savepoint_format=pending.properties.savepoint_format if pending.properties.kind.is_savepoint else None,
         )
 
     def _partly_finished(self, pending: PendingCheckpoint) -> OperatorUid | None:

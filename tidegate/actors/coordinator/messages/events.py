@@ -8,7 +8,7 @@ from tidegate.actors.coordinator.job.job_spec import JobSpec
 from tidegate.actors.protocol.failure_reasons import CheckpointFailureReason
 from tidegate.actors.protocol.identity import TaskId
 from tidegate.actors.protocol.snapshot_metrics import NO_METRICS, SnapshotMetrics
-from tidegate.storage.checkpoints.metadata import SnapshotKind, SubtaskState
+from tidegate.storage.checkpoints.metadata import SavepointFormat, SnapshotKind, SubtaskState
 from tidegate.storage.codec import wire
 from tidegate.storage.ids import AttemptNumber, CheckpointId, Generation
 
@@ -91,13 +91,13 @@ class TaskFinished:
 class CheckpointRequested:
     """A user asks for a checkpoint, a savepoint, or (kinds SUSPEND and TERMINATE) for an end after a savepoint.
 
-    `target`: the url under which the savepoint's own folder is made; None for a checkpoint.
-    """
+    `target`: the url under which the savepoint's own folder is made; None for a checkpoint."""
 
     at_ms: int
     request: str
     kind: SnapshotKind = SnapshotKind.CHECKPOINT
     target: str | None = None
+    savepoint_format: SavepointFormat = SavepointFormat.CANONICAL
 
 
 @wire

@@ -53,8 +53,9 @@ def in_words(event: object) -> str:
 
 def _by_users(event: ev.CheckpointRequested | ev.CancelRequested | ev.JobSubmitted) -> str:
     match event:
-        case ev.CheckpointRequested(kind=kind, request=request, target=target):
-            return f"a user asked for a {kind.value}{f' in {target}' if target else ''} (request {request})"
+        case ev.CheckpointRequested(kind=kind, request=request, target=target, savepoint_format=format):
+            where = f" in {target}, {format.value}" if target else ""
+            return f"a user asked for a {kind.value}{where} (request {request})"
         case ev.CancelRequested():
             return "a user cancelled the job"
         case ev.JobSubmitted(spec=spec):

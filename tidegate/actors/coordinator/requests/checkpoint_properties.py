@@ -13,17 +13,20 @@ from dataclasses import dataclass
 from tidegate.actors.coordinator.job.job_spec import CheckpointSettings, Retention
 from tidegate.actors.coordinator.job.phases import JobStatus
 from tidegate.actors.protocol.stream_elements import Alignment, BarrierOptions
-from tidegate.storage.checkpoints.metadata import SnapshotKind
+from tidegate.storage.checkpoints.metadata import SavepointFormat, SnapshotKind
 from tidegate.storage.codec import wire
 
 
 @wire
 @dataclass(frozen=True, slots=True)
 class CheckpointProperties:
-    """`target`: the url under which a savepoint's own folder is made; None for a checkpoint."""
+    """`target`: the url under which a savepoint's own folder is made; None for a checkpoint. `savepoint_format`
+    counts for savepoints alone.
+    """
 
     kind: SnapshotKind = SnapshotKind.CHECKPOINT
     target: str | None = None
+    savepoint_format: SavepointFormat = SavepointFormat.CANONICAL
 
     def __post_init__(self) -> None:
         assert self.kind.is_savepoint == (self.target is not None), "savepoints, and only they, have a target"
@@ -34,6 +37,11 @@ class CheckpointProperties:
         return self.kind.stops
 
     @property
+    def canonical(self) -> bool:
+        """Whether it is written whole as sorted rows, so that it is built on nothing, and nothing on it."""
+        return self.kind.is_savepoint and self.savepoint_format is SavepointFormat.CANONICAL
+
+    @property
     def subsumable(self) -> bool:
         """Whether a newer completed checkpoint makes it superfluous."""
         return not self.kind.is_savepoint
@@ -42,12 +50,13 @@ class CheckpointProperties:
 CHECKPOINT = CheckpointProperties()
 
 
-def barrier_options(settings: CheckpointSettings, kind: SnapshotKind) -> BarrierOptions:
+def barrier_options(settings: CheckpointSettings, properties: CheckpointProperties) -> BarrierOptions:
     """How the barriers of such a checkpoint travel."""
+    kind, savepoint_format = properties.kind, properties.savepoint_format
     if not settings.exactly_once:
-        return BarrierOptions(Alignment.AT_LEAST_ONCE, None, kind)
+        return BarrierOptions(Alignment.AT_LEAST_ONCE, None, kind, savepoint_format)
     if kind.is_savepoint or not settings.unaligned:
-        return BarrierOptions(Alignment.ALIGNED, None, kind)
+        return BarrierOptions(Alignment.ALIGNED, None, kind, savepoint_format)
     if not settings.aligned_timeout_ms:
         return BarrierOptions(Alignment.UNALIGNED, None, kind)
     return BarrierOptions(Alignment.ALIGNED, settings.aligned_timeout_ms, kind)

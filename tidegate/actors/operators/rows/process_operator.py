@@ -146,7 +146,7 @@ class ProcessOperator(Operator):
         snapshot = OperatorSnapshot(self.context.uid)
         if self._codec is not None and self._states is not None:
             snapshot = self._frozen(cut)
-            timers = self._timers.freeze(self._codec, self.context.max_parallelism)
+            timers = self._timers.freeze(self._codec, self.context.max_parallelism, cut.in_order)
             frozen += snapshot.states if timers is None else (*snapshot.states, timers)
         return replace(snapshot, states=frozen)
 

@@ -12,14 +12,17 @@ import heapq
 import operator
 from collections import deque
 from collections.abc import Callable, Container, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from tidegate.actors.operators.state.key_scope import KeyScope
 from tidegate.actors.operators.state.keys import Key, KeyCodec, keyed_chunk, sort_key
 from tidegate.actors.protocol.stream_elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS
+from tidegate.actors.state_backends.common.key_order import sortable_keys
 from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.errors import ConfigurationError, CorruptionError
 from tidegate.storage.state.snapshot import StateChunk, StateTable
@@ -46,16 +49,28 @@ class FrozenTimers:
     codec: KeyCodec
     timers: dict[TimeDomain, tuple[tuple[int, Key], ...]]
     max_parallelism: int
+    in_order: bool = False
+    """Whether rows of one key group come by key, domain and moment, and not as they were registered."""
     state: str = TIMERS_STATE
     kind: StateKind = StateKind.KEYED
     removed: bool = False
 
     def chunks(self) -> Iterator[StateChunk]:
-        """A row a timer, sorted by key group. O(timers)."""
+        """A row a timer, sorted by key group. O(timers); where they come in order, O(timers * log(timers))."""
         rows = [(domain.value, *timer) for domain, timers in self.timers.items() for timer in timers]
         columns = [pa.array([row[position] for row in rows], _COLUMNS.field(position).type) for position in (0, 1)]
         values = pa.RecordBatch.from_arrays(columns, schema=_COLUMNS)
-        yield keyed_chunk(self.codec, [row[2] for row in rows], values, self.max_parallelism)
+        chunk = keyed_chunk(self.codec, [row[2] for row in rows], values, self.max_parallelism)
+        yield self._sorted(chunk) if self.in_order else chunk
+
+    def _sorted(self, chunk: StateChunk) -> StateChunk:
+        rows = chunk.rows
+        counts = np.diff(np.asarray(chunk.group_rows))
+        groups = np.repeat(np.arange(len(counts), dtype=np.uint16), counts)
+        columns = [sortable_keys(rows.select(self.codec.schema.names), groups), *map(rows.column, _COLUMNS.names)]
+        by = pa.table(columns, names=["0", "1", "2"])
+        order = pc.sort_indices(by, sort_keys=[(name, "ascending") for name in by.column_names])
+        return replace(chunk, rows=rows.take(order))
 
 
 class TimerQueue:
@@ -162,12 +177,12 @@ class Timers:
             if len(queue) == before:
                 raise CorruptionError(f"the timer at {timestamp_ms} of the key {codec.as_row(key)} is stored twice")
 
-    def freeze(self, codec: KeyCodec, max_parallelism: int) -> FrozenTimers | None:
+    def freeze(self, codec: KeyCodec, max_parallelism: int, in_order: bool = False) -> FrozenTimers | None:
         """The timers as they are now. None where there are none. Costs one copy of references."""
         if not any(map(len, self.queues.values())):
             return None
         timers = {domain: queue.freeze() for domain, queue in self.queues.items()}
-        return FrozenTimers(codec, timers, max_parallelism)
+        return FrozenTimers(codec, timers, max_parallelism, in_order)
 
 
 class TimerService:

@@ -53,7 +53,7 @@ from tidegate.actors.runtimes.timers import Timers
 from tidegate.actors.task.messages import events as ev
 from tidegate.actors.task.task_machine import TaskMachine
 from tidegate.storage.checkpoints.event_log import EventLog
-from tidegate.storage.checkpoints.metadata import SnapshotKind
+from tidegate.storage.checkpoints.metadata import SavepointFormat, SnapshotKind
 from tidegate.storage.errors import JobTimeoutError
 from tidegate.storage.files.retrying_store import retrying
 from tidegate.storage.files.store import OpenStore
@@ -167,7 +167,13 @@ class LocalJob:
         """Statistics of the checkpoints so far."""
         return self.coordinator.machine.state.statistics.copy()
 
-    def request(self, kind: SnapshotKind, target: str | None, timeout_s: float) -> Answer:
+    def request(
+        self,
+        kind: SnapshotKind,
+        target: str | None,
+        timeout_s: float,
+        savepoint_format: SavepointFormat = SavepointFormat.CANONICAL,
+    ) -> Answer:
         """Take a checkpoint or savepoint and wait for it."""
         if self._done.done():
             # Nobody reads the inbox any more: what is put in would stay for as long as somebody holds the job.
@@ -176,7 +182,7 @@ class LocalJob:
         future: Future[Answer] = Future()
         self.requests[request] = future
         try:
-            self._tell_coordinator(lambda: co.CheckpointRequested(now_ms(), request, kind, target))
+            self._tell_coordinator(lambda: co.CheckpointRequested(now_ms(), request, kind, target, savepoint_format))
             if self._done.done() and not future.done():
                 raise not_taken(kind, f"the job is {self._done.result().status}")
             answer = future.result(timeout_s)

@@ -60,7 +60,7 @@ from tidegate.actors.runtimes.running_job import (
 )
 from tidegate.actors.task.messages import events as task_ev
 from tidegate.storage.checkpoints.event_log import EventLog
-from tidegate.storage.checkpoints.metadata import SnapshotKind
+from tidegate.storage.checkpoints.metadata import SavepointFormat, SnapshotKind
 from tidegate.storage.errors import CorruptionError, StorageError
 from tidegate.storage.ids import AttemptNumber
 
@@ -150,11 +150,11 @@ class CoordinatorProcess:
         self._mailbox.post(lambda: self._handle(co.CancelRequested(now_ms())))
 
     @ray.method(concurrency_group="ask")
-    def request(self, request: str, kind: SnapshotKind, target: str | None) -> None:
+    def request(self, request: str, kind: SnapshotKind, target: str | None, savepoint_format: SavepointFormat) -> None:
         """Ask for a checkpoint or savepoint; `answer` has the answer later."""
         # The driver asks again when it got no answer: that is one request.
         if self._answers.expect(request):
-            self._mailbox.post(lambda: self._requested(request, kind, target))
+            self._mailbox.post(lambda: self._requested(request, kind, target, savepoint_format))
 
     @ray.method(concurrency_group="ask")
     def answer(self, request: str, wait_s: float) -> Answer | None:
@@ -240,10 +240,12 @@ class CoordinatorProcess:
             self._deployment.observe(event)
             self._host.handle(event)
 
-    def _requested(self, request: str, kind: SnapshotKind, target: str | None) -> None:
+    def _requested(
+        self, request: str, kind: SnapshotKind, target: str | None, savepoint_format: SavepointFormat
+    ) -> None:
         # The driver asks again when its call was lost with the predecessor, which may have heard it.
         if request not in self._inherited:
-            self._handle(co.CheckpointRequested(now_ms(), request, kind, target))
+            self._handle(co.CheckpointRequested(now_ms(), request, kind, target, savepoint_format))
 
     def _progress(self) -> JobProgress:
         if self._final is not None:

@@ -38,7 +38,7 @@ from tidegate.actors.runtimes.running_job import (
     progress_of,
 )
 from tidegate.storage.checkpoints.event_log import EventLog
-from tidegate.storage.checkpoints.metadata import SnapshotKind
+from tidegate.storage.checkpoints.metadata import SavepointFormat, SnapshotKind
 from tidegate.storage.errors import ConfigurationError, JobFailedError, JobTimeoutError, TidegateError
 from tidegate.storage.files.store import OpenStore
 
@@ -128,7 +128,13 @@ class RayJob:
         if self._look(0.0) is None:
             self._ask(self._coordinator.cancel, "be cancelled")
 
-    def request(self, kind: SnapshotKind, target: str | None, timeout_s: float) -> Answer:
+    def request(
+        self,
+        kind: SnapshotKind,
+        target: str | None,
+        timeout_s: float,
+        savepoint_format: SavepointFormat = SavepointFormat.CANONICAL,
+    ) -> Answer:
         """Take a checkpoint or savepoint and wait for it; raises as `RunningJob.request` does."""
         if target is not None:
             check_shared(target)
@@ -139,7 +145,7 @@ class RayJob:
         answer: Answer | None = None
         try:
             if self._end is None:
-                self._ask(self._coordinator.request, what, request, kind, target)
+                self._ask(self._coordinator.request, what, request, kind, target, savepoint_format)
             while self._end is None and answer is None and (left_s := deadline - time.monotonic()) > 0:
                 answer = self._ask(self._coordinator.answer, what, request, min(left_s, WAIT_STEP_S))
         except JobFailedError:

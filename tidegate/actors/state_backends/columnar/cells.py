@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -22,9 +23,11 @@ from tidegate.actors.kernels.paged import PAGE_BITS, PAGE_ROWS
 from tidegate.actors.state_backends.columnar.dirty_slots import Bitmaps, DirtySlots, live_or_marked
 from tidegate.actors.state_backends.columnar.frozen_slots import FrozenSlots
 from tidegate.actors.state_backends.columnar.key_space import KeySpace
+from tidegate.actors.state_backends.columnar.sorted_slots import SortedSlots
 from tidegate.actors.state_backends.common.backend import CellSpec
 from tidegate.actors.state_backends.common.pages import Pins, pages_for
 from tidegate.storage.errors import CorruptionError
+from tidegate.storage.rocksdb.values import map_key_codec
 from tidegate.storage.state.snapshot import Cut
 
 _IN_PAGE = PAGE_ROWS - 1
@@ -92,6 +95,10 @@ class Cells(ABC):
     def stored(self, held: Any) -> Any:
         """The value of a stored column for what is kept."""
 
+    def stored_in_order(self, held: Any) -> Any:
+        """The same, alike in every backend."""
+        return self.stored(held)
+
     def flush(self) -> None:
         """Note the slots that have changed, for snapshots to come."""
         if self._changed:
@@ -125,10 +132,12 @@ class Cells(ABC):
         if self._dirty is not None:
             self._dirty.rebuild(kept, slots)
 
-    def freeze(self, cut: Cut) -> tuple[FrozenSlots, ...]:
+    def freeze(self, cut: Cut) -> tuple[FrozenSlots | SortedSlots, ...]:
         """All cells, or what has changed since the base. Costs a reference a page."""
         self.flush()
         self._epoch += 1
+        if cut.in_order:
+            return (self._sorted(),) if self._rows else ()
         dirty = None if self._dirty is None else self._dirty.close(cut.checkpoint_id, cut.base)
         if self._space.schema is None:
             return ()
@@ -189,11 +198,17 @@ class Cells(ABC):
 
     def _frozen(self, dirty: Bitmaps | None, removed: bool) -> FrozenSlots:
         keys, groups = self._space.freeze()
-        values = _FrozenCells(self, list(self._pages))
+        values = _FrozenCells(self, list(self._pages), self.stored)
         slots = self._space.slots
         return FrozenSlots(
             self.spec.name, (self.spec.name,), keys, groups, slots, values, self._pins.pin(), dirty, removed
         )
+
+    def _sorted(self) -> SortedSlots:
+        """For a savepoint, on which nothing is built: what has changed is collected on as if there were none."""
+        keys, groups = self._space.freeze()
+        values = _FrozenCells(self, list(self._pages), self.stored_in_order)
+        return SortedSlots(self.spec.name, (self.spec.name,), keys, groups, self._space.slots, values, self._pins.pin())
 
 
 class ColumnarValues(Cells):
@@ -264,6 +279,10 @@ class ColumnarLists(Cells):
 class ColumnarMaps(Cells):
     """`MapCells` over slots. Entries are in the order in which their map keys first came."""
 
+    def __init__(self, space: KeySpace, spec: CellSpec, incremental: bool) -> None:
+        super().__init__(space, spec, incremental)
+        self._key_codec = map_key_codec(spec.column_type.key_type)
+
     def get(self, ref: int, map_key: Any) -> Any:
         """The value at a map key; None where there is none."""
         held = self._held(ref)
@@ -315,21 +334,28 @@ class ColumnarMaps(Cells):
         """The entries, as Arrow takes them."""
         return list(held.items())
 
+    def stored_in_order(self, held: Any) -> Any:
+        """The entries by the bytes of their map keys."""
+        codec = self._key_codec
+        entries = sorted(((codec.encode(key), value) for key, value in held.items()), key=itemgetter(0))
+        return [(codec.decode(key), value) for key, value in entries]
+
 
 class _FrozenCells:
     """The `FrozenValues` of cells."""
 
-    __slots__ = ("_cells", "_pages")
+    __slots__ = ("_cells", "_pages", "_stored")
 
-    def __init__(self, cells: Cells, pages: list[list[Any]]) -> None:
+    def __init__(self, cells: Cells, pages: list[list[Any]], stored: Callable[[Any], Any]) -> None:
         self._cells = cells
         self._pages = pages
+        self._stored = stored
 
     def live(self, slots: NDArray[np.int32]) -> NDArray[np.bool_]:
         return _live(self._pages, slots)
 
     def columns(self, slots: NDArray[np.int32]) -> list[pa.Array]:
-        pages, stored = self._pages, self._cells.stored
+        pages, stored = self._pages, self._stored
         values = [stored(pages[slot >> PAGE_BITS][slot & _IN_PAGE]) for slot in slots.tolist()]
         return [pa.array(values, type=self._cells.spec.column_type)]
 

@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from tidegate.actors.state_backends.columnar.cells import Cells, ColumnarLists, ColumnarMaps, ColumnarValues
+from tidegate.actors.state_backends.columnar.frozen_slots import FrozenSlots
 from tidegate.actors.state_backends.columnar.key_space import KeySpace, key_pieces
 from tidegate.actors.state_backends.columnar.vector_table import ColumnarTable
 from tidegate.actors.state_backends.common.backend import CellSpec, Migrate, ValueSpec
@@ -101,7 +102,7 @@ class ColumnarBackend:
         """All states that hold something, or with `cut.base` what has changed since that."""
         frozen: list[FrozenState] = []
         for table in self._tables.values():
-            frozen += (part.now() for part in table.freeze(cut))
+            frozen += (part.now() if isinstance(part, FrozenSlots) else part for part in table.freeze(cut))
         for cells in self._cells.values():
             # A single value may be large: all of them are encoded beside processing.
             frozen += cells.freeze(cut)

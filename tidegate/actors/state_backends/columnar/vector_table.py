@@ -18,6 +18,7 @@ from tidegate.actors.kernels.paged import Pages, revive, scatter, touched_pages
 from tidegate.actors.state_backends.columnar.dirty_slots import Bitmaps, DirtySlots, live_or_marked
 from tidegate.actors.state_backends.columnar.frozen_slots import FrozenSlots
 from tidegate.actors.state_backends.columnar.key_space import KeySpace, key_pieces
+from tidegate.actors.state_backends.columnar.sorted_slots import SortedSlots
 from tidegate.actors.state_backends.common.backend import ValueSpec
 from tidegate.actors.state_backends.common.pages import FrozenColumn, PagedColumn, Pins, pages_for
 from tidegate.storage.errors import CorruptionError
@@ -140,8 +141,10 @@ class ColumnarTable:
         if self._dirty is not None:
             self._dirty.rebuild(kept, slots)
 
-    def freeze(self, cut: Cut) -> tuple[FrozenSlots, ...]:
+    def freeze(self, cut: Cut) -> tuple[FrozenSlots | SortedSlots, ...]:
         """Rows of all slots, or what has changed since the base. Costs a reference a page."""
+        if cut.in_order:
+            return (self._sorted(),) if self._rows else ()
         dirty = None if self._dirty is None else self._dirty.close(cut.checkpoint_id, cut.base)
         if self._space.schema is None:
             return ()
@@ -230,6 +233,13 @@ class ColumnarTable:
             dirty,
             removed,
         )
+
+    def _sorted(self) -> SortedSlots:
+        """For a savepoint, on which nothing is built: what has changed is collected on as if there were none."""
+        keys, groups = self._space.freeze()
+        values = _FrozenTable(self._live.freeze(), tuple(column.paged.freeze() for column in self._columns.values()))
+        pinned = self._pins.pin()
+        return SortedSlots(self.name, tuple(self._columns), keys, groups, self._space.slots, values, pinned)
 
     def _key_names(self) -> list[str]:
         schema = self._space.schema

@@ -162,7 +162,7 @@ class RocksBackend:
         changed: list[FrozenState] = []
         bound: list[RocksTable | RocksCells] = [*self._tables.values(), *self._cells.values()]
         for state in bound:
-            if state.changes is not None:
+            if state.changes is not None and not cut.in_order:
                 changed += state.changes.freeze(cut.checkpoint_id, cut.base, description)
         if session.keeps_changes and cut.base is not None:
             return changed

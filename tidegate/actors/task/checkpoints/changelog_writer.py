@@ -44,12 +44,20 @@ class ChangelogWriter:
         """The task goes on from these layers."""
         self._log = ChangeLog(layers, self._limits)
 
-    def for_snapshot(self) -> tuple[Chain, int]:
-        """Write what has changed; the layers of a snapshot that is taken now, and the newest number of the last one."""
+    def for_snapshot(self, cut: Cut) -> tuple[Cut, Chain | None, int]:
+        """Write what has changed; for a snapshot that is taken now, what is left for it to hold, the layers that make
+        it whole, and the newest number of those of the last one.
+
+        A canonical savepoint holds everything itself. It may be the only checkpoint that is retained, so files of the
+        log may go that no checkpoint refers to but older ones: the log begins anew.
+        """
+        if cut.canonical:
+            self._log.start_anew()
+            return cut, None, self._last_snapshot
         self._write(self._log.seal())
         chain, since = self._log.take(), self._last_snapshot
         self._last_snapshot = chain.layers[-1].number
-        return chain, since
+        return Cut(cut.checkpoint_id, keyed=False), chain, since
 
     def go_on(self) -> None:
         """Between two turns: write a base, or changes, if it is time."""

@@ -26,7 +26,7 @@ from tidegate.actors.task.channels.output_gate import OutputGate
 from tidegate.actors.task.checkpoints.changelog_writer import ChangelogWriter
 from tidegate.actors.task.checkpoints.channel_recorder import ChannelRecorder
 from tidegate.actors.task.checkpoints.snapshots import SnapshotPart, SnapshotTracker, TaskSnapshot, Written
-from tidegate.actors.task.incremental.lineage import Lineage, Lineages, exclusive
+from tidegate.actors.task.incremental.lineage import Lineage, Lineages, canonical
 from tidegate.actors.task.messages import events as ev
 from tidegate.actors.task.messages import instructions as do
 from tidegate.actors.task.pipeline.task_descriptor import TaskDescriptor
@@ -273,8 +273,8 @@ class SubtaskCheckpoints:
         cut, base = self._lineages.begin(barrier, finished)
         chain, since = None, 0
         if self._changelog is not None and not finished:
-            chain, since = self._changelog.for_snapshot()
-            cut, base = Cut(checkpoint_id, keyed=False), None
+            cut, chain, since = self._changelog.for_snapshot(cut)
+            base = None
         self.tracker.begin(
             TaskSnapshot(
                 checkpoint_id=checkpoint_id,
@@ -294,7 +294,7 @@ class SubtaskCheckpoints:
             self.stopping = checkpoint_id
         frozen = self._parts.freeze(cut)
         if cut.canonical:
-            frozen = tuple(exclusive(snapshot) for snapshot in frozen)
+            frozen = tuple(map(canonical, frozen))
         input_positions = self._inputs.row_positions()
         self._instruct(do.PersistSnapshot(checkpoint_id, frozen, input_positions, output_positions, base, chain))
         if overtakes or may_overtake:

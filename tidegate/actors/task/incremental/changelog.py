@@ -161,6 +161,10 @@ class ChangeLog:
         self._coming = Layer(self._newest, whole=True)
         return segment, Cut(segment.checkpoint_id)
 
+    def start_anew(self) -> None:
+        """Leave out everything: the next thing written is a base."""
+        self._discarded += self._start_anew()
+
     def take(self) -> Chain:
         """The chain of a snapshot whose segment was just sealed."""
         self._paused = False

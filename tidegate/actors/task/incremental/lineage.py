@@ -5,7 +5,8 @@ Rules:
 - A snapshot is built only on the checkpoint that its barrier names: of that one the coordinator keeps the files.
 - Layers are few, and those above the base are together no larger than it. Else the next snapshot is whole, as the base
   of a new stack: so what a restore reads, and what storage holds, is at most about twice the state.
-- A savepoint is whole and has no file in common with anything; nothing is built on it.
+- A canonical savepoint is whole and has no file in common with anything; nothing is built on it. A native one is like
+  any checkpoint.
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from tidegate.actors.protocol.stream_elements import Barrier
-from tidegate.storage.checkpoints.metadata import NativeState, StateHandle, SubtaskState
+from tidegate.storage.checkpoints.metadata import NativeState, StateHandle, StateKind, SubtaskState
 from tidegate.storage.codec import wire
 from tidegate.storage.ids import CheckpointId
+from tidegate.storage.state.canonical import FrozenCanonical
 from tidegate.storage.state.snapshot import Cut, OperatorSnapshot
 
 LAYERS_MAX = 10
@@ -74,7 +76,7 @@ class Lineages:
 
     def begin(self, barrier: Barrier, finished: bool) -> tuple[Cut, Lineage | None]:
         """What the snapshot of this barrier is to hold, and what it is built on; `finished`: there is no state."""
-        if barrier.options.kind.is_savepoint:
+        if barrier.options.canonical:
             return Cut(barrier.checkpoint_id, canonical=True), None
         if barrier.base is None:
             return Cut(barrier.checkpoint_id), None
@@ -87,6 +89,8 @@ class Lineages:
         return Cut(barrier.checkpoint_id, base_id), base
 
 
-def exclusive(snapshot: OperatorSnapshot) -> OperatorSnapshot:
-    """The same with all states in the file of the checkpoint alone."""
-    return replace(snapshot, states=(*snapshot.states, *snapshot.layer), layer=())
+def canonical(snapshot: OperatorSnapshot) -> OperatorSnapshot:
+    """The same with all states in the file of the checkpoint alone, by name, and keyed ones in canonical form."""
+    states = sorted((*snapshot.states, *snapshot.layer), key=lambda frozen: frozen.state)
+    keyed = (FrozenCanonical(frozen) if frozen.kind is StateKind.KEYED else frozen for frozen in states)
+    return replace(snapshot, states=tuple(keyed), layer=())

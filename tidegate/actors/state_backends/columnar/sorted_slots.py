@@ -1,0 +1,80 @@
+"""Frozen keyed state in the canonical order: all slots by key group, then by key.
+
+Slots are in the order in which their keys came, so the rows of a key group lie all over the pages. They are gathered a
+run of key groups at a time: memory grows with a run, and with 12 bytes a slot for the order of the groups. The pages
+are held until the last row was gathered, so each is copied if it changes meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from tidegate.actors.state_backends.columnar.frozen_slots import BLOCK_ROWS, FrozenValues
+from tidegate.actors.state_backends.columnar.key_space import FrozenKeys
+from tidegate.actors.state_backends.common.key_order import sortable_keys
+from tidegate.actors.state_backends.common.pages import FrozenColumn, Pinned, pages_for
+from tidegate.storage.checkpoints.metadata import StateKind
+from tidegate.storage.state.snapshot import StateChunk
+
+
+@dataclass(frozen=True, slots=True)
+class SortedSlots:
+    """A `FrozenState`: rows of all slots that have the state."""
+
+    state: str
+    names: tuple[str, ...]
+    keys: FrozenKeys
+    groups: FrozenColumn
+    slots: int
+    values: FrozenValues
+    pinned: Pinned
+    removed: bool = False
+    kind: StateKind = StateKind.KEYED
+
+    def chunks(self) -> Iterator[StateChunk]:
+        """Rows by runs of key groups. Called once."""
+        pages = pages_for(self.slots)
+        try:
+            live = self._live()
+            groups = self.groups.raw(live)
+            order = np.argsort(groups, kind="stable")
+            live, groups = live[order], groups[order]
+            for start, stop in _runs(groups):
+                yield self._encoded(np.sort(live[start:stop]))
+        finally:
+            self.pinned.release(pages)
+            self.values.let_go(0, pages)
+
+    def _live(self) -> NDArray[np.int32]:
+        found = [np.zeros(0, dtype=np.int32)]
+        for start in range(0, self.slots, BLOCK_ROWS):
+            slots = np.arange(start, min(start + BLOCK_ROWS, self.slots), dtype=np.int32)
+            found.append(slots[self.values.live(slots)])
+        return np.concatenate(found)
+
+    def _encoded(self, slots: NDArray[np.int32]) -> StateChunk:
+        """Rows of some slots, ascending, of whole key groups."""
+        keys, groups = self.keys.take(slots), self.groups.raw(slots)
+        order = pc.sort_indices(sortable_keys(keys, groups))
+        keys, sorted_slots = keys.take(order), slots[order.to_numpy()]
+        first = int(groups.min())
+        starts = np.concatenate(([0], np.cumsum(np.bincount(groups - first))))
+        names = [*keys.schema.names, *self.names]
+        rows = pa.RecordBatch.from_arrays([*keys.columns, *self.values.columns(sorted_slots)], names=names)
+        return StateChunk(rows, first, tuple(starts.tolist()))
+
+
+def _runs(groups: NDArray[np.uint16]) -> Iterator[tuple[int, int]]:
+    """Bounds of runs of whole key groups with `BLOCK_ROWS` rows or more, but for the last; `groups` ascend."""
+    start = 0
+    while start < len(groups):
+        last = groups[min(start + BLOCK_ROWS, len(groups)) - 1]
+        stop = int(np.searchsorted(groups, last, side="right"))
+        yield start, stop
+        start = stop
