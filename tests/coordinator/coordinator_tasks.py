@@ -105,6 +105,15 @@ class Tasks:
                 self.kinds[n] = options.kind
                 if options.kind.stops:
                     self.halting = n
+            case do.AskTasks(attempt, tasks, generation) if attempt == self.attempt:
+                for task in tasks:
+                    ended, finished = task in self.ended, task in self.finished
+                    newest = max((n for n, other in self.acknowledged if other == task), default=CheckpointId(0))
+                    self.tell(
+                        ev.TaskAnswered(
+                            self.now_ms(), attempt, task, generation, True, ended, finished, snapshotted=newest
+                        )
+                    )
             case do.NotifyCompleted(attempt, n) if attempt == self.attempt:
                 self.known = max(self.known, self.asked[n])
                 self.free |= self.halted if n == self.halting else set()

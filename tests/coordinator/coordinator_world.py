@@ -45,6 +45,8 @@ BUSY = replace(
     storage_outage_ms=4 * FAILING_MS,
 )
 """Concurrent checkpoints, hooks, savepoints, and little patience with storage."""
+ADOPTED = replace(JOB, adoption_timeout_ms=500)
+"""Tasks go on when the coordinator is replaced."""
 KINDS = (SnapshotKind.CHECKPOINT, SnapshotKind.SAVEPOINT, SnapshotKind.SUSPEND, SnapshotKind.TERMINATE)
 
 
@@ -228,7 +230,7 @@ class CoordinatorWorld:
                 assert request in self._open_requests, "every request is answered once"
                 self._open_requests.remove(request)
                 assert n is None or n in self._completed()
-            case do.TriggerCheckpoint() | do.NotifyCompleted() | do.StartTasks():
+            case do.TriggerCheckpoint() | do.NotifyCompleted() | do.StartTasks() | do.AskTasks():
                 self._notices.append(instruction)
             case do.DiscardFiles():
                 self.shared.deleted(instruction)

@@ -6,7 +6,7 @@ from random import Random
 from typing import get_args
 
 import pytest
-from coordinator_world import BUSY, CONCURRENT, JOB, CoordinatorWorld, replayed
+from coordinator_world import ADOPTED, BUSY, CONCURRENT, JOB, CoordinatorWorld, replayed
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -42,7 +42,7 @@ WITH_PERMITS: set[type] = {
 """Instructions that cannot be taken back: their permits hold in one process alone."""
 
 
-@pytest.mark.parametrize("job", [JOB, CONCURRENT])
+@pytest.mark.parametrize("job", [JOB, CONCURRENT, ADOPTED])
 @given(histories)
 @settings(max_examples=100)
 def test_after_any_faults_the_job_finishes_with_every_file_committed_once(job: JobSpec, choices: list[int]) -> None:
@@ -72,7 +72,7 @@ def test_concurrent_checkpoints_savepoints_hooks_and_stops_keep_their_promises(c
         world.check_committed()
 
 
-@pytest.mark.parametrize("job", [JOB, CONCURRENT, BUSY])
+@pytest.mark.parametrize("job", [JOB, CONCURRENT, BUSY, ADOPTED])
 @given(histories, st.floats(0, 1))
 @settings(max_examples=60)
 def test_folding_the_log_gives_the_same_state_and_the_same_decisions(

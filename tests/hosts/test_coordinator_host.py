@@ -17,7 +17,7 @@ from tidegate.storage.checkpoints.event_log import EventLog
 from tidegate.storage.checkpoints.metadata_file import read_metadata
 from tidegate.storage.errors import StorageError
 from tidegate.storage.files.file_system_store import open_store
-from tidegate.storage.ids import AttemptNumber, CheckpointId
+from tidegate.storage.ids import AttemptNumber, CheckpointId, Generation
 
 
 def test_nothing_is_done_before_it_is_logged() -> None:
@@ -177,7 +177,7 @@ def test_instructions_reach_the_tasks() -> None:
     run.host.handle(ev.CheckpointRequested(0, "mine"))
     run.port.settle()
     assert run.port.told == [
-        (SOURCE, task_ev.CheckpointTriggered(7, AttemptNumber(0), CheckpointId(1), triggered_at_ms=0))
+        (SOURCE, task_ev.CheckpointTriggered(7, AttemptNumber(0), CheckpointId(1), 0, generation=Generation(1)))
     ]
     run.port.told.clear()
 
@@ -193,7 +193,7 @@ def test_instructions_reach_the_tasks() -> None:
     run.host.handle(written)
     run.port.settle()
 
-    completed = task_ev.CheckpointCompleted(7, AttemptNumber(0), CheckpointId(1))
+    completed = task_ev.CheckpointCompleted(7, AttemptNumber(0), CheckpointId(1), Generation(1))
     assert run.port.told == [(task, completed) for task in TASKS]
     assert run.port.answers == [do.CompleteRequest("mine", CheckpointId(1), None)]
 

@@ -21,6 +21,7 @@ from broken_layers import LAYER_BREAKS, LAYER_PATCHES
 from broken_restarts import RESTART_FIXED, RESTART_PATCHES
 from broken_rules import RULE_BREAKS, RULE_FIXED, Patch
 from broken_tables import TABLE_FIXED, TABLE_PATCHES
+from broken_takeovers import TAKEOVER_FIXED, TAKEOVER_PATCHES
 from broken_tasks import TASK_BREAKS
 
 from tidegate.simulation.pipelines.draw import draw
@@ -59,6 +60,7 @@ _FIXED: Mapping[str, Mapping[str, Hashable]] = {
     **RULE_FIXED,
     **INVARIANT_FIXED,
     **RESTART_FIXED,
+    **TAKEOVER_FIXED,
     **CAUSE_FIXED,
 }
 """Breaks that need several unlikely things at once, and hundreds of seeds when all of these are drawn: the last grant
@@ -83,6 +85,7 @@ BROKEN: dict[str, Break] = {
             | INVARIANT_PATCHES
             | CAUSE_PATCHES
             | RESTART_PATCHES
+            | TAKEOVER_PATCHES
         ).items()
     },
 }
@@ -103,5 +106,6 @@ FAST = (
     "tables: a commit hides those before it",
     "restarts: back-off does not grow",
     "causes: the event before the right one is named",
+    "takeover: tasks that run start anew",
 )
 """Breaks that show within very few seeds: the tests try these, the benchmark `mutations.py` all."""

@@ -105,7 +105,7 @@ class _Tabled(BarrierAligner):
 def _with_table(changes: Mapping[tuple[BarrierState, BarrierInput], Act]) -> Callable[..., TaskMachine]:
     def make(descriptor: Any) -> TaskMachine:
         machine = TaskMachine(descriptor)
-        handler = machine._checkpoints._handler
+        handler = machine._checkpoints.handler
         if isinstance(handler, BarrierAligner):
             handler.__class__ = _Tabled
             handler.changes = changes  # type: ignore[attr-defined]
@@ -143,8 +143,8 @@ class _Hasty(BarrierTracker):
 
 def _hasty_tracker(descriptor: Any) -> TaskMachine:
     machine = TaskMachine(descriptor)
-    if isinstance(machine._checkpoints._handler, BarrierTracker):
-        machine._checkpoints._handler.__class__ = _Hasty
+    if isinstance(machine._checkpoints.handler, BarrierTracker):
+        machine._checkpoints.handler.__class__ = _Hasty
     return machine
 
 

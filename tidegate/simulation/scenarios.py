@@ -50,6 +50,7 @@ _FAULTS = {
     ),
 }  # fmt: skip
 
+_ADOPTION_MS = {"adopt": 3_000, "restart": None}
 _LOG_ENTRIES = {"long": None, "short": 8}
 """A log that is cut: hardly any scenario has as many entries as it usually takes."""
 _ROW_BY_ROW = ("sim://rows", "sim://kept")
@@ -123,6 +124,7 @@ def _run(scenario: Scenario, faults: Faults, protocol: Protocol | None) -> Simul
             actions=actions,
             restore=restore,
             settle_ms_max=SETTLE_MS_MAX,
+            adoption_timeout_ms=_ADOPTION_MS[str(scenario.values.get("takeover", "restart"))],
             log_entries=_LOG_ENTRIES[str(scenario.values.get("log", "long"))],
         )
 

@@ -24,6 +24,7 @@ from __future__ import annotations
 from functools import singledispatchmethod
 
 from tidegate.actors.coordinator import invariants
+from tidegate.actors.coordinator.adoption import Adoption
 from tidegate.actors.coordinator.checkpoints.checkpoint_keeper import CheckpointKeeper
 from tidegate.actors.coordinator.checkpoints.fallback import pass_over
 from tidegate.actors.coordinator.deployment import Deployer
@@ -60,6 +61,7 @@ class CoordinatorMachine:
         self._deployer = Deployer(self._context)
         self._restarts = Restarts(self._context)
         self._failover = Failover(self._context, self._checkpoints, self._deployer)
+        self._adoption = Adoption(self._context, self._checkpoints, self._restarts)
 
     def handle(self, event: ev.CoordinatorEvent) -> list[do.CoordinatorInstruction]:
         """Take in one fact; returns what has to be done about it, in order, once the fact is logged."""
@@ -110,15 +112,19 @@ class CoordinatorMachine:
             self._checkpoints.discards.take_over()
             self._instructions.append(do.EndJob(self.state.status.value, self.state.ending_reason))
             return
-        self._instructions.append(do.CancelAttempt(self.state.attempt))
-        self.state.stop(self._context.spec.tasks)
-        self._checkpoints.take_over(event.at_ms)
         if self.state.status is JobStatus.ENDING:
+            self._instructions.append(do.CancelAttempt(self.state.attempt))
+            self.state.stop(self._context.spec.tasks)
+            self._checkpoints.take_over(event.at_ms)
             self._forget_tasks()
         else:
-            self._restarts.left()
-            self.state.move(JobInput.RESTART)
-            self.state.restart_due = True
+            self._adoption.take_over(event.at_ms)
+
+    @_on.register
+    def _on_answered(self, event: ev.TaskAnswered) -> None:
+        self._adoption.answered(event)
+        if event.finished:
+            self._finished(event.task, event.at_ms)
 
     @_on.register
     def _on_ready(self, event: ev.TaskReady) -> None:
@@ -166,12 +172,7 @@ class CoordinatorMachine:
     @_on.register
     def _on_finished(self, event: ev.TaskFinished) -> None:
         if self.state.is_current(event.task, event.attempt):
-            self.state.ended[event.task] = None
-            self.state.finished[event.task] = None
-            self._checkpoints.task_finished(event.task, event.at_ms)
-            if self.state.status is JobStatus.RUNNING and len(self.state.finished) == len(self._context.spec.tasks):
-                # Each was covered by a checkpoint when it left, so nothing is missing.
-                self._end(JobStatus.FINISHED, None, event.at_ms)
+            self._finished(event.task, event.at_ms)
 
     @_on.register
     def _on_storage_went_away(self, event: ev.StorageWentAway) -> None:
@@ -199,6 +200,10 @@ class CoordinatorMachine:
             self._deployer.repeat_tables(int(argument))
         elif name == "ending":
             self._forget_tasks()
+        elif name == "ask":
+            self._adoption.ask(event.at_ms)
+        elif name == "adopt":
+            self._fail(*self._adoption.missing(), event.at_ms)
         else:
             self._checkpoints.timer(name, argument, event.at_ms)
 
@@ -272,6 +277,14 @@ class CoordinatorMachine:
     _handler_of = staticmethod(_on.dispatcher.dispatch)
 
     # --- transitions ----------------------------------------------------------------------------------------------
+
+    def _finished(self, task: TaskId, at_ms: int) -> None:
+        self.state.ended[task] = None
+        self.state.finished[task] = None
+        self._checkpoints.task_finished(task, at_ms)
+        if self.state.status is JobStatus.RUNNING and len(self.state.finished) == len(self._context.spec.tasks):
+            # Each was covered by a checkpoint when it left, so nothing is missing.
+            self._end(JobStatus.FINISHED, None, at_ms)
 
     def _fail(self, tasks: tuple[TaskId, ...] | None, reason: str, at_ms: int, permanent: bool = False) -> None:
         """These tasks have failed, or (None) what concerns the job as a whole."""

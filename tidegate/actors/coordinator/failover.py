@@ -5,9 +5,9 @@ newest checkpoint is no matter of the others: their rows after that checkpoint s
 
 - The region of a failed task stops, whole; the tasks of other regions keep their processes, their attempt and state.
 - What concerns the job stops all of it: too many failed checkpoints, a failed stop, a damaged checkpoint (an older one
-  has to be restored, and the tables are taken back), a coordinator that was lost. So does a failure while a savepoint
-  that ends the job is pending, since the others have ended their data; and any in a job with master hooks, which stand
-  for something outside that all tasks may share.
+  has to be restored, and the tables are taken back). So does a failure while a savepoint that ends the job is pending,
+  since the others have ended their data; and any in a job with master hooks, which stand for something outside that all
+  tasks may share. What the loss of a coordinator stops is in `adoption.py`.
 - Union list state goes to every subtask of its vertex, so regions that share such a vertex go together. Of a checkpoint
   of another job it is not known which vertices have some: all of them might.
 - Every checkpoint that is still open is given up: the stopped region will have no part in it. The others are told.

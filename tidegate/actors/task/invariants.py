@@ -80,6 +80,18 @@ def check_process(blocked: bool) -> None:
         raise InvariantError("invariant 2: nothing of a channel is processed between its barrier and the snapshot")
 
 
+# --- the coordinator --------------------------------------------------------------------------------------------------
+
+
+def may_obey(generation: int, newest: int) -> bool:
+    """Whether a task may do what a coordinator of this generation says (8).
+
+    `>=` and not `>`: all that one coordinator says is of one generation. An older one has been replaced and may not
+    know it: what it says may contradict its successor, which has given up the checkpoints that it still knows of.
+    """
+    return generation >= newest
+
+
 # --- snapshots --------------------------------------------------------------------------------------------------------
 
 

@@ -31,6 +31,7 @@ from tidegate.actors.task.channels.watermark_valve import WatermarkValve
 from tidegate.actors.task.checkpoints.changelog_writer import ChangelogWriter
 from tidegate.actors.task.checkpoints.induced_checkpoints import InducedCheckpoints
 from tidegate.actors.task.checkpoints.subtask_checkpoints import SnapshotParts, SubtaskCheckpoints
+from tidegate.actors.task.fence import CoordinatorFence, answer_to
 from tidegate.actors.task.invariants import check_process, may_leave
 from tidegate.actors.task.messages import events as ev
 from tidegate.actors.task.messages import instructions as do
@@ -53,14 +54,14 @@ class TaskMachine:
     """One subtask of one attempt."""
 
     def __init__(self, descriptor: TaskDescriptor) -> None:
-        d = self._descriptor = descriptor
+        d = self.descriptor = self._descriptor = descriptor
         self.attempt: AttemptNumber = d.attempt
         assert (d.source is not None) != bool(d.inputs), "a task has a source or inputs"
         self.status = TaskStatus.CREATED
         self._instructions: list[do.TaskInstruction] = []
         self._inputs = InputGate(d.inputs, d.limits.first_window_bytes)
         self._emitter = Emitter(d, self._instructions.append)
-        self._outputs = self._emitter.gate
+        self.outputs = self._outputs = self._emitter.gate
         self._chain = OperatorChain(
             d.operators,
             d.task.subtask,
@@ -97,22 +98,13 @@ class TaskMachine:
         self._pacer = TaskPacers(d.turn_rows, d.limits.turn_rows_max, bool(d.limits.debloat_target_ms))
         self._windows = InputWindows(d, self._inputs, self._pacer)
         self._processing_time = ProcessingTimeTimer(self._chain, self._instructions.append)
+        self.fence = CoordinatorFence()
         self._at_ms = 0
-
-    @property
-    def descriptor(self) -> TaskDescriptor:
-        """What this task was told about its place in the job."""
-        return self._descriptor
 
     @property
     def output_queue_bytes(self) -> int:
         """Bytes that wait for credit on all output channels."""
         return self._outputs.queued_bytes
-
-    @property
-    def backpressured(self) -> bool:
-        """Whether the task takes no input because an output queue is full."""
-        return self._outputs.over_limit
 
     @property
     def runnable(self) -> bool:
@@ -133,6 +125,8 @@ class TaskMachine:
         Raises ProtocolError for what cannot happen, and whatever an operator raises; either way the task has failed.
         """
         assert not self._instructions
+        if self.fence.refuses(event):
+            return []
         self._at_ms = event.at_ms
         self._chain.set_time(event.at_ms)
         self._on(event)
@@ -184,6 +178,12 @@ class TaskMachine:
     def _on_started(self, event: ev.TasksStarted) -> None:
         if self.status is TaskStatus.READY:
             self.status = TaskStatus.RUNNING
+
+    @_on.register
+    def _on_took_over(self, event: ev.CoordinatorTookOver) -> None:
+        if event.attempt == self.attempt:
+            known = self.covered_by, self._checkpoints.taken, self._checkpoints.handler.pending
+            self._instructions.append(answer_to(event, self.status, *known))
 
     @_on.register
     def _on_frame(self, event: ev.FrameArrived) -> None:

@@ -42,7 +42,7 @@ class CausesOracle:
     """Of one job, over all of its coordinators."""
 
     def __init__(self) -> None:
-        self._told: dict[str, dict[int, set[int]]] = {"deploy": {}, "trigger": {}, "complete": {}}
+        self._told: dict[str, dict[int, set[int]]] = {"deploy": {}, "trigger": {}, "complete": {}, "ask": {}}
         """From which events tasks were told something, by its kind, and by attempt or checkpoint."""
         self._next_index = self._next_event = 0
         """Where the log goes on, as far as is known."""
@@ -54,6 +54,8 @@ class CausesOracle:
         match instruction:
             case do.DeployAttempt(attempt=about):
                 kind = "deploy"
+            case do.AskTasks(generation=about):
+                kind = "ask"
             case do.TriggerCheckpoint(checkpoint_id=about):
                 kind = "trigger"
             case do.NotifyCompleted(checkpoint_id=about):
@@ -147,6 +149,8 @@ def _answered_by_task(event: CoordinatorEvent) -> _Told | None:
             return "deploy", int(about)
         case co.CheckpointDamaged(attempt=about):
             return "deploy", int(about)
+        case co.TaskAnswered(generation=about):
+            return "ask", int(about)
         case co.CheckpointAcknowledged(checkpoint_id=about) | co.CheckpointDeclined(checkpoint_id=about):
             return "trigger", int(about)
         case co.TaskReachedEndOfData(stop=int(about)):

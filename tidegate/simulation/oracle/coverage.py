@@ -33,6 +33,8 @@ EFFECTS = {
     "layers_restored": "keyed state in several layers was restored",
     "shared_files_kept": "a completed checkpoint refers to shared files of one that was deleted",
     "restart_put_off": "a restart waited for longer than the one before it",
+    "tasks_adopted": "all tasks went on under a new coordinator, in the attempt that they were in",
+    "row_without_coordinator": "a task took something in while there was no coordinator",
     "region_restarted": "regions in which a task had failed started anew, while others went on",
 }
 """For each effect, what must have been seen for it to count."""

@@ -22,7 +22,6 @@ from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.ids import VertexId
 
 _OF_THE_WHOLE_JOB = (
-    co.CoordinatorStarted,
     co.CheckpointDeclined,
     co.CheckpointDamaged,
     co.CheckpointVoided,
@@ -32,7 +31,7 @@ _OF_THE_WHOLE_JOB = (
     co.HookRestoreFailed,
     co.TablesNotTakenBack,
 )
-"""What may bring the whole job back: a coordinator that is new, checkpoints that fail, what comes before the tasks."""
+"""What may bring the whole job back: checkpoints that fail, what comes before the tasks."""
 _TIMERS_OF_THE_WHOLE_JOB = ("timeout", "deploy", "deploy-delayed", "export", "void", "hooks", "tables")
 
 
@@ -54,6 +53,10 @@ class FailoverOracle:
         self._failed: set[TaskId] = set()
         self._whole = True
         """Whether something has happened that concerns the whole job, since it was deployed."""
+        self._starting: set[TaskId] = set()
+        """Tasks that were deployed, and not told to start."""
+        self._unanswered: set[TaskId] = set()
+        """Tasks that have not answered the newest coordinator."""
         self._stop_was_asked = False
         """From then on any failure may find tasks that have ended their data: a stop outlives its attempt."""
 
@@ -66,7 +69,16 @@ class FailoverOracle:
             handle = event.state.handle
             if handle is not None and any(section.kind is StateKind.UNION for section in handle.sections):
                 self._tied.add(event.task.vertex)
+        elif isinstance(event, co.CoordinatorStarted):
+            self._whole |= self._spec.adoption_timeout_ms is None
+            # How far these have come nobody knows. All others go on.
+            self._failed |= self._starting
+            self._unanswered = set(self._neighbours)
+        elif isinstance(event, co.TaskAnswered):
+            self._unanswered.discard(event.task)
         elif isinstance(event, co.TimerFired):
+            if event.timer.startswith("adopt:"):
+                self._failed |= self._unanswered
             self._whole |= event.timer.partition(":")[0] in _TIMERS_OF_THE_WHOLE_JOB
         elif isinstance(event, co.CheckpointRequested):
             self._stop_was_asked |= event.kind.stops
@@ -75,6 +87,8 @@ class FailoverOracle:
 
     def told(self, task: TaskId, event: ev.TaskEvent) -> None:
         """The coordinator tells a task something: in its own attempt, or one that is long over."""
+        if isinstance(event, ev.TasksStarted):
+            self._starting.discard(task)
         attempt = getattr(event, "attempt", None)
         if attempt is not None and attempt > self._attempts.get(task, -1):
             raise InvariantViolated(7, f"{task} is told of attempt {attempt}, and goes on in {self._attempts[task]}")
@@ -82,6 +96,7 @@ class FailoverOracle:
     def deployed(self, attempt: int, tasks: Iterable[TaskId], completed: int) -> None:
         """These tasks start anew. `completed`: how many checkpoints of this job are complete."""
         again = set(tasks)
+        self._starting |= again
         self._attempts |= dict.fromkeys(again, attempt)
         for task in again:
             cut = self._neighbours[task] - again

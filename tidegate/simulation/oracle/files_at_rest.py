@@ -178,7 +178,7 @@ class FilesOracle:
         self._built_on.pop(number, None)
 
     def attempt_is_over(self) -> None:
-        """No task takes part in any checkpoint any more."""
+        """No task takes part in any checkpoint any more, or none that counts: their coordinator was lost."""
         self._built_on.clear()
 
     def writers_of(self, metadata: CheckpointMetadata) -> set[int]:

@@ -27,6 +27,7 @@ from tidegate.simulation.oracle.damage import Damager
 from tidegate.simulation.oracle.failover import FailoverOracle
 from tidegate.simulation.oracle.invariants import Oracle
 from tidegate.simulation.oracle.restarts import RestartWatch
+from tidegate.simulation.oracle.takeovers import TakeoverOracle
 from tidegate.simulation.oracle.violation import InvariantViolated
 from tidegate.storage.checkpoints.metadata import CheckpointMetadata, SnapshotKind
 
@@ -41,6 +42,7 @@ class Watch:
         self.coverage = coverage
         self.causes = CausesOracle()
         self.failover = FailoverOracle(oracle.spec, oracle.graph, coverage)
+        self.takeovers = TakeoverOracle(oracle.spec, coverage)
         self.answers: dict[str, do.CompleteRequest] = {}
         self.damager: Damager | None = None
         self.restarts = RestartWatch(oracle.spec.restart, lambda: coverage.saw("restart_put_off"))
@@ -133,6 +135,9 @@ class Watch:
                 self.coverage.saw("periodic_checkpoint")
             for old in [n for n in self._options if n < number - 50]:
                 del self._options[old], self._bases[old]
+        elif isinstance(event, ev.CoordinatorTookOver):
+            # Given up with their coordinator. Another one may have been lost since, before it could tell.
+            self.oracle.files.attempt_is_over()
         elif isinstance(event, ev.CheckpointAborted):
             number = int(event.checkpoint_id)
             if number not in self._aborted:
@@ -185,6 +190,7 @@ class Watch:
         """An attempt of these tasks starts."""
         spec = self.oracle.spec
         self.failover.deployed(attempt, tasks, self.oracle.completed)
+        self.takeovers.deployed(attempt, tasks)
         from_itself = restore is not None and restore.job_id == spec.job_id
         self.oracle.deployed(attempt, None if restore is None else int(restore.checkpoint_id), from_itself, tasks)
         self._open.clear()

@@ -36,10 +36,11 @@ DIMENSIONS: Mapping[str, tuple[Hashable, ...]] = {
     "log": ("long", "short"),
     "restart": ("fixed-delay", "exponential-delay", "failure-rate"),
     "savepoints": ("canonical", "native"),
+    "takeover": ("adopt", "restart"),
 }
 """Every dimension with its values."""
 
-_DRAWN_APART = frozenset({"state", "log", "restart", "savepoints"})
+_DRAWN_APART = frozenset({"state", "log", "restart", "savepoints", "takeover"})
 """Dimensions that were added when seeds had been run: what a seed stands for besides stays what it was."""
 
 _ADDED: Mapping[str, tuple[Hashable, ...]] = {
@@ -66,6 +67,7 @@ _WEIGHTS: Mapping[str, tuple[int, ...]] = {
     "width": (2, 3, 1),
     "ending": (4, 1, 1, 1, 1),
     "log": (3, 1),
+    "takeover": (3, 1),
 }
 
 CONTRADICTIONS: tuple[tuple[tuple[str, Hashable], tuple[str, Hashable]], ...] = (

@@ -15,6 +15,7 @@ from tidegate.actors.hosts.ports import TryAgain
 from tidegate.actors.hosts.task.task_host import TaskHost
 from tidegate.actors.protocol.identity import TaskId
 from tidegate.actors.protocol.stream_elements import Barrier
+from tidegate.actors.task.fence import is_order
 from tidegate.actors.task.messages import events as ev
 from tidegate.actors.task.messages import instructions as task_do
 from tidegate.simulation.oracle.ledger import Ledger
@@ -23,8 +24,11 @@ from tidegate.simulation.oracle.watch import Watch
 from tidegate.simulation.world.virtual_time import World
 from tidegate.storage.errors import StorageError
 
+CUT_OFF_MS = 1_000
+"""How long the messages of a coordinator that was cut off may take."""
 RECOVERY_MS = 300
 """How long it takes until a successor of a lost coordinator starts."""
+TAKEOVER_DROP = 0.1
 COORDINATOR = "coordinator"
 STORAGE = "storage"
 """Stands in the trace for all that is done beside the machines: files that are written or deleted, and hooks."""
@@ -58,6 +62,10 @@ class WatchedHost(TaskHost):
 
     watch: Watch
     world: World
+    _ordered: ev.CoordinatorOrder | None = None
+    """What a coordinator says, while the machine takes it in."""
+    _heard_of = ev.UNFENCED
+    """The newest coordinator that the task has heard of."""
 
     def handle(self, event: ev.TaskEvent | TryAgain) -> None:
         """As every host, under observation."""
@@ -65,10 +73,16 @@ class WatchedHost(TaskHost):
             super().handle(event)
             return
         full = isinstance(event, ev.TurnGranted) and self.watch.oracle.before_turn(self.machine)
+        self._ordered = event if is_order(event) else None
         super().handle(event)
         self.watch.oracle.after_event(self.machine, event, full, self._port.monotonic_ms())
 
     def _perform(self, instructions: Sequence[task_do.TaskInstruction], handled_ms: int) -> None:
+        ordered, self._ordered = self._ordered, None
+        if ordered is not None:
+            task = self.machine.descriptor.task
+            self.watch.takeovers.obeyed(task, type(ordered).__name__, ordered.generation, self._heard_of)
+            self._heard_of = max(self._heard_of, ordered.generation)
         for instruction in instructions:
             self.watch.task_does(self.machine, instruction)
             if isinstance(instruction, task_do.PersistSnapshot | task_do.PersistChannelState):
@@ -123,8 +137,8 @@ class SimulatedTaskPort:
     def report(self, event: CoordinatorEvent) -> None:
         job, world = self._job, self._job.world
         cause = max(job.watch.causes.of_tasks(event) or (), default=None)
-        if isinstance(event, co.CheckpointAcknowledged):
-            if world.chance("drop"):
+        if isinstance(event, co.CheckpointAcknowledged | co.TaskAnswered):
+            if world.chance("drop") or (isinstance(event, co.TaskAnswered) and _lost_in_a_takeover(world)):
                 world.message(self._task, COORDINATOR, event, "is lost", cause=cause)
                 return
             if world.chance("duplicate"):
@@ -206,12 +220,16 @@ class SimulatedCoordinatorPort:
         job, world = self._job, self._job.world
         job.watch.told(event)
         job.watch.failover.told(task, event)
-        if not isinstance(event, ev.TasksStarted) and world.chance("drop"):
+        job.watch.takeovers.told(event)
+        asks = isinstance(event, ev.CoordinatorTookOver) and _lost_in_a_takeover(world)
+        if asks or (not isinstance(event, ev.TasksStarted) and world.chance("drop")):
             world.message(COORDINATOR, task, event, "is lost", cause=self.ledger.cause)
             return
         world.message(COORDINATOR, task, event, cause=self.ledger.cause)
         deliver = lambda: job.deliver(task, event)  # noqa: E731
-        world.after_in_order(("tell", task), world.delay_ms(), deliver)
+        # What one says that was cut off may arrive long after its successor has begun.
+        late_ms = world.between(0, CUT_OFF_MS) if job.coordinator is not self.host else 0
+        world.after_in_order(("tell", task, self), late_ms + world.delay_ms(), deliver)
         if world.chance("duplicate"):
             world.after(world.delay_ms() * 2, deliver)
 
@@ -234,6 +252,7 @@ class SimulatedCoordinatorPort:
         assert self.host is not None
         if not self.host.machine.ignores(event):
             self._job.watch.failover.heard(event)
+            self._job.watch.takeovers.heard(event)
         self.ledger.hear(event, cause)
 
     def append(self, work: Callable[[], None], done: Callable[[BaseException | None], None]) -> None:
@@ -297,6 +316,11 @@ class SimulatedCoordinatorPort:
         if job.coordinator is self.host:
             job.coordinator = None
             job.give_up(self, reason)
+
+
+def _lost_in_a_takeover(world: World) -> bool:
+    """Questions of a takeover, and their answers, get lost more often than other messages: there are few of them."""
+    return world.faulty and world.random.random() < TAKEOVER_DROP
 
 
 def _delay_ms(world: World, due_at_ms: int, delay_ms: int) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
@@ -83,6 +83,8 @@ class JobSetting:
     actions: tuple[Action, ...] = ()
     restore: str | None = None
     settle_ms_max: int = 3_600_000
+    adoption_timeout_ms: int | None = None
+    """As in the job's spec."""
     log_entries: int | None = None
     """After how many entries the fold of the event log is stored, where that is not as usual."""
 
@@ -187,7 +189,9 @@ class Simulation:
             seed=self.seed,
             hooks=setting.hooks,
         )
-        restore = submission.spec.restore
+        spec = replace(submission.spec, adoption_timeout_ms=setting.adoption_timeout_ms)
+        submission = replace(submission, spec=spec)
+        restore = spec.restore
         restored = None
         if restore is not None:
             store = self.open_store(restore.root)

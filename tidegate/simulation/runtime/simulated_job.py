@@ -37,6 +37,8 @@ from tidegate.storage.files.store import Store
 
 DETECTION_MS_MAX = 500
 ANSWERS_MS_MAX = 10_000
+CHANCES_OF_A_TAKEOVER = 3
+"""A coordinator that takes over is short, and lost as often as one that runs."""
 GRAVES_MAX = 50
 """Dead coordinators whose I/O may still be on its way."""
 TURN_MS_MAX = (5, 20, 200)
@@ -152,7 +154,9 @@ class SimulatedJob:
         port.ledger.watch(host, machine, event_log)
         self.coordinator = host
         self.world.note("coordinator generation", host.generation, "starts at entry", position.next_index)
-        self.watch.failover.heard(co.CoordinatorStarted(self.world.wall_ms, host.generation))
+        started = co.CoordinatorStarted(self.world.wall_ms, host.generation)
+        self.watch.failover.heard(started)
+        self.watch.takeovers.heard(started)
         host.start()
         if host.machine.state.spec is None:
             host.handle(co.JobSubmitted(self.world.wall_ms, self.spec))
@@ -163,15 +167,24 @@ class SimulatedJob:
     def report(self, event: CoordinatorEvent) -> None:
         """A message reaches the coordinator, if there is one."""
         self.maybe_lose_coordinator()
+        if self.coordinator is None and self._is_lost(event):
+            self.world.note(type(event).__name__, "finds no coordinator")
+            return
         self.watch.reported(event)
         if self.coordinator is None:
             self._backlog.append(event)
         else:
             self._hear(self.coordinator, event)
 
+    def _is_lost(self, event: CoordinatorEvent) -> bool:
+        """Users ask again until somebody hears them. Half of what tasks say to nobody is never heard."""
+        by_users = isinstance(event, co.CheckpointRequested | co.CancelRequested)
+        return self.spec.adoption_timeout_ms is not None and not by_users and self.world.random.random() < 0.5
+
     def _hear(self, coordinator: CoordinatorHost, event: CoordinatorEvent) -> None:
         if not coordinator.machine.ignores(event):
             self.watch.failover.heard(event)
+            self.watch.takeovers.heard(event)
         coordinator.handle(event)
 
     def maybe_lose_coordinator(self) -> None:
@@ -179,7 +192,8 @@ class SimulatedJob:
         world = self.world
         if self.coordinator is None or self.coordinator_crashes >= world.faults.coordinator_crashes_max:
             return
-        if not world.chance("coordinator_crash"):
+        adopts = bool(self.coordinator.machine.state.adopting)
+        if not any(world.chance("coordinator_crash") for _ in range(CHANCES_OF_A_TAKEOVER if adopts else 1)):
             return
         self.coordinator_crashes += 1
         zombie = world.random.random() < 0.5
@@ -268,6 +282,8 @@ class SimulatedJob:
                 self.crashes += 1
                 self._lose(task, host, "process died")
                 return
+            if self.coordinator is None and _rows_are_next(host.machine):
+                self.watch.coverage.saw("row_without_coordinator")
             self.guarded(task, host, host.turn)
 
         turn_ms_max = self.slowness.setdefault(task, self.world.random.choice(TURN_MS_MAX))

@@ -11,6 +11,7 @@ the end of an attempt. Rules:
 - A final checkpoint that has failed is not tried again at once, unless the reason is gone with the failure.
 - Who asked for a checkpoint that met a task which was just leaving need not ask again: the request goes back into the
   queue, that of a stop for the attempt that follows.
+- So it is with a checkpoint whose coordinator was lost, where the tasks go on: the successor takes another one.
 - A stop outlives the attempt, whatever ended that: it waits for the next one, and is refused once the job is over, or
   after `RETRIES_MAX` attempts that it has not survived.
 """
@@ -76,7 +77,7 @@ class Abandoner:
         if triggered and (runs or (current and state.status is JobStatus.RESTARTING)):
             for attempt, tasks in state.listening:
                 instruct(do.NotifyAborted(attempt, pending.checkpoint_id, tasks))
-        if runs and reason not in _ATTEMPT_IS_OVER:
+        if runs and not self._is_over(reason):
             self._judge(pending, reason, at_ms, detail, triggered)
         if state.stopping == pending.checkpoint_id:
             state.stopping = None
@@ -93,10 +94,18 @@ class Abandoner:
         """Whether the next checkpoint can be what this one was to be; then who asked need not hear of the failure."""
         if pending.retries >= RETRIES_MAX:
             return False
-        if runs and reason in _TASK_LEAVES:
+        if runs and (reason in _TASK_LEAVES or self._is_adopted(reason)):
             return True
         restarts = reason in _ATTEMPT_IS_OVER or self._context.state.status is JobStatus.RESTARTING
         return restarts and pending.properties.kind.stops
+
+    def _is_adopted(self, reason: Reason) -> bool:
+        """Whether the checkpoint has failed with its coordinator, and the attempt goes on."""
+        return reason is Reason.COORDINATOR_LOST and bool(self._context.state.adopting)
+
+    def _is_over(self, reason: Reason) -> bool:
+        """Whether the checkpoint has failed because the attempt is over."""
+        return reason in _ATTEMPT_IS_OVER and not self._is_adopted(reason)
 
     def _ask_again(self, pending: PendingCheckpoint) -> None:
         """Its requests wait for the next checkpoint."""

@@ -31,6 +31,7 @@ from tidegate.actors.coordinator.requests.request_decider import (
 from tidegate.actors.coordinator.state.checkpoint_statistics import SubtaskStatistics
 from tidegate.actors.coordinator.state.coordinator_context import CoordinatorContext
 from tidegate.actors.coordinator.state.coordinator_state import NEVER_MS, AcknowledgeResult, PendingCheckpoint
+from tidegate.actors.coordinator.takeover_invariants import check_trigger, may_trigger
 from tidegate.actors.protocol.failure_reasons import CheckpointFailureReason as Reason
 from tidegate.actors.protocol.identity import TaskId
 from tidegate.storage.checkpoints.metadata import StateKind, SubtaskState
@@ -131,7 +132,7 @@ class CheckpointKeeper:
 
     def trigger_if_due(self, at_ms: int) -> None:
         """Start the checkpoints whose time has come."""
-        while not self._context.state.storage_away:
+        while not self._context.state.storage_away and may_trigger(self._context.state):
             decision = decide(self._demand(at_ms), self._context.settings, at_ms)
             if isinstance(decision, Start):
                 self._context.state.requests = decision.queue
@@ -183,6 +184,7 @@ class CheckpointKeeper:
         if isinstance(plan, NoPlan):
             self.abandoner.refuse(requests, Reason.NOT_ALL_REQUIRED_TASKS_RUNNING, f"{plan.missing} is not running")
             return
+        check_trigger(state)
         checkpoint_id = state.next_checkpoint_id
         state.next_checkpoint_id = CheckpointId(checkpoint_id + 1)
         pending = PendingCheckpoint(
@@ -333,7 +335,9 @@ class CheckpointKeeper:
         answer would pass for that to the deletion of the shared files, which is next.
         """
         self.discards.take_over()
-        self.drop(Reason.COORDINATOR_LOST, at_ms)
+        self.abandoner.give_up_open(Reason.COORDINATOR_LOST, at_ms)
+        if not self._context.state.adopting:
+            self.abandoner.refuse_queued(Reason.COORDINATOR_LOST)
         self.abandoner.take_over()
         self.writer.take_over()
         self.commits.take_over()

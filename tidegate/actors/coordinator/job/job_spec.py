@@ -120,3 +120,6 @@ class JobSpec:
     """The pause before the second attempt; those that follow grow."""
     failover: FailoverStrategy = FailoverStrategy.FULL
     """Jobs of older versions restarted as a whole."""
+    adoption_timeout_ms: int | None = None
+    """How long the successor of a lost coordinator waits for the answers of tasks that run. None: it does not ask, and
+    all tasks start anew, as in older versions."""

@@ -16,7 +16,7 @@ from tidegate.actors.coordinator.messages import instructions as do
 OrderName = tuple[str, int | str]
 """The kind of an order, and the number or name of what it is about."""
 
-BY_MANY = ("trigger", "complete", "deploy")
+BY_MANY = ("trigger", "complete", "deploy", "ask")
 """Kinds of orders that go to tasks: there is more than one answer, or one may come twice."""
 
 BEGINS = (
@@ -39,6 +39,8 @@ def order_named(instruction: do.CoordinatorInstruction) -> OrderName | None:
     match instruction:
         case do.DeployAttempt(attempt=attempt):
             return "deploy", attempt
+        case do.AskTasks(generation=generation):
+            return "ask", generation
         case do.TriggerCheckpoint(checkpoint_id=number):
             return "trigger", number
         case do.NotifyCompleted(checkpoint_id=number):
@@ -72,6 +74,8 @@ def orders_answered(event: ev.CoordinatorEvent) -> tuple[OrderName, ...]:
         case ev.CheckpointDamaged(attempt=attempt):
             # Hooks are restored before an attempt is deployed: until then it is they who have found the damage.
             return ("deploy", attempt), ("restore-hooks", attempt)
+        case ev.TaskAnswered(generation=generation):
+            return (("ask", generation),)
         case ev.TaskFinished(covered_by=int(number)):
             return (("complete", number),)
         case (

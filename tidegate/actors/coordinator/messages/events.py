@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tidegate.actors.coordinator.job.job_spec import JobSpec
+from tidegate.actors.coordinator.messages.takeovers import CoordinatorStarted as CoordinatorStarted
+from tidegate.actors.coordinator.messages.takeovers import TaskAnswered as TaskAnswered
 from tidegate.actors.protocol.failure_reasons import CheckpointFailureReason
 from tidegate.actors.protocol.identity import TaskId
 from tidegate.actors.protocol.snapshot_metrics import NO_METRICS, SnapshotMetrics
 from tidegate.storage.checkpoints.metadata import SavepointFormat, SnapshotKind, SubtaskState
 from tidegate.storage.codec import wire
-from tidegate.storage.ids import AttemptNumber, CheckpointId, Generation
+from tidegate.storage.ids import AttemptNumber, CheckpointId
 
 
 @wire
@@ -20,15 +22,6 @@ class JobSubmitted:
 
     at_ms: int
     spec: JobSpec
-
-
-@wire
-@dataclass(frozen=True, slots=True)
-class CoordinatorStarted:
-    """A coordinator incarnation has taken over and replayed the log. What ran before is lost to it."""
-
-    at_ms: int
-    generation: Generation
 
 
 @wire
@@ -370,6 +363,7 @@ CoordinatorEvent = (
     | TaskReady
     | RestoreDelayed
     | TaskFailed
+    | TaskAnswered
     | TaskReachedEndOfData
     | TaskFinished
     | CheckpointRequested

@@ -16,7 +16,7 @@ from tidegate.actors.protocol.stream_elements import ALIGNED_BARRIER, BarrierOpt
 from tidegate.storage.checkpoints.metadata import CheckpointMetadata, Committable
 from tidegate.storage.checkpoints.permits import CommitPermit, CompletionPermit, DeletePermit, ExportPermit
 from tidegate.storage.codec import wire
-from tidegate.storage.ids import AttemptNumber, CheckpointId, JobId
+from tidegate.storage.ids import AttemptNumber, CheckpointId, Generation, JobId
 
 
 @wire
@@ -39,6 +39,16 @@ class StartTasks:
 
     attempt: AttemptNumber
     tasks: tuple[TaskId, ...]
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class AskTasks:
+    """Ask tasks what they are doing; from then on they obey no older generation. Each answers with `TaskAnswered`."""
+
+    attempt: AttemptNumber
+    tasks: tuple[TaskId, ...]
+    generation: Generation
 
 
 @wire
@@ -245,6 +255,7 @@ class EndJob:
 CoordinatorInstruction = (
     DeployAttempt
     | StartTasks
+    | AskTasks
     | CancelAttempt
     | TriggerHooks
     | RestoreHooks

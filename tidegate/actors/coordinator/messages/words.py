@@ -11,6 +11,8 @@ _TIMERS = {
     "hooks": "it was time to call the master hooks of attempt {} again",
     "tables": "it was time to claim the output tables for attempt {} again",
     "ending": "tasks did not end in time",
+    "ask": "it was time to ask tasks again what they are doing, for coordinator generation {}",
+    "adopt": "tasks had not answered coordinator generation {} in time",
     "periodic": "a periodic checkpoint was due in attempt {}",
     "final": "the final checkpoint was due in attempt {}",
     "timeout": "checkpoint {} had taken too long",
@@ -71,6 +73,8 @@ def _of_tasks(event: object) -> str:
             return f"task {task} of attempt {attempt} could not read its state, and went on trying"
         case ev.TaskFailed(attempt=attempt, task=task, reason=reason):
             return f"task {task} of attempt {attempt} failed: {reason}"
+        case ev.TaskAnswered(attempt=attempt, task=task, generation=generation):
+            return f"task {task} of attempt {attempt} goes on under coordinator generation {generation}"
         case ev.TaskReachedEndOfData(attempt=attempt, task=task, stop=int(number)):
             return f"task {task} of attempt {attempt} was stopped, with savepoint {number}"
         case ev.TaskReachedEndOfData(attempt=attempt, task=task):

@@ -185,6 +185,10 @@ class CoordinatorState:
     """The attempts of tasks that have gone on while others were deployed anew; all others are of the newest one."""
     down: TaskSet = field(default_factory=dict)
     """Tasks that were stopped, and wait for the next deployment. Whole regions."""
+    adopting: TaskSet = field(default_factory=dict)
+    """Tasks that run, and have not answered the coordinator that has taken over."""
+    adoptions: int = 0
+    """How often the tasks that ran when a coordinator was lost have answered its successor, and gone on."""
     restoring_hooks: bool = False
     """Whether the attempt waits for master hooks to be restored before its tasks are deployed."""
     deploy_delays: int = 0
@@ -292,7 +296,7 @@ class CoordinatorState:
         """These tasks wait for the next deployment; what they have said so far counts no more."""
         for task in tasks:
             self.down[task] = None
-            for told in (self.ready, self.ended, self.finished):
+            for told in (self.ready, self.ended, self.finished, self.adopting):
                 told.pop(task, None)
 
     def begin_attempt(self) -> tuple[TaskId, ...] | None:

@@ -39,6 +39,9 @@ def changes_nothing(event: ev.CoordinatorEvent, state: CoordinatorState) -> bool
             return attempt != state.attempt or state.fallback is None
         case ev.TaskFailed(attempt=attempt, task=task):
             return not state.is_current(task, attempt)
+        case ev.TaskAnswered(attempt=attempt, task=task, generation=generation):
+            asked = generation == state.generation and task in state.adopting
+            return not asked or not state.is_current(task, attempt)
         case ev.TaskReachedEndOfData(attempt=attempt, task=task) | ev.TaskFinished(attempt=attempt, task=task):
             return not state.is_current(task, attempt)
         case ev.StorageWentAway():
@@ -73,6 +76,8 @@ def _has_passed(timer: str, state: CoordinatorState) -> bool:
         "deploy-delayed": lambda: deploys and number == state.deploy_delays and state.deploy_delayed,
         "hooks": lambda: state.restoring_hooks and number == state.attempt,
         "tables": lambda: state.fallback is not None and number == state.attempt,
+        "ask": lambda: bool(state.adopting) and number == state.generation,
+        "adopt": lambda: bool(state.adopting) and number == state.generation,
         "periodic": lambda: state.status is JobStatus.RUNNING and number == state.attempt,
         "final": lambda: state.status is JobStatus.RUNNING and number == state.attempt,
         "timeout": lambda: pending is not None and pending.phase.open,

@@ -298,7 +298,7 @@ class CoordinatorHost:
             self._perform(instruction)
 
     def _perform(self, instruction: do.CoordinatorInstruction) -> None:
-        port, effects = self._port, self._effects
+        port, effects, generation = self._port, self._effects, self.generation
         match instruction:
             case do.DeployAttempt():
                 port.deploy(instruction)
@@ -306,20 +306,23 @@ class CoordinatorHost:
                 port.cancel_attempt(instruction)
             case do.StartTasks(tasks=tasks):
                 for task in tasks:
-                    port.tell(task, task_ev.TasksStarted(port.now_ms()))
+                    port.tell(task, task_ev.TasksStarted(port.now_ms(), generation))
+            case do.AskTasks(attempt, tasks):
+                for task in tasks:
+                    port.tell(task, task_ev.CoordinatorTookOver(port.now_ms(), attempt, generation))
             case do.TriggerCheckpoint(attempt, checkpoint_id, triggered_at_ms, tasks, options, base):
                 for task in tasks:
                     now_ms = port.now_ms()
                     trigger = task_ev.CheckpointTriggered(
-                        now_ms, attempt, checkpoint_id, triggered_at_ms, options, base
+                        now_ms, attempt, checkpoint_id, triggered_at_ms, options, base, generation
                     )
                     port.tell(task, trigger)
             case do.NotifyCompleted(attempt, checkpoint_id, tasks):
                 for task in tasks:
-                    port.tell(task, task_ev.CheckpointCompleted(port.now_ms(), attempt, checkpoint_id))
+                    port.tell(task, task_ev.CheckpointCompleted(port.now_ms(), attempt, checkpoint_id, generation))
             case do.NotifyAborted(attempt, checkpoint_id, tasks):
                 for task in tasks:
-                    port.tell(task, task_ev.CheckpointAborted(port.now_ms(), attempt, checkpoint_id))
+                    port.tell(task, task_ev.CheckpointAborted(port.now_ms(), attempt, checkpoint_id, generation))
             case do.TriggerHooks():
                 port.run_io(lambda: effects.trigger_hooks(instruction))
             case do.RestoreHooks():

@@ -15,6 +15,7 @@ from tidegate.actors.hosts.ports import TaskPort, TryAgain
 from tidegate.actors.hosts.task.task_effects import TaskEffects
 from tidegate.actors.hosts.threads import leave_if_forked
 from tidegate.actors.protocol.failure_reasons import interrupts, log_failure
+from tidegate.actors.protocol.identity import TaskId
 from tidegate.actors.task.messages import events as ev
 from tidegate.actors.task.messages import instructions as do
 from tidegate.actors.task.task_machine import TaskMachine
@@ -22,6 +23,22 @@ from tidegate.actors.task.task_status import TaskStatus
 from tidegate.storage.errors import StorageError, may_pass
 
 log = logging.getLogger(__name__)
+
+
+def answer_of(task: TaskId, at_ms: int, answer: do.AnswerTakeover) -> co.TaskAnswered:
+    """What the coordinator hears of a task that it has asked what it is doing."""
+    return co.TaskAnswered(
+        at_ms,
+        answer.attempt,
+        task,
+        answer.generation,
+        answer.started,
+        answer.ended,
+        answer.finished,
+        answer.covered_by,
+        answer.snapshotted,
+        answer.collecting,
+    )
 
 
 class TaskHost:
@@ -55,6 +72,8 @@ class TaskHost:
             return
         if isinstance(event, TryAgain):
             self._try_again(event)
+            return
+        if self.machine.fence.refuses(event):
             return
         if isinstance(event, ev.SourceBatchRead) and event.batch is not None:
             self.rows_in += event.batch.num_rows
@@ -140,6 +159,8 @@ class TaskHost:
                     port.set_timer(instruction, max(0, instruction.due_at_ms - self._at_ms))
                 case do.ReportReady():
                     port.report(co.TaskReady(port.now_ms(), instruction.attempt, task))
+                case do.AnswerTakeover():
+                    port.report(answer_of(task, port.now_ms(), instruction))
                 case do.ReportEndOfData():
                     port.report(co.TaskReachedEndOfData(port.now_ms(), instruction.attempt, task, instruction.stop))
                 case do.ReportFinished():

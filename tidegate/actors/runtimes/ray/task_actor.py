@@ -334,7 +334,7 @@ class _RunningTask:
         if at_ms is None or at_ms >= self._metrics_due_ms:
             self._metrics_due_ms = (at_ms or 0) + METRICS_MS
             machine = self.host.machine
-            self._metrics.update(rows_in, self._rows_out, machine.output_queue_bytes, machine.backpressured)
+            self._metrics.update(rows_in, self._rows_out, machine.output_queue_bytes, machine.outputs.over_limit)
 
     def retire(self) -> None:
         """Let go of files once the I/O that is under way has come back; what it brings is dropped."""

@@ -65,7 +65,7 @@ class SubtaskCheckpoints:
         changelog: ChangelogWriter | None = None,
     ) -> None:
         self._descriptor = descriptor
-        self._handler = handler
+        self.handler = handler
         self._inputs = inputs
         self._outputs = outputs
         self._parts = parts
@@ -76,7 +76,7 @@ class SubtaskCheckpoints:
         self._lineages = Lineages()
         self._changelog = changelog
         self._held: list[Callable[[int], None]] | None = None
-        self._taken = CheckpointId(0)
+        self.taken = CheckpointId(0)
         self.stopping: CheckpointId | None = None
         """The savepoint after which the task ends, once its snapshot was taken."""
         self.tracker = SnapshotTracker(
@@ -87,7 +87,7 @@ class SubtaskCheckpoints:
 
     def blocks(self, channel: ChannelId) -> bool:
         """Whether elements of this channel must wait."""
-        return self._handler.blocks(channel)
+        return self.handler.blocks(channel)
 
     def restored(self, lineage: Lineage | None) -> None:
         """The task starts from this part of a checkpoint, and its next snapshots may be built on that."""
@@ -111,30 +111,30 @@ class SubtaskCheckpoints:
 
     def barrier(self, channel: ChannelId, barrier: Barrier, at_ms: int) -> None:
         """A barrier is the next element of a channel."""
-        self._follow(self._handler.barrier(channel, barrier, at_ms), at_ms)
+        self._follow(self.handler.barrier(channel, barrier, at_ms), at_ms)
 
     def cancel_barrier(self, channel: ChannelId, checkpoint_id: CheckpointId, at_ms: int) -> None:
         """A cancel barrier is the next element of a channel."""
-        self._follow(self._handler.cancel_barrier(channel, checkpoint_id, at_ms), at_ms)
+        self._follow(self.handler.cancel_barrier(channel, checkpoint_id, at_ms), at_ms)
 
     def channel_ended(self, channel: ChannelId, at_ms: int) -> None:
         """A channel has delivered its last element."""
-        self._follow(self._handler.channel_ended(channel, at_ms), at_ms)
+        self._follow(self.handler.channel_ended(channel, at_ms), at_ms)
 
     def trigger(self, barrier: Barrier, at_ms: int) -> None:
         """The coordinator wants this task to start a checkpoint."""
-        self._tell(lambda at_ms: self._follow(self._handler.trigger(barrier, at_ms), at_ms), at_ms)
+        self._tell(lambda at_ms: self._follow(self.handler.trigger(barrier, at_ms), at_ms), at_ms)
 
     def timer(self, at_ms: int) -> None:
         """An alignment may have taken too long, here or in an output queue."""
-        self._tell(lambda at_ms: self._follow(self._handler.timer(at_ms), at_ms), at_ms)
+        self._tell(lambda at_ms: self._follow(self.handler.timer(at_ms), at_ms), at_ms)
         for checkpoint_id, recorder in self._recorders.items():
             if at_ms >= self._deadlines_ms.get(checkpoint_id, at_ms + 1):
                 self._overtake_late(self._barriers[checkpoint_id], recorder)
 
     def abort(self, checkpoint_id: CheckpointId, at_ms: int) -> None:
         """The coordinator has given a checkpoint up."""
-        self._follow(self._handler.abort(checkpoint_id), at_ms)
+        self._follow(self.handler.abort(checkpoint_id), at_ms)
         self._give_up(checkpoint_id)
 
     def completed(self, checkpoint_id: CheckpointId) -> TaskSnapshot | None:
@@ -201,8 +201,8 @@ class SubtaskCheckpoints:
         of the finished task would promise that its upstream tasks have finished too, so what is pending is given up.
         """
         assert self._held is None
-        for pending in self._handler.spoilt_by_the_end():
-            self._handler.abort(pending)
+        for pending in self.handler.spoilt_by_the_end():
+            self.handler.abort(pending)
             self._outputs.broadcast(CancelBarrier(pending))
             self.decline(pending, CheckpointFailureReason.TASK_CLOSING, CheckpointFailureReason.TASK_CLOSING.value)
         self._held = []
@@ -238,11 +238,11 @@ class SubtaskCheckpoints:
             self._held.append(tell)
 
     def _announced(self, channel: ChannelId, barrier: Barrier, at_ms: int) -> None:
-        self._follow(self._handler.announced(channel, barrier, at_ms), at_ms)
+        self._follow(self.handler.announced(channel, barrier, at_ms), at_ms)
 
     def _follow(self, outcome: Outcome, at_ms: int) -> None:
         for checkpoint_id, reason in outcome.cancelled:
-            recorded = checkpoint_id <= self._taken and checkpoint_id not in self._recorders
+            recorded = checkpoint_id <= self.taken and checkpoint_id not in self._recorders
             if recorded and reason is CheckpointFailureReason.SUBSUMED:
                 # Only the end of a channel was not processed yet: this task's part lacks no barrier, so it stays valid.
                 continue
@@ -257,7 +257,7 @@ class SubtaskCheckpoints:
 
     def _take(self, barrier: Barrier, at_ms: int) -> None:
         checkpoint_id, options = barrier.checkpoint_id, barrier.options
-        self._taken = checkpoint_id
+        self.taken = checkpoint_id
         if not self._parts.finished():
             self._parts.prepare()
         recorder = ChannelRecorder(checkpoint_id)
@@ -268,7 +268,7 @@ class SubtaskCheckpoints:
         may_overtake = self._send_barrier(barrier, recorder, at_ms)
         self._parts.send()
         self._parts.stage()
-        alignment_ms = self._handler.alignment_ms(at_ms)
+        alignment_ms = self.handler.alignment_ms(at_ms)
         finished = self._parts.finished()
         cut, base = self._lineages.begin(barrier, finished)
         chain, since = None, 0
@@ -304,7 +304,7 @@ class SubtaskCheckpoints:
 
     def _record_inputs(self, recorder: ChannelRecorder) -> None:
         for channel in self._inputs:
-            if not self._handler.passed(channel.channel, recorder.checkpoint_id):
+            if not self.handler.passed(channel.channel, recorder.checkpoint_id):
                 batches, there = channel.before(recorder.checkpoint_id)
                 recorder.input_waits(channel.channel, batches, len(channel.recovered), there)
 

@@ -13,8 +13,11 @@ from tidegate.actors.protocol.stream_elements import ALIGNED_BARRIER, BarrierOpt
 from tidegate.actors.task.incremental.lineage import Lineage
 from tidegate.storage.checkpoints.metadata import DataFile, NativeState, StateHandle
 from tidegate.storage.codec import wire
-from tidegate.storage.ids import AttemptNumber, CheckpointId, OperatorUid
+from tidegate.storage.ids import AttemptNumber, CheckpointId, Generation, OperatorUid
 from tidegate.storage.state.snapshot import StateTable
+
+UNFENCED = Generation(0)
+"""Of no coordinator: older than any."""
 
 
 @wire
@@ -52,6 +55,20 @@ class TasksStarted:
     """Every task of the attempt is ready: sources may read, and in-flight input may be processed."""
 
     at_ms: int
+    generation: Generation = UNFENCED
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class CoordinatorTookOver:
+    """A new generation of the coordinator is in charge, and asks what the task is doing. Answered by `AnswerTakeover`.
+
+    `generation`, here and in all that a coordinator says: that of the coordinator which says so.
+    """
+
+    at_ms: int
+    attempt: AttemptNumber
+    generation: Generation
 
 
 @wire
@@ -120,6 +137,7 @@ class CheckpointTriggered:
     options: BarrierOptions = ALIGNED_BARRIER
     base: CheckpointId | None = None
     """The completed checkpoint on which it may be built."""
+    generation: Generation = UNFENCED
 
 
 @wire
@@ -130,6 +148,7 @@ class CheckpointAborted:
     at_ms: int
     attempt: AttemptNumber
     checkpoint_id: CheckpointId
+    generation: Generation = UNFENCED
 
 
 @wire
@@ -140,6 +159,7 @@ class CheckpointCompleted:
     at_ms: int
     attempt: AttemptNumber
     checkpoint_id: CheckpointId
+    generation: Generation = UNFENCED
 
 
 @wire
@@ -242,6 +262,7 @@ TaskEvent = (
     DamageFound
     | TaskRestored
     | TasksStarted
+    | CoordinatorTookOver
     | FrameArrived
     | CreditGranted
     | TurnGranted
@@ -257,3 +278,6 @@ TaskEvent = (
     | FileStaged
     | TimerDue
 )
+
+CoordinatorOrder = TasksStarted | CoordinatorTookOver | CheckpointTriggered | CheckpointAborted | CheckpointCompleted
+"""What only a coordinator says."""

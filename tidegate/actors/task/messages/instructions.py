@@ -17,7 +17,7 @@ from tidegate.actors.task.incremental.lineage import Lineage
 from tidegate.actors.task.messages.events import TaskTimer
 from tidegate.storage.checkpoints.metadata import SnapshotKind, SubtaskState
 from tidegate.storage.codec import wire
-from tidegate.storage.ids import AttemptNumber, CheckpointId, OperatorUid
+from tidegate.storage.ids import AttemptNumber, CheckpointId, Generation, OperatorUid
 from tidegate.storage.state.snapshot import OperatorSnapshot
 
 
@@ -157,6 +157,21 @@ class ReportReady:
 
 @wire
 @dataclass(frozen=True, slots=True)
+class AnswerTakeover:
+    """Tell the coordinator that has taken over what the task is doing (see its event `TaskAnswered`)."""
+
+    attempt: AttemptNumber
+    generation: Generation
+    started: bool
+    ended: bool
+    finished: bool
+    covered_by: CheckpointId | None
+    snapshotted: CheckpointId
+    collecting: CheckpointId | None
+
+
+@wire
+@dataclass(frozen=True, slots=True)
 class ReportEndOfData:
     """Tell the coordinator that the operators have finished and only a final checkpoint is missing.
 
@@ -209,6 +224,7 @@ TaskInstruction = (
     | StageFile
     | SetTaskTimer
     | ReportReady
+    | AnswerTakeover
     | ReportEndOfData
     | ReportFinished
     | Acknowledge

@@ -1,0 +1,110 @@
+"""Rules of takeovers, broken on purpose. Each is a patch that holds while a seed runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
+
+from tidegate.actors.coordinator import adoption
+from tidegate.actors.coordinator.adoption import Adoption
+from tidegate.actors.coordinator.checkpoints import checkpoint_keeper
+from tidegate.actors.coordinator.checkpoints.abandonment import Abandoner
+from tidegate.actors.coordinator.messages import events as ev
+from tidegate.actors.coordinator.state import relevance
+from tidegate.actors.coordinator.state.coordinator_state import CoordinatorState
+from tidegate.actors.protocol.failure_reasons import CheckpointFailureReason as Reason
+from tidegate.actors.protocol.identity import TaskId
+from tidegate.actors.task import fence, task_machine
+from tidegate.actors.task.messages import instructions as do
+from tidegate.storage.ids import CheckpointId
+
+Patch = Callable[[], AbstractContextManager[Any]]
+
+_answered, _give_up_open, _has_passed = Adoption.answered, Abandoner.give_up_open, relevance._has_passed
+_take_over, _answer_to = Adoption.take_over, task_machine.answer_to
+
+
+def _all(self: Adoption) -> tuple[TaskId, ...]:
+    """Breaks: what runs keeps its attempt. Here everything starts anew, as if it had failed."""
+    return self._context.spec.tasks
+
+
+def _unheard(*known: Any) -> do.AnswerTakeover:
+    """Breaks: what a task had told the coordinator before is told again. Here it only says that it lives."""
+    return replace(_answer_to(*known), ended=False, finished=False)
+
+
+def _never_due(timer: str, state: CoordinatorState) -> bool:
+    """Breaks: a task that does not answer has failed. Here it is waited for."""
+    return timer.startswith("adopt:") or _has_passed(timer, state)
+
+
+def _keeps_open(
+    self: Abandoner, reason: Reason, at_ms: int, detail: str = "", before: CheckpointId | None = None
+) -> None:
+    """Breaks: what was open is given up. Here it goes on, with acknowledgements that were lost with the coordinator."""
+    if reason is not Reason.COORDINATOR_LOST:
+        _give_up_open(self, reason, at_ms, detail, before)
+
+
+def _reuses(self: Adoption, at_ms: int) -> None:
+    """Breaks: no number is used twice. Here what was given up gives its number back."""
+    state = self._context.state
+    given_up = [pending.checkpoint_id for pending in state.pending.values() if pending.phase.open]
+    _take_over(self, at_ms)
+    state.next_checkpoint_id = min([*given_up, state.next_checkpoint_id])
+
+
+def _does_not_ask(self: Adoption, event: ev.TaskAnswered) -> None:
+    """Breaks: a task that was not told to start is told so. Here it goes on waiting."""
+    _answered(self, replace(event, started=True))
+
+
+class _All:
+    """Several patches at once."""
+
+    def __init__(self, *patches: Any) -> None:
+        self._patches = patches
+
+    def __enter__(self) -> None:
+        for one in self._patches:
+            one.start()
+
+    def __exit__(self, *_: object) -> None:
+        for one in self._patches:
+            one.stop()
+
+
+def _unchecked() -> tuple[Any, ...]:
+    """No machine looks before it triggers or adopts: the oracle has to."""
+    return (
+        patch.object(checkpoint_keeper, "check_trigger", lambda *_: None),
+        patch.object(adoption, "check_answer", lambda *_: None),
+    )
+
+
+TAKEOVER_PATCHES: dict[str, tuple[int, Patch]] = {
+    "takeover: tasks that run start anew": (7, lambda: patch.object(Adoption, "_lost", _all)),
+    "takeover: tasks obey the coordinator before": (8, lambda: patch.object(fence, "may_obey", lambda *_: True)),
+    "takeover: a checkpoint begins before all have answered": (
+        8, lambda: _All(patch.object(checkpoint_keeper, "may_trigger", lambda *_: True), *_unchecked())
+    ),
+    "takeover: who does not answer is waited for": (7, lambda: patch.object(relevance, "_has_passed", _never_due)),
+    "takeover: what a task had told is not told again": (7, lambda: patch.object(task_machine, "answer_to", _unheard)),
+    "takeover: a start that got lost is not repeated": (7, lambda: patch.object(Adoption, "answered", _does_not_ask)),
+    "takeover: what was open goes on": (4, lambda: patch.object(Abandoner, "give_up_open", _keeps_open)),
+    "takeover: a number is given away twice": (
+        4, lambda: _All(patch.object(Adoption, "take_over", _reuses), *_unchecked())
+    ),
+}  # fmt: skip
+"""Each rule with the invariant that it belongs to."""
+
+_LOST = {"takeover": "adopt", "faults": "coordinator", "ending": "finish", "hooks": "none", "interval_ms": 60}
+TAKEOVER_FIXED: dict[str, dict[str, Any]] = {
+    **{rule: dict(_LOST) for rule in TAKEOVER_PATCHES},
+    "takeover: who does not answer is waited for": {**_LOST, "faults": "all"},
+}
+"""What has to be so that tasks go on when a coordinator is lost."""

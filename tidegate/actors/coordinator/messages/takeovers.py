@@ -1,0 +1,44 @@
+"""The events of a takeover: a coordinator begins, and the tasks that run answer it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tidegate.actors.protocol.identity import TaskId
+from tidegate.storage.codec import wire
+from tidegate.storage.ids import AttemptNumber, CheckpointId, Generation
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class CoordinatorStarted:
+    """A coordinator incarnation has taken over and replayed the log. What its predecessor had begun is lost to it."""
+
+    at_ms: int
+    generation: Generation
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class TaskAnswered:
+    """A task that runs says what it is doing. `generation`: that of the coordinator which it answers and obeys.
+
+    What it had told the predecessor is in it, for nobody knows whether that was written down.
+    """
+
+    at_ms: int
+    attempt: AttemptNumber
+    task: TaskId
+    generation: Generation
+    started: bool = True
+    """Whether it was told that every task of its attempt is ready."""
+    ended: bool = False
+    """Whether its operators have finished."""
+    finished: bool = False
+    """Whether it is over."""
+    covered_by: CheckpointId | None = None
+    """The checkpoint whose completion let it go."""
+    snapshotted: CheckpointId = CheckpointId(0)
+    """The newest checkpoint that it has taken a snapshot for; 0 for none."""
+    collecting: CheckpointId | None = None
+    """The checkpoint whose barriers it is collecting."""
