@@ -196,7 +196,7 @@ RULE_BREAKS: dict[str, tuple[int, Patch]] = {
     "turns: the rest of a cut batch is lost": (1, lambda: patch.object(InputChannel, "take", _half_taken)),
     "credit: what was lost is never asked for": (7, lambda: patch.object(OutputGate, "starved", lambda self: {})),
     "timers: none is restored": (9, lambda: patch.object(Timers, "load", lambda self, codec, table: None)),
-    "timers: none is in a checkpoint": (9, lambda: patch.object(Timers, "freeze", lambda self, codec, groups: None)),
+    "timers: none is in a checkpoint": (9, lambda: patch.object(Timers, "freeze", lambda self, *_: None)),
     "timers: the last watermark fires none": (
         6,
         lambda: patch.object(ProcessOperator, "advance_watermark", _deaf_to_the_end),
