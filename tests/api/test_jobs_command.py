@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from local_jobs import NO_RESTART, WAIT_S, GatedSource, config, local, opening
 from typer.testing import CliRunner, Result
@@ -119,16 +121,41 @@ def test_events_are_followed_to_the_end(job: tuple[tg.Job, GatedSource], monkeyp
 
 
 def test_what_went_wrong_is_an_exit_code(job: tuple[tg.Job, GatedSource], tmp_path: Path) -> None:
-    """Wrong usage, a refusal, and a time that is over are told apart; each is one sentence."""
+    """Wrong usage and a refusal are told apart; each is one sentence."""
     (tmp_path / "file").touch()
     unknown = shell("job", "nobody", "status")
-    late = shell("job", "shelled", "cancel", "--timeout", "0ms")
     refused = shell("job", "shelled", "savepoint", str(tmp_path / "file"))
-    assert (unknown.exit_code, late.exit_code, refused.exit_code) == (2, 3, 1)
+    assert (unknown.exit_code, refused.exit_code) == (2, 1)
     assert "no job named 'nobody' runs in this process; running: " in unknown.stderr
     assert "shelled" in unknown.stderr
-    for found in (unknown, late, refused):
-        assert (found.stdout, found.stderr.startswith("Error: "), found.stderr.count("\n")) == ("", True, 1)
+    assert is_one_sentence(unknown)
+    assert is_one_sentence(refused)
+
+
+def test_a_time_that_is_over_has_an_exit_code_of_its_own(tmp_path: Path) -> None:
+    """No savepoint can be taken while a function works on a batch."""
+    reached, go_on = threading.Event(), threading.Event()
+
+    def hold(batch: pa.RecordBatch) -> pa.RecordBatch:
+        reached.set()
+        assert go_on.wait(WAIT_S)
+        return batch
+
+    rows = pa.table({"x": [1, 2, 3]})
+    with local() as env:
+        env.from_batches(rows).map_batches(hold, schema=rows.schema).to_table(str(tmp_path / "table"))
+        job = env.execute("held", checkpoints=config(tmp_path / "checkpoints"), restart=NO_RESTART)
+        assert reached.wait(WAIT_S)
+        late = shell("job", "held", "savepoint", str(tmp_path / "savepoints"), "--timeout", "0ms")
+        go_on.set()
+        job.wait(f"{WAIT_S}s")
+    assert late.exit_code == 3
+    assert is_one_sentence(late)
+
+
+def is_one_sentence(found: Result) -> bool:
+    """Whether a command printed an error of one line, and nothing else."""
+    return (found.stdout, found.stderr.startswith("Error: "), found.stderr.count("\n")) == ("", True, 1)
 
 
 @pytest.mark.parametrize(
