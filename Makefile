@@ -27,6 +27,8 @@ FAST := --kinds "unit, contract, house, docs, local jobs" -m "not slow"
 test-fast cov: PROCESSES = $(or $(JOBS),$(PROCESSORS))
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# The processes of a job and of a test run import the same modules: they find them compiled, wherever this runs.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup demo test test-fast cov check format bench pins clean
 

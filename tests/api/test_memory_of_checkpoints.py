@@ -14,7 +14,7 @@ from tidegate.storage.files.file_system_store import FileSystemStore
 pytestmark = pytest.mark.slow
 
 KEYS = 150_000
-CHECKPOINTS = 300
+CHECKPOINTS = 120
 LOG_BYTES_MAX = 1024 * 1024
 FOLD_BYTES_MAX = 64 * 1024
 
@@ -24,7 +24,7 @@ def kept(store: FileSystemStore, job: tg.Job) -> list[str]:
     return [name for name in store.list(job.job_id) if name.startswith("chk-")]
 
 
-def test_hundreds_of_checkpoints_in_memory_keep_the_bytes_of_one() -> None:
+def test_a_hundred_checkpoints_in_memory_keep_the_bytes_of_one() -> None:
     """The store holds the state of the newest and a short log; the coordinator's fold has none of the state in it."""
     with opening(GatedSource(KEYS, gates=[KEYS - 1])) as source, local(1, rows_max=KEYS) as env:
         rows = env.from_source(source, uid="source").key_by("x").aggregate(n=tg.count(), uid="counts", emit="final")

@@ -36,7 +36,7 @@ def all_slots(session: RayDPSession) -> SlotPlacement:
 def test_a_stopped_process_is_replaced_for_one_restart(raydp_session: RayDPSession, tmp_path: Path) -> None:
     """After SIGSTOP the job goes on in a spare process, says which task hung, and no row is lost or doubled."""
     gate = tmp_path / "gate"
-    keyed = keyed_job(tmp_path, gate, name="stopped", restart=AT_ONCE, heartbeats=SILENT)
+    keyed = keyed_job(tmp_path, gate, name="stopped", restart=AT_ONCE, parallelism=1, heartbeats=SILENT)
     runtime = RayRuntime(all_slots(raydp_session), standbys=1)
     try:
         job = runtime.submit(keyed.submission)

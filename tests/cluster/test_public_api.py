@@ -84,6 +84,7 @@ def test_a_cancelled_job_is_gone_on_with(
     """restore="latest" reads on in what was staged, with the state and the table of the checkpoint."""
     checkpoints = tg.CheckpointConfig(interval="100ms", storage=str(tmp_path / "checkpoints"))
     gate = tmp_path / "gate"
+    env.parallelism = 1
     totals(env, rows, tmp_path / "table", gate)
     first = env.execute("in two parts", checkpoints=checkpoints)
     until_checkpoint(first)

@@ -44,7 +44,7 @@ WITH_PERMITS: set[type] = {
 
 @pytest.mark.parametrize("job", [JOB, CONCURRENT, ADOPTED])
 @given(histories)
-@settings(max_examples=100)
+@settings(max_examples=60)
 def test_after_any_faults_the_job_finishes_with_every_file_committed_once(job: JobSpec, choices: list[int]) -> None:
     """Tasks die, answers and messages are lost, coordinators change: once that stops, the job ends as it should."""
     world = CoordinatorWorld(job)
@@ -58,7 +58,7 @@ def test_after_any_faults_the_job_finishes_with_every_file_committed_once(job: J
 
 
 @given(histories)
-@settings(max_examples=100)
+@settings(max_examples=60)
 def test_concurrent_checkpoints_savepoints_hooks_and_stops_keep_their_promises(choices: list[int]) -> None:
     """Whatever is asked for and fails: the job ends, requests are answered once, files are committed in order."""
     world = CoordinatorWorld(BUSY)
@@ -74,7 +74,7 @@ def test_concurrent_checkpoints_savepoints_hooks_and_stops_keep_their_promises(c
 
 @pytest.mark.parametrize("job", [JOB, CONCURRENT, BUSY, ADOPTED])
 @given(histories, st.floats(0, 1))
-@settings(max_examples=60)
+@settings(max_examples=40)
 def test_folding_the_log_gives_the_same_state_and_the_same_decisions(
     job: JobSpec, choices: list[int], where: float
 ) -> None:

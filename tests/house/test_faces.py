@@ -68,6 +68,12 @@ def test_help_of_the_command_loads_no_data_libraries() -> None:
     assert len(ours) < 11
 
 
+def test_a_process_of_a_job_loads_no_library_that_the_job_may_not_need() -> None:
+    """Starting one is most of what a job's start costs, and of its recovery where no spare process waits."""
+    _, libraries = ours_and_libraries(loaded_by("import tidegate.actors.runtimes.ray.task_actor"))
+    assert libraries & {"polars", "pandas", "pyspark", "raydp", "rocksdict", "s3fs", "pydantic"} == set()
+
+
 def test_subpackages_answer_without_being_imported() -> None:
     """`tg.recovery.latest` works in a process that has imported `tidegate` alone; so does `tg.testing`."""
     code = "import tidegate as tg; print(tg.recovery.latest.__name__, tg.testing.Faults.__name__)"

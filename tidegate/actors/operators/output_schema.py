@@ -8,13 +8,15 @@ Strings that come out of polars get the type that the input column of that name 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import polars as pl
 import pyarrow as pa
 
 from tidegate.actors.operators.row_values import InexactValueError, exact_array, exact_cast
 from tidegate.storage.schemas.plain_types import plain_schema, settled_type
+
+if TYPE_CHECKING:
+    import polars as pl
 
 _ADVICE = "pass schema= to fix names and types"
 
@@ -141,6 +143,8 @@ class FromPolars:
 
 def polars_frame(batch: pa.RecordBatch) -> pl.DataFrame:
     """The batch as a polars frame, without a copy where polars has the type."""
+    import polars as pl
+
     frame = pl.from_arrow(batch)
     assert isinstance(frame, pl.DataFrame)
     return frame

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
-import polars as pl
 import pyarrow as pa
 
 from tidegate.actors.sources.source import ReadResult, SourceReader, SourceSplit
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.schemas.plain_types import plain_schema, settled_type
+from tidegate.storage.schemas.polars_frames import is_polars_frame
 
-InMemory: TypeAlias = pa.Table | pa.RecordBatch | pl.DataFrame | Sequence[pa.RecordBatch | pl.DataFrame]
+if TYPE_CHECKING:
+    import polars as pl
+
+InMemory: TypeAlias = "pa.Table | pa.RecordBatch | pl.DataFrame | Sequence[pa.RecordBatch | pl.DataFrame]"
 """What a driver may have in memory."""
 
 
@@ -37,7 +40,7 @@ class MemorySource:
     @staticmethod
     def of(data: InMemory, splits: int) -> MemorySource:
         """From a table, a polars frame, a batch, or batches of one schema."""
-        if isinstance(data, pl.DataFrame):
+        if is_polars_frame(data):
             data = _table_of(data)
         if isinstance(data, pa.RecordBatch):
             data = pa.Table.from_batches([data])
@@ -94,9 +97,9 @@ def _joined(given: Sequence[pa.RecordBatch | pl.DataFrame]) -> pa.Table:
         )
     tables = []
     for number, part in enumerate(given):
-        if not isinstance(part, pa.RecordBatch | pa.Table | pl.DataFrame):
+        if not isinstance(part, pa.RecordBatch | pa.Table) and not is_polars_frame(part):
             raise ConfigurationError(f"from_batches: item {number} is {type(part).__name__}, not an Arrow record batch")
-        tables.append(_table_of(part) if isinstance(part, pl.DataFrame) else _as_table(part))
+        tables.append(_table_of(part) if is_polars_frame(part) else _as_table(part))
     if not tables:
         raise ConfigurationError("from_batches needs at least one batch, for its schema; give an empty one")
     first = tables[0].schema

@@ -8,17 +8,20 @@ again); what it raises comes out as OperatorError; empty results are dropped; th
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-import polars as pl
 import pyarrow as pa
 
 from tidegate.actors.operators.batch_rows import OUTPUT_ROWS_MAX
 from tidegate.actors.operators.operator import Emit, Operator
 from tidegate.actors.operators.operator_errors import blame, blame_row
 from tidegate.actors.operators.output_schema import FromPolars, PinnedSchema
+from tidegate.storage.schemas.polars_frames import is_polars_frame
 
-BatchResult: TypeAlias = pa.RecordBatch | pa.Table | pl.DataFrame | None
+if TYPE_CHECKING:
+    import polars as pl
+
+BatchResult: TypeAlias = "pa.RecordBatch | pa.Table | pl.DataFrame | None"
 Row = Mapping[str, Any]
 
 
@@ -50,7 +53,7 @@ class MapBatches(Operator):
         if isinstance(result, pa.Table):
             batches: list[pa.RecordBatch] = result.combine_chunks().to_batches()
             return batches
-        if isinstance(result, pl.DataFrame):
+        if is_polars_frame(result):
             return [self._from_polars.convert(result, source)] if result.height else []
         raise TypeError(
             f"the function returned {type(result).__name__}; it must return a pyarrow RecordBatch or Table, "

@@ -153,7 +153,7 @@ class Fleet:
         for index in range(len(self._standbys), self.options.standbys):
             if self._closed or self._standby_failures >= STANDBY_FAILURES_MAX:
                 return
-            self._standbys.append(self._create("standby", self._bundle(index), 0.0))
+            self._standbys.append(self._create("standby", self._bundle(index), 0.0, spare=True))
 
     def kill(self, member: Member) -> None:
         """End a process at once."""
@@ -169,14 +169,14 @@ class Fleet:
         self._standbys.clear()
         return [member.gone for member in members]
 
-    def _create(self, name: str, bundle: int | None, cpus: float) -> Member:
+    def _create(self, name: str, bundle: int | None, cpus: float, spare: bool = False) -> Member:
         options: dict[str, Any] = {"num_cpus": cpus, "namespace": self.options.namespace}
         if bundle is not None:
             assert self.options.placement is not None
             options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(
                 self.options.placement.placement_group, placement_group_bundle_index=bundle
             )
-        arguments = (self.context, self.coordinator, self.options.open_store)
+        arguments = (self.context, self.coordinator, self.options.open_store, spare)
         full_name, handle = self._create_named(f"{self.options.prefix}/{name}", options, arguments)
         member = Member(full_name, handle, bundle, handle.live.remote().future())
         member.gone.add_done_callback(lambda future: self.post(lambda: self._lost(member, future)))

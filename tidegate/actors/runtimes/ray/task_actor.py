@@ -47,7 +47,7 @@ from tidegate.actors.runtimes.ray.process.frame_heads import Head, make_head, re
 from tidegate.actors.runtimes.ray.process.mailbox import Mailbox
 from tidegate.actors.runtimes.ray.process.outcomes import Outcome, Outcomes
 from tidegate.actors.runtimes.ray.process.signs_of_life import SignsOfLife
-from tidegate.actors.runtimes.ray.process.warm_up import warm_up
+from tidegate.actors.runtimes.ray.process.warm_up import keep_what_is_loaded, warm_up
 from tidegate.actors.task.messages import events as ev
 from tidegate.actors.task.messages import instructions as do
 from tidegate.actors.task.task_machine import TaskMachine
@@ -76,12 +76,18 @@ class Order:
 
 
 class TaskProcess(SignsOfLife):
-    """The actor's class. `coordinator` takes reports."""
+    """The actor's class. `coordinator` takes reports.
 
-    def __init__(self, context: JobContext, coordinator: Handle, open_store: OpenStore) -> None:
+    A `spare` process has nothing to do yet, so it pays ahead for what its first rows will need. One that is given a
+    task at once loads what that task needs, and no more.
+    """
+
+    def __init__(self, context: JobContext, coordinator: Handle, open_store: OpenStore, spare: bool = False) -> None:
         log_to_stderr(logging.WARNING)
         close_sockets_in_children()
-        warm_up()
+        if spare:
+            warm_up()
+        keep_what_is_loaded()
         self._context = context
         self._coordinator = coordinator
         self._open_store = open_store

@@ -20,11 +20,7 @@ _VALUE_TYPES = (pa.int64(), pa.float64())
 
 
 def warm_up() -> None:
-    """Hash, partition, index, aggregate and restore one tiny batch of each of the usual types.
-
-    What is there then stays, so the garbage collector is told to look at it no more: with the libraries that are loaded
-    one full collection takes more than 100 ms, in the middle of a restore or of a batch.
-    """
+    """Hash, partition, index, aggregate and restore one tiny batch of each of the usual types."""
     for key_type in _KEY_TYPES:
         for value_type in _VALUE_TYPES:
             batch = pa.record_batch(
@@ -35,6 +31,13 @@ def warm_up() -> None:
             frozen = operator.snapshot(Cut(CheckpointId(1))).states
             _opened([StateTable(s.state, s.kind, chunk.rows) for s in frozen for chunk in s.chunks()])
             make_partitioner(Partitioning(PartitioningKind.HASH, ("k",)), 0, 2, 128).split(batch)
+
+
+def keep_what_is_loaded() -> None:
+    """Tell the garbage collector to look no more at what is there now: it stays.
+
+    With the libraries that are loaded a full collection takes more than 100 ms, in the middle of a restore or a batch.
+    """
     gc.collect()
     gc.freeze()
 
