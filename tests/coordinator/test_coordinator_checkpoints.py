@@ -182,6 +182,22 @@ def test_a_duplicate_never_deletes_state_that_counts(when: str) -> None:
     assert only(coordinator.ack(1, SOURCE), do.DiscardFiles) == []
 
 
+@pytest.mark.parametrize("loss", ["coordinator", "task"])
+def test_a_duplicate_that_outlives_its_attempt_deletes_nothing(loss: str) -> None:
+    """Storage may have completed the checkpoint already; the answer is on its way, or lost with a coordinator."""
+    coordinator = Coordinator().run()
+    coordinator.ask()
+    coordinator.ack(1, SOURCE)
+    coordinator.ack(1, SINK)
+    if loss == "coordinator":
+        coordinator.start(2)
+    else:
+        coordinator.fail()
+    assert coordinator.state.pending[CheckpointId(1)].phase.being_written
+
+    assert only(coordinator.ack(1, SOURCE), do.DiscardFiles) == []
+
+
 def test_refused_state_is_discarded() -> None:
     """Of an unknown task, of a checkpoint that was given up, of another attempt, of one never triggered."""
     coordinator = Coordinator(TOLERANT).run()

@@ -19,6 +19,7 @@ from tidegate.actors.coordinator.state.coordinator_state import (
     SinkCommit,
 )
 from tidegate.actors.coordinator.state.shared_state_registry import SharedStateRegistry
+from tidegate.recovery.restart_strategy import RestartStrategy
 from tidegate.storage.checkpoints.metadata import METADATA_VERSION, CheckpointMetadata, SnapshotKind, StateHandle
 from tidegate.storage.errors import InvariantError
 from tidegate.storage.ids import AttemptNumber, CheckpointId, Generation
@@ -93,6 +94,13 @@ def test_what_is_open_is_there_only_while_the_job_runs(phase: PendingPhase) -> N
         broken(leaving, "invariant 7: acknowledgements")
 
 
+def test_nothing_is_down_while_a_job_runs() -> None:
+    """A checkpoint of the others would have a hole; a job that restarts takes none."""
+    assert invariants.is_whole_while_running(state())
+    assert invariants.is_whole_while_running(state(down={SINK: None}, status=JobStatus.RESTARTING))
+    broken(state(down={SINK: None}), "invariant 7: a job runs")
+
+
 def test_what_is_built_on_stays() -> None:
     """The registry knows the base as long as somebody builds on it."""
     one = pending(base=TWO)
@@ -141,6 +149,18 @@ def test_a_full_queue_is_the_limit() -> None:
     broken(state(requests=(*full, CheckpointRequest("one more", 0))), "invariant 10")
 
 
+@pytest.mark.parametrize("status", JobStatus)
+def test_who_waits_is_answered_by_an_attempt_or_by_the_end(status: JobStatus) -> None:
+    """Any request waits while the job runs, a stop also for the next attempt, and nobody after the end."""
+    stop = CheckpointRequest("stop", 0, CheckpointProperties(SnapshotKind.SUSPEND, TARGET))
+    begins = status in (JobStatus.DEPLOYING, JobStatus.RESTARTING)
+    for waiting, allowed in (((), True), ((stop,), begins), ((CheckpointRequest("one", 0),), False)):
+        asked = state(requests=waiting, status=status)
+        assert invariants.is_queue_in_its_time(asked) is (allowed or status is JobStatus.RUNNING)
+        if not invariants.is_queue_in_its_time(asked):
+            broken(asked, "invariant 7: who waits")
+
+
 # --- before an attempt ------------------------------------------------------------------------------------------------
 
 
@@ -159,6 +179,27 @@ def test_an_attempt_begins_when_every_fate_is_known() -> None:
     assert not invariants.is_fate_known(state(commits=waiting, fallback=ONE))
     with pytest.raises(InvariantError, match="invariant 7"):
         invariants.check_deploy(state(pending()))
+
+
+def test_a_restart_waits_no_longer_than_its_strategy_may() -> None:
+    """The longest wait is allowed, and neither one more millisecond nor a moment that is over."""
+    strategy = RestartStrategy.fixed_delay(2, "10s")
+    for delay_ms in (0, strategy.wait_ms_max):
+        invariants.check_wait(strategy, delay_ms)
+    for delay_ms in (-1, strategy.wait_ms_max + 1):
+        with pytest.raises(InvariantError, match="invariant 7: a restart"):
+            invariants.check_wait(strategy, delay_ms)
+
+
+def test_what_runs_is_not_deployed_again() -> None:
+    """A task that goes on would process the same rows twice, and one alone would have channels without a sender."""
+    both = (SOURCE, SINK)
+    invariants.check_deployed(state(), both)
+    invariants.check_deployed(state(ready={SINK: None}), None)
+    with pytest.raises(InvariantError, match="invariant 7: what runs"):
+        invariants.check_deployed(state(ready={SINK: None}), both)
+    with pytest.raises(InvariantError, match="invariant 1: what channels join"):
+        invariants.check_deployed(state(), (SINK,))
 
 
 def test_an_attempt_starts_from_the_newest() -> None:
@@ -270,8 +311,8 @@ def test_sinks_commit_what_is_complete_and_in_order() -> None:
 def test_what_is_damaged_is_complete_all_the_same() -> None:
     """Its rows are part of the output."""
     damaged = state(completed=(done(1),), damaged=(DamagedCheckpoint(TWO, "torn"),))
-    assert invariants.is_known_complete(damaged, TWO)
-    assert not invariants.is_known_complete(damaged, THREE)
+    assert invariants.may_commit(replace(damaged, commits=(SinkCommit(TWO, ()),)), TWO)
+    assert not invariants.may_commit(replace(damaged, commits=(SinkCommit(THREE, ()),)), THREE)
 
 
 # --- before something is deleted --------------------------------------------------------------------------------------
@@ -305,10 +346,18 @@ def test_a_shared_file_goes_with_the_last_that_refers_to_it() -> None:
 def test_files_of_a_refused_acknowledgement_go_unless_the_checkpoint_is_complete() -> None:
     """What is complete keeps what was acknowledged."""
     shared = state(shared=SharedStateRegistry({TWO: ("b",)}))
-    invariants.permit_refused_deletion(shared, THREE, ("c",))
+    invariants.permit_refused_deletion(shared, THREE, SINK, ("c",))
     for checkpoint_id, paths in ((TWO, ("c",)), (THREE, ("b",))):
         with pytest.raises(InvariantError, match="invariant 5"):
-            invariants.permit_refused_deletion(shared, checkpoint_id, paths)
+            invariants.permit_refused_deletion(shared, checkpoint_id, SINK, paths)
+
+
+def test_files_that_a_pending_checkpoint_has_counted_stay() -> None:
+    """Storage may have completed it already; a task that it still waits for has nothing in it."""
+    one = pending(acknowledged={SOURCE: part(3, SOURCE)})
+    invariants.permit_refused_deletion(state(one), THREE, SINK, ())
+    with pytest.raises(InvariantError, match="invariant 5: what a checkpoint refers to"):
+        invariants.permit_refused_deletion(state(one), THREE, SOURCE, ())
 
 
 def test_a_folder_is_not_deleted_while_somebody_writes_to_it() -> None:
@@ -318,3 +367,11 @@ def test_a_folder_is_not_deleted_while_somebody_writes_to_it() -> None:
     for written in (state(copied), state(exports={THREE: TARGET})):
         with pytest.raises(InvariantError, match="invariant 5"):
             invariants.permit_savepoint_deletion(written, THREE)
+
+
+def test_a_job_is_swept_when_it_is_over_and_storage_decides_nothing() -> None:
+    """Ending is not over; what may still complete keeps its files."""
+    invariants.permit_sweep(state(status=JobStatus.FINISHED))
+    for early in (state(status=JobStatus.ENDING), state(pending(), status=JobStatus.FINISHED)):
+        with pytest.raises(InvariantError, match="invariant 5: files of a job"):
+            invariants.permit_sweep(early)

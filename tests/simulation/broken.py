@@ -16,8 +16,8 @@ from broken_changelog import CHANGELOG_FIXED, CHANGELOG_PATCHES
 from broken_coordinator import COORDINATOR_BREAKS
 from broken_failover import FAILOVER_FIXED, FAILOVER_PATCHES
 from broken_fallback import FALLBACK_BREAKS, FALLBACK_FIXED
-from broken_invariants import INVARIANT_FIXED, INVARIANT_PATCHES
 from broken_layers import LAYER_BREAKS, LAYER_PATCHES
+from broken_predicates import PREDICATE_FIXED, PREDICATE_PATCHES
 from broken_restarts import RESTART_FIXED, RESTART_PATCHES
 from broken_rules import RULE_BREAKS, RULE_FIXED, Patch
 from broken_tables import TABLE_FIXED, TABLE_PATCHES
@@ -58,7 +58,7 @@ _FIXED: Mapping[str, Mapping[str, Hashable]] = {
     **FALLBACK_FIXED,
     **TABLE_FIXED,
     **RULE_FIXED,
-    **INVARIANT_FIXED,
+    **PREDICATE_FIXED,
     **RESTART_FIXED,
     **TAKEOVER_FIXED,
     **CAUSE_FIXED,
@@ -82,7 +82,7 @@ BROKEN: dict[str, Break] = {
             | CHANGELOG_PATCHES
             | FAILOVER_PATCHES
             | TABLE_PATCHES
-            | INVARIANT_PATCHES
+            | PREDICATE_PATCHES
             | CAUSE_PATCHES
             | RESTART_PATCHES
             | TAKEOVER_PATCHES

@@ -58,7 +58,7 @@ def _unchecked() -> Any:
     return patch.object(invariants, "check_deployed", lambda *_: None)
 
 
-class _Both:
+class Both:
     """Two patches at once."""
 
     def __init__(self, *patches: Any) -> None:
@@ -76,7 +76,7 @@ class _Both:
 FAILOVER_PATCHES: dict[str, tuple[int, Patch]] = {
     "regions: one that goes on starts anew": (7, lambda: patch.object(Failover, "_going_back", _takes_survivors)),
     "regions: a channel is cut": (
-        1, lambda: _Both(patch.object(Failover, "_going_back", _leaves_neighbours), _unchecked())
+        1, lambda: Both(patch.object(Failover, "_going_back", _leaves_neighbours), _unchecked())
     ),
     "regions: what is pending is not given up": (4, lambda: patch.object(CheckpointKeeper, "drop", _keeps_pending)),
     "regions: what a stopped task says counts": (

@@ -8,7 +8,7 @@ Each rule is one predicate, and its docstring says why the rule is as it is. The
 - `permit_*` check, and give the permit (`storage/checkpoints/permits.py`) without which what follows cannot be done.
 
 The numbers are those of the invariants in `docs/architecture.md`. The oracle of the simulator looks at the same rules
-from outside (`tidegate/simulation/oracle`), and `tests/simulation/broken_*.py` breaks each.
+from outside (`tidegate/simulation/oracle`); `tests/simulation/broken_predicates.py` weakens the predicates.
 """
 
 from __future__ import annotations
@@ -21,14 +21,7 @@ from tidegate.actors.coordinator.state.coordinator_state import CoordinatorState
 from tidegate.actors.graph.regions import cut_edge
 from tidegate.actors.protocol.identity import TaskId
 from tidegate.recovery.restart_strategy import RestartStrategy
-from tidegate.storage.checkpoints.permits import (
-    _DECIDED,
-    CommitPermit,
-    CompletionPermit,
-    DeletePermit,
-    EndPermit,
-    ExportPermit,
-)
+from tidegate.storage.checkpoints import permits
 from tidegate.storage.errors import InvariantError
 from tidegate.storage.ids import CheckpointId, Generation
 
@@ -261,16 +254,16 @@ def may_count_as_complete(state: CoordinatorState, pending: PendingCheckpoint) -
     )
 
 
-def permit_export(pending: PendingCheckpoint) -> ExportPermit:
+def permit_export(pending: PendingCheckpoint) -> permits.ExportPermit:
     """To copy a savepoint into its own folder."""
     _require(may_export(pending), "4: a savepoint is exported once all of it is there, by one copy at a time")
-    return ExportPermit(_DECIDED, pending.checkpoint_id)
+    return permits.ExportPermit(permits._DECIDED, pending.checkpoint_id)
 
 
-def permit_completion(state: CoordinatorState, pending: PendingCheckpoint) -> CompletionPermit:
+def permit_completion(state: CoordinatorState, pending: PendingCheckpoint) -> permits.CompletionPermit:
     """To create `_metadata`."""
     _require(may_complete(state, pending), "4: a checkpoint completes with every task, and after its savepoint")
-    return CompletionPermit(_DECIDED, pending.checkpoint_id)
+    return permits.CompletionPermit(permits._DECIDED, pending.checkpoint_id)
 
 
 def strange_file(state: CoordinatorState, pending: PendingCheckpoint) -> str | None:
@@ -291,25 +284,21 @@ def check_complete(state: CoordinatorState, pending: PendingCheckpoint) -> None:
 # --- before sink files are committed ----------------------------------------------------------------------------------
 
 
-def is_known_complete(state: CoordinatorState, checkpoint_id: CheckpointId) -> bool:
-    """Whether a checkpoint is complete and kept (6). A damaged one counts: its rows are part of the job's output."""
-    return checkpoint_id in state.kept
-
-
 def may_commit(state: CoordinatorState, checkpoint_id: CheckpointId) -> bool:
     """Whether the sink files of a checkpoint may become visible (6).
 
-    An acknowledgement is not enough: the checkpoint may still fail, and a restore would write the same rows again. And
-    its turn has come: a table remembers the newest checkpoint it took in, so an older one after it would be dropped.
+    An acknowledgement is not enough: the checkpoint may still fail, and a restore would write the same rows again. One
+    that is damaged is complete all the same: its rows are part of the job's output. And its turn has come: a table
+    remembers the newest checkpoint it took in, so an older one after it would be dropped.
     """
     first = state.commits[0].checkpoint_id if state.commits else None
-    return checkpoint_id == first and is_known_complete(state, checkpoint_id)
+    return checkpoint_id == first and checkpoint_id in state.kept
 
 
-def permit_commit(state: CoordinatorState, checkpoint_id: CheckpointId) -> CommitPermit:
+def permit_commit(state: CoordinatorState, checkpoint_id: CheckpointId) -> permits.CommitPermit:
     """To make sink files visible."""
     _require(may_commit(state, checkpoint_id), "6: sinks commit what a completed checkpoint covers, in order")
-    return CommitPermit(_DECIDED, checkpoint_id)
+    return permits.CommitPermit(permits._DECIDED, checkpoint_id)
 
 
 # --- before something is deleted --------------------------------------------------------------------------------------
@@ -344,9 +333,19 @@ def may_delete_shared(state: CoordinatorState, paths: Iterable[str]) -> bool:
     return not paths or all(paths.isdisjoint(others) for others in state.shared.references.values())
 
 
-def may_delete_refused(state: CoordinatorState, checkpoint_id: CheckpointId, shared: Iterable[str]) -> bool:
-    """Whether the files of an acknowledgement that was refused may go (5): no checkpoint has completed with them."""
-    return checkpoint_id not in state.kept and may_delete_shared(state, shared)
+def is_counted(state: CoordinatorState, checkpoint_id: CheckpointId, task: TaskId) -> bool:
+    """Whether a pending checkpoint holds the acknowledgement of a task (4, 5).
+
+    What comes again is a duplicate then, also when its attempt is over: its files are those of the first one, and
+    storage may have completed the checkpoint already, while the answer is still on its way.
+    """
+    pending = state.pending.get(checkpoint_id)
+    return pending is not None and task in pending.acknowledged
+
+
+def may_delete_refused(state: CoordinatorState, number: CheckpointId, task: TaskId, shared: Iterable[str]) -> bool:
+    """Whether the files of an acknowledgement that was refused may go (5): no checkpoint has them, or may get them."""
+    return number not in state.kept and not is_counted(state, number, task) and may_delete_shared(state, shared)
 
 
 def may_delete_savepoint(state: CoordinatorState, checkpoint_id: CheckpointId) -> bool:
@@ -358,25 +357,27 @@ def may_delete_savepoint(state: CoordinatorState, checkpoint_id: CheckpointId) -
     return checkpoint_id not in state.exports and (pending is None or not pending.export_asked)
 
 
-def permit_deletion(state: CoordinatorState, checkpoint_id: CheckpointId, shared: Iterable[str] | None) -> DeletePermit:
+def permit_deletion(
+    state: CoordinatorState, checkpoint_id: CheckpointId, shared: Iterable[str] | None
+) -> permits.DeletePermit:
     """To delete a checkpoint, and these shared files with it; None: those that were written for it alone."""
     _require(may_delete(state, checkpoint_id), "5: what is retained, not committed or built on is never deleted")
     _require(may_delete_shared(state, shared or ()), "5: a shared file goes with the last one that refers to it")
-    return DeletePermit(_DECIDED, checkpoint_id)
+    return permits.DeletePermit(permits._DECIDED, checkpoint_id)
 
 
 def permit_refused_deletion(
-    state: CoordinatorState, checkpoint_id: CheckpointId, shared: Iterable[str]
-) -> DeletePermit:
-    """To delete the files of an acknowledgement that was refused, these shared ones among them."""
-    _require(may_delete_refused(state, checkpoint_id, shared), "5: what a completed checkpoint refers to stays")
-    return DeletePermit(_DECIDED, checkpoint_id)
+    state: CoordinatorState, checkpoint_id: CheckpointId, task: TaskId, shared: Iterable[str]
+) -> permits.DeletePermit:
+    """To delete the files of an acknowledgement of a task that was refused, these shared ones among them."""
+    _require(may_delete_refused(state, checkpoint_id, task, shared), "5: what a checkpoint refers to stays")
+    return permits.DeletePermit(permits._DECIDED, checkpoint_id)
 
 
-def permit_savepoint_deletion(state: CoordinatorState, checkpoint_id: CheckpointId) -> DeletePermit:
+def permit_savepoint_deletion(state: CoordinatorState, checkpoint_id: CheckpointId) -> permits.DeletePermit:
     """To delete the folder of a savepoint."""
     _require(may_delete_savepoint(state, checkpoint_id), "5: nobody deletes a folder that is being written")
-    return DeletePermit(_DECIDED, checkpoint_id)
+    return permits.DeletePermit(permits._DECIDED, checkpoint_id)
 
 
 def may_sweep(state: CoordinatorState) -> bool:
@@ -387,10 +388,10 @@ def may_sweep(state: CoordinatorState) -> bool:
     return state.status.terminal and not state.pending
 
 
-def permit_sweep(state: CoordinatorState) -> EndPermit:
+def permit_sweep(state: CoordinatorState) -> permits.EndPermit:
     """To delete all that a job has written and does not leave behind."""
     _require(may_sweep(state), "5: files of a job go when nobody writes for it any more")
-    return EndPermit(_DECIDED, frozenset(state.kept), tables_settled=not state.commits)
+    return permits.EndPermit(permits._DECIDED, frozenset(state.kept), tables_settled=not state.commits)
 
 
 def _require(holds: bool, rule: str) -> None:

@@ -5,7 +5,8 @@ What a lost message can bring about is a `ProtocolError` of whoever asks, and th
 What only a fault of the task itself can bring about is an `InvariantError`, which the `check_*` functions raise.
 
 The numbers are those of the invariants in `docs/architecture.md`. The oracle of the simulator looks at the same rules
-from outside (`tidegate/simulation/oracle/invariants.py`), and `tests/simulation/broken_tasks.py` breaks each.
+from outside (`tidegate/simulation/oracle/invariants.py`); `tests/simulation/broken_tasks.py` breaks them, and
+`broken_predicates.py` weakens the predicates.
 """
 
 from __future__ import annotations

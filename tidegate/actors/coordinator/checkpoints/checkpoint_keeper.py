@@ -244,7 +244,9 @@ class CheckpointKeeper:
         """A task's part is durable. State of an acknowledgement that is refused is deleted."""
         state = self._context.state
         pending = state.pending.get(event.checkpoint_id)
-        if pending is None or not state.takes_part(pending, event.task, event.attempt):
+        if invariants.is_counted(state, event.checkpoint_id, event.task):
+            result = AcknowledgeResult.DUPLICATE
+        elif pending is None or not state.takes_part(pending, event.task, event.attempt):
             known = self.discards.has_completed(event.checkpoint_id)
             result = AcknowledgeResult.DUPLICATE if known else AcknowledgeResult.DISCARDED
         elif event.kind is not pending.properties.kind:

@@ -12,6 +12,7 @@ from tidegate.actors.coordinator.messages import events as ev
 from tidegate.actors.coordinator.messages import instructions as do
 from tidegate.actors.coordinator.state.coordinator_context import CoordinatorContext
 from tidegate.actors.coordinator.state.coordinator_state import CheckpointDiscard, SavepointDiscard
+from tidegate.actors.protocol.identity import TaskId
 from tidegate.storage.checkpoints.metadata import SubtaskState
 from tidegate.storage.ids import CheckpointId
 
@@ -61,7 +62,8 @@ class Discarder:
         exclusive = tuple(h.path for h in (subtask.handle, subtask.in_flight) if h is not None and h.path is not None)
         shared = self._context.state.shared.not_needed(checkpoint_id, self._context.spec.job_id, subtask.shared_paths)
         if exclusive or shared:
-            permit = invariants.permit_refused_deletion(self._context.state, checkpoint_id, shared)
+            task = TaskId(subtask.vertex, subtask.subtask)
+            permit = invariants.permit_refused_deletion(self._context.state, checkpoint_id, task, shared)
             self._context.instruct(do.DiscardFiles((*exclusive, *shared), permit=permit))
 
     def savepoint(self, checkpoint_id: CheckpointId, target: str | None) -> None:

@@ -248,7 +248,7 @@ class SnapshotTracker:
         """Snapshots that became fully durable, each with what it asks to be committed. Marks them acknowledged."""
         ready = []
         for snapshot in self._snapshots.values():
-            if snapshot.acknowledged or snapshot.cancelled or snapshot.missing:
+            if snapshot.acknowledged or snapshot.cancelled:
                 continue
             covered = {uid: self.files[uid].covered(end) for uid, end in snapshot.ends.items()}
             if not may_acknowledge(snapshot.missing, all(found is not None for found in covered.values())):
