@@ -1,4 +1,4 @@
-"""Commands that need to know more than storage does: `events`, `checkpoints explain`, `state read`."""
+"""Commands that need to know more than storage does: `events`, `checkpoints explain | relocate`, `state read`."""
 
 from __future__ import annotations
 
@@ -74,6 +74,29 @@ def explain_command(
         print_json(found)
     else:
         typer.echo(str(found))
+
+
+def relocate_command(
+    path: CheckpointArgument,
+    target: Annotated[str, typer.Argument(metavar="TARGET", help="The folder in which it gets a folder of its own.")],
+    as_json: JsonOption = False,
+) -> None:
+    """Copy a savepoint to another place with all that it needs: staged rows, collected rows, sink files.
+
+    Every byte is verified. The old savepoint stays.
+    """
+    from tidegate.offline.relocation import relocate
+    from tidegate.recovery.inspection import inspect
+
+    with explained():
+        moved = relocate(path, target)
+        needs = inspect(moved).needs
+    if as_json:
+        print_json({"path": moved, "needs": list(needs)})
+        return
+    typer.echo(moved)
+    for url in needs:
+        typer.echo(f"It names files of {url}, which stays where it is", err=True)
 
 
 def read_command(

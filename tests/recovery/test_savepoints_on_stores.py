@@ -11,6 +11,8 @@ import pyarrow as pa
 import pytest
 from any_permit import ANY_PERMIT, any_permit
 
+from tidegate.offline.relocation import relocate
+from tidegate.recovery.checkpoints import verify
 from tidegate.recovery.savepoints import discard_savepoint, write_savepoint
 from tidegate.storage.checkpoints.layout import CheckpointLayout
 from tidegate.storage.checkpoints.metadata import (
@@ -91,6 +93,24 @@ def check_whole(url: str, rows: int = 1000) -> None:
     files = {handle.path for handle in handles if handle.path is not None}
     assert files == {"count-0", "count-0-channels", "shared/count-0"}
     assert store.list("") == ["_metadata", "count-0", "count-0-channels", "shared"]
+
+
+def test_a_savepoint_is_relocated_from_any_store_to_any_other(store: FileSystemStore, tmp_path: Path) -> None:
+    """Whole each time, with nothing but what it had; the old one stays."""
+
+    def opened(url: str) -> FileSystemStore:
+        return open_store(url, **store._options) if url.startswith(store.url) else open_store(url)
+
+    path = write_savepoint(opened, store.url, f"{store.url}/sp", checkpoint(store), ANY_PERMIT)
+
+    moved = relocate(path, str(tmp_path / "here"), open_store=opened)
+    back = relocate(moved, f"{store.url}/back", open_store=opened)
+
+    check_whole(moved)
+    for url in (path, back):
+        assert verify(url, open_store=opened).ok
+    found = [read_metadata(opened(url), JOB, SEVEN, savepoint=True) for url in (moved, back)]
+    assert [(metadata.origin_root, metadata.carried) for metadata in found] == [(None, ()), (None, ())]
 
 
 def test_a_savepoint_on_every_store(store: FileSystemStore) -> None:

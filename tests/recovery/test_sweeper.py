@@ -207,6 +207,15 @@ class TestTaskowned:
         root.complete(2, job_id=OTHER, restored_from=f"{root.store.url}/{JOB}/chk-1")
         assert root.orphans() == []
 
+    def test_a_savepoint_that_was_relocated_needs_no_staged_rows(self, root: Root) -> None:
+        """It has a copy of them; a savepoint beside it that has none keeps them."""
+        root.file(f"{JOB}/taskowned/source-rows/part-0")
+        for number, carried in ((7, ()), (8, None)):
+            savepoint = open_store(f"{root.store.url}/{savepoint_name(JOB, CheckpointId(number))}")
+            metadata = replace(_METADATA, checkpoint_id=CheckpointId(number), carried=carried)
+            savepoint.create("_metadata", encode_metadata(metadata))
+            assert root.orphans() == (["taskowned/source-rows/part-0"] if number == 7 else [])
+
     def test_a_line_with_a_gap_keeps_staged_rows(self, root: Root) -> None:
         """Where nothing is left of the job in between, it may have gone back to this one."""
         root.file(f"{JOB}/taskowned/source-rows/part-0")

@@ -54,6 +54,9 @@ class OutputTable:
 class CollectedRows:
     """The rows of `Stream.collect`. They rest in the job's folder of the checkpoint storage."""
 
+    PREFIX = "collect:"
+    """How a placeholder begins."""
+
     def __init__(self, uid: OperatorUid, info: TableInfo, open_store: OpenStore) -> None:
         self.uid = uid
         self.info = info
@@ -63,7 +66,7 @@ class CollectedRows:
     @property
     def placeholder(self) -> str:
         """Stands for the url, which is not known before the job has an id."""
-        return f"collect:{self.uid}"
+        return f"{self.PREFIX}{self.uid}"
 
     def bind(self, url: str) -> OutputTable:
         """The job was submitted: its rows are in the table at this url."""

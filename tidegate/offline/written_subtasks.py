@@ -123,7 +123,8 @@ class ChangedVertices:
                 for index in range(info.parallelism)
             ]
         origin = self.base.origin_root
-        if self.base_store is not None and not self.base.kind.is_savepoint:
+        if self.base_store is not None and (origin is None or not self.base.kind.is_savepoint):
+            # What was staged lies with the base: below the root of a checkpoint, or in a savepoint that was relocated.
             origin = self.base_store.url
         return replace(
             self.base,
@@ -131,6 +132,7 @@ class ChangedVertices:
             subtasks=tuple(subtasks),
             kind=self.base.kind if self.base.kind.is_savepoint else SnapshotKind.SAVEPOINT,
             origin_root=origin,
+            carried=None,
         )
 
     def _copied(self, subtask: SubtaskState) -> SubtaskState:

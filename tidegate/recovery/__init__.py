@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from tidegate.offline.explanations import Explanation, Step, explain, history
+    from tidegate.offline.relocation import relocate
     from tidegate.offline.savepoint_writer import SavepointWriter
     from tidegate.offline.spark_state import read_state
     from tidegate.recovery.checkpoints import (
@@ -55,6 +56,7 @@ else:
         "load_operator_state": "checkpoints",
         "read_state": "tidegate.offline.spark_state",
         "read_state_batches": "state_reader",
+        "relocate": "tidegate.offline.relocation",
         "verify": "checkpoints",
     }
     __getattr__, __dir__ = lazy_names(__name__, _HOME_OF)
@@ -83,5 +85,6 @@ __all__ = [
     "load_operator_state",
     "read_state",
     "read_state_batches",
+    "relocate",
     "verify",
 ]

@@ -181,6 +181,13 @@ def verify(path: str, *, open_store: OpenStore = open_store) -> VerificationRepo
             if stored.path is not None:
                 files += 1
                 size_bytes += stored.size_bytes
+    for file in metadata.carried or ():
+        try:
+            verify_native(store, file)
+        except (CorruptionError, NotFoundError) as error:
+            problems.append(f"what it has of its job: {error}")
+        files += 1
+        size_bytes += file.size_bytes
     return VerificationReport(path, not problems, tuple(problems), files, size_bytes)
 
 

@@ -47,7 +47,7 @@ def _delete_savepoint(store: Store, at: CheckpointPointer, metadata: CheckpointM
     permit.check(metadata.checkpoint_id)
     store.delete(at.metadata)
     store.delete_tree("")
-    return 1 + len(set(_paths(metadata)))
+    return 1 + len(set(_paths(metadata))) + len(metadata.carried or ())
 
 
 def _delete(store: Store, at: CheckpointPointer, metadata: CheckpointMetadata, permit: DeletePermit) -> int:

@@ -1,13 +1,14 @@
 """What a checkpoint holds, for people and programs: operators, their sizes, which have finished, and their states.
 
-Metadata alone is read: the size of a checkpoint does not matter.
+Metadata alone is read, and the names of a few folders: the size of a checkpoint does not matter.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from tidegate.recovery.needs import needed_urls
 from tidegate.recovery.state_catalog import StateInfo, states_of
 from tidegate.storage.checkpoints.layout import parse_pointer
 from tidegate.storage.checkpoints.metadata import CheckpointMetadata, OperatorInfo
@@ -47,6 +48,8 @@ class CheckpointReport:
     path: str
     operators: tuple[OperatorReport, ...]
     metadata: CheckpointMetadata
+    needs: tuple[str, ...] = ()
+    """Of a savepoint: folders outside of it that must stay, and tables that have files which it covers."""
 
     @property
     def size_bytes(self) -> int:
@@ -70,7 +73,9 @@ def inspect(path: str, *, open_store: OpenStore = open_store) -> CheckpointRepor
     CorruptionError for damage.
     """
     at = parse_pointer(path)
-    return report_of(str(at), read_pointed(open_store(at.root), at))
+    metadata = read_pointed(open_store(at.root), at)
+    needs = needed_urls(at, metadata, open_store) if at.savepoint else ()
+    return replace(report_of(str(at), metadata), needs=needs)
 
 
 def report_of(path: str, metadata: CheckpointMetadata) -> CheckpointReport:

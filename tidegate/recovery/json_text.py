@@ -46,5 +46,6 @@ def _report(report: CheckpointReport) -> dict[str, Any]:
         "restored_from": metadata.restored_from,
         "size_bytes": report.size_bytes,
         "in_flight_bytes": report.in_flight_bytes,
+        "needs": list(report.needs),
         "operators": _plain(report.operators),
     }

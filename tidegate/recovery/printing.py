@@ -59,6 +59,8 @@ def print_report(report: CheckpointReport) -> None:
         markup=False,
         soft_wrap=True,
     )
+    for url in report.needs:
+        console.print(f"It needs {url}", markup=False, soft_wrap=True)
     table = Table("operator uid", "parallelism", "max", "keys", "finished", "bytes", "state", "kind", "rows", "bytes")
     for operator in report.operators:
         for number, state in enumerate(operator.states or (None,)):

@@ -287,8 +287,10 @@ class _Sweep:
 
 def _goes_back_to(job_id: JobId, known: _Known) -> bool:
     """Whether something can be restored that reads what was staged for a job: of it, or of a job that follows on it."""
-    restored_from = {m.job_id: parse_pointer(m.restored_from) for m in known.metadata if m.restored_from is not None}
-    known_jobs = {metadata.job_id for metadata in known.metadata}
+    # A savepoint that was relocated has with it what was staged.
+    needing = [metadata for metadata in known.metadata if metadata.carried is None]
+    restored_from = {m.job_id: parse_pointer(m.restored_from) for m in needing if m.restored_from is not None}
+    known_jobs = {metadata.job_id for metadata in needing}
     for job in known_jobs:
         at: JobId | None = job
         # A line is no longer than there are jobs.

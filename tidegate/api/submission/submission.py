@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol, runtime_checkable
@@ -36,22 +36,20 @@ from tidegate.api.config.checkpoint_config import CheckpointConfig
 from tidegate.api.config.heartbeat_config import heartbeats_of
 from tidegate.api.given_names import check_name
 from tidegate.api.output_tables import CollectedRows, OutputTable
+from tidegate.api.submission.collected_places import collect_url, with_places
 from tidegate.api.submission.local_folders import own_folder
 from tidegate.api.submission.starting_checkpoint import checkpoints_up_to, restore_point
 from tidegate.api.submission.table_claims import check_tables, claim_tables
+from tidegate.recovery.job_lineage import SOURCE, lineage, taskowned_url
 from tidegate.recovery.restart_strategy import RestartStrategy
-from tidegate.storage.checkpoints.layout import CheckpointLayout, escape, parse_pointer
+from tidegate.storage.checkpoints.layout import CheckpointPointer
 from tidegate.storage.checkpoints.memory_limit import STATE_BYTES_MAX_DEFAULT
 from tidegate.storage.checkpoints.metadata import CheckpointMetadata
-from tidegate.storage.checkpoints.metadata_file import read_pointed
 from tidegate.storage.errors import ConfigurationError, NotFoundError
 from tidegate.storage.files.store import OpenStore
 from tidegate.storage.ids import CheckpointId, JobId, OperatorUid, SubtaskIndex
-from tidegate.storage.tables.table_log import TableLog
 
 log = logging.getLogger(__name__)
-
-LINEAGE_MAX = 1_000
 
 # Flink's words for users on the left, those of its coordinator on the right.
 _RETENTION = {
@@ -129,14 +127,16 @@ def prepare(request: JobRequest, open_store: OpenStore) -> Submission:
             ignore_in_flight=restore.ignore_in_flight,
             allow_non_restored_state=request.allow_non_restored_state,
         )
-    lineage = list(_lineage(request.root, restore, metadata, open_store))
+    line = _lineage(request.root, restore, metadata, open_store)
+    covering = [] if restore is None or metadata is None else checkpoints_up_to(restore, metadata, open_store)
     bound = {
-        rows.placeholder: rows.bind(_collect_url(request, rows, lineage, open_store)) for rows in request.collected
+        rows.placeholder: rows.bind(collect_url(request.root, request.job_id, rows, line, covering, open_store))
+        for rows in request.collected
     }
     tables = [*request.tables, *bound.values()]
-    covering = [] if restore is None or metadata is None else checkpoints_up_to(restore, metadata, open_store)
+    covering = with_places(covering, {placeholder: table.url for placeholder, table in bound.items()})
     check_tables(tables, request.job_id, covering, open_store, now_ms())
-    graph = _with_staged_sources(request, metadata, lineage)
+    graph = _with_staged_sources(request, metadata, line)
     first_versions = claim_tables(tables, request.job_id, covering, open_store, request.root)
     graph = _with_tables(graph, bound, {table.url: table for table in tables}, first_versions)
     splits = {
@@ -248,29 +248,16 @@ def _check_hooks(hooks: Sequence[MasterHook]) -> None:
 
 def _lineage(
     own_root: str, restore: RestorePoint | None, metadata: CheckpointMetadata | None, open_store: OpenStore
-) -> Iterator[tuple[str, JobId]]:
-    """The jobs that this one goes on from, as (root, job id): the restored one, the one it was restored from, ..."""
+) -> list[tuple[str, JobId]]:
+    """The jobs that this one goes on from, as (root, job id)."""
     if restore is None or metadata is None:
-        return
-    root = metadata.origin_root or restore.root
-    yield root, restore.job_id
-    for _ in range(LINEAGE_MAX):
-        if metadata.restored_from is None:
-            return
-        at = parse_pointer(metadata.restored_from)
-        try:
-            metadata = read_pointed(open_store(at.root), at)
-        except NotFoundError:
-            # It was subsumed, deleted or moved; what lies further back cannot be known any more. Where the job of a
-            # savepoint had its checkpoints stood in the savepoint; most jobs of a line share a root.
-            yield own_root if at.savepoint else at.root, at.job_id
-            return
-        yield metadata.origin_root or at.root, at.job_id
-    raise ConfigurationError(f"more than {LINEAGE_MAX} jobs lie behind {restore.pointer}; start from a new input")
+        return []
+    at = CheckpointPointer(restore.root, restore.job_id, restore.checkpoint_id, restore.savepoint)
+    return list(lineage(at, metadata, own_root, open_store))
 
 
 def _with_staged_sources(
-    request: JobRequest, metadata: CheckpointMetadata | None, lineage: Sequence[tuple[str, JobId]]
+    request: JobRequest, metadata: CheckpointMetadata | None, line: Sequence[tuple[str, JobId]]
 ) -> JobGraph:
     restored = set() if metadata is None else {info.uid for info in metadata.operators}
 
@@ -279,40 +266,25 @@ def _with_staged_sources(
         if spec is None or not isinstance(spec.source, StagedSource):
             return vertex
         if spec.uid in restored:
-            source = _reopen(spec.source, spec.uid, lineage)
+            source = _reopen(spec.source, spec.uid, line)
         else:
-            source = spec.source.stage(_taskowned(request.root, request.job_id, "source", spec.uid))
+            source = spec.source.stage(taskowned_url(request.root, request.job_id, SOURCE, spec.uid))
         return replace(vertex, source=replace(spec, source=source))
 
     return replace(request.graph, vertices=tuple(staged(v) for v in request.graph.vertices))
 
 
-def _reopen(source: StagedSource, uid: OperatorUid, lineage: Sequence[tuple[str, JobId]]) -> Source:
+def _reopen(source: StagedSource, uid: OperatorUid, line: Sequence[tuple[str, JobId]]) -> Source:
     """A restored job reads on in what was staged for the first job of its line: a DataFrame may differ by now."""
-    for root, job_id in lineage:
+    for root, job_id in line:
         try:
-            return source.reopen(_taskowned(root, job_id, "source", uid))
+            return source.reopen(taskowned_url(root, job_id, SOURCE, uid))
         except NotFoundError:
             continue
     raise ConfigurationError(
-        f"source {uid!r}: the rows that were staged for {lineage[0][1]} or a job before it are gone, so it cannot go "
+        f"source {uid!r}: the rows that were staged for {line[0][1]} or a job before it are gone, so it cannot go "
         "on where the checkpoint was; start without restore"
     )
-
-
-def _collect_url(
-    request: JobRequest, rows: CollectedRows, lineage: Sequence[tuple[str, JobId]], open_store: OpenStore
-) -> str:
-    """Where the rows go: where the restored job had collected before, so that `to_arrow` gives all of them."""
-    for root, job_id in lineage:
-        url = _taskowned(root, job_id, "collect", rows.uid)
-        if TableLog(open_store(url)).exists():
-            return url
-    return _taskowned(request.root, request.job_id, "collect", rows.uid)
-
-
-def _taskowned(root: str, job_id: JobId, kind: str, uid: OperatorUid) -> str:
-    return f"{root.rstrip('/')}/{CheckpointLayout(job_id).taskowned_dir()}/{kind}-{escape(uid)}"
 
 
 def _with_tables(

@@ -13,6 +13,7 @@ import logging
 from collections.abc import Mapping, Sequence
 
 from tidegate.api.output_tables import OutputTable
+from tidegate.storage.checkpoints.layout import CheckpointLayout
 from tidegate.storage.checkpoints.lease import is_alive
 from tidegate.storage.checkpoints.metadata import CheckpointMetadata, DataFile
 from tidegate.storage.errors import ConfigurationError, StorageError
@@ -70,6 +71,8 @@ def claim_tables(
 
 
 def _check_owner_is_gone(table: OutputTable, job_id: JobId, open_store: OpenStore, now_ms: int) -> None:
+    if f"/{CheckpointLayout(job_id).taskowned_dir()}/" in table.url:
+        return  # A copy of collected rows in the job's own folder: whoever owned the original does not know of it.
     owner = table.log.owner()
     if owner is None or owner.job_id == job_id or owner.home is None:
         return

@@ -265,6 +265,10 @@ class CheckpointMetadata:
     origin_root: str | None = None
     """Of a savepoint: the checkpoint root of the job that took it, where staged inputs and collected rows stay."""
 
+    carried: tuple[NativeFile, ...] | None = None
+    """Of a savepoint that was relocated: the files of its job's folder that it has with it, as if its own folder were
+    the job's root. None: what was staged and collected stays with the job.
+    """
     savepoint_format: SavepointFormat | None = None
     """None for a checkpoint, and for savepoints of older versions."""
 

@@ -157,7 +157,7 @@ class TableParts:
 
     def create_entry(self, entry: TableEntry) -> str:
         """Create an entry and return its checksum. AlreadyExistsError, StorageError."""
-        data = seal(_ENTRY_MAGIC, TABLE_LOG_VERSION, encode(entry))
+        data = encoded_entry(entry)
         self._store.create(entry_path(entry.seq), data)
         return checksum_of(data)
 
@@ -251,6 +251,11 @@ class TableParts:
             self._store.create(part.path, seal(_PART_MAGIC, TABLE_LOG_VERSION, encode(columns)))
         except AlreadyExistsError:
             return  # The same entries make the same part.
+
+
+def encoded_entry(entry: TableEntry) -> bytes:
+    """The bytes of an entry's file."""
+    return seal(_ENTRY_MAGIC, TABLE_LOG_VERSION, encode(entry))
 
 
 def entry_path(seq: int) -> str:

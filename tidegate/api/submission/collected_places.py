@@ -1,0 +1,70 @@
+"""Where the rows of `collect()` go, and where those are that a restored checkpoint covers.
+
+A restored job goes on with the rows that the job before it has collected, where that has them. A savepoint that was
+relocated has a copy of them with it. That copy stays as it is: the job gets one of its own, in its own folder.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from tidegate.api.output_tables import CollectedRows
+from tidegate.recovery.job_lineage import COLLECT, taskowned_url
+from tidegate.storage.checkpoints.layout import parse_savepoint_name
+from tidegate.storage.checkpoints.metadata import CheckpointMetadata, Committable, SubtaskState
+from tidegate.storage.files.store import OpenStore
+from tidegate.storage.ids import JobId
+from tidegate.storage.tables.table_copy import copy_table
+from tidegate.storage.tables.table_log import TableLog
+
+log = logging.getLogger(__name__)
+
+
+def collect_url(
+    root: str,
+    job_id: JobId,
+    rows: CollectedRows,
+    line: Sequence[tuple[str, JobId]],
+    covering: Sequence[CheckpointMetadata],
+    open_store: OpenStore,
+) -> str:
+    """Where the rows go: where the restored job had collected before, so that `to_arrow` gives all of them.
+
+    `line` are the jobs behind this one, `covering` the checkpoints whose sink files may not be committed yet.
+    """
+    own = taskowned_url(root, job_id, COLLECT, rows.uid)
+    for before_root, before in line:
+        url = taskowned_url(before_root, before, COLLECT, rows.uid)
+        if not TableLog(open_store(url)).exists():
+            continue
+        if parse_savepoint_name(before_root.rstrip("/").rpartition("/")[2]) is None:
+            return url
+        covered = (c for metadata in covering for subtask in metadata.subtasks for c in subtask.committables)
+        uncommitted = [file for c in covered if c.table == rows.placeholder for file in c.files]
+        copy_table(open_store(url), open_store(own), uncommitted)
+        return own
+    return own
+
+
+def with_places(covering: Sequence[CheckpointMetadata], urls: Mapping[str, str]) -> list[CheckpointMetadata]:
+    """The checkpoints with the tables of today: a relocated savepoint knows collected rows by their uid alone."""
+    return [
+        replace(metadata, subtasks=tuple(_with_places(subtask, urls) for subtask in metadata.subtasks))
+        for metadata in covering
+    ]
+
+
+def _with_places(subtask: SubtaskState, urls: Mapping[str, str]) -> SubtaskState:
+    def placed(committable: Committable) -> Committable | None:
+        if not committable.table.startswith(CollectedRows.PREFIX):
+            return committable
+        url = urls.get(committable.table)
+        if url is None:
+            log.warning("rows of %s in the savepoint are left behind: the program collects none", committable.table)
+            return None
+        return replace(committable, table=url)
+
+    found = (placed(committable) for committable in subtask.committables)
+    return replace(subtask, committables=tuple(committable for committable in found if committable is not None))

@@ -1,0 +1,151 @@
+"""`relocate`: copies a savepoint with all that it needs to another place, on any store.
+
+    <target>/savepoint-<job>-17/...                     the savepoint's own files, under the same names
+    <target>/savepoint-<job>-17/<job>/taskowned/...     what was staged and collected for the job, or one before it
+    <target>/savepoint-<job>-17/<job>/chk-<n>/_metadata the checkpoints before it whose sink files no table may show yet
+    <target>/savepoint-<job>-17/_metadata               created last: before that there is no savepoint
+
+Rules: every byte is verified while it is copied, and held in memory a bounded part at a time; nothing at the old place
+is touched. Files in output tables stay where they are. A copy that was interrupted may be made again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from tidegate.actors.coordinator.job.job_spec import RestorePoint
+from tidegate.api.output_tables import CollectedRows
+from tidegate.api.submission.starting_checkpoint import checkpoints_up_to
+from tidegate.recovery.job_lineage import COLLECT, SOURCE, lineage, taskowned_path, taskowned_url
+from tidegate.recovery.savepoints import copy_subtask
+from tidegate.spark_bridge.dataframes.manifest import MANIFEST_PATH, read_manifest
+from tidegate.storage.checkpoints.layout import (
+    METADATA_NAME,
+    CheckpointLayout,
+    parse_pointer,
+    savepoint_name,
+)
+from tidegate.storage.checkpoints.metadata import CheckpointMetadata, DataFile, NativeFile, SubtaskState
+from tidegate.storage.checkpoints.metadata_file import encode_metadata, read_pointed
+from tidegate.storage.errors import AlreadyExistsError, ConfigurationError, NotFoundError
+from tidegate.storage.files.envelope import checksum_of
+from tidegate.storage.files.file_system_store import join_url, open_store
+from tidegate.storage.files.store import OpenStore, Store
+from tidegate.storage.ids import JobId, OperatorUid
+from tidegate.storage.tables.table_copy import copy_file, copy_table
+from tidegate.storage.tables.table_log import TableLog
+
+
+def relocate(savepoint: str, target: str, *, open_store: OpenStore = open_store) -> str:
+    """Copy a savepoint into a folder of its own under `target`; returns its path there.
+
+    The copy needs nothing of the old place any more. Raises ConfigurationError for a path that names no savepoint, or
+    one that was given up, NotFoundError if something that it needs is gone, CorruptionError for damage,
+    AlreadyExistsError if there is a savepoint of its name, StorageError.
+    """
+    at = parse_pointer(savepoint)
+    if not at.savepoint:
+        raise ConfigurationError(
+            f"{savepoint!r} is a checkpoint, which belongs to its job: take a savepoint with job.savepoint(...), or "
+            "make one of it with recovery.SavepointWriter(base=...)"
+        )
+    source = open_store(at.root)
+    metadata = read_pointed(source, at)
+    place = open_store(join_url(open_store(target).url, savepoint_name(at.job_id, at.checkpoint_id)))
+    if METADATA_NAME in place.list(""):
+        raise AlreadyExistsError(
+            f"{place.url} is a savepoint already, and none is overwritten: choose another folder, or delete it"
+        )
+    restore = RestorePoint(at.root, at.job_id, at.checkpoint_id, metadata.final, savepoint=True)
+    covering = checkpoints_up_to(restore, metadata, open_store)
+    line = list(lineage(at, metadata, at.root, open_store))
+    move = _Move(at.job_id, place, covering, line, open_store)
+    subtasks = tuple(copy_subtask(source, place, subtask, lambda path: path) for subtask in metadata.subtasks)
+    uids = [info.uid for info in metadata.operators]
+    carried = [file for uid in uids for file in move.source(uid)]
+    carried += [file for uid in uids for file in move.collected(uid)]
+    tables = move.tables
+    covered = [older for older in covering[:-1] if any(subtask.committables for subtask in older.subtasks)]
+    carried += [move.earlier(older, tables) for older in covered]
+    moved = replace(
+        metadata,
+        subtasks=tuple(_placed(subtask, tables) for subtask in subtasks),
+        origin_root=None,
+        carried=tuple(carried),
+    )
+    place.create(METADATA_NAME, encode_metadata(moved))
+    return place.url
+
+
+@dataclass(slots=True)
+class _Move:
+    """Copies what a savepoint needs of its jobs; `line` are these, the one that took it first."""
+
+    job_id: JobId
+    place: Store
+    covering: list[CheckpointMetadata]
+    line: list[tuple[str, JobId]]
+    open_store: OpenStore
+
+    @property
+    def tables(self) -> Mapping[str, str]:
+        """By url, tables of collected rows, with the names by which the new place knows them."""
+        uids = {info.uid for metadata in self.covering for info in metadata.operators}
+        return {
+            self.open_store(taskowned_url(root, job_id, COLLECT, uid)).url: f"{CollectedRows.PREFIX}{uid}"
+            for root, job_id in self.line
+            for uid in uids
+        }
+
+    def source(self, uid: OperatorUid) -> Iterator[NativeFile]:
+        """What was staged for a source, if anything was: the first job of the line that has it is read."""
+        folder = taskowned_path(self.job_id, SOURCE, uid)
+        for root, job_id in self.line:
+            store = self.open_store(taskowned_url(root, job_id, SOURCE, uid))
+            try:
+                manifest = read_manifest(store)
+            except NotFoundError:
+                continue
+            target = self.open_store(join_url(self.place.url, folder))
+            for staged in manifest.files:
+                file = NativeFile(staged.path, staged.path, staged.size_bytes, staged.checksum)
+                yield _below(folder, copy_file(store, target, file))
+            data = store.read(MANIFEST_PATH)
+            target.write(MANIFEST_PATH, (data,))
+            yield _below(folder, NativeFile(MANIFEST_PATH, MANIFEST_PATH, len(data), checksum_of(data)))
+            return
+
+    def collected(self, uid: OperatorUid) -> Iterator[NativeFile]:
+        """The rows that a sink of `collect()` has written, committed and covered ones."""
+        folder = taskowned_path(self.job_id, COLLECT, uid)
+        for root, job_id in self.line:
+            store = self.open_store(taskowned_url(root, job_id, COLLECT, uid))
+            if TableLog(store).exists():
+                target = self.open_store(join_url(self.place.url, folder))
+                for file in copy_table(store, target, self._uncommitted(store.url, uid)):
+                    yield _below(folder, file)
+                return
+
+    def earlier(self, older: CheckpointMetadata, tables: Mapping[str, str]) -> NativeFile:
+        """A checkpoint before the savepoint, as far as whoever restores has to know it: its sink files."""
+        subtasks = (SubtaskState(s.vertex, s.subtask, None, s.committables, s.finished) for s in older.subtasks)
+        stripped = replace(older, subtasks=tuple(_placed(subtask, tables) for subtask in subtasks), hooks=())
+        path = CheckpointLayout(older.job_id).metadata(older.checkpoint_id)
+        data = encode_metadata(stripped)
+        self.place.write(path, (data,))
+        return NativeFile(METADATA_NAME, path, len(data), checksum_of(data))
+
+    def _uncommitted(self, url: str, uid: OperatorUid) -> Iterator[DataFile]:
+        known = (url, f"{CollectedRows.PREFIX}{uid}")
+        committables = (c for metadata in self.covering for s in metadata.subtasks for c in s.committables)
+        return (file for c in committables if c.table in known for file in c.files)
+
+
+def _placed(subtask: SubtaskState, tables: Mapping[str, str]) -> SubtaskState:
+    committables = (replace(c, table=tables.get(c.table, c.table)) for c in subtask.committables)
+    return replace(subtask, committables=tuple(committables))
+
+
+def _below(folder: str, file: NativeFile) -> NativeFile:
+    return replace(file, name=file.path.rpartition("/")[2], path=f"{folder}/{file.path}")
