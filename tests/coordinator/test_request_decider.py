@@ -86,7 +86,21 @@ CASES = {
         Start(SAVEPOINT, ("s",), (wanted("t", SAVEPOINT), wanted("a"))),
     ),
     "a slot is free": (replace(IDLE, queue=(wanted("a"),), pending=1), Start(CHECKPOINT, ("a",), ())),
-    "no slot is free": (replace(IDLE, queue=(wanted("s", SAVEPOINT),), pending=2), None),
+    "no slot is free": (replace(IDLE, queue=(wanted("a"),), pending=2), None),
+    "a savepoint goes ahead of checkpoints that are pending": (
+        replace(IDLE, queue=(wanted("s", SAVEPOINT), wanted("a")), due=True, pending=2),
+        Start(SAVEPOINT, ("s",), (wanted("a"),)),
+    ),
+    "savepoints wait for one another": (replace(IDLE, queue=(wanted("s", SAVEPOINT),), pending=2, savepoints=2), None),
+    "a checkpoint waits for savepoints too": (replace(IDLE, queue=(wanted("a"),), pending=2, savepoints=2), None),
+    "a savepoint waits while sinks lag behind": (
+        replace(IDLE, queue=(wanted("s", SAVEPOINT),), commits_waiting=COMMITS_WAITING_MAX),
+        None,
+    ),
+    "a savepoint does not go ahead of a stop": (
+        replace(IDLE, queue=(wanted("s", SAVEPOINT),), pending=1, stopping=True),
+        None,
+    ),
     "sinks lag behind": (replace(IDLE, queue=(wanted("a"),), commits_waiting=COMMITS_WAITING_MAX), None),
     "a stop needs no slot": (
         replace(IDLE, queue=(wanted("x", STOP),), pending=2, commits_waiting=COMMITS_WAITING_MAX),
@@ -106,9 +120,35 @@ def test_what_is_started(case: str) -> None:
     assert expected == decide(demand, SETTINGS, 0)
 
 
+def test_savepoints_go_ahead_of_nothing_where_checkpoints_are_unaligned() -> None:
+    """An unaligned checkpoint is taken alone, and a savepoint is aligned."""
+    demand = replace(IDLE, queue=(wanted("s", SAVEPOINT),), pending=1)
+    settings = replace(SETTINGS, max_concurrent=1, unaligned=True)
+
+    assert decide(demand, settings, 0) is None
+    assert decide(replace(demand, pending=0), settings, 0) == Start(SAVEPOINT, ("s",), ())
+
+
+def test_a_savepoint_starts_beside_a_pending_checkpoint_and_within_the_pause() -> None:
+    """Through the machine: of two savepoints the second waits for the first, and checkpoints wait for both."""
+    coordinator = Coordinator(spec(min_pause_ms=500)).run()
+    coordinator.ask()
+    coordinator.request("checkpoint")
+
+    (first,) = only(coordinator.request("one", SnapshotKind.SAVEPOINT), do.TriggerCheckpoint)
+    assert first.options.kind is SnapshotKind.SAVEPOINT
+    assert only(coordinator.request("two", SnapshotKind.SAVEPOINT), do.TriggerCheckpoint) == []
+    coordinator.collect(1)
+    assert only(coordinator.written(1), do.TriggerCheckpoint) == []
+    coordinator.acknowledge_all(2)
+    coordinator.exported(2)
+    (second,) = only(coordinator.written(2), do.TriggerCheckpoint)
+    assert second.options.kind is SnapshotKind.SAVEPOINT
+
+
 def test_savepoints_overtake_checkpoints_that_wait() -> None:
     """Through the machine: when the slot is free again, the savepoint goes first."""
-    coordinator = Coordinator().run()
+    coordinator = Coordinator(spec(unaligned=True)).run()
     coordinator.ask()
     coordinator.request("checkpoint")
     coordinator.request("savepoint", SnapshotKind.SAVEPOINT)

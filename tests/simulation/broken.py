@@ -18,6 +18,7 @@ from broken_failover import FAILOVER_FIXED, FAILOVER_PATCHES
 from broken_fallback import FALLBACK_BREAKS, FALLBACK_FIXED
 from broken_layers import LAYER_BREAKS, LAYER_PATCHES
 from broken_predicates import PREDICATE_FIXED, PREDICATE_PATCHES
+from broken_requests import REQUEST_FIXED, REQUEST_PATCHES
 from broken_restarts import RESTART_FIXED, RESTART_PATCHES
 from broken_rules import RULE_BREAKS, RULE_FIXED, Patch
 from broken_tables import TABLE_FIXED, TABLE_PATCHES
@@ -59,6 +60,7 @@ _FIXED: Mapping[str, Mapping[str, Hashable]] = {
     **TABLE_FIXED,
     **RULE_FIXED,
     **PREDICATE_FIXED,
+    **REQUEST_FIXED,
     **RESTART_FIXED,
     **TAKEOVER_FIXED,
     **CAUSE_FIXED,
@@ -84,6 +86,7 @@ BROKEN: dict[str, Break] = {
             | TABLE_PATCHES
             | PREDICATE_PATCHES
             | CAUSE_PATCHES
+            | REQUEST_PATCHES
             | RESTART_PATCHES
             | TAKEOVER_PATCHES
         ).items()

@@ -11,6 +11,7 @@ from collections import Counter
 EFFECTS = {
     "periodic_checkpoint": "a periodic checkpoint was triggered",
     "request_held_back": "a request for a checkpoint or savepoint had to wait, or was refused",
+    "savepoint_ahead": "a savepoint was triggered while as many checkpoints were pending as may be at a time",
     "finished_tasks_in_plan": "a checkpoint completed with tasks in its plan that had finished before it",
     "late_acknowledgement": "an acknowledgement came late or twice",
     "checkpoint_aborted": "a checkpoint was aborted while tasks were busy with it",

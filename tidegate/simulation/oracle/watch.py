@@ -26,6 +26,7 @@ from tidegate.simulation.oracle.coverage import Coverage
 from tidegate.simulation.oracle.damage import Damager
 from tidegate.simulation.oracle.failover import FailoverOracle
 from tidegate.simulation.oracle.invariants import Oracle
+from tidegate.simulation.oracle.limits import check_limits
 from tidegate.simulation.oracle.restarts import RestartWatch
 from tidegate.simulation.oracle.takeovers import TakeoverOracle
 from tidegate.simulation.oracle.violation import InvariantViolated
@@ -128,6 +129,9 @@ class Watch:
             number = int(event.checkpoint_id)
             if number in self._open:
                 return
+            pending = [self._options[open_].kind for open_ in sorted(self._open)]
+            if check_limits(self.oracle.spec.checkpoints, number, event.options.kind, pending):
+                self.coverage.saw("savepoint_ahead")
             self._open.add(number)
             self._options[number] = event.options
             self._bases[number] = event.base

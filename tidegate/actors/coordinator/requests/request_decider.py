@@ -6,8 +6,11 @@ and does what they answer. Rules:
 - Requests wait in a queue of at most `REQUESTS_MAX`: forced savepoints first, then savepoints, then checkpoints, each
   in the order in which they came. A full queue refuses the newest request that is not forced.
 - Periodic checkpoints take no room in it: one is due or none is.
-- A forced savepoint starts at once. Everything else waits while `max_concurrent` checkpoints are pending, while the
-  sinks lag behind with committing, and while the job is being stopped.
+- A forced savepoint starts at once. Everything else waits while the sinks lag behind with committing, and while the job
+  is being stopped; a checkpoint also while `max_concurrent` checkpoints and savepoints are pending.
+- Savepoints go ahead of checkpoints that are pending: a user waits for them, and a slow checkpoint may be why. They
+  wait for one another, `max_concurrent` at a time. Where checkpoints are unaligned they go ahead of nothing: those are
+  taken one at a time, and a savepoint is aligned (so it is in Flink).
 - The minimum pause is for periodic checkpoints alone.
 - Each savepoint is a checkpoint of its own; requests for a checkpoint that wait together are answered by one.
 - Whose checkpoint met a task that was just leaving waits again, at most `RETRIES_MAX` times: the next plan knows of it.
@@ -60,7 +63,9 @@ class Pause:
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What the decision depends on. `final`: all operators have finished, and no checkpoint covers that yet."""
+    """What the decision depends on. `final`: all operators have finished, and no checkpoint covers that yet.
+    `savepoints`: how many of those that are pending are savepoints.
+    """
 
     queue: tuple[CheckpointRequest, ...]
     due: bool
@@ -69,6 +74,7 @@ class Demand:
     commits_waiting: int
     stopping: bool
     last_completed_at_ms: int
+    savepoints: int = 0
 
 
 def enqueue(
@@ -91,7 +97,8 @@ def decide(demand: Demand, settings: CheckpointSettings, at_ms: int) -> Start | 
     first = demand.queue[0] if demand.queue else None
     if first is not None and first.properties.forced:
         return Start(first.properties, (first.request,), demand.queue[1:], first.retries)
-    if demand.stopping or demand.pending >= settings.max_concurrent or demand.commits_waiting >= COMMITS_WAITING_MAX:
+    properties = CHECKPOINT if first is None else first.properties
+    if demand.stopping or demand.commits_waiting >= COMMITS_WAITING_MAX or not has_room(properties, demand, settings):
         return None
     if first is not None and first.properties.kind.is_savepoint:
         return Start(first.properties, (first.request,), demand.queue[1:], first.retries)
@@ -105,6 +112,12 @@ def decide(demand: Demand, settings: CheckpointSettings, at_ms: int) -> Start | 
     # After a completion in the future, by a clock that was set back since, nobody knows how long the pause was.
     pause = since_ms <= at_ms < since_ms + settings.min_pause_ms
     return Pause(since_ms + settings.min_pause_ms) if pause else Start(CHECKPOINT, (), ())
+
+
+def has_room(properties: CheckpointProperties, demand: Demand, settings: CheckpointSettings) -> bool:
+    """Whether another one may be pending beside those that are."""
+    goes_ahead = properties.kind.is_savepoint and not settings.unaligned
+    return (demand.savepoints if goes_ahead else demand.pending) < settings.max_concurrent
 
 
 def _rank(request: CheckpointRequest) -> tuple[bool, bool, int]:

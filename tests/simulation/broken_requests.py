@@ -1,0 +1,48 @@
+"""Which request may start beside what is pending, broken: limits that count for nothing, or for others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping
+from contextlib import AbstractContextManager
+from typing import Any
+from unittest.mock import patch
+
+from tidegate.actors.coordinator.job.job_spec import CheckpointSettings
+from tidegate.actors.coordinator.requests import request_decider
+from tidegate.actors.coordinator.requests.checkpoint_properties import CheckpointProperties
+from tidegate.actors.coordinator.requests.request_decider import Demand
+
+Patch = Callable[[], AbstractContextManager[Any]]
+
+
+def _room(rule: Callable[[CheckpointProperties, Demand, CheckpointSettings], bool]) -> Patch:
+    return lambda: patch.object(request_decider, "has_room", rule)
+
+
+def _savepoints_know_no_limit(asked: CheckpointProperties, demand: Demand, settings: CheckpointSettings) -> bool:
+    return asked.kind.is_savepoint or demand.pending < settings.max_concurrent
+
+
+def _savepoints_count_for_nobody(asked: CheckpointProperties, demand: Demand, settings: CheckpointSettings) -> bool:
+    counted = demand.savepoints if asked.kind.is_savepoint else demand.pending - demand.savepoints
+    return counted < settings.max_concurrent
+
+
+def _also_of_unaligned_ones(asked: CheckpointProperties, demand: Demand, settings: CheckpointSettings) -> bool:
+    counted = demand.savepoints if asked.kind.is_savepoint else demand.pending
+    return counted < settings.max_concurrent
+
+
+REQUEST_PATCHES: dict[str, tuple[int, Patch]] = {
+    "requests: savepoints do not wait for one another": (10, _room(_savepoints_know_no_limit)),
+    "requests: checkpoints do not wait for savepoints": (10, _room(_savepoints_count_for_nobody)),
+    "requests: savepoints go ahead of unaligned checkpoints": (10, _room(_also_of_unaligned_ones)),
+}
+"""Every such break: its invariant, and the patch."""
+
+_ASKED = {"ask": "savepoint", "max_concurrent": 1, "interval_ms": 60, "min_pause_ms": 0, "ending": "finish"}
+REQUEST_FIXED: Mapping[str, Mapping[str, Hashable]] = {
+    rule: _ASKED | {"mode": "exactly-once", "alignment": "unaligned" if "unaligned" in rule else "aligned"}
+    for rule in REQUEST_PATCHES
+}
+"""What is not drawn for them: savepoints have to come close together, or while a checkpoint is pending."""
