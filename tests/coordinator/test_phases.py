@@ -16,8 +16,8 @@ from tidegate.actors.coordinator.job.phases import (
     PendingPhase,
     next_phase,
     next_status,
-    render,
 )
+from tidegate.actors.coordinator.job.states_page import render
 from tidegate.storage.errors import ProtocolError
 from tidegate.storage.ids import CheckpointId
 

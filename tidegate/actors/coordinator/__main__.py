@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tidegate.actors.coordinator.job.phases import render
+from tidegate.actors.coordinator.job.states_page import render
 
 if __name__ == "__main__":
     print(render(), end="")

@@ -1,1 +1,1 @@
-"""A job as it was submitted, and the phases that it and its checkpoints go through."""
+"""A job as it was submitted, and the transition tables of the job and of its checkpoints."""

@@ -1,15 +1,12 @@
 """The lives of a job and of a pending checkpoint, as transition tables.
 
 Rules: each table has an entry for every pair of state and input, None where the input is illegal; an illegal transition
-raises ProtocolError and changes nothing. `docs/coordinator-states.md` is made of these tables
-(`python -m tidegate.actors.coordinator`).
+raises ProtocolError and changes nothing. `states_page.py` makes `docs/coordinator-states.md` of these tables.
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
-from typing import Any
 
 from tidegate.storage.codec import wire
 from tidegate.storage.errors import ProtocolError
@@ -158,25 +155,3 @@ def next_phase(phase: PendingPhase, input: PendingInput) -> PendingPhase:
     if following is None:
         raise ProtocolError(f"a checkpoint in phase {phase.value} cannot take {input.value!r}")
     return following
-
-
-def render() -> str:
-    """Both tables as a page of Markdown."""
-    jobs = _rendered("status", JobStatus, JobInput, JOB_TRANSITIONS)
-    checkpoints = _rendered("phase", PendingPhase, PendingInput, PENDING_TRANSITIONS)
-    return (
-        "# States of the coordinator\n\n"
-        "Made by `python -m tidegate.actors.coordinator` from `actors/coordinator/job/phases.py`. An empty field is an "
-        "illegal transition: it raises `ProtocolError` and changes nothing.\n\n"
-        f"## A job\n\n{jobs}\n## A pending checkpoint\n\n{checkpoints}"
-    )
-
-
-def _rendered(
-    name: str, states: type[enum.Enum], inputs: type[enum.Enum], table: Mapping[Any, enum.Enum | None]
-) -> str:
-    lines = [f"| {name} | {' | '.join(i.value for i in inputs)} |", f"| --- {'| --- ' * len(inputs)}|"]
-    for state in states:
-        following = [table[state, i] for i in inputs]
-        lines.append(f"| {state.value} | {' | '.join('' if f is None else f.value for f in following)} |")
-    return "\n".join(lines) + "\n"

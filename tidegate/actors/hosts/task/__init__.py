@@ -1,1 +1,1 @@
-"""The host of a task: its turns, its timers, and the files of its snapshots."""
+"""Drives the machine of a task: its turns and timers, the reads of its source, the files of its snapshots and sinks."""

@@ -1,1 +1,1 @@
-"""The edges of a task: queues, credit and order of its input and output channels."""
+"""The channels of a task: queues, sequence numbers and credit of its inputs and outputs, and how much a turn takes."""

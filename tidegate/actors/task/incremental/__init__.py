@@ -1,1 +1,1 @@
-"""What a snapshot may be built on: earlier checkpoints, and the log of changes."""
+"""What a snapshot may be built on: the layers of an earlier checkpoint, or those of a changelog."""

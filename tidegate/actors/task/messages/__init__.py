@@ -1,1 +1,1 @@
-"""What a task machine is told, and what it asks for."""
+"""The border of the task machine: the events that it is told, and the instructions that it gives."""
