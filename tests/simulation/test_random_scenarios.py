@@ -74,6 +74,7 @@ def test_no_random_scenario_violates_an_invariant(reports: list[SimulationReport
     "seed",
     [
         pytest.param(19_136, id="a coordinator that was cut off completes a checkpoint after the end of the job"),
+        pytest.param(449, id="a source induces a checkpoint of which a coordinator died before it could tell"),
         pytest.param(40_057, id="a region fails twice while a stop is under way"),
     ],
 )

@@ -8,6 +8,8 @@ Rules:
 - An event names a cause that is in the log, in an entry before its own.
 - The cause is the event from which the order followed. Tasks may be told the same thing by a coordinator and by its
   successor: then each of the two events has made the order.
+- An externally induced source begins a checkpoint without being told. If no task was told of it because the coordinator
+  died first, the cause is the event from which the order would have followed: that the hooks were triggered.
 - What answers an order has a cause, and what nobody has asked for has none. Only what comes so late that hosts have
   forgotten the order (`CHECKPOINTS_MAX`) may be without.
 """
@@ -44,6 +46,8 @@ class CausesOracle:
     def __init__(self) -> None:
         self._told: dict[str, dict[int, set[int]]] = {"deploy": {}, "trigger": {}, "complete": {}, "ask": {}}
         """From which events tasks were told something, by its kind, and by attempt or checkpoint."""
+        self._hooks: dict[int, int] = {}
+        """Of checkpoints with hooks: the event that says that these were triggered."""
         self._next_index = self._next_event = 0
         """Where the log goes on, as far as is known."""
         self._went_away: int | None = None
@@ -100,6 +104,10 @@ class CausesOracle:
             self._check(event, number, cause, before, true)
             if isinstance(event, co.StorageWentAway):
                 self._went_away = number
+            if isinstance(event, co.HooksTriggered):
+                self._hooks[int(event.checkpoint_id)] = number
+                if len(self._hooks) > ORDERS_MAX:
+                    del self._hooks[min(self._hooks)]
             number += 1
 
     def _check(self, event: CoordinatorEvent, number: int, cause: int | None, before: int, true: Truths) -> None:
@@ -109,6 +117,8 @@ class CausesOracle:
         causes = self._true_causes(event, true)
         if causes is None or cause in causes or (cause is None and (not causes or self._is_forgotten(event))):
             return
+        if not causes and cause is not None and cause == self._induced_by(event):
+            return
         raise InvariantViolated(8, f"{name} names {cause} as its cause, and it was {sorted(causes) or None}")
 
     def _true_causes(self, event: CoordinatorEvent, true: Truths) -> frozenset[int] | None:
@@ -117,6 +127,13 @@ class CausesOracle:
         if isinstance(event, co.StorageCameBack):
             return frozenset(() if self._went_away is None else (self._went_away,))
         return true.take(event)
+
+    def _induced_by(self, event: CoordinatorEvent) -> int | None:
+        """The event from which tasks would have been told of the checkpoint that this one speaks of."""
+        match event:
+            case co.CheckpointAcknowledged(checkpoint_id=about) | co.CheckpointDeclined(checkpoint_id=about):
+                return self._hooks.get(int(about))
+        return None
 
     def _is_forgotten(self, event: CoordinatorEvent) -> bool:
         order = _answered_by_task(event)
