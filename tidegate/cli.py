@@ -6,7 +6,7 @@ they run, so that `--help` is there at once.
 
 from __future__ import annotations
 
-from tidegate.events_cli import events_command, explain_command, read_command, relocate_command
+from tidegate.events_cli import events_command, explain_command, read_command, relocate_command, write_command
 from tidegate.jobs_cli import job_app, jobs_command
 from tidegate.recovery.command import app, checkpoints_app, state_app
 from tidegate.simulate_cli import simulate_command
@@ -20,6 +20,7 @@ app.command("events")(events_command)
 checkpoints_app.command("explain")(explain_command)
 checkpoints_app.command("relocate")(relocate_command)
 state_app.command("read")(read_command)
+state_app.command("write")(write_command)
 app.command("simulate")(simulate_command)
 
 

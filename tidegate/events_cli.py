@@ -1,4 +1,4 @@
-"""Commands that need to know more than storage does: `events`, `checkpoints explain | relocate`, `state read`."""
+"""Commands that need to know more than storage does: `events`, `checkpoints explain`, `relocate`, `state`."""
 
 from __future__ import annotations
 
@@ -118,6 +118,34 @@ def read_command(
             typer.echo(f"{write_rows(reader, out)} rows are in {out}")
         else:
             print_rows(reader, rows, as_json)
+
+
+def write_command(
+    target: Annotated[str, typer.Argument(metavar="TARGET", help="The folder in which it gets a folder of its own.")],
+    files: Annotated[list[str], typer.Argument(metavar="FILE...", help="Rows: .parquet, else Arrow IPC.")],
+    uid: Annotated[str, typer.Option("--uid", help="The operator that gets the state.")],
+    state: Annotated[str, typer.Option("--state", help="Its state, which is put as `state read` gives it.")],
+    key: Annotated[list[str] | None, typer.Option("--key", help="A key column; again for another one.")] = None,
+    job: Annotated[str | None, typer.Option("--job", help="Begin with nothing, for a job of this name.")] = None,
+    base: Annotated[str | None, typer.Option("--base", metavar="PATH", help="Begin with a savepoint.")] = None,
+    max_parallelism: Annotated[int | None, typer.Option("--max-parallelism", help="Key groups.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Write a savepoint with one keyed state out of files, and print its path.
+
+    The operator keeps the key columns that it has in the base.
+    """
+    from tidegate.offline.row_files import rows_of_files
+    from tidegate.offline.savepoint_writer import SavepointWriter
+
+    with explained():
+        writer = SavepointWriter(target, job=job, base=base, max_parallelism=max_parallelism)
+        writer.with_keyed_state(uid=uid, keys=key or writer.keys_of(uid), state=state, rows=rows_of_files(files))
+        path = writer.write()
+    if as_json:
+        print_json({"path": path})
+    else:
+        typer.echo(path)
 
 
 def _write_history(path: str, job: str | None, file: str) -> None:

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from click.testing import Result
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from local_jobs import NO_RESTART, GatedSource, config, finish, local, opening
+from typer.testing import CliRunner
 
 import tidegate as tg
 from tidegate import recovery
+from tidegate.cli import app
+from tidegate.offline.row_files import rows_of_files
 from tidegate.storage.files.file_system_store import FileSystemStore
 
 ROWS, GATE = 40, 20
@@ -107,6 +113,44 @@ def test_a_savepoint_is_repaired_and_its_job_goes_on(taken: str, tmp_path: Path)
     assert most(counts.to_arrow(), "n") == dict.fromkeys(range(5), 1_000 + ROWS // 5)
     assert most(counts.to_arrow(), "seen") == dict.fromkeys(range(5), ROWS // 5)
     assert most(totals.to_arrow(), "total") == {k: sum(range(k, ROWS, 5)) for k in range(5)}
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "arrow"])
+def test_state_is_written_from_the_shell(taken: str, tmp_path: Path, suffix: str) -> None:
+    """What `state read` has written goes into a savepoint that is changed, and into a new one."""
+    file, target = str(tmp_path / f"n.{suffix}"), str(tmp_path / "written")
+    assert run("state", "read", taken, "--uid", "counts", "--state", "n", "--out", file).exit_code == 0
+    put = ("--uid", "counts", "--state", "n")
+
+    changed = json.loads(run("state", "write", target, file, *put, "--base", taken, "--json").stdout)["path"]
+    (made,) = run("state", "write", target, file, *put, "--job", "clicks", "--key", "k").stdout.splitlines()
+
+    n = recovery.read_state(taken, uid="counts", state="n").sort_by("k")
+    for path in (changed, made):
+        assert recovery.read_state(path, uid="counts", state="n").sort_by("k").equals(n)
+    assert len(recovery.inspect(changed).operators) == len(recovery.inspect(taken).operators)
+    for wrong, text in (
+        ((file, *put, "--job", "clicks"), "name the key columns"),
+        ((str(tmp_path / "gone.parquet"), *put, "--base", taken), "gone.parquet cannot be read"),
+        ((file, *put), "takes job=, to begin with nothing, or base="),
+    ):
+        result = run("state", "write", str(tmp_path / "wrong"), *wrong)
+        assert result.exit_code == 2
+        assert text in result.output
+
+
+def test_files_of_other_columns_are_refused(tmp_path: Path) -> None:
+    """Several files are one table."""
+    for name in ("k", "other"):
+        pq.write_table(pa.table({name: [1]}), tmp_path / f"{name}.parquet")
+    assert rows_of_files([str(tmp_path / "k.parquet")] * 2).read_all().num_rows == 2
+    with pytest.raises(tg.ConfigurationError, match=r"other\.parquet has columns"):
+        rows_of_files([str(tmp_path / f"{name}.parquet") for name in ("k", "other")]).read_all()
+
+
+def run(*arguments: str) -> Result:
+    """The `tidegate` command."""
+    return CliRunner().invoke(app, arguments)
 
 
 def test_operators_and_states_are_dropped(taken: str, tmp_path: Path) -> None:

@@ -95,6 +95,11 @@ class SavepointWriter:
             raise ConfigurationError("the savepoint is not written yet: it is at the end of the with block")
         return self._path
 
+    def keys_of(self, uid: str) -> tuple[str, ...]:
+        """The key columns of an operator, as far as the base, or what was put, tells; empty where nobody knows."""
+        known = (*self._changes.new_operators.values(), *self._metadata.operators)
+        return next((info.keys for info in known if info.uid == uid), ())
+
     def with_keyed_state(self, *, uid: str, keys: Sequence[str], state: KeyedState | str, rows: Any) -> Self:
         """Put a keyed state, in the place of one of the same name if there is one.
 

@@ -133,6 +133,7 @@ class ChangedVertices:
             kind=self.base.kind if self.base.kind.is_savepoint else SnapshotKind.SAVEPOINT,
             origin_root=origin,
             carried=None,
+            savepoint_format=None,
         )
 
     def _copied(self, subtask: SubtaskState) -> SubtaskState:

@@ -270,7 +270,7 @@ class CheckpointMetadata:
     the job's root. None: what was staged and collected stays with the job.
     """
     savepoint_format: SavepointFormat | None = None
-    """None for a checkpoint, and for savepoints of older versions."""
+    """None for a checkpoint, and for a savepoint that no job took, or one of an older version."""
 
     @property
     def size_bytes(self) -> int:

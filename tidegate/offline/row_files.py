@@ -1,0 +1,46 @@
+"""Rows out of files, batch by batch: Parquet by its name, else Arrow IPC, a file or a stream."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import chain
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tidegate.storage.errors import ConfigurationError
+
+BATCH_ROWS = 65_536
+_FILE_MAGIC = b"ARROW1"
+
+
+def rows_of_files(files: Sequence[str]) -> pa.RecordBatchReader:
+    """All rows of files of one schema, in their order. ConfigurationError for a file that is none, or has others."""
+    schema, first = _opened(files[0])
+    return pa.RecordBatchReader.from_batches(schema, chain(first, _others(files[1:], schema)))
+
+
+def _others(files: Sequence[str], expected: pa.Schema) -> Iterator[pa.RecordBatch]:
+    for file in files:
+        schema, batches = _opened(file)
+        if not schema.equals(expected):
+            raise ConfigurationError(
+                f"{file} has columns {schema.names}, others than the first file, or of other types"
+            )
+        yield from batches
+
+
+def _opened(file: str) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+    try:
+        if file.endswith(".parquet"):
+            parquet = pq.ParquetFile(file)
+            return parquet.schema_arrow, parquet.iter_batches(BATCH_ROWS)
+        source = pa.memory_map(file)
+        is_file = source.read(len(_FILE_MAGIC)) == _FILE_MAGIC
+        source.seek(0)
+        reader = pa.ipc.open_file(source) if is_file else pa.ipc.open_stream(source)
+        if is_file:
+            return reader.schema, map(reader.get_batch, range(reader.num_record_batches))
+        return reader.schema, iter(reader)
+    except (OSError, pa.ArrowException) as error:
+        raise ConfigurationError(f"{file} cannot be read as Parquet (.parquet) or Arrow IPC: {error}") from error
