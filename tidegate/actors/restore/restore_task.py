@@ -1,11 +1,15 @@
 """Restores tasks: from a checkpoint or savepoint to what each of them starts with.
 
-Keyed state is cut to the key groups of the subtask, its layers come in their order. List state stays where it was when
-the parallelism did not change and is dealt out row by row otherwise; union state goes to every subtask, broadcast state
-too, from one subtask that was running. A vertex is restored as finished, without state, only if all its subtasks were;
-the state of the finished subtasks of another vertex is left out (FLIP-147). Of a source that had partly finished, the
-first subtask keeps the splits that nobody else has, as read to the end: a savepoint that is taken before the vertex has
-finished again would else not know them. `restore_in_flight.py` has the rules for in-flight elements.
+The host of a task calls `restore_task` before the task is ready. Rules:
+
+- Keyed state is cut to the key groups of the subtask. Its layers come in their order, oldest first.
+- List state stays where it was at the same parallelism, and is dealt out element by element at another one. Union state
+  goes to every subtask, whole. Broadcast state goes to every subtask too, from one subtask that was running.
+- A vertex is restored as finished, without state, only if all its subtasks were (FLIP-147). Of another vertex the state
+  of its finished subtasks is left out.
+- Of a source some of whose subtasks had finished, the first subtask keeps the splits that nobody else has, as read to
+  the end. Otherwise a savepoint that is taken before all of them have finished again would not know these splits.
+- In-flight elements have rules of their own, in `restore_in_flight.py`.
 """
 
 from __future__ import annotations

@@ -1,12 +1,15 @@
 """`TableSink`: decides which rows are staged as one file of a table, and when. The host writes the file.
 
-Rules: in mode `append` every row is staged once. In mode `upsert` a file holds the last row of each key, and
-every row of it a version in the hidden column `_tidegate_version`: a later file of a key has a greater one. A
-key's rows all come to one subtask, so a counter per subtask is enough; when the parallelism changes, keys
-move, so every subtask goes on from the greatest counter of all (UNION state). A barrier empties the buffer
-first: rows are never in a snapshot. Dictionary columns are widened as they come in
-(`storage/schemas/dictionaries.py`): the batches of a file may together have more distinct values than the indexes of
-one of them can count.
+Rules:
+
+- In mode `append` every row is staged once.
+- In mode `upsert` a file holds the last row of each key, and each of its rows has a version in the hidden column
+  `_tidegate_version`. A later file of a key has a greater version. All rows of a key come to one subtask, so each
+  subtask counts by itself. Keys move when the parallelism changes, so after a restore every subtask goes on from the
+  greatest count of all (UNION state).
+- A barrier empties the buffer first: rows are never in a snapshot.
+- Dictionary columns are widened as they come in (`storage/schemas/dictionaries.py`). The batches of one file may
+  together have more distinct values than the indexes of one batch can count.
 """
 
 from __future__ import annotations

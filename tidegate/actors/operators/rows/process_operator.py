@@ -1,11 +1,14 @@
 """`ProcessOperator`: runs a function of the user row by row, with the state and the timers of each row's key.
 
-Rules: rows of a batch are processed in order, and what they emit leaves in batches of bounded size before the call
-returns, so nothing is held back over a barrier. Timers fire in steps of bounded length (Flink's interruptible timers):
-between two of them those that have fired are gone, and what they emitted has left. Keys must come to the subtask that
-owns their key group (checked for each batch). The types of the key columns are those of the first batch or of the
-restored state, and stay. At the end of the input all event-time timers have fired (the last watermark did that); those
-of processing time are dropped.
+Rules:
+
+- Rows of a batch are processed in order. What they emit leaves in batches of bounded size before the call returns, so
+  nothing is held back over a barrier.
+- Timers fire in steps of bounded length (Flink's interruptible timers). Between two steps the timers that have fired
+  are gone, and what they emitted has left.
+- A key must come to the subtask that owns its key group; that is checked for each batch.
+- The types of the key columns are those of the first batch, or of the restored state, and never change.
+- At the end of the input all event-time timers have fired, by the last watermark. Processing-time timers are dropped.
 """
 
 from __future__ import annotations

@@ -1,14 +1,18 @@
 """Operator state, which belongs to a subtask and not to a key: lists that are dealt out or united, and broadcast maps.
 
-Rules: a state is declared as a keyed one is (`ListState`, `MapState`) and bound in `open`, where it holds what was
-restored at once. What a subtask gets of a list when a job is restored is said by its kind: its share, row by row
-(LIST; at the same parallelism its own rows), or what all subtasks had (UNION). A broadcast map is the same in every
-subtask because each changes it alike; all start with that of one subtask. A state is written whole with every
-checkpoint, typed: a list as one column with its name, a map as the columns `key` and `value`.
+Rules:
 
-Freezing costs references. A list only grows in place, so what was frozen stays as it is; a map is copied when it is
-first changed after that. A union list is told of even when it is empty: the coordinator must know it, because a
-checkpoint without what a finished subtask had put into it would be wrong.
+- A state is declared as a keyed one is (`ListState`, `MapState`) and bound in `open`. From then on it holds what was
+  restored.
+- The kind of a list says what a subtask gets of it at a restore. LIST: its own elements at the same parallelism, its
+  share of all at another one. UNION: the elements of all subtasks.
+- A broadcast map is the same in every subtask, because each changes it alike. At a restore all start with that of one.
+- A state is written whole with every checkpoint, typed: a list as one column with its name, a map as the columns `key`
+  and `value`.
+- Freezing only takes references. A list grows in place, so the rows that were frozen stay as they are; a map is copied
+  before it is first changed after a freeze.
+- A union list is in the snapshot even when it is empty: so the coordinator knows that the operator has one. Once a
+  subtask has finished, a checkpoint would lack what that one had put into the list, and would be wrong.
 """
 
 from __future__ import annotations

@@ -1,9 +1,12 @@
 """`StateTtl`: time to live of keyed state, in processing time (Flink's `StateTtlConfig`).
 
-Rules: what has a time to live rests as `struct<value, updated_ms>`, for each value, element of a list or entry of a
-map, so the moment survives restores and rescaling. It has expired when `updated_ms + time to live <= now`, where now is
-the processing time of the task. Expired state is forgotten when a function asks for it, bit by bit after each batch
-(`KeyedBackend.sweep`), and is left out of whole snapshots.
+Rules:
+
+- What has a time to live is stored as `struct<value, updated_ms>`: each value, each element of a list, each entry of a
+  map. So the moment survives restores and rescaling.
+- It has expired when `updated_ms + time to live <= now`. Now is the processing time of the task.
+- Expired state is removed when a function asks for it, and bit by bit after each batch (`KeyedBackend.sweep`). Whole
+  snapshots leave it out.
 """
 
 from __future__ import annotations

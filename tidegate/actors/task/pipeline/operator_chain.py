@@ -1,15 +1,19 @@
-"""`OperatorChain`: runs the operators of one task in a row. Each one's output is the next one's input, by plain calls.
+"""`OperatorChain`: runs the operators of one task in a row. What one emits is the input of the next, by plain calls.
 
-Rules: only the first operator has several inputs. A watermark passes the operators in order: each emits what waited for
-it, and what that makes of the next ones comes before the watermark does. An operator that generates watermarks ends
-those from before it, except the last one. Processing time is what the task says it is, and for a timer never before the
-time that this was set for: one that is set again for the next full second would be due at once, again and again. Once
-finishing has begun no processing-time timer fires any more (as in Flink: they are dropped at the end of the input).
+The task machine calls it with batches, watermarks and processing time. Rules:
 
-What time brings comes in steps (Flink's interruptible timers). The first is done at once, the others when the task asks
-for them; meanwhile it gives the chain nothing else. The last operator that is behind goes first, so that what those
-before it emit next finds it up to date. Only where one call emits several batches into a generator do the later ones
-pass the watermark of the first; watermarks that wait for the same operator merge into the newest.
+- Only the first operator has several inputs.
+- A watermark passes the operators in order. Each first emits what waited for it; the operators behind it process that,
+  and then the watermark goes on to them. An operator that generates watermarks lets none from before it pass, but for
+  the last one.
+- Processing time is what the task says it is. For a timer it is never before the time that the timer was set for. Else
+  a timer that sets itself for the next full second would be due at once, again and again.
+- Once finishing has begun no processing-time timer fires any more: as in Flink, those are dropped at the end.
+- Timers fire in steps (Flink's interruptible timers). The first step is done at once, the others when the task asks for
+  them; meanwhile it gives the chain nothing else.
+- Of several operators with steps left the last in the chain goes first, so that it is up to date when those before it
+  emit again. There is one exception: where one call emits several batches into a generator of watermarks, the later
+  batches go before the watermark of the first. Watermarks that wait for the same operator merge into the newest.
 """
 
 from __future__ import annotations

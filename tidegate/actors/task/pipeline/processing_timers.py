@@ -1,6 +1,7 @@
-"""Fires the processing-time timers of a task's operators: one timer of the runtime at a time, each due one in a turn.
+"""Fires the processing-time timers of a task's operators.
 
-Timers fire in steps, each in a turn of its own. What a watermark has brought goes first.
+The runtime is asked for one timer at a time, the earliest. When it is due, timers fire in steps, each in a turn of its
+own. Steps that a watermark has left go first.
 """
 
 from __future__ import annotations
