@@ -15,6 +15,8 @@ import tidegate as tg
 from tidegate import recovery
 from tidegate.recovery.json_text import to_json
 from tidegate.storage.checkpoints.metadata import CheckpointMetadata, SavepointFormat, SubtaskState
+from tidegate.storage.state.snapshot import StateTable
+from tidegate.storage.state.spool import Spool, SpooledTables
 
 BACKENDS: dict[str, dict[str, Any]] = {
     "columnar": {},
@@ -153,6 +155,26 @@ def test_a_native_savepoint_is_what_the_backend_writes_and_any_backend_takes_it(
 
     assert finish_from(tmp_path / "other", path, other) == EXPECTED
     assert finish_from(tmp_path / "same", path, name) == EXPECTED
+
+
+@pytest.mark.parametrize(
+    ("name", "savepoint_format"), [("columnar incremental", "native"), ("rocksdb", "native"), ("columnar", "canonical")]
+)
+def test_rocksdb_is_restored_from_what_waits_on_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, savepoint_format: str
+) -> None:
+    """Where nothing may be in memory: layers, files of another parallelism, sorted rows; all of it is taken in."""
+    monkeypatch.setattr("tidegate.storage.state.spool.MEMORY_BYTES", 0)
+    kept: list[list[StateTable | SpooledTables]] = []
+    keep = Spool.keep
+    monkeypatch.setattr(Spool, "keep", lambda *of: kept.append(found := keep(*of)) or found)
+    path = savepoint_of(tmp_path, name, savepoint_format, taken=2)
+
+    assert finish_from(tmp_path / "other", path, "rocksdb changelog") == EXPECTED
+
+    spooled = [each for tables in kept for each in tables if isinstance(each, SpooledTables)]
+    assert {each.head.state for each in spooled} == {"last", "all", "by rest", "timers", "aggregate"}
+    assert not any(Path(each.path).exists() for each in spooled)
 
 
 def assert_as_backend_writes(name: str, subtask: SubtaskState) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pyarrow as pa
 import pytest
@@ -23,12 +24,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tidegate.actors.kernels.hashing import hash_columns
-from tidegate.actors.state_backends.common.backend import CellSpec
+from tidegate.actors.state_backends.common.backend import CellSpec, KeyedBackend
 from tidegate.actors.state_backends.common.key_order import sortable_keys
+from tidegate.storage.errors import CorruptionError
 from tidegate.storage.files.file_system_store import open_store
 from tidegate.storage.ids import CheckpointId, OperatorUid
 from tidegate.storage.state.canonical import FrozenCanonical
-from tidegate.storage.state.snapshot import Cut, FrozenState
+from tidegate.storage.state.snapshot import Cut, FrozenState, StateTable
 from tidegate.storage.state.state_file import write_state
 
 SAVEPOINT = Cut(CheckpointId(5), canonical=True)
@@ -144,3 +146,26 @@ def test_nothing_is_built_on_a_canonical_snapshot(name: str) -> None:
     increment = tables(cells.backend.freeze(Cut(CheckpointId(4), CheckpointId(3))), layer=1)
 
     assert composed([*base, *increment]) == cells.expected()
+
+
+@pytest.mark.parametrize("numbers", [([1, 2, 3], [3, 4]), ([3, 4], [1, 2], [2, 5]), ([1, 2], [2, 1]), ([4, 4],)])
+def test_a_key_that_comes_twice_is_found_however_rows_are_sorted(numbers: Sequence[Sequence[int]]) -> None:
+    """Rows in ascending order are not looked up one by one; a key that comes again breaks the order."""
+    for make in BACKENDS.values():
+        sources = [Cells(make, False) for _ in numbers]
+        cells = Cells(make, False)
+        parts = []
+        for source, keys in zip(sources, numbers, strict=True):
+            source.batch([(key, "put", 1) for key in dict.fromkeys(keys)])
+            (part,) = (t for t in tables(source.backend.freeze(SAVEPOINT)) if t.state == "v")
+            doubled = [part.rows] * (1 + (len(keys) > len(set(keys))))
+            parts += [replace(part, rows=rows) for rows in doubled]
+        with pytest.raises(CorruptionError, match="holds a key twice"):
+            load_all(cells.backend, parts)
+
+
+def load_all(backend: KeyedBackend, parts: Sequence[StateTable]) -> None:
+    """Take in all that was stored."""
+    for part in parts:
+        backend.load(part)
+    backend.loaded()

@@ -27,6 +27,7 @@ from tidegate.actors.protocol.identity import TaskId
 from tidegate.actors.restore.restore_in_flight import RestoredChannels, restore_in_flight
 from tidegate.actors.state_backends.factory import backend_folder
 from tidegate.actors.task.pipeline.source_cursor import FrozenPositions, SplitPosition, positions_from_tables
+from tidegate.storage.checkpoints.layout import NATIVE_MARK
 from tidegate.storage.checkpoints.metadata import CheckpointMetadata, OperatorInfo, SectionRef, StateKind, SubtaskState
 from tidegate.storage.checkpoints.metadata_file import read_metadata
 from tidegate.storage.copies.local_first import LocalFirstStore
@@ -36,8 +37,9 @@ from tidegate.storage.ids import OperatorUid, SubtaskIndex
 from tidegate.storage.state.handover import Handover
 from tidegate.storage.state.key_groups import key_group_range
 from tidegate.storage.state.snapshot import StateTable
+from tidegate.storage.state.spool import Spool, SpooledTables
 from tidegate.storage.subtasks.backend_files import fetch_native, tables_of_fetched
-from tidegate.storage.subtasks.subtask_state import read_subtask_state
+from tidegate.storage.subtasks.subtask_state import iter_subtask_state, read_subtask_state
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +63,11 @@ def restore_task(
     native_folder: str | None = None,
     splits: Mapping[OperatorUid, Sequence[SplitPosition]] = MappingProxyType({}),
     readers: int = 1,
+    spool_folder: str | None = None,
 ) -> RestoredTask:
     """Read the state of one task; `store` is opened at the root of the restore point, `splits` are all of each source.
-    Up to `readers` threads read state at a time.
+    Up to `readers` threads read state at a time. With `spool_folder` keyed state is not held in memory: beyond a few MB
+    it waits in that folder to be taken in, one read after the other.
 
     State of which there is a copy that is right in the folder `local_copies` is read from there. With `native_folder`,
     files of a backend whose key groups are still those of the task are brought there, for the backend to go on with;
@@ -88,7 +92,19 @@ def restore_task(
             )
         return RestoredTask(tuple((uid, ()) for uid in uids), finished=True)
     tables = [
-        (uid, _tables_of(store, metadata, known[uid], task.subtask, vertex.parallelism, native_folder, readers))
+        (
+            uid,
+            _tables_of(
+                store,
+                metadata,
+                known[uid],
+                task.subtask,
+                vertex.parallelism,
+                native_folder,
+                readers,
+                None if spool_folder is None else Spool(f"{backend_folder(spool_folder, uid)}{NATIVE_MARK}restore"),
+            ),
+        )
         for uid in uids
         if uid in known
     ]
@@ -133,12 +149,13 @@ def _tables_of(
     parallelism: int,
     native_folder: str | None,
     readers: int,
+    spool: Spool | None,
 ) -> Handover:
     """What one operator of an unfinished vertex starts with in one subtask."""
     groups = key_group_range(subtask, info.max_parallelism, parallelism)
     rescaled = info.parallelism != parallelism
     broadcast_from: dict[str, SubtaskIndex] = {}
-    found: list[StateTable] = []
+    found: list[StateTable | SpooledTables] = []
     for old in subtasks_of(metadata, info.uid):
         if old.finished:
             continue
@@ -162,17 +179,24 @@ def _tables_of(
                 fetch_native(store, native, backend_folder(native_folder, info.uid))
                 found += tables_of_fetched(native)
             old = replace(old, native=tuple(native for native in old.native if native not in fetched))
-        found += read_subtask_state(store, old, info.uid, groups, wanted=wanted, readers=readers)
+        if spool is None:
+            found += read_subtask_state(store, old, info.uid, groups, wanted=wanted, readers=readers)
+        else:
+            found += spool.keep(
+                iter_subtask_state(store, old, info.uid, groups, wanted=wanted, scratch_dir=spool.folder)
+            )
     found.sort(key=lambda table: table.layer)
     return Handover(_deal_out(found, subtask, parallelism) if rescaled else found)
 
 
-def _deal_out(tables: Sequence[StateTable], subtask: int, parallelism: int) -> list[StateTable]:
+def _deal_out(
+    tables: Sequence[StateTable | SpooledTables], subtask: int, parallelism: int
+) -> list[StateTable | SpooledTables]:
     """The part of one subtask: of each list state every row whose turn it is, so that all have as many but for one."""
-    dealt = []
+    dealt: list[StateTable | SpooledTables] = []
     rows_before: Counter[str] = Counter()
     for table in tables:
-        if table.kind is not StateKind.LIST:
+        if isinstance(table, SpooledTables) or table.kind is not StateKind.LIST:
             dealt.append(table)
             continue
         first = (subtask - rows_before[table.state]) % parallelism

@@ -2,7 +2,8 @@
 
 Rule: a table is held until it has been taken in, and no longer, so that a restore never holds a state twice: what is
 left of the tables shrinks as the backend grows. Whoever takes tables in goes through `taken`, once, and looks before
-that at what it needs of all of them; nobody beside it keeps a reference to one.
+that at what it needs of all of them; nobody beside it keeps a reference to one. Tables on this machine's disk
+(`spool.py`) show themselves before as one without rows, and come one by one when they are taken in.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import overload
 
 from tidegate.storage.state.snapshot import StateTable
+from tidegate.storage.state.spool import SpooledTables
 
 
 class Handover(Sequence[StateTable]):
@@ -19,7 +21,7 @@ class Handover(Sequence[StateTable]):
 
     __slots__ = ("_left",)
 
-    def __init__(self, tables: Iterable[StateTable] = ()) -> None:
+    def __init__(self, tables: Iterable[StateTable | SpooledTables] = ()) -> None:
         self._left = deque(tables)
 
     def __len__(self) -> int:
@@ -30,10 +32,10 @@ class Handover(Sequence[StateTable]):
     @overload
     def __getitem__(self, index: slice) -> Sequence[StateTable]: ...
     def __getitem__(self, index: int | slice) -> StateTable | Sequence[StateTable]:
-        return tuple(self._left)[index] if isinstance(index, slice) else self._left[index]
+        return tuple(map(_shown, self._left))[index] if isinstance(index, slice) else _shown(self._left[index])
 
     def __iter__(self) -> Iterator[StateTable]:
-        return iter(self._left)
+        return map(_shown, self._left)
 
     def __repr__(self) -> str:
         return f"Handover({list(self._left)!r})"
@@ -41,7 +43,22 @@ class Handover(Sequence[StateTable]):
     def take(self) -> Iterator[StateTable]:
         """Each table in its order, let go of when the next one is asked for."""
         while self._left:
-            yield self._left.popleft()
+            first = self._left[0]
+            if isinstance(first, SpooledTables):
+                self._left.popleft()
+                yield from first.take()
+            else:
+                del first  # a name for the table would hold it for as long as it is taken in
+                yield self._next()
+
+    def _next(self) -> StateTable:
+        table = self._left.popleft()
+        assert isinstance(table, StateTable)
+        return table
+
+
+def _shown(tables: StateTable | SpooledTables) -> StateTable:
+    return tables.head if isinstance(tables, SpooledTables) else tables
 
 
 def taken(tables: Sequence[StateTable]) -> Iterator[StateTable]:

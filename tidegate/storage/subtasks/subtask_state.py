@@ -6,12 +6,14 @@ files of its own. Whoever applies the tables in this order has the state as it w
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from tidegate.storage.checkpoints.metadata import SectionRef, SubtaskState
 from tidegate.storage.files.store import Store
 from tidegate.storage.ids import OperatorUid
 from tidegate.storage.state.key_groups import key_groups_meet
 from tidegate.storage.state.snapshot import StateTable
-from tidegate.storage.state.state_file import Wanted, read_state
+from tidegate.storage.state.state_file import Wanted, iter_state, read_state
 from tidegate.storage.subtasks.backend_files import read_native
 
 
@@ -42,6 +44,27 @@ def read_subtask_state(
         if native.uid == uid and (key_groups is None or key_groups_meet(range(*native.key_groups), key_groups)):
             tables += read_native(store, native, key_groups)
     return tables
+
+
+def iter_subtask_state(
+    store: Store,
+    subtask: SubtaskState,
+    uid: OperatorUid,
+    key_groups: range | None = None,
+    *,
+    wanted: Wanted = _any,
+    scratch_dir: str | None = None,
+) -> Iterator[StateTable]:
+    """`read_subtask_state` one table after the other: no more is held than one read of a file. Files of a backend are
+    kept in `scratch_dir` meanwhile.
+    """
+    for layer, handle in enumerate(subtask.layers):
+        yield from iter_state(store, handle, uid, key_groups, wanted=wanted, layer=layer)
+    if subtask.handle is not None:
+        yield from iter_state(store, subtask.handle, uid, key_groups, wanted=wanted)
+    for native in subtask.native:
+        if native.uid == uid and (key_groups is None or key_groups_meet(range(*native.key_groups), key_groups)):
+            yield from read_native(store, native, key_groups, scratch_dir)
 
 
 def operators_with_state(subtask: SubtaskState) -> frozenset[OperatorUid]:

@@ -76,7 +76,15 @@ class TaskEffects:
         try:
             context = self._context
             restored = restore_task(
-                store, restore, context.graph, task, options.local_copies, folder, context.splits, self._readers
+                store,
+                restore,
+                context.graph,
+                task,
+                options.local_copies,
+                folder,
+                context.splits,
+                self._readers,
+                spool_folder=backend.directory if backend.kind == "rocksdb" else None,
             )
         except DAMAGE as error:
             return ev.DamageFound(self._now_ms(), restore.checkpoint_id, f"{task}: {error}")

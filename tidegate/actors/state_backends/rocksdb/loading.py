@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import islice
+from operator import lt
 from typing import Any
 
 import numpy as np
@@ -23,6 +25,8 @@ from tidegate.storage.schemas.evolution import migrated
 from tidegate.storage.state.snapshot import StateTable
 
 _MOVED_ROWS = 16_384
+_PUT_ROWS = 8_192
+"""Rows that are Python values at a time, on their way into the database."""
 
 
 class RocksLoader:
@@ -32,6 +36,8 @@ class RocksLoader:
         self._session = session
         self._groups: dict[str, set[int]] = {}
         """By state, key groups that tables of layer 0 had rows of: only there can a key come a second time."""
+        self._last: dict[str, bytes] = {}
+        """By state, the last key of layer 0, as long as keys have come in ascending order."""
 
     def load(self, target: RocksTable | RocksCells, table: StateTable) -> None:
         """Put the rows of a table, or remove its keys. Errors as of `RocksBackend.load`."""
@@ -45,7 +51,10 @@ class RocksLoader:
         keys = database_keys(columns, session.max_parallelism, number)
         if table.layer == 0 and not table.removed:
             self._check_first(target, columns, keys)
-        self._put(target, keys, None if table.removed else rows.columns[len(session.key_schema) :])
+        for start in range(0, rows.num_rows, _PUT_ROWS):
+            part = rows.slice(start, _PUT_ROWS)
+            values = None if table.removed else part.columns[len(session.key_schema) :]
+            self._put(target, keys[start : start + _PUT_ROWS], values)
 
     def move(self, source: RocksState, target: RocksTable | RocksCells, migrate: Migrate | None = None) -> None:
         """Rewrite the rows of a state under the types of the one that takes its place; `migrate`: other than usual."""
@@ -79,9 +88,13 @@ class RocksLoader:
     def _check_first(self, target: RocksTable | RocksCells, columns: pa.RecordBatch, keys: Sequence[bytes]) -> None:
         """Raise CorruptionError if a key of layer 0 comes a second time, in this table or after another one."""
         name = target.state.name
+        known = self._groups.setdefault(name, set())
+        if self._ascend(name, keys, not known):
+            # So come the rows of a canonical savepoint, and those out of files of RocksDB: no key can come again.
+            known |= {key_group_of(key) for key in keys}
+            return
         upserted = KeyIndex(tuple(columns.schema.names)).upsert(columns)
         groups = {key_group_of(key) for key in keys}
-        known = self._groups.setdefault(name, set())
         double = len(upserted.first_rows) < len(keys)
         if not double and groups & known:
             suspects = [key for key in keys if key_group_of(key) in known]
@@ -91,6 +104,15 @@ class RocksLoader:
                 f"state {name!r} holds a key twice: the key groups of the checkpoint's tables overlap"
             )
         known |= groups
+
+    def _ascend(self, name: str, keys: Sequence[bytes], is_first: bool) -> bool:
+        """Whether all keys of a state so far have come in ascending order, these among them."""
+        last = b"" if is_first else self._last.get(name)
+        if last is None or not (last < keys[0] and all(map(lt, keys, islice(keys, 1, None)))):
+            self._last.pop(name, None)
+            return False
+        self._last[name] = keys[-1]
+        return True
 
 
 def _check_columns(table: StateTable, expected: pa.Schema) -> None:
