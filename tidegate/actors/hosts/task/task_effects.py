@@ -71,8 +71,9 @@ class TaskEffects:
         store = self._open_store(restore.root)
         options, task = self._context.options, self._descriptor.task
         backend, own = self._descriptor.backend, restore.job_id == self._context.job_id and not restore.savepoint
-        # The program of another job may declare other types: rows are brought to those, files are not.
-        folder = backend.directory if backend.kind == "rocksdb" and own else None
+        # Files of a native savepoint are copies, like those of the job's own checkpoints. A changelog begins with rows.
+        fits = own or (restore.savepoint and not backend.changelog)
+        folder = backend.directory if backend.kind == "rocksdb" and fits else None
         try:
             context = self._context
             restored = restore_task(
