@@ -12,7 +12,7 @@ import sysconfig
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import botocore.session
@@ -28,6 +28,24 @@ _PR_SET_PDEATHSIG = 1
 _START_TRIES_MAX = 5
 
 
+@dataclass(slots=True)
+class S3Process:
+    """The process of a server, for those who stop it: it keeps its files and its place, and comes back with both."""
+
+    folder: Path
+    ports: list[int]
+    running: subprocess.Popen[bytes]
+
+    def kill(self) -> None:
+        """As if its machine was switched off; who asks is refused a connection."""
+        self.running.kill()
+        self.running.wait()
+
+    def start(self) -> None:
+        """After `kill`. Returns before it answers."""
+        self.running = _start(self.folder, self.ports)
+
+
 @dataclass(frozen=True, slots=True)
 class S3Server:
     """Where a running server is and who may use it."""
@@ -35,6 +53,7 @@ class S3Server:
     endpoint_url: str
     secret: str
     """Its own: who asks another server at this place, which took the port first, is refused."""
+    process: S3Process = field(repr=False)
 
     @property
     def options(self) -> dict[str, object]:
@@ -54,17 +73,16 @@ def run_seaweed(folder: Path) -> Iterator[S3Server]:
         # Another process may take a port between the choice and the start, so a start that dies is tried again, on
         # other ports.
         ports = _free_ports(5)
-        process = _start(folder, ports)
+        process = S3Process(folder, ports, _start(folder, ports))
         try:
-            server = S3Server(f"http://127.0.0.1:{ports[0]}", secret)
-            if _make_bucket(process, server):
+            server = S3Server(f"http://127.0.0.1:{ports[0]}", secret, process)
+            if _make_bucket(process.running, server):
                 yield server
                 return
             log = (folder / "weed.log").read_text(errors="replace")[-2000:]
             assert attempt + 1 < _START_TRIES_MAX, f"the S3 server does not start:\n{log}"
         finally:
             process.kill()
-            process.wait()
 
 
 def forget_clients() -> None:

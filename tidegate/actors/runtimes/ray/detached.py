@@ -3,10 +3,10 @@
 Rules:
 
 - Its coordinator is a detached actor, which Ray restarts wherever it can. Its tasks belong to the coordinator.
-- Its program is held by a small detached actor: what a driver has put into Ray's memory goes with the driver. A
-  coordinator that is restarted reads it there.
+- Its program is held by small detached actors (`held_program.py`): what a driver has put into Ray's memory goes with
+  the driver. A coordinator that is restarted reads it there.
 - Its slots are its own: those of a session go with the session, as do the Spark executors beside them.
-- A job that is over leaves nothing: its slots are free at once, and its two actors go after `LINGER_S`. In that time
+- A job that is over leaves nothing: its slots are free at once, and its actors go after `LINGER_S`. In that time
   whoever is attached hears the end; later its event log tells it.
 """
 
@@ -26,12 +26,13 @@ from tidegate.actors.coordinator.job.job_spec import JobSpec
 from tidegate.actors.hosts.job_context import JobContext
 from tidegate.actors.runtimes.ray.coordinator_actor import CoordinatorProcess
 from tidegate.actors.runtimes.ray.fleet import FleetOptions, SlotPlacement
+from tidegate.actors.runtimes.ray.held_program import ProgramKeeper, find_actor, holders_of, read_program
 from tidegate.actors.runtimes.ray.memory_store import SCHEME
 from tidegate.actors.runtimes.ray.process.calls import CONCURRENCY_GROUPS, NAMESPACE
 from tidegate.actors.runtimes.ray.task_actor import Handle
 from tidegate.actors.runtimes.ray.token_check import is_on_spark
 from tidegate.actors.runtimes.running_job import JobCard, JobOverview, Submission
-from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.errors import ConfigurationError, TidegateError
 from tidegate.storage.ids import JobId
 from tidegate.storage.process_id import ProcessId
 
@@ -60,44 +61,31 @@ class Program:
     card: JobCard
 
 
-class HeldProgram:
-    """The class of the actor that holds the program of one job."""
-
-    def __init__(self, pickled: bytes) -> None:
-        self._pickled = pickled
-
-    def read(self) -> bytes:
-        """The program, pickled."""
-        return self._pickled
-
-    def size_bytes(self) -> int:
-        """How much it holds; answered once it does."""
-        return len(self._pickled)
-
-
 class DetachedCoordinator(CoordinatorProcess):
     """A coordinator without a driver: it fetches its program, and goes by itself when the job is over."""
 
-    def __init__(self, holder: str, namespace: str) -> None:
-        program = _read(holder, namespace)
-        self._holder = holder
+    def __init__(self, job_id: JobId, namespace: str) -> None:
+        pickled = read_program(job_id, namespace)
+        program: Program = cloudpickle.loads(pickled)
         self._leaving = False
         self._me = ray.get_runtime_context().current_actor
+        self._keeper = ProgramKeeper(job_id, namespace, pickled)
         super().__init__(program.spec, cloudpickle.dumps(ray.put(program.context)), program.options, program.card)
+        self._keeper.start()
 
     def _tell_end(self) -> None:
         super()._tell_end()
         if not self._leaving:
             self._leaving = True
+            self._keeper.close()
             threading.Thread(target=self._leave, name="tidegate-leave", daemon=True).start()
 
     def _leave(self) -> None:
         release_slots(self._options)
         threading.Event().wait(LINGER_S)
-        _kill(_handle(self._holder, self._options.namespace), self._me)
+        _kill(*_holders(self._spec.job_id, self._options.namespace), self._me)
 
 
-_Holder: Any = _remote(num_cpus=0, max_restarts=0)(HeldProgram)
 _Coordinator: Any = _remote(num_cpus=0, max_task_retries=0, concurrency_groups=CONCURRENCY_GROUPS)(DetachedCoordinator)
 
 
@@ -115,7 +103,7 @@ def check_detachable(name: str, namespace: str, urls: Sequence[str]) -> None:
                 f"{what}: checkpoints in memory ({url}) go with this script; name a storage that all nodes share "
                 "(CheckpointConfig(storage=...))"
             )
-    if (taken := _handle(f"{name}/coordinator", namespace)) is not None and not _is_over(taken):
+    if (taken := find_actor(f"{name}/coordinator", namespace)) is not None and not _is_over(taken):
         raise ConfigurationError(
             f"{what}: a job of this name runs on this Ray already. Give this one another name, or end that one first "
             f"(`tidegate job {name} stop`, or env.attach({name!r}).cancel())"
@@ -125,7 +113,7 @@ def check_detachable(name: str, namespace: str, urls: Sequence[str]) -> None:
 def own_slots(job_id: str, width: int) -> SlotPlacement:
     """Slots that belong to the job alone. ConfigurationError where the cluster has no room."""
     group = ray.util.placement_group(
-        [{"CPU": 1}] * width, strategy="SPREAD", name=f"{job_id} (slots)", lifetime="detached"
+        [{"CPU": 1}] * width, strategy="SPREAD", name=_slots_of(job_id), lifetime="detached"
     )
     if not group.wait(timeout_seconds=SLOTS_TIMEOUT_S):
         ray.util.remove_placement_group(group)
@@ -142,20 +130,18 @@ def start_detached(submission: Submission, options: FleetOptions, restarts_max: 
     name, job_id, namespace = submission.spec.job_name, submission.spec.job_id, options.namespace
     options = replace(options, driver=RAY_RESTARTS_IT)
     named = {"namespace": namespace, "lifetime": "detached"}
-    held: Handle | None = None
     actor: Handle | None = None
     try:
         program = cloudpickle.dumps(Program(submission.spec, submission.context, options, submission.card))
         _let_go_of_what_is_over(name, namespace)
-        held = _Holder.options(name=_holder_of(job_id), **named).remote(program)
-        ray.get(held.size_bytes.remote(), timeout=START_TIMEOUT_S)
+        ProgramKeeper(job_id, namespace, program).fill()
         # Whoever has this name has the job's.
         actor = _Coordinator.options(name=f"{name}/coordinator", max_restarts=restarts_max, **named).remote(
-            _holder_of(job_id), namespace
+            job_id, namespace
         )
         ray.get(actor.identify.remote(), timeout=START_TIMEOUT_S)
     except BaseException as error:
-        _kill(actor, held)
+        _kill(actor, *_holders(job_id, namespace))
         release_slots(options)
         if isinstance(error, ActorAlreadyExistsError):
             raise ConfigurationError(f"a job named {name!r} was started on this Ray at the same moment") from error
@@ -170,12 +156,12 @@ def start_detached(submission: Submission, options: FleetOptions, restarts_max: 
 
 def leave_nothing(name: str, job_id: JobId, namespace: str = NAMESPACE) -> None:
     """End what a detached job has left whose coordinator is lost for good."""
-    holder = _handle(_holder_of(job_id), namespace)
     try:
-        release_slots(_read(_holder_of(job_id), namespace).options)
-    except (RayError, ValueError) as error:
-        log.warning("the slots of %s may be left behind: %s", job_id, error)
-    _kill(_handle(f"{name}/coordinator", namespace), holder)
+        program: Program = cloudpickle.loads(read_program(job_id, namespace))
+        release_slots(program.options)
+    except (RayError, TidegateError) as error:
+        _release_by_name(job_id, error)
+    _kill(find_actor(f"{name}/coordinator", namespace), *_holders(job_id, namespace))
 
 
 def release_slots(options: FleetOptions) -> None:
@@ -184,14 +170,24 @@ def release_slots(options: FleetOptions) -> None:
         ray.util.remove_placement_group(options.placement.placement_group)
 
 
+def _release_by_name(job_id: JobId, why: Exception) -> None:
+    """The slots of a job whose program is lost."""
+    try:
+        ray.util.remove_placement_group(ray.util.get_placement_group(_slots_of(job_id)))
+    except ValueError:
+        log.warning(
+            "if job %s had slots, they may be left behind (`ray list placement-groups` shows them): %s", job_id, why
+        )
+
+
 def _let_go_of_what_is_over(name: str, namespace: str) -> None:
     """A job of this name that only waits for somebody to hear its end waits no longer. Raises RayError."""
-    coordinator = _handle(f"{name}/coordinator", namespace)
+    coordinator = find_actor(f"{name}/coordinator", namespace)
     if coordinator is not None and _is_over(coordinator):
         overview: JobOverview = ray.get(coordinator.overview.remote(), timeout=CALL_TIMEOUT_S)
-        _kill(coordinator, _handle(_holder_of(overview.card.job_id), namespace))
+        _kill(coordinator, *_holders(overview.card.job_id, namespace))
         for _ in range(KILL_STEPS_MAX):
-            if _handle(f"{name}/coordinator", namespace) is None:
+            if find_actor(f"{name}/coordinator", namespace) is None:
                 return
             threading.Event().wait(KILL_STEP_S)
 
@@ -202,14 +198,12 @@ def _kill(*actors: Handle | None) -> None:
             ray.kill(actor, no_restart=True)
 
 
-def _holder_of(job_id: JobId) -> str:
-    return f"{job_id}/program"
+def _slots_of(job_id: str) -> str:
+    return f"{job_id} (slots)"
 
 
-def _read(holder: str, namespace: str) -> Program:
-    pickled: Any = ray.get(ray.get_actor(holder, namespace=namespace).read.remote(), timeout=START_TIMEOUT_S)
-    program: Program = cloudpickle.loads(pickled)
-    return program
+def _holders(job_id: JobId, namespace: str) -> list[Handle]:
+    return [held for name in holders_of(job_id) if (held := find_actor(name, namespace)) is not None]
 
 
 def _is_over(coordinator: Handle) -> bool:
@@ -218,13 +212,6 @@ def _is_over(coordinator: Handle) -> bool:
         return bool(ray.get(coordinator.view.remote(0.0), timeout=CALL_TIMEOUT_S).ended)
     except RayError:
         return False
-
-
-def _handle(name: str, namespace: str) -> Handle | None:
-    try:
-        return ray.get_actor(name, namespace=namespace)
-    except ValueError:
-        return None
 
 
 def _started_here() -> bool:

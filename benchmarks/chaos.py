@@ -1,0 +1,197 @@
+"""Chaos on Ray: keyed jobs under faults of all kinds. Are their tables exact, and how long did rows stand still?
+
+    python benchmarks/chaos.py --faults 30 --seed 1
+
+A Ray of `--nodes` nodes beside its head runs on this machine, and an S3 server (SeaweedFS) that holds checkpoints and
+tables. Run after run a keyed job of four or six tasks and a spare process is started, in one configuration after the
+other, and `--faults-a-run` faults strike it:
+
+    task killed                  SIGKILL of the process of a task
+    task stopped                 SIGSTOP of one: it lives and does not answer
+    coordinator killed           SIGKILL of its process
+    driver killed                SIGKILL of the driver of a detached job; this process attaches to the job
+    node lost                    SIGKILL of a raylet: everything on its node goes; another node is started
+    node of the coordinator lost the same where the coordinator is, if that is not the head of Ray
+    S3 restarted                 SIGKILL of the S3 server, which is started again at once
+    S3 refuses, S3 silent        no server takes connections for 15 s; it takes them and does not answer for 30 s
+
+One of five comes on top of another one, while the job recovers. The seed decides configurations, faults, victims and
+moments; what the machine does meanwhile differs from run to run. In the end the tables of a run must hold the rows of
+a reference that polars computes. Exit code 1 if a row is lost or doubled, a job hangs or fails, or leaves a process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import random
+import shutil
+import statistics
+import sys
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+# Processes of jobs and drivers import the modules of this folder.
+os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).resolve().parent), os.environ.get("PYTHONPATH", "")])
+# Deaths that are brought about on purpose are no news. Ray reads this when it is imported.
+os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", "A worker died|has been marked dead|Raylet is terminated")
+
+from chaos_cluster import Nodes, nodes_on_this_machine
+from chaos_job import CONFIGURATIONS, Plan
+from chaos_run import KINDS, Fault, Outcome, Run
+from common import describe_machine
+from rich.console import Console
+from rich.table import Table
+
+from tidegate.storage.units import parse_duration_ms
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "support"))
+_SEAWEED: Any = importlib.import_module("seaweed")
+"""The S3 server is that of the tests."""
+
+ON_TOP_SHARE = 0.2
+ON_TOP = ("task killed", "coordinator killed", "S3 restarted")
+"""Faults that may strike while the job recovers from another one."""
+MORE_OFTEN = ("task killed", "coordinator killed")
+
+
+Say = Callable[[str], None]
+
+
+def draw(count: int, a_run: int, kinds: list[str], rng: random.Random) -> list[list[Fault]]:
+    """The faults of each run: every kind comes before one comes again; a driver dies once a run at most."""
+    deck: list[str] = []
+    runs: list[list[Fault]] = []
+    while count > 0:
+        faults: list[Fault] = []
+        for number in range(min(a_run, count)):
+            if len(deck) < a_run:
+                more = [*kinds, *(kind for kind in MORE_OFTEN if kind in kinds)]
+                rng.shuffle(more)
+                deck += more
+            on_top = number > 0 and rng.random() < ON_TOP_SHARE
+            had = {fault.kind for fault in faults} & {"driver killed"}
+            fitting = [kind for kind in deck if kind not in had and (not on_top or kind in ON_TOP)]
+            kind = fitting[0] if fitting else "task killed"
+            if fitting:
+                deck.remove(kind)
+            faults.append(Fault(kind, rng.random(), on_top))
+        count -= len(faults)
+        runs.append(faults)
+    return runs
+
+
+def play(
+    number: int, faults: list[Fault], nodes: Nodes, server: Any, arguments: argparse.Namespace, say: Any
+) -> Outcome:
+    """One run."""
+    configuration = list(CONFIGURATIONS)[(arguments.seed + number) % len(CONFIGURATIONS)]
+    if arguments.configuration is not None:
+        configuration = arguments.configuration
+    name = f"chaos-{arguments.seed}-{number}"
+    local = (arguments.folder / name).resolve()
+    shutil.rmtree(local, ignore_errors=True)
+    local.mkdir(parents=True)
+    plan = Plan(
+        name,
+        configuration,
+        f"s3://{_SEAWEED.BUCKET}/{name}-{uuid.uuid4().hex[:6]}",
+        local,
+        arguments.rows,
+        arguments.interval,
+        arguments.standbys,
+    )
+    rng = random.Random(f"{arguments.seed}/{number}")
+    interval_s = parse_duration_ms(arguments.interval) / 1_000
+    run = Run(plan, nodes, server.process, rng, interval_s, arguments.limit_s, say)
+    outcome = run.play(faults)
+    if not outcome.bad:
+        shutil.rmtree(local)
+    return outcome
+
+
+def show(outcomes: list[Outcome], console: Console) -> None:
+    """A line for each kind of fault."""
+    table = Table(title="how long rows stood still after a fault, in seconds")
+    for column in ("fault", "count", "alone", "median", "worst"):
+        table.add_column(column, justify="left" if column == "fault" else "right")
+    struck = [one for outcome in outcomes for one in outcome.struck]
+    for kind in KINDS:
+        of_kind = [one for one in struck if one.fault.kind == kind]
+        if of_kind:
+            times = [one.still_ms / 1_000 for one in of_kind if one.still_ms is not None]
+            figures = (f"{statistics.median(times):.1f}", f"{max(times):.1f}") if times else ("-", "-")
+            table.add_row(kind, str(len(of_kind)), str(len(times)), *figures)
+    table.add_section()
+    table.add_row("all", str(len(struck)), str(sum(one.still_ms is not None for one in struck)))
+    console.print(table)
+
+
+def main() -> int:
+    """All runs; returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--faults", type=int, default=30, help="of all runs together (default 30)")
+    parser.add_argument("--faults-a-run", type=int, default=5, help="default 5")
+    parser.add_argument("--seed", type=int, default=1, help="decides faults, victims and moments (default 1)")
+    parser.add_argument("--only", nargs="+", choices=KINDS, default=list(KINDS), metavar="KIND", help="of these kinds")
+    parser.add_argument("--configuration", choices=CONFIGURATIONS, help="this one alone")
+    parser.add_argument("--nodes", type=int, default=3, help="of Ray, beside its head, 2 CPUs each (default 3)")
+    parser.add_argument("--standbys", type=int, default=1, help="spare processes of each job (default 1)")
+    parser.add_argument("--rows", type=int, default=150_000, help="of each run (default 150,000)")
+    parser.add_argument("--interval", default="1s", help="time between checkpoints (default 1s)")
+    parser.add_argument("--limit-s", type=float, default=180.0, help="what takes longer is a hang (default 180)")
+    parser.add_argument("--folder", type=Path, default=Path(".bench/chaos"), help="where files go")
+    arguments = parser.parse_args()
+    console = Console()
+    describe_machine(console)
+
+    def say(line: str) -> None:
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+    runs = draw(arguments.faults, arguments.faults_a_run, arguments.only, random.Random(arguments.seed))
+    outcomes = []
+    folder = arguments.folder.resolve() / "s3"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    with _SEAWEED.run_seaweed(folder) as server:
+        os.environ |= {
+            "AWS_DEFAULT_REGION": "us-east-1",
+            "AWS_ACCESS_KEY_ID": str(server.options["key"]),
+            "AWS_SECRET_ACCESS_KEY": str(server.options["secret"]),
+            "AWS_ENDPOINT_URL": str(server.endpoint_url),
+        }
+        with nodes_on_this_machine(arguments.nodes) as nodes:
+            say(f"logs: {nodes.logs}")
+            for number, faults in enumerate(runs, 1):
+                say(f"run {number}/{len(runs)}, {time.strftime('%H:%M:%S')}: {', '.join(_words(f) for f in faults)}")
+                outcome = play(number, faults, nodes, server, arguments, say)
+                outcomes.append(outcome)
+                _tell(outcome, say)
+    show(outcomes, console)
+    lost, doubled = sum(o.lost for o in outcomes), sum(o.doubled for o in outcomes)
+    hangs, problems = sum(len(o.hangs) for o in outcomes), sum(len(o.problems) for o in outcomes)
+    say(
+        f"{len(outcomes)} runs, {sum(len(o.struck) for o in outcomes)} faults: {lost} rows lost, {doubled} doubled, "
+        f"{hangs} hangs, {problems} other problems"
+    )
+    return 1 if any(outcome.bad for outcome in outcomes) else 0
+
+
+def _words(fault: Fault) -> str:
+    return f"(on top) {fault.kind}" if fault.on_top else fault.kind
+
+
+def _tell(outcome: Outcome, say: Say) -> None:
+    end = outcome.end
+    ended = "" if end is None else f", {end.restarts} restarts, {end.completed_checkpoints} checkpoints"
+    say(f"  {outcome.plan.configuration}: {'BAD' if outcome.bad else 'equal'}{ended}, {outcome.seconds:.0f} s")
+    for line in (*outcome.hangs, *outcome.problems):
+        say(f"  {line}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

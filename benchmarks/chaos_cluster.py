@@ -1,0 +1,105 @@
+"""What `chaos.py` breaks beside processes of a job: a Ray of several nodes on this machine, an S3 server, a driver.
+
+Rules: every process that is started here is known by its id and stopped by it. Nodes are Ray's own (raylets that
+think they are machines); the head node has no CPUs, and is not lost: a Ray without it is no Ray any more.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import ray
+from chaos_job import SUBMITTED, Plan
+from ray.cluster_utils import Cluster
+
+CPUS_A_NODE = 2
+RAYLET = "raylet"
+
+
+class Nodes:
+    """The nodes of a Ray on this machine."""
+
+    def __init__(self, count: int) -> None:
+        # Ray's types know nothing of its clusters for tests.
+        make: Any = Cluster
+        self._cluster = make(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+        self._nodes: dict[str, Any] = {}
+        for _ in range(count):
+            self.start_one()
+        self.address: str = self._cluster.address
+        context: Any = ray.init(
+            address=self.address, namespace="tidegate", log_to_driver=False, logging_level=logging.ERROR
+        )
+        self.logs = Path(context.address_info["session_dir"]) / "logs"
+
+    def start_one(self) -> None:
+        """One more."""
+        node = self._cluster.add_node(num_cpus=CPUS_A_NODE)
+        self._nodes[node.node_id] = node
+
+    @property
+    def ids(self) -> set[str]:
+        """Those that may be lost."""
+        return set(self._nodes)
+
+    def kill(self, node_id: str) -> None:
+        """The raylet of a node; everything on the node goes with it."""
+        (raylet,) = self._nodes[node_id].all_processes[RAYLET]
+        os.kill(raylet.process.pid, signal.SIGKILL)
+
+    def clear_up(self, node_id: str) -> None:
+        """What is left of a node that was killed."""
+        self._cluster.remove_node(self._nodes.pop(node_id), allow_graceful=False)
+
+    def close(self) -> None:
+        """Stop all of them."""
+        ray.shutdown()
+        self._cluster.shutdown()
+
+
+@contextmanager
+def nodes_on_this_machine(count: int) -> Iterator[Nodes]:
+    """A Ray of so many nodes beside its head, until the block ends."""
+    nodes = Nodes(count)
+    try:
+        yield nodes
+    finally:
+        nodes.close()
+
+
+def start_driver(plan: Plan, address: str, limit_s: float) -> subprocess.Popen[str]:
+    """A driver of its own that has submitted the job, detached. Raises RuntimeError."""
+    path, log = plan.local / "plan", plan.local / "driver.log"
+    path.write_bytes(pickle.dumps(plan))
+    with log.open("w") as errors:
+        driver = subprocess.Popen(
+            [sys.executable, "-c", "import sys, chaos_job; chaos_job.drive(*sys.argv[1:])", address, str(path)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+        )
+    limit = threading.Timer(limit_s, driver.kill)
+    limit.start()
+    assert driver.stdout is not None
+    started = any(line.strip() == SUBMITTED for line in driver.stdout)
+    limit.cancel()
+    if started:
+        return driver
+    raise RuntimeError(f"the driver ended with {driver.wait()}: {log.read_text()[-2000:]}")
+
+
+def end_of(pid: int, number: signal.Signals) -> None:
+    """Send a signal to a process, which may have gone."""
+    with suppress(ProcessLookupError):
+        os.kill(pid, number)

@@ -1,0 +1,252 @@
+"""The jobs that `chaos.py` breaks: a paced source, keyed state, tables, and the moments at which rows came.
+
+Rules:
+
+- The source gives rows slowly, and never the last one, until a gate (a file) is there: a job cannot end before its last
+  fault. Then it gives them as fast as it can.
+- What the tables must hold is computed from the same rows, by polars, without tidegate.
+- Each keyed subtask writes down when it takes in rows, in a file of its own, whatever process it is in. So how long
+  rows stood still is seen from outside, also while nobody answers.
+
+A job may run detached: `drive` is all that the driver does which submits it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+import ray
+from common import GeneratedSource
+
+import tidegate as tg
+from tidegate.actors.runtimes.ray.ray_runtime import RayJob, RayRuntime, SlotPlacement
+
+PARALLELISM = 2
+KEYS = 211
+ROWS_A_READ = 8
+READ_S = 0.02
+"""While the gate is closed."""
+BATCH_ROWS = 500
+STAMP_EVERY_MS = 20
+SOURCE, KEYED = "rows", "keyed"
+SUBMITTED = "submitted"
+
+CONFIGURATIONS: Mapping[str, Mapping[str, Any]] = {
+    "aligned": {},
+    "unaligned": {"unaligned": True},
+    "columnar": {"incremental": True},
+    "changelog": {"changelog": True},
+    "RocksDB": {"backend": "rocksdb"},
+    "local copies": {"incremental": True, "local_copies": True},
+}
+WITH_TOTALS = ("columnar", "changelog", "RocksDB")
+"""In these configurations there is an aggregate beside the process function."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One job."""
+
+    name: str
+    configuration: str
+    storage: str
+    """URL of its checkpoints and tables."""
+    local: Path
+    """Folder of this machine for its gate, its stamps and its local copies."""
+    rows: int
+    interval: str
+    standbys: int
+
+    @property
+    def source(self) -> GeneratedSource:
+        """All rows."""
+        return GeneratedSource(self.rows, KEYS, 2 * PARALLELISM)
+
+    @property
+    def gate(self) -> Path:
+        """Once it is there the job may end."""
+        return self.local / "gate"
+
+
+@dataclass(frozen=True)
+class PacedSource:
+    """Rows of a `GeneratedSource`, slowly until the gate is there."""
+
+    rows: GeneratedSource
+    gate: Path
+
+    @property
+    def schema(self) -> pa.Schema:
+        """id, key, value."""
+        return self.rows.schema
+
+    def splits(self) -> Sequence[tg.SourceSplit]:
+        """Those of the source."""
+        return self.rows.splits()
+
+    def reader(self) -> tg.SourceReader:
+        """A reader that looks at the gate before each read."""
+        return _PacedReader(self.rows.reader(), self.gate)
+
+
+class _PacedReader:
+    def __init__(self, reader: tg.SourceReader, gate: Path) -> None:
+        self._reader = reader
+        self._gate = gate
+
+    def read(self, split: tg.SourceSplit, offset: int, rows_max: int) -> tg.ReadResult:
+        """Rows of one part."""
+        if not self._gate.exists():
+            time.sleep(READ_S)
+            rows_max = min(rows_max, ROWS_A_READ, split.rows - offset - 1)
+            if rows_max <= 0:
+                return tg.ReadResult(None, offset, at_end=False)
+        return self._reader.read(split, offset, rows_max)
+
+    def close(self) -> None:
+        """Of the source."""
+        self._reader.close()
+
+
+class _Stamps:
+    """When a subtask took in rows, as 8 bytes each: nanoseconds since the epoch."""
+
+    def __init__(self, folder: Path, subtask: int) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._descriptor = os.open(folder / f"{subtask}", os.O_CREAT | os.O_APPEND | os.O_WRONLY)
+        self._last_ns = 0
+
+    def rows_came(self) -> None:
+        """Now."""
+        now_ns = time.time_ns()
+        if now_ns - self._last_ns >= STAMP_EVERY_MS * 1_000_000:
+            self._last_ns = now_ns
+            os.write(self._descriptor, now_ns.to_bytes(8, "little"))
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+
+class Numbered(tg.ProcessFunction):
+    """Numbers the rows of each key, by keyed state."""
+
+    def __init__(self, stamps: Path) -> None:
+        self._folder = stamps
+
+    def open(self, context: tg.ProcessContext) -> None:
+        """Bind the state."""
+        self._n = context.state(tg.ValueState("n", pa.int64()))
+        self._stamps = _Stamps(self._folder, context.subtask)
+
+    def process(self, row: dict[str, Any], context: tg.ProcessContext) -> Any:
+        """One row gives one row."""
+        self._stamps.rows_came()
+        n = (self._n.value() or 0) + 1
+        self._n.update(n)
+        yield {"key": row["key"], "n": n}
+
+    def close(self) -> None:
+        """Of the stamps."""
+        if hasattr(self, "_stamps"):
+            self._stamps.close()
+
+
+def build(env: tg.StreamEnvironment, plan: Plan) -> dict[str, tg.OutputTable]:
+    """The pipeline; its tables by name."""
+    rows = env.from_source(PacedSource(plan.source, plan.gate), name=SOURCE, uid=SOURCE)
+    by_key = rows.key_by("key")
+    schema = pa.schema([("key", pa.int64()), ("n", pa.int64())])
+    numbered = by_key.process(Numbered(plan.local / "stamps"), schema=schema, name=KEYED, uid=KEYED)
+    tables = {
+        "rows": rows.to_table(f"{plan.storage}/rows", uid="rows-table"),
+        "numbered": numbered.to_table(f"{plan.storage}/numbered", uid="numbered-table"),
+    }
+    if plan.configuration in WITH_TOTALS:
+        totals = by_key.aggregate(emit="update", name="totals", uid="totals", n=tg.count(), total=tg.sum("value"))
+        tables["totals"] = totals.to_table(f"{plan.storage}/totals", mode="upsert", keys=("key",), uid="totals-table")
+    return tables
+
+
+def reference(plan: Plan) -> dict[str, pl.DataFrame]:
+    """What the tables must hold, computed by polars from the same rows."""
+    frame = pl.DataFrame(plan.source.batch(0, plan.rows))
+    expected = {
+        "rows": frame,
+        "numbered": frame.select("key", pl.int_range(1, pl.len() + 1, dtype=pl.Int64).over("key").alias("n")),
+    }
+    if plan.configuration in WITH_TOTALS:
+        n, total = pl.len().cast(pl.Int64).alias("n"), pl.col("value").sum().alias("total")
+        expected["totals"] = frame.group_by("key").agg(n, total)
+    return expected
+
+
+def submit(plan: Plan, runtime: RayRuntime, *, detached: bool) -> RayJob:
+    """Start the job."""
+    options = tg.DataPlaneOptions(source_rows_max=BATCH_ROWS)
+    env = tg.StreamEnvironment(runtime, PARALLELISM, options=options)
+    build(env, plan)
+    settings = dict(CONFIGURATIONS[plan.configuration])
+    if settings.get("local_copies"):
+        settings["local_directory"] = str(plan.local / "copies")
+    submission = env.plan(
+        plan.name,
+        checkpoints=tg.CheckpointConfig(
+            interval=plan.interval,
+            storage=f"{plan.storage}/checkpoints",
+            retained=2,
+            tolerable_failed=100_000,
+            heartbeat_interval="1s",
+            heartbeat_timeout="15s",
+            **settings,
+        ),
+        restart=tg.RestartStrategy.exponential_delay(initial="100ms", maximum="2s", reset_after="10s"),
+    )
+    return runtime.submit(replace(submission, detached=detached))
+
+
+def slots() -> SlotPlacement:
+    """A CPU for each subtask, on nodes of their own where there are so many."""
+    group = ray.util.placement_group([{"CPU": 1}] * PARALLELISM, strategy="SPREAD")
+    ray.get(group.ready())
+    return SlotPlacement(group, tuple(range(PARALLELISM)))
+
+
+def stood_still_ms(plan: Plan, since_ns: int, until_ns: int) -> int:
+    """The longest time after a moment in which one of the keyed subtasks took in no row."""
+    longest_ns = 0
+    for subtask in range(PARALLELISM):
+        stamps = np.fromfile(plan.local / "stamps" / str(subtask), dtype=np.int64)
+        inside = np.sort(stamps[(stamps > since_ns) & (stamps < until_ns)])
+        longest_ns = max(longest_ns, int(np.diff([since_ns, *inside, until_ns]).max()))
+    return longest_ns // 1_000_000
+
+
+def rows_came_since(plan: Plan, since_ns: int) -> bool:
+    """Whether every keyed subtask has taken in rows after a moment."""
+    files = [plan.local / "stamps" / str(subtask) for subtask in range(PARALLELISM)]
+    return all(file.exists() and _last(file) > since_ns for file in files)
+
+
+def _last(file: Path) -> int:
+    stamps = np.fromfile(file, dtype=np.int64)
+    return int(stamps.max()) if len(stamps) else 0
+
+
+def drive(address: str, path: str) -> None:
+    """A driver: submit a detached job, say so, and wait to be killed."""
+    plan: Plan = pickle.loads(Path(path).read_bytes())
+    ray.init(address=address, namespace="tidegate", log_to_driver=False, logging_level=logging.ERROR)
+    submit(plan, RayRuntime(slots(), standbys=plan.standbys), detached=True)
+    print(SUBMITTED, flush=True)
+    sys.stdin.read()
