@@ -102,7 +102,6 @@ PREDICATE_PATCHES: dict[str, tuple[int, Patch]] = {
     "predicates: a refused acknowledgement takes others along": (
         5, _coordinator("may_delete_refused", True, patch.object(SharedStateRegistry, "not_needed", _all_of_them))
     ),
-    "predicates: what is counted may be refused": (5, _coordinator("is_counted", False)),
     "predicates: a sweep does not wait for storage": (
         5, _coordinator("may_sweep", True, patch.object(CoordinatorMachine, "_end_if_over", _ends_at_once))
     ),
@@ -128,8 +127,6 @@ PREDICATE_PATCHES: dict[str, tuple[int, Patch]] = {
 
 PREDICATE_FIXED: Mapping[str, Mapping[str, str | int]] = {
     "predicates: an attempt does not wait for fates": {"faults": "all"},
-    "predicates: what is counted may be refused": {"faults": "all", "ask": "savepoint"},
     "predicates: sinks commit out of turn": {"faults": "storage"},
 }
-"""What is not drawn for them: fates that are unknown, acknowledgements that come again while a coordinator is lost, and
-a storage that leaves several commits."""
+"""What is not drawn for them: fates that are unknown, and a storage that leaves several commits."""

@@ -12,7 +12,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from broken import BROKEN
+from broken import BROKEN, Break
 from pipelines import keyed
 
 from tidegate.seed_runs import quiet
@@ -81,6 +81,22 @@ def test_no_random_scenario_violates_an_invariant(reports: list[SimulationReport
 def test_seeds_that_once_violated_an_invariant(seed: int) -> None:
     """What each has shown once."""
     report = simulate_random(seed, shrink=False)
+    assert report.ok, report
+
+
+@pytest.mark.parametrize(
+    ("seed", "chosen"),
+    [
+        pytest.param(
+            70_138,
+            {"faults": "coordinator", "state": "changelog", "interval_ms": 60},
+            id="checkpoints are given up by a coordinator that dies before it could tell",
+        ),
+    ],
+)
+def test_seeds_that_once_violated_an_invariant_with_some_values_chosen(seed: int, chosen: dict[str, str | int]) -> None:
+    """What each has shown once, where not all of its values were drawn."""
+    report = Break(5, fixed=chosen).simulate(seed)
     assert report.ok, report
 
 

@@ -51,6 +51,8 @@ class Watch:
         self._options: dict[int, BarrierOptions] = {}
         self._bases: dict[int, int | None] = {}
         self._open: set[int] = set()
+        self._lost: set[int] = set()
+        """Open when a coordinator took over, which gives them up; but for one that storage decides about."""
         self._aborted: set[int] = set()
         self._acknowledged: set[tuple[int, str]] = set()
         self._asked: dict[str, SnapshotKind] = {}
@@ -129,7 +131,7 @@ class Watch:
             number = int(event.checkpoint_id)
             if number in self._open:
                 return
-            pending = [self._options[open_].kind for open_ in sorted(self._open)]
+            pending = [self._options[open_].kind for open_ in sorted(self._open - self._lost)]
             if check_limits(self.oracle.spec.checkpoints, number, event.options.kind, pending):
                 self.coverage.saw("savepoint_ahead")
             self._open.add(number)
@@ -142,6 +144,7 @@ class Watch:
         elif isinstance(event, ev.CoordinatorTookOver):
             # Given up with their coordinator. Another one may have been lost since, before it could tell.
             self.oracle.files.attempt_is_over()
+            self._lost = set(self._open)
         elif isinstance(event, ev.CheckpointAborted):
             number = int(event.checkpoint_id)
             if number not in self._aborted:
