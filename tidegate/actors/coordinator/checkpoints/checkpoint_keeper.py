@@ -1,4 +1,4 @@
-"""Takes the checkpoints of one job: from a request over the trigger to the last acknowledgement.
+"""Takes the checkpoints of one job: from the request, through the trigger, to the last acknowledgement.
 
 The machine hands `CheckpointKeeper` the events of checkpoints. It works on the coordinator's state and appends
 instructions. A failed checkpoint leaves a verdict for the job in the context, and the machine carries it out. What

@@ -1,4 +1,4 @@
-"""Completes checkpoints: from the last acknowledgement over the export of a savepoint and `_metadata` to completion.
+"""Completes checkpoints: copies a savepoint into its own folder, creates `_metadata`, and counts what is complete.
 
 `CheckpointWriter` takes over when all tasks have acknowledged. Rules:
 

@@ -1,7 +1,10 @@
 """Counts failed checkpoints, and says when there are too many for the attempt (Flink's `CheckpointFailureManager`).
 
-Rules: only reasons of the closed list that are counted count, only of checkpoints of the attempt that runs, and not of
-savepoints; a completed checkpoint forgives all before it. A checkpoint fails once, so it is counted once.
+Rules:
+
+- A failed checkpoint counts if its reason is one that counts (`CheckpointFailureReason.counted`), it is no savepoint,
+  and it is of the newest attempt.
+- Failures count in a row: a completed checkpoint forgives all before it. A checkpoint fails once, so it counts once.
 """
 
 from __future__ import annotations
