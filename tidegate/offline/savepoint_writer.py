@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import logging
 import secrets
+import tempfile
 from collections.abc import Sequence
+from contextlib import ExitStack
 from types import TracebackType
 from typing import Any, Literal, Self
 
@@ -19,6 +21,7 @@ import pyarrow as pa
 from tidegate.actors.graph.job_graph import MAX_PARALLELISM
 from tidegate.actors.operators.state.keyed_state import KeyedState, ListState, MapState
 from tidegate.api.submission.submission import make_job_id
+from tidegate.offline.spark_rows import staged_rows
 from tidegate.offline.state_rows import PutState, keyed_rows, operator_rows
 from tidegate.offline.written_subtasks import ChangedVertices, Changes
 from tidegate.recovery.state_catalog import find_state
@@ -86,6 +89,7 @@ class SavepointWriter:
         self._store = open_store(join_url(open_store(target).url, name))
         self._changes = Changes({}, set(), set())
         self._path: str | None = None
+        self._waiting = ExitStack()
         self._check_is_new()
 
     @property
@@ -106,10 +110,16 @@ class SavepointWriter:
         `rows` is an Arrow table, batch or reader, a polars or a Spark DataFrame: the columns `keys`, each key once, and
         one column named as the state, which is brought into its declared type. A row whose value is null, or an empty
         list or map, is no state and left out. A state that is named by a string is taken as `read_state` gives it:
-        running aggregates by "aggregate", timers by "timers". Rows of a Spark DataFrame pass through the driver.
+        running aggregates by "aggregate", timers by "timers". Rows of a reader or a Spark DataFrame pass through the
+        driver a batch at a time; what is more than 64 MB waits among its temporary files. Executors write those of a
+        DataFrame to the target first, so it has to be storage that they see.
         """
         info = self._operator(uid, tuple(keys))
-        put = keyed_rows(info, tuple(keys), state, rows, self._stored_keys(info.uid))
+        known = self._stored_keys(info.uid)
+        with ExitStack() as stack:
+            if hasattr(rows, "sparkSession"):
+                rows = stack.enter_context(staged_rows(rows, self._store))
+            put = keyed_rows(info, tuple(keys), state, rows, known, self._max_parallelism, self._waiting_folder)
         self._put(info, put)
         return self
 
@@ -152,6 +162,8 @@ class SavepointWriter:
         except BaseException:
             self._leave_nothing(folder)
             raise
+        finally:
+            self._waiting.close()
         self._path = self._store.url
         return self._path
 
@@ -161,8 +173,15 @@ class SavepointWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is None and self._path is None:
-            self.write()
+        try:
+            if error is None and self._path is None:
+                self.write()
+        finally:
+            self._waiting.close()
+
+    def _waiting_folder(self) -> str:
+        """A folder of its own for rows that wait to be written; it goes with the writer."""
+        return self._waiting.enter_context(tempfile.TemporaryDirectory(prefix="tidegate-"))
 
     def _create(self, folder: str) -> None:
         vertices = ChangedVertices(

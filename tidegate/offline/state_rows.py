@@ -7,24 +7,30 @@ key comes once. Values are brought into the declared type, exactly or not at all
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
+from tidegate.actors.kernels.hashing import hash_columns
 from tidegate.actors.operators.state.keyed_state import KeyedState, ListState, MapState
 from tidegate.actors.operators.state.keys import key_columns, key_schema
 from tidegate.actors.operators.state.operator_state import KEY, VALUE
 from tidegate.actors.operators.state.timers import TIMERS_STATE
 from tidegate.actors.operators.state.ttl import timed_now
+from tidegate.offline.spilled_rows import SpilledRows
 from tidegate.storage.checkpoints.metadata import OperatorInfo, StateKind
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.schemas.columns_text import columns_text
 from tidegate.storage.schemas.dictionaries import widened
 
+MEMORY_BYTES = 64 * 1024 * 1024
+"""Rows that come one batch after the other are held up to so many bytes."""
 _SHOWN_MAX = 3
 
 
@@ -35,16 +41,91 @@ class PutState:
     state: str
     kind: StateKind
     keys: tuple[str, ...]
-    rows: pa.Table
+    rows: pa.Table | SpilledRows
+    hashed: tuple[str, ...] = ()
+    """Those columns that make a row one: of timers all of them."""
+
+    @property
+    def key_schema(self) -> pa.Schema:
+        """The key columns as they rest."""
+        return pa.schema([self.rows.schema.field(name).remove_metadata() for name in self.keys])
+
+    def tables(self, owned: range) -> Iterator[pa.Table]:
+        """The rows, a part that memory holds at a time, of keyed state those of some key groups and perhaps others.
+
+        ConfigurationError for a key that comes twice.
+        """
+        if isinstance(self.rows, pa.Table):
+            yield self.rows
+            return
+        for table in self.rows.tables(owned):
+            check_unique(table.select(list(self.hashed)), f"state {self.state!r}")
+            yield table
 
 
 def keyed_rows(
-    info: OperatorInfo, keys: tuple[str, ...], state: KeyedState | str, rows: Any, stored_keys: pa.Schema | None
+    info: OperatorInfo,
+    keys: tuple[str, ...],
+    state: KeyedState | str,
+    rows: Any,
+    stored_keys: pa.Schema | None,
+    max_parallelism: int,
+    folder: Callable[[], str],
 ) -> PutState:
     """The stored form of a keyed state. `stored_keys`: the key columns of the operator's other states, if it has any.
 
+    Of a reader or a Spark DataFrame no more than `MEMORY_BYTES` are held: the rest waits in `folder()`.
     ConfigurationError for columns, types or keys that do not fit.
     """
+    if isinstance(rows, pa.RecordBatchReader):
+        first = _first_of(rows)
+        if sum(batch.nbytes for batch in first) >= MEMORY_BYTES:
+            return _spilled(info, keys, state, chain(first, rows), rows.schema, stored_keys, max_parallelism, folder())
+        rows = pa.Table.from_batches(first, rows.schema)
+    put = _in_memory(info, keys, state, rows, stored_keys)
+    assert isinstance(put.rows, pa.Table)
+    check_unique(put.rows.select(list(put.hashed)), f"state {put.state!r} of operator {info.uid!r}")
+    return put
+
+
+def _first_of(reader: pa.RecordBatchReader) -> list[pa.RecordBatch]:
+    found, size_bytes = [], 0
+    while size_bytes < MEMORY_BYTES and (batch := next(reader, None)) is not None:
+        found.append(batch)
+        size_bytes += batch.nbytes
+    return found
+
+
+def _spilled(
+    info: OperatorInfo,
+    keys: tuple[str, ...],
+    state: KeyedState | str,
+    batches: Iterable[pa.RecordBatch],
+    schema: pa.Schema,
+    stored_keys: pa.Schema | None,
+    max_parallelism: int,
+    folder: str,
+) -> PutState:
+    def stored(rows: pa.Table, expected: pa.Schema | None) -> pa.Table:
+        table = _in_memory(info, keys, state, rows, expected).rows
+        assert isinstance(table, pa.Table)
+        return table
+
+    empty = _in_memory(info, keys, state, schema.empty_table(), stored_keys)
+    spilled = SpilledRows(folder, empty.rows.schema, max_parallelism)
+    tables = (stored(pa.Table.from_batches([batch], schema), empty.key_schema) for batch in batches)
+    parts = (part for table in tables for part in table.cast(spilled.schema).to_batches())
+
+    def groups(batch: pa.RecordBatch) -> NDArray[np.uint16]:
+        return (hash_columns(batch, list(keys)) % np.uint64(max_parallelism)).astype(np.uint16)
+
+    spilled.take_in(parts, groups)
+    return replace(empty, rows=spilled)
+
+
+def _in_memory(
+    info: OperatorInfo, keys: tuple[str, ...], state: KeyedState | str, rows: Any, stored_keys: pa.Schema | None
+) -> PutState:
     name = state if isinstance(state, str) else state.name
     where = f"state {name!r} of operator {info.uid!r}"
     if not keys:
@@ -56,8 +137,7 @@ def keyed_rows(
     if isinstance(state, KeyedState):
         table = _declared(table.select(wanted), state, where)
     found = _with_keys(table, keys, values, stored_keys, where)
-    _check_unique(found.select(wanted if name == TIMERS_STATE else list(keys)), where)
-    return PutState(name, StateKind.KEYED, keys, found)
+    return PutState(name, StateKind.KEYED, keys, found, tuple(wanted) if name == TIMERS_STATE else keys)
 
 
 def operator_rows(uid: str, state: KeyedState, kind: StateKind, rows: Any) -> PutState:
@@ -78,7 +158,7 @@ def operator_rows(uid: str, state: KeyedState, kind: StateKind, rows: Any) -> Pu
         if found.column(name).null_count:
             raise ConfigurationError(f"{where}: column {name!r} has nulls, and null is no element")
     if kind is StateKind.BROADCAST:
-        _check_unique(found.select([KEY]), where)
+        check_unique(found.select([KEY]), where)
     return PutState(state.name, kind, (), found)
 
 
@@ -189,7 +269,8 @@ def _cast(table: pa.Table, schema: pa.Schema, where: str) -> pa.Table:
         ) from error
 
 
-def _check_unique(keys: pa.Table, where: str) -> None:
+def check_unique(keys: pa.Table, where: str) -> None:
+    """ConfigurationError for rows of the same keys."""
     names = [str(number) for number in range(keys.num_columns)]
     columns = [c.cast(pa.float32()) if pa.types.is_float16(c.type) else c for c in keys.columns]
     table = pa.table(columns, names=names).append_column("row", pa.array(np.arange(keys.num_rows, dtype=np.int64)))

@@ -63,7 +63,7 @@ class Changes:
         """The key columns of the states that an operator was given; None where there are none."""
         for (put_uid, _), put in self.puts.items():
             if put_uid == uid and put.keys:
-                return put.rows.select(list(put.keys)).schema
+                return put.key_schema
         return None
 
     def stored_keys(self, store: Store, base: CheckpointMetadata, uid: OperatorUid) -> pa.Schema | None:
@@ -229,13 +229,17 @@ class _Given:
         return self.put.kind
 
     def chunks(self) -> Iterator[StateChunk]:
-        """Its rows, a bounded number at a time; of a keyed state sorted by key group."""
-        rows = self.put.rows
+        """Its rows, a bounded number at a time; of a keyed state sorted by key group. ConfigurationError for a key that
+        comes twice."""
+        owned = key_group_range(self.subtask, self.max_parallelism, self.parallelism)
+        for rows in self.put.tables(owned):
+            yield from self._of_table(rows, owned)
+
+    def _of_table(self, rows: pa.Table, owned: range) -> Iterator[StateChunk]:
         groups = np.zeros(0, dtype=np.uint16)
         if self.kind is StateKind.KEYED:
             of_batches = [_groups(b.select(list(self.put.keys)), self.max_parallelism) for b in rows.to_batches()]
             groups = np.concatenate([groups, *of_batches])
-            owned = key_group_range(self.subtask, self.max_parallelism, self.parallelism)
             mine = np.flatnonzero((groups >= owned.start) & (groups < owned.stop))
             mine = mine[np.argsort(groups[mine], kind="stable")]
         elif self.kind is StateKind.LIST:

@@ -1,0 +1,61 @@
+"""Rows of a Spark DataFrame, a batch at a time: executors write them as files, and the driver reads these.
+
+A DataFrame that is collected is in the driver's memory as a whole. So it is staged as an input of a job is, in a folder
+that goes afterwards.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+from fsspec.utils import get_protocol
+
+from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.files.file_system_store import join_url
+from tidegate.storage.files.store import Store
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from tidegate.spark_bridge.dataframes.parquet_source import ParquetSource
+
+BATCH_ROWS = 65_536
+
+
+@contextmanager
+def staged_rows(df: DataFrame, store: Store) -> Iterator[pa.RecordBatchReader]:
+    """The rows, which are read while this is open; they are staged in a folder of `store`.
+
+    ConfigurationError for a store that executors cannot see, or a type that cannot be held; SparkBridgeError.
+    """
+    from tidegate.spark_bridge.dataframes.staging import stage_dataframe
+
+    if get_protocol(store.url) == "memory":
+        raise ConfigurationError(
+            f"rows of a DataFrame cannot go into a savepoint at {store.url}: Spark's executors are other processes and "
+            "do not see this one's memory. Name a folder or a bucket, or give an Arrow table"
+        )
+    folder = f"staging-{secrets.token_hex(4)}"
+    try:
+        source = stage_dataframe(df, join_url(store.url, folder))
+        yield pa.RecordBatchReader.from_batches(source.schema, _batches(source))
+    finally:
+        store.delete_tree(folder)
+
+
+def _batches(source: ParquetSource) -> Iterator[pa.RecordBatch]:
+    reader = source.reader()
+    try:
+        for split in source.splits():
+            offset, at_end = 0, False
+            while not at_end:
+                found = reader.read(split, offset, BATCH_ROWS)
+                if found.batch is not None:
+                    yield found.batch
+                offset, at_end = found.next_offset, found.at_end
+    finally:
+        reader.close()
