@@ -35,6 +35,7 @@ KEYS: dict[str, tuple[str, ...]] = {
     "heartbeat_interval": ("heartbeat.interval",),
     "heartbeat_timeout": ("heartbeat.timeout",),
     "call_timeout": ("task.call-timeout",),
+    "adoption_timeout": ("jobmanager.adoption-timeout",),
 }
 
 GIVEN: dict[str, tuple[object, object]] = {
@@ -70,6 +71,7 @@ GIVEN: dict[str, tuple[object, object]] = {
     "heartbeat_interval": ("2s", 2_000),
     "heartbeat_timeout": ("20s", 20_000),
     "call_timeout": ("1h", 3_600_000),
+    "adoption_timeout": ("20s", 20_000),
 }
 """Name to a value as people write it, and the value that is kept."""
 

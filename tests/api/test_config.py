@@ -49,6 +49,7 @@ def test_defaults() -> None:
         "heartbeat_interval": 10_000,
         "heartbeat_timeout": 50_000,
         "call_timeout": None,
+        "adoption_timeout": 60_000,
     }
 
 

@@ -13,7 +13,7 @@ import pyarrow as pa
 import waiting
 from ray import cloudpickle
 
-from tidegate.actors.coordinator.job.job_spec import CheckpointSettings, JobSpec
+from tidegate.actors.coordinator.job.job_spec import ADOPTION_TIMEOUT_MS, CheckpointSettings, JobSpec
 from tidegate.actors.graph.stream_graph import StreamNode, translate
 from tidegate.actors.hosts.heartbeat_settings import HeartbeatSettings
 from tidegate.actors.hosts.job_context import DataPlaneOptions, JobContext
@@ -142,6 +142,7 @@ def keyed_job(
         graph.operator_infos(),
         CheckpointSettings(interval_ms),
         restart or RestartStrategy.none(),
+        adoption_timeout_ms=ADOPTION_TIMEOUT_MS,
     )
     return KeyedJob(Submission(spec, context), table_url, expected_table())
 

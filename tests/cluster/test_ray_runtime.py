@@ -13,16 +13,20 @@ import pytest
 import ray
 from ray_jobs import ROWS, keyed_job, until
 
+from tidegate.actors.coordinator.messages.events import MetadataWritten
 from tidegate.actors.coordinator.state.coordinator_state import CoordinatorState
 from tidegate.actors.runtimes.ray.ray_runtime import RayJob, RayRuntime, SlotPlacement
 from tidegate.actors.runtimes.running_job import JobProgress, progress_of
 from tidegate.recovery.restart_strategy import RestartStrategy
 from tidegate.spark_bridge import RayDPSession
+from tidegate.storage.checkpoints.event_log import EventLog
 from tidegate.storage.checkpoints.metadata import SnapshotKind
 from tidegate.storage.errors import CheckpointError, ConfigurationError
+from tidegate.storage.files.file_system_store import open_store
 
 WAIT_S = 240.0
 EMPTY = progress_of(CoordinatorState(), {})
+KILLS = 3
 AT_ONCE = RestartStrategy.fixed_delay(attempts=3, delay=0)
 
 
@@ -106,20 +110,55 @@ def test_a_task_that_is_killed_is_replaced_by_a_standby(placement: SlotPlacement
         runtime.stop()
 
 
-def test_a_lost_coordinator_comes_back_from_its_log(runtime: RayRuntime, tmp_path: Path) -> None:
-    """After `kill -9` of the coordinator a new generation restores the newest checkpoint, and the table is exact."""
+def test_tasks_go_on_when_their_coordinator_is_killed(runtime: RayRuntime, tmp_path: Path) -> None:
+    """After each `kill -9` a successor adopts them: same processes, same attempt, and the table is exact.
+
+    No restart is allowed, so nothing may count as a failure. No checkpoint number is used twice.
+    """
     gate = tmp_path / "gate"
     keyed = keyed_job(tmp_path, gate, name="headless", restart=RestartStrategy.none())
     job = runtime.submit(keyed.submission)
-    before = until("a checkpoint", job.progress, running_with_a_checkpoint)
-    coordinator, tasks = job.coordinator().pid, {process.pid for process in job.tasks()}
-    os.kill(coordinator, signal.SIGKILL)
-    after = until("a restart", job.progress, lambda p: p.restarts == 1 and running_with_a_checkpoint(p))
-    assert after.completed_checkpoints >= before.completed_checkpoints
-    assert job.coordinator().pid != coordinator
-    assert not tasks & {process.pid for process in job.tasks()}
+    seen = until("a checkpoint", job.progress, running_with_a_checkpoint)
+    tasks, coordinators = job.tasks(), set()
+    for losses in range(1, KILLS + 1):
+        coordinators.add(job.coordinator().pid)
+        os.kill(job.coordinator().pid, signal.SIGKILL)
+        newest = seen.completed_checkpoints
+        seen = until(
+            "a checkpoint of the successor",
+            job.progress,
+            lambda p, n=newest, losses=losses: p.adoptions == losses and p.completed_checkpoints > n,
+        )
+    assert (len(coordinators), seen.coordinator_losses, seen.restarts, seen.attempt) == (KILLS, KILLS, 0, 0)
+    assert seen.last_failure == f"the coordinator was lost; generation {KILLS + 1} has taken over"
+    assert job.tasks() == tasks
     gate.touch()
-    assert end_of(job).status == "finished"
+    end = end_of(job)
+    assert (end.status, end.restarts) == ("finished", 0)
+    assert keyed.table().equals(keyed.expected)
+    spec = keyed.submission.spec
+    triggered = [
+        fact.checkpoint_id
+        for entry in EventLog(open_store(spec.root), spec.job_id).entries(0)
+        for fact in entry.events
+        if isinstance(fact, MetadataWritten)
+    ]
+    assert triggered == sorted(set(triggered))
+
+
+def test_a_task_that_dies_with_its_coordinator_is_replaced(runtime: RayRuntime, tmp_path: Path) -> None:
+    """The successor finds that its process is gone: a failure like any other, and the strategy is asked."""
+    gate = tmp_path / "gate"
+    keyed = keyed_job(tmp_path, gate, name="both", restart=AT_ONCE)
+    job = runtime.submit(keyed.submission)
+    until("a checkpoint", job.progress, running_with_a_checkpoint)
+    for process in (job.coordinator(), job.tasks()[-1]):
+        os.kill(process.pid, signal.SIGKILL)
+    until("a restart", job.progress, lambda p: p.restarts > 0 and running_with_a_checkpoint(p))
+    gate.touch()
+    end = end_of(job)
+    assert (end.status, end.coordinator_losses) == ("finished", 1)
+    assert "its process was gone when a new coordinator took over" in str(end.last_failure)
     assert keyed.table().equals(keyed.expected)
 
 

@@ -24,7 +24,10 @@ from tidegate.actors.protocol.partitioning import Partitioning, PartitioningKind
 from tidegate.actors.protocol.stream_elements import Element, EndOfPartition
 from tidegate.actors.runtimes.ray import task_actor as ray_task
 from tidegate.actors.runtimes.ray.process import calls as ray_calls
+from tidegate.actors.runtimes.ray.process import deliveries
+from tidegate.actors.runtimes.ray.process.orders import Order
 from tidegate.actors.runtimes.ray.process.outcomes import Outcome
+from tidegate.actors.runtimes.ray.process.process_info import ProcessInfo
 from tidegate.actors.sources.memory_source import MemorySource
 from tidegate.actors.task.channels.output_gate import BufferLimits
 from tidegate.actors.task.messages import events as ev
@@ -88,6 +91,7 @@ class Actor:
     credit: Method = field(default_factory=Method)
     report: Method = field(default_factory=lambda: Method(answers=True))
     counted: Method = field(default_factory=Method)
+    live: Method = field(default_factory=Method)
 
 
 class Process:
@@ -97,7 +101,7 @@ class Process:
         self.coordinator, self.peer = Actor(), Actor()
         self.actor = ray_task.TaskProcess(context, self.coordinator, open_store)
         neighbour = SINK if task == SOURCE else SOURCE
-        self.order = ray_task.Order(task, FIRST, None, {neighbour: self.peer})
+        self.order = Order(task, FIRST, None, {neighbour: self.peer})
         self.actor.deploy(self.order)
 
     def start(self) -> Process:
@@ -148,10 +152,11 @@ def task_processes(
     monkeypatch: pytest.MonkeyPatch, function: Function = lambda batch: batch
 ) -> Iterator[Callable[[TaskId], Process]]:
     """Makes processes of tasks of source -> sink(function) whose calls are given up at once when they are lost."""
-    for module in (ray_calls, ray_task):
+    for module in (ray_calls, deliveries):
         monkeypatch.setattr(module, "LOST_CALL_GRACE_MS", 0)
     for costly in ("warm_up", "close_sockets_in_children"):
         monkeypatch.setattr(ray_task, costly, lambda: None)
+    monkeypatch.setattr(ray_task.TaskProcess, "info", lambda self: ProcessInfo(1, "node"))
     source, graph = source_to_sink(function)
     root = open_store(f"memory://{uuid.uuid4().hex}")
     splits = {OperatorUid("source"): tuple(SplitPosition(split) for split in source.splits())}

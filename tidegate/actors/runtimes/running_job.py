@@ -81,6 +81,10 @@ class JobProgress:
     rows_in: dict[str, int]
     superseded: bool = False
     """Whether the job has ended because a newer one is in charge of a table of it."""
+    coordinator_losses: int = 0
+    """How often the coordinator was lost, and another one has taken over."""
+    adoptions: int = 0
+    """How often the tasks that ran have gone on under the new one."""
 
 
 def progress_of(state: CoordinatorState, rows_in: dict[str, int]) -> JobProgress:
@@ -100,6 +104,8 @@ def progress_of(state: CoordinatorState, rows_in: dict[str, int]) -> JobProgress
         last_failure=state.last_failure,
         rows_in=rows_in,
         superseded=state.superseded,
+        coordinator_losses=max(0, state.generation - 1),
+        adoptions=state.adoptions,
     )
 
 

@@ -20,6 +20,7 @@ from pydantic import (
     model_validator,
 )
 
+from tidegate.actors.coordinator.job.job_spec import ADOPTION_TIMEOUT_MS
 from tidegate.actors.coordinator.job.outages import STORAGE_OUTAGE_MS
 from tidegate.actors.hosts.heartbeat_settings import INTERVAL_MS, TIMEOUT_MS
 from tidegate.actors.state_backends.common.options import MEMORY_BYTES
@@ -174,6 +175,11 @@ class CheckpointConfig(BaseModel):
         default=None, alias=KEYS["call_timeout"][0]
     )
     """Milliseconds that one call of a task may take. None: half of `timeout`, no limit without periodic checkpoints."""
+
+    adoption_timeout: Annotated[int | None, BeforeValidator(of.call_timeout)] = Field(
+        default=ADOPTION_TIMEOUT_MS, alias=KEYS["adoption_timeout"][0]
+    )
+    """Milliseconds in which tasks have to answer the successor of a lost coordinator. None: all of them start anew."""
 
     @model_validator(mode="wrap")
     @classmethod

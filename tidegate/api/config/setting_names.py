@@ -42,6 +42,7 @@ KEYS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "heartbeat_interval": ("heartbeat.interval",),
         "heartbeat_timeout": ("heartbeat.timeout",),
         "call_timeout": ("task.call-timeout",),
+        "adoption_timeout": ("jobmanager.adoption-timeout",),
     }
 )
 """Keys of each setting. Where there are two, the second is the one that Flink 2 documents; the older one holds too."""

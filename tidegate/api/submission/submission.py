@@ -232,6 +232,7 @@ def _spec(request: JobRequest, graph: JobGraph, restore: RestorePoint | None) ->
         tables=tuple(spec.table for v in graph.vertices for spec in v.operators if spec.table is not None),
         seed=request.seed,
         failover=FailoverStrategy(config.failover),
+        adoption_timeout_ms=config.adoption_timeout,
     )
 
 

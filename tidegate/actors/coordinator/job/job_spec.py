@@ -13,6 +13,9 @@ from tidegate.storage.checkpoints.metadata import OperatorInfo
 from tidegate.storage.codec import wire
 from tidegate.storage.ids import CheckpointId, JobId, VertexId
 
+ADOPTION_TIMEOUT_MS = 60_000
+"""Longer than processes that hang live on: who does not answer for so long has something else to do."""
+
 
 @wire
 class Retention(enum.Enum):

@@ -8,6 +8,8 @@ Rules:
 - An attempt is deployed when all processes that live have let go of the one before it. Who has not by the time that
   the others wait for is killed, so no task is ever given to a process that is stuck.
 - A task whose `run` has returned needs its process no more: what is still said to it may get lost.
+- A coordinator that takes over finds the processes that its predecessor has left, and watches them in their attempts. A
+  task that has none any more has failed; that is told when it is asked.
 - What is said about an attempt that is not the current one any more is for the machine to ignore, by its number.
 """
 
@@ -26,18 +28,20 @@ from ray.exceptions import RayError
 from tidegate.actors.coordinator.messages import events as co
 from tidegate.actors.coordinator.messages import instructions as do
 from tidegate.actors.coordinator.messages.events import CoordinatorEvent
+from tidegate.actors.coordinator.state.coordinator_state import CoordinatorState
 from tidegate.actors.graph.job_graph import JobGraph
 from tidegate.actors.hosts.clock import now_ms
 from tidegate.actors.protocol.failure_reasons import bounded_text
 from tidegate.actors.protocol.identity import TaskId
 from tidegate.actors.runtimes.ray.fleet import Fleet, Member, reason_of
+from tidegate.actors.runtimes.ray.inheritance import Found, by_task, find_processes
 from tidegate.actors.runtimes.ray.process.calls import watch_call
 from tidegate.actors.runtimes.ray.process.mailbox import Mailbox
+from tidegate.actors.runtimes.ray.process.orders import Order
 from tidegate.actors.runtimes.ray.process.outcomes import Outcome
-from tidegate.actors.runtimes.ray.task_actor import Order
 from tidegate.actors.runtimes.running_job import TaskProcessInfo
 from tidegate.actors.task.messages import events as ev
-from tidegate.storage.ids import AttemptNumber
+from tidegate.storage.ids import AttemptNumber, JobId
 
 log = logging.getLogger(__name__)
 
@@ -65,9 +69,36 @@ class Deployment:
         """Processes that were told to let go of an attempt, and the answers."""
         self._due: do.DeployAttempt | None = None
         """An attempt that waits for that."""
+        self.generation = ev.UNFENCED
+        """That of the coordinator, with which processes are told what to do."""
+        self._has_looked = False
+        """Whether the processes that a predecessor has left were looked for."""
         self._failed_at_ms: int | None = None
         self._deployed_at_ms = 0
         self._awaits_rows = False
+
+    def take_over(self, state: CoordinatorState, job_id: JobId) -> None:
+        """A predecessor was lost, and the log says what its tasks are: find their processes, and watch how they end."""
+        if not self._has_looked:
+            self._has_looked = True
+            options, running = self._fleet.options, {task for task in state.ready if task not in state.down}
+            self._inherit(find_processes(options.prefix, options.namespace, job_id, running))
+        self._attempt = state.attempt
+        for task in self._fleet.graph.tasks():
+            attempt = state.attempt_of(task)
+            if task not in state.down and self._attempts.get(task) != attempt:
+                self._attempts[task] = attempt
+                if (member := self._members.get(task)) is not None:
+                    self._watch_end(task, attempt, member)
+
+    def _inherit(self, found: Sequence[Found]) -> None:
+        tasks, standbys, outdated = by_task(found)
+        self._members = self._fleet.inherit(tasks, standbys)
+        log.info("%d processes of tasks and %d spare ones are still there", len(tasks), len(standbys))
+        for one in outdated:
+            log.warning("%s has a task of an older attempt: it is killed", one.name)
+            ray.kill(one.handle, no_restart=True)
+        self._mailbox.call_later(STANDBY_DELAY_MS, self._fleet.refill)
 
     def deploy(self, instruction: do.DeployAttempt) -> None:
         """Give every task of an attempt to a process, once those that live have let go of the one before."""
@@ -103,10 +134,9 @@ class Deployment:
         for task in tasks:
             member = self._members[task]
             peers = {peer: self._members[peer].handle for peer in self._neighbours[task]}
-            order = Order(task, instruction.attempt, instruction.restore, peers)
+            order = Order(task, instruction.attempt, instruction.restore, peers, self.generation)
             self._watch(task, member.handle.deploy.remote(order))
-            running = member.handle.run.remote(instruction.attempt).future()
-            running.add_done_callback(partial(self._ended, instruction.attempt, task, member))
+            self._watch_end(task, instruction.attempt, member)
         log.info(
             "attempt %d of %s is deployed from %s%s; new to it: %s",
             instruction.attempt,
@@ -118,6 +148,10 @@ class Deployment:
         # Later, so that a standby does not take the processor from the tasks that start now.
         self._mailbox.call_later(STANDBY_DELAY_MS, self._fleet.refill)
 
+    def _watch_end(self, task: TaskId, attempt: AttemptNumber, member: Member) -> None:
+        running = member.handle.run.remote(attempt).future()
+        running.add_done_callback(partial(self._ended, attempt, task, member))
+
     def cancel(self, instruction: do.CancelAttempt) -> None:
         """Have every process that lives let go of an attempt; one that does not is killed."""
         attempt = instruction.attempt
@@ -126,7 +160,7 @@ class Deployment:
         for task in tasks:
             member = self._members.get(task)
             if member is not None and member.usable:
-                dropped = member.handle.drop.remote(attempt).future()
+                dropped = member.handle.drop.remote(attempt, self.generation).future()
                 self._letting_go.append((member, dropped))
                 dropped.add_done_callback(lambda _: self._mailbox.post(self._deploy_if_free))
                 self._mailbox.call_later(DROP_TIMEOUT_MS, partial(self._kill_if_stuck, member, attempt, dropped))
@@ -136,6 +170,9 @@ class Deployment:
         member = self._members.get(task)
         if member is not None and member.usable:
             self._watch(task, member.handle.tell.remote(self._attempts[task], event))
+        elif isinstance(event, ev.CoordinatorTookOver):
+            reason = "its process was gone when a new coordinator took over"
+            self._tell_coordinator(co.TaskFailed(now_ms(), event.attempt, task, reason))
 
     def found_hung(self, member: Member) -> Callable[[str], object]:
         """A process lives and does not get on; what is returned takes the failure of the task that it has."""

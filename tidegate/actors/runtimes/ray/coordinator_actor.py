@@ -5,8 +5,8 @@ Rules:
 - Calls only put a message into the mailbox, or read what the mailbox has published; none waits for longer than the
   caller says.
 - Everything that happened is in the event log before it has consequences. So Ray may restart this actor on its own:
-  the new process replays the log, becomes the next generation, and goes on. The tasks of its predecessor have died
-  with it (see `ray_fleet`).
+  the new process replays the log, becomes the next generation, and goes on with the tasks of its predecessor, whose
+  processes have outlived it (see `inheritance.py`).
 - Log entries are written by a thread of their own: a sink commit that hangs does not stop the job's decisions.
 """
 
@@ -122,6 +122,11 @@ class CoordinatorProcess:
         """A task says something."""
         self._mailbox.post(lambda: self._handle(event))
 
+    @ray.method(concurrency_group="live")
+    def live(self) -> None:
+        """Pending for ever."""
+        threading.Event().wait()
+
     @ray.method(concurrency_group="control", num_returns=0, enable_task_events=False)
     def counted(self, attempt: AttemptNumber, task: TaskId, rows_in: int) -> None:
         """So many rows have come into a task."""
@@ -200,6 +205,7 @@ class CoordinatorProcess:
         self._answers.inherit(known)
         port = _Port(self)
         self._host = CoordinatorHost(machine, position, event_log, self._effects, port, uuid.uuid4().hex)
+        self._deployment.generation = self._host.generation
         if position.next_index > 0:
             log.warning(
                 "the coordinator of %s was lost; generation %d goes on from entry %d",
@@ -207,6 +213,7 @@ class CoordinatorProcess:
                 self._host.generation,
                 position.next_index,
             )
+            self._deployment.take_over(machine.state, self._spec.job_id)
         self._host.start()
         if machine.state.spec is None:
             self._host.handle(co.JobSubmitted(now_ms(), self._spec))

@@ -29,7 +29,7 @@ from tidegate.actors.runtimes.ray.fleet import FleetOptions, SlotPlacement
 from tidegate.actors.runtimes.ray.held_program import ProgramKeeper, find_actor, holders_of, read_program
 from tidegate.actors.runtimes.ray.memory_store import SCHEME
 from tidegate.actors.runtimes.ray.process.calls import CONCURRENCY_GROUPS, NAMESPACE
-from tidegate.actors.runtimes.ray.task_actor import Handle
+from tidegate.actors.runtimes.ray.process.orders import Handle
 from tidegate.actors.runtimes.ray.token_check import is_on_spark
 from tidegate.actors.runtimes.running_job import JobCard, JobOverview, Submission
 from tidegate.storage.errors import ConfigurationError, TidegateError

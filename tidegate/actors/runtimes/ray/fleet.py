@@ -9,15 +9,15 @@ Rules:
 - Names are for people: `job/vertex (1/2)#0`, where `#k` counts the processes that a subtask has had under one
   coordinator.
 - A process that lives and does not get on counts as dead from the moment on in which that is noticed.
-- All actors belong to the coordinator's process and die with it: a coordinator that comes back finds nobody who still
-  works for its predecessor.
+- All actors are detached: they outlive the coordinator's process, and its successor finds them (`inheritance.py`). A
+  process ends by itself when the coordinator is gone for good (`process/lifeline.py`).
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
@@ -30,9 +30,11 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from tidegate.actors.graph.job_graph import JobGraph
 from tidegate.actors.protocol.failure_reasons import bounded_text, error_text
 from tidegate.actors.protocol.identity import TaskId
+from tidegate.actors.runtimes.ray.inheritance import Found
 from tidegate.actors.runtimes.ray.process.exit_reasons import Witness, last_lines
+from tidegate.actors.runtimes.ray.process.orders import Handle
 from tidegate.actors.runtimes.ray.process.process_info import ProcessInfo
-from tidegate.actors.runtimes.ray.task_actor import Handle, TaskProcess
+from tidegate.actors.runtimes.ray.task_actor import TaskProcess
 from tidegate.storage.errors import TidegateError
 from tidegate.storage.files.store import OpenStore
 from tidegate.storage.ids import VertexId
@@ -148,6 +150,18 @@ class Fleet:
                 self.members[task] = self._take_standby(bundle) or self._create(name, bundle, self._share())
         return dict(self.members)
 
+    def inherit(self, tasks: Mapping[TaskId, Found], standbys: Iterable[Found]) -> dict[TaskId, Member]:
+        """Processes that a lost coordinator has left; returns those of tasks."""
+        for task, found in tasks.items():
+            self.members[task] = self._inherited(found, self._bundle(task.subtask))
+        self._standbys += [self._inherited(found, self._bundle(index)) for index, found in enumerate(standbys)]
+        return dict(self.members)
+
+    def _inherited(self, found: Found, bundle: int | None) -> Member:
+        member = self._member(found.name, found.handle, bundle)
+        self._located(member, found.held.info)
+        return member
+
     def refill(self) -> None:
         """Start the standbys that are missing."""
         for index in range(len(self._standbys), self.options.standbys):
@@ -170,7 +184,7 @@ class Fleet:
         return [member.gone for member in members]
 
     def _create(self, name: str, bundle: int | None, cpus: float, spare: bool = False) -> Member:
-        options: dict[str, Any] = {"num_cpus": cpus, "namespace": self.options.namespace}
+        options: dict[str, Any] = {"num_cpus": cpus, "namespace": self.options.namespace, "lifetime": "detached"}
         if bundle is not None:
             assert self.options.placement is not None
             options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(
@@ -178,11 +192,15 @@ class Fleet:
             )
         arguments = (self.context, self.coordinator, self.options.open_store, spare)
         full_name, handle = self._create_named(f"{self.options.prefix}/{name}", options, arguments)
-        member = Member(full_name, handle, bundle, handle.live.remote().future())
-        member.gone.add_done_callback(lambda future: self.post(lambda: self._lost(member, future)))
+        member = self._member(full_name, handle, bundle)
         handle.identify.remote().future().add_done_callback(
             lambda future: self.post(lambda: self._identified(member, future))
         )
+        return member
+
+    def _member(self, name: str, handle: Handle, bundle: int | None) -> Member:
+        member = Member(name, handle, bundle, handle.live.remote().future())
+        member.gone.add_done_callback(lambda future: self.post(lambda: self._lost(member, future)))
         return member
 
     def _create_named(self, name: str, options: dict[str, Any], arguments: tuple[Any, ...]) -> tuple[str, Handle]:
@@ -208,11 +226,14 @@ class Fleet:
 
     def _identified(self, member: Member, future: Future[ProcessInfo]) -> None:
         if future.exception() is None:
-            member.info = future.result()
-            if member.info.node_id == self.node_id and not member.dead:
-                member.witness = Witness(member.info.pid)
+            self._located(member, future.result())
             if member in self._standbys:
                 self._standby_failures = 0
+
+    def _located(self, member: Member, info: ProcessInfo) -> None:
+        member.info = info
+        if info.node_id == self.node_id and not member.dead:
+            member.witness = Witness(info.pid)
 
     def _lost(self, member: Member, future: Future[None]) -> None:
         member.dead = True

@@ -10,7 +10,7 @@ import ray
 from ray.exceptions import ActorDiedError, RayError
 
 from tidegate.actors.runtimes.ray.process.calls import NAMESPACE
-from tidegate.actors.runtimes.ray.task_actor import Handle
+from tidegate.actors.runtimes.ray.process.orders import Handle
 from tidegate.actors.runtimes.running_job import JobCard, JobOverview, not_there
 from tidegate.storage.errors import ConfigurationError
 

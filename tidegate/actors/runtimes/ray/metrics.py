@@ -61,13 +61,19 @@ class JobMetrics:
         self._duration = _histogram("tidegate_checkpoint_ms", "Trigger to completion of checkpoints", _JOB_TAGS)
         self._failed = _counter("tidegate_failed_checkpoints", "Checkpoints that were given up", _JOB_TAGS)
         self._restarts = _counter("tidegate_restarts", "Restarts of a job", _JOB_TAGS)
+        self._losses = _counter("tidegate_coordinator_losses", "Coordinators of a job that were lost", _JOB_TAGS)
+        self._adoptions = _counter("tidegate_adoptions", "Takeovers after which all tasks have gone on", _JOB_TAGS)
         self._seen = progress
+        # Each process counts for itself, and this one has replaced another.
+        _add(self._losses, int(progress.coordinator_losses > 0), self._tags)
 
     def update(self, progress: JobProgress) -> None:
         """Publish what has changed since the last time."""
         seen, self._seen = self._seen, progress
         _add(self._failed, progress.failed_checkpoints - seen.failed_checkpoints, self._tags)
         _add(self._restarts, progress.restarts - seen.restarts, self._tags)
+        _add(self._losses, progress.coordinator_losses - seen.coordinator_losses, self._tags)
+        _add(self._adoptions, progress.adoptions - seen.adoptions, self._tags)
         if progress.last_checkpoint is not None and progress.last_checkpoint != seen.last_checkpoint:
             assert progress.last_checkpoint_ms is not None
             self._last.set(progress.last_checkpoint, self._tags)

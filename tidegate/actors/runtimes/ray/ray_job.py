@@ -25,9 +25,9 @@ from tidegate.actors.coordinator.state.coordinator_state import CoordinatorState
 from tidegate.actors.hosts.coordinator.coordinator_host import replay
 from tidegate.actors.runtimes.ray.answers import JobView
 from tidegate.actors.runtimes.ray.detached import leave_nothing
+from tidegate.actors.runtimes.ray.process.orders import Handle
 from tidegate.actors.runtimes.ray.process.process_info import ProcessInfo
 from tidegate.actors.runtimes.ray.shared_value import SharedValue
-from tidegate.actors.runtimes.ray.task_actor import Handle
 from tidegate.actors.runtimes.running_job import (
     Answer,
     JobCard,

@@ -24,9 +24,9 @@ from tidegate.actors.runtimes.ray.fleet import FleetOptions, SlotPlacement
 from tidegate.actors.runtimes.ray.listing import find, jobs_on_ray
 from tidegate.actors.runtimes.ray.memory_store import open_store_on_ray, start_memory
 from tidegate.actors.runtimes.ray.process.calls import CONCURRENCY_GROUPS, NAMESPACE
+from tidegate.actors.runtimes.ray.process.orders import Handle
 from tidegate.actors.runtimes.ray.ray_job import RayJob, check_shared
 from tidegate.actors.runtimes.ray.shared_value import SharedValue
-from tidegate.actors.runtimes.ray.task_actor import Handle
 from tidegate.actors.runtimes.ray.token_check import is_on_spark, warn_if_open
 from tidegate.actors.runtimes.running_job import JobCard, JobOverview, Submission
 from tidegate.storage.errors import ConfigurationError
@@ -35,7 +35,7 @@ from tidegate.storage.process_id import this_process
 
 __all__ = ["RayJob", "RayRuntime", "SlotPlacement"]
 
-COORDINATOR_RESTARTS_MAX = 16
+COORDINATOR_RESTARTS_MAX = 1_000
 STOP_TIMEOUT_S = 30.0
 
 # Ray's types do not know of concurrency groups.

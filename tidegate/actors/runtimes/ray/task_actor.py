@@ -22,57 +22,47 @@ import threading
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import partial
-from typing import Any, TypeAlias
 
 import pyarrow as pa
 import ray
 
-from tidegate.actors.coordinator.job.job_spec import RestorePoint
-from tidegate.actors.coordinator.messages.events import CoordinatorEvent, TaskFinished
+from tidegate.actors.coordinator.messages.events import CoordinatorEvent, TaskAnswered, TaskFinished
 from tidegate.actors.hosts.clock import monotonic_ms, now_ms
 from tidegate.actors.hosts.job_context import JobContext
 from tidegate.actors.hosts.ports import TryAgain
 from tidegate.actors.hosts.task.task_effects import TaskEffects
-from tidegate.actors.hosts.task.task_host import TaskHost
+from tidegate.actors.hosts.task.task_host import TaskHost, answer_of
 from tidegate.actors.hosts.threads import WorkerPool, leave_if_forked, leave_unreported
-from tidegate.actors.protocol.failure_reasons import bounded_text, error_text, log_failure
+from tidegate.actors.protocol.failure_reasons import log_failure
 from tidegate.actors.protocol.identity import ChannelId, TaskId
 from tidegate.actors.protocol.stream_elements import Element, EndOfPartition
 from tidegate.actors.runtimes.ray.metrics import TaskMetrics
-from tidegate.actors.runtimes.ray.process.calls import LOST_CALL_GRACE_MS, log_to_stderr, watch_call
+from tidegate.actors.runtimes.ray.process.calls import log_to_stderr
+from tidegate.actors.runtimes.ray.process.deliveries import Deliveries
 from tidegate.actors.runtimes.ray.process.exit_reasons import close_sockets_in_children
 from tidegate.actors.runtimes.ray.process.frame_heads import Head, make_head, read_head
+from tidegate.actors.runtimes.ray.process.lifeline import Lifeline
 from tidegate.actors.runtimes.ray.process.mailbox import Mailbox
+from tidegate.actors.runtimes.ray.process.orders import Handle, Held, Order
+from tidegate.actors.runtimes.ray.process.outbox import Outbox
 from tidegate.actors.runtimes.ray.process.outcomes import Outcome, Outcomes
 from tidegate.actors.runtimes.ray.process.signs_of_life import SignsOfLife
 from tidegate.actors.runtimes.ray.process.warm_up import keep_what_is_loaded, warm_up
+from tidegate.actors.task.invariants import may_obey
 from tidegate.actors.task.messages import events as ev
 from tidegate.actors.task.messages import instructions as do
 from tidegate.actors.task.task_machine import TaskMachine
 from tidegate.storage.files.retrying_store import retrying
 from tidegate.storage.files.store import OpenStore
-from tidegate.storage.ids import AttemptNumber
+from tidegate.storage.ids import AttemptNumber, Generation
 
 log = logging.getLogger(__name__)
 
 IO_THREADS, RESTORE_READERS, TICK_MS, METRICS_MS = 3, 4, 200, 1_000
 RESERVE_BYTES = 1024 * 1024
 """Set aside while a task runs, and given back when it fails: its end must be told where there is no memory left."""
-
-Handle: TypeAlias = Any
-"""A `ray.actor.ActorHandle`, whose methods have no types."""
-
-
-@dataclass(frozen=True, slots=True)
-class Order:
-    """What a process is to do: a task of an attempt, what it starts from, and its neighbours."""
-
-    task: TaskId
-    attempt: AttemptNumber
-    restore: RestorePoint | None
-    peers: dict[TaskId, Handle]
 
 
 class TaskProcess(SignsOfLife):
@@ -93,11 +83,19 @@ class TaskProcess(SignsOfLife):
         self._open_store = open_store
         self._outcomes = Outcomes()
         self._running: _RunningTask | None = None
+        self._given: tuple[TaskId | None, AttemptNumber] = (None, AttemptNumber(-1))
+        """The task of an attempt that this process was given last, whatever has become of it."""
+        self._left: TaskAnswered | None = None
+        """What the task that has finished here last answers to a coordinator that takes over."""
+        self._newest = ev.UNFENCED
+        """The newest coordinator that has said something."""
         self._reserve: bytearray | None = None
         self._pid = os.getpid()
         self._mailbox = Mailbox("tidegate-task", self._turn, self._tick, TICK_MS, self._failed)
+        self._outbox = Outbox(lambda event: coordinator.report.remote(event), self._mailbox)
         self._mailbox.start()
         SignsOfLife.__init__(self, self._mailbox)
+        Lifeline(lambda: coordinator.live.remote()).hold()
 
     # --- calls of Ray ---------------------------------------------------------------------------------------------
 
@@ -124,11 +122,16 @@ class TaskProcess(SignsOfLife):
         self._mailbox.post(partial(self._deploy, order))
 
     @ray.method(concurrency_group="control")
-    def drop(self, attempt: AttemptNumber) -> None:
+    def drop(self, attempt: AttemptNumber, generation: Generation = ev.UNFENCED) -> None:
         """Stop an attempt. Returns once it has stopped: not before a batch that is being processed is done."""
         dropped = threading.Event()
-        self._mailbox.post(partial(self._drop, attempt, dropped))
+        self._mailbox.post(partial(self._drop, attempt, generation, dropped))
         dropped.wait()
+
+    @ray.method(concurrency_group="control")
+    def held(self) -> Held:
+        """What this process is there for."""
+        return Held(self._context.job_id, self.info(), *self._given)
 
     @ray.method(concurrency_group="run")
     def run(self, attempt: AttemptNumber) -> Outcome:
@@ -146,9 +149,20 @@ class TaskProcess(SignsOfLife):
         self._mailbox.post(partial(self._deliver, event.attempt, event))
 
     def _deliver(self, attempt: AttemptNumber, event: ev.TaskEvent) -> None:
-        running = self._running
+        running, left = self._running, self._left
+        if isinstance(event, ev.CoordinatorTookOver) and self._is_replaced(event.generation):
+            return
         if running is not None and running.attempt == attempt:
             self._guarded(running, lambda: running.take(event))
+        elif isinstance(event, ev.CoordinatorTookOver) and left is not None and left.attempt == attempt:
+            self._outbox.send(replace(left, at_ms=now_ms(), generation=event.generation))
+
+    def _is_replaced(self, generation: Generation) -> bool:
+        """Whether another coordinator has said something since this one was in charge."""
+        if not may_obey(generation, self._newest):
+            return True
+        self._newest = generation
+        return False
 
     def _turn(self) -> bool:
         running = self._running
@@ -175,6 +189,9 @@ class TaskProcess(SignsOfLife):
         return progressed
 
     def _deploy(self, order: Order) -> None:
+        if self._is_replaced(order.generation):
+            return
+        self._left, self._given = None, (order.task, order.attempt)
         if self._running is not None:
             self._end(self._running, Outcome("replaced"))
         self._outcomes.begin(order.attempt)
@@ -189,7 +206,10 @@ class TaskProcess(SignsOfLife):
         self._running = running
         self._guarded(running, lambda: running.host.restore(order.restore))
 
-    def _drop(self, attempt: AttemptNumber, dropped: threading.Event) -> None:
+    def _drop(self, attempt: AttemptNumber, generation: Generation, dropped: threading.Event) -> None:
+        if self._is_replaced(generation):
+            dropped.set()
+            return
         if self._running is not None and self._running.attempt <= attempt:
             self._end(self._running, Outcome("replaced"))
         self._outcomes.begin(attempt + 1)
@@ -198,7 +218,8 @@ class TaskProcess(SignsOfLife):
     def _end(self, running: _RunningTask, outcome: Outcome) -> None:
         self._running = None
         if outcome.kind == "finished":
-            running.when_all_arrived(partial(self._outcomes.settle, running.attempt))
+            self._left = running.last_words()
+            running.deliveries.when_all_arrived(partial(self._outcomes.settle, running.attempt))
         else:
             self._outcomes.settle(running.attempt, outcome)
         self._let_go(running)
@@ -253,8 +274,7 @@ class _RunningTask:
         }
         self._over: set[ChannelId] = set()
         """Input channels whose last element has arrived: their senders may be gone."""
-        self._on_their_way: set[Future[Any]] = set()
-        """Frames and reports that are watched, without those that are known to have arrived."""
+        self.deliveries = Deliveries(process._mailbox, lambda action: process._guarded(self, action))
         self._rows_out = 0
         self._told_rows_in = 0
         self._metrics_due_ms = 0
@@ -271,7 +291,15 @@ class _RunningTask:
         """Let the task take in one fact."""
         if isinstance(event, ev.FrameArrived) and isinstance(next(reversed(event.elements), None), EndOfPartition):
             self._over.add(event.channel)
+        if isinstance(event, ev.CoordinatorTookOver):
+            self._told_rows_in = 0  # the new one has not heard of any
         self.host.handle(event)
+
+    def last_words(self) -> TaskAnswered:
+        """What the task, which is over, answers to a coordinator that takes over."""
+        asked = ev.CoordinatorTookOver(now_ms(), self.attempt, self.host.machine.fence.generation)
+        answers = (i for i in self.host.machine.handle(asked) if isinstance(i, do.AnswerTakeover))
+        return answer_of(self.task, now_ms(), next(answers))
 
     def now_ms(self) -> int:
         return now_ms()
@@ -284,19 +312,19 @@ class _RunningTask:
             self._frame_calls[frame.channel](head, frame.elements)
         else:
             # Nothing may follow a barrier, the end, or the last of the credit, that would show that it is missing.
-            self._watch_until_there(self._watched_frame_calls[frame.channel](head, frame.elements))
+            self.deliveries.watch_until_there(self._watched_frame_calls[frame.channel](head, frame.elements))
 
     def grant_credit(self, grant: do.GrantCredit) -> None:
         channel, head = grant.channel, make_head(grant.attempt, grant.channel, grant.total_bytes)
         if channel not in self._over:
             credit = self._credit_calls[channel](head, grant.window_bytes)
             # Who has sent everything needs no credit, and may have left before it came.
-            self._watch(credit, lambda: channel not in self._over)
+            self.deliveries.watch(credit, lambda: channel not in self._over)
 
     def report(self, event: CoordinatorEvent) -> None:
         if isinstance(event, TaskFinished):
             self.count(now_ms())  # before: this may be the end of the job, which is told of as it is known then
-        self._watch_until_there(self._process._coordinator.report.remote(event))
+        self.deliveries.watch_until_there(self._process._outbox.send(event))
 
     monotonic_ms = staticmethod(monotonic_ms)
 
@@ -345,46 +373,3 @@ class _RunningTask:
     def retire(self) -> None:
         """Let go of files once the I/O that is under way has come back; what it brings is dropped."""
         self._pool.close(self.host.close)
-
-    def when_all_arrived(self, tell: Callable[[Outcome], None]) -> None:
-        """Tell the outcome of a task that has finished, once everything that it has sent is there."""
-        calls = tuple(self._on_their_way)
-        if not calls:
-            tell(Outcome("finished"))
-            return
-        mailbox, left = self._process._mailbox, set(calls)
-
-        def arrived(call: Future[Any]) -> None:
-            left.discard(call)
-            if left:
-                return
-            error = next((error for call in calls if (error := call.exception()) is not None), None)
-            if error is None:
-                tell(Outcome("finished"))
-                return
-            # As in `watch_call`: if the receiver has died, that is the failure, and this attempt is gone by then.
-            outcome = Outcome("failed", bounded_text(f"the last messages did not arrive: {error_text(error)}"))
-            mailbox.call_later(LOST_CALL_GRACE_MS, lambda: tell(outcome))
-
-        for call in calls:
-            call.add_done_callback(lambda call: mailbox.post(lambda: arrived(call)))
-
-    def _watch_until_there(self, reference: ray.ObjectRef[Any]) -> None:
-        future = self._watch(reference, lambda: True)
-        self._on_their_way.add(future)
-
-        def done(call: Future[Any]) -> None:
-            if call.exception() is None:
-                self._on_their_way.discard(call)
-
-        future.add_done_callback(done)
-
-    def _watch(self, reference: ray.ObjectRef[Any], matters: Callable[[], bool]) -> Future[Any]:
-        """A call that does not arrive fails the task, if it still matters: somebody could wait for it for ever."""
-
-        def lost(error: BaseException) -> None:
-            if matters():
-                raise ConnectionError(f"a message did not arrive: {error_text(error)}") from error
-
-        process = self._process
-        return watch_call(reference, process._mailbox, lambda error: process._guarded(self, lambda: lost(error)))

@@ -19,16 +19,19 @@ from typing import Any
 import ray
 
 from tidegate.actors.runtimes.ray.process.mailbox import Mailbox
+from tidegate.actors.runtimes.ray.process.outbox import Sent
 
 NAMESPACE = "tidegate"
 """Ray's namespace for named actors: those of jobs, of sessions, and of checkpoints in memory."""
-CONCURRENCY_GROUPS = {"control": 1, "ask": 8}
-"""Threads of a coordinator's actor: for its tasks, and for drivers."""
+CONCURRENCY_GROUPS = {"control": 1, "ask": 8, "live": 1}
+"""Threads of a coordinator's actor: for its tasks, for drivers, and for calls that stay pending."""
 LOST_CALL_GRACE_MS = 5_000
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
-def watch_call(reference: ray.ObjectRef[Any], mailbox: Mailbox, lost: Callable[[BaseException], object]) -> Future[Any]:
+def watch_call(
+    reference: ray.ObjectRef[Any] | Sent, mailbox: Mailbox, lost: Callable[[BaseException], object]
+) -> Future[Any]:
     """Have `lost` run on the mailbox, after a while, if the call fails. Returns what is done when the call is."""
 
     def done(future: Future[Any]) -> None:

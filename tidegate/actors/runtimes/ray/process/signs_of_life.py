@@ -19,10 +19,14 @@ class SignsOfLife:
         self.__mailbox = mailbox
         self.__descriptor = offer_stack()
 
+    def info(self) -> ProcessInfo:
+        """Where this is, for the process itself."""
+        return process_info(self.__descriptor, self.__mailbox.thread)
+
     @ray.method(concurrency_group="control")
     def identify(self) -> ProcessInfo:
         """Where this is."""
-        return process_info(self.__descriptor, self.__mailbox.thread)
+        return self.info()
 
     @ray.method(concurrency_group="pulse", enable_task_events=False)
     def pulse(self) -> int | None:

@@ -1,0 +1,252 @@
+"""What outlives a coordinator on Ray, without Ray: processes, what they have to say, and whom they obey."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from typing import cast
+
+import pytest
+from ray.exceptions import ActorDiedError, ActorUnavailableError
+from ray_fakes import FIRST, ROWS, SINK, SOURCE, TIMEOUT_S, Method, Process, source_to_sink, task_processes
+
+from tidegate.actors.coordinator.messages import events as co
+from tidegate.actors.coordinator.state.coordinator_state import CoordinatorState
+from tidegate.actors.protocol.identity import TaskId
+from tidegate.actors.protocol.stream_elements import EndOfData, EndOfPartition
+from tidegate.actors.runtimes.ray import attempt_supervisor
+from tidegate.actors.runtimes.ray.attempt_supervisor import Deployment
+from tidegate.actors.runtimes.ray.fleet import Fleet, FleetOptions, Member
+from tidegate.actors.runtimes.ray.inheritance import Found, by_task
+from tidegate.actors.runtimes.ray.process import lifeline
+from tidegate.actors.runtimes.ray.process.lifeline import Lifeline
+from tidegate.actors.runtimes.ray.process.mailbox import Mailbox
+from tidegate.actors.runtimes.ray.process.orders import Held
+from tidegate.actors.runtimes.ray.process.outbox import WAITING_MAX, Outbox
+from tidegate.actors.runtimes.ray.process.outcomes import Outcome
+from tidegate.actors.runtimes.ray.process.process_info import ProcessInfo
+from tidegate.actors.task.messages import events as ev
+from tidegate.storage.files.file_system_store import open_store
+from tidegate.storage.ids import AttemptNumber, CheckpointId, Generation, JobId
+
+AWAY = ActorUnavailableError("it is restarted", None)
+SECOND = AttemptNumber(1)
+
+
+@dataclass
+class Now:
+    """A mailbox that does everything at once, and what is due later when the test says so."""
+
+    later: list[Callable[[], object]] = field(default_factory=list)
+
+    def post(self, action: Callable[[], object]) -> None:
+        action()
+
+    def call_later(self, delay_ms: int, action: Callable[[], object]) -> None:
+        self.later.append(action)
+
+
+def finished(number: int = 0) -> co.TaskFinished:
+    """A report."""
+    return co.TaskFinished(number, FIRST, SINK)
+
+
+class Sender:
+    """An outbox whose coordinator answers when the test says so."""
+
+    def __init__(self) -> None:
+        self.report, self.mailbox = Method(), Now()
+        self.outbox = Outbox(self.report.remote, self.mailbox)  # type: ignore[arg-type]
+
+    def call(self) -> Future[None]:
+        """The next call of the coordinator."""
+        call: Future[None] = self.report.calls.get_nowait()[0]
+        return call
+
+
+def test_a_report_waits_for_a_coordinator_that_is_restarted() -> None:
+    """It is sent again until somebody has heard it; whoever waits for that hears nothing before."""
+    sender = Sender()
+    heard = sender.outbox.send(finished()).future()
+    for _ in range(3):
+        sender.call().set_exception(AWAY)
+        assert not heard.done()
+        sender.mailbox.later.pop()()
+    sender.call().set_result(None)
+    assert heard.result(0) is None
+
+
+@pytest.mark.parametrize("error", [ActorDiedError(), ConnectionError("cut")])
+def test_a_report_that_nobody_will_ever_hear_is_lost(error: Exception) -> None:
+    """The coordinator is gone for good, or lives behind a connection that broke: that fails the task, as ever."""
+    sender = Sender()
+    heard = sender.outbox.send(finished()).future()
+    sender.call().set_exception(error)
+    assert heard.exception(0) is error
+    assert not sender.mailbox.later
+
+
+def test_what_waits_is_bounded() -> None:
+    """One report more than that is lost; those that wait are not."""
+    sender = Sender()
+    waiting = [sender.outbox.send(finished(number)).future() for number in range(WAITING_MAX)]
+    for _ in waiting:
+        sender.call().set_exception(AWAY)
+    late = sender.outbox.send(finished()).future()
+    sender.call().set_exception(AWAY)
+    assert late.exception(0) is AWAY
+    assert not any(heard.done() for heard in waiting)
+    sender.mailbox.later.pop(0)()
+    sender.call().set_result(None)
+    assert sum(heard.done() for heard in waiting) == 1
+
+
+def test_a_process_ends_when_its_coordinator_is_gone_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not when it is restarted, and not at the first word of its death."""
+    timers: list[Callable[[], None]] = []
+
+    class Timer:
+        daemon = False
+
+        def __init__(self, delay_s: float, action: Callable[[], None]) -> None:
+            self.action = action
+
+        def start(self) -> None:
+            timers.append(self.action)
+
+    monkeypatch.setattr(lifeline.threading, "Timer", Timer)
+    live, left = Method(), []
+    Lifeline(live.remote, lambda: left.append("left")).hold()
+    for error in (AWAY, ActorDiedError(), AWAY, ActorDiedError(), ActorDiedError()):
+        assert not left
+        live.calls.get_nowait()[0].set_exception(error)
+        while timers:
+            timers.pop()()
+    assert left == ["left"]
+    assert live.calls.empty()
+
+
+def found(name: str, task: TaskId | None, attempt: int) -> Found:
+    """A process that a coordinator has left."""
+    return Found(name, None, Held(JobId("job-12345678"), ProcessInfo(1, "node"), task, AttemptNumber(attempt)))
+
+
+def test_of_two_processes_with_one_task_the_newer_attempt_counts() -> None:
+    """The older one is of no use; what has no task is spare."""
+    old, new, spare, other = found("a", SINK, 1), found("b", SINK, 2), found("c", None, -1), found("d", SOURCE, 0)
+    assert by_task([new, old, spare, other]) == ({SINK: new, SOURCE: other}, [spare], [old])
+
+
+class LeftBehind:
+    """A fleet whose coordinator was lost: one process is still there, and one more that is spare."""
+
+    def __init__(self) -> None:
+        _, self.graph = source_to_sink()
+        self.options = FleetOptions("job", "namespace", None, 0, 1, open_store)
+        self.inherited: tuple[object, ...] = ()
+        self.handle = Handle()
+
+    def inherit(self, tasks: Mapping[TaskId, Found], standbys: Sequence[Found]) -> dict[TaskId, Member]:
+        self.inherited = (dict(tasks), list(standbys))
+        return {task: Member(one.name, self.handle, None, Future(), one.held.info) for task, one in tasks.items()}
+
+    def refill(self) -> None:
+        """Nothing is missing."""
+
+
+@dataclass
+class Handle:
+    """A task's process."""
+
+    run: Method = field(default_factory=Method)
+    tell: Method = field(default_factory=Method)
+
+
+def test_a_successor_watches_the_processes_that_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The end of one of them is a fact for it; a task without a process has failed when it is asked."""
+    fleet, facts = LeftBehind(), []
+    there = [found("job/sink (1/1)#0", SINK, 0), found("job/standby#1", None, -1)]
+    monkeypatch.setattr(attempt_supervisor, "find_processes", lambda *_: there)
+    deployment = Deployment(cast(Fleet, fleet), facts.append, cast(Mailbox, Now()))
+    state = CoordinatorState(attempt=FIRST)
+    for _ in range(2):
+        deployment.take_over(state, JobId("job-12345678"))
+    assert fleet.inherited == ({SINK: there[0]}, [there[1]])
+    (call, (attempt,)) = fleet.handle.run.calls.get_nowait()
+    assert attempt == FIRST
+    assert fleet.handle.run.calls.empty(), "it is watched once, though the log was replayed twice"
+
+    for task in (SOURCE, SINK):
+        deployment.tell(task, ev.CoordinatorTookOver(0, FIRST, Generation(2)))
+    (gone,) = facts
+    assert (gone.task, gone.reason) == (SOURCE, "its process was gone when a new coordinator took over")
+    assert fleet.handle.tell.calls.qsize() == 1
+    call.set_result(Outcome("failed", "boom"))
+    assert (facts[-1].task, facts[-1].reason) == (SINK, "boom")
+
+
+# --- the process of a task --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def process(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[TaskId], Process]]:
+    """Makes the process of a task of source -> sink."""
+    with task_processes(monkeypatch) as make:
+        yield make
+
+
+def took_over(process: Process, generation: int) -> co.TaskAnswered:
+    """A coordinator asks the task what it is doing; the answer."""
+    process.actor.tell(FIRST, ev.CoordinatorTookOver(0, FIRST, Generation(generation)))
+    while True:
+        (event,) = process.coordinator.report.calls.get(timeout=TIMEOUT_S)[1]
+        if isinstance(event, co.TaskAnswered):
+            return event
+
+
+def test_a_task_that_runs_answers_a_new_coordinator(process: Callable[[TaskId], Process]) -> None:
+    """In its attempt; and it says what it holds to whoever looks for it."""
+    sink = process(SINK).start()
+    held = sink.actor.held()
+    assert (held.task, held.attempt, held.job_id) == (SINK, FIRST, "job-12345678")
+    answer = took_over(sink, 2)
+    assert replace(answer, at_ms=0) == co.TaskAnswered(0, FIRST, SINK, Generation(2))
+
+
+def test_a_task_that_is_over_answers_as_well(process: Callable[[TaskId], Process]) -> None:
+    """Nobody knows whether its last report was written down."""
+    sink = process(SINK).start()
+    sink.receive(0, ROWS)
+    sink.receive(1, EndOfData(drain=True), EndOfPartition())
+    sink.await_report(co.TaskReachedEndOfData)
+    sink.take_checkpoint()
+    sink.await_report(co.TaskFinished)
+    answer = took_over(sink, 2)
+    assert (answer.ended, answer.finished, answer.covered_by, answer.snapshotted) == (True, True, 1, 1)
+    assert took_over(sink, 3).generation == 3
+
+
+def test_orders_of_a_coordinator_that_was_replaced_are_refused(process: Callable[[TaskId], Process]) -> None:
+    """It can neither stop the task, nor put another one in its place, nor start a checkpoint."""
+    sink = process(SINK).start()
+    took_over(sink, 3)
+    sink.actor.drop(FIRST, Generation(2))
+    sink.actor.deploy(replace(sink.order, attempt=SECOND, generation=Generation(2)))
+    sink.actor.tell(FIRST, ev.CheckpointTriggered(0, FIRST, CheckpointId(1), 0, generation=Generation(2)))
+    sink.settle()
+    assert sink.actor.held().attempt == FIRST
+    assert not sink.actor._outcomes.of(FIRST).done()
+    assert not any(isinstance(event, co.CheckpointAcknowledged) for event in _reports(sink)), (
+        "the checkpoint was not taken"
+    )
+    sink.actor.drop(FIRST, Generation(3))
+    assert sink.outcome().kind == "replaced"
+
+
+def _reports(process: Process) -> list[object]:
+    """What has been reported since somebody has looked."""
+    found = []
+    while not process.coordinator.report.calls.empty():
+        found.append(process.coordinator.report.calls.get_nowait()[1][0])
+    return found

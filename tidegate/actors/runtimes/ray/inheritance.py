@@ -1,0 +1,86 @@
+"""Finds the processes that a lost coordinator has left: those of its tasks, and spare ones.
+
+Rules:
+
+- They are found by their names, and asked what they hold: a spare process keeps its name when it is put to work.
+- A name alone proves nothing: another job of that name may just be ending.
+- Who has not answered when all tasks that run are found is starting, or of no use: it is ended, and replaced in time.
+- Of two that hold the same task the one of the newer attempt counts.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import ray
+from ray.exceptions import RayError
+
+from tidegate.actors.protocol.identity import TaskId
+from tidegate.actors.runtimes.ray.process.orders import Handle, Held
+from tidegate.storage.ids import JobId
+
+log = logging.getLogger(__name__)
+
+ANSWER_TIMEOUT_S = 5.0
+_NUMBERED = re.compile(r"#\d+$")
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A process, and what it holds."""
+
+    name: str
+    handle: Handle
+    held: Held
+
+
+def find_processes(
+    prefix: str, namespace: str, job_id: JobId, running: Collection[TaskId], timeout_s: float = ANSWER_TIMEOUT_S
+) -> list[Found]:
+    """The processes of a job that live, by name. Blocks for no longer than `timeout_s`.
+
+    `running`: tasks that run by the log. When all of these are found nobody else is waited for.
+    """
+    handles: dict[str, Handle] = {}
+    for actor in ray.util.list_named_actors(all_namespaces=True):
+        name = actor["name"]
+        if actor["namespace"] == namespace and name.startswith(f"{prefix}/") and _NUMBERED.search(name):
+            try:
+                handles[name] = ray.get_actor(name, namespace=namespace)
+            except ValueError:
+                continue  # It has gone meanwhile.
+    asked = {handle.held.remote(): name for name, handle in handles.items()}
+    missing, found = set(running), []
+    deadline = time.monotonic() + timeout_s
+    while asked and (missing or not running) and (left_s := deadline - time.monotonic()) > 0:
+        answered, _ = ray.wait(list(asked), num_returns=1, timeout=left_s)
+        for reference in answered:
+            name = asked.pop(reference)
+            try:
+                held: Held = ray.get(reference)
+            except RayError as error:
+                log.info("%s is not there any more: %s", name, error)
+                continue
+            if held.job_id == job_id:
+                found.append(Found(name, handles[name], held))
+                missing -= {held.task}
+    for name in asked.values():
+        log.warning("%s has not said what it holds: it is killed", name)
+        ray.kill(handles[name], no_restart=True)
+    return sorted(found, key=lambda one: one.name)
+
+
+def by_task(found: Sequence[Found]) -> tuple[dict[TaskId, Found], list[Found], list[Found]]:
+    """The process of each task, spare ones, and those whose task a newer attempt has."""
+    tasks: dict[TaskId, Found] = {}
+    outdated = []
+    for one in sorted(found, key=lambda one: one.held.attempt):
+        if one.held.task is not None:
+            if one.held.task in tasks:
+                outdated.append(tasks[one.held.task])
+            tasks[one.held.task] = one
+    return tasks, [one for one in found if one.held.task is None], outdated
