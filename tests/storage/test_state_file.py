@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
@@ -22,8 +22,8 @@ from tidegate.storage.ids import OperatorUid
 from tidegate.storage.state import state_file
 from tidegate.storage.state.chunk import Compression
 from tidegate.storage.state.directory import read_directory
-from tidegate.storage.state.snapshot import FrozenState, StateChunk, tables_of
-from tidegate.storage.state.state_file import read_state, write_state
+from tidegate.storage.state.snapshot import FrozenState, StateChunk, StateTable, tables_of
+from tidegate.storage.state.state_file import iter_state, read_state, write_state
 from tidegate.storage.state.verification import verify_state
 
 _UID = OperatorUid("counts")
@@ -289,20 +289,21 @@ def test_two_halves_together_read_about_the_whole_file() -> None:
     assert 0 < handle.directory_bytes < handle.size_bytes / 10
 
 
-def test_several_threads_read_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("read", [read_state, lambda *of, **how: list(iter_state(*of, **how))])
+def test_several_threads_read_the_same(monkeypatch: pytest.MonkeyPatch, read: Callable[..., list[StateTable]]) -> None:
     """What they read comes in the order of the file, and damage to one piece is told as by one thread."""
     monkeypatch.setattr(state_file, "READ_BYTES_MAX", 1)
     handle = written([(_UID, keyed(*[[1000, 1000]] * 8))])
     assert handle.path is not None
 
-    tables = read_state(_MEMORY, handle, _UID, readers=4)
+    tables = read(_MEMORY, handle, _UID, readers=4)
 
     assert list(range(16_000)) == [k for table in tables for k in table.rows.column("k").to_pylist()]
     data = bytearray(_MEMORY.read(handle.path))
     data[handle.size_bytes // 2] ^= 1
     _MEMORY.write(handle.path, [data])
     with pytest.raises(CorruptionError, match="its checksum does not match"):
-        read_state(_MEMORY, handle, _UID, readers=4)
+        read(_MEMORY, handle, _UID, readers=4)
 
 
 def test_a_chunk_at_the_edge_is_read_by_both_and_cut() -> None:

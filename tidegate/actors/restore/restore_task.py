@@ -182,9 +182,10 @@ def _tables_of(
         if spool is None:
             found += read_subtask_state(store, old, info.uid, groups, wanted=wanted, readers=readers)
         else:
-            found += spool.keep(
-                iter_subtask_state(store, old, info.uid, groups, wanted=wanted, scratch_dir=spool.folder)
+            tables = iter_subtask_state(
+                store, old, info.uid, groups, wanted=wanted, scratch_dir=spool.folder, readers=readers
             )
+            found += spool.keep(tables)
     found.sort(key=lambda table: table.layer)
     return Handover(_deal_out(found, subtask, parallelism) if rescaled else found)
 

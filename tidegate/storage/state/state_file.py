@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import chain
@@ -111,10 +111,27 @@ def iter_state(
     *,
     wanted: Wanted = lambda _: True,
     layer: int = 0,
+    readers: int = 1,
 ) -> Iterator[StateTable]:
-    """`read_state` one table after the other: what is held meanwhile is one read of the file and what came of it."""
-    for run in _wanted_runs(store, handle, uid, key_groups, wanted):
-        yield from _tables_of(store, handle, run, layer)
+    """`read_state` one table after the other: what is held meanwhile is a read of the file for each reader, and what
+    came of it. With several of them reads are ahead of whoever takes the tables.
+    """
+    runs = _wanted_runs(store, handle, uid, key_groups, wanted)
+    if readers == 1 or len(runs) <= 1:
+        for run in runs:
+            yield from _tables_of(store, handle, run, layer)
+        return
+    with ThreadPoolExecutor(min(readers, len(runs)), "tidegate-restore") as pool:
+        ahead: deque[Future[list[StateTable]]] = deque()
+        try:
+            for run in runs:
+                ahead.append(pool.submit(_tables_of, store, handle, run, layer))
+                if len(ahead) == readers:
+                    yield from ahead.popleft().result()
+            while ahead:
+                yield from ahead.popleft().result()
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
 
 
 def section_schema(store: Store, handle: StateHandle, section: SectionRef) -> pa.Schema | None:

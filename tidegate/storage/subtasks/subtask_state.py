@@ -54,14 +54,15 @@ def iter_subtask_state(
     *,
     wanted: Wanted = _any,
     scratch_dir: str | None = None,
+    readers: int = 1,
 ) -> Iterator[StateTable]:
-    """`read_subtask_state` one table after the other: no more is held than one read of a file. Files of a backend are
-    kept in `scratch_dir` meanwhile.
+    """`read_subtask_state` one table after the other: no more is held than one read of a file for each reader. Files of
+    a backend are kept in `scratch_dir` meanwhile.
     """
     for layer, handle in enumerate(subtask.layers):
-        yield from iter_state(store, handle, uid, key_groups, wanted=wanted, layer=layer)
+        yield from iter_state(store, handle, uid, key_groups, wanted=wanted, layer=layer, readers=readers)
     if subtask.handle is not None:
-        yield from iter_state(store, subtask.handle, uid, key_groups, wanted=wanted)
+        yield from iter_state(store, subtask.handle, uid, key_groups, wanted=wanted, readers=readers)
     for native in subtask.native:
         if native.uid == uid and (key_groups is None or key_groups_meet(range(*native.key_groups), key_groups)):
             yield from read_native(store, native, key_groups, scratch_dir)
