@@ -72,7 +72,8 @@ def fallen_back(
         table = stream.to_table(str(folder / "out"), uid="out")
         job = env.execute(
             "job",
-            checkpoints=config(folder / "checkpoints", inline_bytes=0, **{"retained": of} | settings),
+            # Whoever goes back from memory reads no file, and finds no damage.
+            checkpoints=config(folder / "checkpoints", inline_bytes=0, undo_memory=0, **{"retained": of} | settings),
             restart=tg.RestartStrategy.fixed_delay(1, "1ms"),
             hooks=hooks,
         )

@@ -211,7 +211,7 @@ def test_a_sweep_forgets_what_nobody_asks_for(make: MakeKeyed) -> None:
         keyed.leave(swept=1000)
 
     for state in ("v", "xs"):
-        held = [key for batch in keyed.states._backend.keys(state, 100) for key in batch.column("k").to_pylist()]
+        held = [key for batch in keyed.states.backend.keys(state, 100) for key in batch.column("k").to_pylist()]
         assert sorted(held) == sorted(f"k{n}" for n in range(20, 40))
 
 

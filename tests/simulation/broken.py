@@ -24,6 +24,7 @@ from broken_rules import RULE_BREAKS, RULE_FIXED, Patch
 from broken_tables import TABLE_FIXED, TABLE_PATCHES
 from broken_takeovers import TAKEOVER_FIXED, TAKEOVER_PATCHES
 from broken_tasks import TASK_BREAKS
+from broken_undo import UNDO_FIXED, UNDO_PATCHES
 
 from tidegate.simulation.pipelines.draw import draw
 from tidegate.simulation.scenarios import simulate_scenario
@@ -64,6 +65,7 @@ _FIXED: Mapping[str, Mapping[str, Hashable]] = {
     **RESTART_FIXED,
     **TAKEOVER_FIXED,
     **CAUSE_FIXED,
+    **UNDO_FIXED,
 }
 """Breaks that need several unlikely things at once, and hundreds of seeds when all of these are drawn: the last grant
 of a channel lost and rows that wait for it; a savepoint that has written something and fails as often as is tried; a
@@ -89,6 +91,7 @@ BROKEN: dict[str, Break] = {
             | REQUEST_PATCHES
             | RESTART_PATCHES
             | TAKEOVER_PATCHES
+            | UNDO_PATCHES
         ).items()
     },
 }
@@ -110,5 +113,6 @@ FAST = (
     "restarts: back-off does not grow",
     "causes: the event before the right one is named",
     "takeover: tasks that run start anew",
+    "undo: nothing is undone",
 )
 """Breaks that show within very few seeds: the tests try these, the benchmark `mutations.py` all."""

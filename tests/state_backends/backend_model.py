@@ -284,6 +284,7 @@ class Snapshots:
             stored = pending.finish()
             if self.completed is None or self.completed[0] < pending.cut.checkpoint_id:
                 self.completed = pending.cut.checkpoint_id, stored
+                self.subject.backend.completed(pending.cut.checkpoint_id)
 
     def abort(self, which: int) -> None:
         """Give a pending one up, written in part or not at all."""

@@ -53,6 +53,7 @@ _FAULTS = {
 _ADOPTION_MS = {"adopt": 3_000, "restart": None}
 _LOG_ENTRIES = {"long": None, "short": 8}
 """A log that is cut: hardly any scenario has as many entries as it usually takes."""
+_UNDO_BYTES = {"keep": 1 << 20, "keep a little": 1_000, "read": 0}
 _ROW_BY_ROW = ("sim://rows", "sim://kept")
 """Tables that get a row for each row of the input; the others get one for each key."""
 _BUFFERS = {"tiny": (300, 300), "small": (1_000, 1_500), "wide": (20_000, 20_000)}
@@ -162,6 +163,7 @@ def _checkpoints(scenario: Scenario) -> CheckpointConfig:
             "retention": values["retention"],
             "incremental": values.get("state") == "incremental",
             "changelog": values.get("state") == "changelog",
+            "undo_memory": _UNDO_BYTES[str(values.get("survivors", "keep"))],
         }
     )
 

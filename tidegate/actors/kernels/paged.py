@@ -109,6 +109,25 @@ def mark_slots(bitmap: Bitmap, slots: NDArray[np.int32]) -> None:
 
 
 @kernel
+def mark_first(bitmap: Bitmap, slots_below: int, slots: NDArray[np.int32], first: NDArray[np.int32]) -> int:
+    """Set the bits of those of some slots that are below a number; slots whose bit was clear go to `first`.
+
+    How many these are.
+    """
+    found = 0
+    for i in range(slots.shape[0]):
+        slot = np.int64(slots[i])
+        if slot < slots_below:
+            bit = np.uint64(1) << np.uint64(slot & 63)
+            bits = bitmap[slot >> 6]
+            if not bits & bit:
+                bitmap[slot >> 6] = bits | bit
+                first[found] = slots[i]
+                found += 1
+    return found
+
+
+@kernel
 def revive(flags: Pages, slots: NDArray[np.int32], rows: NDArray[np.int32], revived: NDArray[np.int32]) -> int:
     """Set the flags (uint8) of the slots that some rows have; those rows whose flag was clear go to `revived`.
 

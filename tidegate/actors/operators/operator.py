@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
+from tidegate.actors.state_backends.common.backend import KeyedBackend
 from tidegate.actors.state_backends.common.options import StateBackendOptions
 from tidegate.storage.ids import OperatorUid, SubtaskIndex
 from tidegate.storage.state.snapshot import Cut, OperatorSnapshot, StateTable
@@ -61,6 +62,8 @@ class OperatorContext:
     pace: StepPace = field(default_factory=StepPace, compare=False)
     backend: StateBackendOptions = field(default_factory=StateBackendOptions)
     """Where keyed state lives, and how it is written."""
+    kept: KeyedBackend | None = field(default=None, compare=False)
+    """The backend of the attempt before, which has gone back to the checkpoint that the operator starts from."""
 
 
 class Operator:
@@ -130,6 +133,14 @@ class Operator:
     def changed_bytes(self) -> int:
         """About how many bytes of keyed state have changed since it was last frozen."""
         return 0
+
+    @property
+    def keyed_backend(self) -> KeyedBackend | None:
+        """What holds the keyed state of an operator that is open; None for an operator that has none."""
+        return None
+
+    def hand_over(self) -> None:
+        """Let go of that: the operator of the next attempt goes on with it. Only `close` is called afterwards."""
 
     def finish(self, emit: Emit) -> Iterator[None]:
         """End of input: emit what is left. Nothing is processed afterwards.

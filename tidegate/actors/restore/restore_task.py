@@ -24,6 +24,7 @@ import pyarrow as pa
 from tidegate.actors.coordinator.job.job_spec import RestorePoint
 from tidegate.actors.graph.job_graph import JobGraph, JobVertex
 from tidegate.actors.protocol.identity import TaskId
+from tidegate.actors.protocol.state_origin import StateOrigin
 from tidegate.actors.restore.restore_in_flight import RestoredChannels, restore_in_flight
 from tidegate.actors.state_backends.factory import backend_folder
 from tidegate.actors.task.pipeline.source_cursor import FrozenPositions, SplitPosition, positions_from_tables
@@ -52,6 +53,9 @@ class RestoredTask:
     in_flight: RestoredChannels = ()
     part: SubtaskState | None = None
     """What the same subtask had in the checkpoint; None where it had finished, or there were more or fewer of them."""
+    kept: frozenset[OperatorUid] = frozenset()
+    """Operators whose keyed state is in memory: tables without rows stand for it."""
+    origin: StateOrigin = StateOrigin.STORAGE
 
 
 def restore_task(
@@ -63,6 +67,7 @@ def restore_task(
     native_folder: str | None = None,
     splits: Mapping[OperatorUid, Sequence[SplitPosition]] = MappingProxyType({}),
     readers: int = 1,
+    kept: Mapping[OperatorUid, Sequence[StateTable]] = MappingProxyType({}),
     spool_folder: str | None = None,
 ) -> RestoredTask:
     """Read the state of one task; `store` is opened at the root of the restore point, `splits` are all of each source.
@@ -71,7 +76,8 @@ def restore_task(
 
     State of which there is a copy that is right in the folder `local_copies` is read from there. With `native_folder`,
     files of a backend whose key groups are still those of the task are brought there, for the backend to go on with;
-    tables without rows stand for them.
+    tables without rows stand for them. So they do for states that a backend in this process has `kept` for the
+    checkpoint: of these nothing is read.
 
     Raises StorageError (CorruptionError among them), and ConfigurationError for in-flight rows of another key.
     """
@@ -91,6 +97,9 @@ def restore_task(
                 "had finished"
             )
         return RestoredTask(tuple((uid, ()) for uid in uids), finished=True)
+    part = _part(metadata, vertex, task)
+    if part is None:
+        kept = {}
     tables = [
         (
             uid,
@@ -102,6 +111,7 @@ def restore_task(
                 vertex.parallelism,
                 native_folder,
                 readers,
+                kept.get(uid, ()),
                 None if spool_folder is None else Spool(f"{backend_folder(spool_folder, uid)}{NATIVE_MARK}restore"),
             ),
         )
@@ -111,7 +121,9 @@ def restore_task(
     if vertex.source is not None and vertex.source.uid in known and task.subtask == 0:
         uid, found = tables[0]
         tables[0] = uid, Handover((*found, *_read_to_the_end(store, metadata, uid, splits.get(uid, ()))))
-    return RestoredTask(tuple(tables), finished=False, in_flight=in_flight, part=_part(metadata, vertex, task))
+    copied = isinstance(store, LocalFirstStore) and store.sufficed
+    origin = StateOrigin.MEMORY if kept else StateOrigin.LOCAL_COPY if copied else StateOrigin.STORAGE
+    return RestoredTask(tuple(tables), False, in_flight, part, frozenset(kept), origin)
 
 
 def _part(metadata: CheckpointMetadata, vertex: JobVertex, task: TaskId) -> SubtaskState | None:
@@ -149,13 +161,15 @@ def _tables_of(
     parallelism: int,
     native_folder: str | None,
     readers: int,
+    kept: Sequence[StateTable],
     spool: Spool | None,
 ) -> Handover:
     """What one operator of an unfinished vertex starts with in one subtask."""
     groups = key_group_range(subtask, info.max_parallelism, parallelism)
     rescaled = info.parallelism != parallelism
     broadcast_from: dict[str, SubtaskIndex] = {}
-    found: list[StateTable | SpooledTables] = []
+    found: list[StateTable | SpooledTables] = [*kept]
+    in_memory = {table.state for table in kept}
     for old in subtasks_of(metadata, info.uid):
         if old.finished:
             continue
@@ -165,7 +179,7 @@ def _tables_of(
         def wanted(section: SectionRef, old: SubtaskState = old, has_groups: bool = has_groups) -> bool:
             match section.kind:
                 case StateKind.KEYED:
-                    return has_groups
+                    return has_groups and section.state not in in_memory
                 case StateKind.LIST:
                     return rescaled or old.subtask == subtask
                 case StateKind.BROADCAST:

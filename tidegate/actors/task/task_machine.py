@@ -6,7 +6,7 @@ I/O, clock, thread or randomness in here. Its life is in `task_status.py`, its r
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import singledispatchmethod
 
 import pyarrow as pa
@@ -23,6 +23,7 @@ from tidegate.actors.protocol.stream_elements import (
     Watermark,
     WatermarkStatus,
 )
+from tidegate.actors.state_backends.common.backend import KeyedBackend
 from tidegate.actors.task.barriers import make_handler
 from tidegate.actors.task.channels.input_endings import InputEndings
 from tidegate.actors.task.channels.input_gate import InputGate
@@ -44,7 +45,7 @@ from tidegate.actors.task.pipeline.task_descriptor import TaskDescriptor
 from tidegate.actors.task.task_status import TaskStatus
 from tidegate.storage.checkpoints.metadata import SnapshotKind
 from tidegate.storage.errors import ProtocolError
-from tidegate.storage.ids import AttemptNumber, CheckpointId
+from tidegate.storage.ids import AttemptNumber, CheckpointId, OperatorUid
 from tidegate.storage.state.snapshot import Cut, OperatorSnapshot
 
 STAGED_FILES_IN_FLIGHT_MAX = 4
@@ -54,7 +55,7 @@ class TaskMachine:
     """One subtask of one attempt."""
 
     def __init__(self, descriptor: TaskDescriptor) -> None:
-        d = self.descriptor = self._descriptor = descriptor
+        d = self.descriptor = descriptor
         self.attempt: AttemptNumber = d.attempt
         assert (d.source is not None) != bool(d.inputs), "a task has a source or inputs"
         self.status = TaskStatus.CREATED
@@ -62,15 +63,8 @@ class TaskMachine:
         self._inputs = InputGate(d.inputs, d.limits.first_window_bytes)
         self._emitter = Emitter(d, self._instructions.append)
         self.outputs = self._outputs = self._emitter.gate
-        self._chain = OperatorChain(
-            d.operators,
-            d.task.subtask,
-            d.parallelism,
-            d.max_parallelism,
-            self._emitter.emit,
-            self._emitter.emit_watermark,
-            d.backend,
-        )
+        place = d.task.subtask, d.parallelism, d.max_parallelism
+        self._chain = OperatorChain(d.operators, *place, self._emitter.emit, self._emitter.emit_watermark, d.backend)
         self._watermarks = WatermarkValve(d.inputs)
         self._checkpoints = SubtaskCheckpoints(
             d,
@@ -145,6 +139,11 @@ class TaskMachine:
         """The task ends here, whatever its status: let the operators release what they hold. May be called again."""
         self._chain.close()
 
+    def hand_over(self) -> Mapping[OperatorUid, KeyedBackend]:
+        """Keyed state that the next attempt may go on with. Nothing but `close` is called afterwards."""
+        goes_on = self.status in (TaskStatus.READY, TaskStatus.RUNNING) and not self._operators_finished
+        return self._chain.hand_over() if goes_on else {}
+
     # --- events ---------------------------------------------------------------------------------------------------
 
     @singledispatchmethod
@@ -154,25 +153,25 @@ class TaskMachine:
     @_on.register
     def _on_restored(self, event: ev.TaskRestored) -> None:
         if self.status is not TaskStatus.CREATED:
-            raise ProtocolError(f"{self._descriptor.task} is {self.status.value} and was told that it is restored")
+            raise ProtocolError(f"{self.descriptor.task} is {self.status.value} and was told that it is restored")
         tables = dict(event.tables)
-        source = self._descriptor.source
+        source = self.descriptor.source
         if source is not None:
-            positions = () if event.finished else self._descriptor.splits
+            positions = () if event.finished else self.descriptor.splits
             if source.uid in tables and not event.finished:
                 positions = positions_from_tables(tables[source.uid])
-            self._source = SourceCursor(positions, self._descriptor.source_rows_max)
+            self._source = SourceCursor(positions, self.descriptor.source_rows_max)
         self._checkpoints.restored(event.lineage)
         self._operators_finished = event.finished
         if not event.finished:
-            self._chain.open(tables)
+            self._chain.open(tables, event.checkpoint_id, event.kept)
         for channel, batches in event.in_flight:
             if event.finished:
-                raise ProtocolError(f"{self._descriptor.task} has finished and was restored with input of {channel}")
+                raise ProtocolError(f"{self.descriptor.task} has finished and was restored with input of {channel}")
             self._inputs.recover(channel, batches)
         # Sources, in-flight input, and timers that are due already emit, and before every task is there, into the void.
         self.status = TaskStatus.READY
-        self._instructions.append(do.ReportReady(self.attempt))
+        self._instructions.append(do.ReportReady(self.attempt, event.origin))
 
     @_on.register
     def _on_started(self, event: ev.TasksStarted) -> None:
@@ -231,7 +230,7 @@ class TaskMachine:
     @_on.register
     def _on_batch_read(self, event: ev.SourceBatchRead) -> None:
         if self._source is None:
-            raise ProtocolError(f"{self._descriptor.task} has no source and was read for")
+            raise ProtocolError(f"{self.descriptor.task} has no source and was read for")
         self._source.batch_read(event)
 
     @_on.register
@@ -242,12 +241,12 @@ class TaskMachine:
             over = self.status is TaskStatus.FINISHED
             reason = CheckpointFailureReason.TASK_CLOSING if over else CheckpointFailureReason.TASK_NOT_READY
             self._checkpoints.decline(
-                event.checkpoint_id, reason, f"task {self._descriptor.task} is {self.status.value}"
+                event.checkpoint_id, reason, f"task {self.descriptor.task} is {self.status.value}"
             )
             return
         reading = self._source is not None and self.status is TaskStatus.RUNNING
         barrier = Barrier(event.checkpoint_id, event.triggered_at_ms, event.options, event.base)
-        if reading and self._descriptor.externally_induced and not event.options.kind.is_savepoint:
+        if reading and self.descriptor.externally_induced and not event.options.kind.is_savepoint:
             self._induced.triggered(barrier)
             return
         if reading and event.options.kind.stops:
@@ -265,6 +264,7 @@ class TaskMachine:
     def _on_complete(self, event: ev.CheckpointCompleted) -> None:
         if event.attempt != self.attempt:
             return
+        self._chain.checkpoint_completed(event.checkpoint_id)
         snapshot = self._checkpoints.completed(event.checkpoint_id)
         if snapshot is not None and (snapshot.finished or event.checkpoint_id == self._checkpoints.stopping):
             self.covered_by = event.checkpoint_id
@@ -322,7 +322,7 @@ class TaskMachine:
 
     def _process_batch(self, batch: pa.RecordBatch, input_index: int) -> None:
         if self._operators_finished:
-            raise ProtocolError(f"{self._descriptor.task} has finished its operators and got {batch.num_rows} rows")
+            raise ProtocolError(f"{self.descriptor.task} has finished its operators and got {batch.num_rows} rows")
         self._chain.process(batch, input_index)
         self._stage(force=False)
 
@@ -381,8 +381,8 @@ class TaskMachine:
     def _freeze(self, cut: Cut) -> tuple[OperatorSnapshot, ...]:
         snapshots = [] if self._operators_finished else self._chain.snapshot(cut)
         if self._source is not None:
-            assert self._descriptor.source is not None
-            snapshots.insert(0, OperatorSnapshot(self._descriptor.source.uid, (self._source.freeze(),)))
+            assert self.descriptor.source is not None
+            snapshots.insert(0, OperatorSnapshot(self.descriptor.source.uid, (self._source.freeze(),)))
         return tuple(snapshots)
 
     def _stage(self, force: bool) -> None:

@@ -23,7 +23,7 @@ from pydantic import (
 from tidegate.actors.coordinator.job.job_spec import ADOPTION_TIMEOUT_MS
 from tidegate.actors.coordinator.job.outages import STORAGE_OUTAGE_MS
 from tidegate.actors.hosts.heartbeat_settings import INTERVAL_MS, TIMEOUT_MS
-from tidegate.actors.state_backends.common.options import MEMORY_BYTES
+from tidegate.actors.state_backends.common.options import MEMORY_BYTES, UNDO_BYTES
 from tidegate.actors.task.channels.output_gate import DEBLOAT_TARGET_MS
 from tidegate.api.config import setting_values as of
 from tidegate.api.config.setting_names import KEYS, setting_keys, titled, unknown_setting
@@ -126,6 +126,9 @@ class CheckpointConfig(BaseModel):
         default=MEMORY_BYTES, alias=KEYS["backend_memory"][0]
     )
     """Bytes that each operator of a subtask may use for the caches and buffers of a backend on disk."""
+
+    undo_memory: Annotated[int, BeforeValidator(of.size)] = Field(default=UNDO_BYTES, alias=KEYS["undo_memory"][0])
+    """Bytes that each operator of a subtask may use to go back to a checkpoint from memory; 0: it reads instead."""
 
     backend_directory: Annotated[str | None, BeforeValidator(of.place)] = Field(
         default=None, alias=KEYS["backend_directory"][0]

@@ -31,6 +31,7 @@ KEYS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "changelog": ("state.changelog.enabled",),
         "compression": ("execution.checkpointing.snapshot-compression",),
         "backend_memory": ("state.backend.rocksdb.memory.fixed-per-slot",),
+        "undo_memory": ("state.backend.undo-memory",),
         "backend_directory": ("state.backend.rocksdb.localdir",),
         "local_copies": ("state.backend.local-recovery", "execution.checkpointing.local-backup.enabled"),
         "local_directory": ("taskmanager.state.local.root-dirs", "execution.checkpointing.local-backup.dirs"),

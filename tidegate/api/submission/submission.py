@@ -179,6 +179,7 @@ def _backend_of(config: CheckpointConfig, options: StateBackendOptions) -> State
         compression=config.compression,
         directory=directory if config.backend == "rocksdb" else None,
         memory_bytes=config.backend_memory,
+        undo_bytes=config.undo_memory,
     )
 
 

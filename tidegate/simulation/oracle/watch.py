@@ -17,6 +17,7 @@ from tidegate.actors.coordinator.messages import instructions as do
 from tidegate.actors.coordinator.state.coordinator_state import CoordinatorState
 from tidegate.actors.protocol.failure_reasons import CheckpointFailureReason
 from tidegate.actors.protocol.identity import TaskId
+from tidegate.actors.protocol.state_origin import StateOrigin
 from tidegate.actors.protocol.stream_elements import Alignment, BarrierOptions
 from tidegate.actors.task.messages import events as ev
 from tidegate.actors.task.messages import instructions as task_do
@@ -71,6 +72,8 @@ class Watch:
                 self.oracle.channels_stored(machine, instruction)
             case task_do.DiscardState():
                 self.coverage.saw("state_discarded")
+            case task_do.ReportReady(origin=StateOrigin.MEMORY):
+                self.coverage.saw("state_kept")
             case task_do.ReportFinished():
                 self.oracle.finished(machine.attempt, machine.descriptor.task)
                 self.coverage.saw("task_finished")

@@ -37,10 +37,11 @@ DIMENSIONS: Mapping[str, tuple[Hashable, ...]] = {
     "restart": ("fixed-delay", "exponential-delay", "failure-rate"),
     "savepoints": ("canonical", "native"),
     "takeover": ("adopt", "restart"),
+    "survivors": ("keep", "keep a little", "read"),
 }
 """Every dimension with its values."""
 
-_DRAWN_APART = frozenset({"state", "log", "restart", "savepoints", "takeover"})
+_DRAWN_APART = frozenset({"state", "log", "restart", "savepoints", "takeover", "survivors"})
 """Dimensions that were added when seeds had been run: what a seed stands for besides stays what it was."""
 
 _ADDED: Mapping[str, tuple[Hashable, ...]] = {
@@ -68,6 +69,7 @@ _WEIGHTS: Mapping[str, tuple[int, ...]] = {
     "ending": (4, 1, 1, 1, 1),
     "log": (3, 1),
     "takeover": (3, 1),
+    "survivors": (4, 1, 1),
 }
 
 CONTRADICTIONS: tuple[tuple[tuple[str, Hashable], tuple[str, Hashable]], ...] = (

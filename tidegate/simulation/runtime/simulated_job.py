@@ -1,6 +1,7 @@
 """One job in virtual time: the same hosts, machines and effects as everywhere, over a world of chance.
 
-What a crash takes away is what a process loses: the task's host with its queues and state. What it does not take
+What a crash takes away is what a process loses: the task's host with its queues and state. A task that is stopped
+leaves its keyed state to its next attempt, as where processes live on. What a crash does not take
 away is what was on its way already: messages that were sent, and I/O that was started. A coordinator that is cut off
 instead of killed goes on as a zombie next to its successor.
 """
@@ -8,7 +9,7 @@ instead of killed goes on as a zombie next to its successor.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 import pyarrow as pa
 
@@ -23,6 +24,7 @@ from tidegate.actors.hosts.task.task_effects import TaskEffects
 from tidegate.actors.hosts.task.task_host import TaskHost
 from tidegate.actors.protocol.identity import TaskId
 from tidegate.actors.runtimes.running_job import Submission
+from tidegate.actors.state_backends.common.backend import KeyedBackend
 from tidegate.actors.task.messages import events as ev
 from tidegate.actors.task.task_machine import TaskMachine
 from tidegate.simulation.oracle.damage import Damager
@@ -34,6 +36,7 @@ from tidegate.simulation.world.virtual_time import World
 from tidegate.storage.checkpoints.event_log import EventLog
 from tidegate.storage.errors import ProtocolError, StorageError
 from tidegate.storage.files.store import Store
+from tidegate.storage.ids import OperatorUid
 
 DETECTION_MS_MAX = 500
 ANSWERS_MS_MAX = 10_000
@@ -69,6 +72,7 @@ class SimulatedJob:
         self.watch = watch
         watch.damager = Damager(disk, watch.oracle.files, submission.spec.checkpoints.retained)
         self.tasks: dict[TaskId, TaskHost] = {}
+        self._kept: dict[TaskId, Mapping[OperatorUid, KeyedBackend]] = {}
         self.coordinator: CoordinatorHost | None = None
         self.ended: CoordinatorState | None = None
         self.gave_up: str | None = None
@@ -225,7 +229,8 @@ class SimulatedJob:
         for task in tasks:
             descriptor = self.context.describe(task, instruction.attempt)
             port = SimulatedTaskPort(self, task)
-            effects = self._make_effects(self.context, descriptor, self.open_store, port.now_ms)
+            kept = self._kept.pop(task, {})
+            effects = self._make_effects(self.context, descriptor, self.open_store, port.now_ms, kept=kept)
             host = WatchedHost(self._make_machine(descriptor), effects, port)
             host.watch, host.world = self.watch, self.world
             port.host = host
@@ -243,9 +248,11 @@ class SimulatedJob:
         self._drop_tasks(tasks)
 
     def _drop_tasks(self, tasks: Iterable[TaskId]) -> None:
-        """The processes of tasks are gone."""
+        """Tasks are stopped."""
         for task in tasks:
-            self.tasks.pop(task, None)
+            host = self.tasks.pop(task, None)
+            if host is not None:
+                self._kept[task] = host.hand_over()
         self.watch.cancelled()
 
     def deliver(self, task: TaskId, event: ev.TaskEvent) -> None:

@@ -26,6 +26,7 @@ from tidegate.storage.ids import JobId
 from tidegate.storage.state.verification import verified_native, verified_state
 
 T = TypeVar("T", bytes, memoryview)
+F = TypeVar("F", bytes | None, memoryview | None, str | None)
 
 _PART_BYTES = 512 * 1024
 """So little is verified at a time that it stays in the cache, and that its memory is used again and again."""
@@ -42,6 +43,7 @@ class LocalFirstStore(WrappedStore):
         The copies of every task of the job count, because tasks may have changed places.
         """
         super().__init__(primary)
+        self._used: set[bool] = set()
         roots = _roots_by_path(folder, job_id)
         self._copies = {
             path: _LocalCopy(primary, roots.get(path), file)
@@ -51,18 +53,27 @@ class LocalFirstStore(WrappedStore):
 
     def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
         copy = self._copies.get(path)
-        data = None if copy is None else copy.read(offset, length)
+        data = None if copy is None else self._noted(copy.read(offset, length))
         return super().read(path, offset, length) if data is None else data
 
     def view(self, path: str, offset: int, length: int) -> memoryview | None:
         """A range of the copy of a file, mapped into memory; None if there is none that is right."""
         copy = self._copies.get(path)
-        return None if copy is None else copy.view(offset, length)
+        return None if copy is None else self._noted(copy.view(offset, length))
 
     def local_file(self, path: str) -> str | None:
         """Name of the copy of a file, verified, for who wants to link rather than to read; None if there is none."""
         copy = self._copies.get(path)
-        return None if copy is None else copy.name()
+        return None if copy is None else self._noted(copy.name())
+
+    @property
+    def sufficed(self) -> bool:
+        """Whether files of the checkpoint were asked for, and a copy was right each time."""
+        return self._used == {True}
+
+    def _noted(self, found: F) -> F:
+        self._used.add(found is not None)
+        return found
 
 
 class _LocalCopy:

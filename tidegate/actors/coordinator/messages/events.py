@@ -10,6 +10,7 @@ from tidegate.actors.coordinator.messages.takeovers import TaskAnswered as TaskA
 from tidegate.actors.protocol.failure_reasons import CheckpointFailureReason
 from tidegate.actors.protocol.identity import TaskId
 from tidegate.actors.protocol.snapshot_metrics import NO_METRICS, SnapshotMetrics
+from tidegate.actors.protocol.state_origin import StateOrigin
 from tidegate.storage.checkpoints.metadata import SavepointFormat, SnapshotKind, SubtaskState
 from tidegate.storage.codec import wire
 from tidegate.storage.ids import AttemptNumber, CheckpointId
@@ -32,6 +33,8 @@ class TaskReady:
     at_ms: int
     attempt: AttemptNumber
     task: TaskId
+    origin: StateOrigin | None = None
+    """Where its state comes from; None on a fresh start."""
 
 
 @wire

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
+from types import MappingProxyType
 
 from tidegate.actors.coordinator.job.job_spec import RestorePoint
 from tidegate.actors.graph.source_checks import checked_read
@@ -15,6 +16,7 @@ from tidegate.actors.hosts.task.state_stores import StateStores
 from tidegate.actors.hosts.work_folders import prepare_work
 from tidegate.actors.restore.restore_task import restore_task
 from tidegate.actors.sources.source import ReadResult, SourceReader, SourceSplit
+from tidegate.actors.state_backends.common.backend import KeyedBackend
 from tidegate.actors.task.checkpoints.snapshots import Written
 from tidegate.actors.task.incremental.lineage import Lineage
 from tidegate.actors.task.messages import events as ev
@@ -22,6 +24,7 @@ from tidegate.actors.task.messages import instructions as do
 from tidegate.actors.task.pipeline.task_descriptor import TaskDescriptor
 from tidegate.storage.errors import DAMAGE, StorageError, may_pass
 from tidegate.storage.files.store import OpenStore
+from tidegate.storage.ids import OperatorUid
 from tidegate.storage.subtasks.in_flight import ChannelEnd, InFlightRows, write_in_flight
 from tidegate.storage.tables.table_files import data_dir, write_data_file
 
@@ -42,9 +45,14 @@ class TaskEffects:
         open_store: OpenStore,
         now_ms: Callable[[], int],
         readers: int = 1,
+        kept: Mapping[OperatorUid, KeyedBackend] = MappingProxyType({}),
     ) -> None:
-        """State is restored by up to `readers` threads; with one by the thread that asks for it."""
+        """State is restored by up to `readers` threads; with one by the thread that asks for it.
+
+        `kept` is what the attempt before has handed over, in the same process.
+        """
         self._readers = readers
+        self.kept = kept
         self._context = context
         self._descriptor = descriptor
         self._open_store = open_store
@@ -74,6 +82,10 @@ class TaskEffects:
         # Files of a native savepoint are copies, like those of the job's own checkpoints. A changelog begins with rows.
         fits = own or (restore.savepoint and not backend.changelog)
         folder = backend.directory if backend.kind == "rocksdb" and fits else None
+        known = {uid: kept.kept(restore.checkpoint_id) for uid, kept in self.kept.items()} if own else {}
+        usable = {uid: tables for uid, tables in known.items() if tables is not None}
+        # What leads elsewhere goes before anything is read: there is no room for both.
+        self.kept = {uid: kept for uid, kept in self.kept.items() if uid in usable}
         try:
             context = self._context
             restored = restore_task(
@@ -85,6 +97,7 @@ class TaskEffects:
                 folder,
                 context.splits,
                 self._readers,
+                kept=usable,
                 spool_folder=backend.directory if backend.kind == "rocksdb" else None,
             )
         except DAMAGE as error:
@@ -93,7 +106,9 @@ class TaskEffects:
         if part is not None and own:
             # The files of another job's checkpoint are not this job's to keep.
             lineage = Lineage.of(restore.checkpoint_id, part)
-        return ev.TaskRestored(self._now_ms(), restored.tables, restored.finished, restored.in_flight, lineage)
+        kept = {uid: kept for uid, kept in self.kept.items() if uid in restored.kept}
+        read = restored.tables, restored.finished, restored.in_flight
+        return ev.TaskRestored(self._now_ms(), *read, lineage, kept, restored.origin)
 
     def read_source(self, instruction: do.ReadSource) -> ev.SourceBatchRead | None:
         """Read one batch; nothing once the task is closed."""

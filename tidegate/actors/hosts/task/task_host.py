@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from tidegate.actors.coordinator.job.job_spec import RestorePoint
@@ -16,11 +16,13 @@ from tidegate.actors.hosts.task.task_effects import TaskEffects
 from tidegate.actors.hosts.threads import leave_if_forked
 from tidegate.actors.protocol.failure_reasons import interrupts, log_failure
 from tidegate.actors.protocol.identity import TaskId
+from tidegate.actors.state_backends.common.backend import KeyedBackend
 from tidegate.actors.task.messages import events as ev
 from tidegate.actors.task.messages import instructions as do
 from tidegate.actors.task.task_machine import TaskMachine
 from tidegate.actors.task.task_status import TaskStatus
 from tidegate.storage.errors import StorageError, may_pass
+from tidegate.storage.ids import OperatorUid
 
 log = logging.getLogger(__name__)
 
@@ -124,6 +126,14 @@ class TaskHost:
         self._last_turn_ms = self._turn_over_ms - begin_ms
         return True
 
+    def hand_over(self) -> Mapping[OperatorUid, KeyedBackend]:
+        """The keyed state that the next attempt of this task may go on with, in the same process.
+
+        Only of a task that was stopped, and then nothing but `close` is called: nobody knows in the middle of what one
+        that has failed has stopped.
+        """
+        return self._effects.kept if self.machine.status is TaskStatus.CREATED else self.machine.hand_over()
+
     def close(self) -> None:
         """Release what the task holds, also in the middle of its life. Never raises: the task is over anyway."""
         for what, close in (("an operator", self.machine.close), ("the source", self._effects.close)):
@@ -158,7 +168,7 @@ class TaskHost:
                 case do.SetTaskTimer():
                     port.set_timer(instruction, max(0, instruction.due_at_ms - self._at_ms))
                 case do.ReportReady():
-                    port.report(co.TaskReady(port.now_ms(), instruction.attempt, task))
+                    port.report(co.TaskReady(port.now_ms(), instruction.attempt, task, instruction.origin))
                 case do.AnswerTakeover():
                     port.report(answer_of(task, port.now_ms(), instruction))
                 case do.ReportEndOfData():

@@ -114,6 +114,16 @@ class KeyedAggregate(Operator):
         columns = len(self._keys) + sum(len(fields) for fields in self._fields.values())
         return self._changed_rows * columns * 8
 
+    @property
+    def keyed_backend(self) -> KeyedBackend | None:
+        """The one of the accumulators."""
+        return self._backend
+
+    def hand_over(self) -> None:
+        """Let go of it."""
+        self._backend = self._table = None
+        self._accumulators = []
+
     def finish(self, emit: Emit) -> Iterator[None]:
         """In mode `final`, emit all keys in batches of at most 65,536 rows."""
         if self._emit_mode == "final" and self._table is not None:

@@ -36,7 +36,7 @@ from tidegate.actors.operators.state.operator_state import OperatorStates, Write
 from tidegate.actors.operators.state.timers import TIMERS_STATE, TimeDomain, Timers
 from tidegate.actors.protocol.errors import OperatorError
 from tidegate.actors.protocol.failure_reasons import error_text
-from tidegate.actors.state_backends.common.backend import KeyRef
+from tidegate.actors.state_backends.common.backend import KeyedBackend, KeyRef
 from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.errors import ConfigurationError, TidegateError
 from tidegate.storage.state.handover import taken
@@ -161,6 +161,16 @@ class ProcessOperator(Operator):
     def changed_bytes(self) -> int:
         """Rows that have come in, each a change of some state."""
         return self._changed_rows * _CHANGE_BYTES
+
+    @property
+    def keyed_backend(self) -> KeyedBackend | None:
+        """The one of the keyed states."""
+        return None if self._states is None else self._states.backend
+
+    def hand_over(self) -> None:
+        """Let go of it. The function is only closed: no key is entered, and none can be."""
+        if self._states is not None:
+            self._states.hand_over()
 
     def finish(self, emit: Emit) -> Iterator[None]:
         """Drop the processing-time timers and emit what the function has left, in steps of a batch."""

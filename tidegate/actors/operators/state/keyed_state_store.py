@@ -35,13 +35,14 @@ class KeyedStates:
 
     def __init__(self, context: OperatorContext, key_names: Sequence[str], scope: KeyScope) -> None:
         self._context = context
-        self._backend = make_backend(context, key_names)
+        self.backend = make_backend(context, key_names)
         self._key_names = tuple(key_names)
         self._scope = scope
         self._states: dict[str, KeyedState] = {}
         self._clocks: dict[str, Clock] = {}
         self._codec: KeyCodec | None = None
         self._complete = False
+        self._handed_over = False
 
     def complete(self) -> None:
         """No state is bound from now on."""
@@ -59,18 +60,18 @@ class KeyedStates:
         if declared.ttl is not None:
             self._clocks[name] = Clock(declared.ttl, self._context.time)
         migrate = partial(self._declared, declared)
-        state = declared.bound(self._scope, self._backend, self._clocks.get(name), migrate)
+        state = declared.bound(self._scope, self.backend, self._clocks.get(name), migrate)
         self._states[name] = state
         return state
 
     def fix_keys(self, codec: KeyCodec) -> None:
         """The types of the key columns, once, after all states are bound."""
         self._codec = codec
-        self._backend.fix_keys(codec.schema)
+        self.backend.fix_keys(codec.schema)
 
     def stored_keys(self) -> pa.Schema | None:
         """The key columns of states that came with files of the backend; None where none did."""
-        return self._backend.stored_keys
+        return self.backend.stored_keys
 
     def enter(self, columns: pa.RecordBatch | None, keys: Sequence[Key] | None = None) -> Sequence[KeyRef]:
         """Work on these keys until `leave`: stored key columns, or Python keys. The backend's reference of each."""
@@ -78,16 +79,16 @@ class KeyedStates:
         entered = EnteredKeys(self._codec, columns, keys)
         self._scope.enter(entered)
         if self._states:
-            return self._backend.enter(entered.columns)
+            return self.backend.enter(entered.columns)
         return [None] * (len(keys or ()) if columns is None else columns.num_rows)
 
     def leave(self, rows: int) -> None:
         """End of the batch; so many rows or timers were processed. Looks at as many keys for what has expired."""
         self._scope.leave()
         if self._states:
-            self._backend.leave()
+            self.backend.leave()
             if self._clocks:
-                self._backend.sweep(rows)
+                self.backend.sweep(rows)
 
     def each_key(self, state: KeyedState) -> Iterator[None]:
         """Make every key that has this state the current one, one after the other. The state may be changed meanwhile.
@@ -99,7 +100,7 @@ class KeyedStates:
                 f"state {state.name!r} is only declared; go through what context.state(...) returned in open"
             )
         # All of them first: what is done for a key may move others within the backend.
-        for columns in list(self._backend.keys(state.name, _KEYS_BATCH_ROWS)) if self._codec else ():
+        for columns in list(self.backend.keys(state.name, _KEYS_BATCH_ROWS)) if self._codec else ():
             try:
                 for number, ref in enumerate(self.enter(columns)):
                     self._scope.choose(number, ref)
@@ -119,25 +120,30 @@ class KeyedStates:
                 f"the checkpoint has a state {table.state!r} that the function does not bind (it binds "
                 f"{sorted(self._states)}): call self.context.state(...) for it in open, or change the operator's uid"
             )
-        self._backend.load(table if table.removed else replace(table, rows=self._declared(state, table.rows)))
+        self.backend.load(table if table.removed else replace(table, rows=self._declared(state, table.rows)))
 
     def loaded(self) -> None:
         """No stored table is left. CorruptionError if a key came twice."""
-        self._backend.loaded()
+        self.backend.loaded()
 
     def freeze(self, cut: Cut) -> OperatorSnapshot:
         """All states as they are now, or with `cut.base` what has changed since."""
         if self._codec is None or not self._states:
             return OperatorSnapshot(self._context.uid)
-        snapshot = frozen_backend(self._context, self._backend, cut)
+        snapshot = frozen_backend(self._context, self.backend, cut)
         states, layer = (
             tuple(self._as_stored(frozen, cut) for frozen in part) for part in (snapshot.states, snapshot.layer)
         )
         return replace(snapshot, states=states, layer=layer)
 
+    def hand_over(self) -> None:
+        """Others go on with the backend. No state is this one's any more, and no key is entered."""
+        self._states, self._codec, self._handed_over = {}, None, True
+
     def close(self) -> None:
         """Release what the backend holds."""
-        self._backend.close()
+        if not self._handed_over:
+            self.backend.close()
 
     def _as_stored(self, frozen: FrozenState, cut: Cut) -> FrozenState:
         if frozen.removed:

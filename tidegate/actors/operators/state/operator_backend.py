@@ -13,7 +13,12 @@ from tidegate.storage.state.snapshot import Cut, OperatorSnapshot
 
 
 def make_backend(context: OperatorContext, key_names: Sequence[str]) -> KeyedBackend:
-    """The keyed state of an operator in this subtask, empty; `key_names` are its key columns."""
+    """The keyed state of an operator in this subtask; `key_names` are its key columns.
+
+    Empty, unless it comes from the attempt before.
+    """
+    if context.kept is not None:
+        return context.kept
     groups = key_group_range(context.subtask, context.max_parallelism, context.parallelism)
     return open_backend(context.backend, BackendPlace(context.uid, tuple(key_names), context.max_parallelism, groups))
 

@@ -20,7 +20,7 @@ import time
 import uuid
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import replace
 
@@ -50,6 +50,7 @@ from tidegate.actors.runtimes.running_job import (
     progress_of,
 )
 from tidegate.actors.runtimes.timers import Timers
+from tidegate.actors.state_backends.common.backend import KeyedBackend
 from tidegate.actors.task.messages import events as ev
 from tidegate.actors.task.task_machine import TaskMachine
 from tidegate.storage.checkpoints.event_log import EventLog
@@ -57,7 +58,7 @@ from tidegate.storage.checkpoints.metadata import SavepointFormat, SnapshotKind
 from tidegate.storage.errors import JobTimeoutError
 from tidegate.storage.files.retrying_store import retrying
 from tidegate.storage.files.store import OpenStore
-from tidegate.storage.ids import AttemptNumber
+from tidegate.storage.ids import AttemptNumber, OperatorUid
 
 log = logging.getLogger(__name__)
 
@@ -83,6 +84,8 @@ class LocalJob:
         """Which of the tasks is offered the next turn first."""
         self.timer_instructions: dict[str, do.SetTimer] = {}
         self._tasks: dict[TaskId, TaskHost] = {}
+        self._kept: dict[TaskId, Mapping[OperatorUid, KeyedBackend]] = {}
+        """Keyed state that tasks have left to their next attempts."""
         self._pools: dict[TaskId, WorkerPool] = {}
         """The threads for the I/O of each task: those of the tasks that were deployed with it."""
         self._pid = os.getpid()
@@ -208,6 +211,7 @@ class LocalJob:
             log_failure(log, f"the local runtime of {self.name} broke down", error)
         finally:
             self._drop_tasks()
+            self._kept.clear()
             # A source that blocks for ever must not keep the job from ending; its thread ends with its read.
             self.pool.close()
             for request in list(self.requests.values()):  # Whoever asks now adds to it, and sees that the job is over.
@@ -297,6 +301,7 @@ class LocalJob:
         for task in list(self._pools) if tasks is None else tasks:
             host, pool = self._tasks.pop(task, None), self._pools.pop(task, None)
             if host is not None:
+                self._kept[task] = host.hand_over()
                 host.close()
             if pool is not None and pool not in self._pools.values():
                 pool.close()
@@ -327,7 +332,8 @@ class LocalJob:
 
     def _host(self, task: TaskId, attempt: AttemptNumber) -> TaskHost:
         descriptor = self.context.describe(task, attempt)
-        effects = TaskEffects(self.context, descriptor, retrying(self._open_store), now_ms)
+        kept = self._kept.pop(task, {})
+        effects = TaskEffects(self.context, descriptor, retrying(self._open_store), now_ms, kept=kept)
         port = LocalTaskPort(self, task, self.pool)
         port.host = TaskHost(TaskMachine(descriptor), effects, port)
         return port.host

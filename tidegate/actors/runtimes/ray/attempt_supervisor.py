@@ -209,7 +209,8 @@ class Deployment:
                 self._failed_at_ms = event.at_ms
             log.warning("task %s of attempt %d failed: %s", event.task, event.attempt, event.reason)
         elif isinstance(event, co.TaskReady) and event.attempt == self._attempt:
-            log.info("task %s is ready%s", event.task, self._since_failure(event.at_ms))
+            origin = "" if event.origin is None else f" with its state from {event.origin.value}"
+            log.info("task %s is ready%s%s", event.task, origin, self._since_failure(event.at_ms))
 
     def rows_came_in(self, attempt: AttemptNumber) -> None:
         """The first rows of an attempt end its recovery."""

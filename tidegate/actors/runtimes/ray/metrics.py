@@ -10,9 +10,11 @@ from functools import cache
 from ray.util.metrics import Counter, Gauge, Histogram
 
 from tidegate.actors.protocol.identity import TaskId
+from tidegate.actors.protocol.state_origin import StateOrigin
 from tidegate.actors.runtimes.running_job import JobProgress
 
 _TASK_TAGS = ("job", "vertex", "subtask")
+_RESTORE_TAGS = (*_TASK_TAGS, "origin")
 _JOB_TAGS = ("job",)
 _DURATION_BOUNDARIES_MS = [5.0, 10.0, 25.0, 50.0, 100.0, 250.0, 500.0, 1e3, 2.5e3, 5e3, 10e3, 60e3]
 
@@ -41,7 +43,12 @@ class TaskMetrics:
         self._rows_out = _counter("tidegate_rows_out", "Rows that a task sent", _TASK_TAGS)
         self._queued = _gauge("tidegate_queued_bytes", "Bytes that wait in a task for credit", _TASK_TAGS)
         self._pressed = _gauge("tidegate_backpressured", "1 while a task may not take input", _TASK_TAGS)
+        self._restores = _counter("tidegate_restores", "Restores of a task, by where its state was", _RESTORE_TAGS)
         self._seen = (0, 0)
+
+    def restored(self, origin: StateOrigin) -> None:
+        """The task has its state."""
+        _add(self._restores, 1, self._tags | {"origin": origin.value})
 
     def update(self, rows_in: int, rows_out: int, queued_bytes: int, backpressured: bool) -> None:
         """Publish the totals."""

@@ -7,6 +7,7 @@ Rules:
 - `live` and `run` are calls that stay pending: they fail the moment the process dies, faster than any heartbeat.
   `live` stands for the process, `run` for one attempt of its task, whose end it returns.
 - `pulse` has a thread to itself as well: a process that lives answers it, however long a function of the user takes.
+- A task that is stopped leaves its keyed state in the process: the next attempt of the same task may go on with it.
 - A task that fails leaves the process to the next attempt, unless no thread can be started any more, which stays so.
 - Whatever ends a task, its end is told first: without a new thread, from memory that was set aside. What follows,
   closing and logging, may fail or never come back. A process that cannot even tell ends itself, which is noticed.
@@ -20,7 +21,7 @@ import logging
 import os
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
@@ -28,7 +29,7 @@ from functools import partial
 import pyarrow as pa
 import ray
 
-from tidegate.actors.coordinator.messages.events import CoordinatorEvent, TaskAnswered, TaskFinished
+from tidegate.actors.coordinator.messages.events import CoordinatorEvent, TaskAnswered, TaskFinished, TaskReady
 from tidegate.actors.hosts.clock import monotonic_ms, now_ms
 from tidegate.actors.hosts.job_context import JobContext
 from tidegate.actors.hosts.ports import TryAgain
@@ -50,13 +51,14 @@ from tidegate.actors.runtimes.ray.process.outbox import Outbox
 from tidegate.actors.runtimes.ray.process.outcomes import Outcome, Outcomes
 from tidegate.actors.runtimes.ray.process.signs_of_life import SignsOfLife
 from tidegate.actors.runtimes.ray.process.warm_up import keep_what_is_loaded, warm_up
+from tidegate.actors.state_backends.common.backend import KeyedBackend
 from tidegate.actors.task.invariants import may_obey
 from tidegate.actors.task.messages import events as ev
 from tidegate.actors.task.messages import instructions as do
 from tidegate.actors.task.task_machine import TaskMachine
 from tidegate.storage.files.retrying_store import retrying
 from tidegate.storage.files.store import OpenStore
-from tidegate.storage.ids import AttemptNumber, Generation
+from tidegate.storage.ids import AttemptNumber, Generation, OperatorUid
 
 log = logging.getLogger(__name__)
 
@@ -89,6 +91,8 @@ class TaskProcess(SignsOfLife):
         """What the task that has finished here last answers to a coordinator that takes over."""
         self._newest = ev.UNFENCED
         """The newest coordinator that has said something."""
+        self._kept: tuple[TaskId, Mapping[OperatorUid, KeyedBackend]] | None = None
+        """What the last task has left to its next attempt."""
         self._reserve: bytearray | None = None
         self._pid = os.getpid()
         self._mailbox = Mailbox("tidegate-task", self._turn, self._tick, TICK_MS, self._failed)
@@ -197,7 +201,8 @@ class TaskProcess(SignsOfLife):
         self._outcomes.begin(order.attempt)
         try:
             self._reserve = bytearray(RESERVE_BYTES)
-            running = _RunningTask(self, order)
+            kept, self._kept = self._kept, None
+            running = _RunningTask(self, order, kept[1] if kept is not None and kept[0] == order.task else {})
         except BaseException as error:  # noqa: BLE001 (functions of users are copied here, by their own code)
             leave_if_forked(self._pid)
             self._tell_failure(order.attempt, error)
@@ -222,6 +227,7 @@ class TaskProcess(SignsOfLife):
             running.deliveries.when_all_arrived(partial(self._outcomes.settle, running.attempt))
         else:
             self._outcomes.settle(running.attempt, outcome)
+            self._kept = running.task, running.host.hand_over()
         self._let_go(running)
 
     def _fail(self, running: _RunningTask, error: BaseException) -> None:
@@ -255,7 +261,7 @@ class TaskProcess(SignsOfLife):
 class _RunningTask:
     """One task of one attempt in this process, and the world as it sees it (a `TaskPort`)."""
 
-    def __init__(self, process: TaskProcess, order: Order) -> None:
+    def __init__(self, process: TaskProcess, order: Order, kept: Mapping[OperatorUid, KeyedBackend]) -> None:
         context = process._context
         self.task = order.task
         self.attempt = order.attempt
@@ -279,7 +285,7 @@ class _RunningTask:
         self._told_rows_in = 0
         self._metrics_due_ms = 0
         self._metrics = TaskMetrics(context.job_name, descriptor.name, order.task)
-        effects = TaskEffects(context, descriptor, retrying(process._open_store), now_ms, RESTORE_READERS)
+        effects = TaskEffects(context, descriptor, retrying(process._open_store), now_ms, RESTORE_READERS, kept)
         self.host = TaskHost(TaskMachine(descriptor), effects, self)
         try:
             self._pool = WorkerPool(IO_THREADS, "tidegate-io", process._thread_died)
@@ -322,6 +328,8 @@ class _RunningTask:
             self.deliveries.watch(credit, lambda: channel not in self._over)
 
     def report(self, event: CoordinatorEvent) -> None:
+        if isinstance(event, TaskReady) and event.origin is not None:
+            self._metrics.restored(event.origin)
         if isinstance(event, TaskFinished):
             self.count(now_ms())  # before: this may be the end of the job, which is told of as it is known then
         self.deliveries.watch_until_there(self._process._outbox.send(event))

@@ -4,7 +4,7 @@ A slot without state holds None.
 
 Rules: a page that a snapshot still reads is copied before the first write to it (references only). A list or map that a
 snapshot may hold is copied at its first change in place after that: each knows in which epoch it was made, and a freeze
-begins the next one. Values are never changed in place.
+begins the next one. Values are never changed in place. So what the undo log notes of a slot is the object itself.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ from tidegate.actors.kernels.paged import PAGE_BITS, PAGE_ROWS
 from tidegate.actors.state_backends.columnar.dirty_slots import Bitmaps, DirtySlots, live_or_marked
 from tidegate.actors.state_backends.columnar.frozen_slots import FrozenSlots
 from tidegate.actors.state_backends.columnar.key_space import KeySpace
+from tidegate.actors.state_backends.columnar.notes import CellNotes
 from tidegate.actors.state_backends.columnar.sorted_slots import SortedSlots
+from tidegate.actors.state_backends.columnar.undo_log import Notes
 from tidegate.actors.state_backends.common.backend import CellSpec
 from tidegate.actors.state_backends.common.pages import Pins, pages_for
 from tidegate.storage.errors import CorruptionError
@@ -65,6 +67,8 @@ class Cells(ABC):
         self._changed: list[int] = []
         """Slots that were changed since `flush`."""
         self._epoch = 0
+        self._notes: CellNotes | None = None
+        """Where it is noted what slots hold before they are changed."""
         self._rows = 0
         space.add(self)
 
@@ -164,6 +168,27 @@ class Cells(ABC):
             self._set(slot, self._loaded(value))
         self._changed = []  # what was stored is no change
 
+    def begin_notes(self) -> CellNotes:
+        """Note what changes from now on. No list or map that there is now is changed in place any more."""
+        self._epoch += 1
+        self._notes = CellNotes(self._space.slots, self._rows)
+        return self._notes
+
+    def end_notes(self) -> None:
+        """Note nothing any more."""
+        self._notes = None
+
+    def undo(self, notes: Notes) -> None:
+        """Be again what it was when these notes were begun."""
+        assert isinstance(notes, CellNotes)
+        later = np.arange(notes.slots_below, self._space.slots, dtype=np.int32)
+        for slot, held in (notes.held | dict.fromkeys(later[self.live(later)].tolist())).items():
+            self._own_page(slot)[slot & _IN_PAGE] = held
+        self._rows = notes.rows
+        self._changed = []
+        if self._dirty is not None:
+            self._dirty = DirtySlots.none_of(self._space.slots)
+
     def _append(self, keys: pa.RecordBatch, stored: list[Any]) -> None:
         """Put stored values of keys that nobody has."""
         slot = self._space.slots
@@ -187,14 +212,20 @@ class Cells(ABC):
         return self._pages[ref >> PAGE_BITS][ref & _IN_PAGE]
 
     def _set(self, ref: int, held: Any) -> None:
+        page, offset = self._own_page(ref), ref & _IN_PAGE
+        if self._notes is not None:
+            self._notes.add(ref, page[offset])
+        self._rows += (held is not None) - (page[offset] is not None)
+        page[offset] = held
+        self._changed.append(ref)
+
+    def _own_page(self, ref: int) -> list[Any]:
+        """The page of a slot, to write to: a copy if a snapshot still reads it."""
         number = ref >> PAGE_BITS
         if self._pins.shared[number]:
             self._pages[number] = list(self._pages[number])
             self._pins.replaced(number)
-        page, offset = self._pages[number], ref & _IN_PAGE
-        self._rows += (held is not None) - (page[offset] is not None)
-        page[offset] = held
-        self._changed.append(ref)
+        return self._pages[number]
 
     def _frozen(self, dirty: Bitmaps | None, removed: bool) -> FrozenSlots:
         keys, groups = self._space.freeze()

@@ -1,7 +1,8 @@
 """`ColumnarBackend`: keeps all keyed state in memory, in pages, over one `KeySpace`.
 
 Its snapshots cost a reference a page while processing waits; values are copied page by page as they change meanwhile.
-With `incremental` a snapshot may hold only what has changed since another one.
+With `incremental` a snapshot may hold only what has changed since another one. With memory for an undo log it can go
+back to the newest checkpoint; it is then bound again, by the operator of the next attempt, with the states that it has.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from tidegate.actors.state_backends.columnar.frozen_slots import FrozenSlots
 from tidegate.actors.state_backends.columnar.key_space import KeySpace, key_pieces
 from tidegate.actors.state_backends.columnar.vector_table import ColumnarTable
 from tidegate.actors.state_backends.common.backend import CellSpec, Migrate, ValueSpec
+from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.errors import ConfigurationError, CorruptionError
+from tidegate.storage.ids import CheckpointId
 from tidegate.storage.schemas.columns_text import columns_text
 from tidegate.storage.state.snapshot import Cut, FrozenNative, FrozenState, StateTable
 
@@ -29,11 +32,16 @@ _MOVED_ROWS = 65_536
 class ColumnarBackend:
     """A `KeyedBackend` in memory. `key_names` are the stored key columns."""
 
-    def __init__(self, max_parallelism: int, key_names: tuple[str, ...], incremental: bool) -> None:
-        self._space = KeySpace(max_parallelism, tuple(key_names))
+    def __init__(
+        self, max_parallelism: int, key_names: tuple[str, ...], incremental: bool, undo_bytes_max: int = 0
+    ) -> None:
+        self._space = KeySpace(max_parallelism, tuple(key_names), undo_bytes_max)
         self._incremental = incremental
         self._tables: dict[str, ColumnarTable] = {}
         self._cells: dict[str, Cells] = {}
+        self._gone_back = False
+        self._unbound: set[str] = set()
+        """States that it had when it went back, and that are not bound again yet."""
         self._swept = 0
         """The slot at which the next sweep begins."""
 
@@ -43,6 +51,8 @@ class ColumnarBackend:
 
     def table(self, name: str, columns: Sequence[ValueSpec]) -> ColumnarTable:
         """A vectorised state."""
+        if name in self._unbound:
+            return self._table_again(name, columns)
         self._check_new(name)
         self._tables[name] = table = ColumnarTable(self._space, name, columns, self._incremental)
         return table
@@ -50,6 +60,7 @@ class ColumnarBackend:
     def retype(self, name: str, columns: Sequence[ValueSpec], migrate: Migrate) -> ColumnarTable:
         """A vectorised state with other types that takes the rows of the one of that name."""
         former = self._tables.pop(name)
+        self._space.undo.clear()
         self._space.drop(former)
         table = self.table(name, columns)
         for keys, slots in former.scan(_MOVED_ROWS):
@@ -60,15 +71,15 @@ class ColumnarBackend:
 
     def values(self, spec: CellSpec) -> ColumnarValues:
         """A state with one value for each key."""
-        return self._bound(ColumnarValues(self._space, spec, self._incremental))
+        return self._bound(ColumnarValues, spec)
 
     def lists(self, spec: CellSpec) -> ColumnarLists:
         """A state with a list for each key."""
-        return self._bound(ColumnarLists(self._space, spec, self._incremental))
+        return self._bound(ColumnarLists, spec)
 
     def maps(self, spec: CellSpec) -> ColumnarMaps:
         """A state with a map for each key."""
-        return self._bound(ColumnarMaps(self._space, spec, self._incremental))
+        return self._bound(ColumnarMaps, spec)
 
     def enter(self, keys: pa.RecordBatch) -> list[int]:
         """Begin with a batch of keys: the slot of each row's key."""
@@ -106,6 +117,7 @@ class ColumnarBackend:
         for cells in self._cells.values():
             # A single value may be large: all of them are encoded beside processing.
             frozen += cells.freeze(cut)
+        self.keep(cut.checkpoint_id)
         return frozen
 
     def freeze_native(self, cut: Cut) -> FrozenNative | None:
@@ -114,12 +126,43 @@ class ColumnarBackend:
 
     @property
     def stored_keys(self) -> pa.Schema | None:
-        """None: a backend in memory begins empty."""
-        return None
+        """The key columns of one that has gone back; None for another one: it begins empty."""
+        return self._space.schema if self._gone_back else None
 
     def stored_schema(self, state: str) -> pa.Schema | None:
-        """None: a backend in memory begins empty."""
-        return None
+        """Likewise the columns of a state."""
+        return self._schema_of(state) if self._gone_back and state in {*self._tables, *self._cells} else None
+
+    def keep(self, checkpoint_id: CheckpointId) -> None:
+        """What it holds now is the state of a checkpoint: be able to go back to it, if memory allows that."""
+        if self._space.schema is not None:
+            self._space.undo.begin(checkpoint_id, (*self._tables.values(), *self._cells.values()))
+
+    def completed(self, checkpoint_id: CheckpointId) -> None:
+        """A checkpoint is complete: nobody goes back to an older one."""
+        self._space.undo.completed(checkpoint_id)
+
+    @property
+    def goes_back(self) -> bool:
+        """Whether there is a checkpoint that it can go back to."""
+        return not self._space.undo.empty
+
+    def kept(self, checkpoint_id: CheckpointId) -> Sequence[StateTable] | None:
+        """Of a checkpoint that can be gone back to a table without rows for each state; None for any other one."""
+        if not self._space.undo.keeps(checkpoint_id):
+            return None
+        schemas = {state: self._schema_of(state) for state in (*self._tables, *self._cells)}
+        return [
+            StateTable(state, StateKind.KEYED, pa.RecordBatch.from_pylist([], schema))
+            for state, schema in schemas.items()
+        ]
+
+    def go_back(self, checkpoint_id: CheckpointId) -> None:
+        """Be what it was at a checkpoint that is kept. Its states are to be bound again."""
+        self._space.undo.go_back(checkpoint_id)
+        self._gone_back = True
+        self._unbound = {*self._tables, *self._cells}
+        self._swept = 0
 
     def load(self, table: StateTable) -> None:
         """Take a stored table in.
@@ -147,10 +190,32 @@ class ColumnarBackend:
     def close(self) -> None:
         """Nothing to release: memory goes with the backend."""
 
-    def _bound(self, cells: C) -> C:
-        self._check_new(cells.spec.name)
-        self._cells[cells.spec.name] = cells
+    def _bound(self, kind: type[C], spec: CellSpec) -> C:
+        if spec.name in self._unbound:
+            cells = self._cells.get(spec.name)
+            if not isinstance(cells, kind) or cells.spec.column_type != spec.column_type:
+                raise _bound_otherwise(spec.name)
+            cells.spec = spec
+            self._unbound.remove(spec.name)
+            return cells
+        self._check_new(spec.name)
+        cells = kind(self._space, spec, self._incremental)
+        self._cells[spec.name] = cells
         return cells
+
+    def _table_again(self, name: str, columns: Sequence[ValueSpec]) -> ColumnarTable:
+        table = self._tables.get(name)
+        if table is None or table.specs != tuple(columns):
+            raise _bound_otherwise(name)
+        self._unbound.remove(name)
+        return table
+
+    def _schema_of(self, state: str) -> pa.Schema:
+        keys = self._space.schema
+        assert keys is not None, "state before its keys are known"
+        if state in self._tables:
+            return pa.schema([*keys, *(pa.field(spec.name, spec.data_type) for spec in self._tables[state].specs)])
+        return pa.schema([*keys, self._cells[state].spec.field])
 
     def _check_new(self, name: str) -> None:
         assert name not in self._tables and name not in self._cells, f"two states are named {name!r}"
@@ -173,3 +238,10 @@ class ColumnarBackend:
                 f"stored rows of state {table.state!r} have columns {columns_text(found)}, but the program expects "
                 f"{columns_text(expected)}; restore with the program that wrote them, or give the operator a new uid"
             )
+
+
+def _bound_otherwise(state: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"state {state!r} is bound in another way than in the attempt before, which has left it in memory: what a "
+        "function binds in open must not depend on the moment"
+    )

@@ -32,6 +32,13 @@ class DirtySlots:
         self._current: Bitmap = np.zeros(_WORDS_MIN, dtype=np.uint64)
         self._history: list[tuple[CheckpointId, Bitmap]] = []
 
+    @staticmethod
+    def none_of(slots: int) -> DirtySlots:
+        """Of so many slots none has changed."""
+        dirty = DirtySlots()
+        dirty.grow(slots)
+        return dirty
+
     def grow(self, slots: int) -> None:
         """Slots up to so many may be marked."""
         words = words_for(slots)

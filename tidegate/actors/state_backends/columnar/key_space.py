@@ -25,6 +25,7 @@ from tidegate.actors.kernels.key_index.entries import Upserted
 from tidegate.actors.kernels.key_index.key_index import KeyIndex
 from tidegate.actors.kernels.paged import PAGE_ROWS
 from tidegate.actors.kernels.partition import gather
+from tidegate.actors.state_backends.columnar.undo_log import UndoLog
 from tidegate.actors.state_backends.common.backend import ValueSpec
 from tidegate.actors.state_backends.common.pages import FrozenColumn, PagedColumn
 from tidegate.storage.errors import CorruptionError
@@ -129,9 +130,9 @@ class FrozenKeys:
 
 
 class KeySpace:
-    """Keys, their slots and key groups. `key_names` are the stored key columns."""
+    """Keys, their slots and key groups, and the undo log of what lies there. `key_names` are the stored key columns."""
 
-    def __init__(self, max_parallelism: int, key_names: tuple[str, ...]) -> None:
+    def __init__(self, max_parallelism: int, key_names: tuple[str, ...], undo_bytes_max: int = 0) -> None:
         assert 0 < max_parallelism <= 1 << 15, f"max_parallelism {max_parallelism} is not in 1..32768"
         self._max_parallelism = max_parallelism
         self.names = key_names
@@ -139,7 +140,8 @@ class KeySpace:
         self._keys: KeyColumns | None = None
         """Where the pages of all states over these keys come from."""
         self._groups = PagedColumn(_GROUP)
-        self._states: list[SlotState] = []
+        self.undo = UndoLog(undo_bytes_max)
+        self._states: list[SlotState] = [self.undo]
         self._appended_by: SlotState | None = None
         """The state whose keys all keys are, while they are appended."""
         self._readers = 0
@@ -229,8 +231,9 @@ class KeySpace:
     def settle(self) -> None:
         """Between two batches: rebuild without dead slots, if more than half of at least 4,096 are dead.
 
-        Looks only when so much has gone or come since the last look that it pays.
+        Keeps the undo log to its limit. Looks only when so much has gone or come since the last look that it pays.
         """
+        self.undo.settle()
         slots, rows = self.slots, max((state.rows for state in self._states), default=0)
         if slots < COMPACTED_SLOTS_MIN or 2 * rows >= slots or self._readers:
             return

@@ -1,7 +1,7 @@
 """`ColumnarTable`: a vectorised state in memory, in columns of fixed width that kernels change in place.
 
-Rules: before a batch is handed out, its pages that a snapshot still reads are copied, and its slots are marked as
-changed. Which slots have a row is one more column (a byte a slot).
+Rules: before a batch is handed out, its pages that a snapshot still reads are copied, what its slots hold is noted in
+the undo log, and they are marked as changed. Which slots have a row is one more column (a byte a slot).
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from tidegate.actors.kernels.paged import Pages, revive, scatter, touched_pages
 from tidegate.actors.state_backends.columnar.dirty_slots import Bitmaps, DirtySlots, live_or_marked
 from tidegate.actors.state_backends.columnar.frozen_slots import FrozenSlots
 from tidegate.actors.state_backends.columnar.key_space import KeySpace, key_pieces
+from tidegate.actors.state_backends.columnar.notes import NotedRows, TableNotes
 from tidegate.actors.state_backends.columnar.sorted_slots import SortedSlots
+from tidegate.actors.state_backends.columnar.undo_log import Notes
 from tidegate.actors.state_backends.common.backend import ValueSpec
 from tidegate.actors.state_backends.common.pages import FrozenColumn, PagedColumn, Pins, pages_for
 from tidegate.storage.errors import CorruptionError
@@ -81,6 +83,8 @@ class ColumnarTable:
         self._live = PagedColumn(_LIVE)
         self._pins = Pins()
         self._dirty = DirtySlots() if incremental else None
+        self._notes: TableNotes | None = None
+        """Where it is noted what slots hold before they are changed."""
         self._rows = 0
         space.add(self)
 
@@ -170,6 +174,30 @@ class ColumnarTable:
             column.paged.put(upserted.slots, rows.column(name))
         self.new_slots = _NO_SLOTS
 
+    def begin_notes(self) -> TableNotes:
+        """Note what changes from now on."""
+        self._notes = TableNotes(self._space.slots, self._rows)
+        return self._notes
+
+    def end_notes(self) -> None:
+        """Note nothing any more."""
+        self._notes = None
+
+    def undo(self, notes: Notes) -> None:
+        """Be again what it was when these notes were begun."""
+        assert isinstance(notes, TableNotes)
+        for noted in notes.noted:
+            self._own(noted.slots)
+            scatter(self._live.pages, noted.slots, noted.live)
+            for column, values, valid in zip(self._columns.values(), noted.values, noted.valid, strict=True):
+                column.paged.put_raw(noted.slots, values, valid)
+        later = np.arange(notes.slots_below, self._space.slots, dtype=np.int32)
+        self._clear(later[self.live(later)])
+        self._rows = notes.rows
+        self.new_slots = _NO_SLOTS
+        if self._dirty is not None:
+            self._dirty = DirtySlots.none_of(self._space.slots)
+
     def _append(self, keys: pa.RecordBatch, rows: pa.RecordBatch) -> None:
         """Put stored rows of keys that nobody has."""
         first_slot = self._space.slots
@@ -183,13 +211,21 @@ class ColumnarTable:
         """Remove the rows of stored keys, where there are any."""
         slots = self._space.upsert(keys).slots
         slots = np.unique(slots[self.live(slots)])
+        if self._notes is not None:
+            self._note(self._notes, slots)
+        self._clear(slots)
+        self._rows -= len(slots)
+
+    def _clear(self, slots: NDArray[np.int32]) -> None:
+        """Some slots have no row."""
         self._own(slots)
         scatter(self._live.pages, slots, np.zeros(len(slots), dtype=np.uint8))
-        self._rows -= len(slots)
 
     def _begin(self, upserted: Upserted, mark: bool = True) -> NDArray[np.int32]:
         """Make the slots of a batch ready to be changed; the rows whose key had no row."""
         self._own(upserted.slots)
+        if self._notes is not None:
+            self._note(self._notes, upserted.slots)
         if mark and self._dirty is not None:
             self._dirty.mark(upserted.slots)
         if self._rows == self._space.slots - len(upserted.new_rows):
@@ -208,6 +244,14 @@ class ColumnarTable:
             for column in self._columns.values():
                 column.paged.reset_valid(self.new_slots)
         return new_rows
+
+    def _note(self, notes: TableNotes, slots: NDArray[np.int32]) -> None:
+        """Note what some slots hold, those that have not been noted."""
+        slots = notes.first(slots)
+        if len(slots):
+            columns = [column.paged for column in self._columns.values()]
+            values, valid = tuple(c.raw(slots) for c in columns), tuple(c.raw_valid(slots) for c in columns)
+            notes.add(NotedRows(slots, self._live.raw(slots), values, valid))
 
     def _own(self, slots: NDArray[np.int32]) -> None:
         """Copy the pages of some slots that a snapshot still reads."""

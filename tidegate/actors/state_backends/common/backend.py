@@ -7,6 +7,9 @@ a row for each key that has it: that is the form in which it is stored, read and
 (or `VectorTable.upsert`) and `leave` (`VectorTable.done`) of a batch the backend may hold what was changed in a working
 set of its own; a snapshot is only taken after `leave`. What is put in is of the declared type already; null is absence.
 
+A backend may keep what it needs to go back to a checkpoint (`kept`, `go_back`), so that the task of the next attempt,
+in the same process, goes on with it and reads nothing. Operators see what a restore would have given them.
+
 Freezing (`freeze`) is the synchronous part of a snapshot and must not grow with the state. What it returns does not
 change any more, and is encoded by another thread while processing goes on.
 """
@@ -22,6 +25,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from tidegate.actors.kernels.key_index.entries import Upserted
+from tidegate.storage.ids import CheckpointId
 from tidegate.storage.state.snapshot import Cut, FrozenNative, FrozenState, StateTable
 
 KeyRef: TypeAlias = Any
@@ -249,13 +253,40 @@ class KeyedBackend(Protocol):
         """
         ...
 
+    def keep(self, checkpoint_id: CheckpointId) -> None:
+        """What the backend holds now, after a restore, is the state of a checkpoint of this job."""
+        ...
+
+    def completed(self, checkpoint_id: CheckpointId) -> None:
+        """A checkpoint is complete: nobody goes back to an older one."""
+        ...
+
+    @property
+    def goes_back(self) -> bool:
+        """Whether there is a checkpoint that it can go back to."""
+        ...
+
+    def kept(self, checkpoint_id: CheckpointId) -> Sequence[StateTable] | None:
+        """A table without rows for each state, where `go_back` leads to that checkpoint; else None. Changes nothing."""
+        ...
+
+    def go_back(self, checkpoint_id: CheckpointId) -> None:
+        """Be what it was at the freeze for a checkpoint for which `kept` is not None.
+
+        Afterwards the backend is like one that was opened on files: its keys are fixed and its states bound again.
+        """
+        ...
+
     @property
     def stored_keys(self) -> pa.Schema | None:
-        """Key columns of the files that the backend was opened on, which `fix_keys` wants; None without files."""
+        """Key columns of the files that the backend was opened on, or of the checkpoint that it went back to.
+
+        `fix_keys` wants them. None for a backend that begins empty.
+        """
         ...
 
     def stored_schema(self, state: str) -> pa.Schema | None:
-        """Key columns and value columns of a state that came with the files that the backend was opened on.
+        """Key columns and value columns of a state that is there already: in files, or since `go_back`.
 
         It has that without any `load`. None where there is no such state.
         """

@@ -12,6 +12,7 @@ BackendKind = Literal["columnar", "rocksdb"]
 
 MEMORY_BYTES = 64 * 1024 * 1024
 SEGMENT_BYTES = 1024 * 1024
+UNDO_BYTES = 256 * 1024 * 1024
 COLLECTIONS_MAX = 16
 """Collections of what has changed, one between two checkpoints, that a backend keeps for one state."""
 
@@ -33,6 +34,8 @@ class StateBackendOptions:
     """Local folder in which a backend may work. Nothing in it outlives the task."""
     memory_bytes: int = MEMORY_BYTES
     """What a backend that works on disk may keep in memory for each operator of a task."""
+    undo_bytes: int = UNDO_BYTES
+    """What a backend in memory may keep for each operator of a task to go back to a checkpoint without reading."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -175,6 +175,16 @@ class PagedColumn:
             scatter(self._valid_addresses, slots, valid)
         scatter(self._addresses, slots, self._raw_of(values))
 
+    def raw_valid(self, slots: NDArray[Any]) -> NDArray[np.uint8] | None:
+        """Which of some slots have a value, 1 or 0 each; None while nothing has been null."""
+        return None if self._valid is None else gathered(self._valid_addresses, slots, _VALID)
+
+    def put_raw(self, slots: NDArray[np.int32], values: NDArray[Any], valid: NDArray[np.uint8] | None) -> None:
+        """Set some slots to what `raw` and `raw_valid` gave, also where nulls are only kept since then."""
+        scatter(self._addresses, slots, values)
+        if self._valid is not None:
+            scatter(self._valid_addresses, slots, np.ones(len(slots), dtype=np.uint8) if valid is None else valid)
+
     def extend(self, first_slot: int, values: pa.Array) -> None:
         """The slots from `first_slot` on, of which none has held anything, get the values of an Arrow array.
 

@@ -23,6 +23,7 @@ from tidegate.actors.state_backends.rocksdb.loading import RocksLoader
 from tidegate.actors.state_backends.rocksdb.vector_table import RocksTable
 from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.ids import CheckpointId
 from tidegate.storage.rocksdb.database import reported, unlogged
 from tidegate.storage.rocksdb.frozen import FrozenRocks
 from tidegate.storage.rocksdb.scan import scan_state
@@ -175,6 +176,25 @@ class RocksBackend:
         """All states as files; None while there was no key. StorageError if the disk does not take them."""
         self._flush()
         return self._session.freeze(cut.checkpoint_id) if self._session.has_keys else None
+
+    def keep(self, checkpoint_id: CheckpointId) -> None:
+        """Nothing: what a task goes back to are the files of the checkpoint, linked or read."""
+
+    def completed(self, checkpoint_id: CheckpointId) -> None:
+        """Nothing."""
+
+    @property
+    def goes_back(self) -> bool:
+        """Never."""
+        return False
+
+    def kept(self, checkpoint_id: CheckpointId) -> None:
+        """None: it never goes back."""
+        return
+
+    def go_back(self, checkpoint_id: CheckpointId) -> None:
+        """Never."""
+        raise AssertionError("a database goes back to nothing: its files are opened again")
 
     @property
     def stored_keys(self) -> pa.Schema | None:

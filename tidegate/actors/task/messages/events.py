@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import pyarrow as pa
 
 from tidegate.actors.protocol.identity import ChannelId
+from tidegate.actors.protocol.state_origin import StateOrigin
 from tidegate.actors.protocol.stream_elements import ALIGNED_BARRIER, BarrierOptions, Element
+from tidegate.actors.state_backends.common.backend import KeyedBackend
 from tidegate.actors.task.incremental.lineage import Lineage
 from tidegate.storage.checkpoints.metadata import DataFile, NativeState, StateHandle
 from tidegate.storage.codec import wire
@@ -47,6 +49,15 @@ class TaskRestored:
     in_flight: tuple[tuple[ChannelId, tuple[pa.RecordBatch, ...]], ...] = ()
     lineage: Lineage | None = None
     """What it has in the checkpoint, where the next snapshots may be built on that."""
+    kept: Mapping[OperatorUid, KeyedBackend] = field(default_factory=dict)
+    """Backends that the attempt before has left in this process, and that go back to that checkpoint."""
+    origin: StateOrigin | None = None
+    """Where state comes from; None on a fresh start."""
+
+    @property
+    def checkpoint_id(self) -> CheckpointId | None:
+        """The checkpoint that it starts from, where that is one of this job and it had a part in it."""
+        return None if self.lineage is None else self.lineage.checkpoint_id
 
 
 @wire

@@ -10,6 +10,7 @@ import pyarrow as pa
 from tidegate.actors.protocol.failure_reasons import CheckpointFailureReason
 from tidegate.actors.protocol.identity import ChannelId
 from tidegate.actors.protocol.snapshot_metrics import SnapshotMetrics
+from tidegate.actors.protocol.state_origin import StateOrigin
 from tidegate.actors.protocol.stream_elements import Element
 from tidegate.actors.sources.source import SourceSplit
 from tidegate.actors.task.incremental.changelog import Chain
@@ -150,9 +151,10 @@ class SetTaskTimer:
 @wire
 @dataclass(frozen=True, slots=True)
 class ReportReady:
-    """Tell the coordinator that the operators are open."""
+    """Tell the coordinator that the operators are open. `origin`: where their state comes from, if they have any."""
 
     attempt: AttemptNumber
+    origin: StateOrigin | None = None
 
 
 @wire

@@ -20,8 +20,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from types import MappingProxyType
 
 import pyarrow as pa
 
@@ -29,9 +30,10 @@ from tidegate.actors.graph.job_graph import OperatorSpec
 from tidegate.actors.operators.batches.table_sink import TableSink
 from tidegate.actors.operators.operator import Emit, Operator, OperatorContext, ProcessingTime, StepPace
 from tidegate.actors.protocol.stream_elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS
+from tidegate.actors.state_backends.common.backend import KeyedBackend
 from tidegate.actors.state_backends.common.options import StateBackendOptions
 from tidegate.actors.task.channels.turn_pacer import ROWS_UNLIMITED
-from tidegate.storage.ids import OperatorUid, SubtaskIndex
+from tidegate.storage.ids import CheckpointId, OperatorUid, SubtaskIndex
 from tidegate.storage.state.snapshot import Cut, OperatorSnapshot, StateTable
 
 
@@ -103,11 +105,31 @@ class OperatorChain:
             if isinstance(link.operator, TableSink)
         }
 
-    def open(self, tables: Mapping[OperatorUid, Sequence[StateTable]]) -> None:
-        """Open every operator with its restored state, last one first, so that each may emit at once."""
+    def open(
+        self,
+        tables: Mapping[OperatorUid, Sequence[StateTable]],
+        checkpoint_id: CheckpointId | None = None,
+        kept: Mapping[OperatorUid, KeyedBackend] = MappingProxyType({}),
+    ) -> None:
+        """Open every operator with its restored state, last one first, so that each may emit at once.
+
+        `checkpoint_id`: that of the job's own checkpoint which they start from; the backends that are `kept` go back to
+        it, and all others see to it that they could.
+        """
         for link, context in zip(reversed(self._links), reversed(self._contexts), strict=True):
+            context = replace(context, kept=kept.get(context.uid))
             self._closing.callback(link.operator.close)
+            if context.kept is not None:
+                assert checkpoint_id is not None, "state is kept for a checkpoint"
+                context.kept.go_back(checkpoint_id)
             link.operator.open(context, tables.get(context.uid, ()))
+            if checkpoint_id is not None and context.kept is None and link.operator.keyed_backend is not None:
+                link.operator.keyed_backend.keep(checkpoint_id)
+
+    def checkpoint_completed(self, checkpoint_id: CheckpointId) -> None:
+        """A checkpoint is complete: nobody goes back to an older one."""
+        for backend in self.backends.values():
+            backend.completed(checkpoint_id)
 
     def set_time(self, at_ms: int) -> None:
         """The processing time (milliseconds since 1970) that operators are told from now on."""
@@ -183,6 +205,21 @@ class OperatorChain:
     def changed_bytes(self) -> int:
         """About how many bytes of keyed state have changed since it was last frozen."""
         return sum(link.operator.changed_bytes for link in self._links)
+
+    @property
+    def backends(self) -> Mapping[OperatorUid, KeyedBackend]:
+        """What holds the keyed state of each operator that has such."""
+        pairs = zip(self._contexts, self._links, strict=True)
+        found = ((context.uid, link.operator.keyed_backend) for context, link in pairs)
+        return {uid: backend for uid, backend in found if backend is not None}
+
+    def hand_over(self) -> Mapping[OperatorUid, KeyedBackend]:
+        """Those that can go back to a checkpoint, for the chain of the next attempt. This one is only closed now."""
+        backends = {uid: backend for uid, backend in self.backends.items() if backend.goes_back}
+        for context, link in zip(self._contexts, self._links, strict=True):
+            if context.uid in backends:
+                link.operator.hand_over()
+        return backends
 
     def take_pending(self, force: bool) -> list[tuple[OperatorUid, tuple[pa.RecordBatch, ...]]]:
         """What the sinks of the chain want to be staged as files now, one entry a file."""

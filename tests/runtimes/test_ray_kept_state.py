@@ -1,0 +1,77 @@
+"""The process of a task on Ray, without Ray: what a task that was stopped leaves there, the next attempt gets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from ray_fakes import FIRST, SINK, SOURCE, Process, task_processes
+
+from tidegate.actors.coordinator.messages import events as co
+from tidegate.actors.hosts.task.task_host import TaskHost
+from tidegate.actors.protocol.identity import TaskId
+from tidegate.actors.runtimes.ray import task_actor
+from tidegate.storage.ids import AttemptNumber
+
+_SECOND = AttemptNumber(FIRST + 1)
+
+
+@pytest.fixture
+def process(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[TaskId], Process]]:
+    """Makes the process of a task of source -> sink."""
+    with task_processes(monkeypatch) as make:
+        yield make
+
+
+@pytest.fixture
+def given(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """What the tasks that begin are given; each leaves the number of its attempt."""
+    given: list[object] = []
+
+    def effects(*arguments: Any) -> Any:
+        given.append(arguments[-1])
+        return make_effects(*arguments[:-1])
+
+    module: Any = task_actor
+    make_effects = module.TaskEffects
+    monkeypatch.setattr(module, "TaskEffects", effects)
+    monkeypatch.setattr(TaskHost, "hand_over", lambda host: {"left by": host.machine.attempt})
+    return given
+
+
+@pytest.mark.parametrize("dropped", [False, True])
+def test_the_next_attempt_gets_what_was_left(
+    process: Callable[[TaskId], Process], given: list[object], dropped: bool
+) -> None:
+    """Whether the task was told to stop before, or is just replaced. Only once."""
+    sink = process(SINK).start()
+    if dropped:
+        sink.actor.drop(FIRST)
+    sink.actor.deploy(replace(sink.order, attempt=_SECOND))
+    sink.await_report(co.TaskReady)
+
+    assert given == [{}, {"left by": FIRST}]
+
+
+def test_another_task_gets_nothing(process: Callable[[TaskId], Process], given: list[object]) -> None:
+    """A process may be given another task: what is there is of no use to it, and goes."""
+    sink = process(SINK).start()
+    sink.actor.drop(FIRST)
+    sink.actor.deploy(replace(sink.order, task=SOURCE, attempt=_SECOND, peers={SINK: sink.peer}))
+    sink.await_report(co.TaskReady)
+
+    assert given == [{}, {}]
+    assert sink.actor._kept is None
+
+
+def test_a_task_that_has_failed_leaves_nothing(process: Callable[[TaskId], Process], given: list[object]) -> None:
+    """Nobody knows in the middle of what it has stopped."""
+    sink = process(SINK).start()
+    sink.actor._thread_died(RuntimeError("as told"))
+    sink.settle()
+    sink.actor.deploy(replace(sink.order, attempt=_SECOND))
+    sink.await_report(co.TaskReady)
+
+    assert given == [{}, {}]

@@ -1,0 +1,232 @@
+"""The backend in memory goes back to a checkpoint: what it holds then is what a restore from storage gives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from backend_model import (
+    KEYS,
+    MAP,
+    MAX_PARALLELISM,
+    Cells,
+    Snapshots,
+    Subject,
+    Table,
+    composed,
+    key_batch,
+    key_of,
+    tables,
+)
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tidegate.actors.state_backends.columnar import key_space
+from tidegate.actors.state_backends.columnar.columnar_backend import ColumnarBackend
+from tidegate.actors.state_backends.common.backend import CellSpec, KeyedBackend, ValueSpec
+from tidegate.storage.checkpoints.metadata import StateKind
+from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.ids import CheckpointId
+from tidegate.storage.state.snapshot import Cut, StateTable
+
+_ENOUGH = 1 << 30
+_KEYS = st.integers(0, 30)
+_WHAT = ("put", "remove", "extend", "replace", "clear", "set", "discard", "empty")
+_CELL_BATCHES = st.lists(st.tuples(_KEYS, st.sampled_from(_WHAT), st.integers(0, 5)), max_size=12)
+_TABLE_BATCHES = st.lists(st.tuples(_KEYS, st.none() | st.integers(-9, 9).map(float)), min_size=1, max_size=12)
+_STEPS = (
+    st.tuples(st.just("freeze"), st.booleans())
+    | st.tuples(st.sampled_from(["write", "complete", "abort"]), st.integers(0, 3))
+    | st.tuples(st.sampled_from(["back", "back", "restore"]), st.none())
+)
+
+
+@pytest.fixture(autouse=True)
+def compacts_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dead slots are given up where there are a few."""
+    monkeypatch.setattr(key_space, "COMPACTED_SLOTS_MIN", 4)
+
+
+def _made(undo_bytes_max: int) -> Callable[[bool], ColumnarBackend]:
+    return lambda incremental: ColumnarBackend(MAX_PARALLELISM, tuple(KEYS.names), incremental, undo_bytes_max)
+
+
+def _again(subject: Subject, checkpoint_id: CheckpointId, stored: Sequence[StateTable]) -> Subject:
+    """The same backend, gone back to a checkpoint and bound again."""
+    backend = subject.backend
+    kept = backend.kept(checkpoint_id)
+    assert kept is not None
+    backend.go_back(checkpoint_id)
+    gone = type(subject)(lambda _: backend, True, files=composed(stored))
+    for table in kept:
+        backend.load(table)  # tells the columns, and changes nothing
+    gone.check()
+    return gone
+
+
+def _whole(subject: Subject, checkpoint_id: int) -> dict[str, pa.Table]:
+    """All that a snapshot of a subject holds, in the order of the keys."""
+    rows: dict[str, list[pa.RecordBatch]] = {}
+    for table in tables(subject.backend.freeze(Cut(CheckpointId(checkpoint_id)))):
+        rows.setdefault(table.state, []).append(table.rows)
+    return {
+        state: pa.Table.from_batches(batches).sort_by([(n, "ascending") for n in KEYS.names])
+        for state, batches in rows.items()
+    }
+
+
+def _run(kind: type[Cells] | type[Table], undo_bytes_max: int, steps: list[tuple[str, Any]]) -> int:
+    """Run a program; how often it went back."""
+    make, backs = _made(undo_bytes_max), 0
+    snapshots = Snapshots(kind(make, True))
+    for what, argument in steps:
+        completed = snapshots.completed
+        if what == "batch":
+            snapshots.subject.batch(argument)
+        elif what == "back" and completed is not None and snapshots.subject.backend.kept(completed[0]) is not None:
+            backs += 1
+            snapshots = Snapshots(_again(snapshots.subject, *completed), completed)
+        elif what in ("back", "restore"):
+            snapshots = Snapshots(kind(make, True, () if completed is None else completed[1]), completed)
+            if completed is not None:
+                snapshots.subject.backend.keep(completed[0])
+            snapshots.subject.check()
+        else:
+            getattr(snapshots, what)(argument)
+    snapshots.freeze(True)
+    snapshots.complete_all()
+    subject = snapshots.subject
+    subject.check()
+    assert snapshots.completed is not None
+    number, stored = snapshots.completed
+    subject.batch([(key, None) for key in range(9)] if kind is Table else [(key, "put", 9) for key in range(9)])  # type: ignore[misc]
+    if subject.backend.kept(number) is not None:
+        gone, read = _again(subject, number, stored), kind(make, True, stored)
+        assert _whole(gone, number + 1) == _whole(read, number + 1)
+    return backs
+
+
+def _steps(batches: st.SearchStrategy[Any]) -> st.SearchStrategy[list[tuple[str, Any]]]:
+    return st.lists(st.tuples(st.just("batch"), batches) | _STEPS, max_size=30)
+
+
+@settings(max_examples=200, deadline=None)
+@given(steps=_steps(_TABLE_BATCHES), undo_bytes_max=st.sampled_from([0, 700, 3_000, _ENOUGH]))
+def test_tables_go_back(steps: list[tuple[str, Any]], undo_bytes_max: int) -> None:
+    """A vectorised table, through snapshots that are given up, complete in any order, are gone back to several times,
+    and nulls from any moment on, with as much memory as there is."""
+    _run(Table, undo_bytes_max, steps)
+
+
+@settings(max_examples=200, deadline=None)
+@given(steps=_steps(_CELL_BATCHES), undo_bytes_max=st.sampled_from([0, 700, 3_000, _ENOUGH]))
+def test_cells_go_back(steps: list[tuple[str, Any]], undo_bytes_max: int) -> None:
+    """Values, lists and maps likewise."""
+    _run(Cells, undo_bytes_max, steps)
+
+
+@pytest.mark.parametrize("kind", [Table, Cells])
+def test_with_enough_memory_the_newest_complete_checkpoint_is_there(kind: type[Cells] | type[Table]) -> None:
+    """Also after more checkpoints were given up than are remembered; those, and older ones, are not."""
+    changes: list[Any] = [(1, "put", 3), (2, "set", 1)] if kind is Cells else [(1, 3.0), (2, None)]
+    snapshots = Snapshots(kind(_made(_ENOUGH), True))
+    for complete in (True, True, *[False] * 40):
+        snapshots.subject.batch(changes)
+        snapshots.freeze(True)
+        (snapshots.complete if complete else snapshots.abort)(0)
+    backend = snapshots.subject.backend
+
+    assert [backend.kept(CheckpointId(n)) is not None for n in (1, 2, 3)] == [False, True, False]
+    assert snapshots.completed is not None
+    _again(snapshots.subject, *snapshots.completed)
+    assert backend.kept(CheckpointId(42)) is None, "it was given up, and what came after it is undone"
+
+
+def test_what_was_restored_is_there_again() -> None:
+    """Lists and maps that came from storage are not changed in place once they may be gone back to."""
+    cells = Cells(_made(_ENOUGH), True)
+    cells.batch([(1, "extend", 1), (1, "set", 2)])
+    snapshots = Snapshots(cells)
+    snapshots.freeze(False)
+    snapshots.complete(0)
+    assert snapshots.completed is not None
+    restored = Cells(_made(_ENOUGH), True, snapshots.completed[1])
+    restored.backend.keep(snapshots.completed[0])
+
+    restored.batch([(1, "extend", 4), (1, "set", 4)])
+
+    _again(restored, *snapshots.completed)
+
+
+@pytest.mark.parametrize("kind", [Table, Cells])
+def test_slots_that_mean_other_keys(kind: type[Cells] | type[Table], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dead slots are given up in between: those that were dead at the checkpoint, but none that was live then."""
+    monkeypatch.setattr(key_space, "COMPACTED_SLOTS_MIN", 1_000)
+    subject = kind(_made(_ENOUGH), False)
+    backend = subject.backend
+    assert isinstance(backend, ColumnarBackend)
+
+    def put(keys: range) -> None:
+        subject.batch([(key, "put", key) for key in keys] if kind is Cells else [(key, float(key)) for key in keys])  # type: ignore[misc]
+
+    def remove(keys: range) -> None:
+        if isinstance(subject, Cells):
+            subject.batch([(key, "remove", 0) for key in keys])
+        else:
+            backend.load(StateTable("t", StateKind.KEYED, key_batch(keys), removed=True))
+            for key in keys:
+                del subject._model[key_of(key)]
+
+    put(range(60))
+    remove(range(40))
+    snapshots = Snapshots(subject)
+    snapshots.freeze(False)
+    snapshots.complete(0)
+    remove(range(40, 50))
+    monkeypatch.setattr(key_space, "COMPACTED_SLOTS_MIN", 4)
+    put(range(50, 53))
+    put(range(38, 41))
+
+    assert backend._space.slots < 30
+    assert snapshots.completed is not None
+    _again(subject, *snapshots.completed)
+
+
+def test_memory_follows_what_has_changed() -> None:
+    """Of 20,000 keys three change and 5,000 come: three are noted, once. Over the limit nothing is, until a freeze."""
+    table = Table(_made(20_000), True)
+    table.batch([(key, 1.0) for key in range(20_000)])
+    undo = table.backend._space.undo  # type: ignore[attr-defined]
+    assert undo.size_bytes == 0
+    tables(table.backend.freeze(Cut(CheckpointId(1))))
+    nothing_bytes = undo.size_bytes
+
+    for _ in range(5):
+        table.batch([(17, 2.0), (18, 3.0), (19, 4.0)])
+    table.batch([(key, 1.0) for key in range(20_000, 25_000)])
+
+    assert 0 < undo.size_bytes - nothing_bytes < 1_000
+    table.batch([(key, 2.0) for key in range(2_000)])
+    assert (undo.size_bytes, table.backend.kept(CheckpointId(1))) == (0, None)
+    tables(table.backend.freeze(Cut(CheckpointId(2))))
+    table.batch([(17, 9.0)])
+    assert table.backend.kept(CheckpointId(2)) is not None
+
+
+def test_other_bindings_are_refused() -> None:
+    """What was a value cannot become a list, or another type, from one attempt to the next."""
+    bindings: list[Callable[[KeyedBackend], object]] = [
+        lambda backend: backend.lists(CellSpec("v", pa.list_(pa.int64()))),
+        lambda backend: backend.values(CellSpec("v", pa.int64())),
+        lambda backend: backend.values(MAP),
+        lambda backend: backend.table("v", (ValueSpec("n", pa.int64(), 0),)),
+    ]
+    for bind in bindings:
+        cells = Cells(_made(_ENOUGH), True)
+        cells.batch([(1, "put", 1)])
+        tables(cells.backend.freeze(Cut(CheckpointId(1))))
+        cells.backend.go_back(CheckpointId(1))
+        with pytest.raises(ConfigurationError, match="bound in another way"):
+            bind(cells.backend)
