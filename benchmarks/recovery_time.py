@@ -1,7 +1,7 @@
 """How long after `kill -9` of a task's process the job processes rows again, with a spare process and without.
 
     python benchmarks/recovery_time.py [--kills 10] [--interval 500ms]
-    python benchmarks/recovery_time.py --state-gb 1 [--cases local no-spare s3 rocksdb] [--interval 10s]
+    python benchmarks/recovery_time.py --state-gb 1 [--cases local reading no-spare s3 rocksdb] [--interval 10s]
 
 A keyed job on Ray reads an endless, generated source as fast as the machine allows and takes a checkpoint every
 `--interval`. Again and again, right after a new checkpoint and as soon as the spare process is up, the process of a
@@ -19,6 +19,7 @@ The first kill waits until nearly all keys have come, and the victims are keyed 
 one that stops when keyed rows flow. The cases:
 
     local     columnar backend, one spare process, local copies
+    reading   the same, but survivors read too (`undo_memory=0`)
     no-spare  the same without a spare process
     s3        one spare process, no local copies, state on a real S3 server (SeaweedFS on this machine)
     rocksdb   RocksDB's own files, one spare process, local copies
@@ -67,7 +68,9 @@ _FIRST_ROWS = (
     _STAMP + r"attempt (?P<attempt>\d+): first rows (?P<since_deploy>\d+) ms after its deployment, "
     r"(?P<since_failure>\d+) ms after the failure"
 )
-_READY = re.compile(r"task .* is ready, (?P<since_failure>\d+) ms after the failure")
+_READY = re.compile(
+    r"task .* is ready(?: with its state from (?P<origin>[a-z ]+))?, (?P<since_failure>\d+) ms after the failure"
+)
 
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "support"))
@@ -84,12 +87,14 @@ class Case:
     copies: bool = False
     s3: bool = False
     backend: Literal["columnar", "rocksdb"] = "columnar"
+    undo_memory: int = 256 * 1024 * 1024
 
 
 CASES = {
     case.name: case
     for case in (
         Case("local", copies=True),
+        Case("reading", copies=True, undo_memory=0),
         Case("no-spare", standbys=0, copies=True),
         Case("s3", s3=True),
         Case("rocksdb", copies=True, backend="rocksdb"),
@@ -211,6 +216,7 @@ def measure(case: Case, arguments: argparse.Namespace, logs: Path, console: Cons
             timeout="10min",
             storage=f"s3://{_SEAWEED.BUCKET}/{name}" if case.s3 else str(folder / "checkpoints"),
             backend=case.backend,
+            undo_memory=case.undo_memory,
             incremental=large and case.backend == "columnar",
             **copies,
         ),

@@ -75,6 +75,7 @@ class TaskEffects:
         if work is not None:
             prepare_work(work, self._context.job_id, self._descriptor.task, self._descriptor.attempt)
         if restore is None:
+            self.kept = {}
             return ev.TaskRestored(self._now_ms(), ())
         store = self._open_store(restore.root)
         options, task = self._context.options, self._descriptor.task
