@@ -49,6 +49,15 @@ def test_the_queue_is_in_order_whatever_comes(drawn: list[tuple[CheckpointProper
     assert sorted(requests, key=lambda r: (ranks[r.properties], r.at_ms)) == list(queue)
 
 
+@pytest.mark.parametrize("properties", [CHECKPOINT, SAVEPOINT, STOP])
+def test_nothing_starts_while_the_hooks_of_another_one_are_called(properties: CheckpointProperties) -> None:
+    """Tasks would hear of the newer one first, and take the older one for stale."""
+    demand = replace(IDLE, queue=(wanted("mine", properties),), due=True, pending=1, hooks=True)
+
+    assert decide(demand, SETTINGS, 0) is None
+    assert isinstance(decide(replace(demand, hooks=False), SETTINGS, 0), Start)
+
+
 @pytest.mark.parametrize("properties", [CHECKPOINT, SAVEPOINT])
 def test_a_full_queue_refuses_the_newest(properties: CheckpointProperties) -> None:
     """What waits already keeps its place."""

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
+from tidegate.actors.coordinator.checkpoints import checkpoint_keeper
 from tidegate.actors.coordinator.job.job_spec import CheckpointSettings
 from tidegate.actors.coordinator.requests import request_decider
 from tidegate.actors.coordinator.requests.checkpoint_properties import CheckpointProperties
-from tidegate.actors.coordinator.requests.request_decider import Demand
+from tidegate.actors.coordinator.requests.request_decider import Demand, Pause, Start, decide
 
 Patch = Callable[[], AbstractContextManager[Any]]
 
@@ -33,7 +35,15 @@ def _also_of_unaligned_ones(asked: CheckpointProperties, demand: Demand, setting
     return counted < settings.max_concurrent
 
 
+def _while_hooks_are_called(demand: Demand, settings: CheckpointSettings, at_ms: int) -> Start | Pause | None:
+    return decide(replace(demand, hooks=False), settings, at_ms)
+
+
 REQUEST_PATCHES: dict[str, tuple[int, Patch]] = {
+    "requests: one starts while the hooks of another are called": (
+        10,
+        lambda: patch.object(checkpoint_keeper, "decide", _while_hooks_are_called),
+    ),
     "requests: savepoints do not wait for one another": (10, _room(_savepoints_know_no_limit)),
     "requests: checkpoints do not wait for savepoints": (10, _room(_savepoints_count_for_nobody)),
     "requests: savepoints go ahead of unaligned checkpoints": (10, _room(_also_of_unaligned_ones)),
@@ -44,5 +54,5 @@ _ASKED = {"ask": "savepoint", "max_concurrent": 1, "interval_ms": 60, "min_pause
 REQUEST_FIXED: Mapping[str, Mapping[str, Hashable]] = {
     rule: _ASKED | {"mode": "exactly-once", "alignment": "unaligned" if "unaligned" in rule else "aligned"}
     for rule in REQUEST_PATCHES
-}
+} | {"requests: one starts while the hooks of another are called": _ASKED | {"hooks": "one", "faults": "storage"}}
 """What is not drawn for them: savepoints have to come close together, or while a checkpoint is pending."""

@@ -155,6 +155,7 @@ class CheckpointKeeper:
             stopping=state.stopping is not None,
             last_completed_at_ms=state.last_completed_at_ms,
             savepoints=sum(pending.properties.kind.is_savepoint for pending in state.pending.values()),
+            hooks=any(pending.phase is PendingPhase.HOOKS for pending in state.pending.values()),
         )
 
     def tick(self, at_ms: int) -> None:

@@ -6,8 +6,10 @@ and does what they answer. Rules:
 - Requests wait in a queue of at most `REQUESTS_MAX`: forced savepoints first, then savepoints, then checkpoints, each
   in the order in which they came. A full queue refuses the newest request that is not forced.
 - Periodic checkpoints take no room in it: one is due or none is.
-- A forced savepoint starts at once. Everything else waits while the sinks lag behind with committing, and while the job
-  is being stopped; a checkpoint also while `max_concurrent` checkpoints and savepoints are pending.
+- Nothing starts while the master hooks of another one are called: tasks are told of checkpoints in the order of their
+  numbers. One of which they hear after a newer one is stale to them, and would never be complete.
+- A forced savepoint starts at once otherwise. Everything else waits while the sinks lag behind with committing, and
+  while the job is being stopped; a checkpoint also while `max_concurrent` checkpoints and savepoints are pending.
 - Savepoints go ahead of checkpoints that are pending: a user waits for them, and a slow checkpoint may be why. They
   wait for one another, `max_concurrent` at a time. Where checkpoints are unaligned they go ahead of nothing: those are
   taken one at a time, and a savepoint is aligned (so it is in Flink).
@@ -64,7 +66,7 @@ class Pause:
 @dataclass(frozen=True, slots=True)
 class Demand:
     """What the decision depends on. `final`: all operators have finished, and no checkpoint covers that yet.
-    `savepoints`: how many of those that are pending are savepoints.
+    `savepoints`: how many of those that are pending are savepoints. `hooks`: whether those of one are being called.
     """
 
     queue: tuple[CheckpointRequest, ...]
@@ -75,6 +77,7 @@ class Demand:
     stopping: bool
     last_completed_at_ms: int
     savepoints: int = 0
+    hooks: bool = False
 
 
 def enqueue(
@@ -94,6 +97,8 @@ def enqueue(
 
 def decide(demand: Demand, settings: CheckpointSettings, at_ms: int) -> Start | Pause | None:
     """What to start now, if anything."""
+    if demand.hooks:
+        return None
     first = demand.queue[0] if demand.queue else None
     if first is not None and first.properties.forced:
         return Start(first.properties, (first.request,), demand.queue[1:], first.retries)
