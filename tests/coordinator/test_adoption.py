@@ -96,6 +96,33 @@ def test_the_fate_of_a_checkpoint_that_was_being_written_is_asked_for() -> None:
     assert coordinator.status is JobStatus.RUNNING
 
 
+def test_a_checkpoint_that_its_successor_has_voided_is_no_failure() -> None:
+    """However few may fail: the coordinator was lost, and nothing else. Whoever has asked for it gets the next one."""
+    coordinator = running(tolerable_failures=0)
+    number = coordinator.ask()
+    coordinator.collect(number)
+    coordinator.start(generation=2)
+    for task in TASKS:
+        answer(coordinator, task)
+    after = coordinator.voided(number)
+    assert (coordinator.status, coordinator.state.attempt) == (JobStatus.RUNNING, 0)
+    assert coordinator.state.consecutive_failures == 0
+    assert not only(after, do.CompleteRequest)
+    assert [trigger.checkpoint_id for trigger in only(after, do.TriggerCheckpoint)] == [number + 1]
+
+
+def test_a_stop_that_its_successor_has_voided_is_answered_where_the_job_ends() -> None:
+    """It was cancelled meanwhile: nobody tries the stop again."""
+    coordinator = running()
+    number = coordinator.start_savepoint(SnapshotKind.SUSPEND, "stop")
+    coordinator.acknowledge_all(number)
+    coordinator.exported(number)
+    coordinator.start(generation=2)
+    coordinator.cancel()
+    (answered,) = only(coordinator.voided(number), do.CompleteRequest)
+    assert (answered.request, answered.reason) == ("stop", Reason.METADATA_NOT_WRITTEN)
+
+
 def test_who_does_not_answer_has_failed() -> None:
     """The questions are repeated until then; the region goes back, and the strategy has been asked."""
     coordinator = running()

@@ -101,7 +101,7 @@ class Abandoner:
 
     def _is_adopted(self, reason: Reason) -> bool:
         """Whether the checkpoint has failed with its coordinator, and the attempt goes on."""
-        return reason is Reason.COORDINATOR_LOST and bool(self._context.state.adopting)
+        return reason is Reason.COORDINATOR_LOST and self._context.state.status is JobStatus.RUNNING
 
     def _is_over(self, reason: Reason) -> bool:
         """Whether the checkpoint has failed because the attempt is over."""

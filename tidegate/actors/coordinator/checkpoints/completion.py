@@ -61,6 +61,7 @@ class CheckpointWriter:
     def take_over(self) -> None:
         """A new generation asks for the fate of what the old one was writing."""
         for pending in self._context.state.pending.values():
+            pending.inherited = True
             self._void(pending)
 
     # --- export ---------------------------------------------------------------------------------------------------
@@ -169,6 +170,9 @@ class CheckpointWriter:
         pending = self._in(event.checkpoint_id, PendingPhase.WRITING, PendingPhase.VOIDING)
         if pending is not None:
             reason = Reason.STORAGE_AWAY if pending.failures else Reason.METADATA_NOT_WRITTEN
+            if pending.inherited and self._context.state.status is not JobStatus.ENDING:
+                # It was this coordinator's tombstone: neither a task nor storage is to blame.
+                reason = Reason.COORDINATOR_LOST
             self._abandoner.give_up(pending, reason, event.at_ms, "its metadata was not written", voided=True)
 
     # --- steps ----------------------------------------------------------------------------------------------------

@@ -94,6 +94,8 @@ class PendingCheckpoint:
     """Whether an answer to a `WriteSavepoint` is outstanding."""
     path: str | None = None
     """Where the savepoint's own folder is, once it is whole."""
+    inherited: bool = False
+    """Whether a coordinator was lost while storage decided about it."""
 
     def acknowledge(self, task: TaskId, state: SubtaskState) -> AcknowledgeResult:
         """Take in one task's part."""
