@@ -11,6 +11,7 @@ other, and `--faults-a-run` faults strike it:
     coordinator killed           SIGKILL of its process
     driver killed                SIGKILL of the driver of a detached job; this process attaches to the job
     node lost                    SIGKILL of a raylet: everything on its node goes; another node is started
+    node lost, no room           the same while no CPU is free; there is room once the job has said what it waits for
     node of the coordinator lost the same where the coordinator is, if that is not the head of Ray
     S3 restarted                 SIGKILL of the S3 server, which is started again at once
     S3 refuses, S3 silent        no server takes connections for 15 s; it takes them and does not answer for 30 s

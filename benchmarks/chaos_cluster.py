@@ -21,6 +21,7 @@ from typing import Any
 import ray
 from chaos_job import SUBMITTED, Plan
 from ray.cluster_utils import Cluster
+from ray.util.placement_group import PlacementGroup
 
 CPUS_A_NODE = 2
 RAYLET = "raylet"
@@ -60,6 +61,15 @@ class Nodes:
     def clear_up(self, node_id: str) -> None:
         """What is left of a node that was killed."""
         self._cluster.remove_node(self._nodes.pop(node_id), allow_graceful=False)
+
+    def take_free_cpus(self) -> PlacementGroup | None:
+        """Leave no CPU to anybody, until the group is removed. None where there is none."""
+        free = int(ray.available_resources().get("CPU", 0))
+        if free == 0:
+            return None
+        group: PlacementGroup = ray.util.placement_group([{"CPU": 1}] * free)
+        ray.get(group.ready())
+        return group
 
     def close(self) -> None:
         """Stop all of them."""

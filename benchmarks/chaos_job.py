@@ -41,6 +41,7 @@ BATCH_ROWS = 500
 STAMP_EVERY_MS = 20
 SOURCE, KEYED = "rows", "keyed"
 SUBMITTED = "submitted"
+SLOTS_TIMEOUT_S = 60
 
 CONFIGURATIONS: Mapping[str, Mapping[str, Any]] = {
     "aligned": {},
@@ -216,9 +217,10 @@ def submit(plan: Plan, runtime: RayRuntime, *, detached: bool) -> RayJob:
 
 
 def slots() -> SlotPlacement:
-    """A CPU for each subtask, on nodes of their own where there are so many."""
+    """A CPU for each subtask, on nodes of their own where there are so many. RuntimeError where there is no room."""
     group = ray.util.placement_group([{"CPU": 1}] * PARALLELISM, strategy="SPREAD")
-    ray.get(group.ready())
+    if not group.wait(timeout_seconds=SLOTS_TIMEOUT_S):
+        raise RuntimeError(f"{PARALLELISM} CPUs were not free within {SLOTS_TIMEOUT_S} s")
     return SlotPlacement(group, tuple(range(PARALLELISM)))
 
 

@@ -21,13 +21,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import polars as pl
+import ray
 from chaos_cluster import Nodes, end_of, start_driver
 from chaos_job import Plan, build, reference, rows_came_since, slots, stood_still_ms, submit
 from common import ENDED
 
 import tidegate as tg
 from tidegate.actors.runtimes.ray.process.stacks import state_of
-from tidegate.actors.runtimes.ray.ray_runtime import RayRuntime
+from tidegate.actors.runtimes.ray.ray_runtime import RayRuntime, SlotPlacement
 from tidegate.actors.runtimes.running_job import TaskProcessInfo
 
 POLL_S = 0.1
@@ -99,6 +100,7 @@ class Run:
         self._seen: dict[int, str] = {}
         """Processes of the job, by id: what they were."""
         self._driver: subprocess.Popen[str] | None = None
+        self._slots: SlotPlacement | None = None
 
     def play(self, faults: list[Fault]) -> Outcome:
         """Start the job, let the faults strike, end the job, and compare."""
@@ -111,7 +113,8 @@ class Run:
                 runtime = RayRuntime()
                 _, self._job = runtime.attach(self.plan.name)
             else:
-                runtime = RayRuntime(slots(), standbys=self.plan.standbys)
+                self._slots = slots()
+                runtime = RayRuntime(self._slots, standbys=self.plan.standbys)
                 self._job = submit(self.plan, runtime, detached=False)
             self._runtime = runtime
             self._strike_all(faults)
@@ -193,7 +196,7 @@ class Run:
         self._driver.wait()
         _, self._job = self._runtime.attach(self.plan.name)
 
-    def _node(self, struck: Struck, of_coordinator: bool) -> None:
+    def _node(self, struck: Struck, of_coordinator: bool = False, crowded: bool = False) -> None:
         coordinator = self._job.coordinator().node_id
         self._until("a process of a task", lambda _: bool(self._processes()))
         busy = sorted({process.node_id for process in self._processes()} & self.nodes.ids)
@@ -202,9 +205,13 @@ class Run:
         node = coordinator if here else self.rng.choice(others or busy)
         on_it = [process for process in self._processes() if process.node_id == node]
         struck.victim = f"node {node[:8]}, {len(on_it)} tasks{', the coordinator' if node == coordinator else ''}"
+        taken = self.nodes.take_free_cpus() if crowded else None
         struck.at_ns = time.time_ns()
         self.nodes.kill(node)
         self.nodes.clear_up(node)
+        if taken is not None:
+            self._until("a word about the room that is missing", lambda p: p.waits_for is not None)
+            ray.util.remove_placement_group(taken)
         self.nodes.start_one()
 
     def _s3(self, struck: Struck, away_s: float) -> None:
@@ -265,6 +272,8 @@ class Run:
                 runtime.stop()
             except tg.TidegateError as error:
                 self.outcome.problems.append(f"while it was stopped: {error}")
+        if self._slots is not None:
+            ray.util.remove_placement_group(self._slots.placement_group)
         if self._driver is not None:
             self._driver.kill()
             self._driver.wait()
@@ -281,7 +290,8 @@ _STRIKES: dict[str, Callable[[Run, Struck], None]] = {
     "task stopped": lambda run, struck: run._task(struck, signal.SIGSTOP),
     "coordinator killed": Run._coordinator,
     "driver killed": Run._drivers,
-    "node lost": lambda run, struck: run._node(struck, of_coordinator=False),
+    "node lost": lambda run, struck: run._node(struck),
+    "node lost, no room": lambda run, struck: run._node(struck, crowded=True),
     "node of the coordinator lost": lambda run, struck: run._node(struck, of_coordinator=True),
     "S3 restarted": lambda run, struck: run._s3(struck, 0.0),
     "S3 refuses for 15 s": lambda run, struck: run._s3(struck, S3_REFUSES_S),

@@ -2,40 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Collection, Container, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from ray_fakes import SINK, SOURCE, Method, source_to_sink
+from ray.exceptions import ActorDiedError, ActorUnavailableError
+from ray_fakes import SINK, SOURCE, LaterMailbox, Method, source_to_sink
 
 from tidegate.actors.coordinator.messages import events as co
 from tidegate.actors.coordinator.messages import instructions as do
 from tidegate.actors.protocol.errors import OperatorError
 from tidegate.actors.protocol.identity import TaskId
 from tidegate.actors.runtimes.ray.attempt_supervisor import Deployment
-from tidegate.actors.runtimes.ray.fleet import Fleet, Member
+from tidegate.actors.runtimes.ray.fleet import Fleet, FleetOptions, Member
 from tidegate.actors.runtimes.ray.process.mailbox import Mailbox
 from tidegate.actors.runtimes.ray.process.outcomes import Outcome
 from tidegate.actors.runtimes.ray.process.process_info import ProcessInfo
 from tidegate.actors.task.messages import events as ev
 from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.files.file_system_store import open_store
 from tidegate.storage.ids import AttemptNumber, CheckpointId
 
 FIRST, SECOND = AttemptNumber(0), AttemptNumber(1)
-
-
-@dataclass
-class Now:
-    """A mailbox that does everything at once, and what is due later when the test says so."""
-
-    later: list[Callable[[], object]] = field(default_factory=list)
-
-    def post(self, action: Callable[[], object]) -> None:
-        action()
-
-    def call_later(self, delay_ms: int, action: Callable[[], object]) -> None:
-        self.later.append(action)
 
 
 @dataclass
@@ -46,18 +35,29 @@ class Handle:
     run: Method = field(default_factory=Method)
     tell: Method = field(default_factory=Method)
     drop: Method = field(default_factory=Method)
+    identify: Method = field(default_factory=Method)
 
 
 class Staff:
-    """A fleet whose processes are all there."""
+    """A fleet whose processes are all there, and of which some are spare."""
 
     def __init__(self) -> None:
+        self.options = FleetOptions("job", "namespace", None, 0, 1, open_store)
+        self.spare = 0
+        self.avoided: Container[str] = ()
         _, self.graph = source_to_sink()
         self.handles = {task: Handle() for task in (SOURCE, SINK)}
         self._members = {task: Member(str(task), h, None, Future()) for task, h in self.handles.items()}
 
-    def staff(self, tasks: Iterable[TaskId] = ()) -> dict[TaskId, Member]:
+    def staff(self, tasks: Iterable[TaskId] = (), avoided: Container[str] = ()) -> dict[TaskId, Member]:
+        self.avoided = avoided
         return self._members
+
+    def lacks(self, tasks: Collection[TaskId], avoided: Container[str]) -> bool:
+        return sum(self._members[task].is_on(avoided) for task in tasks) > self.spare
+
+    def kill(self, member: Member) -> None:
+        """Nobody is."""
 
     def refill(self) -> None:
         """Nobody is missing."""
@@ -67,7 +67,7 @@ class Deployed:
     """The first attempt of a job."""
 
     def __init__(self) -> None:
-        self.staff, self.mailbox = Staff(), Now()
+        self.staff, self.mailbox = Staff(), LaterMailbox()
         self.told: list[co.CoordinatorEvent] = []
         self.deployment = Deployment(cast(Fleet, self.staff), self.told.append, cast(Mailbox, self.mailbox))
         self.deployment.deploy(do.DeployAttempt(FIRST, None))
@@ -84,9 +84,7 @@ class Deployed:
 
     def pass_time(self) -> None:
         """Do what was due later."""
-        due, self.mailbox.later = self.mailbox.later, []
-        for action in due:
-            action()
+        self.mailbox.pass_time()
 
 
 def test_a_lost_message_fails_its_task() -> None:
@@ -227,3 +225,31 @@ def test_a_hung_process_that_nobody_needs_fails_nothing() -> None:
     deployed.deployment.found_hung(sink)("it hangs")
     deployed.deployment.found_hung(Member("standby", None, None, Future()))("it hangs")
     assert deployed.told == []
+
+
+def _lose_the_node_of(deployed: Deployed, task: TaskId) -> Handle:
+    """The connection to a process breaks, and Ray does not say why."""
+    deployed.run_of(task).set_exception(ActorUnavailableError("Connection reset by peer", None))
+    return deployed.staff.handles[task]
+
+
+def test_an_attempt_waits_until_ray_knows_whether_a_node_is_lost() -> None:
+    """Ray would start processes there, and they would be lost with the node: two restarts for one loss."""
+    deployed = Deployed()
+    _started(deployed)
+    lost = _lose_the_node_of(deployed, SINK)
+    assert [event.task for event in deployed.told if isinstance(event, co.TaskFailed)] == [SINK]
+    deployed.deployment.deploy(do.DeployAttempt(SECOND, None))
+    assert _orders(deployed) == 1
+    lost.identify.calls.get_nowait()[0].set_exception(ActorDiedError())
+    assert (_orders(deployed), deployed.staff.avoided) == (2, frozenset())
+
+
+def test_an_attempt_does_not_wait_where_spare_processes_take_over() -> None:
+    """They are elsewhere: that is what they are for."""
+    deployed = Deployed()
+    _started(deployed)
+    _lose_the_node_of(deployed, SINK)
+    deployed.staff.spare = 2
+    deployed.deployment.deploy(do.DeployAttempt(SECOND, None))
+    assert (_orders(deployed), deployed.staff.avoided) == (2, {"node"})

@@ -154,6 +154,9 @@ class LeftBehind:
     def refill(self) -> None:
         """Nothing is missing."""
 
+    def kill(self, member: Member) -> None:
+        """Nobody is."""
+
 
 @dataclass
 class Handle:

@@ -55,6 +55,25 @@ class Reference:
 
 
 @dataclass
+class LaterMailbox:
+    """A mailbox that does everything at once, and what is due later when the test says so."""
+
+    later: list[Callable[[], object]] = field(default_factory=list)
+
+    def post(self, action: Callable[[], object]) -> None:
+        action()
+
+    def call_later(self, delay_ms: int, action: Callable[[], object]) -> None:
+        self.later.append(action)
+
+    def pass_time(self) -> None:
+        """Do what was due later."""
+        due, self.later = self.later, []
+        for action in due:
+            action()
+
+
+@dataclass
 class Method:
     """A method of an actor: calls are kept, with their arguments."""
 

@@ -85,6 +85,8 @@ class JobProgress:
     """How often the coordinator was lost, and another one has taken over."""
     adoptions: int = 0
     """How often the tasks that ran have gone on under the new one."""
+    waits_for: str | None = None
+    """What the cluster lacks that the job needs, such as room for its processes after the loss of a node."""
 
 
 def progress_of(state: CoordinatorState, rows_in: dict[str, int]) -> JobProgress:

@@ -7,6 +7,8 @@ Rules:
 - A process that does not let go of a cancelled attempt (it is stuck in a function of the user) is killed after a while.
 - An attempt is deployed when all processes that live have let go of the one before it. Who has not by the time that
   the others wait for is killed, so no task is ever given to a process that is stuck.
+- While a node may be lost an attempt waits for spare processes elsewhere, or until Ray knows (`lost_nodes.py`). A wait
+  for room in the cluster is told, and fails the attempt in the end (`room.py`).
 - A task whose `run` has returned needs its process no more: what is still said to it may get lost.
 - A coordinator that takes over finds the processes that its predecessor has left, and watches them in their attempts. A
   task that has none any more has failed; that is told when it is asked.
@@ -35,10 +37,12 @@ from tidegate.actors.protocol.failure_reasons import bounded_text
 from tidegate.actors.protocol.identity import TaskId
 from tidegate.actors.runtimes.ray.fleet import Fleet, Member, reason_of
 from tidegate.actors.runtimes.ray.inheritance import Found, by_task, find_processes
+from tidegate.actors.runtimes.ray.lost_nodes import LostNodes
 from tidegate.actors.runtimes.ray.process.calls import watch_call
 from tidegate.actors.runtimes.ray.process.mailbox import Mailbox
 from tidegate.actors.runtimes.ray.process.orders import Order
 from tidegate.actors.runtimes.ray.process.outcomes import Outcome
+from tidegate.actors.runtimes.ray.room import Room, look_at
 from tidegate.actors.runtimes.running_job import TaskProcessInfo
 from tidegate.actors.task.messages import events as ev
 from tidegate.storage.ids import AttemptNumber, JobId
@@ -51,7 +55,7 @@ STANDBY_DELAY_MS = 3_000
 
 class Deployment:
     """The current attempt. Methods run on the coordinator's mailbox, except `processes`,
-    `standbys` and `rows_came_in`."""
+    `standbys`, `waits_for` and `rows_came_in`."""
 
     def __init__(self, fleet: Fleet, tell_coordinator: Callable[[CoordinatorEvent], None], mailbox: Mailbox) -> None:
         self._fleet = fleet
@@ -73,6 +77,11 @@ class Deployment:
         """That of the coordinator, with which processes are told what to do."""
         self._has_looked = False
         """Whether the processes that a predecessor has left were looked for."""
+        self._lost_nodes = LostNodes(mailbox, fleet.kill, self._deploy_if_free)
+        self._room: Room | None = None
+        """None where nothing is reserved."""
+        if (placement := fleet.options.placement) is not None:
+            self._room = Room(mailbox, partial(look_at, placement), self._starting, self._no_room)
         self._failed_at_ms: int | None = None
         self._deployed_at_ms = 0
         self._awaits_rows = False
@@ -108,9 +117,14 @@ class Deployment:
     def _deploy_if_free(self) -> None:
         self._letting_go = [(m, dropped) for m, dropped in self._letting_go if m.usable and not dropped.done()]
         # One that is still starting has taken nothing yet: what it is told now waits for its constructor.
-        if self._due is not None and not any(member.info is not None for member, _ in self._letting_go):
-            due, self._due = self._due, None
-            self._deploy(due)
+        if self._due is None or any(member.info is not None for member, _ in self._letting_go):
+            return
+        tasks = self._fleet.graph.tasks() if self._due.tasks is None else self._due.tasks
+        if self._fleet.lacks(tasks, self._lost_nodes.doubtful):
+            log.warning("attempt %d waits until Ray knows whether nodes are lost", self._due.attempt)
+            return
+        due, self._due = self._due, None
+        self._deploy(due)
 
     def _without(self, tasks: Sequence[TaskId]) -> do.DeployAttempt | None:
         """What is left of the attempt that waits, once these are cancelled: a region of its own goes on waiting."""
@@ -129,7 +143,7 @@ class Deployment:
         self._deployed_at_ms = now_ms()
         self._awaits_rows = True
         known = {id(member) for member in self._members.values()}
-        self._members = self._fleet.staff(tasks)
+        self._members = self._fleet.staff(tasks, self._lost_nodes.doubtful)
         fresh = [m.name for m in self._members.values() if id(m) not in known]
         for task in tasks:
             member = self._members[task]
@@ -145,6 +159,8 @@ class Deployment:
             self._since_failure(self._deployed_at_ms),
             ", ".join(fresh) or "nobody",
         )
+        if self._room is not None:
+            self._room.watch()
         # Later, so that a standby does not take the processor from the tasks that start now.
         self._mailbox.call_later(STANDBY_DELAY_MS, self._fleet.refill)
 
@@ -188,6 +204,8 @@ class Deployment:
 
     def close(self) -> list[Future[None]]:
         """End all processes; the futures are done when they have gone."""
+        if self._room is not None:
+            self._room.close()
         return self._fleet.close()
 
     def processes(self) -> tuple[TaskProcessInfo, ...]:
@@ -201,6 +219,10 @@ class Deployment:
     def standbys(self) -> int:
         """Spare processes that have started and wait."""
         return self._fleet.ready_standbys
+
+    def waits_for(self) -> str | None:
+        """What the cluster lacks that the job needs, if it waits for that."""
+        return None if self._room is None else self._room.waits_for
 
     def observe(self, event: CoordinatorEvent) -> None:
         """Note when an attempt failed, to tell how long recovery takes."""
@@ -233,6 +255,8 @@ class Deployment:
         error = future.exception()
         if isinstance(error, RayError) or (error is None and future.result().unfit):
             member.dead = True
+            if error is not None:
+                self._mailbox.post(lambda: self._lost_nodes.call_failed(member, error))
         self._mailbox.post(lambda: self._has_ended(attempt, task, member, future))
 
     def _has_ended(self, attempt: AttemptNumber, task: TaskId, member: Member, future: Future[Outcome]) -> None:
@@ -250,6 +274,14 @@ class Deployment:
         else:
             reason, permanent = reason_of(member, error), False
         self._tell_coordinator(co.TaskFailed(now_ms(), attempt, task, reason, permanent))
+
+    def _starting(self) -> list[str]:
+        return [member.name for member in self._members.values() if member.usable and member.info is None]
+
+    def _no_room(self, why: str) -> None:
+        task = next((t for t, m in self._members.items() if m.usable and m.info is None), None)
+        if task is not None:
+            self._tell_coordinator(co.TaskFailed(now_ms(), self._attempts[task], task, bounded_text(why)))
 
     def _watch(self, task: TaskId, reference: ray.ObjectRef[Any]) -> None:
         """A message to a task that does not arrive fails the attempt that it was for."""

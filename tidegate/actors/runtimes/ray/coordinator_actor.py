@@ -18,6 +18,7 @@ import threading
 import uuid
 from collections.abc import Callable
 from concurrent.futures import Future, wait
+from dataclasses import replace
 
 import ray
 
@@ -265,7 +266,7 @@ class CoordinatorProcess:
         for task, (attempt, rows) in list(self._rows_in.items()):
             if attempt == state.attempt_of(task):
                 rows_in[task.vertex] = rows_in.get(task.vertex, 0) + rows
-        return progress_of(state, rows_in)
+        return replace(progress_of(state, rows_in), waits_for=self._deployment.waits_for())
 
     def _statistics(self) -> CheckpointStatistics:
         host = self._host

@@ -8,6 +8,7 @@ Rules:
   it is put to work (`tasks()` of a job says what runs where), and is replaced in the background.
 - Names are for people: `job/vertex (1/2)#0`, where `#k` counts the processes that a subtask has had under one
   coordinator.
+- Nodes that may be lost are avoided (`lost_nodes.py`); that a standby went with its node says nothing about standbys.
 - A process that lives and does not get on counts as dead from the moment on in which that is noticed.
 - All actors are detached: they outlive the coordinator's process, and its successor finds them (`inheritance.py`). A
   process ends by itself when the coordinator is gone for good (`process/lifeline.py`).
@@ -17,7 +18,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
@@ -31,6 +32,7 @@ from tidegate.actors.graph.job_graph import JobGraph
 from tidegate.actors.protocol.failure_reasons import bounded_text, error_text
 from tidegate.actors.protocol.identity import TaskId
 from tidegate.actors.runtimes.ray.inheritance import Found
+from tidegate.actors.runtimes.ray.process.deaths import death_of, went_with_its_node
 from tidegate.actors.runtimes.ray.process.exit_reasons import Witness, last_lines
 from tidegate.actors.runtimes.ray.process.orders import Handle
 from tidegate.actors.runtimes.ray.process.process_info import ProcessInfo
@@ -106,6 +108,10 @@ class Member:
         """Whether it may be given a task."""
         return not self.dead and not self.hung
 
+    def is_on(self, nodes: Container[str]) -> bool:
+        """Whether it runs on one of these nodes."""
+        return self.info is not None and self.info.node_id in nodes
+
     def forget(self) -> None:
         """Let go of a process that has ended."""
         if self.witness is not None:
@@ -138,16 +144,22 @@ class Fleet:
         """Processes that have started and are not known to have ended or to hang."""
         return [m for m in (*self.members.values(), *self._standbys) if m.usable and m.info is not None]
 
-    def staff(self, tasks: Iterable[TaskId]) -> dict[TaskId, Member]:
-        """A living process for each of these tasks; returns those of all."""
+    def lacks(self, tasks: Collection[TaskId], avoided: Container[str]) -> bool:
+        """Whether processes would have to be started for these tasks though nodes are to be avoided."""
+        spare = sum(m.usable and m.info is not None and not m.is_on(avoided) for m in self._standbys)
+        fit = [m for t in tasks if (m := self.members.get(t)) is not None and m.usable and not m.is_on(avoided)]
+        return bool(avoided) and len(tasks) - len(fit) > spare
+
+    def staff(self, tasks: Collection[TaskId], avoided: Container[str] = ()) -> dict[TaskId, Member]:
+        """A living process for each of these tasks, on none of the nodes to be avoided; returns those of all."""
         labels = vertex_labels(self.graph)
         for task in tasks:
             member = self.members.get(task)
-            if member is None or not member.usable:
+            if member is None or not member.usable or member.is_on(avoided):
                 parallelism = self.graph.vertex(task.vertex).parallelism
                 name = f"{labels[task.vertex]} ({task.subtask + 1}/{parallelism})"
                 bundle = self._bundle(task.subtask)
-                self.members[task] = self._take_standby(bundle) or self._create(name, bundle, self._share())
+                self.members[task] = self._take_standby(bundle, avoided) or self._create(name, bundle, self._share())
         return dict(self.members)
 
     def inherit(self, tasks: Mapping[TaskId, Found], standbys: Iterable[Found]) -> dict[TaskId, Member]:
@@ -215,9 +227,9 @@ class Fleet:
                 continue
         raise TidegateError(f"no free name {name}#k: {PROCESSES_A_SUBTASK_MAX} actors of this name are alive")
 
-    def _take_standby(self, bundle: int | None) -> Member | None:
+    def _take_standby(self, bundle: int | None, avoided: Container[str]) -> Member | None:
         """The best standby: of the same bundle, then one that has started."""
-        alive = [m for m in self._standbys if m.usable]
+        alive = [m for m in self._standbys if m.usable and not m.is_on(avoided)]
         if not alive:
             return None
         best = max(alive, key=lambda m: (m.bundle == bundle, m.info is not None))
@@ -241,8 +253,8 @@ class Fleet:
         self.post(member.forget)
         if member in self._standbys:
             self._standbys.remove(member)
-            self._standby_failures += 1
             error = future.exception()
+            self._standby_failures += not went_with_its_node(error)
             log.warning("a standby died: %s", "" if error is None else reason_of(member, error))
             if self._standby_failures >= STANDBY_FAILURES_MAX:
                 log.warning("standbys do not stay alive: none is started any more")
@@ -295,15 +307,6 @@ def reason_of(member: Member, error: BaseException) -> str:
     elif end:
         told = ""
     else:
-        told = f", and how is not known here: {_without_guesses(error)}"
+        told = f", and how is not known here: {death_of(error)}"
     place = "" if info is None or words else f". Its log on node {info.node_id}: {info.stderr_path}"
     return bounded_text(f"{known}the process {where} has ended{told}{place}")
-
-
-def _without_guesses(error: BaseException) -> str:
-    """What Ray knows of an end, without the list of what it could have been."""
-    text = " ".join(error_text(error).split())
-    detail = text.partition("Worker exit detail: ")[2] or text
-    for guesses in (" Some common causes include", " There are some potential root causes"):
-        detail = detail.partition(guesses)[0]
-    return detail.rstrip(".")

@@ -25,6 +25,7 @@ from tidegate.actors.coordinator.state.coordinator_state import CoordinatorState
 from tidegate.actors.hosts.coordinator.coordinator_host import replay
 from tidegate.actors.runtimes.ray.answers import JobView
 from tidegate.actors.runtimes.ray.detached import leave_nothing
+from tidegate.actors.runtimes.ray.process.deaths import death_of
 from tidegate.actors.runtimes.ray.process.orders import Handle
 from tidegate.actors.runtimes.ray.process.process_info import ProcessInfo
 from tidegate.actors.runtimes.ray.shared_value import SharedValue
@@ -52,7 +53,6 @@ RETRY_STEP_S = 0.2
 LOST_TIMEOUT_S = 120.0
 SILENT_TIMEOUT_S = 600.0
 """How long a coordinator may be silent, also while Ray looks for a place to restart it, until whoever waits is told."""
-ERROR_CHARACTERS_MAX = 500
 
 
 class RayJob:
@@ -206,12 +206,12 @@ class RayJob:
         try:
             view: JobView = ray.get(answer, timeout=wait_s + CALL_TIMEOUT_S)
         except ActorDiedError as error:
-            return self._ended_unheard() or self._lost(_one_line(error))
+            return self._ended_unheard() or self._lost(death_of(error))
         except (RayActorError, GetTimeoutError) as error:
             log.info("the coordinator of %r does not answer: %s", self.name, error)
             if self._seen:
                 self._last = replace(self._last, status="restarting")
-            self._silence = self._silence or (time.monotonic(), _one_line(error))
+            self._silence = self._silence or (time.monotonic(), death_of(error))
             threading.Event().wait(min(wait_s, RETRY_STEP_S))
             return None
         self._silence = None
@@ -231,7 +231,10 @@ class RayJob:
     def _lost(self, why: str) -> JobProgress:
         if self._card.detached:
             leave_nothing(self.name, self._card.job_id)
-        return self._failed(f"its coordinator is lost for good: {why}")
+        return self._failed(
+            f"its coordinator is lost for good: {why}; execute the job again with restore='latest' to go on from its "
+            "newest checkpoint"
+        )
 
     def _failed(self, reason: str) -> JobProgress:
         return self._ended(replace(self._last, status="failed", reason=reason))
@@ -270,19 +273,15 @@ class RayJob:
                 return ray.get(method.remote(*arguments), timeout=CALL_TIMEOUT_S)
             except ActorDiedError as error:
                 raise JobFailedError(
-                    f"job {self.name!r} cannot {what}: its coordinator is lost: {_one_line(error)}"
+                    f"job {self.name!r} cannot {what}: its coordinator is lost: {death_of(error)}"
                 ) from error
             except (RayActorError, GetTimeoutError) as error:
                 if time.monotonic() > deadline:
                     raise JobFailedError(
                         f"job {self.name!r} cannot {what}: its coordinator has not answered for {LOST_TIMEOUT_S:g} s "
-                        f"({error}); look for dead nodes, and execute the job again with restore='latest'"
+                        f"({death_of(error)}); look for dead nodes, and execute the job again with restore='latest'"
                     ) from error
             threading.Event().wait(RETRY_STEP_S)
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:ERROR_CHARACTERS_MAX]
 
 
 def check_shared(url: str) -> None:

@@ -1,0 +1,169 @@
+"""Nodes that may be lost: who is asked, for how long, and what waits for the answer. Without Ray."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from concurrent.futures import Future
+from typing import cast
+
+import pytest
+from ray.exceptions import ActorDiedError, ActorUnavailableError
+from ray_fakes import SINK, SOURCE, LaterMailbox, Method, source_to_sink
+
+from tidegate.actors.protocol.identity import TaskId
+from tidegate.actors.runtimes.ray import lost_nodes
+from tidegate.actors.runtimes.ray.fleet import Fleet, FleetOptions, Member
+from tidegate.actors.runtimes.ray.lost_nodes import LostNodes
+from tidegate.actors.runtimes.ray.process.mailbox import Mailbox
+from tidegate.actors.runtimes.ray.process.process_info import ProcessInfo
+from tidegate.storage.files.file_system_store import open_store
+
+AWAY, DEAD = ActorUnavailableError("Connection reset by peer", None), ActorDiedError()
+
+
+class Handle:
+    """A process that is asked who it is."""
+
+    def __init__(self) -> None:
+        self.identify = Method()
+
+    def answer(self, error: BaseException | None) -> None:
+        """To the oldest question."""
+        call, _ = self.identify.calls.get_nowait()
+        call.set_result(None) if error is None else call.set_exception(error)
+
+
+def process(name: str, node: str | None) -> Member:
+    """One that has started on a node, or has not started."""
+    return Member(name, Handle(), None, Future(), None if node is None else ProcessInfo(1, node))
+
+
+class Watched:
+    """What is known of nodes."""
+
+    def __init__(self) -> None:
+        self.mailbox = LaterMailbox()
+        self.killed: list[Member] = []
+        self.settled = 0
+        self.nodes = LostNodes(cast(Mailbox, self.mailbox), self.killed.append, self._count)
+
+    def _count(self) -> None:
+        self.settled += 1
+
+
+def test_a_node_is_in_doubt_until_ray_says_that_a_process_there_is_dead() -> None:
+    """A connection that broke says nothing of why; Ray is asked until it knows."""
+    watched, one = Watched(), process("a", "north")
+    watched.nodes.call_failed(one, AWAY)
+    for _ in range(3):
+        assert watched.nodes.doubtful == {"north"}
+        one.handle.answer(AWAY)
+        watched.mailbox.pass_time()
+    one.handle.answer(DEAD)
+    assert (watched.nodes.doubtful, watched.settled, watched.killed) == (frozenset(), 1, [])
+
+
+def test_a_process_that_has_died_on_a_node_that_lives_raises_no_doubt() -> None:
+    """Its raylet has seen it. Nor does one that has never started: nobody knows where."""
+    watched = Watched()
+    watched.nodes.call_failed(process("a", "north"), DEAD)
+    watched.nodes.call_failed(process("b", None), AWAY)
+    assert watched.nodes.doubtful == frozenset()
+
+
+def test_all_doubts_have_to_be_settled() -> None:
+    """One process is asked once at a time, however many of its calls have failed."""
+    watched, one, other = Watched(), process("a", "north"), process("b", "north")
+    for member in (one, one, other):
+        watched.nodes.call_failed(member, AWAY)
+    assert one.handle.identify.calls.qsize() == 1
+    one.handle.answer(DEAD)
+    assert (watched.nodes.doubtful, watched.settled) == ({"north"}, 0)
+    other.handle.answer(DEAD)
+    assert (watched.nodes.doubtful, watched.settled) == (frozenset(), 1)
+
+
+def test_a_process_that_answers_after_all_is_ended() -> None:
+    """Its task has been given to another one; it would keep its place for ever."""
+    watched, one = Watched(), process("a", "north")
+    watched.nodes.call_failed(one, AWAY)
+    one.handle.answer(None)
+    assert (watched.killed, watched.settled) == ([one], 1)
+
+
+def test_nobody_waits_for_ray_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After many questions the node is used again."""
+    monkeypatch.setattr(lost_nodes, "ASKS_MAX", 3)
+    watched, one = Watched(), process("a", "north")
+    watched.nodes.call_failed(one, AWAY)
+    for _ in range(3):
+        assert watched.settled == 0
+        one.handle.answer(AWAY)
+        watched.mailbox.pass_time()
+    assert watched.settled == 1
+
+
+class SomeFleet(Fleet):
+    """A fleet whose new processes are only noted."""
+
+    made: list[str]
+
+    def _create(self, name: str, bundle: int | None, cpus: float, spare: bool = False) -> Member:
+        self.made.append(name)
+        return process(f"{name}#new", None)
+
+
+def fleet(sink_node: str, standbys: Iterable[Member]) -> SomeFleet:
+    """A source on node north, a sink somewhere, and spare processes."""
+    _, graph = source_to_sink()
+    options = FleetOptions("job", "namespace", None, 0, 1, open_store)
+    found = SomeFleet(graph, None, None, options, lambda action: action())
+    found.made = []
+    found.members = {SOURCE: process("source", "north"), SINK: process("sink", sink_node)}
+    found._standbys = list(standbys)
+    return found
+
+
+BOTH: tuple[TaskId, ...] = (SOURCE, SINK)
+
+
+def test_spare_processes_elsewhere_take_over_from_a_node_in_doubt() -> None:
+    """At once, also from processes there whose end is not known yet; nothing new is started."""
+    spare = process("spare", "south")
+    some = fleet("south", [process("near", "north"), spare])
+    assert not some.lacks(BOTH, frozenset({"north"}))
+    assert some.staff(BOTH, frozenset({"north"})) == {SOURCE: spare, SINK: some.members[SINK]}
+    assert some.made == []
+
+
+@pytest.mark.parametrize(
+    ("sink_node", "standbys", "lacks"),
+    [
+        ("south", [], True),
+        ("south", [("spare", "north")], True),
+        ("south", [("spare", None)], True),
+        ("south", [("spare", "south")], False),
+        ("north", [("spare", "south")], True),
+    ],
+)
+def test_an_attempt_waits_where_spare_processes_do_not_suffice(
+    sink_node: str, standbys: list[tuple[str, str | None]], lacks: bool
+) -> None:
+    """Those on the node in doubt, and those that have not started, are none."""
+    some = fleet(sink_node, [process(name, node) for name, node in standbys])
+    assert some.lacks(BOTH, frozenset({"north"})) is lacks
+    some.members[SINK].dead = True
+    assert not some.lacks(BOTH, frozenset())
+
+
+def test_a_spare_process_that_goes_with_its_node_is_no_failure_of_spare_processes() -> None:
+    """They would not be started any more after three of them."""
+    for error, made in ((AWAY, 5), (DEAD, 2)):
+        some = fleet("south", [])
+        some.refill()
+        for _ in range(4):
+            lost: Future[None] = Future()
+            lost.set_exception(error)
+            if some._standbys:
+                some._lost(some._standbys[0], lost)
+        assert len(some.made) == made + (error is DEAD)

@@ -1,0 +1,137 @@
+"""`Room`: tells what a job waits for whose processes have no place in the cluster, and ends a wait that is too long.
+
+Rules:
+
+- Slots are bundles of a placement group. Ray moves those of a lost node to other nodes as soon as one has room for
+  them. Until then nothing is started in them, and nobody says so. Here it is said: which bundles, what they need, and
+  what is free.
+- A wait that takes too long (Flink's `slot.request.timeout`, 5 min) fails the attempt. So the restart strategy decides
+  whether the job goes on waiting, and the failure tells for how long it has, and for what.
+- Processes that are only slow to start wait for nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+import ray
+
+from tidegate.actors.hosts.clock import monotonic_ms
+from tidegate.actors.hosts.threads import WorkerPool
+from tidegate.actors.protocol.failure_reasons import bounded_text, error_text
+from tidegate.actors.runtimes.ray.fleet import SlotPlacement
+from tidegate.actors.runtimes.ray.process.mailbox import Mailbox
+
+log = logging.getLogger(__name__)
+
+LOOK_EVERY_MS = 5_000
+WAIT_MS_MAX = 300_000
+REMOVED = "REMOVED"
+
+
+def what_is_missing(group: Mapping[str, Any], nodes: int, free: Mapping[str, float]) -> str | None:
+    """What a placement group waits for, in words; None where all of its bundles have a node.
+
+    `group`: as Ray's `placement_group_table` describes it. `nodes`: how many live. `free`: what they have left.
+    """
+    if group.get("state") == REMOVED:
+        return "its placement group was removed, with the session or the driver that it belonged to"
+    places: Mapping[int, str] = group["bundles_to_node_id"]
+    homeless = sorted(index for index, node in places.items() if not node)
+    if not homeless:
+        return None
+    needs = [_resources(group["bundles"][index]) for index in homeless]
+    each = f"{needs[0]} each" if len(set(needs)) == 1 and len(needs) > 1 else ", ".join(needs)
+    kinds = sorted({kind for index in homeless for kind in group["bundles"][index]})
+    left = ", ".join(f"{free.get(kind, 0.0):g} {kind}" for kind in kinds)
+    return (
+        f"{len(homeless)} of its {len(places)} slots {'has' if len(homeless) == 1 else 'have'} no node "
+        f"(bundle {', '.join(map(str, homeless))}: {each}); free on the nodes that live ({nodes}): {left}"
+    )
+
+
+def _resources(bundle: Mapping[str, float]) -> str:
+    return " and ".join(f"{amount:g} {kind}" for kind, amount in sorted(bundle.items()))
+
+
+def look_at(placement: SlotPlacement) -> str | None:
+    """What a job with these slots waits for now. Asks Ray. Raises RayError."""
+    table: Any = ray.util.placement_group_table(placement.placement_group)
+    nodes = sum(bool(node["Alive"]) for node in ray.nodes())
+    return what_is_missing(table, nodes, ray.available_resources())
+
+
+class Room:
+    """That of one job. Everything runs on the coordinator's mailbox, but `look`, which may take its time.
+
+    `starting` tells which processes have not started; `gave_up` takes the text of a wait that was too long.
+    """
+
+    def __init__(
+        self,
+        mailbox: Mailbox,
+        look: Callable[[], str | None],
+        starting: Callable[[], Sequence[str]],
+        gave_up: Callable[[str], object],
+    ) -> None:
+        self._mailbox = mailbox
+        self._look = look
+        self._starting = starting
+        self._gave_up = gave_up
+        self._pool: WorkerPool | None = None
+        self._since_ms: int | None = None
+        self._watching = False
+        self._closed = False
+        self.waits_for: str | None = None
+        """What is missing now. From any thread."""
+
+    def watch(self) -> None:
+        """Processes were asked for: look until all have started."""
+        self._since_ms = None
+        if not self._watching:
+            self._watching = True
+            self._mailbox.call_later(LOOK_EVERY_MS, self._tick)
+
+    def close(self) -> None:
+        """The job is over."""
+        self._closed = True
+        self.waits_for = None
+        if self._pool is not None:
+            self._pool.close()
+
+    def _tick(self) -> None:
+        if self._closed:
+            return
+        if not self._starting():
+            self._watching, self._since_ms, self.waits_for = False, None, None
+            return
+        if self._pool is None:
+            self._pool = WorkerPool(1, "tidegate-room", lambda error: log.warning("nobody looks for room: %s", error))
+        self._pool.submit(self._look, lambda future: self._mailbox.post(lambda: self._looked(future)))
+
+    def _looked(self, future: Future[str | None]) -> None:
+        if self._closed:
+            return
+        self._mailbox.call_later(LOOK_EVERY_MS, self._tick)
+        if (error := future.exception()) is not None:
+            log.warning("whether the cluster has room is not known: %s", error_text(error))
+            return
+        missing = future.result()
+        if missing is None or not (starting := self._starting()):
+            self._since_ms, self.waits_for = None, None
+            return
+        now_ms = monotonic_ms()
+        if self._since_ms is None:
+            self._since_ms = now_ms
+        waited_s = (now_ms - self._since_ms) // 1_000
+        self.waits_for = waits_for = f"room since {waited_s} s, for {', '.join(starting)}: {missing}"
+        log.warning("the job waits for %s", bounded_text(waits_for))
+        if now_ms - self._since_ms >= WAIT_MS_MAX:
+            self._since_ms = None
+            self._gave_up(
+                f"the cluster had no room for its process for {waited_s} s: {missing}. Add nodes, end other jobs, or "
+                "restore it with a lower parallelism"
+            )
