@@ -5,8 +5,8 @@ Rules:
 - The source gives rows slowly, and never the last one, until a gate (a file) is there: a job cannot end before its last
   fault. Then it gives them as fast as it can.
 - What the tables must hold is computed from the same rows, by polars, without tidegate.
-- Each keyed subtask writes down when it takes in rows, in a file of its own, whatever process it is in. So how long
-  rows stood still is seen from outside, also while nobody answers.
+- Each keyed subtask writes down when it takes in rows of which part of the input, in files of its own, whatever process
+  it is in. So how long rows stood still is seen from outside, also while nobody answers.
 
 A job may run detached: `drive` is all that the driver does which submits it.
 """
@@ -33,8 +33,10 @@ import tidegate as tg
 from tidegate.actors.runtimes.ray.ray_runtime import RayJob, RayRuntime, SlotPlacement
 
 PARALLELISM = 2
+PARTS = PARALLELISM
+"""Of the input, one for each source task: it reads one after the other."""
 KEYS = 211
-ROWS_A_READ = 8
+ROWS_A_READ = 4
 READ_S = 0.02
 """While the gate is closed."""
 BATCH_ROWS = 500
@@ -72,7 +74,16 @@ class Plan:
     @property
     def source(self) -> GeneratedSource:
         """All rows."""
-        return GeneratedSource(self.rows, KEYS, 2 * PARALLELISM)
+        return GeneratedSource(self.rows, KEYS, PARTS)
+
+    def stamps(self, subtask: int, part: int) -> Path:
+        """Where a keyed subtask writes down when it took in rows of a part of the input."""
+        return self.local / f"stamps-{subtask}-{part}"
+
+    @property
+    def copies(self) -> Path:
+        """Where local copies of state are, of all nodes."""
+        return self.local / "copies"
 
     @property
     def gate(self) -> Path:
@@ -121,38 +132,40 @@ class _PacedReader:
 
 
 class _Stamps:
-    """When a subtask took in rows, as 8 bytes each: nanoseconds since the epoch."""
+    """When a subtask took in rows of each part, as 8 bytes each: nanoseconds since the epoch."""
 
-    def __init__(self, folder: Path, subtask: int) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        self._descriptor = os.open(folder / f"{subtask}", os.O_CREAT | os.O_APPEND | os.O_WRONLY)
-        self._last_ns = 0
+    def __init__(self, plan: Plan, subtask: int) -> None:
+        flags = os.O_CREAT | os.O_APPEND | os.O_WRONLY
+        self._descriptors = [os.open(plan.stamps(subtask, part), flags) for part in range(PARTS)]
+        self._last_ns = [0] * PARTS
+        self._rows = plan.rows
 
-    def rows_came(self) -> None:
-        """Now."""
-        now_ns = time.time_ns()
-        if now_ns - self._last_ns >= STAMP_EVERY_MS * 1_000_000:
-            self._last_ns = now_ns
-            os.write(self._descriptor, now_ns.to_bytes(8, "little"))
+    def row_came(self, row: int) -> None:
+        """Now, one of this number."""
+        part, now_ns = row * PARTS // self._rows, time.time_ns()
+        if now_ns - self._last_ns[part] >= STAMP_EVERY_MS * 1_000_000:
+            self._last_ns[part] = now_ns
+            os.write(self._descriptors[part], now_ns.to_bytes(8, "little"))
 
     def close(self) -> None:
-        os.close(self._descriptor)
+        for descriptor in self._descriptors:
+            os.close(descriptor)
 
 
 class Numbered(tg.ProcessFunction):
     """Numbers the rows of each key, by keyed state."""
 
-    def __init__(self, stamps: Path) -> None:
-        self._folder = stamps
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
 
     def open(self, context: tg.ProcessContext) -> None:
         """Bind the state."""
         self._n = context.state(tg.ValueState("n", pa.int64()))
-        self._stamps = _Stamps(self._folder, context.subtask)
+        self._stamps = _Stamps(self._plan, context.subtask)
 
     def process(self, row: dict[str, Any], context: tg.ProcessContext) -> Any:
         """One row gives one row."""
-        self._stamps.rows_came()
+        self._stamps.row_came(row["id"])
         n = (self._n.value() or 0) + 1
         self._n.update(n)
         yield {"key": row["key"], "n": n}
@@ -168,7 +181,7 @@ def build(env: tg.StreamEnvironment, plan: Plan) -> dict[str, tg.OutputTable]:
     rows = env.from_source(PacedSource(plan.source, plan.gate), name=SOURCE, uid=SOURCE)
     by_key = rows.key_by("key")
     schema = pa.schema([("key", pa.int64()), ("n", pa.int64())])
-    numbered = by_key.process(Numbered(plan.local / "stamps"), schema=schema, name=KEYED, uid=KEYED)
+    numbered = by_key.process(Numbered(plan), schema=schema, name=KEYED, uid=KEYED)
     tables = {
         "rows": rows.to_table(f"{plan.storage}/rows", uid="rows-table"),
         "numbered": numbered.to_table(f"{plan.storage}/numbered", uid="numbered-table"),
@@ -199,7 +212,7 @@ def submit(plan: Plan, runtime: RayRuntime, *, detached: bool) -> RayJob:
     build(env, plan)
     settings = dict(CONFIGURATIONS[plan.configuration])
     if settings.get("local_copies"):
-        settings["local_directory"] = str(plan.local / "copies")
+        settings["local_directory"] = str(plan.copies)
     submission = env.plan(
         plan.name,
         checkpoints=tg.CheckpointConfig(
@@ -225,19 +238,22 @@ def slots() -> SlotPlacement:
 
 
 def stood_still_ms(plan: Plan, since_ns: int, until_ns: int) -> int:
-    """The longest time after a moment in which one of the keyed subtasks took in no row."""
+    """The longest time after a moment in which some keyed subtask took in no row of some part."""
     longest_ns = 0
-    for subtask in range(PARALLELISM):
-        stamps = np.fromfile(plan.local / "stamps" / str(subtask), dtype=np.int64)
+    for file in _files(plan):
+        stamps = np.fromfile(file, dtype=np.int64)
         inside = np.sort(stamps[(stamps > since_ns) & (stamps < until_ns)])
         longest_ns = max(longest_ns, int(np.diff([since_ns, *inside, until_ns]).max()))
     return longest_ns // 1_000_000
 
 
 def rows_came_since(plan: Plan, since_ns: int) -> bool:
-    """Whether every keyed subtask has taken in rows after a moment."""
-    files = [plan.local / "stamps" / str(subtask) for subtask in range(PARALLELISM)]
-    return all(file.exists() and _last(file) > since_ns for file in files)
+    """Whether every keyed subtask has taken in rows of every part after a moment."""
+    return all(file.exists() and _last(file) > since_ns for file in _files(plan))
+
+
+def _files(plan: Plan) -> list[Path]:
+    return [plan.stamps(subtask, part) for subtask in range(PARALLELISM) for part in range(PARTS)]
 
 
 def _last(file: Path) -> int:

@@ -5,6 +5,7 @@ Rules:
 - A fault waits for its event: all tasks run, every keyed subtask has taken in rows and a checkpoint has been completed
   since the fault before it. Then it waits for a part of a checkpoint's time that the seed decides, to strike anywhere
   in one. One that comes *on top* waits for nothing: it strikes while the job recovers.
+- A fault that ends processes is over when the job has noticed (a restart, another coordinator), and goes on as before.
 - Every wait has a limit. What has not happened by then is a hang.
 - A process that the job leaves behind is a problem like a wrong row.
 """
@@ -12,6 +13,7 @@ Rules:
 from __future__ import annotations
 
 import random
+import shutil
 import signal
 import subprocess
 import time
@@ -59,7 +61,6 @@ class Struck:
     victim: str
     at_ns: int
     still_ms: int | None = None
-    restarts: int = 0
 
 
 @dataclass
@@ -137,22 +138,24 @@ class Run:
     def _strike_all(self, faults: list[Fault]) -> None:
         self._steady(0)
         open_faults: list[Struck] = []
+        noticed = 0
         for number, fault in enumerate(faults):
             if not fault.on_top and number > 0:
-                self._settle(open_faults)
+                self._settle(open_faults, noticed)
                 open_faults = []
             if not fault.on_top:
+                noticed = _noticed(self._job.progress())
                 time.sleep(fault.part * self.interval_s)
             open_faults.append(self._strike(fault))
-        self._settle(open_faults)
+        self._settle(open_faults, noticed)
 
-    def _settle(self, faults: list[Struck]) -> None:
+    def _settle(self, faults: list[Struck], noticed: int) -> None:
         """Wait until the job is as if nothing had been, and note how long that took."""
-        began, restarts = time.time_ns(), self._job.progress().restarts
-        self._steady(began)
+        if any(one.fault.kind in _NOTICED for one in faults):
+            self._until("anything that shows the fault", lambda p: _noticed(p) > noticed)
+        self._steady(time.time_ns())
         (first, *more) = faults
         still_ms = stood_still_ms(self.plan, first.at_ns, time.time_ns())
-        first.restarts = self._job.progress().restarts - restarts
         if not more:
             first.still_ms = still_ms
         kinds = " and ".join(f"{one.fault.kind} ({one.victim})" for one in faults)
@@ -208,6 +211,8 @@ class Run:
         taken = self.nodes.take_free_cpus() if crowded else None
         struck.at_ns = time.time_ns()
         self.nodes.kill(node)
+        # Nodes share the disk of this machine: with one of them the local copies of all are lost.
+        shutil.rmtree(self.plan.copies, ignore_errors=True)
         self.nodes.clear_up(node)
         if taken is not None:
             self._until("a word about the room that is missing", lambda p: p.waits_for is not None)
@@ -298,3 +303,8 @@ _STRIKES: dict[str, Callable[[Run, Struck], None]] = {
     "S3 silent for 30 s": Run._s3_silent,
 }
 KINDS = tuple(_STRIKES)
+_NOTICED = tuple(kind for kind in KINDS if kind.startswith(("task", "coordinator", "node")))
+
+
+def _noticed(progress: tg.JobProgress) -> int:
+    return progress.restarts + progress.coordinator_losses
