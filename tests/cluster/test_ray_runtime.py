@@ -26,7 +26,7 @@ from tidegate.storage.files.file_system_store import open_store
 
 WAIT_S = 240.0
 EMPTY = progress_of(CoordinatorState(), {})
-KILLS = 3
+KILLS = 2
 AT_ONCE = RestartStrategy.fixed_delay(attempts=3, delay=0)
 
 
@@ -116,7 +116,7 @@ def test_tasks_go_on_when_their_coordinator_is_killed(runtime: RayRuntime, tmp_p
     No restart is allowed, so nothing may count as a failure. No checkpoint number is used twice.
     """
     gate = tmp_path / "gate"
-    keyed = keyed_job(tmp_path, gate, name="headless", restart=RestartStrategy.none())
+    keyed = keyed_job(tmp_path, gate, name="headless", restart=RestartStrategy.none(), parallelism=1)
     job = runtime.submit(keyed.submission)
     seen = until("a checkpoint", job.progress, running_with_a_checkpoint)
     tasks, coordinators = job.tasks(), set()
@@ -149,7 +149,7 @@ def test_tasks_go_on_when_their_coordinator_is_killed(runtime: RayRuntime, tmp_p
 def test_a_task_that_dies_with_its_coordinator_is_replaced(runtime: RayRuntime, tmp_path: Path) -> None:
     """The successor finds that its process is gone: a failure like any other, and the strategy is asked."""
     gate = tmp_path / "gate"
-    keyed = keyed_job(tmp_path, gate, name="both", restart=AT_ONCE)
+    keyed = keyed_job(tmp_path, gate, name="both", restart=AT_ONCE, parallelism=1)
     job = runtime.submit(keyed.submission)
     until("a checkpoint", job.progress, running_with_a_checkpoint)
     for process in (job.coordinator(), job.tasks()[-1]):

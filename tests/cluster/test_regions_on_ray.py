@@ -16,7 +16,7 @@ from tidegate.actors.runtimes.running_job import TaskProcessInfo
 from tidegate.actors.sources.memory_source import MemorySource
 from tidegate.spark_bridge import RayDPSession
 
-DEATHS = 3
+DEATHS = 2
 TASKS = 4
 """A source and a sink in each pipeline."""
 WAIT_S = 240
