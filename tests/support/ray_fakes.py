@@ -33,12 +33,12 @@ from tidegate.actors.task.channels.output_gate import BufferLimits
 from tidegate.actors.task.messages import events as ev
 from tidegate.actors.task.pipeline.source_cursor import SplitPosition
 from tidegate.storage.files.file_system_store import open_store
-from tidegate.storage.ids import AttemptNumber, CheckpointId, JobId, OperatorUid, SubtaskIndex, VertexId
+from tidegate.storage.ids import AttemptNumber, CheckpointId, Generation, JobId, OperatorUid, SubtaskIndex, VertexId
 
 Function = Callable[[pa.RecordBatch], pa.RecordBatch]
 
 TIMEOUT_S = 120.0
-FIRST = AttemptNumber(0)
+FIRST, LAST_ATTEMPT, LAST_GENERATION = AttemptNumber(0), AttemptNumber(1_000), Generation(1_000)
 CHECKPOINT = CheckpointId(1)
 SOURCE, SINK = (TaskId(VertexId(name), SubtaskIndex(0)) for name in ("source", "sink"))
 ROWS = pa.record_batch({"k": pa.array(range(1_000), pa.int64())})
@@ -173,7 +173,7 @@ def task_processes(
     """Makes processes of tasks of source -> sink(function) whose calls are given up at once when they are lost."""
     for module in (ray_calls, deliveries):
         monkeypatch.setattr(module, "LOST_CALL_GRACE_MS", 0)
-    for costly in ("warm_up", "close_sockets_in_children"):
+    for costly in ("warm_up", "keep_what_is_loaded", "close_sockets_in_children"):
         monkeypatch.setattr(ray_task, costly, lambda: None)
     monkeypatch.setattr(ray_task.TaskProcess, "info", lambda self: ProcessInfo(1, "node"))
     source, graph = source_to_sink(function)
@@ -189,5 +189,7 @@ def task_processes(
 
     yield make
     for one in made:
-        one.actor.drop(FIRST)
+        # A task that went on would count its rows while another test has broken that, and end this whole process.
+        one.actor.drop(LAST_ATTEMPT, LAST_GENERATION)
+        assert one.actor._running is None
     root.delete_tree("")
