@@ -8,6 +8,8 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
+from broken_failover import Both
+
 from tidegate.actors.coordinator import adoption
 from tidegate.actors.coordinator.adoption import Adoption
 from tidegate.actors.coordinator.checkpoints import checkpoint_keeper
@@ -63,21 +65,6 @@ def _does_not_ask(self: Adoption, event: ev.TaskAnswered) -> None:
     _answered(self, replace(event, started=True))
 
 
-class _All:
-    """Several patches at once."""
-
-    def __init__(self, *patches: Any) -> None:
-        self._patches = patches
-
-    def __enter__(self) -> None:
-        for one in self._patches:
-            one.start()
-
-    def __exit__(self, *_: object) -> None:
-        for one in self._patches:
-            one.stop()
-
-
 def _unchecked() -> tuple[Any, ...]:
     """No machine looks before it triggers or adopts: the oracle has to."""
     return (
@@ -90,14 +77,14 @@ TAKEOVER_PATCHES: dict[str, tuple[int, Patch]] = {
     "takeover: tasks that run start anew": (7, lambda: patch.object(Adoption, "_lost", _all)),
     "takeover: tasks obey the coordinator before": (8, lambda: patch.object(fence, "may_obey", lambda *_: True)),
     "takeover: a checkpoint begins before all have answered": (
-        8, lambda: _All(patch.object(checkpoint_keeper, "may_trigger", lambda *_: True), *_unchecked())
+        8, lambda: Both(patch.object(checkpoint_keeper, "may_trigger", lambda *_: True), *_unchecked())
     ),
     "takeover: who does not answer is waited for": (7, lambda: patch.object(relevance, "_has_passed", _never_due)),
     "takeover: what a task had told is not told again": (7, lambda: patch.object(task_machine, "answer_to", _unheard)),
     "takeover: a start that got lost is not repeated": (7, lambda: patch.object(Adoption, "answered", _does_not_ask)),
     "takeover: what was open goes on": (4, lambda: patch.object(Abandoner, "give_up_open", _keeps_open)),
     "takeover: a number is given away twice": (
-        4, lambda: _All(patch.object(Adoption, "take_over", _reuses), *_unchecked())
+        4, lambda: Both(patch.object(Adoption, "take_over", _reuses), *_unchecked())
     ),
 }  # fmt: skip
 """Each rule with the invariant that it belongs to."""

@@ -46,7 +46,7 @@ class SpooledTables:
         return self.head.layer
 
     def take(self) -> Iterator[StateTable]:
-        """Each table in its order, mapped from the file, which is gone afterwards. StorageError."""
+        """Each table in its order, read from the file, which is gone afterwards. StorageError."""
         head = self.head
         with _used(self.path):
             # Not mapped: the pages of a mapped file count as the memory of the process until it is closed.

@@ -2,7 +2,8 @@
 
 Rules:
 
-- Its coordinator is a detached actor, which Ray restarts wherever it can. Its tasks belong to the coordinator.
+- Its coordinator is a detached actor, which Ray restarts wherever it can. Its tasks are detached, too: they outlive the
+  coordinator's process, and end by themselves when that is gone for good (`process/lifeline.py`).
 - Its program is held by small detached actors (`held_program.py`): what a driver has put into Ray's memory goes with
   the driver. A coordinator that is restarted reads it there.
 - Its slots are its own: those of a session go with the session, as do the Spark executors beside them.
@@ -26,8 +27,9 @@ from tidegate.actors.coordinator.job.job_spec import JobSpec
 from tidegate.actors.hosts.job_context import JobContext
 from tidegate.actors.runtimes.ray.coordinator_actor import CoordinatorProcess
 from tidegate.actors.runtimes.ray.fleet import FleetOptions, SlotPlacement
-from tidegate.actors.runtimes.ray.held_program import ProgramKeeper, find_actor, holders_of, read_program
+from tidegate.actors.runtimes.ray.held_program import ProgramKeeper, holders_of, read_program
 from tidegate.actors.runtimes.ray.memory_store import SCHEME
+from tidegate.actors.runtimes.ray.named_actors import find_actor
 from tidegate.actors.runtimes.ray.process.calls import CONCURRENCY_GROUPS, NAMESPACE
 from tidegate.actors.runtimes.ray.process.orders import Handle
 from tidegate.actors.runtimes.ray.token_check import is_on_spark

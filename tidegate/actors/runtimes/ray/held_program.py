@@ -23,6 +23,7 @@ from ray.exceptions import ActorAlreadyExistsError, ActorDiedError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from tidegate.actors.protocol.failure_reasons import error_text
+from tidegate.actors.runtimes.ray.named_actors import find_actor
 from tidegate.actors.runtimes.ray.process.orders import Handle
 from tidegate.storage.errors import JobFailedError
 from tidegate.storage.ids import JobId
@@ -133,12 +134,13 @@ class ProgramKeeper:
                 log.info("the copies of the program could not be looked after: %s", error_text(error))
 
     def _place(self, name: str) -> str | None:
-        try:
-            held: Handle = ray.get_actor(name, namespace=self._namespace)
-            found: Any = ray.get(held.node.remote(), timeout=ASK_TIMEOUT_S)
-        except (ValueError, ActorDiedError):
+        held = find_actor(name, self._namespace)
+        if held is None:
             return None
-        return str(found)
+        try:
+            return str(ray.get(held.node.remote(), timeout=ASK_TIMEOUT_S))
+        except ActorDiedError:
+            return None
 
     def _make(self, name: str, node: str | None) -> Handle:
         where = {} if node is None else {"scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=True)}
@@ -168,11 +170,3 @@ def read_program(job_id: JobId, namespace: str) -> bytes:
         if time.monotonic() > deadline:
             raise JobFailedError(f"those that hold the program of {job_id} have not answered for {MAKE_TIMEOUT_S:g} s")
         threading.Event().wait(READ_RETRY_S)
-
-
-def find_actor(name: str, namespace: str) -> Handle | None:
-    """The actor of this name, None if there is none."""
-    try:
-        return ray.get_actor(name, namespace=namespace)
-    except ValueError:
-        return None

@@ -20,6 +20,7 @@ import ray
 from ray.exceptions import RayError
 
 from tidegate.actors.protocol.identity import TaskId
+from tidegate.actors.runtimes.ray.named_actors import find_actor
 from tidegate.actors.runtimes.ray.process.orders import Handle, Held
 from tidegate.storage.ids import JobId
 
@@ -48,11 +49,9 @@ def find_processes(
     handles: dict[str, Handle] = {}
     for actor in ray.util.list_named_actors(all_namespaces=True):
         name = actor["name"]
-        if actor["namespace"] == namespace and name.startswith(f"{prefix}/") and _NUMBERED.search(name):
-            try:
-                handles[name] = ray.get_actor(name, namespace=namespace)
-            except ValueError:
-                continue  # It has gone meanwhile.
+        ours = actor["namespace"] == namespace and name.startswith(f"{prefix}/") and _NUMBERED.search(name)
+        if ours and (handle := find_actor(name, namespace)) is not None:  # None: it has gone meanwhile
+            handles[name] = handle
     asked = {handle.held.remote(): name for name, handle in handles.items()}
     missing, found = set(running), []
     deadline = time.monotonic() + timeout_s

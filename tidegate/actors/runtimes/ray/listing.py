@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import ray
 from ray.exceptions import ActorDiedError, RayError
 
+from tidegate.actors.runtimes.ray.named_actors import find_actor
 from tidegate.actors.runtimes.ray.process.calls import NAMESPACE
 from tidegate.actors.runtimes.ray.process.orders import Handle
 from tidegate.actors.runtimes.running_job import JobCard, JobOverview, not_there
@@ -33,11 +34,9 @@ def jobs_on_ray(namespace: str = NAMESPACE, timeout_s: float = ANSWER_TIMEOUT_S)
     """All jobs, by name. Those whose coordinator does not answer in time are among them."""
     handles: dict[str, Handle] = {}
     for actor in ray.util.list_named_actors(all_namespaces=True):
-        if actor["namespace"] == namespace and actor["name"].endswith(_SUFFIX):
-            try:
-                handles[actor["name"].removesuffix(_SUFFIX)] = ray.get_actor(actor["name"], namespace=namespace)
-            except ValueError:
-                continue  # It has gone meanwhile.
+        ours = actor["namespace"] == namespace and actor["name"].endswith(_SUFFIX)
+        if ours and (handle := find_actor(actor["name"], namespace)) is not None:  # None: it has gone meanwhile
+            handles[actor["name"].removesuffix(_SUFFIX)] = handle
     overviews = _overviews(handles, timeout_s)
     return [Listed(name, handles[name], overviews[name]) for name in sorted(overviews)]
 
