@@ -28,7 +28,7 @@ def rocks_backend(
     folder: str | None = None,
     kind: type[RocksBackend] = RocksBackend,
 ) -> RocksBackend:
-    """A backend in `folder`, or in a new one that is deleted when the backend is."""
+    """A backend in `folder`, or in a new one that is deleted when its database is."""
     parent = None
     if folder is None:
         parent = tempfile.mkdtemp(prefix="tidegate-test-")
@@ -37,5 +37,6 @@ def rocks_backend(
     place = BackendPlace(OperatorUid("op"), key_names, max_parallelism, groups)
     backend = kind(place, folder, MEMORY_BYTES)
     if parent is not None:
-        weakref.finalize(backend, shutil.rmtree, parent, ignore_errors=True)
+        # Not with the backend: a database that ends without its folder waits a second for it.
+        weakref.finalize(backend._session.owned_folder, shutil.rmtree, parent, ignore_errors=True)
     return backend

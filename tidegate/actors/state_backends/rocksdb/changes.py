@@ -169,17 +169,17 @@ class FrozenChanges:
                 for kind in kinds
             ]
         sets = [keys for c in collections for keys in ((c.removed,) if removed else (c.changed, c.removed))]
-        self._held: tuple[rocksdict.RdictIter, _Marks, list[set[bytes]], OwnedFolder] | None = (
+        self._held: tuple[OwnedFolder, rocksdict.RdictIter, _Marks, list[set[bytes]]] | None = (
+            session.owned_folder,
             rows,
             marks,
             sets,
-            session.owned_folder,
         )
 
     def chunks(self) -> Iterator[StateChunk]:
         """The rows, sorted by key group. Raises StorageError, CorruptionError."""
         assert self._held is not None, "the rows of a snapshot are read once"
-        (rows, marks, sets, folder), self._held = self._held, None
+        (folder, rows, marks, sets), self._held = self._held, None
         parts: list[Iterable[bytes]] = [_marked(cursor, prefix, folder.path) for cursor, prefix in marks]
         keys = _distinct(heapq.merge(sorted(set().union(*sets)), *parts))
         yield from scan_keys(rows, self._description, self._source, keys, folder.path, missing=self.removed)

@@ -42,7 +42,11 @@ _POLLS_MAX = 20_000
 
 
 class OwnedFolder:
-    """A folder that is deleted as soon as nobody holds this object: the database, or a snapshot that is still read."""
+    """A folder that is deleted as soon as nobody holds this object: the database, or a snapshot that is still read.
+
+    Whoever holds it beside a database or a cursor lets go of it last: a database that ends without its folder waits a
+    second for it. (A tuple lets go of its last item first.)
+    """
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -81,9 +85,11 @@ class RocksSession:
         self._next_number = 1 + max((state.number for state in self._states.values()), default=0)
         self._lineage = uuid.uuid4().hex if self.stored is None else self.stored.lineage
         self._frozen = 0
-        self.owned_folder: OwnedFolder | None = OwnedFolder(folder)
-        """None once it is closed."""
+        owned_folder = OwnedFolder(folder)
+        # Attributes are let go of in this order: the folder last.
         self.database: rocksdict.Rdict = open_database(folder, memory_bytes)
+        self.owned_folder: OwnedFolder | None = owned_folder
+        """None once it is closed."""
 
     @property
     def has_keys(self) -> bool:

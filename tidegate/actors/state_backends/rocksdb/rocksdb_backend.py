@@ -48,7 +48,7 @@ class FrozenRows:
     ) -> None:
         assert session.owned_folder is not None, "a snapshot of a closed backend"
         self.state = source.name
-        self._held: tuple[rocksdict.RdictIter, OwnedFolder] | None = (cursor, session.owned_folder)
+        self._held: tuple[OwnedFolder, rocksdict.RdictIter] | None = (session.owned_folder, cursor)
         self._description = description
         self._source = source
         self._key_groups = session.key_groups
@@ -56,7 +56,7 @@ class FrozenRows:
     def chunks(self) -> Iterator[StateChunk]:
         """The rows, sorted by key group. Raises StorageError, CorruptionError."""
         assert self._held is not None, "the rows of a snapshot are read once"
-        (cursor, folder), self._held = self._held, None
+        (folder, cursor), self._held = self._held, None
         yield from scan_state(cursor, self._description, self._source, self._key_groups, folder.path)
 
 
