@@ -5,23 +5,20 @@ from __future__ import annotations
 import os
 import uuid
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from tidegate.actors.graph.job_graph import MAX_PARALLELISM_LIMIT
-from tidegate.actors.graph.stream_graph import StreamNode, translate
+from tidegate.actors.graph.stream_graph import translate
 from tidegate.actors.hosts.job_context import DataPlaneOptions
 from tidegate.actors.runtimes.local.local_runtime import LocalRuntime
 from tidegate.actors.runtimes.running_job import Runtime, Submission
 from tidegate.actors.sources.master_hooks import MasterHook
-from tidegate.actors.sources.memory_source import InMemory, MemorySource
-from tidegate.actors.sources.source import Source
 from tidegate.api.config.checkpoint_config import CheckpointConfig
 from tidegate.api.config.config_file import load_config
 from tidegate.api.given_names import pointer
 from tidegate.api.program import Program
-from tidegate.api.stream import Stream, timed
+from tidegate.api.stream_sources import StreamSources
 from tidegate.api.submission.job import Job
 from tidegate.api.submission.job_names import name_taken
 from tidegate.api.submission.local_folders import default_storage
@@ -32,16 +29,13 @@ from tidegate.storage.files.create_check import check_conditional_create
 from tidegate.storage.files.store import OpenStore
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
     from tidegate.actors.runtimes.ray.connection import Connection
     from tidegate.spark_bridge import RayDPSession
 
-MEMORY_SPLITS = 16
-"""Parts of a stream over data in memory; not the parallelism, which may change when a job is restored."""
 
-
-class StreamEnvironment:
+class StreamEnvironment(StreamSources):
     """Makes streams and runs them. Use it as a context manager; make one with `local` or `raydp`."""
 
     def __init__(
@@ -58,7 +52,7 @@ class StreamEnvironment:
     ) -> None:
         if parallelism < 1:
             raise ConfigurationError(f"parallelism={parallelism}: at least 1 is needed")
-        self._program = Program(parallelism, open_store if open_store is not None else runtime.open_store)
+        super().__init__(Program(parallelism, open_store if open_store is not None else runtime.open_store))
         self.max_parallelism = max_parallelism
         self._runtime = runtime
         self._checkpoints = checkpoints if checkpoints is not None else CheckpointConfig()
@@ -203,65 +197,6 @@ class StreamEnvironment:
     def dashboard_url(self) -> str | None:
         """Where Ray's dashboard is. None without one, and where this environment has not initialised Ray."""
         return None if self._session is None else self._session.dashboard_url
-
-    # --- sources --------------------------------------------------------------------------------------------------
-
-    def from_batches(
-        self,
-        data: InMemory,
-        *,
-        splits: int | None = None,
-        timestamp: str | None = None,
-        max_out_of_orderness: str | timedelta | int = 0,
-        name: str = "from_batches",
-        uid: str | None = None,
-        parallelism: int | None = None,
-    ) -> Stream:
-        """A stream over data in memory: Arrow, or a polars frame. The data travels with the job: keep it small.
-
-        It is read in `splits` parts, dealt out to the subtasks. A restored job needs the same data and splits. With
-        `timestamp`, event time is that of this column, as with `Stream.assign_timestamps`.
-        """
-        source = MemorySource.of(data, splits if splits is not None else MEMORY_SPLITS)
-        stream = self.from_source(source, name=name, uid=uid, parallelism=parallelism)
-        return timed(stream, timestamp, max_out_of_orderness, uid)
-
-    def from_dataframe(
-        self,
-        df: DataFrame,
-        *,
-        timestamp: str | None = None,
-        max_out_of_orderness: str | timedelta | int = 0,
-        name: str = "from_dataframe",
-        uid: str | None = None,
-        parallelism: int | None = None,
-    ) -> Stream:
-        """A stream over a bounded Spark DataFrame.
-
-        Spark writes the rows down once, distributed, when the job is executed; the job reads that copy, so that what
-        is replayed after a failure is exactly what was read before it. With `timestamp`, event time is that of this
-        column, as with `Stream.assign_timestamps`.
-        """
-        from tidegate.spark_bridge import DataFrameSource
-
-        stream = self.from_source(DataFrameSource(df), name=name, uid=uid, parallelism=parallelism)
-        return timed(stream, timestamp, max_out_of_orderness, uid)
-
-    def from_source(
-        self, source: Source, *, name: str = "source", uid: str | None = None, parallelism: int | None = None
-    ) -> Stream:
-        """A stream over a source of your own (see `tg.Source`)."""
-        if self._program.given_up:
-            self._program.clear()
-        node = StreamNode(
-            uid=self._program.new_uid(name, uid),
-            name=name,
-            parallelism=parallelism if parallelism is not None else self.parallelism,
-            schema=source.schema,
-            source=source,
-        )
-        self._program.add_node(node)
-        return Stream(self._program, ((node, None),))
 
     # --- execution ------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,85 @@
+"""`StreamSources`: what an environment begins streams with: data in memory, DataFrames, and sources of your own.
+
+`StreamEnvironment` adds what becomes of the streams.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from tidegate.actors.graph.stream_graph import StreamNode
+from tidegate.actors.sources.memory_source import InMemory, MemorySource
+from tidegate.actors.sources.source import Source
+from tidegate.api.program import Program
+from tidegate.api.stream import Stream, timed
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+MEMORY_SPLITS = 16
+"""Parts of a stream over data in memory; not the parallelism, which may change when a job is restored."""
+
+
+class StreamSources:
+    """Begins streams of one program."""
+
+    def __init__(self, program: Program) -> None:
+        self._program = program
+
+    def from_batches(
+        self,
+        data: InMemory,
+        *,
+        splits: int | None = None,
+        timestamp: str | None = None,
+        max_out_of_orderness: str | timedelta | int = 0,
+        name: str = "from_batches",
+        uid: str | None = None,
+        parallelism: int | None = None,
+    ) -> Stream:
+        """A stream over data in memory: Arrow, or a polars frame. The data travels with the job: keep it small.
+
+        It is read in `splits` parts, dealt out to the subtasks. A restored job needs the same data and splits. With
+        `timestamp`, event time is that of this column, as with `Stream.assign_timestamps`.
+        """
+        source = MemorySource.of(data, splits if splits is not None else MEMORY_SPLITS)
+        stream = self.from_source(source, name=name, uid=uid, parallelism=parallelism)
+        return timed(stream, timestamp, max_out_of_orderness, uid)
+
+    def from_dataframe(
+        self,
+        df: DataFrame,
+        *,
+        timestamp: str | None = None,
+        max_out_of_orderness: str | timedelta | int = 0,
+        name: str = "from_dataframe",
+        uid: str | None = None,
+        parallelism: int | None = None,
+    ) -> Stream:
+        """A stream over a bounded Spark DataFrame.
+
+        Spark writes the rows down once, distributed, when the job is executed; the job reads that copy, so that what
+        is replayed after a failure is exactly what was read before it. With `timestamp`, event time is that of this
+        column, as with `Stream.assign_timestamps`.
+        """
+        from tidegate.spark_bridge import DataFrameSource
+
+        stream = self.from_source(DataFrameSource(df), name=name, uid=uid, parallelism=parallelism)
+        return timed(stream, timestamp, max_out_of_orderness, uid)
+
+    def from_source(
+        self, source: Source, *, name: str = "source", uid: str | None = None, parallelism: int | None = None
+    ) -> Stream:
+        """A stream over a source of your own (see `tg.Source`)."""
+        if self._program.given_up:
+            self._program.clear()
+        node = StreamNode(
+            uid=self._program.new_uid(name, uid),
+            name=name,
+            parallelism=parallelism if parallelism is not None else self._program.parallelism,
+            schema=source.schema,
+            source=source,
+        )
+        self._program.add_node(node)
+        return Stream(self._program, ((node, None),))
