@@ -37,6 +37,8 @@ KEYS: dict[str, tuple[str, ...]] = {
     "heartbeat_timeout": ("heartbeat.timeout",),
     "call_timeout": ("task.call-timeout",),
     "adoption_timeout": ("jobmanager.adoption-timeout",),
+    "standbys": ("slotmanager.redundant-taskmanager-num",),
+    "slot_request_timeout": ("slot.request.timeout",),
 }
 
 GIVEN: dict[str, tuple[object, object]] = {
@@ -74,6 +76,8 @@ GIVEN: dict[str, tuple[object, object]] = {
     "heartbeat_timeout": ("20s", 20_000),
     "call_timeout": ("1h", 3_600_000),
     "adoption_timeout": ("20s", 20_000),
+    "standbys": ("AUTO", "auto"),
+    "slot_request_timeout": ("1h", 3_600_000),
 }
 """Name to a value as people write it, and the value that is kept."""
 

@@ -51,6 +51,8 @@ def test_defaults() -> None:
         "heartbeat_timeout": 50_000,
         "call_timeout": None,
         "adoption_timeout": 60_000,
+        "standbys": None,
+        "slot_request_timeout": 300_000,
     }
 
 
@@ -141,6 +143,11 @@ def test_min_pause_may_exceed_interval() -> None:
         ("heartbeat_interval", "99ms"),
         ("heartbeat_timeout", "soon"),
         ("call_timeout", "1ms"),
+        ("standbys", -1),
+        ("standbys", True),
+        ("standbys", "many"),
+        ("standbys", 1_001),
+        ("slot_request_timeout", "9ms"),
     ],
 )
 def test_wrong_value_is_refused_by_every_name(name: str, value: object) -> None:

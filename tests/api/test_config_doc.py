@@ -36,7 +36,7 @@ def test_document_names_no_other_key() -> None:
     """A key that is mentioned anywhere in the document is one that can be given."""
     known = {key for keys in KEYS.values() for key in keys}
     text = re.sub(r"\]\([^)]*\)", "]", DOCUMENT)  # the target of a link is no key
-    roots = "execution|jobmanager|state|taskmanager|web|high-availability|heartbeat|task"
+    roots = "execution|jobmanager|state|taskmanager|web|high-availability|heartbeat|task|slotmanager|slot"
     mentioned = set(re.findall(rf"\b(?:{roots})(?:\.[a-z][\w-]*)+", text))
     assert known == mentioned
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 
 import pyarrow as pa
 import pytest
@@ -12,6 +13,7 @@ from local_jobs import local
 
 import tidegate as tg
 from tidegate.actors.coordinator.job.job_spec import CheckpointSettings, JobSpec, Retention
+from tidegate.actors.hosts.process_settings import ProcessSettings
 from tidegate.actors.runtimes.running_job import Submission
 
 DATA = pa.table({"k": [1, 2]})
@@ -74,6 +76,25 @@ def test_the_lease_reaches_the_job(tmp_path: Path) -> None:
     """Whoever drives the job renews it."""
     checkpoints = tg.CheckpointConfig(storage=str(tmp_path / "checkpoints"), lease="5s")
     assert planned(local(), checkpoints).context.lease_ms == 5_000
+
+
+def test_processes_beside_the_tasks_reach_the_runtime(tmp_path: Path) -> None:
+    """A job that says nothing leaves spare processes to its environment."""
+    storage = str(tmp_path / "checkpoints")
+    assert planned(local(), tg.CheckpointConfig(storage=storage)).context.processes == ProcessSettings(None, 300_000)
+    checkpoints = tg.CheckpointConfig(storage=storage, standbys=3, slot_request_timeout="1min")
+    assert planned(local(), checkpoints).context.processes == ProcessSettings(3, 60_000)
+
+
+@pytest.mark.parametrize(("given", "complaint"), [(3, "one setting; give it once"), ("few", "one setting")])
+def test_spare_processes_are_said_once(given: Any, complaint: str) -> None:
+    """Nobody has to know which of two numbers counts; it is refused before Ray is started."""
+    config = {KEYS["standbys"][0]: 2}
+    for make in (tg.StreamEnvironment.raydp, tg.StreamEnvironment.ray):
+        with pytest.raises(tg.ConfigurationError, match=complaint):
+            make(standbys=given, config=config)
+        with pytest.raises(tg.ConfigurationError, match="standbys: 'few' is no number of spare processes"):
+            make(standbys=cast(Any, "few"))
 
 
 @pytest.mark.parametrize(

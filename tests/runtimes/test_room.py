@@ -11,7 +11,9 @@ from waiting import until
 
 from tidegate.actors.runtimes.ray import room as room_module
 from tidegate.actors.runtimes.ray.process.mailbox import Mailbox
-from tidegate.actors.runtimes.ray.room import LOOK_EVERY_MS, WAIT_MS_MAX, Room, what_is_missing
+from tidegate.actors.runtimes.ray.room import LOOK_EVERY_MS, Room, what_is_missing
+
+WAIT_MS_MAX = 60_000
 
 
 def group(*nodes: str, state: str = "RESCHEDULING", cpus: float = 1.0) -> dict[str, Any]:
@@ -54,7 +56,9 @@ class Waiting:
         self.gave_up: list[str] = []
         self.looks = 0
         monkeypatch.setattr(room_module, "monotonic_ms", lambda: self.now_ms)
-        self.room = Room(cast(Mailbox, self.mailbox), self._look, lambda: self.starting, self.gave_up.append)
+        self.room = Room(
+            cast(Mailbox, self.mailbox), self._look, lambda: self.starting, self.gave_up.append, WAIT_MS_MAX
+        )
 
     def _look(self) -> str | None:
         self.looks += 1
@@ -96,7 +100,7 @@ def test_a_wait_that_is_too_long_fails_and_begins_anew(waiting: Waiting) -> None
     assert waiting.gave_up == []
     waiting.look()
     (text,) = waiting.gave_up
-    assert text.startswith("the cluster had no room for its process for 300 s: a slot. Add nodes")
+    assert text.startswith("the cluster had no room for its process for 60 s: a slot. Add nodes")
     waiting.look()
     assert len(waiting.gave_up) == 1
 

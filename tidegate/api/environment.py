@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any, Self
 from tidegate.actors.graph.job_graph import MAX_PARALLELISM_LIMIT
 from tidegate.actors.graph.stream_graph import translate
 from tidegate.actors.hosts.job_context import DataPlaneOptions
+from tidegate.actors.hosts.process_settings import Standbys
 from tidegate.actors.runtimes.local.local_runtime import LocalRuntime
 from tidegate.actors.runtimes.running_job import Runtime, Submission
 from tidegate.actors.sources.master_hooks import MasterHook
 from tidegate.api.config.checkpoint_config import CheckpointConfig
 from tidegate.api.config.config_file import load_config
+from tidegate.api.config.standby_config import standbys_of
 from tidegate.api.given_names import pointer
 from tidegate.api.program import Program
 from tidegate.api.stream_sources import StreamSources
@@ -91,6 +93,7 @@ class StreamEnvironment(StreamSources):
         executor_memory: str | int = "1g",
         slots_per_executor: int = 2,
         *,
+        standbys: Standbys | None = None,
         parallelism: int | None = None,
         max_parallelism: int | None = None,
         app_name: str = "tidegate",
@@ -104,12 +107,15 @@ class StreamEnvironment(StreamSources):
         """Run jobs as Ray actors that live beside Spark executors; `env.spark` is the SparkSession.
 
         Starts Ray on this machine, or joins the cluster at `ray_address`, and Spark on it through RayDP. A slot holds
-        one subtask of each vertex; `parallelism` defaults to the number of executors, and is at most the slots.
+        one subtask of each vertex; `parallelism` defaults to the number of executors, and is at most the slots. Each
+        job keeps `standbys` spare processes, unless its own settings say another number; "auto", the default, is one
+        for each slot that is free, 1 to 4 of them, and at most as many as tasks.
         """
         from tidegate.actors.runtimes.ray.ray_runtime import RayRuntime, SlotPlacement
         from tidegate.spark_bridge import RayDPSession
 
         settings = load_config({} if config is None else config)
+        kept = standbys_of(standbys, settings.checkpoints)
         session = RayDPSession.start(
             app_name,
             executors=executors,
@@ -122,7 +128,7 @@ class StreamEnvironment(StreamSources):
             include_dashboard=include_dashboard,
         )
         bundles = tuple(session.bundle_of_slot(slot) for slot in range(session.slots))
-        runtime = RayRuntime(SlotPlacement(session.placement_group, bundles))
+        runtime = RayRuntime(SlotPlacement(session.placement_group, bundles), standbys=kept)
         return cls(
             runtime,
             executors if parallelism is None else parallelism,
@@ -139,20 +145,27 @@ class StreamEnvironment(StreamSources):
         address: str | None = None,
         parallelism: int = 1,
         *,
+        standbys: Standbys | None = None,
         config: str | os.PathLike[str] | Mapping[str, object] | None = None,
         options: DataPlaneOptions | None = None,
     ) -> Self:
         """Run jobs without Spark, or attach to some, on the Ray cluster at "host:port"; tasks reserve nothing.
 
-        Without `address` it is that of RAY_ADDRESS, or the one cluster of this user. Raises ConfigurationError."""
+        Without `address` it is that of RAY_ADDRESS, or the one cluster of this user. `standbys` as with `raydp`; "auto"
+        is 1 here. Raises ConfigurationError."""
         from tidegate.actors.runtimes.ray.connection import connect
 
+        settings = load_config({} if config is None else config)
+        kept = standbys_of(standbys, settings.checkpoints)
         connection = connect(address)
         from tidegate.actors.runtimes.ray.ray_runtime import RayRuntime
 
-        settings = load_config({} if config is None else config)
         env = cls(
-            RayRuntime(), parallelism, checkpoints=settings.checkpoints, restart=settings.restart, options=options
+            RayRuntime(standbys=kept),
+            parallelism,
+            checkpoints=settings.checkpoints,
+            restart=settings.restart,
+            options=options,
         )
         env._connection = connection
         return env

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from tidegate.actors.coordinator.job.outages import STORAGE_OUTAGE_MS
 from tidegate.actors.graph.job_graph import JobGraph
 from tidegate.actors.hosts.heartbeat_settings import HeartbeatSettings
+from tidegate.actors.hosts.process_settings import ProcessSettings
 from tidegate.actors.hosts.work_folders import work_folder
 from tidegate.actors.protocol.identity import TaskId
 from tidegate.actors.sources.master_hooks import MasterHook
@@ -54,6 +55,8 @@ class JobContext:
     """For how long the tasks wait for storage that does not answer."""
     heartbeats: HeartbeatSettings = field(default_factory=HeartbeatSettings)
     """When a process of a task counts as hung, in a runtime that has processes."""
+    processes: ProcessSettings = field(default_factory=ProcessSettings)
+    """Likewise which ones it keeps beside those of its tasks."""
 
     @property
     def layout(self) -> CheckpointLayout:

@@ -87,6 +87,10 @@ class JobProgress:
     """How often the tasks that ran have gone on under the new one."""
     waits_for: str | None = None
     """What the cluster lacks that the job needs, such as room for its processes after the loss of a node."""
+    standbys_ready: int = 0
+    """Spare processes that have started, and take over at once."""
+    standbys_starting: int = 0
+    """Spare processes that have not started yet."""
 
 
 def progress_of(state: CoordinatorState, rows_in: dict[str, int]) -> JobProgress:

@@ -23,6 +23,7 @@ from pydantic import (
 from tidegate.actors.coordinator.job.job_spec import ADOPTION_TIMEOUT_MS
 from tidegate.actors.coordinator.job.outages import STORAGE_OUTAGE_MS
 from tidegate.actors.hosts.heartbeat_settings import INTERVAL_MS, TIMEOUT_MS
+from tidegate.actors.hosts.process_settings import SLOT_REQUEST_TIMEOUT_MS
 from tidegate.actors.state_backends.common.options import MEMORY_BYTES, UNDO_BYTES
 from tidegate.actors.task.channels.output_gate import DEBLOAT_TARGET_MS
 from tidegate.api.config import setting_values as of
@@ -183,6 +184,16 @@ class CheckpointConfig(BaseModel):
         default=ADOPTION_TIMEOUT_MS, alias=KEYS["adoption_timeout"][0]
     )
     """Milliseconds in which tasks have to answer the successor of a lost coordinator. None: all of them start anew."""
+
+    standbys: Annotated[int | Literal["auto"] | None, BeforeValidator(of.standbys)] = Field(
+        default=None, alias=KEYS["standbys"][0]
+    )
+    """Spare processes of the job; `"auto"`: as many as there is room for. None: as the environment says."""
+
+    slot_request_timeout: Annotated[int, BeforeValidator(of.timeout)] = Field(
+        default=SLOT_REQUEST_TIMEOUT_MS, alias=KEYS["slot_request_timeout"][0]
+    )
+    """Milliseconds that an attempt waits for room in the cluster, then it has failed; at least 10."""
 
     @model_validator(mode="wrap")
     @classmethod

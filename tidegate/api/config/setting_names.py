@@ -44,6 +44,8 @@ KEYS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "heartbeat_timeout": ("heartbeat.timeout",),
         "call_timeout": ("task.call-timeout",),
         "adoption_timeout": ("jobmanager.adoption-timeout",),
+        "standbys": ("slotmanager.redundant-taskmanager-num",),
+        "slot_request_timeout": ("slot.request.timeout",),
     }
 )
 """Keys of each setting. Where there are two, the second is the one that Flink 2 documents; the older one holds too."""

@@ -8,6 +8,7 @@ from datetime import timedelta
 
 from pydantic import ValidationInfo
 
+from tidegate.actors.hosts.process_settings import Standbys
 from tidegate.api.config.setting_names import titled
 from tidegate.api.given_names import location
 from tidegate.storage.errors import ConfigurationError
@@ -19,6 +20,7 @@ INTERVAL_MS_MIN = 10
 LEASE_MS_MIN = 1_000
 HEARTBEAT_MS_MIN = 100
 DEBLOAT_TARGET_MS_MIN = 10
+STANDBYS_MAX = 1_000
 
 _BACKENDS = {"columnar": "columnar", "hashmap": "columnar", "rocksdb": "rocksdb"}
 
@@ -103,6 +105,23 @@ def at_least_one(value: object, info: ValidationInfo) -> int:
 def checkpoint_id(value: object, info: ValidationInfo) -> int | None:
     """The number of a checkpoint, or None."""
     return None if value is None else whole(value, info, "number of a checkpoint (the N of chk-N)", at_least=1)
+
+
+def standbys(value: object, info: ValidationInfo) -> Standbys | None:
+    """A number of spare processes, "auto", or None."""
+    return None if value is None else spare_processes(value, label(info))
+
+
+def spare_processes(value: object, setting: str) -> Standbys:
+    """A number of spare processes, or "auto"."""
+    if lowered(value) == "auto":
+        return "auto"
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= STANDBYS_MAX:
+        raise ConfigurationError(
+            f"{setting}: {value!r} is no number of spare processes; give a whole number from 0 to {STANDBYS_MAX}, or "
+            "'auto'"
+        )
+    return value
 
 
 def place(value: object, info: ValidationInfo) -> str | None:

@@ -22,6 +22,7 @@ from tidegate.actors.graph.job_graph import JobGraph, JobVertex, OperatorSpec
 from tidegate.actors.graph.source_checks import splits_of
 from tidegate.actors.hosts.clock import now_ms
 from tidegate.actors.hosts.job_context import DataPlaneOptions, JobContext
+from tidegate.actors.hosts.process_settings import ProcessSettings
 from tidegate.actors.operators.batches.table_sink import TableSink
 from tidegate.actors.protocol.identity import TaskId
 from tidegate.actors.protocol.partitioning import PartitioningKind
@@ -164,6 +165,7 @@ def prepare(request: JobRequest, open_store: OpenStore) -> Submission:
         request.checkpoints.lease,
         request.checkpoints.storage_outage,
         heartbeats_of(request.checkpoints),
+        ProcessSettings(request.checkpoints.standbys, request.checkpoints.slot_request_timeout),
     )
     spec = _spec(request, graph, restore)
     return Submission(spec, context, request.checkpoints.savepoints, request.detached, now_ms())

@@ -81,7 +81,8 @@ class Deployment:
         self._room: Room | None = None
         """None where nothing is reserved."""
         if (placement := fleet.options.placement) is not None:
-            self._room = Room(mailbox, partial(look_at, placement), self._starting, self._no_room)
+            wait_ms_max = fleet.options.slot_request_timeout_ms
+            self._room = Room(mailbox, partial(look_at, placement), self._starting, self._no_room, wait_ms_max)
         self._failed_at_ms: int | None = None
         self._deployed_at_ms = 0
         self._awaits_rows = False
@@ -216,9 +217,9 @@ class Deployment:
             if member.info is not None and not member.dead
         )
 
-    def standbys(self) -> int:
-        """Spare processes that have started and wait."""
-        return self._fleet.ready_standbys
+    def standbys(self) -> tuple[int, int]:
+        """Spare processes that have started and wait, and those that are starting."""
+        return self._fleet.ready_standbys, self._fleet.starting_standbys
 
     def waits_for(self) -> str | None:
         """What the cluster lacks that the job needs, if it waits for that."""

@@ -185,11 +185,6 @@ class CoordinatorProcess:
         return self._deployment.processes()
 
     @ray.method(concurrency_group="ask")
-    def standbys(self) -> int:
-        """Spare processes that have started and wait."""
-        return self._deployment.standbys()
-
-    @ray.method(concurrency_group="ask")
     def identify(self) -> ProcessInfo:
         """Where this is."""
         return process_info()
@@ -266,7 +261,9 @@ class CoordinatorProcess:
         for task, (attempt, rows) in list(self._rows_in.items()):
             if attempt == state.attempt_of(task):
                 rows_in[task.vertex] = rows_in.get(task.vertex, 0) + rows
-        return replace(progress_of(state, rows_in), waits_for=self._deployment.waits_for())
+        deployment, (ready, starting) = self._deployment, self._deployment.standbys()
+        progress = progress_of(state, rows_in)
+        return replace(progress, waits_for=deployment.waits_for(), standbys_ready=ready, standbys_starting=starting)
 
     def _statistics(self) -> CheckpointStatistics:
         host = self._host
@@ -284,9 +281,9 @@ class CoordinatorProcess:
         """The job is over: wait until the last task has gone, sweep, and tell."""
         assert self._host is not None
         host, permit = self._host, permit_sweep(self._host.machine.state)
-        final = self._progress()
         self._heartbeats.close()
         gone = self._deployment.close()
+        final = self._progress()
         host.halt()
 
         def sweep() -> None:

@@ -2,8 +2,9 @@
 
 Rules:
 
-- A process that lives is given the task of the next attempt in place; only a dead one is replaced, by a standby of
-  the same bundle, else by any standby, else by a new process in the bundle of the task's slot.
+- A process that lives is given the task of the next attempt in place; only a dead one is replaced, by a standby that
+  has started, of the same bundle if there is one, else by one that is starting, else by a new process in the bundle of
+  the task's slot.
 - A standby has paid for its imports and its kernels. It takes no share of a slot, keeps its name `job/standby#k` when
   it is put to work (`tasks()` of a job says what runs where), and is replaced in the background.
 - Names are for people: `job/vertex (1/2)#0`, where `#k` counts the processes that a subtask has had under one
@@ -29,6 +30,7 @@ from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from tidegate.actors.graph.job_graph import JobGraph
+from tidegate.actors.hosts.process_settings import SLOT_REQUEST_TIMEOUT_MS
 from tidegate.actors.protocol.failure_reasons import bounded_text, error_text
 from tidegate.actors.protocol.identity import TaskId
 from tidegate.actors.runtimes.ray.inheritance import Found
@@ -36,6 +38,7 @@ from tidegate.actors.runtimes.ray.process.deaths import death_of, went_with_its_
 from tidegate.actors.runtimes.ray.process.exit_reasons import Witness, last_lines
 from tidegate.actors.runtimes.ray.process.orders import Handle
 from tidegate.actors.runtimes.ray.process.process_info import ProcessInfo
+from tidegate.actors.runtimes.ray.standby_plan import Place, next_bundle
 from tidegate.actors.runtimes.ray.task_actor import TaskProcess
 from tidegate.storage.errors import TidegateError
 from tidegate.storage.files.store import OpenStore
@@ -84,6 +87,8 @@ class FleetOptions:
     open_store: OpenStore
     driver: ProcessId | None = None
     """The process that has submitted the job: all processes of the job go with it."""
+    slot_request_timeout_ms: int = SLOT_REQUEST_TIMEOUT_MS
+    """For so long an attempt waits for room for its processes."""
 
 
 @dataclass(slots=True, eq=False)
@@ -140,6 +145,11 @@ class Fleet:
         """Spare processes that have started. From any thread."""
         return sum(member.info is not None and member.usable for member in list(self._standbys))
 
+    @property
+    def starting_standbys(self) -> int:
+        """Spare processes that have not started yet. From any thread."""
+        return sum(member.info is None and member.usable for member in list(self._standbys))
+
     def started(self) -> list[Member]:
         """Processes that have started and are not known to have ended or to hang."""
         return [m for m in (*self.members.values(), *self._standbys) if m.usable and m.info is not None]
@@ -165,21 +175,21 @@ class Fleet:
     def inherit(self, tasks: Mapping[TaskId, Found], standbys: Iterable[Found]) -> dict[TaskId, Member]:
         """Processes that a lost coordinator has left; returns those of tasks."""
         for task, found in tasks.items():
-            self.members[task] = self._inherited(found, self._bundle(task.subtask))
-        self._standbys += [self._inherited(found, self._bundle(index)) for index, found in enumerate(standbys)]
+            self.members[task] = self._inherited(found)
+        self._standbys += [self._inherited(found) for found in standbys]
         return dict(self.members)
 
-    def _inherited(self, found: Found, bundle: int | None) -> Member:
-        member = self._member(found.name, found.handle, bundle)
+    def _inherited(self, found: Found) -> Member:
+        member = self._member(found.name, found.handle, found.held.bundle)
         self._located(member, found.held.info)
         return member
 
     def refill(self) -> None:
         """Start the standbys that are missing."""
-        for index in range(len(self._standbys), self.options.standbys):
+        for _ in range(len(self._standbys), self.options.standbys):
             if self._closed or self._standby_failures >= STANDBY_FAILURES_MAX:
                 return
-            self._standbys.append(self._create("standby", self._bundle(index), 0.0, spare=True))
+            self._standbys.append(self._create("standby", self._next_bundle(), 0.0, spare=True))
 
     def kill(self, member: Member) -> None:
         """End a process at once."""
@@ -202,7 +212,7 @@ class Fleet:
             options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(
                 self.options.placement.placement_group, placement_group_bundle_index=bundle
             )
-        arguments = (self.context, self.coordinator, self.options.open_store, spare)
+        arguments = (self.context, self.coordinator, self.options.open_store, spare, bundle)
         full_name, handle = self._create_named(f"{self.options.prefix}/{name}", options, arguments)
         member = self._member(full_name, handle, bundle)
         handle.identify.remote().future().add_done_callback(
@@ -228,11 +238,11 @@ class Fleet:
         raise TidegateError(f"no free name {name}#k: {PROCESSES_A_SUBTASK_MAX} actors of this name are alive")
 
     def _take_standby(self, bundle: int | None, avoided: Container[str]) -> Member | None:
-        """The best standby: of the same bundle, then one that has started."""
+        """The best standby: one that has started, of the same bundle if there is one."""
         alive = [m for m in self._standbys if m.usable and not m.is_on(avoided)]
         if not alive:
             return None
-        best = max(alive, key=lambda m: (m.bundle == bundle, m.info is not None))
+        best = max(alive, key=lambda m: (m.info is not None, m.bundle == bundle))
         self._standbys.remove(best)
         return best
 
@@ -264,11 +274,27 @@ class Fleet:
         placement = self.options.placement
         return None if placement is None else placement.bundles[(self.options.first_slot + index) % placement.slots]
 
+    def _next_bundle(self) -> int | None:
+        """Where the next standby belongs; the slots of the job come first."""
+        placement, first = self.options.placement, self.options.first_slot
+        if placement is None:
+            return None
+        bundles = (*placement.bundles[first:], *placement.bundles[:first])
+        return next_bundle(bundles, _places(self.members.values()), _places(self._standbys))
+
     def _share(self) -> float:
         """CPUs of one process: a slot's CPU is shared by one subtask of each vertex. Ray counts to four decimals."""
         if self.options.placement is None:
             return 0.0
         return max(1, math.floor(10_000 / len(self.graph.vertices))) / 10_000
+
+
+def _places(members: Iterable[Member]) -> list[Place]:
+    return [
+        Place(m.bundle, None if m.info is None else m.info.node_id)
+        for m in members
+        if m.usable and m.bundle is not None
+    ]
 
 
 def vertex_labels(graph: JobGraph) -> dict[VertexId, str]:

@@ -70,6 +70,8 @@ class JobMetrics:
         self._restarts = _counter("tidegate_restarts", "Restarts of a job", _JOB_TAGS)
         self._losses = _counter("tidegate_coordinator_losses", "Coordinators of a job that were lost", _JOB_TAGS)
         self._adoptions = _counter("tidegate_adoptions", "Takeovers after which all tasks have gone on", _JOB_TAGS)
+        self._ready = _gauge("tidegate_standbys_ready", "Spare processes of a job that wait", _JOB_TAGS)
+        self._starting = _gauge("tidegate_standbys_starting", "Spare processes of a job that start", _JOB_TAGS)
         self._seen = progress
         # Each process counts for itself, and this one has replaced another.
         _add(self._losses, int(progress.coordinator_losses > 0), self._tags)
@@ -77,6 +79,8 @@ class JobMetrics:
     def update(self, progress: JobProgress) -> None:
         """Publish what has changed since the last time."""
         seen, self._seen = self._seen, progress
+        self._ready.set(progress.standbys_ready, self._tags)
+        self._starting.set(progress.standbys_starting, self._tags)
         _add(self._failed, progress.failed_checkpoints - seen.failed_checkpoints, self._tags)
         _add(self._restarts, progress.restarts - seen.restarts, self._tags)
         _add(self._losses, progress.coordinator_losses - seen.coordinator_losses, self._tags)

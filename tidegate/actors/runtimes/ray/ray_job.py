@@ -175,8 +175,8 @@ class RayJob:
         return found
 
     def standbys(self) -> int:
-        """How many spare processes have started and wait. 0 when the job is over."""
-        return 0 if self._look(0.0) is not None else int(self._ask(self._coordinator.standbys, "count its standbys"))
+        """How many spare processes have started and wait, as far as is known. 0 when the job is over."""
+        return self.progress().standbys_ready
 
     def coordinator(self) -> ProcessInfo:
         """The process of the coordinator. JobFailedError when it is lost for good."""

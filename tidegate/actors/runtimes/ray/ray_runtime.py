@@ -18,6 +18,7 @@ import ray
 from ray.exceptions import ActorAlreadyExistsError
 
 from tidegate.actors.graph.job_graph import JobGraph
+from tidegate.actors.hosts.process_settings import Standbys
 from tidegate.actors.runtimes.ray.coordinator_actor import CoordinatorProcess
 from tidegate.actors.runtimes.ray.detached import check_detachable, own_slots, start_detached
 from tidegate.actors.runtimes.ray.fleet import FleetOptions, SlotPlacement
@@ -27,11 +28,12 @@ from tidegate.actors.runtimes.ray.process.calls import CONCURRENCY_GROUPS, NAMES
 from tidegate.actors.runtimes.ray.process.orders import Handle
 from tidegate.actors.runtimes.ray.ray_job import RayJob, check_shared
 from tidegate.actors.runtimes.ray.shared_value import SharedValue
+from tidegate.actors.runtimes.ray.standby_plan import standbys_kept
 from tidegate.actors.runtimes.ray.token_check import is_on_spark, warn_if_open
 from tidegate.actors.runtimes.running_job import JobCard, JobOverview, Submission
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.files.store import OpenStore
-from tidegate.storage.process_id import this_process
+from tidegate.storage.process_id import ProcessId, this_process
 
 __all__ = ["RayJob", "RayRuntime", "SlotPlacement"]
 
@@ -52,8 +54,8 @@ class RayRuntime:
     """Runs jobs on the Ray cluster that this process is connected to.
 
     `placement` gives the slots of a reservation; without one, actors go where Ray puts them and reserve nothing.
-    `standbys` is the number of spare processes of each job: more of them survive more failures at once without the
-    start of a process, at some 200 MB of memory each.
+    `standbys` is the number of spare processes of each job that names none itself: more of them survive more failures
+    at once without the start of a process, at some 200 MB of memory each (see `standby_plan.py`).
     """
 
     def __init__(
@@ -61,7 +63,7 @@ class RayRuntime:
         placement: SlotPlacement | None = None,
         namespace: str = NAMESPACE,
         open_store: OpenStore = open_store_on_ray,
-        standbys: int = 1,
+        standbys: Standbys = "auto",
     ) -> None:
         self._placement = placement
         self._namespace = namespace
@@ -96,19 +98,11 @@ class RayRuntime:
         self.check(graph, urls)
         if submission.detached:
             return self._detach(submission, urls)
-        slots = range(0)
+        slots, free = range(0), 0
         if self._placement is not None:
-            first = self._first_slot(graph)
-            slots = range(first, first + _width(graph))
-        options = FleetOptions(
-            prefix=submission.spec.job_name,
-            namespace=self._namespace,
-            placement=self._placement,
-            first_slot=slots.start,
-            standbys=self._standbys,
-            open_store=self.open_store,
-            driver=this_process(),
-        )
+            first, width = self._first_slot(graph), _width(graph)
+            slots, free = range(first, first + width), self._placement.slots - len(self._busy()) - width
+        options = self._fleet_options(submission, self._placement, slots.start, free, this_process())
         # One copy in the object store, for the coordinator, its successors, and all tasks.
         context = SharedValue(submission.context)
         try:
@@ -139,7 +133,7 @@ class RayRuntime:
         spec = submission.spec
         self.check_detached(spec.job_name, urls)
         placement = None if self._placement is None else own_slots(spec.job_id, _width(submission.context.graph))
-        options = FleetOptions(spec.job_name, self._namespace, placement, 0, self._standbys, self.open_store)
+        options = self._fleet_options(submission, placement, 0, 0, None)
         coordinator = start_detached(submission, options, COORDINATOR_RESTARTS_MAX)
         return RayJob(submission.card, coordinator, None, range(0), self.open_store)
 
@@ -148,6 +142,27 @@ class RayRuntime:
         for job in self._jobs:
             job.stop(STOP_TIMEOUT_S)
         self._jobs.clear()
+
+    def _fleet_options(
+        self,
+        submission: Submission,
+        placement: SlotPlacement | None,
+        first_slot: int,
+        free_slots: int,
+        driver: ProcessId | None,
+    ) -> FleetOptions:
+        settings = submission.context.processes
+        wanted = self._standbys if settings.standbys is None else settings.standbys
+        return FleetOptions(
+            prefix=submission.spec.job_name,
+            namespace=self._namespace,
+            placement=placement,
+            first_slot=first_slot,
+            standbys=standbys_kept(wanted, free_slots, len(submission.spec.tasks)),
+            open_store=self.open_store,
+            driver=driver,
+            slot_request_timeout_ms=settings.slot_request_timeout_ms,
+        )
 
     def _start(self, submission: Submission, context: SharedValue, options: FleetOptions) -> Handle:
         name = f"{options.prefix}/coordinator"
@@ -166,7 +181,7 @@ class RayRuntime:
                 f"vertex {vertex.name!r} has parallelism {width}, and there are {placement.slots} task slots: lower "
                 "the parallelism, or start the session with more executors or slots_per_executor"
             )
-        busy = {slot: job for job in self._jobs if job.slots and not job.over for slot in job.slots}
+        busy = self._busy()
         for first in range(placement.slots - width + 1):
             if all(slot not in busy for slot in range(first, first + width)):
                 return first
@@ -176,6 +191,10 @@ class RayRuntime:
             f"{placement.slots} are taken by {', '.join(names)}: wait for it or cancel it, or start the session with "
             "more slots"
         )
+
+    def _busy(self) -> dict[int, RayJob]:
+        """Slots that are taken, and the job that has each."""
+        return {slot: job for job in self._jobs if job.slots and not job.over for slot in job.slots}
 
 
 def _width(graph: JobGraph) -> int:

@@ -5,8 +5,8 @@ Rules:
 - Slots are bundles of a placement group. Ray moves those of a lost node to other nodes as soon as one has room for
   them. Until then nothing is started in them, and nobody says so. Here it is said: which bundles, what they need, and
   what is free.
-- A wait that takes too long (Flink's `slot.request.timeout`, 5 min) fails the attempt. So the restart strategy decides
-  whether the job goes on waiting, and the failure tells for how long it has, and for what.
+- A wait that takes too long (`slot.request.timeout`, 5 min as in Flink) fails the attempt. So the restart strategy
+  decides whether the job goes on waiting, and the failure tells for how long it has, and for what.
 - Processes that are only slow to start wait for nothing.
 """
 
@@ -28,7 +28,6 @@ from tidegate.actors.runtimes.ray.process.mailbox import Mailbox
 log = logging.getLogger(__name__)
 
 LOOK_EVERY_MS = 5_000
-WAIT_MS_MAX = 300_000
 REMOVED = "REMOVED"
 
 
@@ -67,7 +66,7 @@ def look_at(placement: SlotPlacement) -> str | None:
 class Room:
     """That of one job. Everything runs on the coordinator's mailbox, but `look`, which may take its time.
 
-    `starting` tells which processes have not started; `gave_up` takes the text of a wait that was too long.
+    `starting` tells which processes have not started; `gave_up` takes the text of a wait of `wait_ms_max`.
     """
 
     def __init__(
@@ -76,11 +75,13 @@ class Room:
         look: Callable[[], str | None],
         starting: Callable[[], Sequence[str]],
         gave_up: Callable[[str], object],
+        wait_ms_max: int,
     ) -> None:
         self._mailbox = mailbox
         self._look = look
         self._starting = starting
         self._gave_up = gave_up
+        self._wait_ms_max = wait_ms_max
         self._pool: WorkerPool | None = None
         self._since_ms: int | None = None
         self._watching = False
@@ -129,7 +130,7 @@ class Room:
         waited_s = (now_ms - self._since_ms) // 1_000
         self.waits_for = waits_for = f"room since {waited_s} s, for {', '.join(starting)}: {missing}"
         log.warning("the job waits for %s", bounded_text(waits_for))
-        if now_ms - self._since_ms >= WAIT_MS_MAX:
+        if now_ms - self._since_ms >= self._wait_ms_max:
             self._since_ms = None
             self._gave_up(
                 f"the cluster had no room for its process for {waited_s} s: {missing}. Add nodes, end other jobs, or "

@@ -74,7 +74,14 @@ class TaskProcess(SignsOfLife):
     task at once loads what that task needs, and no more.
     """
 
-    def __init__(self, context: JobContext, coordinator: Handle, open_store: OpenStore, spare: bool = False) -> None:
+    def __init__(
+        self,
+        context: JobContext,
+        coordinator: Handle,
+        open_store: OpenStore,
+        spare: bool = False,
+        bundle: int | None = None,
+    ) -> None:
         log_to_stderr(logging.WARNING)
         close_sockets_in_children()
         if spare:
@@ -83,6 +90,7 @@ class TaskProcess(SignsOfLife):
         self._context = context
         self._coordinator = coordinator
         self._open_store = open_store
+        self._bundle = bundle
         self._outcomes = Outcomes()
         self._running: _RunningTask | None = None
         self._given: tuple[TaskId | None, AttemptNumber] = (None, AttemptNumber(-1))
@@ -135,7 +143,7 @@ class TaskProcess(SignsOfLife):
     @ray.method(concurrency_group="control")
     def held(self) -> Held:
         """What this process is there for."""
-        return Held(self._context.job_id, self.info(), *self._given)
+        return Held(self._context.job_id, self.info(), *self._given, self._bundle)
 
     @ray.method(concurrency_group="run")
     def run(self, attempt: AttemptNumber) -> Outcome:

@@ -31,9 +31,13 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What a process is there for: its job, and the task of an attempt that it was given last. None: it is spare."""
+    """What a process is there for: its job, and the task of an attempt that it was given last. None: it is spare.
+
+    `bundle`: that of the reservation in which it runs.
+    """
 
     job_id: JobId
     info: ProcessInfo
     task: TaskId | None
     attempt: AttemptNumber
+    bundle: int | None = None

@@ -1,0 +1,19 @@
+"""`ProcessSettings`: what a job keeps beside the processes of its tasks, and how long it waits for room."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+SLOT_REQUEST_TIMEOUT_MS = 300_000
+
+Standbys: TypeAlias = int | Literal["auto"]
+"""A number of spare processes, or as many as there is room for."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessSettings:
+    """`standbys`: None leaves them to the runtime. `slot_request_timeout_ms`: for so long an attempt waits for room."""
+
+    standbys: Standbys | None = None
+    slot_request_timeout_ms: int = SLOT_REQUEST_TIMEOUT_MS

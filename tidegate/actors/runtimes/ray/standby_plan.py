@@ -1,0 +1,48 @@
+"""How many spare processes a job keeps, and in which bundle the next one belongs. Pure.
+
+Rules:
+
+- A number that somebody has named holds. "auto" is one for each free slot of the reservation, since in place of a task
+  that is lost each will need what a slot has; but no more than there are tasks, and no more than a few.
+- One is kept in any case: it takes no share of a slot until it is put to work, and spares a restart the start of a
+  process.
+- Spare processes are spread over nodes first, then over bundles: a node takes those on it along. On a node with none,
+  or with as many as any other, they stand beside tasks, in whose place they go on with the local copies there.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tidegate.actors.hosts.process_settings import Standbys
+
+AUTO_MAX = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a process is: its bundle, and its node once it has started."""
+
+    bundle: int
+    node: str | None
+
+
+def standbys_kept(wanted: Standbys, free_slots: int, tasks: int) -> int:
+    """How many spare processes a job keeps; `free_slots`: those of the reservation that no job has."""
+    return max(1, min(free_slots, tasks, AUTO_MAX)) if wanted == "auto" else wanted
+
+
+def next_bundle(bundles: Sequence[int], tasks: Sequence[Place], standbys: Sequence[Place]) -> int:
+    """The bundle of one more spare process beside processes that live.
+
+    Of equal ones the first of `bundles`, which may hold a bundle several times. A bundle in which nothing has started
+    counts as a node of its own.
+    """
+    nodes: dict[int, str | int] = {bundle: bundle for bundle in bundles}
+    nodes |= {place.bundle: place.node for place in (*tasks, *standbys) if place.node is not None}
+    on_node = Counter(nodes[place.bundle] for place in standbys)
+    in_bundle = Counter(place.bundle for place in standbys)
+    with_tasks = {place.bundle for place in tasks}
+    return min(bundles, key=lambda bundle: (on_node[nodes[bundle]], in_bundle[bundle], bundle not in with_tasks))
