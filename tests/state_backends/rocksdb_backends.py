@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import tempfile
-import weakref
 
 from tidegate.actors.state_backends.common.options import BackendPlace
 from tidegate.actors.state_backends.rocksdb.rocksdb_backend import RocksBackend
@@ -28,15 +25,9 @@ def rocks_backend(
     folder: str | None = None,
     kind: type[RocksBackend] = RocksBackend,
 ) -> RocksBackend:
-    """A backend in `folder`, or in a new one that is deleted when its database is."""
-    parent = None
+    """A backend in `folder`, or in a new one, which it deletes at its end."""
     if folder is None:
-        parent = tempfile.mkdtemp(prefix="tidegate-test-")
-        folder = os.path.join(parent, "db")
+        folder = tempfile.mkdtemp(prefix="tidegate-test-")
     groups = range(max_parallelism) if key_groups is None else key_groups
     place = BackendPlace(OperatorUid("op"), key_names, max_parallelism, groups)
-    backend = kind(place, folder, MEMORY_BYTES)
-    if parent is not None:
-        # Not with the backend: a database that ends without its folder waits a second for it.
-        weakref.finalize(backend._session.owned_folder, shutil.rmtree, parent, ignore_errors=True)
-    return backend
+    return kind(place, folder, MEMORY_BYTES)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from backend_model import BACKENDS, KEYS, MAX_PARALLELISM, Cells, Table, composed
 from native_checkpoints import CountingReads, frozen
 from rocksdb_backends import rocks_backend
 
+from tidegate.actors.state_backends.rocksdb import database_session
 from tidegate.actors.state_backends.rocksdb.rocksdb_backend import RocksBackend
 from tidegate.storage.checkpoints.metadata import SubtaskState
 from tidegate.storage.copies.local_copies import LocalCopies
@@ -66,8 +69,12 @@ def test_a_folder_that_cannot_be_used(tmp_path: Path) -> None:
         rocks_backend(("k",), MAX_PARALLELISM, folder=str(tmp_path / "file" / "db"))
 
 
-def test_a_snapshot_that_finds_no_room_says_so(tmp_path: Path) -> None:
-    """The folder has gone (a disk that was unmounted, say): the task is told, and nothing half-made stays."""
+def test_a_snapshot_that_finds_no_room_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The folder has gone (a disk that was unmounted, say): the task is told, and nothing half-made stays.
+
+    Nobody waits until a write is over that has failed: here that would be for ever.
+    """
+    monkeypatch.setattr(database_session, "_POLLS_MAX", 10**9)
     folder = tmp_path / "work" / "db"
     cells = Cells(lambda _: rocks_backend(tuple(KEYS.names), MAX_PARALLELISM, folder=str(folder)), True)
     cells.batch([(1, "put", 1)])
@@ -78,6 +85,24 @@ def test_a_snapshot_that_finds_no_room_says_so(tmp_path: Path) -> None:
         backend.freeze_native(Cut(CheckpointId(1)))
     assert os.listdir(tmp_path) == ["elsewhere"]
     backend.close()
+
+
+def test_a_database_is_closed_before_its_folder_goes(tmp_path: Path) -> None:
+    """Also where both end together, as parts of a cycle: a database that is open would write to it for a second."""
+
+    class Watched:
+        there_at_the_end: bool | None = None
+
+        def close(self) -> None:
+            Watched.there_at_the_end = os.path.exists(tmp_path / "db")
+
+    (tmp_path / "db").mkdir()
+    cycle: list[Any] = [database_session.OwnedFolder(str(tmp_path / "db")), Watched()]
+    cycle[0].has(cycle[1])
+    cycle.append(cycle)
+    del cycle
+    gc.collect()
+    assert (Watched.there_at_the_end, os.listdir(tmp_path)) == (True, [])
 
 
 def test_what_an_earlier_attempt_left_is_not_taken(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 from seaweed import BUCKET, S3Server
 
 from tidegate.storage.errors import AlreadyExistsError, ConfigurationError, NotFoundError, StorageError
+from tidegate.storage.files import s3_requests
 from tidegate.storage.files.create_check import check_conditional_create
 from tidegate.storage.files.file_system_store import FileSystemStore, open_store
 
@@ -49,8 +50,9 @@ class ScriptedS3:
 
 @pytest.fixture
 def scripted(monkeypatch: pytest.MonkeyPatch) -> Iterator[ScriptedS3]:
-    """A server on loopback, stopped after the test."""
+    """A server on loopback, stopped after the test. Whoever meets it comes back soon."""
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    monkeypatch.setattr(s3_requests, "PAUSE_S_FIRST", 0.001)
     server = ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler)
     state = ScriptedS3(f"http://127.0.0.1:{server.server_address[1]}")
 
@@ -210,7 +212,7 @@ def test_a_silent_server_is_given_up(
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        store = open_store("s3://bucket/x", endpoint_url=url, key="k", secret="s", timeout_ms=300)
+        store = open_store("s3://bucket/x", endpoint_url=url, key="k", secret="s", timeout_ms=100)
 
         with pytest.raises(StorageError, match=r"within|[Tt]imeout"):
             operation(store)

@@ -37,6 +37,7 @@ from tidegate.storage.rocksdb.value_layout import (
 from tidegate.storage.subtasks.backend_files import DESCRIPTION_NAME
 
 _UNWRITTEN = "rocksdb.num-immutable-mem-table"
+_FAULTS = "rocksdb.background-errors"
 _POLL_S = 0.0005
 _POLLS_MAX = 20_000
 
@@ -44,13 +45,28 @@ _POLLS_MAX = 20_000
 class OwnedFolder:
     """A folder that is deleted as soon as nobody holds this object: the database, or a snapshot that is still read.
 
-    Whoever holds it beside a database or a cursor lets go of it last: a database that ends without its folder waits a
-    second for it. (A tuple lets go of its last item first.)
+    The database is closed first. One that is still open tries for a second to write to the folder that has gone.
     """
 
     def __init__(self, path: str) -> None:
         self.path = path
-        weakref.finalize(self, shutil.rmtree, path, ignore_errors=True)
+        self._databases: list[rocksdict.Rdict] = []
+        weakref.finalize(self, _delete, path, self._databases)
+
+    def has(self, database: rocksdict.Rdict) -> None:
+        """The database that lies in the folder."""
+        self._databases.append(database)
+
+
+def _delete(path: str, databases: list[rocksdict.Rdict]) -> None:
+    for database in databases:
+        _close(database, path)
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def _close(database: rocksdict.Rdict, folder: str) -> None:
+    with suppress(StorageError), reported("close RocksDB", folder):
+        database.close()  # it writes what is in memory once more, and nobody needs that
 
 
 class RocksSession:
@@ -85,11 +101,12 @@ class RocksSession:
         self._next_number = 1 + max((state.number for state in self._states.values()), default=0)
         self._lineage = uuid.uuid4().hex if self.stored is None else self.stored.lineage
         self._frozen = 0
-        owned_folder = OwnedFolder(folder)
-        # Attributes are let go of in this order: the folder last.
-        self.database: rocksdict.Rdict = open_database(folder, memory_bytes)
-        self.owned_folder: OwnedFolder | None = owned_folder
+        self._faults = 0
+        """Writes in the background that had failed when the last snapshot was taken."""
+        self.owned_folder: OwnedFolder | None = OwnedFolder(folder)
         """None once it is closed."""
+        self.database: rocksdict.Rdict = open_database(folder, memory_bytes)
+        self.owned_folder.has(self.database)
 
     @property
     def has_keys(self) -> bool:
@@ -142,6 +159,7 @@ class RocksSession:
             with reported("take a snapshot of RocksDB", target):
                 self._write_memory()
                 rocksdict.Checkpoint(self.database).create_checkpoint(target)
+                self._faults = self._faults_so_far()
         except BaseException:
             shutil.rmtree(target, ignore_errors=True)
             raise
@@ -149,20 +167,22 @@ class RocksSession:
 
     def close(self) -> None:
         """Close the database, and delete it unless a snapshot of rows is still being read."""
-        with suppress(StorageError), reported("close RocksDB", self.folder):
-            self.database.close()  # it writes what is in memory once more, and nobody needs that
+        _close(self.database, self.folder)
         self.owned_folder = None
 
     def _write_memory(self) -> None:
         """Write what is in memory to files. Other threads go on: rocksdict would hold them up while it waits.
 
-        Not waiting to the end is no error: making a checkpoint waits too.
+        Not waiting to the end is no error: making a checkpoint waits too. After a write that has failed it says why.
         """
         self.database.flush(wait=False)
         for _ in range(_POLLS_MAX):
-            if not self.database.property_int_value(_UNWRITTEN):
+            if not self.database.property_int_value(_UNWRITTEN) or self._faults_so_far() > self._faults:
                 return
             time.sleep(_POLL_S)
+
+    def _faults_so_far(self) -> int:
+        return self.database.property_int_value(_FAULTS) or 0
 
     def _take_over(self) -> RocksDescription | None:
         """The description of files that are there for the operator; an empty folder otherwise."""
