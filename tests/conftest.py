@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
@@ -23,6 +24,8 @@ _TESTS = Path(__file__).parent
 _ROOMS = {"api": "local jobs", "house": "house", "docs": "docs"}
 """Folders whose tests are of this kind, unless they need Ray or S3."""
 _ALL_OF_A_KIND = {"simulation": "simulation", "cluster": spreading.RAY}
+_MEMORY = "/dev/shm"
+_ROOM_BYTES_MIN = 4 * 1024**3
 _KINDS = {"unit", "property", "contract", spreading.RAY, spreading.S3, *_ROOMS.values(), *_ALL_OF_A_KIND.values()}
 
 
@@ -38,6 +41,19 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(stores, "stores")
     if unknown := sorted(_wanted(config) - _KINDS):
         raise pytest.UsageError(f"--kinds: no kind of test is called {unknown}; there are {sorted(_KINDS)}")
+    if _memory_has_room():
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", _MEMORY)
+
+
+def _memory_has_room() -> bool:
+    """Whether there is a file system in memory for the files of tests, from which programs can be run.
+
+    Tests make files durable, as jobs do: tens of thousands of times in a run. A disk takes milliseconds for each.
+    """
+    if not os.access(_MEMORY, os.W_OK):
+        return False
+    found = os.statvfs(_MEMORY)
+    return found.f_bavail * found.f_frsize >= _ROOM_BYTES_MIN and not found.f_flag & os.ST_NOEXEC
 
 
 def _wanted(config: pytest.Config) -> set[str]:
