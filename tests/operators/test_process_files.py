@@ -49,6 +49,7 @@ class Files:
         self._folder = folder
         self._store = open_store(str(folder / "store"))
         self._number = 0
+        self._started: list[Driven] = []
 
     def started(
         self, declared: KeyedState, native: NativeState | None = None, key: str = "k", now_ms: int = 0
@@ -59,7 +60,8 @@ class Files:
         if native is not None:
             fetch_native(self._store, native, str(directory / "0" / escape("op-uid")))
         options = StateBackendOptions(kind="rocksdb", directory=str(directory))
-        return Driven(Keeps(declared), keys=((key,),), backend=options, now_ms=now_ms)
+        self._started.append(Driven(Keeps(declared), keys=((key,),), backend=options, now_ms=now_ms))
+        return self._started[-1]
 
     def taken(self, driven: Driven) -> NativeState:
         """A checkpoint; the job ends."""
@@ -71,11 +73,19 @@ class Files:
         operator.close()
         return native
 
+    def close(self) -> None:
+        """End every attempt."""
+        for driven in self._started:
+            for operator in driven.operators:
+                operator.close()
+
 
 @pytest.fixture
-def files(tmp_path: Path) -> Files:
-    """A place for attempts."""
-    return Files(tmp_path)
+def files(tmp_path: Path) -> Iterator[Files]:
+    """A place for attempts, which are over when the test is."""
+    files = Files(tmp_path)
+    yield files
+    files.close()
 
 
 def row(x: Any, schema: pa.DataType | None = None) -> pa.RecordBatch:
