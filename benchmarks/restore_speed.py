@@ -11,7 +11,7 @@ process: a small state is restored before, so that kernels are loaded.
     read       files of the disk (or ranges from S3)      summed over threads
     checksum   of what was read                           likewise
     decode     from chunks to columns                     likewise
-    index      from keys to slots
+    index      from keys to slots                         on a thread of its own, beside the rest
     rest       copying into columns, hashing keys, and Python
 
 The floor is measured in the same process afterwards: the same files read into one buffer that is used again, their
@@ -33,7 +33,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -176,11 +176,12 @@ def context_of(root: str, folder: Path, name: str, arguments: argparse.Namespace
     return JobContext(JobId(f"{name}-1a2b3c4d"), name, root, graph, {}, options)
 
 
-def chain_of(context: JobContext) -> OperatorChain:
-    """The operators of the task, not yet open."""
+def chain_of(context: JobContext, threads: int = 1) -> OperatorChain:
+    """The operators of the task, not yet open; so many threads take their state in."""
     task = context.describe(TASK, AttemptNumber(0))
     place = TASK.subtask, task.parallelism, task.max_parallelism
-    return OperatorChain(task.operators, *place, lambda _: None, backend=task.backend)
+    backend = replace(task.backend, restore_threads=threads)
+    return OperatorChain(task.operators, *place, lambda _: None, backend=backend)
 
 
 def build(context: JobContext, keys: int, arguments: argparse.Namespace) -> None:
@@ -221,7 +222,7 @@ def restore(context: JobContext, arguments: argparse.Namespace, clock: Clock) ->
     event = effects.restore(RestorePoint(context.root, context.job_id, CheckpointId(arguments.layers), False))
     read_s = clock.now_s() - start_s
     assert isinstance(event, ev.TaskRestored), event
-    chain = chain_of(context)
+    chain = chain_of(context, arguments.readers)
     chain.open(dict(event.tables))
     return chain, read_s, clock.now_s() - start_s - read_s
 
@@ -347,7 +348,7 @@ def main() -> int:
     parser.add_argument("--layers", type=int, default=1, help="the base and what lies on it (default 1)")
     parser.add_argument("--rounds", type=int, default=3, help="restores (default 3)")
     parser.add_argument("--key", choices=("integer", "string"), default="integer")
-    parser.add_argument("--readers", type=int, default=4, help="threads that read state (default 4, as on Ray)")
+    parser.add_argument("--readers", type=int, default=4, help="threads of the restore (default 4, as on Ray)")
     parser.add_argument("--cpu", action="store_true", help="time of the processor, for a machine that is busy")
     parser.add_argument("--s3", action="store_true", help="from SeaweedFS on this machine, without local copies")
     parser.add_argument("--folder", type=Path, default=Path(".bench/restore-speed"), help="where files go")

@@ -11,7 +11,7 @@ import pytest
 from operator_harness import CUT, context
 
 from tidegate.actors.graph.job_graph import OperatorSpec
-from tidegate.actors.operators.batches import aggregates
+from tidegate.actors.operators.batches import aggregates, keyed_aggregate
 from tidegate.actors.operators.batches.keyed_aggregate import KeyedAggregate
 from tidegate.actors.operators.operator import Operator
 from tidegate.actors.operators.rows.process_functions import ProcessContext, ProcessFunction
@@ -20,8 +20,9 @@ from tidegate.actors.operators.state.keyed_state import ListState, ValueState
 from tidegate.actors.state_backends.columnar import frozen_slots
 from tidegate.actors.state_backends.columnar.columnar_backend import ColumnarBackend
 from tidegate.actors.task.pipeline.operator_chain import OperatorChain
+from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.ids import OperatorUid, SubtaskIndex
-from tidegate.storage.state.handover import Handover, taken
+from tidegate.storage.state.handover import Handover, keys_at_most, put_together, taken
 from tidegate.storage.state.snapshot import StateTable, tables_of
 
 _KEYS = 2_000
@@ -63,6 +64,7 @@ def test_tables_are_let_go_of_as_they_are_taken_in(
 ) -> None:
     """While one table of keyed state is taken in, those before it are gone, although the task holds the event."""
     monkeypatch.setattr(frozen_slots, "CHUNK_ROWS_MIN", 100)
+    monkeypatch.setattr(keyed_aggregate, "_RESTORED_ROWS", 1)
     tables = _stored(make)
     assert len(tables) > 10
     rows = [weakref.ref(table.rows) for table in tables]
@@ -94,3 +96,18 @@ def test_a_handover_is_a_sequence_until_it_is_taken() -> None:
     assert next(taken(handover)) is one
     assert list(handover) == [two]
     assert list(taken([one, two])) == [one, two]
+
+
+def test_chunks_are_taken_in_together_up_to_a_bound() -> None:
+    """Neighbours that are alike become one table; nothing is lost, and no order changes."""
+
+    def table(state: str, layer: int, *numbers: int) -> StateTable:
+        rows = pa.record_batch({"k": pa.array(numbers, pa.int64())})
+        return StateTable(state, StateKind.KEYED, rows, layer=layer)
+
+    tables = [table("a", 0, 1, 2), table("a", 0, 3), table("a", 0, 4, 5, 6, 7), table("a", 1, 1), table("b", 1, 9)]
+
+    found = [(t.state, t.layer, t.rows.column("k").to_pylist()) for t in put_together(iter(tables), 3)]
+
+    assert found == [("a", 0, [1, 2, 3]), ("a", 0, [4, 5, 6, 7]), ("a", 1, [1]), ("b", 1, [9])]
+    assert keys_at_most(tables) == 7

@@ -19,7 +19,7 @@ def test_a_restored_table_is_the_one_that_was_stored(
 ) -> None:
     """From chunks that end anywhere in a page, with nulls from the first chunk on, from a later one, or none; then keys
     are found again, new ones get slots of their own, and an increment holds what has changed since."""
-    monkeypatch.setattr(key_space, "_PIECE_BYTES_MAX", piece_bytes_max)
+    monkeypatch.setattr(key_space, "PIECE_BYTES", piece_bytes_max)
     table = Table(columnar_backend, True)
     table.batch(
         [(key, None if nulls_from is not None and key >= nulls_from and key % 2 else 1.0) for key in range(_PRELOADED)]

@@ -94,6 +94,11 @@ def scatter(pages: Pages, slots: NDArray[Any], values: NDArray[Any]) -> None:
     _scatter(pages, slots.astype(np.int32, copy=False), raw)
 
 
+def put_behind(pages: Pages, first_slot: int, values: NDArray[Any]) -> None:
+    """Set the values of the slots from `first_slot` on; the type of `values` is that of the pages."""
+    _put_behind(pages, first_slot, np.ascontiguousarray(values).view(f"i{values.dtype.itemsize}"))
+
+
 def touched_pages(slots: NDArray[np.int32], pins: NDArray[np.int32]) -> NDArray[np.int32]:
     """Pages that some slots lie in and whose entry in `pins` is not 0, each once."""
     touched = np.empty(min(len(slots), len(pins)), dtype=np.int32)
@@ -153,6 +158,12 @@ def _gather(pages: Pages, slots: NDArray[np.int32], values: NDArray[Any]) -> Non
 def _scatter(pages: Pages, slots: NDArray[np.int32], values: NDArray[Any]) -> None:
     for i in range(slots.shape[0]):
         store_value(pages, slots[i], values[i])
+
+
+@kernel
+def _put_behind(pages: Pages, first_slot: int, values: NDArray[Any]) -> None:
+    for i in range(values.shape[0]):
+        store_value(pages, first_slot + i, values[i])
 
 
 @kernel

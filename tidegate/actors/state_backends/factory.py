@@ -17,7 +17,9 @@ def open_backend(options: StateBackendOptions, place: BackendPlace) -> KeyedBack
     if options.kind == "columnar":
         # With a changelog it is frozen for segments of that, and not for checkpoints.
         undo_bytes = 0 if options.changelog else options.undo_bytes
-        return ColumnarBackend(place.max_parallelism, place.key_names, options.incremental, undo_bytes)
+        return ColumnarBackend(
+            place.max_parallelism, place.key_names, options.incremental, undo_bytes, options.restore_threads
+        )
     if options.directory is None:
         raise ConfigurationError("the rocksdb backend needs a local folder to work in; this runtime has none")
     # Imported late: a job in memory does not pay for loading RocksDB.

@@ -8,10 +8,14 @@ that at what it needs of all of them; nobody beside it keeps a reference to one.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import overload
 
+import pyarrow as pa
+
+from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.state.snapshot import StateTable
 from tidegate.storage.state.spool import SpooledTables
 
@@ -59,6 +63,45 @@ class Handover(Sequence[StateTable]):
 
 def _shown(tables: StateTable | SpooledTables) -> StateTable:
     return tables.head if isinstance(tables, SpooledTables) else tables
+
+
+def keys_at_most(tables: Iterable[StateTable]) -> int:
+    """How many keys tables put at most that are in memory: the rows of the state which has the most, in layer 0."""
+    rows: Counter[str] = Counter()
+    for table in tables:
+        if table.kind is StateKind.KEYED and not table.removed and table.layer == 0:
+            rows[table.state] += table.rows.num_rows
+    return max(rows.values(), default=0)
+
+
+def put_together(tables: Iterable[StateTable], rows_max: int) -> Iterator[StateTable]:
+    """Neighbours of one state, kind, layer and schema as one table, as long as it has no more than `rows_max` rows.
+
+    So what is stored in many chunks is taken in with few steps. So many rows are held twice meanwhile.
+    """
+    group: list[StateTable] = []
+    for table in tables:
+        rows = sum(each.rows.num_rows for each in group)
+        if group and not (_alike(group[0], table) and rows + table.rows.num_rows <= rows_max):
+            yield _together(group)
+        group.append(table)
+        del table  # a name for the table would hold it for as long as it is taken in
+    if group:
+        yield _together(group)
+
+
+def _alike(one: StateTable, other: StateTable) -> bool:
+    same = (one.state, one.kind, one.removed, one.layer) == (other.state, other.kind, other.removed, other.layer)
+    return same and bool(one.rows.schema.equals(other.rows.schema, check_metadata=True))
+
+
+def _together(group: list[StateTable]) -> StateTable:
+    """The tables of a group as one; the group is empty then."""
+    first = group[0]
+    if len(group) > 1:
+        first = replace(first, rows=pa.concat_batches([table.rows for table in group]))
+    group.clear()
+    return first
 
 
 def taken(tables: Sequence[StateTable]) -> Iterator[StateTable]:

@@ -28,12 +28,14 @@ from tidegate.actors.state_backends.common.backend import KeyedBackend, ValueSpe
 from tidegate.storage.errors import ConfigurationError, CorruptionError
 from tidegate.storage.schemas.columns_text import columns_text
 from tidegate.storage.schemas.evolution import migrated
-from tidegate.storage.state.handover import taken
+from tidegate.storage.state.handover import keys_at_most, put_together, taken
 from tidegate.storage.state.snapshot import Cut, OperatorSnapshot, StateTable
 
 STATE_NAME = "aggregate"
 
 _FINAL_ROWS_MAX = 65_536
+_RESTORED_ROWS = 131_072
+"""So many stored rows are taken in with one step."""
 
 _SUMS = (AggregateKind.SUM, AggregateKind.MEAN)
 
@@ -230,8 +232,9 @@ class KeyedAggregate(Operator):
         if self._table is None:
             return  # nothing but keys that are gone, of which the layers below have none
         expected = self._stored_schema(self._fields)
+        self._opened().expect(keys_at_most(tables))
         try:
-            for table in taken(tables):
+            for table in put_together(taken(tables), _RESTORED_ROWS):
                 if table.rows.schema.names[: len(self._keys)] == list(self._keys):
                     check_owner(self.context, table.rows.select(list(self._keys)), self._owners)
                 rows = table.rows if table.removed else self._migrated(table.rows, expected)

@@ -62,7 +62,7 @@ from tidegate.storage.ids import AttemptNumber, Generation, OperatorUid
 
 log = logging.getLogger(__name__)
 
-IO_THREADS, RESTORE_READERS, TICK_MS, METRICS_MS = 3, 4, 200, 1_000
+IO_THREADS, RESTORE_THREADS, TICK_MS, METRICS_MS = 3, 4, 200, 1_000
 RESERVE_BYTES = 1024 * 1024
 """Set aside while a task runs, and given back when it fails: its end must be told where there is no memory left."""
 
@@ -293,7 +293,8 @@ class _RunningTask:
         self._told_rows_in = 0
         self._metrics_due_ms = 0
         self._metrics = TaskMetrics(context.job_name, descriptor.name, order.task)
-        effects = TaskEffects(context, descriptor, retrying(process._open_store), now_ms, RESTORE_READERS, kept)
+        descriptor = replace(descriptor, backend=replace(descriptor.backend, restore_threads=RESTORE_THREADS))
+        effects = TaskEffects(context, descriptor, retrying(process._open_store), now_ms, RESTORE_THREADS, kept)
         self.host = TaskHost(TaskMachine(descriptor), effects, self)
         try:
             self._pool = WorkerPool(IO_THREADS, "tidegate-io", process._thread_died)

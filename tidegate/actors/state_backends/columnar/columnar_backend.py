@@ -33,9 +33,14 @@ class ColumnarBackend:
     """A `KeyedBackend` in memory. `key_names` are the stored key columns."""
 
     def __init__(
-        self, max_parallelism: int, key_names: tuple[str, ...], incremental: bool, undo_bytes_max: int = 0
+        self,
+        max_parallelism: int,
+        key_names: tuple[str, ...],
+        incremental: bool,
+        undo_bytes_max: int = 0,
+        restore_threads: int = 1,
     ) -> None:
-        self._space = KeySpace(max_parallelism, tuple(key_names), undo_bytes_max)
+        self._space = KeySpace(max_parallelism, tuple(key_names), undo_bytes_max, restore_threads)
         self._incremental = incremental
         self._tables: dict[str, ColumnarTable] = {}
         self._cells: dict[str, Cells] = {}
@@ -164,6 +169,10 @@ class ColumnarBackend:
         self._unbound = {*self._tables, *self._cells}
         self._swept = 0
 
+    def expect(self, keys: int) -> None:
+        """So many keys at most are about to be loaded in layer 0."""
+        self._space.expect(keys)
+
     def load(self, table: StateTable) -> None:
         """Take a stored table in.
 
@@ -188,7 +197,8 @@ class ColumnarBackend:
         self._space.build_index()
 
     def close(self) -> None:
-        """Nothing to release: memory goes with the backend."""
+        """Memory goes with the backend."""
+        self._space.close()
 
     def _bound(self, kind: type[C], spec: CellSpec) -> C:
         if spec.name in self._unbound:

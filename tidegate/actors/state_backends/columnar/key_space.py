@@ -6,12 +6,13 @@ When more than half of the slots are dead (no state has them, and no snapshot to
 everything is rebuilt without them: slots then mean other keys. Snapshots that were frozen before keep what they hold.
 
 A restore appends the keys of one state without looking them up, because each comes once (`append`); the index over them
-is built when somebody first asks for a key, in one go, and finds out then if one came twice.
+is built when somebody first asks for a key, in one go, and finds out then if one came twice. Where many keys are
+expected and there are threads for it, it is filled meanwhile (`RestoreThreads`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
@@ -25,6 +26,7 @@ from tidegate.actors.kernels.key_index.entries import Upserted
 from tidegate.actors.kernels.key_index.key_index import KeyIndex
 from tidegate.actors.kernels.paged import PAGE_ROWS
 from tidegate.actors.kernels.partition import gather
+from tidegate.actors.state_backends.columnar.restore_threads import PIECE_BYTES, RestoreThreads
 from tidegate.actors.state_backends.columnar.undo_log import UndoLog
 from tidegate.actors.state_backends.common.backend import ValueSpec
 from tidegate.actors.state_backends.common.pages import FrozenColumn, PagedColumn
@@ -35,8 +37,8 @@ COMPACTED_SLOTS_MIN = 4096
 _CHUNK_ROWS_MAX = 1 << 20
 _CHUNK_BYTES_MAX = 1 << 28
 _PIECE_ROWS = 16 * PAGE_ROWS
-_PIECE_BYTES_MAX = 1 << 23
-"""So many bytes of keys are indexed at a time, or one chunk: that takes several times their memory."""
+_THREADED_KEYS_MIN = 1 << 17
+"""Fewer keys are restored before threads have begun to."""
 _GROUP = ValueSpec("group", pa.uint16(), 0)
 
 
@@ -92,10 +94,10 @@ class KeyColumns:
             self._chunks[-1] = pa.concat_batches([self._chunks[-1], last])
 
     def pieces(self) -> Iterator[pa.RecordBatch]:
-        """All keys in slot order, in as few batches as have no more than `_PIECE_BYTES_MAX` each."""
+        """All keys in slot order, in as few batches as have no more than `PIECE_BYTES` each."""
         piece: list[pa.RecordBatch] = []
         for chunk in self._chunks:
-            if piece and sum(each.nbytes for each in piece) + chunk.nbytes > _PIECE_BYTES_MAX:
+            if piece and sum(each.nbytes for each in piece) + chunk.nbytes > PIECE_BYTES:
                 yield pa.concat_batches(piece)
                 piece = []
             piece.append(chunk)
@@ -132,7 +134,9 @@ class FrozenKeys:
 class KeySpace:
     """Keys, their slots and key groups, and the undo log of what lies there. `key_names` are the stored key columns."""
 
-    def __init__(self, max_parallelism: int, key_names: tuple[str, ...], undo_bytes_max: int = 0) -> None:
+    def __init__(
+        self, max_parallelism: int, key_names: tuple[str, ...], undo_bytes_max: int = 0, restore_threads: int = 1
+    ) -> None:
         assert 0 < max_parallelism <= 1 << 15, f"max_parallelism {max_parallelism} is not in 1..32768"
         self._max_parallelism = max_parallelism
         self.names = key_names
@@ -144,6 +148,9 @@ class KeySpace:
         self._states: list[SlotState] = [self.undo]
         self._appended_by: SlotState | None = None
         """The state whose keys all keys are, while they are appended."""
+        self._restore_threads = restore_threads
+        self._threads: RestoreThreads | None = None
+        """Those that take the keys in which are appended, where these are many."""
         self._readers = 0
         self._looked_at = (0, 0)
         """Slots, and rows of the largest state, when the last look found too few dead slots."""
@@ -176,7 +183,20 @@ class KeySpace:
 
     def can_append(self, state: SlotState) -> bool:
         """Whether no key has been asked for yet, and all that are there are those that a state has appended."""
-        return self._index.size == 0 and (self.slots == 0 or self._appended_by is state)
+        return self.slots == 0 or self._appended_by is state
+
+    def expect(self, keys: int) -> None:
+        """Up to so many keys are about to be appended."""
+        if self._restore_threads > 1 and keys >= _THREADED_KEYS_MIN and self.slots == 0:
+            self._threads = RestoreThreads(self._index, keys, self._restore_threads)
+
+    def side_by_side(self, steps: Sequence[Callable[[], None]]) -> None:
+        """Take steps that touch nothing in common, on several threads where a large state is restored."""
+        if self._threads is not None:
+            self._threads.side_by_side(steps)
+        else:
+            for step in steps:
+                step()
 
     def append(self, state: SlotState, keys: pa.RecordBatch) -> None:
         """Give the next slots to keys of a state for which `can_append`: each comes once, in this batch or any other.
@@ -185,23 +205,30 @@ class KeySpace:
         """
         assert self._keys is not None and self.can_append(state)
         self._appended_by = state
-        self._add(gather(keys, np.arange(keys.num_rows, dtype=np.int32)))
+        own = gather(keys, np.arange(keys.num_rows, dtype=np.int32))
+        if self._threads is not None:
+            self._threads.index(own)
+        self._add(own)
         for each in self._states:
             each.grow(self.slots)
 
     def build_index(self) -> None:
         """Index the keys that were appended, if that has not been done. CorruptionError if one of them came twice."""
         state, self._appended_by = self._appended_by, None
+        threads, self._threads = self._threads, None
         if state is None:
+            if threads is not None:
+                threads.end()
             return
-        assert self._keys is not None
-        to_come = self._keys.rows
-        for keys in self._keys.pieces():
-            to_come -= keys.num_rows
-            if not self._index.fill(keys, to_come):
-                raise CorruptionError(
-                    f"state {state.name!r} holds a key twice: the key groups of the checkpoint's tables overlap"
-                )
+        if not (self._fill_index() if threads is None else threads.finish()):
+            raise CorruptionError(
+                f"state {state.name!r} holds a key twice: the key groups of the checkpoint's tables overlap"
+            )
+
+    def close(self) -> None:
+        """End threads that a restore has left behind which failed."""
+        if self._threads is not None:
+            self._threads.end()
 
     def upsert(self, keys: pa.RecordBatch) -> Upserted:
         """Slots of the keys of a batch (key columns alone); new ones for keys that are not known."""
@@ -252,6 +279,16 @@ class KeySpace:
     def look_again(self) -> None:
         """A snapshot has told what is gone: dead slots that were needed for it may not be any more."""
         self._looked_at = (0, 0)
+
+    def _fill_index(self) -> bool:
+        """Index all keys; False if one comes twice."""
+        assert self._keys is not None
+        to_come = self._keys.rows
+        for keys in self._keys.pieces():
+            to_come -= keys.num_rows
+            if not self._index.fill(keys, to_come):
+                return False
+        return True
 
     def _add(self, keys: pa.RecordBatch) -> None:
         """The next slots are those of these keys."""

@@ -201,9 +201,11 @@ class ColumnarTable:
     def _append(self, keys: pa.RecordBatch, rows: pa.RecordBatch) -> None:
         """Put stored rows of keys that nobody has."""
         first_slot = self._space.slots
-        for name, column in self._columns.items():
-            column.paged.extend(first_slot, rows.column(name))
-        self._live.extend(first_slot, pa.array(np.ones(rows.num_rows, dtype=np.uint8)))
+        live = pa.array(np.ones(rows.num_rows, dtype=np.uint8))
+        columns = [(column.paged, rows.column(name)) for name, column in self._columns.items()]
+        self._space.side_by_side(
+            [column.begin_extend(first_slot, values) for column, values in (*columns, (self._live, live))]
+        )
         self._rows += rows.num_rows
         self._space.append(self, keys)
 

@@ -292,6 +292,10 @@ class KeyedBackend(Protocol):
         """
         ...
 
+    def expect(self, keys: int) -> None:
+        """So many keys at most are about to be loaded in layer 0: what they need can be had at once. A hint."""
+        ...
+
     def load(self, table: StateTable) -> None:
         """Take a stored table in: rows are put, or keys removed.
 

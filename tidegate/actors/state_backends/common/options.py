@@ -36,6 +36,9 @@ class StateBackendOptions:
     """What a backend that works on disk may keep in memory for each operator of a task."""
     undo_bytes: int = UNDO_BYTES
     """What a backend in memory may keep for each operator of a task to go back to a checkpoint without reading."""
+    restore_threads: int = 1
+    """Threads that take a large state in, besides one for the index of its keys; the host of a task sets it. With 1 it
+    is the task's own thread that does both."""
 
 
 @dataclass(frozen=True, slots=True)

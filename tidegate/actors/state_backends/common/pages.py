@@ -11,6 +11,8 @@ lock: at worst it sees a pin that has just gone, and copies once more than neede
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,7 +20,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from tidegate.actors.kernels.fixed_width import array_of, storage_dtype
-from tidegate.actors.kernels.paged import NO_PAGES, PAGE_BITS, PAGE_ROWS, Pages, gathered, scatter
+from tidegate.actors.kernels.paged import NO_PAGES, PAGE_BITS, PAGE_ROWS, Pages, gathered, put_behind, scatter
 from tidegate.actors.state_backends.common.backend import ValueSpec
 
 _PAGES_MIN = 16
@@ -191,14 +193,27 @@ class PagedColumn:
         `first_slot` is the first one behind those that have been filled so; pages that are missing are added, and hold
         the identity behind the last value. Faster than `grow` and `put`: no page is written to twice.
         """
+        self.begin_extend(first_slot, values)()
+
+    def begin_extend(self, first_slot: int, values: pa.Array) -> Callable[[], None]:
+        """The first half of `extend`: the pages are there. What it returns puts the values there, on any thread."""
         if values.null_count > 0:
             self.start_nulls()
-        if self._valid is not None:
-            valid = values.is_valid().to_numpy(zero_copy_only=False).view(np.uint8)
-            _fill_pages(self._valid, first_slot, valid, 0)
-            self._valid_addresses = _extended(self._valid_addresses, self._valid)
-        _fill_pages(self._arrays, first_slot, self._raw_of(values), self.spec.identity)
+        raw = self._raw_of(values)
+        stop = first_slot + len(raw)
+        _add_pages(self._arrays, stop, self.dtype, self.spec.identity)
         self._addresses = _extended(self._addresses, self._arrays)
+        if self._valid is None:
+            return partial(put_behind, self._addresses, first_slot, raw)
+        valid = values.is_valid().to_numpy(zero_copy_only=False).view(np.uint8)
+        _add_pages(self._valid, stop, _VALID, 0)
+        self._valid_addresses = _extended(self._valid_addresses, self._valid)
+
+        def put_both(pages: Pages = self._addresses, valid_pages: Pages = self._valid_addresses) -> None:
+            put_behind(pages, first_slot, raw)
+            put_behind(valid_pages, first_slot, valid)
+
+        return put_both
 
     def _raw_of(self, values: pa.Array) -> NDArray[Any]:
         """Plain values, with the identity beneath a null; no copy where nothing is null."""
@@ -269,22 +284,12 @@ def _taken(spec: ValueSpec, dtype: np.dtype[Any], pages: Pages, valid_pages: Pag
     return array_of(gathered(pages, slots, dtype), valid, spec.data_type)
 
 
-def _fill_pages(pages: list[NDArray[Any]], first_slot: int, values: NDArray[Any], rest: Any) -> None:
-    """Put values one behind the other from a slot on; what is left of the last page that is made for them is `rest`."""
-    done, slot = 0, first_slot
-    while done < len(values):
-        number, offset = slot >> PAGE_BITS, slot & (PAGE_ROWS - 1)
-        count = min(PAGE_ROWS - offset, len(values) - done)
-        if number < len(pages):
-            pages[number][offset : offset + count] = values[done : done + count]
-        elif count == PAGE_ROWS:
-            pages.append(values[done : done + count].copy())
-        else:
-            page = np.empty(PAGE_ROWS, dtype=values.dtype)
-            page[:count] = values[done : done + count]
-            page[count:] = rest
-            pages.append(page)
-        done, slot = done + count, slot + count
+def _add_pages(pages: list[NDArray[Any]], slots: int, dtype: np.dtype[Any], rest: Any) -> None:
+    """Add pages until there are so many slots; only those that are left behind them hold something, `rest`."""
+    known, needed = len(pages), pages_for(slots)
+    pages += [np.empty(PAGE_ROWS, dtype=dtype) for _ in range(known, needed)]
+    if needed > known and slots & (PAGE_ROWS - 1):
+        pages[-1][slots & (PAGE_ROWS - 1) :] = rest
 
 
 def _extended(addresses: Pages, arrays: list[NDArray[Any]]) -> Pages:

@@ -208,6 +208,9 @@ class RocksBackend:
         found = [known.values for known in self.stored.states if known.name == state]
         return pa.schema([*self.stored.keys, *found[0]]) if found else None
 
+    def expect(self, keys: int) -> None:
+        """Nothing is had ahead: keys go to the disk."""
+
     def load(self, table: StateTable) -> None:
         """Take a stored table in.
 

@@ -1,0 +1,78 @@
+"""`RestoreThreads`: the threads that take a large state in: columns are copied side by side, and the index follows.
+
+Rules: while they work, nobody but them touches the index; what is copied side by side are different columns, whose
+pages nobody else reads or writes. So the result is what one thread would make of it, in whatever order they run.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import pyarrow as pa
+
+from tidegate.actors.kernels.key_index.key_index import KeyIndex
+
+PIECE_BYTES = 1 << 23
+"""So many bytes of keys are indexed at a time: that takes several times their memory."""
+_PIECES_AHEAD_MAX = 4
+"""Pieces that wait to be indexed: whoever brings more waits for the oldest."""
+
+
+class RestoreThreads:
+    """Up to `threads` that copy, and one that fills `index`, in which there is nothing yet, with up to `keys` keys."""
+
+    def __init__(self, index: KeyIndex, keys: int, threads: int) -> None:
+        self._index = index
+        self._to_come = keys
+        self._threads = threads
+        self._copiers = ThreadPoolExecutor(threads, "tidegate-restore")
+        self._filler = ThreadPoolExecutor(1, "tidegate-restore-index")
+        self._piece: list[pa.RecordBatch] = []
+        self._filled: deque[Future[bool]] = deque()
+        self._distinct = True
+
+    def side_by_side(self, steps: Sequence[Callable[[], None]]) -> None:
+        """Take steps that do not touch what others touch; all are done afterwards. Raises what one of them raises."""
+        shares = [steps[first :: self._threads] for first in range(min(self._threads, len(steps)))]
+        pending = [self._copiers.submit(_take, share) for share in shares]
+        for taken in pending:
+            taken.result()
+
+    def index(self, keys: pa.RecordBatch) -> None:
+        """Give the next slots to keys, of which none may come twice, soon."""
+        self._piece.append(keys)
+        if sum(part.nbytes for part in self._piece) >= PIECE_BYTES:
+            self._fill()
+
+    def finish(self) -> bool:
+        """Wait until all keys are in the index, and end. False if one came twice: then the index is of no use."""
+        try:
+            if self._piece:
+                self._fill()
+            while self._filled:
+                self._distinct = self._filled.popleft().result() and self._distinct
+        finally:
+            self.end()
+        return self._distinct
+
+    def end(self) -> None:
+        """Begin nothing any more, and wait for what has begun."""
+        self._copiers.shutdown(cancel_futures=True)
+        self._filler.shutdown(cancel_futures=True)
+
+    def _fill(self) -> None:
+        piece, self._piece = self._piece, []
+        self._to_come = max(0, self._to_come - sum(part.num_rows for part in piece))
+        self._filled.append(self._filler.submit(self._fill_in, piece, self._to_come))
+        if len(self._filled) > _PIECES_AHEAD_MAX:
+            self._distinct = self._filled.popleft().result() and self._distinct
+
+    def _fill_in(self, piece: list[pa.RecordBatch], to_come: int) -> bool:
+        return self._index.fill(pa.concat_batches(piece), to_come)
+
+
+def _take(steps: Sequence[Callable[[], None]]) -> None:
+    for step in steps:
+        step()
