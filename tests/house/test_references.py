@@ -18,7 +18,7 @@ NOT_MODULES = {"tidegate.serializer"}
 PAGE_PATH = re.compile(r"`([\w./*-]*[\w*]\.(?:py|md|toml|yaml|txt)|[\w.-]+/[\w./-]*)`")
 LINK = re.compile(r"\]\((?!\w+:)([^)#\s]+)(?:#[^)]*)?\)")
 NAMES = {path.name for path in files()}
-OTHERS = re.compile(r"build/|dist/|\.venv/|(?:.*/)?x\.py$|orders\.py$")
+OTHERS = re.compile(r"build/|dist/|\.venv/|\.bench/|(?:.*/)?x\.py$|orders\.py$")
 """What is generated, what stands for any name, and what a user is told to write."""
 
 

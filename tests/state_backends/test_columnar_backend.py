@@ -370,3 +370,16 @@ def test_values_of_functions_are_not_gathered() -> None:
     changed, _ = backend.freeze(Cut(CheckpointId(2), base=CheckpointId(1)))
     with pytest.raises(pa.ArrowInvalid):
         list(changed.chunks())
+
+
+def test_what_has_changed_is_counted_as_a_snapshot_would_hold_it() -> None:
+    """Each slot once, whatever lies between, and none that changed up to the base; of cells as of columns."""
+    cells = Cells(columnar_backend, True)
+    cells.batch([(key, "put", 1) for key in range(6)])
+    cells.backend.freeze(Cut(CheckpointId(1)))
+    cells.batch([(key, "put", 2) for key in (0, 1, 2)])
+    cells.backend.freeze(Cut(CheckpointId(2), CheckpointId(1)))
+    cells.batch([(2, "put", 3), (3, "remove", 0)])
+
+    assert cells.backend.changed_rows(CheckpointId(1)) == (4, 5)
+    assert cells.backend.changed_rows(CheckpointId(2)) == (2, 5)

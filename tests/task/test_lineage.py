@@ -7,7 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate.actors.protocol.stream_elements import Barrier, BarrierOptions
-from tidegate.actors.task.incremental.lineage import DELTAS_BYTES_MIN, LAYERS_MAX, LINEAGES_MAX, Lineage, Lineages
+from tidegate.actors.task.incremental.lineage import (
+    CHANGED_ROWS_MIN,
+    DELTAS_BYTES_MIN,
+    LAYERS_MAX,
+    LINEAGES_MAX,
+    Lineage,
+    Lineages,
+)
 from tidegate.storage.checkpoints.metadata import NativeFile, NativeState, SavepointFormat, SnapshotKind, StateHandle
 from tidegate.storage.ids import CheckpointId, OperatorUid
 from tidegate.storage.state.snapshot import Cut
@@ -35,7 +42,8 @@ def cut(known: Lineages, checkpoint_id: int, base: int | None, **settings: objec
     """What the snapshot of a barrier is to hold."""
     options = BarrierOptions(kind=settings.get("kind", SnapshotKind.CHECKPOINT))  # type: ignore[arg-type]
     barrier = Barrier(CheckpointId(checkpoint_id), 0, options, None if base is None else CheckpointId(base))
-    found, below = known.begin(barrier, finished=bool(settings.get("finished")))
+    changed, rows = settings.get("changed", (0, 0))  # type: ignore[misc]
+    found, below = known.begin(barrier, bool(settings.get("finished")), lambda _: (changed, rows))
     assert found.base == (None if below is None else below.checkpoint_id)
     return found
 
@@ -76,7 +84,9 @@ def test_a_native_savepoint_is_built_on_what_its_barrier_names() -> None:
     known.remember(lineage(3, 100))
     options = BarrierOptions(kind=SnapshotKind.SAVEPOINT, savepoint_format=SavepointFormat.NATIVE)
 
-    found, below = known.begin(Barrier(CheckpointId(4), 0, options, CheckpointId(3)), finished=False)
+    found, below = known.begin(
+        Barrier(CheckpointId(4), 0, options, CheckpointId(3)), finished=False, changed_rows=lambda _: (0, 0)
+    )
 
     assert found == Cut(CheckpointId(4), CheckpointId(3))
     assert below == lineage(3, 100)
@@ -88,6 +98,20 @@ def test_a_subtask_that_has_finished_builds_on_nothing() -> None:
     known.remember(lineage(3, 100))
 
     assert cut(known, 4, 3, finished=True) == Cut(CheckpointId(4))
+
+
+@pytest.mark.parametrize(
+    ("changed", "rows", "whole"),
+    [(5_000, 9_999, True), (5_000, 10_000, False), (CHANGED_ROWS_MIN, CHANGED_ROWS_MIN, False), (4_097, 4_097, True)],
+)
+def test_where_most_rows_have_changed_a_snapshot_is_whole(changed: int, rows: int, whole: bool) -> None:
+    """More than half of them, if they are many: a restore then reads each once."""
+    known = Lineages()
+    known.remember(lineage(3, BASE_BYTES))
+
+    found = cut(known, 4, 3, changed=(changed, rows))
+
+    assert found.base == (None if whole else CheckpointId(3))
 
 
 def test_nothing_is_built_on_an_empty_part() -> None:

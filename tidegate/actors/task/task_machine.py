@@ -31,7 +31,8 @@ from tidegate.actors.task.channels.turn_pacer import TaskPacers
 from tidegate.actors.task.channels.watermark_valve import WatermarkValve
 from tidegate.actors.task.checkpoints.changelog_writer import ChangelogWriter
 from tidegate.actors.task.checkpoints.induced_checkpoints import InducedCheckpoints
-from tidegate.actors.task.checkpoints.subtask_checkpoints import SnapshotParts, SubtaskCheckpoints
+from tidegate.actors.task.checkpoints.snapshot_parts import SnapshotParts
+from tidegate.actors.task.checkpoints.subtask_checkpoints import SubtaskCheckpoints
 from tidegate.actors.task.fence import CoordinatorFence, answer_to
 from tidegate.actors.task.invariants import check_process, may_leave
 from tidegate.actors.task.messages import events as ev
@@ -77,6 +78,7 @@ class TaskMachine:
                 stage=lambda: self._stage(force=True),
                 freeze=self._freeze,
                 finished=lambda: self._operators_finished,
+                changed_rows=self._chain.changed_rows,
             ),
             self._instructions.append,
             ChangelogWriter.of(d.backend, self._chain, self._instructions.append),
@@ -380,15 +382,13 @@ class TaskMachine:
 
     def _freeze(self, cut: Cut) -> tuple[OperatorSnapshot, ...]:
         snapshots = [] if self._operators_finished else self._chain.snapshot(cut)
-        if self._source is not None:
-            assert self.descriptor.source is not None
-            snapshots.insert(0, OperatorSnapshot(self.descriptor.source.uid, (self._source.freeze(),)))
+        if self._source is not None and (source := self.descriptor.source) is not None:
+            snapshots.insert(0, OperatorSnapshot(source.uid, (self._source.freeze(),)))
         return tuple(snapshots)
 
     def _stage(self, force: bool) -> None:
         for uid, batches in self._chain.take_pending(force):
-            index = self._checkpoints.tracker.files[uid].start()
-            self._instructions.append(do.StageFile(uid, index, batches))
+            self._instructions.append(do.StageFile(uid, self._checkpoints.tracker.files[uid].start(), batches))
 
     # --- output and reading ---------------------------------------------------------------------------------------
 

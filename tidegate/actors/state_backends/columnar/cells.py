@@ -63,7 +63,7 @@ class Cells(ABC):
         self._space = space
         self._pages: list[list[Any]] = []
         self._pins = Pins()
-        self._dirty = DirtySlots() if incremental else None
+        self.dirty = DirtySlots() if incremental else None
         self._changed: list[int] = []
         """Slots that were changed since `flush`."""
         self._epoch = 0
@@ -106,8 +106,8 @@ class Cells(ABC):
     def flush(self) -> None:
         """Note the slots that have changed, for snapshots to come."""
         if self._changed:
-            if self._dirty is not None:
-                self._dirty.mark(np.array(self._changed, dtype=np.int32))
+            if self.dirty is not None:
+                self.dirty.mark(np.array(self._changed, dtype=np.int32))
             self._changed = []
 
     def live(self, slots: NDArray[np.int32]) -> NDArray[np.bool_]:
@@ -119,12 +119,12 @@ class Cells(ABC):
         pages = pages_for(slots)
         self._pages += [[None] * PAGE_ROWS for _ in range(pages - len(self._pages))]
         self._pins.grow(pages)
-        if self._dirty is not None:
-            self._dirty.grow(slots)
+        if self.dirty is not None:
+            self.dirty.grow(slots)
 
     def needed(self, slots: int) -> NDArray[np.bool_]:
         """Which slots have the state, or had it and a snapshot to come may have to tell of it."""
-        return live_or_marked(self.live(np.arange(slots, dtype=np.int32)), self._dirty)
+        return live_or_marked(self.live(np.arange(slots, dtype=np.int32)), self.dirty)
 
     def rebuild(self, kept: NDArray[np.int32], slots: int) -> None:
         """Slot i is now what was slot `kept[i]`."""
@@ -133,8 +133,8 @@ class Cells(ABC):
             page = [old[slot >> PAGE_BITS][slot & _IN_PAGE] for slot in kept[start : start + PAGE_ROWS].tolist()]
             self._pages.append(page + [None] * (PAGE_ROWS - len(page)))
         self._pins.grow(len(self._pages))
-        if self._dirty is not None:
-            self._dirty.rebuild(kept, slots)
+        if self.dirty is not None:
+            self.dirty.rebuild(kept, slots)
 
     def freeze(self, cut: Cut) -> tuple[FrozenSlots | SortedSlots, ...]:
         """All cells, or what has changed since the base. Costs a reference a page."""
@@ -142,7 +142,7 @@ class Cells(ABC):
         self._epoch += 1
         if cut.in_order:
             return (self._sorted(),) if self._rows else ()
-        dirty = None if self._dirty is None else self._dirty.close(cut.checkpoint_id, cut.base)
+        dirty = None if self.dirty is None else self.dirty.close(cut.checkpoint_id, cut.base)
         if self._space.schema is None:
             return ()
         if cut.base is None:
@@ -186,8 +186,8 @@ class Cells(ABC):
             self._own_page(slot)[slot & _IN_PAGE] = held
         self._rows = notes.rows
         self._changed = []
-        if self._dirty is not None:
-            self._dirty = DirtySlots.none_of(self._space.slots)
+        if self.dirty is not None:
+            self.dirty = DirtySlots.none_of(self._space.slots)
 
     def _append(self, keys: pa.RecordBatch, stored: list[Any]) -> None:
         """Put stored values of keys that nobody has."""

@@ -114,6 +114,12 @@ class ColumnarBackend:
         """Keys that have a state, in slot order."""
         return (keys for keys, _ in key_pieces(self._space, self._state(state).live, rows_max))
 
+    def changed_rows(self, base: CheckpointId) -> tuple[int, int]:
+        """Of each state the slots that are marked, and its rows."""
+        states: list[ColumnarTable | Cells] = [*self._tables.values(), *self._cells.values()]
+        marked = (s.dirty.changed_since(base, self._space.slots) for s in states if s.dirty is not None)
+        return sum(marked), sum(state.rows for state in states)
+
     def freeze(self, cut: Cut) -> Sequence[FrozenState]:
         """All states that hold something, or with `cut.base` what has changed since that."""
         frozen: list[FrozenState] = []

@@ -62,6 +62,11 @@ class DirtySlots:
             self._history[:2] = [(number, union((oldest, second), 0, max(len(oldest), len(second)) * 64))]
         return tuple(bitmap for _, bitmap in self._history)
 
+    def changed_since(self, base: CheckpointId, slots: int) -> int:
+        """How many of the first slots a snapshot on top of a checkpoint would tell of. A look at each word of bits."""
+        since = (*(bitmap for number, bitmap in self._history if number > base), self._current)
+        return int(np.bitwise_count(union(since, 0, slots)).sum())
+
     def marked(self, slots: int) -> NDArray[np.bool_]:
         """Which of the first slots a coming snapshot may have to tell of. O(slots)."""
         return flags((*(bitmap for _, bitmap in self._history), self._current), 0, slots)

@@ -82,7 +82,7 @@ class ColumnarTable:
         self._columns = {spec.name: TableColumn(self, spec) for spec in specs}
         self._live = PagedColumn(_LIVE)
         self._pins = Pins()
-        self._dirty = DirtySlots() if incremental else None
+        self.dirty = DirtySlots() if incremental else None
         self._notes: TableNotes | None = None
         """Where it is noted what slots hold before they are changed."""
         self._rows = 0
@@ -128,12 +128,12 @@ class ColumnarTable:
             column.paged.grow(pages)
         self._live.grow(pages)
         self._pins.grow(pages)
-        if self._dirty is not None:
-            self._dirty.grow(slots)
+        if self.dirty is not None:
+            self.dirty.grow(slots)
 
     def needed(self, slots: int) -> NDArray[np.bool_]:
         """Which slots have a row, or had one that a snapshot to come may have to tell of."""
-        return live_or_marked(self.live(np.arange(slots, dtype=np.int32)), self._dirty)
+        return live_or_marked(self.live(np.arange(slots, dtype=np.int32)), self.dirty)
 
     def rebuild(self, kept: NDArray[np.int32], slots: int) -> None:
         """Slot i is now what was slot `kept[i]`."""
@@ -142,14 +142,14 @@ class ColumnarTable:
         self._live = self._live.rebuilt(kept)
         self._pins = Pins()
         self._pins.grow(pages_for(len(kept)))
-        if self._dirty is not None:
-            self._dirty.rebuild(kept, slots)
+        if self.dirty is not None:
+            self.dirty.rebuild(kept, slots)
 
     def freeze(self, cut: Cut) -> tuple[FrozenSlots | SortedSlots, ...]:
         """Rows of all slots, or what has changed since the base. Costs a reference a page."""
         if cut.in_order:
             return (self._sorted(),) if self._rows else ()
-        dirty = None if self._dirty is None else self._dirty.close(cut.checkpoint_id, cut.base)
+        dirty = None if self.dirty is None else self.dirty.close(cut.checkpoint_id, cut.base)
         if self._space.schema is None:
             return ()
         if cut.base is None:
@@ -195,8 +195,8 @@ class ColumnarTable:
         self._clear(later[self.live(later)])
         self._rows = notes.rows
         self.new_slots = _NO_SLOTS
-        if self._dirty is not None:
-            self._dirty = DirtySlots.none_of(self._space.slots)
+        if self.dirty is not None:
+            self.dirty = DirtySlots.none_of(self._space.slots)
 
     def _append(self, keys: pa.RecordBatch, rows: pa.RecordBatch) -> None:
         """Put stored rows of keys that nobody has."""
@@ -228,8 +228,8 @@ class ColumnarTable:
         self._own(upserted.slots)
         if self._notes is not None:
             self._note(self._notes, upserted.slots)
-        if mark and self._dirty is not None:
-            self._dirty.mark(upserted.slots)
+        if mark and self.dirty is not None:
+            self.dirty.mark(upserted.slots)
         if self._rows == self._space.slots - len(upserted.new_rows):
             candidates = upserted.new_rows  # every slot has a row but for the new ones
         else:

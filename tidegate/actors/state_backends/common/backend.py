@@ -242,6 +242,10 @@ class KeyedBackend(Protocol):
         """Keys that have a state of that name, in batches, for functions that go through all of them."""
         ...
 
+    def changed_rows(self, base: CheckpointId) -> tuple[int, int]:
+        """About how many rows `freeze` would give with that base, and how many without; 0 where files are shared."""
+        ...
+
     def freeze(self, cut: Cut) -> Sequence[FrozenState]:
         """All states as they are now, or with `cut.base` only what has changed since that."""
         ...

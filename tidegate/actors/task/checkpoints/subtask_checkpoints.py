@@ -14,7 +14,7 @@ Rules that it keeps:
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from tidegate.actors.protocol.failure_reasons import CheckpointFailureReason
 from tidegate.actors.protocol.identity import ChannelId
@@ -25,6 +25,7 @@ from tidegate.actors.task.channels.input_gate import InputGate
 from tidegate.actors.task.channels.output_gate import OutputGate
 from tidegate.actors.task.checkpoints.changelog_writer import ChangelogWriter
 from tidegate.actors.task.checkpoints.channel_recorder import ChannelRecorder
+from tidegate.actors.task.checkpoints.snapshot_parts import SnapshotParts
 from tidegate.actors.task.checkpoints.snapshots import SnapshotPart, SnapshotTracker, TaskSnapshot, Written
 from tidegate.actors.task.incremental.lineage import Lineage, Lineages, canonical
 from tidegate.actors.task.messages import events as ev
@@ -32,23 +33,6 @@ from tidegate.actors.task.messages import instructions as do
 from tidegate.actors.task.pipeline.task_descriptor import TaskDescriptor
 from tidegate.storage.checkpoints.metadata import SubtaskState
 from tidegate.storage.ids import CheckpointId
-from tidegate.storage.state.snapshot import Cut, OperatorSnapshot
-
-
-@dataclass(frozen=True, slots=True)
-class SnapshotParts:
-    """What the task does for a snapshot, in this order."""
-
-    prepare: Callable[[], None]
-    """Let the operators emit what belongs before the barrier, unless they have finished."""
-    send: Callable[[], None]
-    """Let the barrier leave."""
-    stage: Callable[[], None]
-    """Have written what the sinks hold."""
-    freeze: Callable[[Cut], tuple[OperatorSnapshot, ...]]
-    """The synchronous part."""
-    finished: Callable[[], bool]
-    """Whether the operators have finished."""
 
 
 class SubtaskCheckpoints:
@@ -270,7 +254,7 @@ class SubtaskCheckpoints:
         self._parts.stage()
         alignment_ms = self.handler.alignment_ms(at_ms)
         finished = self._parts.finished()
-        cut, base = self._lineages.begin(barrier, finished)
+        cut, base = self._lineages.begin(barrier, finished, self._parts.changed_rows)
         chain, since = None, 0
         if self._changelog is not None and not finished:
             cut, chain, since = self._changelog.for_snapshot(cut)

@@ -5,12 +5,15 @@ Rules:
 - A snapshot is built only on the checkpoint that its barrier names: of that one the coordinator keeps the files.
 - Layers are few, and those above the base are together no larger than it. Else the next snapshot is whole, as the base
   of a new stack: so what a restore reads, and what storage holds, is at most about twice the state.
+- Where most rows have changed since the base, a snapshot is whole too: it writes less than twice as much, and a restore
+  reads each row once.
 - A canonical savepoint is whole and has no file in common with anything; nothing is built on it. A native one is like
   any checkpoint.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from tidegate.actors.protocol.stream_elements import Barrier
@@ -24,8 +27,13 @@ LAYERS_MAX = 10
 """Layers of a stack, its base among them."""
 DELTAS_BYTES_MIN = 64 * 1024
 """So much may lie above a base however small it is."""
+CHANGED_ROWS_MIN = 4096
+"""So few changes are an increment, whatever share of the state they are."""
 LINEAGES_MAX = 16
 """Checkpoints of which a subtask remembers its part: more than may be pending, and a few that were never heard of."""
+
+
+ChangedRows = Callable[[CheckpointId], tuple[int, int]]
 
 
 @wire
@@ -74,8 +82,11 @@ class Lineages:
         """The checkpoint was given up."""
         self._known.pop(checkpoint_id, None)
 
-    def begin(self, barrier: Barrier, finished: bool) -> tuple[Cut, Lineage | None]:
-        """What the snapshot of this barrier is to hold, and what it is built on; `finished`: there is no state."""
+    def begin(self, barrier: Barrier, finished: bool, changed_rows: ChangedRows) -> tuple[Cut, Lineage | None]:
+        """What the snapshot of this barrier is to hold, and what it is built on; `finished`: there is no state.
+
+        `changed_rows` counts what an increment would hold, and what there is.
+        """
         if barrier.options.canonical:
             return Cut(barrier.checkpoint_id, canonical=True), None
         if barrier.base is None:
@@ -84,9 +95,14 @@ class Lineages:
         base_id = barrier.base
         self._known = {number: lineage for number, lineage in self._known.items() if number >= base_id}
         base = self._known.get(base_id)
-        if base is None or not base.extensible or finished:
+        if base is None or not base.extensible or finished or _mostly(*changed_rows(base_id)):
             return Cut(barrier.checkpoint_id), None
         return Cut(barrier.checkpoint_id, base_id), base
+
+
+def _mostly(changed: int, rows: int) -> bool:
+    """Whether most rows have changed, and they are many."""
+    return changed > CHANGED_ROWS_MIN and 2 * changed > rows
 
 
 def canonical(snapshot: OperatorSnapshot) -> OperatorSnapshot:

@@ -206,6 +206,11 @@ class OperatorChain:
         """About how many bytes of keyed state have changed since it was last frozen."""
         return sum(link.operator.changed_bytes for link in self._links)
 
+    def changed_rows(self, base: CheckpointId) -> tuple[int, int]:
+        """Of all keyed state: about how many rows a snapshot with that base would hold, and how many a whole one."""
+        changed = [backend.changed_rows(base) for backend in self.backends.values()]
+        return sum(rows for rows, _ in changed), sum(rows for _, rows in changed)
+
     @property
     def backends(self) -> Mapping[OperatorUid, KeyedBackend]:
         """What holds the keyed state of each operator that has such."""
