@@ -12,22 +12,27 @@ from hypothesis import strategies as st
 from process_harness import MAX_PARALLELISM, Driven, Row
 
 from tidegate.actors.kernels.hashing import hash_columns
+from tidegate.actors.operators.rows import process_operator
 from tidegate.actors.operators.rows.process_functions import ProcessContext, ProcessFunction, Rows
-from tidegate.actors.operators.state.key_scope import EnteredKeys, KeyScope
 from tidegate.actors.operators.state.keys import KeyCodec, sort_key
-from tidegate.actors.operators.state.timers import TimeDomain, TimerQueue, Timers, TimerService
+from tidegate.actors.operators.state.timer_step import TimerStep
+from tidegate.actors.operators.state.timers import TimeDomain
 from tidegate.actors.protocol.errors import OperatorError
 from tidegate.actors.protocol.stream_elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS
+from tidegate.actors.state_backends.common.timers import DueTimers
 
 
 class Alarms(ProcessFunction):
     """Registers or deletes what its rows say, and tells of every timer; `again` may do more when one fires."""
 
-    def __init__(self, again: Callable[[int, ProcessContext], None] = lambda timestamp, context: None) -> None:
+    def __init__(
+        self, again: Callable[[int, ProcessContext], None] = lambda timestamp, context: None, factor: int = 1
+    ) -> None:
         self._again = again
+        self._factor = factor
 
     def process(self, row: Row, context: ProcessContext) -> Rows:
-        getattr(context.timer_service, row["do"])(row["at"])
+        getattr(context.timer_service, row["do"])(row["at"] * self._factor)
         return None
 
     def on_timer(self, timestamp: int, context: ProcessContext) -> Rows:
@@ -115,14 +120,13 @@ def test_all_event_time_timers_fire_at_the_end_of_the_input() -> None:
 
 def test_a_moment_beyond_int64_is_the_end_of_time() -> None:
     """Python counts further than a checkpoint: such a timer fires at the end, or at once, and is stored as that."""
-    timers, scope = Timers(), KeyScope()
-    scope.enter(EnteredKeys(KeyCodec(pa.schema({"k": pa.string()})), None, [("k",)]))
-    service = TimerService(timers, scope, lambda: 0, lambda: 0)
-    service.register_event_time_timer(2**70)
-    service.register_processing_time_timer(-(2**70))
+    driven = Driven(Alarms(factor=2**70))
+    driven.rows(event(1, 1), clock(1, -1))
+    (operator,) = driven.operators
 
-    assert timers.queues[TimeDomain.EVENT_TIME].first_ms() == MAX_WATERMARK_MS
-    assert timers.queues[TimeDomain.PROCESSING_TIME].first_ms() == MIN_WATERMARK_MS
+    assert operator.next_processing_time_ms() == MIN_WATERMARK_MS
+    assert fired(driven.watermark(MAX_WATERMARK_MS - 1)) == []
+    assert fired(driven.end()) == [(MAX_WATERMARK_MS, 1)]
 
 
 def test_a_timer_can_register_the_next_one() -> None:
@@ -148,55 +152,60 @@ def test_timers_without_end_are_an_error() -> None:
         driven.end()
 
 
-def test_deleted_timers_are_forgotten() -> None:
-    """A key that moves its timer with each row holds one timer, not one a row: memory stays bounded."""
-    queue = TimerQueue()
-    queue.add(0, ("k",))
-    for at in range(20_000):
-        queue.add(at + 1, ("k",))
-        queue.discard(at, ("k",))
-    for _ in range(20_000):
-        queue.add(20_000, ("k",))
+@pytest.mark.parametrize("timers", [1, 1500])
+def test_many_timers_without_end_are_an_error_too(timers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many are due at the start, and also where they are counted several times; chains that end are none."""
+    monkeypatch.setattr(process_operator, "_CHAINED_TIMERS_MAX", 3)
+    finite = Driven(Alarms(lambda at, ask: ask.timer_service.register_event_time_timer(at + 1) if at < 3 else None))
+    finite.rows(*(event(k, 1) for k in range(timers)))
+    assert len(finite.end()) == 3 * timers
 
-    assert len(queue) == 1
-    assert len(queue._heap) < 3000
-    assert queue.pop_due(30_000, [("other",)]) is None
-    assert queue.pop_due(30_000, [("k",)]) == (20_000, ("k",))
-    assert queue.pop_due(30_000, [("k",)]) is None
+    endless = Driven(Alarms(lambda at, ask: ask.timer_service.register_event_time_timer(at + 1)))
+    endless.rows(*(event(k, 1) for k in range(timers)))
+    with pytest.raises(OperatorError, match="registered another one that was due at once, 3 in a row"):
+        endless.end()
 
 
-_MOMENTS, _KEYS = st.integers(0, 9), st.sampled_from([("a",), ("b",), (None,)])
+_MOMENTS, _NUMBERS = st.integers(0, 9), st.integers(0, 2)
+_STEP_KEYS = pa.record_batch({"k": pa.array(["a", "b", None])})
 
 
 @settings(max_examples=200, deadline=None)
 @given(
-    st.lists(
-        st.tuples(st.just("add"), _MOMENTS, _KEYS)
-        | st.tuples(st.just("discard"), _MOMENTS, _KEYS)
-        | st.tuples(st.just("stage"), _MOMENTS, st.integers(0, 4))
-        | st.tuples(st.just("pop"), _MOMENTS, st.sets(_KEYS)),
-        max_size=60,
-    )
+    due=st.sets(st.tuples(_MOMENTS, _NUMBERS), min_size=1),
+    told_max=st.integers(1, 6),
+    steps=st.lists(st.tuples(st.sampled_from(["register", "delete", "pop"]), _MOMENTS, _NUMBERS), max_size=40),
 )
-def test_timers_fire_in_order_however_they_are_staged(steps: list[tuple[str, int, Any]]) -> None:
-    """Staged or not, deleted and registered again meanwhile: the next one is the first that is registered."""
-    queue, model = TimerQueue(), set()
-    for step, at, what in steps:
-        due = sorted((timer for timer in model if timer[0] <= at), key=lambda timer: (timer[0], sort_key(timer[1])))
-        if step == "add":
-            queue.add(at, what)
-            model.add((at, what))
-        elif step == "discard":
-            queue.discard(at, what)
-            model.discard((at, what))
-        elif step == "stage":
-            assert [key for _, key in due[:what]] == queue.stage(at, what)
-        else:
-            expected = due[0] if due and due[0][1] in what else None
-            assert expected == queue.pop_due(at, what)
+def test_timers_fire_in_order_within_a_step(
+    due: set[tuple[int, int]], told_max: int, steps: list[tuple[str, int, int]]
+) -> None:
+    """Deleted and registered again meanwhile: the next one is the first that is registered, up to the last one that was
+    told; what comes after that one waits for the next step."""
+    time_ms = 7
+    first = sorted(timer for timer in due if timer[0] <= time_ms)
+    told = first[:told_max]
+    moments, rows = [moment for moment, _ in told], [number for _, number in told]
+    keys = _STEP_KEYS.take(pa.array(rows, pa.int64()))
+    step = TimerStep(0, time_ms, DueTimers(moments, keys, more=len(first) > len(told)), KeyCodec(_STEP_KEYS.schema))
+    known = {key: number for number, key in enumerate(step.keys)}
+    assert step.columns.to_pylist() == [{"k": key} for (key,) in step.keys]
+    model = {(moment, known[_STEP_KEYS.to_pylist()[number]["k"],]) for moment, number in told}
+
+    def order(timer: tuple[int, int]) -> tuple[int, Any]:
+        return timer[0], sort_key(step.keys[timer[1]])
+
+    last = max(map(order, model), default=None) if len(first) > len(told) else (time_ms + 1, ())
+    for what, moment, number in steps:
+        if what == "pop":
+            expected = min(model, key=order, default=None)
+            assert step.pop() == expected
             model.discard(expected)  # type: ignore[arg-type]
-        assert min((moment for moment, _ in model), default=None) == queue.first_ms()
-        assert len(model) == len(queue)
+        elif number < len(step.keys):
+            getattr(step, what)(moment, number)
+            if what == "delete":
+                model.discard((moment, number))
+            elif moment <= time_ms and last is not None and order((moment, number)) <= last:
+                model.add((moment, number))
 
 
 def test_a_timer_table_is_typed_and_sorted_by_key_group() -> None:

@@ -23,13 +23,16 @@ from tidegate.actors.coordinator.job.phases import JobInput, JobStatus, PendingI
 from tidegate.actors.coordinator.requests.checkpoint_plan import CheckpointPlan, make_plan
 from tidegate.actors.coordinator.state.checkpoint_statistics import CheckpointStatistics
 from tidegate.actors.operators.rows.process_operator import ProcessOperator
-from tidegate.actors.operators.state.timers import TimerQueue, Timers
+from tidegate.actors.operators.state.timers import Timers
 from tidegate.actors.protocol.stream_elements import MAX_WATERMARK_MS
 from tidegate.actors.restore import restore_in_flight
+from tidegate.actors.state_backends.columnar.columnar_backend import ColumnarBackend
 from tidegate.actors.task.channels.input_gate import InputChannel
 from tidegate.actors.task.channels.output_gate import OutputGate
 from tidegate.recovery import savepoints as savepoint
 from tidegate.storage.checkpoints.event_log import EventLog
+from tidegate.storage.state.snapshot import Cut, FrozenState, StateTable
+from tidegate.storage.state.timer_rows import TIMERS_STATE
 
 Patch = Callable[[], AbstractContextManager[Any]]
 
@@ -106,17 +109,27 @@ def _half_taken(self: InputChannel, rows_max: int = 1 << 24) -> Any:
 # --- timers -----------------------------------------------------------------------------------------------------------
 
 _advance = ProcessOperator.advance_watermark
-_pop_due = TimerQueue.pop_due
+_pop = Timers.pop
+_load, _freeze = ColumnarBackend.load, ColumnarBackend.freeze
 
 
 def _deaf_to_the_end(self: ProcessOperator, watermark_ms: int, emit: Any) -> Iterator[None]:
     return iter(()) if watermark_ms == MAX_WATERMARK_MS else _advance(self, watermark_ms, emit)
 
 
-def _skips_one(self: TimerQueue, *args: Any) -> Any:
-    if len(self) == 3:
-        _pop_due(self, *args)
-    return _pop_due(self, *args)
+def _skips_one(self: Timers) -> Any:
+    if self.count(4) == 3:
+        _pop(self)
+    return _pop(self)
+
+
+def _loaded_but_timers(self: ColumnarBackend, table: StateTable) -> None:
+    if table.state != TIMERS_STATE:
+        _load(self, table)
+
+
+def _frozen_but_timers(self: ColumnarBackend, cut: Cut) -> list[FrozenState]:
+    return [state for state in _freeze(self, cut) if state.state != TIMERS_STATE]
 
 
 # --- savepoints -------------------------------------------------------------------------------------------------------
@@ -195,13 +208,13 @@ RULE_BREAKS: dict[str, tuple[int, Patch]] = {
     ),
     "turns: the rest of a cut batch is lost": (1, lambda: patch.object(InputChannel, "take", _half_taken)),
     "credit: what was lost is never asked for": (7, lambda: patch.object(OutputGate, "starved", lambda self: {})),
-    "timers: none is restored": (9, lambda: patch.object(Timers, "load", lambda self, codec, table: None)),
-    "timers: none is in a checkpoint": (9, lambda: patch.object(Timers, "freeze", lambda self, *_: None)),
+    "timers: none is restored": (9, lambda: patch.object(ColumnarBackend, "load", _loaded_but_timers)),
+    "timers: none is in a checkpoint": (9, lambda: patch.object(ColumnarBackend, "freeze", _frozen_but_timers)),
     "timers: the last watermark fires none": (
         6,
         lambda: patch.object(ProcessOperator, "advance_watermark", _deaf_to_the_end),
     ),
-    "timers: one of three is passed over": (6, lambda: patch.object(TimerQueue, "pop_due", _skips_one)),
+    "timers: one of three is passed over": (6, lambda: patch.object(Timers, "pop", _skips_one)),
     "savepoints: paths are those of the checkpoint": (5, lambda: _savepoints_that_say(_old_places)),
     "savepoints: sink files are left out": (5, lambda: _savepoints_that_say(_no_files)),
     "stops: one is given up with its attempt": (

@@ -19,6 +19,7 @@ from tidegate.actors.state_backends.rocksdb.rocksdb_backend import RocksBackend
 from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.ids import CheckpointId
 from tidegate.storage.state.snapshot import Cut, FrozenState, StateTable
+from tidegate.storage.state.timer_rows import TIMERS_STATE, timers_schema
 
 MAX_PARALLELISM = 16
 KEYS = pa.schema({"k": pa.int64(), "s": pa.string()})
@@ -45,7 +46,7 @@ EXAMPLES = {"columnar": 150, "rocksdb": 30, "rocksdb with changelog": 40}
 WITH_INCREMENTS = ("columnar", "rocksdb with changelog")
 """Backends whose `freeze` takes a base; otherwise RocksDB has its files for that (`test_rocksdb_native.py`)."""
 
-Key = tuple[int, str | None]
+Key = tuple[Any, ...]
 Rows = dict[str, dict[Key, Any]]
 """State name → key → what a checkpoint holds of it."""
 
@@ -78,7 +79,9 @@ def state_tables(state: FrozenState, layer: int = 0) -> list[StateTable]:
         assert chunk.group_rows[0] == 0
         told = np.arange(chunk.first_group, chunk.first_group + len(sizes))
         assert np.repeat(told, sizes).tolist() == groups.tolist()
-        if state.removed:
+        if state.state == TIMERS_STATE:
+            assert chunk.rows.schema.equals(timers_schema(KEYS))
+        elif state.removed:
             assert chunk.rows.schema.equals(KEYS)
         found.append(StateTable(state.state, state.kind, chunk.rows, state.removed, layer))
     return found
@@ -92,14 +95,14 @@ def composed(stored: Sequence[StateTable]) -> Rows:
         kept = rows.setdefault(table.state, {})
         names = [name for name in table.rows.schema.names if name not in KEYS.names]
         for row in table.rows.to_pylist():
-            key = row["k"], row["s"]
+            key = tuple(row.values()) if table.state == TIMERS_STATE else (row["k"], row["s"])
             seen = told.setdefault((table.state, table.layer), set())
             assert key not in seen, f"{key} twice in layer {table.layer} of {table.state}"
             seen.add(key)
             if table.removed:
                 kept.pop(key, None)
             else:
-                kept[key] = {name: _in_order(row[name]) for name in names}
+                kept[key] = {name: _in_order(row[name]) for name in names if table.state != TIMERS_STATE}
     return {state: kept for state, kept in rows.items() if kept}
 
 

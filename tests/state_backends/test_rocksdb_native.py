@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from native_checkpoints import CountingReads, frozen, opened
 from rocksdb_backends import rocks_backend
 from small_tables import rewrite_in_small_tables
+from timer_model import TimersSubject
 
 from tidegate.actors.kernels.hashing import hash_columns
 from tidegate.actors.state_backends.common.backend import CellSpec
@@ -53,7 +54,11 @@ def file_of(native: NativeState, name: str) -> NativeFile | None:
     return next((file for file in native.files if file.name == name), None)
 
 
-@pytest.mark.parametrize("kind", [Cells, Table])
+_TIMERS = st.lists(st.tuples(_KEYS, st.integers(0, 1), st.integers(-3, 9), st.booleans()), min_size=1, max_size=12)
+_BATCHES: dict[Any, st.SearchStrategy[Any]] = {Cells: _CELLS, Table: _ROWS, TimersSubject: _TIMERS}
+
+
+@pytest.mark.parametrize("kind", list(_BATCHES))
 def test_checkpoints_of_files_hold_their_moment(kind: type[Subject], tmp_path_factory: pytest.TempPathFactory) -> None:
     """Random programs: whatever is built on what, every checkpoint has the state of its freeze; a restore goes on from
     there, and its key groups can be split between backends of either kind."""
@@ -61,7 +66,7 @@ def test_checkpoints_of_files_hold_their_moment(kind: type[Subject], tmp_path_fa
     @settings(max_examples=15, deadline=None)
     @given(
         rounds=st.lists(
-            st.tuples(_CELLS if kind is Cells else _ROWS, _CELLS if kind is Cells else _ROWS, st.booleans()),
+            st.tuples(_BATCHES[kind], _BATCHES[kind], st.booleans()),
             min_size=1,
             max_size=5,
         ),

@@ -27,8 +27,8 @@ from tidegate.actors.task.messages import instructions as do
 from tidegate.actors.task.pipeline.task_descriptor import TaskDescriptor
 from tidegate.actors.task.task_status import TaskStatus
 from tidegate.storage.checkpoints.metadata import SnapshotKind
-from tidegate.storage.ids import CheckpointId, VertexId
-from tidegate.storage.state.snapshot import tables_of
+from tidegate.storage.ids import CheckpointId, OperatorUid, VertexId
+from tidegate.storage.state.snapshot import StateTable, tables_of
 
 PROCESSING = ev.TaskTimer.PROCESSING_TIME
 X = pa.schema([("x", pa.int64())])
@@ -102,15 +102,16 @@ def started(descriptor: TaskDescriptor) -> Subject:
     return subject
 
 
-def restored(descriptor: TaskDescriptor, found: list[do.TaskInstruction]) -> Subject:
-    """A new task from the snapshot among these, with what it holds of the input."""
-    (persist,) = only(found, do.PersistSnapshot)
-    tables = tuple((s.uid, tuple(t for state in s.states for t in tables_of(state))) for s in persist.snapshots)
+Tables = list[tuple[OperatorUid, tuple[StateTable, ...]]]
+
+
+def restored(descriptor: TaskDescriptor, tables: Tables, found: list[do.TaskInstruction]) -> Subject:
+    """A new task from the tables of the snapshot among these, with what it holds of the input."""
     parts = [part for written in only(found, do.PersistChannelState) for part in written.channels]
     assert all(part.direction is do.Direction.INPUT for part in parts), "all output has left"
     subject = Subject(descriptor)
     in_flight = tuple((part.channel, part.batches) for part in parts)
-    subject.tell(ev.TaskRestored(subject.at_ms, tables, False, in_flight))
+    subject.tell(ev.TaskRestored(subject.at_ms, tuple(tables), False, in_flight))
     subject.tell(ev.TasksStarted(subject.at_ms))
     return subject
 
@@ -125,11 +126,15 @@ def told(found: list[do.TaskInstruction]) -> list[Any]:
     return [x for e in sent(found) for x in (values(e) if isinstance(e, pa.RecordBatch) else [e])]
 
 
-def timers_in(found: list[do.TaskInstruction]) -> list[int]:
-    """The moments of the timers in the one snapshot among these."""
+def tables_in(found: list[do.TaskInstruction]) -> Tables:
+    """What the one snapshot among these holds. It is read once."""
     (persist,) = only(found, do.PersistSnapshot)
-    tables = [table for s in persist.snapshots for state in s.states for table in tables_of(state)]
-    (timers,) = (table.rows for table in tables if table.state == "timers")
+    return [(s.uid, tuple(t for state in s.states for t in tables_of(state))) for s in persist.snapshots]
+
+
+def timers_in(tables: Tables) -> list[int]:
+    """The moments of the timers among them."""
+    (timers,) = (table.rows for _, of in tables for table in of if table.state == "timers")
     return sorted(timers.column("timer.timestamp_ms").to_pylist())
 
 
@@ -149,8 +154,9 @@ def test_a_watermark_with_many_timers_fills_the_queue_no_further_than_a_step() -
     (written,) = only(cut, do.PersistChannelState)
     (overtaken,) = written.channels
     before = [x for b in overtaken.batches for x in values(b)]
-    assert told(found) + before == [-x for x in range(1, 201) if x not in timers_in(cut)]
-    assert len(timers_in(cut)) > 150
+    left = timers_in(tables_in(cut))
+    assert told(found) + before == [-x for x in range(1, 201) if x not in left]
+    assert len(left) > 150
 
     granted_bytes = 0
     while not any(isinstance(element, Watermark) for element in sent(found)):
@@ -186,12 +192,13 @@ def test_timers_of_the_clock_fire_in_steps_and_those_left_survive() -> None:
 
     cut = subject.arrive(0, barrier(1, UNALIGNED))
     left = [1_007, 1_008, 1_009, 1_010]
-    assert timers_in(cut) == left
+    tables = tables_in(cut)
+    assert timers_in(tables) == left
     rest = subject.turns()
     assert told(rest) == [-x for x in left]
     assert only(cut + rest, do.SetTaskTimer) == [], "nothing is asked of the clock for moments that are past"
 
-    again = restored(descriptor, cut)
+    again = restored(descriptor, tables, cut)
     assert told(again.timer(PROCESSING, 1_050) + again.turns()) == [-x for x in left]
 
 
@@ -226,7 +233,7 @@ def test_a_source_that_stops_drops_what_is_left_of_the_clocks_steps(kind: Snapsh
     found = subject.trigger(1, stop) + subject.turns()
     if kind is SnapshotKind.SUSPEND:
         assert told(found) == [EndOfData(drain=False, stop=CheckpointId(1)), barrier(1, stop, at_ms=1_050)]
-        assert timers_in(found) == [1_004, 1_005]
+        assert timers_in(tables_in(found)) == [1_004, 1_005]
     else:
         last = Watermark(MAX_WATERMARK_MS)
         assert told(found) == [last, EndOfData(drain=True, stop=CheckpointId(1)), barrier(1, stop, at_ms=1_050)]
@@ -301,7 +308,7 @@ def test_a_snapshot_between_any_two_steps_restores_to_the_uninterrupted_result(
     assert rows_of(cut) == [], "everything that was emitted left before the barrier"
     assert expected == rows_of(found) + rows_of(subject.feed(0, *rest))
 
-    again = restored(descriptor, cut)
+    again = restored(descriptor, tables_in(cut), cut)
     assert _sorted(expected) == _sorted(rows_of(found) + rows_of(again.feed(0, *rest)))
 
 

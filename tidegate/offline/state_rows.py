@@ -21,13 +21,13 @@ from tidegate.actors.kernels.hashing import hash_columns
 from tidegate.actors.operators.state.keyed_state import KeyedState, ListState, MapState
 from tidegate.actors.operators.state.keys import key_columns, key_schema
 from tidegate.actors.operators.state.operator_state import KEY, VALUE
-from tidegate.actors.operators.state.timers import TIMERS_STATE
 from tidegate.actors.operators.state.ttl import timed_now
 from tidegate.offline.spilled_rows import SpilledRows
 from tidegate.storage.checkpoints.metadata import OperatorInfo, StateKind
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.schemas.columns_text import columns_text
 from tidegate.storage.schemas.dictionaries import widened
+from tidegate.storage.state.timer_rows import TIMERS_STATE
 
 MEMORY_BYTES = 64 * 1024 * 1024
 """Rows that come one batch after the other are held up to so many bytes."""

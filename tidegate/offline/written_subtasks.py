@@ -30,10 +30,10 @@ from tidegate.storage.schemas.common import adapted
 from tidegate.storage.state.key_groups import key_group_range
 from tidegate.storage.state.snapshot import FrozenState, StateChunk, sorted_by_group
 from tidegate.storage.state.state_file import write_state
+from tidegate.storage.state.timer_rows import TIMER_COLUMNS, TIMERS_STATE
 from tidegate.storage.subtasks.state_stream import SubtaskStream
 
 CHUNK_ROWS = 65_536
-_TIMER_COLUMNS = 2
 
 
 @dataclass(slots=True)
@@ -90,8 +90,8 @@ class Changes:
 def hashed_columns(selection: StateSelection) -> tuple[str, ...] | None:
     """The columns whose hash gives the key group of a stored row; None where nobody knows."""
     keys = selection.keys
-    if selection.info.state == "timers" and keys is not None:
-        return keys[:-_TIMER_COLUMNS]
+    if selection.info.state == TIMERS_STATE and keys is not None:
+        return keys[: -len(TIMER_COLUMNS)]
     return keys
 
 

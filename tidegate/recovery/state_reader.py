@@ -25,14 +25,13 @@ from tidegate.storage.files.file_system_store import open_store
 from tidegate.storage.files.store import OpenStore, Store
 from tidegate.storage.ids import OperatorUid
 from tidegate.storage.schemas.common import adapted, common_schema
+from tidegate.storage.state.timer_rows import TIMER_MOMENT, TIMERS_STATE
 from tidegate.storage.subtasks.state_stream import StoredSchemas, SubtaskStream
 
 BATCH_ROWS_MAX = 65_536
 
 AGGREGATE_STATE = "aggregate"
 """Name of the state of running aggregates: a row has the columns of all of them."""
-
-_TIMERS_STATE, _TIMESTAMP = "timers", "timer.timestamp_ms"
 
 
 def read_state_batches(
@@ -182,7 +181,7 @@ def _row_keys(
     for each in schemas:
         if each.removed is not None:
             return tuple(each.removed.names)
-    if info.state == _TIMERS_STATE and _TIMESTAMP in names:
+    if info.state == TIMERS_STATE and TIMER_MOMENT in names:
         return tuple(names)
     if operator.keys and tuple(names[: len(operator.keys)]) == operator.keys:
         return operator.keys

@@ -16,6 +16,7 @@ import rocksdict
 from tidegate.storage.rocksdb.database import reported
 from tidegate.storage.rocksdb.keys import RowLength, decode_rows, row_end
 from tidegate.storage.rocksdb.tables import table_layout
+from tidegate.storage.rocksdb.timer_keys import timer_rows
 from tidegate.storage.rocksdb.value_layout import HEAD, RocksDescription, RocksForm, RocksState
 from tidegate.storage.rocksdb.values import ValueCodec, list_codec, map_key_codec, value_codec
 from tidegate.storage.state.snapshot import StateChunk
@@ -122,14 +123,17 @@ _Take = Callable[[rocksdict.RdictIter, bytes, _Chunk, str], bool]
 """Reads on into a chunk, up to a row after which it is full; False: the prefix has no more rows."""
 
 
+_ROW_AN_ENTRY = (RocksForm.TABLE, RocksForm.VALUE, RocksForm.TIMERS)
+
+
 def _reader(description: RocksDescription, state: RocksState) -> _Take:
-    if state.form in (RocksForm.TABLE, RocksForm.VALUE):
+    if state.form in _ROW_AN_ENTRY:
         return _take_rows
     return _Pieces(state, row_end(description.keys)).take
 
 
 def _row_reader(description: RocksDescription, state: RocksState) -> _Take:
-    if state.form in (RocksForm.TABLE, RocksForm.VALUE):
+    if state.form in _ROW_AN_ENTRY:
         return _take_row
     return _Pieces(state, row_end(description.keys)).take
 
@@ -212,6 +216,8 @@ def _chunk_of(
 ) -> StateChunk:
     """What has been read; `group` is one that goes on in the next chunk."""
     ends = chunk.ends if group is None else [*chunk.ends, len(chunk.keys)]
+    if state.form is RocksForm.TIMERS:
+        return StateChunk(timer_rows(chunk.keys, description.keys), chunk.first_group, tuple(ends))
     keys = decode_rows(chunk.keys, description.keys)
     if keys_alone:
         return StateChunk(keys, chunk.first_group, tuple(ends))

@@ -7,6 +7,7 @@ columns (`keys.py`), and for an entry of a map its map key, for a piece of a lis
     VALUE   msgpack of the value
     LIST    msgpack of some values of the list; the list is all pieces in the order of their positions
     MAP     msgpack of the value of one entry
+    TIMERS  nothing: the key has everything, in another form (`timer_keys.py`)
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from tidegate.storage.errors import CodecError, CorruptionError
 ROCKSDB = "rocksdb"
 """`NativeState.backend` of these files."""
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+"""1 had no timers."""
 
 STATES_MAX = 1 << 16
 HEAD = struct.Struct(">HH")
@@ -39,6 +41,7 @@ class RocksForm(enum.Enum):
     VALUE = "value"
     LIST = "list"
     MAP = "map"
+    TIMERS = "timers"
 
 
 @wire

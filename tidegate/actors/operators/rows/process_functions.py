@@ -43,7 +43,7 @@ class ProcessContext:
         """What the timer waited for; None outside of `on_timer`."""
         self.current_watermark = MIN_WATERMARK_MS
         """The newest watermark, in milliseconds; `MIN_WATERMARK_MS` before the first one, also after a restore."""
-        self.timer_service = TimerService(timers, scope, lambda: context.time.now_ms, lambda: self.current_watermark)
+        self.timer_service = TimerService(timers, lambda: context.time.now_ms, lambda: self.current_watermark)
         """Registers and deletes timers of the current key."""
 
     @property

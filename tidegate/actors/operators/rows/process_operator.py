@@ -33,7 +33,7 @@ from tidegate.actors.operators.state.key_scope import KeyScope
 from tidegate.actors.operators.state.keyed_state_store import KeyedStates
 from tidegate.actors.operators.state.keys import KeyCodec, check_owner, key_columns, key_schema
 from tidegate.actors.operators.state.operator_state import OperatorStates, WriteGate
-from tidegate.actors.operators.state.timers import TIMERS_STATE, TimeDomain, Timers
+from tidegate.actors.operators.state.timers import TimeDomain, Timers
 from tidegate.actors.protocol.errors import OperatorError
 from tidegate.actors.protocol.failure_reasons import error_text
 from tidegate.actors.state_backends.common.backend import KeyedBackend, KeyRef
@@ -76,7 +76,7 @@ class ProcessOperator(Operator):
         self._pinned = PinnedSchema(schema)
         self._scope = KeyScope()
         self._states: KeyedStates | None = None
-        self._timers = Timers()
+        self._timers = Timers(self._scope)
         self._gate = WriteGate()
         self._codec: KeyCodec | None = None
         self._changed_rows = 0
@@ -93,6 +93,7 @@ class ProcessOperator(Operator):
         self._owners = subtask_table(context.max_parallelism, context.parallelism)
         if self._keys[0]:
             self._states = KeyedStates(context, self._keys[0], self._scope)
+            self._timers = self._states.timers
         unkeyed = [table for table in restored if table.kind is not StateKind.KEYED]
         self._operator_states = OperatorStates(context.uid, unkeyed, self._gate)
         self._ask = self.context_class(context, self._states, self._operator_states, self._scope, self._timers)
@@ -135,7 +136,7 @@ class ProcessOperator(Operator):
 
     def next_processing_time_ms(self) -> int | None:
         """The moment of the first processing-time timer."""
-        return self._timers.queues[TimeDomain.PROCESSING_TIME].first_ms()
+        return self._timers.first_ms(TimeDomain.PROCESSING_TIME)
 
     def on_processing_time(self, now_ms: int, emit: Emit) -> Iterator[None]:
         """Fire the processing-time timers up to now, earliest first, in steps."""
@@ -149,12 +150,11 @@ class ProcessOperator(Operator):
         snapshot = OperatorSnapshot(self.context.uid)
         if self._codec is not None and self._states is not None:
             snapshot = self._frozen(cut)
-            timers = self._timers.freeze(self._codec, self.context.max_parallelism, cut.in_order)
-            frozen += snapshot.states if timers is None else (*snapshot.states, timers)
+            frozen += snapshot.states
         return replace(snapshot, states=frozen)
 
     def changes(self, cut: Cut) -> OperatorSnapshot | None:
-        """Freeze keyed states alone."""
+        """Freeze keyed states and timers alone."""
         return None if self._codec is None or self._states is None else self._frozen(cut)
 
     @property
@@ -174,7 +174,7 @@ class ProcessOperator(Operator):
 
     def finish(self, emit: Emit) -> Iterator[None]:
         """Drop the processing-time timers and emit what the function has left, in steps of a batch."""
-        self._timers.queues[TimeDomain.PROCESSING_TIME].clear()
+        self._timers.drop(TimeDomain.PROCESSING_TIME)
         with self._blame_call("finish"):
             rows = iter(self._function.finish(self._ask) or ())
         while True:
@@ -218,13 +218,10 @@ class ProcessOperator(Operator):
         rows = compact(table.rows)
         self._check_keyed(f"state {table.state!r}", rows.schema.names)
         keys = rows.select(list(self._keys[0]))
-        codec = self._key_codec(keys.schema)
+        self._key_codec(keys.schema)
         check_owner(self.context, keys, self._owners)
-        stored = replace(table, rows=rows)
-        if table.state == TIMERS_STATE:
-            self._timers.load(codec, stored)
-        elif self._states is not None:
-            self._states.load(stored)
+        if self._states is not None:
+            self._states.load(replace(table, rows=rows))
 
     def _key_codec(self, schema: pa.Schema) -> KeyCodec:
         """The codec of all keys; the first schema of key columns ever fixes it."""
@@ -285,40 +282,32 @@ class ProcessOperator(Operator):
         return False
 
     def _fire(self, domain: TimeDomain, time_ms: int, emit: Emit) -> Iterator[None]:
-        queue = self._timers.queues[domain]
-        fires_left = _CHAINED_TIMERS_MAX * (len(queue) + 1)
-        while queue.is_due(time_ms):
-            fires_left = self._fire_step(domain, time_ms, fires_left)
+        timers, left = self._timers, _FiresLeft(self._timers)
+        while timers.is_due(domain, time_ms):
+            self._fire_step(domain, time_ms, left)
             self._ask.time_domain = None
             self._end_call(emit)
-            if queue.is_due(time_ms):
+            if timers.is_due(domain, time_ms):
                 yield
 
-    def _fire_step(self, domain: TimeDomain, time_ms: int, fires_left: int) -> int:
-        """Fire as many of the timers that are due as one step may, and collect their rows; how many may still fire."""
-        queue, pace = self._timers.queues[domain], self.context.pace
+    def _fire_step(self, domain: TimeDomain, time_ms: int, left: _FiresLeft) -> None:
+        """Fire as many of the timers that are due as one step may, and collect their rows."""
+        timers, pace = self._timers, self.context.pace
         self._ask.time_domain = domain
-        # A timer can only register others of its own key: no key comes in between that is not known now.
-        numbers = {key: number for number, key in enumerate(dict.fromkeys(queue.stage(time_ms, pace.timers_max)))}
-        assert self._states is not None, "timers without keys"
-        refs = self._states.enter(None, list(numbers))
+        assert self._states is not None and self._codec is not None, "timers without keys"
+        step = timers.begin_step(domain, time_ms, pace.timers_max, self._codec)
+        refs = self._states.enter(step.columns, step.keys)
         with Blame(self.context, lambda: (f"timer at {self._ask.timestamp} of key", self._ask.current_key)):
             for _ in range(pace.timers_max):
-                if len(self._rows) >= OUTPUT_ROWS_MAX or (timer := queue.pop_due(time_ms, numbers)) is None:
+                if len(self._rows) >= OUTPUT_ROWS_MAX or (timer := timers.pop()) is None:
                     break
-                self._ask.timestamp, key = timer
-                self._scope.choose(numbers[key], refs[numbers[key]])
-                if fires_left == 0:
-                    raise RuntimeError(
-                        f"each timer registered another one that was due at once, {_CHAINED_TIMERS_MAX} in a row; at "
-                        "the end of the input every event-time timer is due: register none while "
-                        "context.current_watermark is tg.MAX_WATERMARK_MS"
-                    )
+                self._ask.timestamp, number = timer
+                self._scope.choose(number, refs[number])
+                left.spend_one()
                 self._collect(self._function.on_timer(timer[0], self._ask))
-                fires_left -= 1
                 pace.timers += 1
-        self._states.leave(len(numbers))
-        return fires_left
+        self._states.leave(len(step.keys))
+        self._changed_rows += len(step.keys)
 
     def _collect(self, rows: Iterable[Mapping[str, Any]] | None) -> None:
         if rows is None:
@@ -361,6 +350,30 @@ class ProcessOperator(Operator):
             if not is_failure(error):
                 raise
             raise failure(self.context, error, f"in {method}") from error
+
+
+class _FiresLeft:
+    """How many timers may fire before it is certain that each registers another one, without end."""
+
+    def __init__(self, timers: Timers) -> None:
+        self._timers = timers
+        self._left = self._counted_to = _CHAINED_TIMERS_MAX
+        self._all_counted = False
+
+    def spend_one(self) -> None:
+        """A timer fires. RuntimeError where that never ends."""
+        if self._left == 0:
+            if self._all_counted:
+                raise RuntimeError(
+                    f"each timer registered another one that was due at once, {_CHAINED_TIMERS_MAX} in a row; at the "
+                    "end of the input every event-time timer is due: register none while context.current_watermark "
+                    "is tg.MAX_WATERMARK_MS"
+                )
+            # Each timer that is left may be the first of a chain. Counting costs no more than what has fired already.
+            rows = self._timers.count(self._counted_to)
+            self._all_counted = rows < self._counted_to
+            self._left, self._counted_to = _CHAINED_TIMERS_MAX * (rows + 1), _CHAINED_TIMERS_MAX * self._counted_to
+        self._left -= 1
 
 
 def _own_copy(function: BaseProcessFunction) -> BaseProcessFunction:

@@ -75,6 +75,16 @@ class KeyScope:
         """The key. ConfigurationError, naming `what` was asked for, where there is none."""
         return self._entered_for(what).key(self._number)
 
+    def current_number(self, what: str) -> int:
+        """The number of the key among those that were entered. ConfigurationError as `current`."""
+        self._entered_for(what)
+        return self._number
+
+    def entered_columns(self, numbers: Sequence[int]) -> pa.RecordBatch:
+        """Stored key columns of some of the keys that were entered."""
+        assert self._entered is not None, "no keys were entered"
+        return self._entered.columns.take(pa.array(numbers, pa.int64()))
+
     def current_row(self, what: str) -> dict[str, Any]:
         """The key columns of the key. ConfigurationError as `current`."""
         return self._entered_for(what).row(self._number)

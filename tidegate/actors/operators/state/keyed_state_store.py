@@ -19,13 +19,14 @@ from tidegate.actors.operators.state.keyed_state import KeyedState, S
 from tidegate.actors.operators.state.keys import Key, KeyCodec
 from tidegate.actors.operators.state.operator_backend import frozen_backend, make_backend
 from tidegate.actors.operators.state.state_types import check_serializers, holds_pickles
-from tidegate.actors.operators.state.timers import TIMERS_STATE
+from tidegate.actors.operators.state.timers import Timers
 from tidegate.actors.operators.state.ttl import Clock, FrozenUnexpired, timed_now
 from tidegate.actors.state_backends.common.backend import KeyRef
 from tidegate.storage.errors import ConfigurationError, CorruptionError
 from tidegate.storage.schemas.dictionaries import widened
 from tidegate.storage.schemas.evolution import migrated
 from tidegate.storage.state.snapshot import Cut, FrozenChanged, FrozenState, OperatorSnapshot, StateChunk, StateTable
+from tidegate.storage.state.timer_rows import TIMERS_STATE
 
 _KEYS_BATCH_ROWS = 4096
 
@@ -38,6 +39,8 @@ class KeyedStates:
         self.backend = make_backend(context, key_names)
         self._key_names = tuple(key_names)
         self._scope = scope
+        self.timers = Timers(scope, self.backend.timers)
+        """Moments at which keys want to be called."""
         self._states: dict[str, KeyedState] = {}
         self._clocks: dict[str, Clock] = {}
         self._codec: KeyCodec | None = None
@@ -74,7 +77,7 @@ class KeyedStates:
         return self.backend.stored_keys
 
     def enter(self, columns: pa.RecordBatch | None, keys: Sequence[Key] | None = None) -> Sequence[KeyRef]:
-        """Work on these keys until `leave`: stored key columns, or Python keys. The backend's reference of each."""
+        """Work on these keys until `leave`: stored key columns, or Python keys, or both. The reference of each."""
         assert self._codec is not None, "keys without a type"
         entered = EnteredKeys(self._codec, columns, keys)
         self._scope.enter(entered)
@@ -84,6 +87,7 @@ class KeyedStates:
 
     def leave(self, rows: int) -> None:
         """End of the batch; so many rows or timers were processed. Looks at as many keys for what has expired."""
+        self.timers.flush()
         self._scope.leave()
         if self._states:
             self.backend.leave()
@@ -114,6 +118,9 @@ class KeyedStates:
         ConfigurationError if no state of its name is bound, or for a type that cannot become the declared one;
         CorruptionError if a key comes twice, here or in `loaded`.
         """
+        if table.state == TIMERS_STATE:
+            self.backend.load(table)
+            return
         state = self._states.get(table.state)
         if state is None:
             raise ConfigurationError(
@@ -127,8 +134,8 @@ class KeyedStates:
         self.backend.loaded()
 
     def freeze(self, cut: Cut) -> OperatorSnapshot:
-        """All states as they are now, or with `cut.base` what has changed since."""
-        if self._codec is None or not self._states:
+        """All states and timers as they are now, or with `cut.base` what has changed since."""
+        if self._codec is None:
             return OperatorSnapshot(self._context.uid)
         snapshot = frozen_backend(self._context, self.backend, cut)
         states, layer = (
@@ -146,7 +153,7 @@ class KeyedStates:
             self.backend.close()
 
     def _as_stored(self, frozen: FrozenState, cut: Cut) -> FrozenState:
-        if frozen.removed:
+        if frozen.removed or frozen.state == TIMERS_STATE:
             return frozen
         clock, field = self._clocks.get(frozen.state), self._states[frozen.state].stored_field
         if clock is not None and cut.base is None:

@@ -25,13 +25,13 @@ import pyarrow as pa
 
 from tidegate.actors.operators.state.keyed_state import KeyedState, ListState, MapEntries, MapState
 from tidegate.actors.operators.state.state_types import check_serializers, one_nan
-from tidegate.actors.operators.state.timers import TIMERS_STATE
 from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.errors import ConfigurationError, CorruptionError
 from tidegate.storage.ids import OperatorUid
 from tidegate.storage.schemas.dictionaries import widened
 from tidegate.storage.schemas.evolution import migrated
 from tidegate.storage.state.snapshot import FrozenState, StateChunk, StateTable
+from tidegate.storage.state.timer_rows import TIMERS_STATE
 
 KEY, VALUE = "key", "value"
 """Columns of a stored broadcast map."""

@@ -16,6 +16,8 @@ import pyarrow as pa
 from tidegate.actors.state_backends.columnar.cells import Cells, ColumnarLists, ColumnarMaps, ColumnarValues
 from tidegate.actors.state_backends.columnar.frozen_slots import FrozenSlots
 from tidegate.actors.state_backends.columnar.key_space import KeySpace, key_pieces
+from tidegate.actors.state_backends.columnar.timers import ColumnarTimers
+from tidegate.actors.state_backends.columnar.undo_log import UndoLog
 from tidegate.actors.state_backends.columnar.vector_table import ColumnarTable
 from tidegate.actors.state_backends.common.backend import CellSpec, Migrate, ValueSpec
 from tidegate.storage.checkpoints.metadata import StateKind
@@ -23,6 +25,7 @@ from tidegate.storage.errors import ConfigurationError, CorruptionError
 from tidegate.storage.ids import CheckpointId
 from tidegate.storage.schemas.columns_text import columns_text
 from tidegate.storage.state.snapshot import Cut, FrozenNative, FrozenState, StateTable
+from tidegate.storage.state.timer_rows import TIMERS_STATE
 
 C = TypeVar("C", bound=Cells)
 
@@ -40,7 +43,9 @@ class ColumnarBackend:
         undo_bytes_max: int = 0,
         restore_threads: int = 1,
     ) -> None:
-        self._space = KeySpace(max_parallelism, tuple(key_names), undo_bytes_max, restore_threads)
+        undo = UndoLog(undo_bytes_max)
+        self._space = KeySpace(max_parallelism, tuple(key_names), undo, restore_threads)
+        self.timers = ColumnarTimers(max_parallelism, tuple(key_names), incremental, undo)
         self._incremental = incremental
         self._tables: dict[str, ColumnarTable] = {}
         self._cells: dict[str, Cells] = {}
@@ -53,6 +58,7 @@ class ColumnarBackend:
     def fix_keys(self, schema: pa.Schema) -> None:
         """Names and types of the stored key columns."""
         self._space.fix(schema)
+        self.timers.fix_keys(schema)
 
     def table(self, name: str, columns: Sequence[ValueSpec]) -> ColumnarTable:
         """A vectorised state."""
@@ -96,6 +102,7 @@ class ColumnarBackend:
         for cells in self._cells.values():
             cells.flush()
         self._space.settle()
+        self.timers.settle()
 
     def sweep(self, keys_max: int) -> None:
         """Look at up to so many keys, where the last call ended, and forget what has expired."""
@@ -117,8 +124,9 @@ class ColumnarBackend:
     def changed_rows(self, base: CheckpointId) -> tuple[int, int]:
         """Of each state the slots that are marked, and its rows."""
         states: list[ColumnarTable | Cells] = [*self._tables.values(), *self._cells.values()]
+        timers_marked, timers = self.timers.changed_rows(base)
         marked = (s.dirty.changed_since(base, self._space.slots) for s in states if s.dirty is not None)
-        return sum(marked), sum(state.rows for state in states)
+        return timers_marked + sum(marked), timers + sum(state.rows for state in states)
 
     def freeze(self, cut: Cut) -> Sequence[FrozenState]:
         """All states that hold something, or with `cut.base` what has changed since that."""
@@ -128,6 +136,7 @@ class ColumnarBackend:
         for cells in self._cells.values():
             # A single value may be large: all of them are encoded beside processing.
             frozen += cells.freeze(cut)
+        frozen += self.timers.freeze(cut)
         self.keep(cut.checkpoint_id)
         return frozen
 
@@ -148,29 +157,32 @@ class ColumnarBackend:
         """What it holds now is the state of a checkpoint: be able to go back to it, if memory allows that."""
         if self._space.schema is not None:
             self._space.undo.begin(checkpoint_id, (*self._tables.values(), *self._cells.values()))
+            self.timers.keep(checkpoint_id)
 
     def completed(self, checkpoint_id: CheckpointId) -> None:
         """A checkpoint is complete: nobody goes back to an older one."""
         self._space.undo.completed(checkpoint_id)
+        self.timers.completed(checkpoint_id)
 
     @property
     def goes_back(self) -> bool:
         """Whether there is a checkpoint that it can go back to."""
-        return not self._space.undo.empty
+        return not self._space.undo.empty and self.timers.goes_back
 
     def kept(self, checkpoint_id: CheckpointId) -> Sequence[StateTable] | None:
         """Of a checkpoint that can be gone back to a table without rows for each state; None for any other one."""
-        if not self._space.undo.keeps(checkpoint_id):
+        if not (self._space.undo.keeps(checkpoint_id) and self.timers.keeps(checkpoint_id)):
             return None
         schemas = {state: self._schema_of(state) for state in (*self._tables, *self._cells)}
         return [
             StateTable(state, StateKind.KEYED, pa.RecordBatch.from_pylist([], schema))
             for state, schema in schemas.items()
-        ]
+        ] + self.timers.kept()
 
     def go_back(self, checkpoint_id: CheckpointId) -> None:
         """Be what it was at a checkpoint that is kept. Its states are to be bound again."""
         self._space.undo.go_back(checkpoint_id)
+        self.timers.go_back(checkpoint_id)
         self._gone_back = True
         self._unbound = {*self._tables, *self._cells}
         self._swept = 0
@@ -185,7 +197,9 @@ class ColumnarBackend:
         CorruptionError for other columns; for a key that is twice in layer 0, here or later, in `loaded` at last;
         ConfigurationError for a state that is not bound.
         """
-        if table.removed:
+        if table.state == TIMERS_STATE:
+            self.timers.load(table)
+        elif table.removed:
             self._check_columns(table, [])
             self._state(table.state).forget(table.rows)
         elif table.state in self._tables:
@@ -201,6 +215,7 @@ class ColumnarBackend:
     def loaded(self) -> None:
         """Build the index of keys. CorruptionError if a key was twice in layer 0."""
         self._space.build_index()
+        self.timers.loaded()
 
     def close(self) -> None:
         """Memory goes with the backend."""

@@ -51,6 +51,11 @@ class DirtySlots:
         """Some slots have changed."""
         mark_slots(self._current, slots)
 
+    def unmark(self, slots: NDArray[np.int32]) -> None:
+        """Some slots, each once, have not changed since the last freeze after all."""
+        bits = np.uint64(1) << (slots & 63).astype(np.uint64)
+        np.bitwise_and.at(self._current, slots >> 6, ~bits)
+
     def close(self, checkpoint_id: CheckpointId, base: CheckpointId | None) -> Bitmaps:
         """End what was collected as that of a checkpoint; with a base, the bitmaps of what has changed since that."""
         if base is not None:

@@ -132,19 +132,28 @@ class FrozenKeys:
 
 
 class KeySpace:
-    """Keys, their slots and key groups, and the undo log of what lies there. `key_names` are the stored key columns."""
+    """Keys, their slots and key groups, and the undo log of what lies there. `key_names` are the stored key columns.
+
+    The key group is that of the columns `grouped_by`, where those are not all.
+    """
 
     def __init__(
-        self, max_parallelism: int, key_names: tuple[str, ...], undo_bytes_max: int = 0, restore_threads: int = 1
+        self,
+        max_parallelism: int,
+        key_names: tuple[str, ...],
+        undo: UndoLog | None = None,
+        restore_threads: int = 1,
+        grouped_by: tuple[str, ...] | None = None,
     ) -> None:
         assert 0 < max_parallelism <= 1 << 15, f"max_parallelism {max_parallelism} is not in 1..32768"
         self._max_parallelism = max_parallelism
         self.names = key_names
+        self._grouped_by = key_names if grouped_by is None else grouped_by
         self._index = KeyIndex(key_names)
         self._keys: KeyColumns | None = None
         """Where the pages of all states over these keys come from."""
         self._groups = PagedColumn(_GROUP)
-        self.undo = UndoLog(undo_bytes_max)
+        self.undo = UndoLog(0) if undo is None else undo
         self._states: list[SlotState] = [self.undo]
         self._appended_by: SlotState | None = None
         """The state whose keys all keys are, while they are appended."""
@@ -241,6 +250,14 @@ class KeySpace:
                 state.grow(self.slots)
         return upserted
 
+    def keys_of(self, slots: NDArray[np.int32]) -> pa.RecordBatch:
+        """Keys of some slots, in any order."""
+        assert self._keys is not None, "slots before their columns are known"
+        order = np.argsort(slots, kind="stable")
+        ranks = np.empty(len(order), dtype=np.int64)
+        ranks[order] = np.arange(len(order))
+        return self._keys.freeze().take(slots[order]).take(pa.array(ranks))
+
     def freeze(self) -> tuple[FrozenKeys, FrozenColumn]:
         """Keys and key groups of all slots. Costs a reference a page."""
         assert self._keys is not None, "a state without keys"
@@ -293,7 +310,7 @@ class KeySpace:
     def _add(self, keys: pa.RecordBatch) -> None:
         """The next slots are those of these keys."""
         assert self._keys is not None
-        groups = (hash_columns(keys, self.names) % np.uint64(self._max_parallelism)).astype(np.uint16)
+        groups = (hash_columns(keys, self._grouped_by) % np.uint64(self._max_parallelism)).astype(np.uint16)
         self._groups.extend(self.slots, pa.array(groups))
         self._keys.append(keys)
 

@@ -7,7 +7,7 @@ are held until the last row was gathered, so each is copied if it changes meanwh
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,6 +23,11 @@ from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.state.snapshot import StateChunk
 
 
+def by_bytes(keys: pa.RecordBatch, groups: NDArray[np.uint16]) -> pa.Array:
+    """Positions of keys in the order of their key groups, then of their bytes."""
+    return pc.sort_indices(sortable_keys(keys, groups))
+
+
 @dataclass(frozen=True, slots=True)
 class SortedSlots:
     """A `FrozenState`: rows of all slots that have the state."""
@@ -34,6 +39,8 @@ class SortedSlots:
     slots: int
     values: FrozenValues
     pinned: Pinned
+    order: Callable[[pa.RecordBatch, NDArray[np.uint16]], pa.Array] = by_bytes
+    """Positions of keys, of whole key groups, in the canonical order."""
     removed: bool = False
     kind: StateKind = StateKind.KEYED
 
@@ -61,7 +68,7 @@ class SortedSlots:
     def _encoded(self, slots: NDArray[np.int32]) -> StateChunk:
         """Rows of some slots, ascending, of whole key groups."""
         keys, groups = self.keys.take(slots), self.groups.raw(slots)
-        order = pc.sort_indices(sortable_keys(keys, groups))
+        order = self.order(keys, groups)
         keys, sorted_slots = keys.take(order), slots[order.to_numpy()]
         first = int(groups.min())
         starts = np.concatenate(([0], np.cumsum(np.bincount(groups - first))))

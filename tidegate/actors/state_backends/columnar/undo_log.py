@@ -77,13 +77,17 @@ class _Part:
 
 
 class UndoLog:
-    """The log of one backend; a `SlotState` without rows of its own, so that slots which it needs are not given up."""
+    """The log of one key space; a `SlotState` without rows of its own, so that slots which it needs are not given up.
+
+    The limit is for it and the log `beside` it together.
+    """
 
     name = "undo log"
     rows = 0
 
-    def __init__(self, bytes_max: int) -> None:
-        self._bytes_max = bytes_max
+    def __init__(self, bytes_max: int, beside: UndoLog | None = None) -> None:
+        self.bytes_max = bytes_max
+        self._beside = beside
         self._states: list[UndoableState] = []
         self._parts: list[_Part] = []
 
@@ -101,7 +105,7 @@ class UndoLog:
         """All states were just frozen for a checkpoint, or loaded from it."""
         if self._parts and self._parts[-1].checkpoint_id >= checkpoint_id:
             self.clear()  # numbers only ever grow: whatever has come about, these parts are of something else
-        if not self._bytes_max:
+        if not self.bytes_max:
             return
         self._states = list(states)
         self._parts.append(_Part(checkpoint_id, [{state.name: state.begin_notes() for state in self._states}]))
@@ -133,7 +137,8 @@ class UndoLog:
 
     def settle(self) -> None:
         """Keep to the limit."""
-        while self._parts and self.size_bytes > self._bytes_max:
+        others_bytes = 0 if self._beside is None else self._beside.size_bytes
+        while self._parts and self.size_bytes + others_bytes > self.bytes_max:
             del self._parts[0]
         if not self._parts:
             self.clear()

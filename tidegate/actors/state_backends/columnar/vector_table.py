@@ -174,6 +174,16 @@ class ColumnarTable:
             column.paged.put(upserted.slots, rows.column(name))
         self.new_slots = _NO_SLOTS
 
+    def set_live(self, slots: NDArray[np.int32], live: NDArray[np.bool_]) -> None:
+        """Some slots, each once, have a row, or have none: of a table without values, whose rows come and go."""
+        self._own(slots)
+        if self._notes is not None:
+            self._note(self._notes, slots)
+        self._rows += int(live.sum()) - int(self.live(slots).sum())
+        scatter(self._live.pages, slots, live.view(np.uint8))
+        if self.dirty is not None:
+            self.dirty.mark(slots)
+
     def begin_notes(self) -> TableNotes:
         """Note what changes from now on."""
         self._notes = TableNotes(self._space.slots, self._rows)

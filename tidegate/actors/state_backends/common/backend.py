@@ -25,6 +25,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from tidegate.actors.kernels.key_index.entries import Upserted
+from tidegate.actors.state_backends.common.timers import KeyedTimers
 from tidegate.storage.ids import CheckpointId
 from tidegate.storage.state.snapshot import Cut, FrozenNative, FrozenState, StateTable
 
@@ -223,6 +224,11 @@ class KeyedBackend(Protocol):
 
     def maps(self, spec: CellSpec) -> MapCells:
         """A state with a map for each key."""
+        ...
+
+    @property
+    def timers(self) -> KeyedTimers:
+        """Moments at which keys want to be called; a state like the others, of the name `TIMERS_STATE`."""
         ...
 
     def enter(self, keys: pa.RecordBatch) -> Sequence[KeyRef]:

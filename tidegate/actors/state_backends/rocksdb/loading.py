@@ -16,6 +16,7 @@ from tidegate.actors.state_backends.common.backend import Migrate
 from tidegate.actors.state_backends.rocksdb.cells import RocksCells
 from tidegate.actors.state_backends.rocksdb.database_session import RocksSession
 from tidegate.actors.state_backends.rocksdb.keys import database_keys, key_group_of
+from tidegate.actors.state_backends.rocksdb.timers import RocksTimers
 from tidegate.actors.state_backends.rocksdb.vector_table import RocksTable
 from tidegate.storage.errors import CorruptionError
 from tidegate.storage.rocksdb.database import reported, unlogged
@@ -39,10 +40,13 @@ class RocksLoader:
         self._last: dict[str, bytes] = {}
         """By state, the last key of layer 0, as long as keys have come in ascending order."""
 
-    def load(self, target: RocksTable | RocksCells, table: StateTable) -> None:
+    def load(self, target: RocksTable | RocksCells | RocksTimers, table: StateTable) -> None:
         """Put the rows of a table, or remove its keys. Errors as of `RocksBackend.load`."""
         session = self._session
         rows = table.rows
+        if isinstance(target, RocksTimers):
+            self._load_timers(target, table)
+            return
         _check_columns(table, pa.schema([*session.key_schema, *(() if table.removed else target.state.values)]))
         if rows.num_rows == 0:
             return
@@ -55,6 +59,15 @@ class RocksLoader:
             part = rows.slice(start, _PUT_ROWS)
             values = None if table.removed else part.columns[len(session.key_schema) :]
             self._put(target, keys[start : start + _PUT_ROWS], values)
+
+    def _load_timers(self, timers: RocksTimers, table: StateTable) -> None:
+        if table.rows.num_rows == 0:
+            return
+        keys = timers.database_keys(table.rows)
+        if table.layer == 0 and not table.removed:
+            self._check_first(timers, table.rows, keys)
+        for start in range(0, len(keys), _PUT_ROWS):
+            (timers.remove if table.removed else timers.put)(keys[start : start + _PUT_ROWS])
 
     def move(self, source: RocksState, target: RocksTable | RocksCells, migrate: Migrate | None = None) -> None:
         """Rewrite the rows of a state under the types of the one that takes its place; `migrate`: other than usual."""
@@ -85,7 +98,9 @@ class RocksLoader:
         with reported("write RocksDB", self._session.folder):
             self._session.database.write(batch, unlogged())
 
-    def _check_first(self, target: RocksTable | RocksCells, columns: pa.RecordBatch, keys: Sequence[bytes]) -> None:
+    def _check_first(
+        self, target: RocksTable | RocksCells | RocksTimers, columns: pa.RecordBatch, keys: Sequence[bytes]
+    ) -> None:
         """Raise CorruptionError if a key of layer 0 comes a second time, in this table or after another one."""
         name = target.state.name
         known = self._groups.setdefault(name, set())

@@ -20,6 +20,7 @@ from tidegate.actors.state_backends.rocksdb.database_session import OwnedFolder,
 from tidegate.actors.state_backends.rocksdb.expiry_sweep import RocksSweeper
 from tidegate.actors.state_backends.rocksdb.keys import database_keys
 from tidegate.actors.state_backends.rocksdb.loading import RocksLoader
+from tidegate.actors.state_backends.rocksdb.timers import RocksTimers
 from tidegate.actors.state_backends.rocksdb.vector_table import RocksTable
 from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.errors import ConfigurationError
@@ -30,6 +31,7 @@ from tidegate.storage.rocksdb.scan import scan_state
 from tidegate.storage.rocksdb.value_layout import RocksDescription, RocksForm, RocksState
 from tidegate.storage.schemas.columns_text import columns_text
 from tidegate.storage.state.snapshot import Cut, FrozenState, StateChunk, StateTable
+from tidegate.storage.state.timer_rows import TIMERS_STATE, check_timers
 
 C = TypeVar("C", bound=RocksCells)
 
@@ -70,6 +72,7 @@ class RocksBackend:
         self._session = RocksSession(
             place.uid, folder, place.max_parallelism, place.key_groups, memory_bytes, keeps_changes
         )
+        self.timers = RocksTimers(self._session)
         self._loader = RocksLoader(self._session)
         self._tables: dict[str, RocksTable] = {}
         self._cells: dict[str, RocksCells] = {}
@@ -165,7 +168,8 @@ class RocksBackend:
             return ()
         description = session.describe()
         changed: list[FrozenState] = []
-        bound: list[RocksTable | RocksCells] = [*self._tables.values(), *self._cells.values()]
+        bound: list[RocksTable | RocksCells | RocksTimers]
+        bound = [*self._tables.values(), *self._cells.values(), self.timers]
         for state in bound:
             if state.changes is not None and not cut.in_order:
                 changed += state.changes.freeze(cut.checkpoint_id, cut.base, description)
@@ -177,9 +181,10 @@ class RocksBackend:
         return [FrozenRows(cursor, description, state, session) for cursor, state in frozen]
 
     def freeze_native(self, cut: Cut) -> FrozenRocks | None:
-        """All states as files; None while there was no key. StorageError if the disk does not take them."""
+        """All states as files; None while there was no key or no state. StorageError if the disk does not take them."""
         self._flush()
-        return self._session.freeze(cut.checkpoint_id) if self._session.has_keys else None
+        session = self._session
+        return session.freeze(cut.checkpoint_id) if session.has_keys and session.describe().states else None
 
     def keep(self, checkpoint_id: CheckpointId) -> None:
         """Nothing: what a task goes back to are the files of the checkpoint, linked or read."""
@@ -221,6 +226,10 @@ class RocksBackend:
         Raises CorruptionError for a key that is twice in layer 0, ConfigurationError for a state that is not bound or
         of types that cannot become those of the program, StorageError.
         """
+        if table.state == TIMERS_STATE:
+            check_timers(table.rows, self._session.key_schema)
+            self._loader.load(self.timers, table)
+            return
         target = self._tables.get(table.state) or self._cells.get(table.state)
         if target is None:
             raise ConfigurationError(
@@ -266,7 +275,7 @@ class RocksBackend:
                 f"{columns_text(stored.keys)}, and the program has {columns_text(schema)}; restore with the keys that "
                 "they were written with, or give the operator a new uid"
             )
-        unbound = {state.name for state in stored.states} - self._tables.keys() - self._cells.keys()
+        unbound = {state.name for state in stored.states} - {*self._tables, *self._cells, TIMERS_STATE}
         if unbound:
             raise ConfigurationError(
                 f"the checkpoint has a state {min(unbound)!r} of operator {self._session.uid!r} that the program does "

@@ -47,8 +47,13 @@ class Lineage:
 
     @staticmethod
     def of(checkpoint_id: CheckpointId, state: SubtaskState) -> Lineage:
-        """From a subtask's part of a checkpoint."""
-        return Lineage(checkpoint_id, state.layers, state.native)
+        """From a subtask's part of a checkpoint.
+
+        Older versions wrote timers beside the layers. They are in none, so the next snapshot begins a new stack.
+        """
+        sections = () if state.handle is None else state.handle.sections
+        complete = not any(section.kind is StateKind.KEYED for section in sections)
+        return Lineage(checkpoint_id, state.layers if complete else (), state.native)
 
     @property
     def extensible(self) -> bool:

@@ -1,0 +1,65 @@
+"""`TimerStep`: the timers that fire in one step, and what they change among themselves.
+
+Rules: the backend tells what is due when the step begins; of what is registered or deleted meanwhile it learns at the
+end. A timer that is registered in the step, and is due, fires in it if it comes before the last one that the backend
+has told, or if that has told all. Otherwise it is told with the next step.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from tidegate.actors.operators.state.keys import Key, KeyCodec, sort_key
+from tidegate.actors.state_backends.common.timers import DueTimers
+
+_Entry = tuple[int, tuple[Any, ...], int]
+
+
+class TimerStep:
+    """Keys are known by number: a timer can only register others of its own key, so none comes in between."""
+
+    def __init__(self, domain: int, time_ms: int, due: DueTimers, codec: KeyCodec) -> None:
+        self.domain = domain
+        self._time_ms = time_ms
+        encoded = codec.encode(due.keys)
+        numbers = {key: number for number, key in enumerate(dict.fromkeys(encoded))}
+        self.keys: Sequence[Key] = tuple(numbers)
+        """The keys by number."""
+        first_rows = {key: row for row, key in reversed(list(enumerate(encoded)))}
+        self.columns: pa.RecordBatch = due.keys.take(pa.array([first_rows[key] for key in self.keys], pa.int64()))
+        """The same as stored key columns."""
+        self._orders = [sort_key(key) for key in self.keys]
+        self._waiting: list[_Entry] = [
+            self._entry(moment, numbers[key]) for moment, key in zip(due.moments, encoded, strict=True)
+        ]
+        self._last = self._waiting[-1] if due.more else None
+        self._registered = {(moment, number) for moment, _, number in self._waiting}
+
+    def register(self, moment: int, number: int) -> None:
+        """A timer of a key was registered."""
+        entry = self._entry(moment, number)
+        if moment > self._time_ms or (self._last is not None and entry > self._last):
+            return
+        if (moment, number) not in self._registered:
+            self._registered.add((moment, number))
+            heapq.heappush(self._waiting, entry)
+
+    def delete(self, moment: int, number: int) -> None:
+        """A timer of a key was deleted."""
+        self._registered.discard((moment, number))
+
+    def pop(self) -> tuple[int, int] | None:
+        """The timer that fires next: its moment, and the number of its key; it is not registered any more."""
+        while self._waiting:
+            moment, _, number = heapq.heappop(self._waiting)
+            if (moment, number) in self._registered:
+                self._registered.remove((moment, number))
+                return moment, number
+        return None
+
+    def _entry(self, moment: int, number: int) -> _Entry:
+        return moment, self._orders[number], number

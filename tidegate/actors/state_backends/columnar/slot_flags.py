@@ -1,0 +1,38 @@
+"""`SlotFlags`: one flag for each slot."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class SlotFlags:
+    """None is set at first."""
+
+    __slots__ = ("_flags",)
+
+    def __init__(self) -> None:
+        self._flags: NDArray[np.bool_] = np.zeros(1024, dtype=np.bool_)
+
+    def grow(self, slots: int) -> None:
+        """Slots up to so many may be set."""
+        if slots > len(self._flags):
+            added = np.zeros(max(slots, 2 * len(self._flags)) - len(self._flags), dtype=np.bool_)
+            self._flags = np.concatenate((self._flags, added))
+
+    def set(self, slots: NDArray[np.int32]) -> None:
+        """Set those of some slots."""
+        self._flags[slots] = True
+
+    def clear(self, slots: NDArray[np.int32]) -> None:
+        """Clear those of some slots."""
+        self._flags[slots] = False
+
+    def of(self, slots: NDArray[np.int32]) -> NDArray[np.bool_]:
+        """Those of some slots."""
+        return self._flags[slots]
+
+    def only(self, slots: NDArray[np.int32], total: int) -> None:
+        """Of so many slots, set those of some and clear all others."""
+        self._flags = np.zeros(max(1024, total), dtype=np.bool_)
+        self._flags[slots] = True

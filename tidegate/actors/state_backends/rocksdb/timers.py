@@ -1,0 +1,260 @@
+"""`RocksTimers`: timers on disk, sorted within each key group as they fire, with the earliest of them in memory.
+
+Rules: what is registered or deleted is written at once, a batch with one call. In memory is a head: of each clock the
+first timers of all key groups together, up to a bound; what lies behind its end is only in the database. The head is
+read anew when it is used up: from each key group that may have something to tell, a few timers, beginning where its
+first one was when somebody last looked, so that no deleted ones have to be passed over.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pyarrow as pa
+import rocksdict
+
+from tidegate.actors.kernels.hashing import hash_columns
+from tidegate.actors.state_backends.common.timers import DueTimers
+from tidegate.actors.state_backends.rocksdb.changes import RocksChanges
+from tidegate.actors.state_backends.rocksdb.database_session import RocksSession
+from tidegate.storage.rocksdb.database import reported, unlogged
+from tidegate.storage.rocksdb.timer_keys import MOMENT, TimerKeys, behind_moment, moment_bytes, moment_of
+from tidegate.storage.rocksdb.value_layout import HEAD, RocksForm, RocksState
+from tidegate.storage.state.timer_rows import (
+    DOMAINS,
+    TIMER_COLUMNS,
+    TIMER_DOMAIN,
+    TIMER_MOMENT,
+    TIMERS_STATE,
+    domain_numbers,
+)
+
+HEAD_TIMERS = 8192
+"""Timers of one clock that are in memory, at most."""
+READ_MIN = 16
+"""Timers of one key group that are read at a time, at least."""
+
+
+class RocksTimers:
+    """A `KeyedTimers`."""
+
+    def __init__(self, session: RocksSession) -> None:
+        self._session = session
+        self._state = session.known(TIMERS_STATE)
+        self.changes: RocksChanges | None = None
+        """Where timers are noted that have changed, if anybody wants to know."""
+        self._keys: TimerKeys | None = None
+        self._heads: tuple[_Head, ...] = ()
+        if self._state is not None:
+            self._begin(self._state, of_files=True)
+
+    @property
+    def state(self) -> RocksState:
+        """The state as which they are kept: declared with the first timer."""
+        if self._state is None:
+            self._state = self._session.declare(TIMERS_STATE, RocksForm.TIMERS, TIMER_COLUMNS)
+            self._begin(self._state, of_files=False)
+        return self._state
+
+    def count(self, limit: int) -> int:
+        """How many timers there are, or the limit. StorageError."""
+        return sum(1 for _, _ in zip(self._all(), range(limit), strict=False))
+
+    def change(
+        self, keys: pa.RecordBatch, domains: Sequence[int], moments: Sequence[int], registered: Sequence[bool]
+    ) -> None:
+        """Register timers, or delete them; of several changes of one timer the last counts. StorageError."""
+        last = dict(zip(self._timers(keys, domains, moments), registered, strict=True))
+        put = [timer for timer, is_there in last.items() if is_there]
+        removed = [timer for timer, is_there in last.items() if not is_there]
+        self.put(put)
+        self.remove(removed)
+        if self.changes is not None:
+            self.changes.put(put)
+            self.changes.removed(removed)
+
+    def first_ms(self, domain: int) -> int | None:
+        """The moment of the first timer of a clock. StorageError."""
+        if not self._heads:
+            return None
+        first = self._heads[domain].first()
+        return None if first is None else moment_of(first, 0)[1]
+
+    def due(self, domain: int, time_ms: int, timers_max: int) -> DueTimers:
+        """The first timers of a clock up to a moment. StorageError."""
+        timers: list[bytes] = []
+        more = False
+        if self._heads and self._heads[domain].first() is not None:
+            timers, more = self._heads[domain].until(behind_moment(domain, time_ms), timers_max)
+        moments = [moment_of(timer, 0)[1] for timer in timers]
+        return DueTimers(moments, self._key_form().decode(timers, MOMENT.size), more)
+
+    def database_keys(self, rows: pa.RecordBatch) -> list[bytes]:
+        """The keys of stored timers. CorruptionError for a clock that there is not."""
+        keys = rows.select(self._session.key_schema.names)
+        domains = domain_numbers(rows.column(TIMER_DOMAIN))
+        return self._timers(keys, domains.tolist(), rows.column(TIMER_MOMENT).to_pylist())
+
+    def put(self, timers: Sequence[bytes]) -> None:
+        """Write timers. StorageError."""
+        batch = rocksdict.WriteBatch(raw_mode=True)
+        for timer in timers:
+            batch.put(timer, b"")
+        self._write(batch)
+        for timer in timers:
+            self._heads[timer[HEAD.size]].add(timer)
+
+    def remove(self, timers: Sequence[bytes]) -> None:
+        """Forget timers, where they are there. StorageError."""
+        batch = rocksdict.WriteBatch(raw_mode=True)
+        for timer in timers:
+            batch.delete(timer)
+        self._write(batch)
+        for timer in timers:
+            self._heads[timer[HEAD.size]].discard(timer)
+
+    def has(self, timer: bytes) -> bool:
+        """Whether there is a timer. StorageError."""
+        with reported("read RocksDB", self._session.folder):
+            return self._session.database.get(timer) is not None
+
+    def _begin(self, state: RocksState, of_files: bool) -> None:
+        self.changes = RocksChanges(self._session, state) if self._session.keeps_changes else None
+        self._heads = tuple(_Head(self._session, state.number, domain, of_files) for domain in range(len(DOMAINS)))
+
+    def _key_form(self) -> TimerKeys:
+        if self._keys is None:
+            self._keys = TimerKeys(self._session.key_schema)
+        return self._keys
+
+    def _timers(self, keys: pa.RecordBatch, domains: Sequence[int], moments: Sequence[int]) -> list[bytes]:
+        """The keys of timers in the database."""
+        number, form = self.state.number, self._key_form()
+        hashes = hash_columns(keys, keys.schema.names)
+        groups = (hashes % np.uint64(self._session.max_parallelism)).tolist()
+        told = zip(groups, domains, moments, form.encode(keys), strict=True)
+        return [HEAD.pack(group, number) + moment_bytes(domain, ms) + key for group, domain, ms, key in told]
+
+    def _write(self, batch: rocksdict.WriteBatch) -> None:
+        if not batch.is_empty():
+            with reported("write RocksDB", self._session.folder):
+                self._session.database.write(batch, unlogged())
+
+    def _all(self) -> Iterator[bytes]:
+        if self._state is None:
+            return
+        with reported("read RocksDB", self._session.folder):
+            cursor = self._session.database.iter()
+            for group in self._session.key_groups:
+                prefix = HEAD.pack(group, self._state.number)
+                cursor.seek(prefix)
+                while cursor.valid() and (key := cursor.key()).startswith(prefix):
+                    yield key
+                    cursor.next()
+            cursor.status()
+
+
+class _Head:
+    """The first timers of one clock. A timer is known by its key in the database without the head of that."""
+
+    def __init__(self, session: RocksSession, number: int, domain: int, of_files: bool) -> None:
+        self._session = session
+        self._number = number
+        self._domain = domain
+        self._heap: list[bytes] = []
+        """The timers that are in memory, and some that are gone."""
+        self._there: dict[bytes, int] = {}
+        """Those that are in memory, with their key groups."""
+        self._end: bytes | None = None
+        """The last timer that may be in memory; None where all are."""
+        begin = bytes((domain,))
+        self._bounds: dict[int, bytes] = dict.fromkeys(session.key_groups, begin) if of_files else {}
+        """By key group, what no timer in the database comes before; one that is missing has none."""
+        if of_files:
+            self._end = b""
+
+    def add(self, timer: bytes) -> None:
+        """A timer was written."""
+        group, _ = HEAD.unpack_from(timer)
+        told = timer[HEAD.size :]
+        if told < self._bounds.get(group, b"\xff"):
+            self._bounds[group] = told
+        if (self._end is None or told <= self._end) and told not in self._there:
+            self._there[told] = group
+            heapq.heappush(self._heap, told)
+            if len(self._there) > 2 * HEAD_TIMERS:
+                self._keep(sorted(self._there)[:HEAD_TIMERS])
+
+    def discard(self, timer: bytes) -> None:
+        """A timer was deleted."""
+        self._there.pop(timer[HEAD.size :], None)
+        if len(self._heap) > 2 * len(self._there) + HEAD_TIMERS:
+            self._heap = sorted(self._there)
+
+    def first(self) -> bytes | None:
+        """The first timer of all. StorageError."""
+        if not self._skip_gone() and self._end is not None:
+            self._read()
+            self._skip_gone()
+        return self._heap[0] if self._heap else None
+
+    def until(self, end: bytes, timers_max: int) -> tuple[list[bytes], bool]:
+        """The first timers before an end, of those in memory; whether there may be more."""
+        found: list[bytes] = []
+        while len(found) < timers_max and self._skip_gone() and self._heap[0] < end:
+            first = heapq.heappop(self._heap)
+            if not found or first != found[-1]:  # one that was deleted and registered again is in the heap twice
+                found.append(first)
+        for timer in found:
+            heapq.heappush(self._heap, timer)
+        behind = self._end is not None and self._end < end
+        return found, behind or len(found) == timers_max
+
+    def _skip_gone(self) -> bool:
+        """Whether a timer is left in memory, once those that are gone have left the heap."""
+        while self._heap and self._heap[0] not in self._there:
+            heapq.heappop(self._heap)
+        return bool(self._heap)
+
+    def _keep(self, first: list[bytes]) -> None:
+        """Have only the first timers in memory."""
+        self._there = {timer: self._there[timer] for timer in first}
+        self._heap, self._end = first, first[-1]
+
+    def _read(self) -> None:
+        """Read the first timers: of each key group some, and all of them up to the end of what was read of any."""
+        end: bytes | None = None
+        there: dict[bytes, int] = {}
+        count = max(READ_MIN, HEAD_TIMERS // max(1, len(self._bounds)))
+        with reported("read RocksDB", self._session.folder):
+            cursor = self._session.database.iter()
+            for bound, group in sorted((bound, group) for group, bound in self._bounds.items()):
+                if end is not None and bound > end:
+                    break
+                found = self._of_group(cursor, group, bound, count)
+                if not found:
+                    del self._bounds[group]
+                    continue
+                self._bounds[group] = found[0]
+                there |= dict.fromkeys(found, group)
+                if len(found) == count and (end is None or found[-1] < end):
+                    end = found[-1]
+        first = sorted(timer for timer in there if end is None or timer <= end)
+        self._there = {timer: there[timer] for timer in first}
+        self._heap, self._end = first, end
+        if len(first) > 2 * HEAD_TIMERS:
+            self._keep(first[:HEAD_TIMERS])
+
+    def _of_group(self, cursor: rocksdict.RdictIter, group: int, bound: bytes, count: int) -> list[bytes]:
+        """The first timers of a key group from a bound on."""
+        prefix = HEAD.pack(group, self._number)
+        clock = prefix + bytes((self._domain,))
+        found: list[bytes] = []
+        cursor.seek(prefix + bound)
+        while len(found) < count and cursor.valid() and (key := cursor.key()).startswith(clock):
+            found.append(key[len(prefix) :])
+            cursor.next()
+        cursor.status()
+        return found
