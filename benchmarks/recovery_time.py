@@ -1,7 +1,7 @@
 """How long after `kill -9` of a task's process the job processes rows again, with a spare process and without.
 
     python benchmarks/recovery_time.py [--kills 10] [--interval 500ms]
-    python benchmarks/recovery_time.py --state-gb 1 [--cases local reading no-spare s3 rocksdb] [--interval 10s]
+    python benchmarks/recovery_time.py --state-gb 1 [--cases local warm reading no-spare s3 rocksdb] [--interval 10s]
 
 A keyed job on Ray reads an endless, generated source as fast as the machine allows and takes a checkpoint every
 `--interval`. Again and again, right after a new checkpoint and as soon as the spare process is up, the process of a
@@ -19,8 +19,9 @@ The first kill waits until nearly all keys have come, and the victims are keyed 
 one that stops when keyed rows flow. The cases:
 
     local     columnar backend, one spare process, local copies
-    reading   the same, but survivors read too (`undo_memory=0`)
-    no-spare  the same without a spare process
+    warm      the same, and a spare process for each keyed task that holds its state (`standbys="warm"`)
+    reading   as local, but survivors read too (`undo_memory=0`)
+    no-spare  as local, without a spare process
     s3        one spare process, no local copies, state on a real S3 server (SeaweedFS on this machine)
     rocksdb   RocksDB's own files, one spare process, local copies
 """
@@ -43,11 +44,15 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
 
+import ray
 from common import GeneratedSource, describe_machine, kill, local_ray
 from rich.console import Console
 from rich.table import Table
 
 import tidegate as tg
+from tidegate.actors.hosts.process_settings import Standbys
+from tidegate.actors.runtimes.ray.process.calls import NAMESPACE
+from tidegate.actors.runtimes.ray.process.orders import Held
 from tidegate.actors.runtimes.ray.ray_runtime import RayJob, RayRuntime
 
 SOURCE, TOTALS = "rows", "totals"
@@ -83,7 +88,7 @@ class Case:
     """How a job is run that is killed."""
 
     name: str
-    standbys: int = 1
+    standbys: Standbys = 1
     copies: bool = False
     s3: bool = False
     backend: Literal["columnar", "rocksdb"] = "columnar"
@@ -94,6 +99,7 @@ CASES = {
     case.name: case
     for case in (
         Case("local", copies=True),
+        Case("warm", standbys="warm", copies=True),
         Case("reading", copies=True, undo_memory=0),
         Case("no-spare", standbys=0, copies=True),
         Case("s3", s3=True),
@@ -119,10 +125,12 @@ class Recovery:
 class Measurement:
     """One job that is killed and followed."""
 
-    def __init__(self, job: RayJob, logs: Path, standbys: int, rng: random.Random, keyed_victims: bool) -> None:
+    def __init__(self, job: RayJob, logs: Path, standbys: Standbys, rng: random.Random, keyed_victims: bool) -> None:
         self._job = job
         self._logs = logs
-        self._standbys = standbys
+        # Without a reservation "auto" is one; "warm" adds one for each keyed task.
+        self._standbys = standbys if isinstance(standbys, int) else 1 + PARALLELISM
+        self._warm = standbys == "warm"
         self._rng = rng
         self._keyed_victims = keyed_victims
         self._seen_checkpoints = 0
@@ -136,6 +144,9 @@ class Measurement:
         before = self._until("a new checkpoint", self._is_steady)
         if self._standbys:
             self._until("the spare process", lambda _: self._job.standbys() == self._standbys)
+            if self._warm:
+                newest = self._job.progress().last_checkpoint or 0
+                self._until("the state in spare processes", lambda _: self._held() >= newest)
             # The checkpoint is to be as young as without waiting for a process.
             self._seen_checkpoints = self._job.progress().completed_checkpoints
             before = self._until("a new checkpoint", self._is_steady)
@@ -151,6 +162,15 @@ class Measurement:
         return Recovery(
             f"{victim.task} in {victim.actor}", first_row_ms, keyed_rows_ms, self._parts(attempt, killed_at_ms)
         )
+
+    def _held(self) -> int:
+        """The checkpoint whose state all followers of keyed tasks hold at least; 0 for none."""
+        prefix = f"{self._job.name}/standby#"
+        names = [actor["name"] for actor in ray.util.list_named_actors(all_namespaces=True)]
+        asked = [ray.get_actor(name, NAMESPACE).held.remote() for name in names if name.startswith(prefix)]
+        answers: list[Held] = ray.get(asked)
+        follows = [held.follows for held in answers if held.task is None and held.follows is not None]
+        return min((number or 0 for _, number in follows), default=0) if len(follows) == PARALLELISM else 0
 
     def _is_steady(self, progress: tg.JobProgress) -> bool:
         return (

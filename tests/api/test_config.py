@@ -210,6 +210,9 @@ CONTRADICTIONS = [
     ({"local_directory": "/mnt/disk"}, ("local_directory", "local_copies")),
     ({"debloat": False, "debloat_target": "200ms"}, ("debloat_target", "debloat")),
     ({"heartbeat_interval": "50s"}, ("heartbeat_interval", "heartbeat_timeout")),
+    ({"standbys": "warm"}, ("standbys", "incremental")),
+    ({"standbys": "warm", "incremental": True, "changelog": True}, ("standbys", "changelog")),
+    ({"standbys": "warm", "incremental": True, "undo_memory": 0}, ("standbys", "undo_memory")),
 ]
 
 
@@ -238,6 +241,8 @@ def test_contradiction_is_refused_by_both_names(settings: dict[str, object], pai
         {"interval": "1min", "timeout": "1s"},
         {"debloat": False},
         {"debloat": True, "debloat_target": "10ms"},
+        {"standbys": "warm", "incremental": True},
+        {"standbys": "warm", "backend": "rocksdb", "undo_memory": 0},
     ],
 )
 def test_what_is_no_contradiction_is_accepted(settings: dict[str, object]) -> None:

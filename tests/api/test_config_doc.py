@@ -69,4 +69,7 @@ def test_documented_retention_and_contradictions() -> None:
         {"local_directory", "local_copies"},
         {"debloat_target", "debloat"},
         {"heartbeat_interval", "heartbeat_timeout"},
+        {"standbys", "incremental"},
+        {"standbys", "changelog"},
+        {"standbys", "undo_memory"},
     ] == pairs

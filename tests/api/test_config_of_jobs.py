@@ -14,6 +14,7 @@ from local_jobs import local
 import tidegate as tg
 from tidegate.actors.coordinator.job.job_spec import CheckpointSettings, JobSpec, Retention
 from tidegate.actors.hosts.process_settings import ProcessSettings
+from tidegate.actors.runtimes.local.local_runtime import LocalRuntime
 from tidegate.actors.runtimes.running_job import Submission
 
 DATA = pa.table({"k": [1, 2]})
@@ -95,6 +96,21 @@ def test_spare_processes_are_said_once(given: Any, complaint: str) -> None:
             make(standbys=given, config=config)
         with pytest.raises(tg.ConfigurationError, match="standbys: 'few' is no number of spare processes"):
             make(standbys=cast(Any, "few"))
+
+
+def test_spare_processes_of_an_environment_are_those_of_its_jobs(tmp_path: Path) -> None:
+    """Unless a job names some itself; what they need of its other settings is looked at then."""
+    storage = str(tmp_path / "checkpoints")
+
+    def standbys_with(**settings: object) -> object:
+        with tg.StreamEnvironment(LocalRuntime(), 1, standbys="warm") as env:
+            return planned(env, tg.CheckpointConfig(storage=storage, **settings)).context.processes.standbys
+
+    with pytest.raises(tg.ConfigurationError, match=r"standbys .* is 'warm' but incremental .* is False: it would"):
+        standbys_with()
+    assert standbys_with(incremental=True) == "warm"
+    assert standbys_with(backend="rocksdb") == "warm"
+    assert standbys_with(standbys=2) == 2
 
 
 @pytest.mark.parametrize(

@@ -13,10 +13,14 @@ import pytest
 import ray
 from ray_jobs import ROWS, keyed_job, until
 
-from tidegate.actors.coordinator.messages.events import MetadataWritten
+from tidegate.actors.coordinator.messages.events import MetadataWritten, TaskReady
 from tidegate.actors.coordinator.state.coordinator_state import CoordinatorState
+from tidegate.actors.protocol.identity import TaskId
+from tidegate.actors.protocol.state_origin import StateOrigin
+from tidegate.actors.runtimes.ray.process.calls import NAMESPACE
 from tidegate.actors.runtimes.ray.ray_runtime import RayJob, RayRuntime, SlotPlacement
 from tidegate.actors.runtimes.running_job import JobProgress, progress_of
+from tidegate.actors.state_backends.common.options import StateBackendOptions
 from tidegate.recovery.restart_strategy import RestartStrategy
 from tidegate.spark_bridge import RayDPSession
 from tidegate.storage.checkpoints.event_log import EventLog
@@ -84,30 +88,46 @@ def test_a_keyed_job_gives_the_reference_and_shows_itself(runtime: RayRuntime, t
         job.request(SnapshotKind.CHECKPOINT, None, WAIT_S)
 
 
-def test_a_task_that_is_killed_is_replaced_by_a_standby(placement: SlotPlacement, tmp_path: Path) -> None:
-    """After `kill -9` the task goes on in the spare process, the others in their own, and no row is lost or doubled."""
+def test_a_task_that_is_killed_goes_on_where_its_state_is_held(placement: SlotPlacement, tmp_path: Path) -> None:
+    """After `kill -9` the task goes on in the spare process that has followed it, which reads no keyed state; the other
+    task goes on in its own, and no row is lost or doubled."""
     gate = tmp_path / "gate"
-    keyed = keyed_job(tmp_path, gate, name="killed", restart=AT_ONCE)
-    runtime = RayRuntime(placement, standbys=1)
+    keyed = keyed_job(tmp_path, gate, name="killed", restart=AT_ONCE, parallelism=1, interval_ms=None)
+    context = keyed.submission.context
+    options = replace(context.options, backend=StateBackendOptions(incremental=True))
+    runtime = RayRuntime(placement, standbys="warm")
     try:
-        job = runtime.submit(keyed.submission)
-        until("a standby", job.progress, lambda _: job.standbys() == 1)
-        until("a checkpoint", job.progress, running_with_a_checkpoint)
+        job = runtime.submit(replace(keyed.submission, context=replace(context, options=options)))
+        until("rows", job.progress, lambda p: p.rows_in.get("totals", 0) > 0)
+        assert job.request(SnapshotKind.CHECKPOINT, None, WAIT_S).checkpoint_id == 1
         before = {process.task: process for process in job.tasks()}
         victim = before[keyed.submission.spec.tasks[-1]]
+        until("a standby that follows", job.progress, lambda _: followers("killed", victim.task) != [])
+        (standby,) = followers("killed", victim.task)
         os.kill(victim.pid, signal.SIGKILL)
         until("a restart", job.progress, lambda p: p.restarts == 1 and running_with_a_checkpoint(p))
         after = {process.task: process for process in job.tasks()}
-        assert after[victim.task].actor == "killed/standby#0"
+        assert after[victim.task].actor == standby
         assert [task for task in before if before[task].pid != after[task].pid] == [victim.task]
+        log = EventLog(open_store(context.root), context.job_id)
+        ready = [e for entry in log.entries(0) for e in entry.events if isinstance(e, TaskReady)]
+        assert [(e.attempt, e.origin) for e in ready if e.task == victim.task][-1] == (1, StateOrigin.MEMORY)
         gate.touch()
         end = end_of(job)
-        assert (end.status, end.restarts) == ("finished", 1)
+        assert (end.status, end.restarts, end.standbys_ready) == ("finished", 1, 0)
         assert end.last_failure is not None
         assert f"the process {victim.actor}, pid {victim.pid}, has ended" in end.last_failure
         assert keyed.table().equals(keyed.expected)
     finally:
         runtime.stop()
+
+
+def followers(job: str, task: TaskId) -> list[str]:
+    """Spare processes of a job that hold the state of a task, at its first checkpoint."""
+    names = [actor["name"] for actor in ray.util.list_named_actors(all_namespaces=True)]
+    spare = [name for name in names if name.startswith(f"{job}/standby#")]
+    held = ray.get([ray.get_actor(name, NAMESPACE).held.remote() for name in spare])
+    return [name for name, one in zip(spare, held, strict=True) if one.follows == (task, 1)]
 
 
 def test_tasks_go_on_when_their_coordinator_is_killed(runtime: RayRuntime, tmp_path: Path) -> None:

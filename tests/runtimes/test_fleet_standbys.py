@@ -8,18 +8,21 @@ from typing import cast
 
 import pyarrow as pa
 import pytest
+from ray.exceptions import ActorDiedError
 from ray.util.placement_group import PlacementGroup
 from ray_fakes import SINK, SOURCE, Method, source_to_sink
 
 import tidegate as tg
+from tidegate.actors.coordinator.job.job_spec import RestorePoint
 from tidegate.actors.hosts.process_settings import Standbys
+from tidegate.actors.protocol.identity import TaskId
 from tidegate.actors.runtimes.ray.fleet import Fleet, FleetOptions, Member, SlotPlacement
 from tidegate.actors.runtimes.ray.inheritance import Found
 from tidegate.actors.runtimes.ray.process.orders import Held
 from tidegate.actors.runtimes.ray.process.process_info import ProcessInfo
 from tidegate.actors.runtimes.ray.ray_runtime import RayRuntime
 from tidegate.storage.files.file_system_store import open_store
-from tidegate.storage.ids import AttemptNumber, JobId
+from tidegate.storage.ids import AttemptNumber, CheckpointId, JobId
 
 PLACEMENT = SlotPlacement(cast(PlacementGroup, None), (0, 1, 0, 1))
 
@@ -29,6 +32,12 @@ class Handle:
 
     def __init__(self) -> None:
         self.live = Method()
+        self.follow = Method()
+
+    def told(self) -> list[tuple[TaskId, int]]:
+        """Which task it is to follow, and to which checkpoint; since somebody has asked."""
+        calls = [self.follow.calls.get_nowait()[1] for _ in range(self.follow.calls.qsize())]
+        return [(task, restore.checkpoint_id) for task, restore in calls]
 
 
 class SomeFleet(Fleet):
@@ -43,9 +52,9 @@ def process(name: str, bundle: int, node: str | None) -> Member:
     return Member(name, Handle(), bundle, Future(), None if node is None else ProcessInfo(1, node))
 
 
-def fleet(standbys: int) -> SomeFleet:
+def fleet(standbys: int, *followed: TaskId) -> SomeFleet:
     """A source in bundle 0 and a sink in bundle 1, on two nodes, in slots 2 and 3 of a reservation."""
-    options = FleetOptions("job", "namespace", PLACEMENT, 2, standbys, open_store)
+    options = FleetOptions("job", "namespace", PLACEMENT, 2, standbys, open_store, followed=frozenset(followed))
     found = SomeFleet(source_to_sink()[1], None, None, options, lambda action: action())
     found.members = {SOURCE: process("source", 0, "north"), SINK: process("sink", 1, "south")}
     return found
@@ -94,6 +103,99 @@ def test_a_coordinator_inherits_where_processes_are() -> None:
     held = Held(JobId("job-12345678"), info, None, AttemptNumber(-1), bundle=1)
     members = some.inherit({SOURCE: Found("task", Handle(), held)}, [Found("spare", Handle(), held)])
     assert (members[SOURCE].bundle, some._standbys[0].bundle) == (1, 1)
+
+
+def at(checkpoint_id: int) -> RestorePoint:
+    """A checkpoint of the job."""
+    return RestorePoint("root", JobId("job-12345678"), CheckpointId(checkpoint_id), final=False)
+
+
+def test_a_standby_that_has_started_follows_a_task() -> None:
+    """One, on another node than the task, and from then on always that one. Others are left alone."""
+    some = fleet(3, SINK)
+    near, far, slow = process("near", 1, "south"), process("far", 0, "north"), process("slow", 0, None)
+    some._standbys = [near, slow, far]
+    for number in (1, 2):
+        some.completed(SINK, at(number))
+        some.completed(SOURCE, at(number))
+    assert [one.handle.told() for one in (near, far, slow)] == [[], [(SINK, 1), (SINK, 2)], []]
+
+
+def test_each_task_has_a_standby_to_itself() -> None:
+    """A second task waits until there is another one: to hold the state of both would take the memory of both."""
+    some = fleet(2, SINK, SOURCE)
+    one, two = process("one", 0, "north"), process("two", 0, None)
+    some._standbys = [one, two]
+    for task in (SINK, SOURCE):
+        some.completed(task, at(1))
+    assert (one.handle.told(), two.handle.told()) == ([(SINK, 1)], [])
+    started: Future[ProcessInfo] = Future()
+    started.set_result(ProcessInfo(1, "north"))
+    some._identified(two, started)
+    assert (one.handle.told(), two.handle.told()) == ([], [(SOURCE, 1)])
+
+
+def test_a_standby_that_starts_later_is_told_of_the_newest_checkpoint() -> None:
+    """It does not wait for the next one; another one that starts after it has nothing to follow."""
+    some = fleet(2, SINK)
+    first, second = process("first", 0, None), process("second", 0, None)
+    some._standbys = [first, second]
+    some.completed(SINK, at(1))
+    for standby in (first, second):
+        started: Future[ProcessInfo] = Future()
+        started.set_result(ProcessInfo(1, "north"))
+        some._identified(standby, started)
+    assert [one.handle.told() for one in (first, second)] == [[(SINK, 1)], []]
+    lost: Future[None] = Future()
+    lost.set_exception(ActorDiedError())
+    some._lost(first, lost)
+    some.completed(SINK, at(2))
+    assert second.handle.told() == [(SINK, 2)], "who followed has died"
+
+
+@pytest.mark.parametrize(
+    ("dead", "chosen"), [(SINK, "follows the sink"), (SOURCE, "plain")], ids=["the one followed", "another one"]
+)
+def test_the_follower_of_a_task_takes_it_over(dead: TaskId, chosen: str) -> None:
+    """For another task it is the last that is taken of those that have started, also where it is near."""
+    some = fleet(3, SINK)
+    some._standbys = [process("follows the sink", 0, "north"), process("plain", 1, "south"), process("starts", 0, None)]
+    some._standbys[0].follows = SINK
+    some.members[dead].dead = True
+    taken = some.staff([dead])[dead]
+    assert (taken.name, taken.follows) == (chosen, None)
+    some._standbys = [one for one in some._standbys if one.name != "plain"]
+    some.members[dead].dead = True
+    assert some.staff([dead])[dead].name == ("starts" if dead == SINK else "follows the sink")
+
+
+def test_a_coordinator_inherits_who_follows_whom() -> None:
+    """A process that was put to work follows nobody, whatever it did before."""
+    some, info = fleet(0, SINK), ProcessInfo(1, "north")
+    follows = (SINK, CheckpointId(1))
+    found = [
+        Found("spare", Handle(), Held(JobId("job-12345678"), info, task, AttemptNumber(0), follows=follows))
+        for task in (None, SOURCE)
+    ]
+    members = some.inherit({SOURCE: found[1]}, [found[0]])
+    assert (some._standbys[0].follows, members[SOURCE].follows) == (SINK, None)
+
+
+@pytest.mark.parametrize(
+    ("incremental", "wanted", "kept", "followed"),
+    [(True, "warm", 4, 2), (False, "warm", 2, 0), (True, "auto", 2, 0), (True, 1, 1, 0)],
+)
+def test_keyed_tasks_are_followed_where_their_state_lies_in_layers(
+    tmp_path: Path, incremental: bool, wanted: Standbys, kept: int, followed: int
+) -> None:
+    """Elsewhere there are the same spare processes as with "auto"."""
+    checkpoints = tg.CheckpointConfig(storage=str(tmp_path), incremental=incremental)
+    with tg.StreamEnvironment.local() as env:
+        rows = env.from_batches(pa.table({"k": [1]}), parallelism=1)
+        rows.key_by("k").aggregate(n=tg.count(), parallelism=2).collect()
+        submission = env.plan("job", checkpoints=checkpoints)
+    options = RayRuntime(PLACEMENT, standbys=wanted)._fleet_options(submission, PLACEMENT, 0, 2, None)
+    assert (options.standbys, len(options.followed)) == (kept, followed)
 
 
 @pytest.mark.parametrize(

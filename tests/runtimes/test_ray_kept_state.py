@@ -31,8 +31,8 @@ def given(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     given: list[object] = []
 
     def effects(*arguments: Any) -> Any:
-        given.append(arguments[-1])
-        return make_effects(*arguments[:-1])
+        given.append(arguments[-2])
+        return make_effects(*arguments[:-2])
 
     module: Any = task_actor
     make_effects = module.TaskEffects

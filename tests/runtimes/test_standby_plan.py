@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.actors.runtimes.ray.standby_plan import AUTO_MAX, Place, next_bundle, standbys_kept
+from tidegate.actors.runtimes.ray.standby_plan import AUTO_MAX, Place, best_follower, next_bundle, standbys_kept
 
 
 @pytest.mark.parametrize(
@@ -24,6 +24,29 @@ def test_auto_is_one_for_each_free_slot(free_slots: int, tasks: int, kept: int) 
 def test_a_number_holds_whatever_room_there_is(wanted: int) -> None:
     """Whoever names it knows why."""
     assert standbys_kept(wanted, 0, 2) == wanted
+
+
+def test_a_task_that_is_followed_has_a_process_to_itself() -> None:
+    """Beside those that any task may get. A number holds, whatever it is to be enough for."""
+    assert standbys_kept("warm", 2, 4, followed=2) == 4
+    assert standbys_kept("warm", 0, 2, followed=2) == 3
+    assert standbys_kept("warm", 0, 2, followed=0) == 1
+    assert standbys_kept(1, 5, 4, followed=2) == 1
+
+
+@pytest.mark.parametrize(
+    ("standbys", "best"),
+    [
+        ([(0, "north"), (1, "south")], 1),
+        ([(1, "south"), (0, "north"), (2, "west")], 0),
+        ([(0, "north"), (1, "north")], 1),
+        ([(0, "north"), (0, "north")], 0),
+    ],
+)
+def test_a_task_is_followed_elsewhere(standbys: list[tuple[int, str]], best: int) -> None:
+    """On another node, or at least in another bundle; the first where there are several."""
+    assert best_follower(Place(0, "north"), [Place(*one) for one in standbys]) == best
+    assert best_follower(None, [Place(*one) for one in standbys]) == 0
 
 
 def spread(nodes: dict[int, str], tasks: list[int], standbys: int, started: bool) -> list[int]:

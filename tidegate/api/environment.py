@@ -17,7 +17,7 @@ from tidegate.actors.runtimes.running_job import Runtime, Submission
 from tidegate.actors.sources.master_hooks import MasterHook
 from tidegate.api.config.checkpoint_config import CheckpointConfig
 from tidegate.api.config.config_file import load_config
-from tidegate.api.config.standby_config import standbys_of
+from tidegate.api.config.standby_config import standbys_of, with_standbys
 from tidegate.api.given_names import pointer
 from tidegate.api.program import Program
 from tidegate.api.stream_sources import StreamSources
@@ -51,6 +51,7 @@ class StreamEnvironment(StreamSources):
         options: DataPlaneOptions | None = None,
         open_store: OpenStore | None = None,
         session: RayDPSession | None = None,
+        standbys: Standbys | None = None,
     ) -> None:
         if parallelism < 1:
             raise ConfigurationError(f"parallelism={parallelism}: at least 1 is needed")
@@ -61,6 +62,7 @@ class StreamEnvironment(StreamSources):
         self._restart = restart
         self._options = options if options is not None else DataPlaneOptions()
         self._session = session
+        self._standbys = standbys
         self._connection: Connection | None = None
 
     # --- making one -----------------------------------------------------------------------------------------------
@@ -109,7 +111,8 @@ class StreamEnvironment(StreamSources):
         Starts Ray on this machine, or joins the cluster at `ray_address`, and Spark on it through RayDP. A slot holds
         one subtask of each vertex; `parallelism` defaults to the number of executors, and is at most the slots. Each
         job keeps `standbys` spare processes, unless its own settings say another number; "auto", the default, is one
-        for each slot that is free, 1 to 4 of them, and at most as many as tasks.
+        for each slot that is free, 1 to 4 of them, and at most as many as tasks; "warm" adds one for each keyed task
+        that holds its state (`docs/recovery.md`).
         """
         from tidegate.actors.runtimes.ray.ray_runtime import RayRuntime, SlotPlacement
         from tidegate.spark_bridge import RayDPSession
@@ -128,15 +131,15 @@ class StreamEnvironment(StreamSources):
             include_dashboard=include_dashboard,
         )
         bundles = tuple(session.bundle_of_slot(slot) for slot in range(session.slots))
-        runtime = RayRuntime(SlotPlacement(session.placement_group, bundles), standbys=kept)
         return cls(
-            runtime,
+            RayRuntime(SlotPlacement(session.placement_group, bundles)),
             executors if parallelism is None else parallelism,
             max_parallelism=max_parallelism,
             checkpoints=settings.checkpoints,
             restart=settings.restart,
             options=options,
             session=session,
+            standbys=kept,
         )
 
     @classmethod
@@ -161,11 +164,12 @@ class StreamEnvironment(StreamSources):
         from tidegate.actors.runtimes.ray.ray_runtime import RayRuntime
 
         env = cls(
-            RayRuntime(standbys=kept),
+            RayRuntime(),
             parallelism,
             checkpoints=settings.checkpoints,
             restart=settings.restart,
             options=options,
+            standbys=kept,
         )
         env._connection = connection
         return env
@@ -289,7 +293,7 @@ class StreamEnvironment(StreamSources):
         detached: bool = False,
     ) -> JobRequest:
         """What is asked for, after every check for which nothing but the program and the stores is needed."""
-        config = checkpoints if checkpoints is not None else self._checkpoints
+        config = with_standbys(checkpoints if checkpoints is not None else self._checkpoints, self._standbys)
         store = self.open_store(self._storage_of(config))
         graph = translate(self._program.nodes, self._program.max_parallelism)
         urls = [store.url, *(table.url for table in self._program.tables)]

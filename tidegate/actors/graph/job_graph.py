@@ -93,6 +93,11 @@ class JobGraph:
         """All subtasks, in topological order."""
         return tuple(TaskId(v.vertex, SubtaskIndex(i)) for v in self.vertices for i in range(v.parallelism))
 
+    def keyed_tasks(self) -> tuple[TaskId, ...]:
+        """Subtasks that may have keyed state. Makes an operator of each kind, which knows."""
+        keyed = {v.vertex for v in self.vertices if any(spec.factory().has_keyed_state for spec in v.operators)}
+        return tuple(task for task in self.tasks() if task.vertex in keyed)
+
     def operator_infos(self) -> tuple[OperatorInfo, ...]:
         """Every operator, sources first in their chain, as checkpoint metadata names them."""
         return tuple(

@@ -7,8 +7,8 @@ from typing import Literal, TypeAlias
 
 SLOT_REQUEST_TIMEOUT_MS = 300_000
 
-Standbys: TypeAlias = int | Literal["auto"]
-"""A number of spare processes, or as many as there is room for."""
+Standbys: TypeAlias = int | Literal["auto", "warm"]
+"""A number of spare processes; as many as there is room for; or that, and one more for each keyed task."""
 
 
 @dataclass(frozen=True, slots=True)

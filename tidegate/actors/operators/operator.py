@@ -75,6 +75,9 @@ class Operator:
     """Whether the operator makes the watermarks of what follows it: then those from before it end there, but for the
     last one (`MAX_WATERMARK_MS`), which is the end of event time for everybody."""
 
+    has_keyed_state: bool = False
+    """Whether the operator may have state of keys, known before it is opened."""
+
     watermark_ms: int | None = None
     """The own watermark of an operator that generates them; the task looks after each batch. None: none yet."""
 
@@ -138,6 +141,13 @@ class Operator:
     def keyed_backend(self) -> KeyedBackend | None:
         """What holds the keyed state of an operator that is open; None for an operator that has none."""
         return None
+
+    def load(self, tables: Sequence[StateTable]) -> None:
+        """Take in layers of keyed state that came above those with which the operator was opened.
+
+        Only of an operator with keyed state, and only where nothing has been processed.
+        """
+        raise NotImplementedError
 
     def hand_over(self) -> None:
         """Let go of that: the operator of the next attempt goes on with it. Only `close` is called afterwards."""

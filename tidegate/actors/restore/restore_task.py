@@ -97,7 +97,7 @@ def restore_task(
                 "had finished"
             )
         return RestoredTask(tuple((uid, ()) for uid in uids), finished=True)
-    part = _part(metadata, vertex, task)
+    part = part_of(metadata, vertex, task)
     if part is None:
         kept = {}
     tables = [
@@ -126,7 +126,8 @@ def restore_task(
     return RestoredTask(tuple(tables), False, in_flight, part, frozenset(kept), origin)
 
 
-def _part(metadata: CheckpointMetadata, vertex: JobVertex, task: TaskId) -> SubtaskState | None:
+def part_of(metadata: CheckpointMetadata, vertex: JobVertex, task: TaskId) -> SubtaskState | None:
+    """What the same subtask had; None where it had finished, or there were more or fewer of them."""
     parts = [subtask for subtask in metadata.subtasks if subtask.vertex == task.vertex]
     own = next((part for part in parts if part.subtask == task.subtask), None)
     return None if own is None or own.finished or len(parts) != vertex.parallelism else own

@@ -7,7 +7,7 @@ refusal is a ConfigurationError. A setting that Flink has under two keys is know
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Literal, Self
 
 from pydantic import (
@@ -185,10 +185,11 @@ class CheckpointConfig(BaseModel):
     )
     """Milliseconds in which tasks have to answer the successor of a lost coordinator. None: all of them start anew."""
 
-    standbys: Annotated[int | Literal["auto"] | None, BeforeValidator(of.standbys)] = Field(
+    standbys: Annotated[int | Literal["auto", "warm"] | None, BeforeValidator(of.standbys)] = Field(
         default=None, alias=KEYS["standbys"][0]
     )
-    """Spare processes of the job; `"auto"`: as many as there is room for. None: as the environment says."""
+    """Spare processes of the job; `"auto"`: as many as there is room for; `"warm"`: and one more for each keyed task,
+    which holds its state. None: as the environment says."""
 
     slot_request_timeout: Annotated[int, BeforeValidator(of.timeout)] = Field(
         default=SLOT_REQUEST_TIMEOUT_MS, alias=KEYS["slot_request_timeout"][0]
@@ -249,9 +250,22 @@ def _check_together(config: CheckpointConfig) -> None:
     if "debloat_target" in config.model_fields_set and not config.debloat:
         why = "without it all buffers are used, however slow a task is; switch it on, or leave the time out"
         raise refuse("debloat_target", "debloat", why)
+    if config.standbys == "warm" and config.backend == "columnar":
+        _check_warm(config, refuse)
     if config.heartbeat_interval >= config.heartbeat_timeout:
         why = "every process would count as hung before it is asked; make the interval shorter"
         raise refuse("heartbeat_interval", "heartbeat_timeout", why)
     if config.aligned_timeout >= config.timeout:
         why = "a checkpoint would be given up before it could go on unaligned; make the first one shorter"
         raise refuse("aligned_timeout", "timeout", why)
+
+
+def _check_warm(config: CheckpointConfig, refuse: Callable[[str, str, str], ConfigurationError]) -> None:
+    """What a process that holds the state of a task cannot do without."""
+    if not config.incremental:
+        why = "it would read the whole state at each checkpoint; switch incremental on, or use 'auto'"
+        raise refuse("standbys", "incremental", why)
+    if config.changelog:
+        raise refuse("standbys", "changelog", "there is nothing to go back to with a changelog; give up one of the two")
+    if not config.undo_memory:
+        raise refuse("standbys", "undo_memory", "without it no state is held in memory for a checkpoint; leave it out")

@@ -108,18 +108,20 @@ def checkpoint_id(value: object, info: ValidationInfo) -> int | None:
 
 
 def standbys(value: object, info: ValidationInfo) -> Standbys | None:
-    """A number of spare processes, "auto", or None."""
+    """A number of spare processes, "auto", "warm", or None."""
     return None if value is None else spare_processes(value, label(info))
 
 
 def spare_processes(value: object, setting: str) -> Standbys:
-    """A number of spare processes, or "auto"."""
+    """A number of spare processes, "auto" or "warm"."""
     if lowered(value) == "auto":
         return "auto"
+    if lowered(value) == "warm":
+        return "warm"
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= STANDBYS_MAX:
         raise ConfigurationError(
-            f"{setting}: {value!r} is no number of spare processes; give a whole number from 0 to {STANDBYS_MAX}, or "
-            "'auto'"
+            f"{setting}: {value!r} is no number of spare processes; give a whole number from 0 to {STANDBYS_MAX}, "
+            "'auto' or 'warm'"
         )
     return value
 

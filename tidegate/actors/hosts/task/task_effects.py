@@ -15,6 +15,7 @@ from tidegate.actors.hosts.task.snapshot_writer import delete_files, write_segme
 from tidegate.actors.hosts.task.state_stores import StateStores
 from tidegate.actors.hosts.work_folders import prepare_work
 from tidegate.actors.restore.restore_task import restore_task
+from tidegate.actors.restore.state_follower import StateFollower
 from tidegate.actors.sources.source import ReadResult, SourceReader, SourceSplit
 from tidegate.actors.state_backends.common.backend import KeyedBackend
 from tidegate.actors.task.checkpoints.snapshots import Written
@@ -46,11 +47,14 @@ class TaskEffects:
         now_ms: Callable[[], int],
         readers: int = 1,
         kept: Mapping[OperatorUid, KeyedBackend] = MappingProxyType({}),
+        follower: StateFollower | None = None,
     ) -> None:
         """State is restored by up to `readers` threads; with one by the thread that asks for it.
 
-        `kept` is what the attempt before has handed over, in the same process.
+        `kept` is what the attempt before has handed over, in the same process; `follower` has held the state of a task
+        that ran elsewhere.
         """
+        self._follower = follower
         self._readers = readers
         self.kept = kept
         self._context = context
@@ -77,6 +81,8 @@ class TaskEffects:
         if restore is None:
             self.kept = {}
             return ev.TaskRestored(self._now_ms(), ())
+        if self._follower is not None:
+            self.kept, self._follower = self._follower.take(restore), None
         store = self._open_store(restore.root)
         options, task = self._context.options, self._descriptor.task
         backend, own = self._descriptor.backend, restore.job_id == self._context.job_id and not restore.savepoint
@@ -250,3 +256,5 @@ class TaskEffects:
             self._closed = True
             if self._reader is not None and not self._reading:
                 self._reader.close()
+        if self._follower is not None:
+            self._follower.close()

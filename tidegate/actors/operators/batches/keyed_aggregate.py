@@ -49,6 +49,8 @@ class KeyedAggregate(Operator):
     Raises ConfigurationError for no keys, no aggregates, or names that clash.
     """
 
+    has_keyed_state = True
+
     def __init__(
         self,
         keys: tuple[str, ...],
@@ -120,6 +122,10 @@ class KeyedAggregate(Operator):
     def keyed_backend(self) -> KeyedBackend | None:
         """The one of the accumulators."""
         return self._backend
+
+    def load(self, tables: Sequence[StateTable]) -> None:
+        """CorruptionError and ConfigurationError as `open`."""
+        self._restore_all(tables)
 
     def hand_over(self) -> None:
         """Let go of it."""

@@ -71,7 +71,7 @@ class ProcessOperator(Operator):
             wanted = "CoProcessFunction" if len(keys) == 2 else "ProcessFunction"
             raise ConfigurationError(f"process needs an object of a class derived from tg.{wanted}, not {function!r}")
         self._function = _own_copy(function)
-        self._keys = tuple(keys)
+        self._keys, self.has_keyed_state = tuple(keys), bool(keys[0])
         self._timestamps = tuple(timestamps)
         self._pinned = PinnedSchema(schema)
         self._scope = KeyScope()
@@ -106,7 +106,11 @@ class ProcessOperator(Operator):
             self._states.complete()
             self._take_over(self._states)
         self._operator_states.complete()
-        for table in taken(restored):
+        self.load(restored)
+
+    def load(self, tables: Sequence[StateTable]) -> None:
+        """CorruptionError and ConfigurationError as `open`."""
+        for table in taken(tables):
             if table.kind is StateKind.KEYED:
                 self._restore(table)
         if self._states is not None:

@@ -27,6 +27,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
+from tidegate.actors.coordinator.job.job_spec import RestorePoint
 from tidegate.actors.coordinator.messages import events as co
 from tidegate.actors.coordinator.messages import instructions as do
 from tidegate.actors.coordinator.messages.events import CoordinatorEvent
@@ -190,6 +191,12 @@ class Deployment:
         elif isinstance(event, ev.CoordinatorTookOver):
             reason = "its process was gone when a new coordinator took over"
             self._tell_coordinator(co.TaskFailed(now_ms(), event.attempt, task, reason))
+
+    def completed(self, task: TaskId, event: ev.CheckpointCompleted, state: CoordinatorState) -> None:
+        """A task was told of a checkpoint: whoever follows it is told as well, unless it has gone meanwhile."""
+        spec, number = state.spec, event.checkpoint_id
+        if spec is not None and number in state.kept:
+            self._fleet.completed(task, RestorePoint(spec.root, spec.job_id, number, final=False))
 
     def found_hung(self, member: Member) -> Callable[[str], object]:
         """A process lives and does not get on; what is returned takes the failure of the task that it has."""

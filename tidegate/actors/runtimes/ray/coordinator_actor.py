@@ -346,7 +346,10 @@ class _Port:
         self._process._deployment.cancel(instruction)
 
     def tell(self, task: TaskId, event: task_ev.TaskEvent) -> None:
-        self._process._deployment.tell(task, event)
+        deployment, host = self._process._deployment, self._process._host
+        deployment.tell(task, event)
+        if isinstance(event, task_ev.CheckpointCompleted) and host is not None:
+            deployment.completed(task, event, host.machine.state)
 
     def run_io(self, work: Callable[[], CoordinatorEvent | None]) -> None:
         process = self._process

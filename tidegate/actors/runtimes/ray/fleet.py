@@ -9,6 +9,8 @@ Rules:
   it is put to work (`tasks()` of a job says what runs where), and is replaced in the background.
 - Names are for people: `job/vertex (1/2)#0`, where `#k` counts the processes that a subtask has had under one
   coordinator.
+- A standby that has started may follow a task: it is told of each checkpoint, holds the state, and takes that task over
+  (`state_follower.py`). The coordinator's decisions know nothing of it.
 - Nodes that may be lost are avoided (`lost_nodes.py`); that a standby went with its node says nothing about standbys.
 - A process that lives and does not get on counts as dead from the moment on in which that is noticed.
 - All actors are detached: they outlive the coordinator's process, and its successor finds them (`inheritance.py`). A
@@ -29,6 +31,7 @@ from ray.exceptions import ActorAlreadyExistsError, RayError
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from tidegate.actors.coordinator.job.job_spec import RestorePoint
 from tidegate.actors.graph.job_graph import JobGraph
 from tidegate.actors.hosts.process_settings import SLOT_REQUEST_TIMEOUT_MS
 from tidegate.actors.protocol.failure_reasons import bounded_text, error_text
@@ -38,7 +41,7 @@ from tidegate.actors.runtimes.ray.process.deaths import death_of, went_with_its_
 from tidegate.actors.runtimes.ray.process.exit_reasons import Witness, last_lines
 from tidegate.actors.runtimes.ray.process.orders import Handle
 from tidegate.actors.runtimes.ray.process.process_info import ProcessInfo
-from tidegate.actors.runtimes.ray.standby_plan import Place, next_bundle
+from tidegate.actors.runtimes.ray.standby_plan import Place, best_follower, next_bundle
 from tidegate.actors.runtimes.ray.task_actor import TaskProcess
 from tidegate.storage.errors import TidegateError
 from tidegate.storage.files.store import OpenStore
@@ -89,6 +92,8 @@ class FleetOptions:
     """The process that has submitted the job: all processes of the job go with it."""
     slot_request_timeout_ms: int = SLOT_REQUEST_TIMEOUT_MS
     """For so long an attempt waits for room for its processes."""
+    followed: frozenset[TaskId] = frozenset()
+    """Tasks whose state a standby holds each."""
 
 
 @dataclass(slots=True, eq=False)
@@ -107,6 +112,8 @@ class Member:
     """Where the process runs on this node."""
     hung: bool = False
     """It lives and does not get on: no task is given to it any more, and it is about to be killed."""
+    follows: TaskId | None = None
+    """The task whose state it holds, of a standby."""
 
     @property
     def usable(self) -> bool:
@@ -138,6 +145,8 @@ class Fleet:
     _standbys: list[Member] = field(default_factory=list)
     _counts: dict[str, int] = field(default_factory=dict)
     _standby_failures: int = 0
+    _newest: dict[TaskId, RestorePoint] = field(default_factory=dict)
+    """The newest checkpoint of each task that is followed."""
     _closed: bool = False
 
     @property
@@ -169,7 +178,9 @@ class Fleet:
                 parallelism = self.graph.vertex(task.vertex).parallelism
                 name = f"{labels[task.vertex]} ({task.subtask + 1}/{parallelism})"
                 bundle = self._bundle(task.subtask)
-                self.members[task] = self._take_standby(bundle, avoided) or self._create(name, bundle, self._share())
+                self.members[task] = self._take_standby(task, bundle, avoided) or self._create(
+                    name, bundle, self._share()
+                )
         return dict(self.members)
 
     def inherit(self, tasks: Mapping[TaskId, Found], standbys: Iterable[Found]) -> dict[TaskId, Member]:
@@ -182,6 +193,7 @@ class Fleet:
     def _inherited(self, found: Found) -> Member:
         member = self._member(found.name, found.handle, found.held.bundle)
         self._located(member, found.held.info)
+        member.follows = None if found.held.task is not None or found.held.follows is None else found.held.follows[0]
         return member
 
     def refill(self) -> None:
@@ -190,6 +202,23 @@ class Fleet:
             if self._closed or self._standby_failures >= STANDBY_FAILURES_MAX:
                 return
             self._standbys.append(self._create("standby", self._next_bundle(), 0.0, spare=True))
+
+    def completed(self, task: TaskId, restore: RestorePoint) -> None:
+        """A checkpoint of a task is complete: the standby that follows it takes in what is new."""
+        if task in self.options.followed:
+            self._newest[task] = restore
+            self._have_followed(task)
+
+    def _have_followed(self, task: TaskId) -> None:
+        """Tell the standby that follows a task of the newest checkpoint; one that has started, once there is one."""
+        ready = [m for m in self._standbys if m.usable and m.info is not None]
+        standby = next((m for m in ready if m.follows == task), None)
+        if standby is None and (free := [m for m in ready if m.follows is None]):
+            primary = self.members.get(task)
+            standby = free[best_follower(None if primary is None else _place(primary), [_place(m) for m in free])]
+            standby.follows = task
+        if standby is not None:
+            standby.handle.follow.remote(task, self._newest[task])
 
     def kill(self, member: Member) -> None:
         """End a process at once."""
@@ -237,12 +266,14 @@ class Fleet:
                 continue
         raise TidegateError(f"no free name {name}#k: {PROCESSES_A_SUBTASK_MAX} actors of this name are alive")
 
-    def _take_standby(self, bundle: int | None, avoided: Container[str]) -> Member | None:
-        """The best standby: one that has started, of the same bundle if there is one."""
+    def _take_standby(self, task: TaskId, bundle: int | None, avoided: Container[str]) -> Member | None:
+        """The best standby: the one that follows the task; else one that has started, and follows none if there is such
+        a one, of the same bundle if there is such a one."""
         alive = [m for m in self._standbys if m.usable and not m.is_on(avoided)]
         if not alive:
             return None
-        best = max(alive, key=lambda m: (m.info is not None, m.bundle == bundle))
+        best = max(alive, key=lambda m: (m.follows == task, m.info is not None, m.follows is None, m.bundle == bundle))
+        best.follows = None
         self._standbys.remove(best)
         return best
 
@@ -251,6 +282,9 @@ class Fleet:
             self._located(member, future.result())
             if member in self._standbys:
                 self._standby_failures = 0
+                for task in self._newest:
+                    if all(m.follows != task for m in self._standbys):
+                        self._have_followed(task)
 
     def _located(self, member: Member, info: ProcessInfo) -> None:
         member.info = info
@@ -290,11 +324,11 @@ class Fleet:
 
 
 def _places(members: Iterable[Member]) -> list[Place]:
-    return [
-        Place(m.bundle, None if m.info is None else m.info.node_id)
-        for m in members
-        if m.usable and m.bundle is not None
-    ]
+    return [_place(m) for m in members if m.usable and m.bundle is not None]
+
+
+def _place(member: Member) -> Place:
+    return Place(-1 if member.bundle is None else member.bundle, None if member.info is None else member.info.node_id)
 
 
 def vertex_labels(graph: JobGraph) -> dict[VertexId, str]:

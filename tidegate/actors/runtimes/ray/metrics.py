@@ -12,6 +12,7 @@ from ray.util.metrics import Counter, Gauge, Histogram
 from tidegate.actors.protocol.identity import TaskId
 from tidegate.actors.protocol.state_origin import StateOrigin
 from tidegate.actors.runtimes.running_job import JobProgress
+from tidegate.storage.ids import CheckpointId
 
 _TASK_TAGS = ("job", "vertex", "subtask")
 _RESTORE_TAGS = (*_TASK_TAGS, "origin")
@@ -57,6 +58,19 @@ class TaskMetrics:
         self._seen = (rows_in, rows_out)
         self._queued.set(queued_bytes, self._tags)
         self._pressed.set(int(backpressured), self._tags)
+
+
+class StandbyMetrics:
+    """Metrics of a spare process that follows a task."""
+
+    def __init__(self, job: str, vertex: str, task: TaskId) -> None:
+        self._tags = {"job": job, "vertex": vertex, "subtask": str(task.subtask)}
+        description = "Number of the checkpoint whose state a spare process holds, 0 for none"
+        self._checkpoint = _gauge("tidegate_standby_checkpoint", description, _TASK_TAGS)
+
+    def holds(self, checkpoint_id: CheckpointId | None) -> None:
+        """The process holds the state of a checkpoint, or of none."""
+        self._checkpoint.set(checkpoint_id or 0, self._tags)
 
 
 class JobMetrics:

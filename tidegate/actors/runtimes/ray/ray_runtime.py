@@ -19,6 +19,7 @@ from ray.exceptions import ActorAlreadyExistsError
 
 from tidegate.actors.graph.job_graph import JobGraph
 from tidegate.actors.hosts.process_settings import Standbys
+from tidegate.actors.restore.state_follower import can_follow
 from tidegate.actors.runtimes.ray.coordinator_actor import CoordinatorProcess
 from tidegate.actors.runtimes.ray.detached import check_detachable, own_slots, start_detached
 from tidegate.actors.runtimes.ray.fleet import FleetOptions, SlotPlacement
@@ -153,15 +154,18 @@ class RayRuntime:
     ) -> FleetOptions:
         settings = submission.context.processes
         wanted = self._standbys if settings.standbys is None else settings.standbys
+        graph, backend = submission.context.graph, submission.context.options.backend
+        followed = graph.keyed_tasks() if wanted == "warm" and can_follow(backend) else ()
         return FleetOptions(
             prefix=submission.spec.job_name,
             namespace=self._namespace,
             placement=placement,
             first_slot=first_slot,
-            standbys=standbys_kept(wanted, free_slots, len(submission.spec.tasks)),
+            standbys=standbys_kept(wanted, free_slots, len(graph.tasks()), len(followed)),
             open_store=self.open_store,
             driver=driver,
             slot_request_timeout_ms=settings.slot_request_timeout_ms,
+            followed=frozenset(followed),
         )
 
     def _start(self, submission: Submission, context: SharedValue, options: FleetOptions) -> Handle:

@@ -6,6 +6,7 @@ Rules:
   that is lost each will need what a slot has; but no more than there are tasks, and no more than a few.
 - One is kept in any case: it takes no share of a slot until it is put to work, and spares a restart the start of a
   process.
+- A task that is followed has a spare process to itself, which holds its state; those of "auto" come on top.
 - Spare processes are spread over nodes first, then over bundles: a node takes those on it along. On a node with none,
   or with as many as any other, they stand beside tasks, in whose place they go on with the local copies there.
 """
@@ -29,9 +30,28 @@ class Place:
     node: str | None
 
 
-def standbys_kept(wanted: Standbys, free_slots: int, tasks: int) -> int:
-    """How many spare processes a job keeps; `free_slots`: those of the reservation that no job has."""
-    return max(1, min(free_slots, tasks, AUTO_MAX)) if wanted == "auto" else wanted
+def standbys_kept(wanted: Standbys, free_slots: int, tasks: int, followed: int = 0) -> int:
+    """How many spare processes a job keeps; `free_slots`: those of the reservation that no job has.
+
+    `followed`: tasks each of which has one that follows it, beside the others.
+    """
+    if isinstance(wanted, int):
+        return wanted
+    return followed + max(1, min(free_slots, tasks, AUTO_MAX))
+
+
+def best_follower(task: Place | None, standbys: Sequence[Place]) -> int:
+    """Which of these is to follow a task: on another node if there is one, else in another bundle; the first of those.
+
+    The node of the task may be lost, and then the state that is held is what spares the reading.
+    """
+    return max(range(len(standbys)), key=lambda i: (_apart(task, standbys[i]), -i))
+
+
+def _apart(task: Place | None, standby: Place) -> int:
+    if task is None:
+        return 0
+    return 2 * (task.node != standby.node) + (task.bundle != standby.bundle)
 
 
 def next_bundle(bundles: Sequence[int], tasks: Sequence[Place], standbys: Sequence[Place]) -> int:

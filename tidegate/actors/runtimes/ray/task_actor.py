@@ -29,6 +29,7 @@ from functools import partial
 import pyarrow as pa
 import ray
 
+from tidegate.actors.coordinator.job.job_spec import RestorePoint
 from tidegate.actors.coordinator.messages.events import CoordinatorEvent, TaskAnswered, TaskFinished, TaskReady
 from tidegate.actors.hosts.clock import monotonic_ms, now_ms
 from tidegate.actors.hosts.job_context import JobContext
@@ -39,7 +40,7 @@ from tidegate.actors.hosts.threads import WorkerPool, leave_if_forked, leave_unr
 from tidegate.actors.protocol.failure_reasons import log_failure
 from tidegate.actors.protocol.identity import ChannelId, TaskId
 from tidegate.actors.protocol.stream_elements import Element, EndOfPartition
-from tidegate.actors.runtimes.ray.metrics import TaskMetrics
+from tidegate.actors.restore.state_follower import StateFollower
 from tidegate.actors.runtimes.ray.process.calls import log_to_stderr
 from tidegate.actors.runtimes.ray.process.deliveries import Deliveries
 from tidegate.actors.runtimes.ray.process.exit_reasons import close_sockets_in_children
@@ -49,7 +50,9 @@ from tidegate.actors.runtimes.ray.process.mailbox import Mailbox
 from tidegate.actors.runtimes.ray.process.orders import Handle, Held, Order
 from tidegate.actors.runtimes.ray.process.outbox import Outbox
 from tidegate.actors.runtimes.ray.process.outcomes import Outcome, Outcomes
+from tidegate.actors.runtimes.ray.process.row_counts import RowCounts
 from tidegate.actors.runtimes.ray.process.signs_of_life import SignsOfLife
+from tidegate.actors.runtimes.ray.process.warm_standby import WarmStandby
 from tidegate.actors.runtimes.ray.process.warm_up import keep_what_is_loaded, warm_up
 from tidegate.actors.state_backends.common.backend import KeyedBackend
 from tidegate.actors.task.invariants import may_obey
@@ -62,7 +65,7 @@ from tidegate.storage.ids import AttemptNumber, Generation, OperatorUid
 
 log = logging.getLogger(__name__)
 
-IO_THREADS, RESTORE_THREADS, TICK_MS, METRICS_MS = 3, 4, 200, 1_000
+IO_THREADS, RESTORE_THREADS, TICK_MS = 3, 4, 200
 RESERVE_BYTES = 1024 * 1024
 """Set aside while a task runs, and given back when it fails: its end must be told where there is no memory left."""
 
@@ -104,6 +107,7 @@ class TaskProcess(SignsOfLife):
         self._reserve: bytearray | None = None
         self._pid = os.getpid()
         self._mailbox = Mailbox("tidegate-task", self._turn, self._tick, TICK_MS, self._failed)
+        self._warm = WarmStandby(context, retrying(open_store), self._mailbox, RESTORE_THREADS, self._thread_died)
         self._outbox = Outbox(lambda event: coordinator.report.remote(event), self._mailbox)
         self._mailbox.start()
         SignsOfLife.__init__(self, self._mailbox)
@@ -134,6 +138,11 @@ class TaskProcess(SignsOfLife):
         self._mailbox.post(partial(self._deploy, order))
 
     @ray.method(concurrency_group="control")
+    def follow(self, task: TaskId, restore: RestorePoint) -> None:
+        """Hold the keyed state of a task that runs elsewhere, as of this checkpoint."""
+        self._mailbox.post(lambda: self._warm.follow(task, restore) if self._given[0] is None else None)
+
+    @ray.method(concurrency_group="control")
     def drop(self, attempt: AttemptNumber, generation: Generation = ev.UNFENCED) -> None:
         """Stop an attempt. Returns once it has stopped: not before a batch that is being processed is done."""
         dropped = threading.Event()
@@ -143,7 +152,7 @@ class TaskProcess(SignsOfLife):
     @ray.method(concurrency_group="control")
     def held(self) -> Held:
         """What this process is there for."""
-        return Held(self._context.job_id, self.info(), *self._given, self._bundle)
+        return Held(self._context.job_id, self.info(), *self._given, self._bundle, self._warm.holds)
 
     @ray.method(concurrency_group="run")
     def run(self, attempt: AttemptNumber) -> Outcome:
@@ -210,7 +219,8 @@ class TaskProcess(SignsOfLife):
         try:
             self._reserve = bytearray(RESERVE_BYTES)
             kept, self._kept = self._kept, None
-            running = _RunningTask(self, order, kept[1] if kept is not None and kept[0] == order.task else {})
+            left = kept[1] if kept is not None and kept[0] == order.task else {}
+            running = _RunningTask(self, order, left, self._warm.end(order.task))
         except BaseException as error:  # noqa: BLE001 (functions of users are copied here, by their own code)
             leave_if_forked(self._pid)
             self._tell_failure(order.attempt, error)
@@ -269,7 +279,13 @@ class TaskProcess(SignsOfLife):
 class _RunningTask:
     """One task of one attempt in this process, and the world as it sees it (a `TaskPort`)."""
 
-    def __init__(self, process: TaskProcess, order: Order, kept: Mapping[OperatorUid, KeyedBackend]) -> None:
+    def __init__(
+        self,
+        process: TaskProcess,
+        order: Order,
+        kept: Mapping[OperatorUid, KeyedBackend],
+        follower: StateFollower | None,
+    ) -> None:
         context = process._context
         self.task = order.task
         self.attempt = order.attempt
@@ -289,12 +305,10 @@ class _RunningTask:
         self._over: set[ChannelId] = set()
         """Input channels whose last element has arrived: their senders may be gone."""
         self.deliveries = Deliveries(process._mailbox, lambda action: process._guarded(self, action))
-        self._rows_out = 0
-        self._told_rows_in = 0
-        self._metrics_due_ms = 0
-        self._metrics = TaskMetrics(context.job_name, descriptor.name, order.task)
+        self._counts = RowCounts(process._coordinator, context.job_name, descriptor)
         descriptor = replace(descriptor, backend=replace(descriptor.backend, restore_threads=RESTORE_THREADS))
-        effects = TaskEffects(context, descriptor, retrying(process._open_store), now_ms, RESTORE_THREADS, kept)
+        store = retrying(process._open_store)
+        effects = TaskEffects(context, descriptor, store, now_ms, RESTORE_THREADS, kept, follower)
         self.host = TaskHost(TaskMachine(descriptor), effects, self)
         try:
             self._pool = WorkerPool(IO_THREADS, "tidegate-io", process._thread_died)
@@ -307,7 +321,7 @@ class _RunningTask:
         if isinstance(event, ev.FrameArrived) and isinstance(next(reversed(event.elements), None), EndOfPartition):
             self._over.add(event.channel)
         if isinstance(event, ev.CoordinatorTookOver):
-            self._told_rows_in = 0  # the new one has not heard of any
+            self._counts.forget()
         self.host.handle(event)
 
     def last_words(self) -> TaskAnswered:
@@ -322,7 +336,7 @@ class _RunningTask:
     def send_frame(self, frame: do.SendFrame) -> None:
         head = make_head(frame.attempt, frame.channel, frame.first_sequence)
         batches = [e for e in frame.elements if isinstance(e, pa.RecordBatch)]
-        self._rows_out += sum(batch.num_rows for batch in batches)
+        self._counts.rows_out += sum(batch.num_rows for batch in batches)
         if len(batches) == len(frame.elements) and not frame.exhausts_credit:
             self._frame_calls[frame.channel](head, frame.elements)
         else:
@@ -338,7 +352,7 @@ class _RunningTask:
 
     def report(self, event: CoordinatorEvent) -> None:
         if isinstance(event, TaskReady) and event.origin is not None:
-            self._metrics.restored(event.origin)
+            self._counts.metrics.restored(event.origin)
         if isinstance(event, TaskFinished):
             self.count(now_ms())  # before: this may be the end of the job, which is told of as it is known then
         self.deliveries.watch_until_there(self._process._outbox.send(event))
@@ -374,18 +388,11 @@ class _RunningTask:
     @property
     def first_rows_untold(self) -> bool:
         """Whether rows have come in and the coordinator does not know of any."""
-        return self._told_rows_in == 0 and self.host.rows_in > 0
+        return self._counts.nobody_knows and self.host.rows_in > 0
 
     def count(self, at_ms: int | None) -> None:
         """Tell the coordinator about rows if there are new ones, and Ray's metrics once a second (or finally: None)."""
-        rows_in = self.host.rows_in
-        if rows_in != self._told_rows_in:
-            self._told_rows_in = rows_in
-            self._process._coordinator.counted.remote(self.attempt, self.task, rows_in)
-        if at_ms is None or at_ms >= self._metrics_due_ms:
-            self._metrics_due_ms = (at_ms or 0) + METRICS_MS
-            machine = self.host.machine
-            self._metrics.update(rows_in, self._rows_out, machine.output_queue_bytes, machine.outputs.over_limit)
+        self._counts.tell(self.host.rows_in, self.host.machine, at_ms)
 
     def retire(self) -> None:
         """Let go of files once the I/O that is under way has come back; what it brings is dropped."""

@@ -9,7 +9,7 @@ from tidegate.actors.coordinator.job.job_spec import RestorePoint
 from tidegate.actors.protocol.identity import TaskId
 from tidegate.actors.runtimes.ray.process.process_info import ProcessInfo
 from tidegate.actors.task.messages.events import UNFENCED
-from tidegate.storage.ids import AttemptNumber, Generation, JobId
+from tidegate.storage.ids import AttemptNumber, CheckpointId, Generation, JobId
 
 Handle: TypeAlias = Any
 """A `ray.actor.ActorHandle`, whose methods have no types."""
@@ -33,7 +33,7 @@ class Order:
 class Held:
     """What a process is there for: its job, and the task of an attempt that it was given last. None: it is spare.
 
-    `bundle`: that of the reservation in which it runs.
+    `bundle`: that of the reservation in which it runs. `follows`: the task whose state it holds, and the checkpoint.
     """
 
     job_id: JobId
@@ -41,3 +41,4 @@ class Held:
     task: TaskId | None
     attempt: AttemptNumber
     bundle: int | None = None
+    follows: tuple[TaskId, CheckpointId | None] | None = None

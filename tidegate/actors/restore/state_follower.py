@@ -1,0 +1,237 @@
+"""`StateFollower`: the keyed state of a task in a process that does not run it, as it was at a checkpoint.
+
+It is told of every checkpoint that is complete, and takes in what is new. When the task comes to its process it hands
+its backends over, as a survivor does (docs/decisions/0020).
+
+Rules:
+
+- Layers of state never change once they are written. A checkpoint whose layers begin with those that are held costs the
+  others. Of any other one (its base is new, or it is an older one) everything is read, and what was held goes before:
+  there is room for one.
+- The backend keeps what it holds under the number of its checkpoint. A restore from any other checkpoint does not find
+  that number, and reads; so does one at another parallelism, which has no such part.
+- Operators are made and opened as in a task, because they say what their state is made of. No row comes to them.
+- What fails leaves nothing that is half done: the next checkpoint begins afresh. After a few failures in a row nobody
+  follows any more; that a checkpoint was deleted meanwhile is none. The task itself is never concerned.
+- Only what lies in layers is followed: keyed state of the columnar backend, written incrementally. The rest of a task's
+  state is small, and read when it is restored.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from tidegate.actors.coordinator.job.job_spec import RestorePoint
+from tidegate.actors.graph.job_graph import JobGraph, OperatorSpec
+from tidegate.actors.operators.operator import Operator, OperatorContext, ProcessingTime
+from tidegate.actors.protocol.failure_reasons import error_text
+from tidegate.actors.protocol.identity import TaskId
+from tidegate.actors.restore.restore_task import part_of
+from tidegate.actors.state_backends.common.backend import KeyedBackend
+from tidegate.actors.state_backends.common.options import StateBackendOptions
+from tidegate.actors.task.incremental.lineage import Lineage
+from tidegate.storage.checkpoints.metadata import SectionRef, StateHandle, StateKind, SubtaskState
+from tidegate.storage.checkpoints.metadata_file import read_metadata
+from tidegate.storage.copies.local_first import LocalFirstStore
+from tidegate.storage.errors import NotFoundError
+from tidegate.storage.files.store import OpenStore, Store
+from tidegate.storage.ids import CheckpointId, OperatorUid
+from tidegate.storage.state.handover import Handover
+from tidegate.storage.state.key_groups import key_group_range
+from tidegate.storage.subtasks.subtask_state import read_subtask_state
+
+log = logging.getLogger(__name__)
+
+FAILURES_MAX = 3
+TAKE_TIMEOUT_S = 60.0
+"""How long a task waits for what is being read for it: to begin again would take as long."""
+
+
+def can_follow(backend: StateBackendOptions) -> bool:
+    """Whether the keyed state of these options lies in layers, and can be held for a checkpoint."""
+    return backend.kind == "columnar" and backend.incremental and not backend.changelog and backend.undo_bytes > 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """The state of one operator."""
+
+    operator: Operator
+    backend: KeyedBackend
+    layers: tuple[StateHandle, ...]
+    """What it was made of."""
+
+
+class StateFollower:
+    """That of one task. `follow` runs on one thread at a time; `take` and `close` may come from another one."""
+
+    def __init__(
+        self,
+        task: TaskId,
+        graph: JobGraph,
+        backend: StateBackendOptions,
+        open_store: OpenStore,
+        now_ms: Callable[[], int],
+        local_copies: str | None = None,
+        readers: int = 1,
+    ) -> None:
+        self.task = task
+        self._vertex = graph.vertex(task.vertex)
+        self._max_parallelism = graph.max_parallelism
+        self._backend = backend
+        self._open_store = open_store
+        self._now_ms = now_ms
+        self._local_copies = local_copies
+        self._readers = readers
+        self._lock = threading.Lock()
+        self._closed = False
+        self._failures = 0
+        self._held: dict[OperatorUid, _Held] = {}
+        self.checkpoint_id: CheckpointId | None = None
+        """The checkpoint whose state is held. From any thread."""
+
+    def follow(self, restore: RestorePoint) -> None:
+        """Hold the state of a checkpoint of the job; whatever goes wrong is logged. Takes as long as reading does."""
+        with self._lock:
+            if self._closed or self._failures >= FAILURES_MAX:
+                return
+            try:
+                self._advance(restore, anew=True)
+            except NotFoundError as error:
+                self._drop()
+                log.info("checkpoint %d of %s has gone meanwhile: %s", restore.checkpoint_id, self.task, error)
+            except Exception as error:  # noqa: BLE001 (functions of users are opened; nothing depends on this)
+                self._failures += 1
+                self._drop()
+                log.warning(
+                    "the state of %s at checkpoint %d is not held%s: %s",
+                    self.task,
+                    restore.checkpoint_id,
+                    " and never will be" if self._failures >= FAILURES_MAX else "",
+                    error_text(error),
+                )
+            else:
+                self._failures = 0
+            if self._closed:
+                self._drop()
+
+    def take(self, restore: RestorePoint) -> Mapping[OperatorUid, KeyedBackend]:
+        """The backends, for a task that starts from a checkpoint: empty unless what they lack is layers above theirs.
+
+        Waits for what is being read. Nothing is held afterwards.
+        """
+        acquired = self._lock.acquire(timeout=TAKE_TIMEOUT_S)
+        self._closed = True
+        if not acquired:
+            log.warning("the state of %s is not taken: it is still being read after %g s", self.task, TAKE_TIMEOUT_S)
+            return {}
+        try:
+            if self._held:
+                self._advance(restore, anew=False)
+            backends = {uid: held.backend for uid, held in self._held.items()}
+            for held in self._held.values():
+                held.operator.hand_over()
+        except Exception as error:  # noqa: BLE001 (as in `follow`: then the task reads)
+            log.warning("the state of %s that is held is of no use: %s", self.task, error_text(error))
+            backends = {}
+        finally:
+            self._drop()
+            self._lock.release()
+        return backends
+
+    def close(self) -> None:
+        """Hold nothing any more, from the end of what is being read on."""
+        self._closed = True
+        if self._lock.acquire(blocking=False):
+            self._drop()
+            self._lock.release()
+
+    def _advance(self, restore: RestorePoint, anew: bool) -> None:
+        """Hold a checkpoint: by the layers that are missing, or (`anew`) by reading everything where these are not all.
+
+        Without `anew` what cannot be gone on with is dropped.
+        """
+        store = self._open_store(restore.root)
+        metadata = read_metadata(store, restore.job_id, restore.checkpoint_id, savepoint=restore.savepoint)
+        part = part_of(metadata, self._vertex, self.task)
+        if part is None:
+            self._drop()
+            return
+        layers = Lineage.of(restore.checkpoint_id, part).layers
+        if anew and not layers:
+            return  # that of a canonical savepoint: later ones go on with the layers before it
+        part = replace(part, handle=None, in_flight=None, layers=layers)
+        if self._local_copies is not None:
+            store = LocalFirstStore(store, self._local_copies, restore.job_id, metadata.subtasks)
+        keyed = {s.uid for layer in part.layers for s in layer.sections if s.kind is StateKind.KEYED}
+        self.checkpoint_id = None
+        for uid in [uid for uid, held in self._held.items() if uid not in keyed or not _is_above(part, held)]:
+            self._drop_one(uid)
+        for spec in self._vertex.operators:
+            if spec.uid in self._held:
+                self._go_on(store, part, self._held[spec.uid], spec.uid, restore.checkpoint_id)
+            elif anew and spec.uid in keyed:
+                self._begin(store, part, spec, restore.checkpoint_id)
+        self.checkpoint_id = restore.checkpoint_id if self._held else None
+
+    def _begin(self, store: Store, part: SubtaskState, spec: OperatorSpec, checkpoint_id: CheckpointId) -> None:
+        context = OperatorContext(
+            spec.uid,
+            spec.name,
+            self.task.subtask,
+            self._vertex.parallelism,
+            self._max_parallelism,
+            ProcessingTime(self._now_ms()),
+            backend=self._backend,
+        )
+        tables = self._read(store, part, spec.uid, 0)
+        operator = spec.factory()
+        try:
+            operator.open(context, tables)
+        except BaseException:
+            operator.close()
+            raise
+        backend = operator.keyed_backend
+        assert backend is not None, f"{spec.uid} has keyed state in a checkpoint and none in the program"
+        self._held[spec.uid] = _Held(operator, backend, part.layers)
+        backend.keep(checkpoint_id)
+
+    def _go_on(self, store: Store, part: SubtaskState, held: _Held, uid: OperatorUid, number: CheckpointId) -> None:
+        tables = self._read(store, part, uid, len(held.layers))
+        # What leads back to the checkpoint before is of no use, so nothing is noted of what changes now.
+        held.backend.completed(number)
+        held.operator.load(tables)
+        held.backend.leave()
+        self._held[uid] = replace(held, layers=part.layers)
+        held.backend.keep(number)
+
+    def _read(self, store: Store, part: SubtaskState, uid: OperatorUid, first: int) -> Handover:
+        """The rows of one operator in the layers from the `first` on."""
+        groups = key_group_range(self.task.subtask, self._max_parallelism, self._vertex.parallelism)
+        above = replace(part, layers=part.layers[first:])
+        tables = read_subtask_state(store, above, uid, groups, wanted=_is_keyed, readers=self._readers)
+        return Handover(replace(table, layer=table.layer + first) for table in tables)
+
+    def _drop(self) -> None:
+        self.checkpoint_id = None
+        for uid in list(self._held):
+            self._drop_one(uid)
+
+    def _drop_one(self, uid: OperatorUid) -> None:
+        operator = self._held.pop(uid).operator
+        try:
+            operator.close()
+        except Exception as error:  # noqa: BLE001 (a function of the user, of which nobody wants anything any more)
+            log.warning("closing %s of %s, which was only held, failed: %s", uid, self.task, error_text(error))
+
+
+def _is_keyed(section: SectionRef) -> bool:
+    return section.kind is StateKind.KEYED
+
+
+def _is_above(part: SubtaskState, held: _Held) -> bool:
+    """Whether a checkpoint has the layers that are held, and maybe others above them."""
+    return part.layers[: len(held.layers)] == held.layers
