@@ -6,26 +6,34 @@ there the decision is broken too, and the predicate does not look, so that the o
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import AbstractContextManager
 from types import ModuleType
 from typing import Any
 from unittest.mock import patch
 
+import pyarrow as pa
 from broken_failover import Both
 from broken_rules import Patch
 
 from tidegate.actors.coordinator import invariants as of_coordinator
 from tidegate.actors.coordinator.checkpoints.abandonment import Abandoner
 from tidegate.actors.coordinator.checkpoints.checkpoint_keeper import CheckpointKeeper
+from tidegate.actors.coordinator.checkpoints.completion import CheckpointWriter
 from tidegate.actors.coordinator.checkpoints.sink_commits import SinkCommitter
 from tidegate.actors.coordinator.coordinator_machine import CoordinatorMachine
+from tidegate.actors.coordinator.job.phases import PendingPhase
+from tidegate.actors.coordinator.requests import request_decider
+from tidegate.actors.coordinator.state.coordinator_state import PendingCheckpoint
 from tidegate.actors.coordinator.state.shared_state_registry import SharedStateRegistry
+from tidegate.actors.hosts.coordinator.coordinator_host import CoordinatorHost
+from tidegate.actors.protocol.identity import ChannelId
 from tidegate.actors.task import invariants as of_task
 from tidegate.actors.task import task_machine
-from tidegate.actors.task.barriers import barrier_aligner
 from tidegate.actors.task.barriers.barrier_aligner import BarrierAligner
+from tidegate.actors.task.channels.input_gate import InputGate
 from tidegate.actors.task.checkpoints import snapshots
+from tidegate.storage.ids import Generation
 
 
 def _says(where: ModuleType, predicate: str, answer: object) -> AbstractContextManager[Any]:
@@ -41,6 +49,8 @@ def _coordinator(predicate: str, answer: object, *breaks: AbstractContextManager
 
 _trigger, _next = CheckpointKeeper._trigger, SinkCommitter._next
 _end_if_over, _close = CoordinatorMachine._end_if_over, BarrierAligner._close
+_begin, _give_up = CheckpointWriter._begin, Abandoner.give_up
+_made, _recover, _served = CoordinatorHost.__init__, InputGate.recover, InputGate.served
 
 
 def _gives_the_number_again(self: CheckpointKeeper, *args: Any) -> None:
@@ -73,6 +83,37 @@ def _ends_at_once(self: CoordinatorMachine) -> None:
     pending, state.pending = state.pending, {}
     _end_if_over(self)
     state.pending = pending
+
+
+def _copies_twice(self: CheckpointWriter, pending: PendingCheckpoint) -> None:
+    """Breaks: one copy of a savepoint is under way at a time. Here a second one begins beside the first."""
+    _begin(self, pending)
+    if pending.phase is PendingPhase.EXPORTING:
+        self._export(pending)
+
+
+def _deletes_at_once(self: Abandoner, pending: PendingCheckpoint, *args: Any, **options: Any) -> None:
+    """Breaks: the folder of a savepoint is deleted when its copy is over. Here when the savepoint is given up."""
+    _give_up(self, pending, *args, **options)
+    target = self._context.state.exports.pop(pending.checkpoint_id, None)
+    self._discards.savepoint(pending.checkpoint_id, target)
+
+
+def _of_the_same_generation(self: CoordinatorHost, machine: CoordinatorMachine, *args: Any) -> None:
+    """Breaks: each coordinator is a generation of its own. Here its successor takes the number over."""
+    _made(self, machine, *args)
+    self.generation = self._log._generation = Generation(max(1, machine.state.generation))
+
+
+def _keeps_back(self: InputGate, channel: ChannelId, batches: Iterable[pa.RecordBatch]) -> None:
+    """Breaks: what was in flight comes before everything else. Here it waits until something was taken."""
+    self.__dict__.setdefault("kept_back", []).append((channel, list(batches)))
+
+
+def _recovers_afterwards(self: InputGate) -> None:
+    _served(self)
+    for channel, batches in self.__dict__.pop("kept_back", []):
+        _recover(self, channel, batches)
 
 
 def _closes_nothing(self: BarrierAligner, checkpoint_id: Any) -> None:
@@ -116,17 +157,50 @@ PREDICATE_PATCHES: dict[str, tuple[int, Patch]] = {
     "predicates: credit has no end": (10, lambda: _says(of_task, "may_send", True)),
     "predicates: an output queue is never full": (10, lambda: _says(of_task, "is_full", False)),
     "predicates: a checkpoint is over twice": (
-        2,
+        2, lambda: Both(patch.object(BarrierAligner, "_close", _closes_nothing), _says(of_task, "is_newer", True))
+    ),
+    "predicates: rows of now go before those in flight": (
+        3,
         lambda: Both(
-            patch.object(BarrierAligner, "_close", _closes_nothing),
-            _says(barrier_aligner, "check_newer", None),
+            _says(of_task, "may_recover", True),
+            patch.object(InputGate, "recover", _keeps_back),
+            patch.object(InputGate, "served", _recovers_afterwards),
         ),
+    ),
+    "predicates: savepoints are copied without a limit": (10, _coordinator("may_copy", True)),
+    "predicates: a savepoint is copied twice at a time": (
+        4, _coordinator("may_export", True, patch.object(CheckpointWriter, "_begin", _copies_twice))
+    ),
+    "predicates: a savepoint is deleted while it is copied": (
+        5, _coordinator("may_delete_savepoint", True, patch.object(Abandoner, "give_up", _deletes_at_once))
+    ),
+    "predicates: an acknowledgement that counts is refused": (5, _coordinator("is_counted", False)),
+    "predicates: the queue of requests has no end": (
+        10, _coordinator("is_queue_bounded", True, patch.object(request_decider, "REQUESTS_MAX", 10**6))
+    ),
+    "predicates: two coordinators are one generation": (
+        8, _coordinator("is_newer", True, patch.object(CoordinatorHost, "__init__", _of_the_same_generation))
     ),
 }  # fmt: skip
 """Every such break: its invariant, and the patch."""
 
+_UNALIGNED: Mapping[str, str | int] = {"mode": "exactly-once", "alignment": "unaligned", "max_concurrent": 1}
+_SLOW_COPIES: Mapping[str, str | int] = {
+    "faults": "copies",
+    "ask": "many savepoints",
+    "max_concurrent": 1,
+    "alignment": "aligned",
+}
 PREDICATE_FIXED: Mapping[str, Mapping[str, str | int]] = {
     "predicates: an attempt does not wait for fates": {"faults": "all"},
     "predicates: sinks commit out of turn": {"faults": "storage"},
+    "predicates: rows of now go before those in flight": {**_UNALIGNED, "interval_ms": 60, "rows": 80},
+    "predicates: savepoints are copied without a limit": {**_SLOW_COPIES, "rows": 150},
+    "predicates: a savepoint is copied twice at a time": {"ask": "savepoint"},
+    "predicates: a savepoint is deleted while it is copied": _SLOW_COPIES,
+    "predicates: an acknowledgement that counts is refused": {"faults": "echoes", "interval_ms": 60},
+    "predicates: the queue of requests has no end": {"ask": "a burst", "faults": "none"},
+    "predicates: two coordinators are one generation": {"faults": "coordinator"},
 }
-"""What is not drawn for them: fates that are unknown, and a storage that leaves several commits."""
+"""What is not drawn for them: fates that are unknown, a storage that leaves several commits, rows in flight, users who
+ask for a lot, copies that take long, and acknowledgements that come twice while checkpoints are written."""

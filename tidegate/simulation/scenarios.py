@@ -10,6 +10,7 @@ import random
 from collections.abc import Hashable
 from dataclasses import replace
 
+from tidegate.actors.coordinator.requests.request_decider import REQUESTS_MAX
 from tidegate.actors.hosts.job_context import DataPlaneOptions
 from tidegate.actors.state_backends.common.options import StateBackendOptions
 from tidegate.actors.task.channels.output_gate import BufferLimits
@@ -44,6 +45,10 @@ _FAULTS = {
         crash=0.005, coordinator_crash=0.01, delay="0ms..30ms", outage="400ms..30s", duration=FAULTS_DURATION,
         crashes_max=4,
     ),
+    "copies": Faults(crash=0.02, slow_copies="60s", delay="0ms..30ms", duration=FAULTS_DURATION, crashes_max=6),
+    "echoes": Faults(
+        crash=0.03, storage=0.2, duplicate=0.9, delay="0ms..300ms", duration="10s", crashes_max=10
+    ),
     "all": Faults(
         crash=0.005, coordinator_crash=0.01, storage=0.03, slow=0.03, slow_by="2s", duplicate=0.02, drop=0.002,
         delay="0ms..80ms", duration=FAULTS_DURATION, crashes_max=4,
@@ -68,7 +73,12 @@ _FAILING = {
     "failure-rate": RestartStrategy.failure_rate(1, "500ms", "50ms"),
 }
 """Strategies of a job that may end by a failure."""
-_ASKED = {"checkpoint": SnapshotKind.CHECKPOINT, "savepoint": SnapshotKind.SAVEPOINT}
+_ASKED = {"checkpoint": (SnapshotKind.CHECKPOINT, 2, 30), "savepoint": (SnapshotKind.SAVEPOINT, 2, 30)}
+"""What is asked for, how often, and after how many ms again."""
+_ASKED_A_LOT = {
+    "many savepoints": (SnapshotKind.SAVEPOINT, 20, 150),
+    "a burst": (SnapshotKind.CHECKPOINT, REQUESTS_MAX + 50, 0),
+}
 _STOPS = {"suspend": SnapshotKind.SUSPEND, "terminate": SnapshotKind.TERMINATE}
 
 
@@ -200,8 +210,9 @@ def _actions(scenario: Scenario) -> tuple[Action, ...]:
     actions = []
     asked, ending = str(scenario.values["ask"]), str(scenario.values["ending"])
     chosen = SavepointFormat(scenario.values.get("savepoints", "canonical"))
-    if asked in _ASKED:
-        actions += [Action(scenario.ask_at_ms + 30 * i, _ASKED[asked], chosen) for i in range(2)]
+    if asked in (known := _ASKED | _ASKED_A_LOT):
+        kind, times, pause_ms = known[asked]
+        actions += [Action(scenario.ask_at_ms + pause_ms * i, kind, chosen) for i in range(times)]
     if ending == "cancel":
         actions.append(Action(scenario.end_at_ms, None))
     elif ending in _STOPS:

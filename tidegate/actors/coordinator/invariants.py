@@ -207,7 +207,8 @@ def check_start(state: CoordinatorState, checkpoint_id: CheckpointId | None) -> 
 
 
 def may_copy(state: CoordinatorState) -> bool:
-    """Whether another savepoint may be copied (10). `<`: the one that is about to start counts, too."""
+    """Whether another savepoint may be triggered, which will be copied (10). `<`: it counts itself, too. What was
+    triggered before is copied in any case: where `max_concurrent` may be pending, all but one of these come on top."""
     return len(state.exports) + any(p.export_asked for p in state.pending.values()) < COPIES_MAX
 
 

@@ -65,6 +65,8 @@ class FilesOracle:
         """For each checkpoint that is being taken, the files of the one on which its tasks build."""
         self._covered: set[str] = set()
         self._generation = 0
+        self._incarnations: dict[int, str] = {}
+        """Who has written to the log as a generation."""
         self._newest_entry = -1
         self._log: deque[str] = deque(maxlen=100)
         disk.created.append(self._file_created)
@@ -89,6 +91,9 @@ class FilesOracle:
         # What is created below the newest entry fills a hole of the truncated log: its writer notices, and is fenced.
         if generation < self._generation and index > self._newest_entry:
             raise InvariantViolated(8, f"generation {generation} wrote {name} after {self._generation}")
+        incarnation = self._incarnations.setdefault(generation, fields["nonce"])
+        if incarnation != fields["nonce"] and index > self._newest_entry:
+            raise InvariantViolated(8, f"{incarnation} and {fields['nonce']} both write as generation {generation}")
         if name in self._log:
             raise InvariantViolated(8, f"{name} was written twice, now by generation {generation}")
         self._log.append(name)

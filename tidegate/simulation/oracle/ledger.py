@@ -66,10 +66,10 @@ class Ledger:
 
         def handle(event: CoordinatorEvent) -> list[do.CoordinatorInstruction]:
             instructions = decide(event)
-            if instructions:
-                fact = _Fact(event, instructions)
-                self._waiting.setdefault(id(event), deque()).append(fact)
-                self._follows |= {id(instruction): (instruction, fact) for instruction in instructions}
+            # Also where nothing follows: what follows from the second copy of a message is not taken for the first's.
+            fact = _Fact(event, instructions)
+            self._waiting.setdefault(id(event), deque()).append(fact)
+            self._follows |= {id(instruction): (instruction, fact) for instruction in instructions}
             return instructions
 
         def append(entry: LogEntry, *, look: bool = True) -> int:

@@ -1,4 +1,6 @@
-"""The oracle of limits: how many checkpoints are pending side by side, seen from the barriers that start them (10).
+"""The oracle of limits (10): how many checkpoints are pending side by side, and how many requests wait.
+
+Pending ones are seen from the barriers that start them:
 
 - A checkpoint waits while so many are pending as may be at a time; savepoints count, too.
 - A savepoint waits for other savepoints alone, or, where checkpoints are unaligned, for whatever is pending.
@@ -10,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tidegate.actors.coordinator.job.job_spec import CheckpointSettings
+from tidegate.actors.coordinator.requests.request_decider import REQUESTS_MAX
 from tidegate.simulation.oracle.violation import InvariantViolated
 from tidegate.storage.checkpoints.metadata import SnapshotKind
 
@@ -29,3 +32,9 @@ def check_limits(
             f"{settings.max_concurrent} at a time was asked for",
         )
     return len(pending) >= settings.max_concurrent
+
+
+def check_requests(waiting: int) -> None:
+    """Look at the requests that wait in a coordinator: there are no more than its queue takes. InvariantViolated."""
+    if waiting > REQUESTS_MAX:
+        raise InvariantViolated(10, f"{waiting} requests wait in a queue that takes {REQUESTS_MAX}")

@@ -60,6 +60,15 @@ _APART_SHARE = 0.12
 """Seeds that stand for pipelines of several regions, which were added later too."""
 _AS_DRAWN = 0.5
 """Part of these in which everything else stays as it was drawn."""
+_RARE: tuple[Mapping[str, Hashable], ...] = (
+    {"ask": "a burst"},
+    {"ask": "many savepoints"},
+    {"ask": "many savepoints", "faults": "copies"},
+    {"faults": "echoes"},
+)
+_RARE_SHARE = 0.03
+"""Seeds in which users ask for more than a coordinator takes, copies of savepoints take long, or most messages come
+twice, which were added later too."""
 
 _WEIGHTS: Mapping[str, tuple[int, ...]] = {
     "mode": (4, 1),
@@ -139,7 +148,12 @@ def draw(seed: int) -> Scenario:
     if later.random() < _ORDERED_SHARE:
         return _ordered(later, scenario)
     later = random.Random(f"apart {seed}")
-    return _apart(later, scenario) if later.random() < _APART_SHARE else scenario
+    if later.random() < _APART_SHARE:
+        return _apart(later, scenario)
+    later = random.Random(f"rare {seed}")
+    if later.random() < _RARE_SHARE:
+        return replace(scenario, values={**scenario.values, **later.choice(_RARE)})
+    return scenario
 
 
 def _with_layers(scenario: Scenario) -> Scenario:

@@ -18,6 +18,7 @@ from tidegate.actors.protocol.stream_elements import Barrier
 from tidegate.actors.task.fence import is_order
 from tidegate.actors.task.messages import events as ev
 from tidegate.actors.task.messages import instructions as task_do
+from tidegate.simulation.oracle.copies import CopiesOracle
 from tidegate.simulation.oracle.ledger import Ledger
 from tidegate.simulation.oracle.violation import InvariantViolated
 from tidegate.simulation.oracle.watch import Watch
@@ -192,6 +193,9 @@ class SimulatedCoordinatorPort:
         self._job = job
         self._timers: dict[str, do.SetTimer] = {}
         self.ledger = Ledger(job.watch.causes, job.world.note, self._carried_out)
+        self._copies = CopiesOracle(job.watch.oracle.spec.checkpoints.max_concurrent)
+        self._is_copy = False
+        """Whether what is carried out now copies a savepoint."""
         self.host: CoordinatorHost | None = None
         self.effects: CoordinatorEffects | None = None
 
@@ -204,6 +208,8 @@ class SimulatedCoordinatorPort:
         event: CoordinatorEvent,
         beside: Sequence[do.CoordinatorInstruction],
     ) -> None:
+        self._copies.ordered(instruction)
+        self._is_copy = isinstance(instruction, do.WriteSavepoint)
         if not self._job.coordinator_crashes and not self._job.world.clock_is_set:
             self._job.watch.restarts.done(instruction, event, beside)
 
@@ -245,11 +251,12 @@ class SimulatedCoordinatorPort:
                 world.message(STORAGE, COORDINATOR, event, cause=cause)
                 world.after(world.io_ms(), lambda: self._heard(event, cause))
 
-        world.after(world.io_ms(), act)
+        world.after(world.copy_ms() if self._is_copy else world.io_ms(), act)
 
     def _heard(self, event: CoordinatorEvent, cause: int | None) -> None:
         """What the coordinator learns from itself: its timers, and its I/O."""
         assert self.host is not None
+        self._copies.heard(event)
         if not self.host.machine.ignores(event):
             self._job.watch.failover.heard(event)
             self._job.watch.takeovers.heard(event)

@@ -28,6 +28,7 @@ from tidegate.actors.state_backends.common.backend import KeyedBackend
 from tidegate.actors.task.messages import events as ev
 from tidegate.actors.task.task_machine import TaskMachine
 from tidegate.simulation.oracle.damage import Damager
+from tidegate.simulation.oracle.limits import check_requests
 from tidegate.simulation.oracle.violation import InvariantViolated
 from tidegate.simulation.oracle.watch import Watch
 from tidegate.simulation.runtime.ports import RECOVERY_MS, SimulatedCoordinatorPort, SimulatedTaskPort, WatchedHost
@@ -190,6 +191,7 @@ class SimulatedJob:
             self.watch.failover.heard(event)
             self.watch.takeovers.heard(event)
         coordinator.handle(event)
+        check_requests(len(coordinator.machine.state.requests))
 
     def maybe_lose_coordinator(self) -> None:
         """The coordinator may die now, or be cut off and live on as a zombie; a successor takes over."""

@@ -20,6 +20,7 @@ class Faults:
     (at most `coordinator_crashes_max` times).
     storage: that a storage operation fails; one half of these have done what they were asked nevertheless.
     delay: how long a message takes, as "from..to". slow: that an I/O operation takes up to `slow_by`.
+    slow_copies: how long it takes at most to copy a savepoint into its own folder; None: as long as any I/O operation.
     duplicate, drop: that a message on a channel, or a notification, comes twice or not at all.
     damage: that a checkpoint is damaged after it has completed; one that a job can go on from stays whole, so nothing
     happens where only one is retained.
@@ -38,6 +39,7 @@ class Faults:
     damage: float = 0.0
     delay: str = "0ms..5ms"
     slow_by: str = "3s"
+    slow_copies: str | None = None
     duration: str = "30s"
     crashes_max: int = 8
     coordinator_crashes_max: int = 3
@@ -57,6 +59,8 @@ class Faults:
             _range_ms("outage", self.outage)
         if self.clock is not None:
             parse_duration_ms(self.clock, setting="Faults(clock)")
+        if self.slow_copies is not None:
+            parse_duration_ms(self.slow_copies, setting="Faults(slow_copies)")
 
     @property
     def delay_ms(self) -> tuple[int, int]:
@@ -77,6 +81,11 @@ class Faults:
     def slow_ms(self) -> int:
         """Longest time of a slow I/O operation in ms."""
         return parse_duration_ms(self.slow_by)
+
+    @property
+    def copy_ms(self) -> int:
+        """Longest time in which a savepoint is copied, in ms; 0 for that of any I/O operation."""
+        return 0 if self.slow_copies is None else parse_duration_ms(self.slow_copies)
 
     @property
     def duration_ms(self) -> int:

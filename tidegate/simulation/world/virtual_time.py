@@ -66,6 +66,7 @@ class World:
         self._probability: dict[str, float] = {kind: getattr(faults, kind) for kind in FAULT_KINDS}
         self._delay_ms = faults.delay_ms
         self._slow_ms = faults.slow_ms
+        self._copy_ms = faults.copy_ms
         self._clock_ms = faults.clock_ms
         self._faulty_until_ms = START_MS + faults.duration_ms
         self._away_from_ms, self._away_until_ms = (START_MS + at_ms for at_ms in faults.outage_ms)
@@ -125,6 +126,10 @@ class World:
         if self.chance("slow"):
             return self.between(0, self._slow_ms)
         return int(self._draw() * 21)
+
+    def copy_ms(self) -> int:
+        """How long a savepoint is copied now."""
+        return self.between(0, self._copy_ms) if self._copy_ms and self.faulty else self.io_ms()
 
     def after(self, delay_ms: int, action: Callable[[], None]) -> None:
         """Run an action later."""
