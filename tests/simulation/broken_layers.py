@@ -85,9 +85,9 @@ _begin = Lineages.begin
 _close = DirtySlots.close
 
 
-def _builds_on_its_newest(self: Lineages, barrier: Barrier, finished: bool) -> Any:
+def _builds_on_its_newest(self: Lineages, barrier: Barrier, *args: Any) -> Any:
     newest = max(self._known, default=None)
-    return _begin(self, replace(barrier, base=newest), finished)
+    return _begin(self, replace(barrier, base=newest), *args)
 
 
 def _changes_of_one(self: DirtySlots, checkpoint_id: Any, base: Any) -> Any:
