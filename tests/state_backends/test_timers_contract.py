@@ -34,7 +34,7 @@ from tidegate.storage.state.canonical import FrozenCanonical
 from tidegate.storage.state.snapshot import Cut, StateTable
 from tidegate.storage.state.timer_rows import timers_schema
 
-_EXAMPLES = {"columnar": 150, "rocksdb": 20, "rocksdb with changelog": 30}
+_EXAMPLES = {"columnar": 60, "rocksdb": 15, "rocksdb with changelog": 20}
 _CHANGES = st.lists(
     st.tuples(st.integers(0, 9), st.integers(0, 1), st.integers(-3, 9), st.sampled_from([True, True, False])),
     min_size=1,
@@ -48,6 +48,7 @@ _STEPS = st.lists(
     | st.tuples(st.sampled_from(["freeze", "checkpoint", "checkpoint"]), st.booleans())
     | st.tuples(st.sampled_from(["write", "complete", "abort"]), st.integers(0, 3))
     | st.tuples(st.sampled_from(["restore", "back", "back"]), st.none()),
+    min_size=15,
     max_size=40,
 )
 
@@ -62,9 +63,9 @@ def all_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rocks_changes, "KEYS_MAX", 6)
 
 
-def _made(name: str) -> Any:
+def _made(name: str, undo_bytes_max: int) -> Any:
     if name == "columnar":
-        return lambda incremental: ColumnarBackend(MAX_PARALLELISM, tuple(KEYS.names), incremental, 1 << 30)
+        return lambda incremental: ColumnarBackend(MAX_PARALLELISM, tuple(KEYS.names), incremental, undo_bytes_max)
     return BACKENDS[name]
 
 
@@ -74,9 +75,9 @@ def test_timers_are_those_of_a_set(name: str) -> None:
     a restore, or a way back, gives that moment again, and what is built on it after that is right too."""
 
     @settings(max_examples=_EXAMPLES[name], deadline=None)
-    @given(steps=_STEPS)
-    def runs(steps: list[tuple[str, Any]]) -> None:
-        make = _made(name)
+    @given(steps=_STEPS, undo_bytes_max=st.sampled_from([1500, 1 << 30]))
+    def runs(steps: list[tuple[str, Any]], undo_bytes_max: int) -> None:
+        make = _made(name, undo_bytes_max)
         snapshots: Any = Snapshots(TimersSubject(make, True))  # type: ignore[arg-type]
         for what, argument in steps:
             subject, stored = snapshots.subject, snapshots.completed
