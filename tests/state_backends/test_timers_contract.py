@@ -131,6 +131,40 @@ def test_a_snapshot_on_a_base_holds_what_has_changed(name: str) -> None:
     assert composed([*base, *changed]) == subject.expected()
 
 
+@pytest.mark.parametrize("name", WITH_INCREMENTS)
+def test_a_restored_timer_that_has_gone_is_told(name: str) -> None:
+    """The first snapshot after a restore may be built on the checkpoint that it was restored from."""
+    first = TimersSubject(BACKENDS[name], True)
+    first.batch([(key, 0, key, True) for key in range(9)])
+    stored = tables(first.backend.freeze(Cut(CheckpointId(1))))
+    again = TimersSubject(BACKENDS[name], True, stored)
+    again.fire(0, 3, 9)
+    changed = tables(again.backend.freeze(Cut(CheckpointId(2), CheckpointId(1))), layer=1)
+    assert composed([*stored, *changed]) == again.expected()
+
+
+def test_timers_that_have_fired_fire_again_after_a_way_back() -> None:
+    """Those that were registered since do not; the undo log of timers keeps to the limit of all state."""
+    subject = TimersSubject(_made("columnar", 1 << 30), True)
+    subject.batch([(key, 0, key, True) for key in range(20)])
+    subject.backend.freeze(Cut(CheckpointId(1)))
+    before = set(subject.model)
+    subject.fire(0, 11, 99)
+    subject.batch([(1, 0, 2, True), (2, 1, 3, True), (19, 0, 19, False)])
+    subject.backend.go_back(CheckpointId(1))
+    subject.model = before
+    subject.check()
+    assert [key[0] for _, key in subject.fire(0, 99, 99)] == list(range(20))
+
+    little = TimersSubject(_made("columnar", 900), True)
+    little.batch([(key, 0, key, True) for key in range(600)])
+    little.backend.freeze(Cut(CheckpointId(1)))
+    assert little.backend.goes_back
+    little.fire(0, 500, 500)
+    assert not little.backend.goes_back
+    assert little.backend.kept(CheckpointId(1)) is None
+
+
 def test_what_came_and_went_leaves_nothing_in_memory_or_in_a_snapshot() -> None:
     """Each key moves its timer with every row: neither the snapshot nor memory grows with the number of rows."""
     backend = BACKENDS["columnar"](True)

@@ -165,7 +165,7 @@ class TimerRuns:
             return False
         nth = min(wanted, len(moments)) - 1
         cut = int(np.partition(moments, nth)[nth])
-        self._horizon = cut if self._horizon is None else max(cut, self._horizon)
+        self._horizon = cut
         self._pull(cut)
         return True
 
