@@ -11,6 +11,7 @@ import numpy as np
 
 from tidegate.actors.state_backends.columnar.cells import Cells
 from tidegate.actors.state_backends.columnar.notes import CellNotes, TableNotes
+from tidegate.actors.state_backends.columnar.timers import ColumnarTimers
 from tidegate.actors.state_backends.columnar.undo_log import UndoLog
 from tidegate.actors.state_backends.columnar.vector_table import ColumnarTable
 
@@ -107,6 +108,8 @@ def _oldest_first(self: UndoLog, checkpoint_id: Any) -> None:
     self.begin(checkpoint_id, states.values())
 
 
+_TIMERS_STAY = "undo: timers stay what they were when the task ended"
+
 UNDO_PATCHES: dict[str, tuple[int, Patch]] = {
     "undo: back to a checkpoint that was given up": (9, lambda: patch.object(UndoLog, "go_back", _to_the_newest)),
     "undo: back to a checkpoint that is not there": (9, _to_a_checkpoint_that_is_not_there),
@@ -114,6 +117,7 @@ UNDO_PATCHES: dict[str, tuple[int, Patch]] = {
     "undo: keys that came since stay": (9, _both(_with_new_keys(_table_undo), _with_new_keys(_cells_undo))),
     "undo: the last change alone is undone": (9, _the_last_change_alone),
     "undo: a later freeze wins": (9, lambda: patch.object(UndoLog, "go_back", _oldest_first)),
+    _TIMERS_STAY: (9, lambda: patch.object(ColumnarTimers, "go_back", lambda self, checkpoint_id: None)),
 }
 """Every such break: its invariant, and the patch."""
 
@@ -126,5 +130,7 @@ _KEPT = {
     "rows": 120,
 }
 
-UNDO_FIXED: Mapping[str, Mapping[str, Hashable]] = dict.fromkeys(UNDO_PATCHES, _KEPT)
+UNDO_FIXED: Mapping[str, Mapping[str, Hashable]] = dict.fromkeys(UNDO_PATCHES, _KEPT) | {
+    _TIMERS_STAY: {**_KEPT, "topology": "timers"}
+}
 """What is not drawn for them: tasks that are stopped because another one has died, after many checkpoints."""
