@@ -30,7 +30,7 @@ from tidegate.actors.runtimes.ray.ray_runtime import RayRuntime
 FORMATS = ("canonical", "native")
 BACKENDS = ("columnar", "rocksdb")
 POLL_S = 0.02
-TIMEOUT_S = 300.0
+TIMEOUT_S = 900.0
 
 
 def stage(
