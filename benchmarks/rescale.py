@@ -17,7 +17,7 @@ import sys
 import time
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import polars as pl
 from common import GeneratedSource, describe_machine, local_ray
@@ -27,7 +27,8 @@ from rich.console import Console
 import tidegate as tg
 from tidegate.actors.runtimes.ray.ray_runtime import RayRuntime
 
-FORMATS = ("canonical", "native")
+Format = Literal["canonical", "native"]
+FORMATS: tuple[Format, ...] = get_args(Format)
 BACKENDS = ("columnar", "rocksdb")
 POLL_S = 0.02
 TIMEOUT_S = 900.0
@@ -56,7 +57,7 @@ def await_rows(job: tg.Job, rows: int) -> None:
 
 
 def run(
-    case: tuple[str, str], source: GeneratedSource, arguments: argparse.Namespace, console: Console
+    case: tuple[Format, str], source: GeneratedSource, arguments: argparse.Namespace, console: Console
 ) -> tuple[list[str], list[float]]:
     """One case: what is wrong with its tables, and how long each stage took from the stop before to its first rows."""
     form, backend = case
@@ -64,7 +65,9 @@ def run(
     folder = (arguments.folder / f"{form}-{backend}").resolve()
     shutil.rmtree(folder, ignore_errors=True)
     share = source.rows // len(arguments.parallelism)
-    restore, seconds = None, []
+    restore: str | None = None
+    tables: list[tg.OutputTable] = []
+    seconds: list[float] = []
     for number, parallelism in enumerate(arguments.parallelism):
         started = time.monotonic()
         job, tables = stage(parallelism, source, folder, {"backend": backend}, restore)
