@@ -110,7 +110,14 @@ def test_events_are_followed_to_the_end(job: tuple[tg.Job, GatedSource], monkeyp
     """What is new is printed when it comes, once; the command ends with the job."""
     monkeypatch.setattr(jobs_cli, "FOLLOW_S", 0.01)
     till_now = shell("job", "shelled", "events").stdout.splitlines()
-    job[1].open_all()
+    is_over = jobs_cli._is_over
+
+    def look(followed: tg.Job) -> bool:
+        over = is_over(followed)
+        job[1].open_all()  # Only now: a job that is over is found by no command.
+        return over
+
+    monkeypatch.setattr(jobs_cli, "_is_over", look)
     found = shell("job", "shelled", "events", "--follow", "--json")
     told = [json.loads(line) for line in found.stdout.splitlines()]
     assert found.exit_code == 0

@@ -14,6 +14,9 @@ ROOMS = ("actors", "recovery", "spark_bridge", "storage")
 FOLDERS = (".ci", "scripts", "configs", "docs", "tests", "examples", "benchmarks", "tidegate")
 """Folders that hold committed files; everything else at the root is a link to a room, or generated."""
 
+_NOT_OURS = (".git", ".coverage", "derby.log")
+"""Files at the root that git, `make cov` and Spark write."""
+
 
 def package_files() -> list[Path]:
     """Every Python file that is installed."""
@@ -22,7 +25,8 @@ def package_files() -> list[Path]:
 
 def files() -> Iterator[Path]:
     """Every file of the repository that is not generated."""
-    yield from sorted(path for path in ROOT.iterdir() if path.is_file() and not path.name.startswith(".git"))
+    at_the_root = (path for path in ROOT.iterdir() if not path.name.startswith(_NOT_OURS))
+    yield from sorted(path for path in at_the_root if path.is_file())
     for folder in FOLDERS:
         for path in sorted((ROOT / folder).rglob("*")):
             if path.is_file() and "__pycache__" not in path.parts:
