@@ -4,9 +4,9 @@
     make demo ARGS="--repeat 200 --no-kill"    a longer stream, undisturbed
 
 Spark cleans the 336,776 flights out of New York in 2013. tidegate streams them, again and again, through Ray actors
-beside the Spark executors and keeps a table of running aggregates, committed with every checkpoint. In the middle of it
-a task's process is killed, and the job goes on from its newest checkpoint. In the end Spark computes the same from the
-same rows as a batch, and both are compared row by row.
+beside the Spark executors. It keeps a table of running aggregates, committed with every checkpoint. On the way the
+script kills the process of one task, and the job goes on from its newest checkpoint. At the end Spark aggregates the
+same rows as a batch, and the two results are compared row by row.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Follower:
         self._console = console
         self._attempt = 0
         self._rows_before = 0
-        """Rows that the checkpoint covered from which this attempt has started."""
+        """Rows that are covered by the checkpoint from which this attempt was restored."""
         self._samples: deque[tuple[float, int]] = deque(maxlen=round(RATE_WINDOW_S / POLL_S))
         self._first_rows_at: float | None = None
         self._killed_at: float | None = None
@@ -116,7 +116,7 @@ class Follower:
         return progress
 
     def _rows(self, progress: tg.JobProgress, now: float) -> int:
-        """Rows of the stream that are behind the sources; a new attempt begins with those of its checkpoint."""
+        """How many rows the sources have read. A new attempt begins with the rows that its checkpoint covers."""
         if progress.attempt != self._attempt:
             self._attempt = progress.attempt
             self._rows_before = sum(self._table.to_arrow()["flights"].to_pylist())

@@ -2,9 +2,10 @@
 
     .venv/bin/python examples/fraud_rules.py
 
-Payments are keyed by account; changes of the limit go to every subtask. Between the two streams there is no order, but
-both have event time: a payment is judged by a timer at its own moment, and by then every change of the limit until that
-moment has come. So the alerts are the same on every run, also on one that was restored.
+Payments are keyed by account; changes of the limit go to every subtask. Nothing orders the two streams, but both have
+event time. A payment sets an event-time timer for its own moment. The timer fires when the watermarks of both streams
+have passed that moment, so every change of the limit until then is known. So the alerts are the same on every run, also
+on one that was restored.
 """
 
 from __future__ import annotations

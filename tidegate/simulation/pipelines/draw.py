@@ -1,7 +1,8 @@
 """Draws what a seed stands for in a random simulation: one value of every dimension.
 
 A dimension is drawn on its own, except where two values contradict each other (`CONTRADICTIONS`). `draw` is a function
-of the seed, so that a report need only name the seed.
+of the seed, so that a report need only name the seed. What is added later is drawn apart, so that most seeds stay what
+they were.
 """
 
 from __future__ import annotations

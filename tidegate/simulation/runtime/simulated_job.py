@@ -1,9 +1,8 @@
 """One job in virtual time: the same hosts, machines and effects as everywhere, over a world of chance.
 
-What a crash takes away is what a process loses: the task's host with its queues and state. A task that is stopped
-leaves its keyed state to its next attempt, as where processes live on. What a crash does not take
-away is what was on its way already: messages that were sent, and I/O that was started. A coordinator that is cut off
-instead of killed goes on as a zombie next to its successor.
+A crash takes away what a process holds: the task's host with its queues and state. What was on its way stays: messages
+that were sent, and I/O that was started. A task that is stopped leaves its keyed state to its next attempt, because its
+process lives on. A coordinator that is cut off instead of killed goes on as a zombie next to its successor.
 """
 
 from __future__ import annotations

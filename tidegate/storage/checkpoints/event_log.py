@@ -5,12 +5,14 @@ Rules:
 - Entries are made by conditional create and never changed. That is the fence: of two coordinators that both
   want to write entry k, one gets FencedError.
 - A create whose answer was lost may be repeated: finding the very same entry means that it was ours.
-- A coordinator that slept while others wrote, folded and truncated must not mistake the hole that truncation left for
-  the end of the log. Two rules see to that. The two newest entries are never truncated: a writer that looks, and finds
-  others than its own entry and the one before it, is fenced. And entries with which a coordinator took over are never
-  truncated (the writer names them, `keep`): the first entry that is not a sleeper's own is the one with which its
-  successor took over. So a writer has to look after its first entry, and after one that it creates again because an
-  answer was lost; for the others the create alone decides (`look` False).
+- A coordinator may sleep while others write, fold and truncate the log. When it wakes, it must not mistake the hole
+  that truncation has left for the end of the log:
+  - The two newest entries are never truncated. So a writer that looks and does not find the entry before its own is
+    fenced.
+  - Entries with which a coordinator took over are never truncated (the writer names them, `keep`). One of these is the
+    first entry that a sleeper has missed, so it cannot create that entry itself.
+  - Therefore a writer looks after its first entry, and after one that it creates again because an answer was lost. For
+    the others the create alone decides (`look` False).
 - Entries are contiguous. A hole, or damage, is an error, never the end.
 - A listing may leave out what is there, where entries are created meanwhile. What it does not name is looked for by its
   own name before it counts as gone.

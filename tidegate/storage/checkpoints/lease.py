@@ -2,10 +2,10 @@
 
 Rules:
 
-- A lease is a small file in the job's folder. Whoever drives the job writes it anew every third of its time, whatever
-  else happens, and says in it that the job has ended when it has.
-- A lease that was not renewed for its time, and for a margin in which clocks may differ, has expired: its job is dead.
-  One whose process is known to be gone has expired at once.
+- A lease holds for a time. Whoever drives the job renews it after a third of that, whatever else happens. At the end it
+  says in the lease that the job is over.
+- A lease that was not renewed in its time has expired: its job is dead. There is a margin, because clocks may differ.
+  A lease whose process is known to be gone has expired at once.
 - A lease is no lock. What a job that was thought dead still does is stopped where it does it: by the event log, by the
   logs of tables, by tombstones of checkpoints.
 - It is no part of the event log: no decision of the job follows from it.

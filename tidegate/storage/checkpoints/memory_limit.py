@@ -2,9 +2,9 @@
 
 Also for tests. Such checkpoints do not outlive the process that holds them.
 
-Rules: a state of a subtask may have so many bytes and no more, so that whoever holds the checkpoints (the coordinator,
-which has every state inlined in its metadata) is not drowned by one; the error says whose state it was and what to do.
-Below this limit it is a store like any other. Where the bytes lie is up to the store that is wrapped.
+Rules: the state of one subtask has a limit in bytes. The coordinator holds all of these checkpoints in its memory, with
+every state inlined in their metadata, and one state must not fill it. The error says whose state it was and what to do.
+Below the limit this is a store like any other. Where the bytes lie is up to the store that is wrapped.
 """
 
 from __future__ import annotations

@@ -1,10 +1,13 @@
 """Reads a checkpoint from the copies that a node has of it, and from the primary storage where it has none.
 
-Rules: the checkpoint's metadata says what each file must be; a copy is read as a whole and verified once, before its
-first byte is used, and then mapped into memory rather than read again. A copy that is missing or not right is passed
-over for the primary, with a line in the log that says why; so is one that vanishes later. While copies are right the
-primary is not asked for them. Copies count only in a folder that is this user's alone, and links in it do not: what is
-in state may run when it is read.
+Rules:
+
+- The checkpoint's metadata says what each file must be. A copy is read as a whole and verified once, before its first
+  byte is used. Then it is mapped into memory rather than read again.
+- A copy that is missing or not right is passed over for the primary, with a line in the log that says why. So is one
+  that vanishes later. While copies are right the primary is not asked for them.
+- Copies count only in a folder that is this user's alone, and links in it do not count: state may hold pickles, which
+  run code when they are read.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Encodes a piece of one state: an Arrow IPC stream with one batch, whose schema says which serializer wrote it.
 
-The rows are typed, so whoever knows Arrow can read them. What the serializer's version has to do with is the meaning of
-types and columns; files as a whole have a version of their own.
+The rows are typed, so whoever knows Arrow can read them. The serializer's version stands for what types and columns
+mean. Files as a whole have a version of their own.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """`Handover`: stored tables on their way to the operator that is restored from them.
 
-Rule: a table is held until it has been taken in, and no longer, so that a restore never holds a state twice: what is
-left of the tables shrinks as the backend grows. Whoever takes tables in goes through `taken`, once, and looks before
-that at what it needs of all of them; nobody beside it keeps a reference to one. Tables on this machine's disk
-(`spool.py`) show themselves before as one without rows, and come one by one when they are taken in.
+Rule: a table is held until it has been taken in, and no longer. So a restore never holds a state twice: what is left of
+the tables shrinks as the backend grows. Whoever takes tables in first looks at what it needs of all of them, and then
+goes through `taken`, once. Nobody else keeps a reference to a table. Tables that wait on this machine's disk
+(`spool.py`) show as one table without rows, and come one by one when they are taken in.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`TableEntry`: an entry of a table's log; and sets of entries as ranges of their numbers.
 
-A set is told by what bears files: a range may span entries without any, such as claims, so that what a table shows is
-one range however many jobs have added to it, and only what is hidden makes another one.
+Only entries with files matter to a set, so a range may span entries without files, such as claims. What a table shows
+is then one range, however many jobs have added to it. Only what is hidden makes another range.
 """
 
 from __future__ import annotations

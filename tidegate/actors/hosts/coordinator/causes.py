@@ -1,4 +1,6 @@
-"""`Causes`: knows the cause of each event that comes in: the event that the order followed from which it answers.
+"""`Causes`: finds the cause of each event that comes in.
+
+Most events answer an order of the coordinator. The cause of such an event is the event from which the order followed.
 
 Rules:
 
@@ -6,10 +8,11 @@ Rules:
 - An order counts as given when it is carried out: then the event that it follows from is in the log. So a cause is
   always an earlier event, and no other coordinator has given its number to something else.
 - What the machine ignores is not logged and has no number. No instruction follows from it, so nobody names it as cause.
-- It is a fold over the log, as the machine's state: a successor knows the orders of its predecessors, whose answers it
-  may still get. What only the lost process could have heard (its timers, its I/O) is forgotten.
-- It is bounded: an order with one answer is forgotten with that, of orders to tasks the newest are kept. An answer that
-  comes after `CHECKPOINTS_MAX` others has no cause, as a root has none; its words say what it answers.
+- Like the machine's state it is a fold over the log. So a successor knows the orders of its predecessors, whose answers
+  it may still get. What only the lost process could have heard (its timers, its I/O) is forgotten.
+- It is bounded. An order that has one answer is forgotten with that; of orders to tasks the newest are kept. An answer
+  that comes after `CHECKPOINTS_MAX` others has no cause, like an event that begins a chain; its words say what it
+  answers.
 """
 
 from __future__ import annotations
