@@ -36,7 +36,7 @@ from tidegate.storage.state.timer_rows import timers_schema
 
 _EXAMPLES = {"columnar": 60, "rocksdb": 15, "rocksdb with changelog": 20}
 _CHANGES = st.lists(
-    st.tuples(st.integers(0, 9), st.integers(0, 1), st.integers(-3, 9), st.sampled_from([True, True, False])),
+    st.tuples(st.integers(0, 6), st.integers(0, 1), st.integers(-2, 5), st.sampled_from([True, True, False])),
     min_size=1,
     max_size=12,
 )
@@ -110,6 +110,18 @@ def test_timers_are_those_of_a_set(name: str) -> None:
         snapshots.subject.backend.close()
 
     runs()
+
+
+@pytest.mark.parametrize("name", sorted(BACKENDS))
+def test_a_timer_that_is_registered_again_fires_once(name: str) -> None:
+    """Deleted and registered several times, in batches of their own and in one."""
+    subject = TimersSubject(BACKENDS[name], True)
+    for _ in range(3):
+        subject.batch([(1, 0, 5, True), (2, 0, 5, True)])
+        subject.batch([(1, 0, 5, False)])
+    subject.batch([(1, 0, 5, True), (1, 0, 5, False), (1, 0, 5, True)])
+    assert [key[0] for _, key in subject.fire(0, 5, 9)] == [1, 2]
+    subject.check()
 
 
 @pytest.mark.parametrize("name", WITH_INCREMENTS)
