@@ -93,16 +93,22 @@ def test_a_race_without_a_winner_that_stays_is_refused(tmp_path: Path, kind: typ
 
 
 class _LosesAnswers(FileSystemStore):
-    """The answers to creates of some are lost, which had their effect."""
+    """The answers to creates of some are lost, which had their effect. Of the first pair the second creator wins."""
 
     def __init__(self, url: str, *lost: bytes) -> None:
         super().__init__(url)
         self._lost = lost
+        self._second_was_there: dict[str, threading.Event] = {}
 
     def create(self, path: str, data: Buffer) -> None:
+        second = self._second_was_there.setdefault(path, threading.Event())
+        if path.endswith("-0") and data == b"creator 1":
+            assert second.wait(WAIT_S), "there is a thread for each creator"
         try:
             super().create(path, data)
         finally:
+            if data == b"creator 2":
+                second.set()
             if data in self._lost:
                 raise StorageError("the connection broke before the answer came")
 
