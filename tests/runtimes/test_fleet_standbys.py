@@ -60,20 +60,46 @@ def fleet(standbys: int, *followed: TaskId) -> SomeFleet:
     return found
 
 
+def start(some: SomeFleet, member: Member, node: str) -> None:
+    """A process of a fleet has started on a node."""
+    started: Future[ProcessInfo] = Future()
+    started.set_result(ProcessInfo(1, node))
+    some._identified(member, started)
+
+
 def test_spare_processes_are_spread_over_nodes() -> None:
     """A node that is lost takes those on it along; what it took is made good where fewest are left."""
     some = fleet(standbys=3)
     some.refill()
+    for node in ("north", "south"):
+        start(some, some._standbys[-1], node)
     assert [m.bundle for m in some._standbys] == [0, 1, 0]
     some._standbys = [process("spare", 0, "north"), process("spare", 0, "north")]
     some.refill()
     assert [m.bundle for m in some._standbys] == [0, 0, 1]
 
 
+def test_spare_processes_start_one_after_the_other() -> None:
+    """Together they would take the processors from the tasks. One that dies is made good, and not doubled."""
+    some = fleet(standbys=3)
+    for _ in range(2):
+        some.refill()
+    assert (some.ready_standbys, some.starting_standbys) == (0, 1)
+    start(some, some._standbys[0], "north")
+    assert (some.ready_standbys, some.starting_standbys) == (1, 1)
+    lost: Future[None] = Future()
+    lost.set_exception(ActorDiedError())
+    some._lost(some._standbys[1], lost)
+    assert (some.ready_standbys, some.starting_standbys) == (1, 1)
+    for _ in range(2):
+        start(some, some._standbys[-1], "south")
+    assert (some.ready_standbys, some.starting_standbys) == (3, 0)
+
+
 def test_spare_processes_are_counted_by_what_they_do() -> None:
     """Those that wait, and those that start; one that hangs is neither."""
-    some = fleet(standbys=2)
-    some.refill()
+    some = fleet(standbys=4)
+    some._standbys = [process("starts", 0, None), process("starts", 1, None)]
     some._standbys += [process("ready", 0, "north"), process("hung", 0, "north")]
     some._standbys[-1].hung = True
     assert (some.ready_standbys, some.starting_standbys) == (1, 2)
@@ -129,9 +155,7 @@ def test_each_task_has_a_standby_to_itself() -> None:
     for task in (SINK, SOURCE):
         some.completed(task, at(1))
     assert (one.handle.told(), two.handle.told()) == ([(SINK, 1)], [])
-    started: Future[ProcessInfo] = Future()
-    started.set_result(ProcessInfo(1, "north"))
-    some._identified(two, started)
+    start(some, two, "north")
     assert (one.handle.told(), two.handle.told()) == ([], [(SOURCE, 1)])
 
 
@@ -142,9 +166,7 @@ def test_a_standby_that_starts_later_is_told_of_the_newest_checkpoint() -> None:
     some._standbys = [first, second]
     some.completed(SINK, at(1))
     for standby in (first, second):
-        started: Future[ProcessInfo] = Future()
-        started.set_result(ProcessInfo(1, "north"))
-        some._identified(standby, started)
+        start(some, standby, "north")
     assert [one.handle.told() for one in (first, second)] == [[(SINK, 1)], []]
     lost: Future[None] = Future()
     lost.set_exception(ActorDiedError())

@@ -197,10 +197,12 @@ class Fleet:
         return member
 
     def refill(self) -> None:
-        """Start the standbys that are missing."""
-        for _ in range(len(self._standbys), self.options.standbys):
-            if self._closed or self._standby_failures >= STANDBY_FAILURES_MAX:
-                return
+        """Start a standby if one is missing. The next one begins when it has started: each keeps a processor busy for
+        seconds, and together they would take all of them from the tasks.
+        """
+        if self._closed or self._standby_failures >= STANDBY_FAILURES_MAX or self.starting_standbys:
+            return
+        if len(self._standbys) < self.options.standbys:
             self._standbys.append(self._create("standby", self._next_bundle(), 0.0, spare=True))
 
     def completed(self, task: TaskId, restore: RestorePoint) -> None:
@@ -285,6 +287,7 @@ class Fleet:
                 for task in self._newest:
                     if all(m.follows != task for m in self._standbys):
                         self._have_followed(task)
+            self.refill()
 
     def _located(self, member: Member, info: ProcessInfo) -> None:
         member.info = info
