@@ -82,6 +82,8 @@ def test_spare_processes_are_spread_over_nodes() -> None:
 def test_spare_processes_start_one_after_the_other() -> None:
     """Together they would take the processors from the tasks. One that dies is made good, and not doubled."""
     some = fleet(standbys=3)
+    start(some, some.members[SINK], "south")
+    assert (some.ready_standbys, some.starting_standbys) == (0, 0), "none before somebody asks: tasks start first"
     for _ in range(2):
         some.refill()
     assert (some.ready_standbys, some.starting_standbys) == (0, 1)

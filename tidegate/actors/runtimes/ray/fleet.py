@@ -287,7 +287,7 @@ class Fleet:
                 for task in self._newest:
                     if all(m.follows != task for m in self._standbys):
                         self._have_followed(task)
-            self.refill()
+                self.refill()
 
     def _located(self, member: Member, info: ProcessInfo) -> None:
         member.info = info
