@@ -8,7 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.actors.runtimes.ray.standby_plan import AUTO_MAX, Place, best_follower, next_bundle, standbys_kept
+from tidegate.actors.hosts.process_settings import Standbys
+from tidegate.actors.runtimes.ray.standby_plan import (
+    AUTO_MAX,
+    Place,
+    best_follower,
+    next_bundle,
+    standby_delay_ms,
+    standbys_kept,
+)
 
 
 @pytest.mark.parametrize(
@@ -24,6 +32,12 @@ def test_auto_is_one_for_each_free_slot(free_slots: int, tasks: int, kept: int) 
 def test_a_number_holds_whatever_room_there_is(wanted: int) -> None:
     """Whoever names it knows why."""
     assert standbys_kept(wanted, 0, 2) == wanted
+
+
+@pytest.mark.parametrize("wanted", [1, "warm"])
+def test_what_nobody_has_asked_for_begins_later(wanted: Standbys) -> None:
+    """A short job does not pay for it."""
+    assert standby_delay_ms("auto") > 2 * standby_delay_ms(wanted)
 
 
 def test_a_task_that_is_followed_has_a_process_to_itself() -> None:

@@ -51,7 +51,6 @@ from tidegate.storage.ids import AttemptNumber, JobId
 log = logging.getLogger(__name__)
 
 DROP_TIMEOUT_MS = 10_000
-STANDBY_DELAY_MS = 3_000
 
 
 class Deployment:
@@ -109,7 +108,7 @@ class Deployment:
         for one in outdated:
             log.warning("%s has a task of an older attempt: it is killed", one.name)
             ray.kill(one.handle, no_restart=True)
-        self._mailbox.call_later(STANDBY_DELAY_MS, self._fleet.refill)
+        self._mailbox.call_later(self._fleet.options.standby_delay_ms, self._fleet.refill)
 
     def deploy(self, instruction: do.DeployAttempt) -> None:
         """Give every task of an attempt to a process, once those that live have let go of the one before."""
@@ -163,8 +162,7 @@ class Deployment:
         )
         if self._room is not None:
             self._room.watch()
-        # Later, so that a standby does not take the processor from the tasks that start now.
-        self._mailbox.call_later(STANDBY_DELAY_MS, self._fleet.refill)
+        self._mailbox.call_later(self._fleet.options.standby_delay_ms, self._fleet.refill)
 
     def _watch_end(self, task: TaskId, attempt: AttemptNumber, member: Member) -> None:
         running = member.handle.run.remote(attempt).future()

@@ -41,7 +41,7 @@ from tidegate.actors.runtimes.ray.process.deaths import death_of, went_with_its_
 from tidegate.actors.runtimes.ray.process.exit_reasons import Witness, last_lines
 from tidegate.actors.runtimes.ray.process.orders import Handle
 from tidegate.actors.runtimes.ray.process.process_info import ProcessInfo
-from tidegate.actors.runtimes.ray.standby_plan import Place, best_follower, next_bundle
+from tidegate.actors.runtimes.ray.standby_plan import ASKED_DELAY_MS, Place, best_follower, next_bundle
 from tidegate.actors.runtimes.ray.task_actor import TaskProcess
 from tidegate.storage.errors import TidegateError
 from tidegate.storage.files.store import OpenStore
@@ -94,6 +94,8 @@ class FleetOptions:
     """For so long an attempt waits for room for its processes."""
     followed: frozenset[TaskId] = frozenset()
     """Tasks whose state a standby holds each."""
+    standby_delay_ms: int = ASKED_DELAY_MS
+    """How long after a deployment the first standby begins."""
 
 
 @dataclass(slots=True, eq=False)

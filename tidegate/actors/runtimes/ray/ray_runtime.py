@@ -29,7 +29,7 @@ from tidegate.actors.runtimes.ray.process.calls import CONCURRENCY_GROUPS, NAMES
 from tidegate.actors.runtimes.ray.process.orders import Handle
 from tidegate.actors.runtimes.ray.ray_job import RayJob, check_shared
 from tidegate.actors.runtimes.ray.shared_value import SharedValue
-from tidegate.actors.runtimes.ray.standby_plan import standbys_kept
+from tidegate.actors.runtimes.ray.standby_plan import standby_delay_ms, standbys_kept
 from tidegate.actors.runtimes.ray.token_check import is_on_spark, warn_if_open
 from tidegate.actors.runtimes.running_job import JobCard, JobOverview, Submission
 from tidegate.storage.errors import ConfigurationError
@@ -166,6 +166,7 @@ class RayRuntime:
             driver=driver,
             slot_request_timeout_ms=settings.slot_request_timeout_ms,
             followed=frozenset(followed),
+            standby_delay_ms=standby_delay_ms(wanted),
         )
 
     def _start(self, submission: Submission, context: SharedValue, options: FleetOptions) -> Handle:

@@ -1,4 +1,4 @@
-"""How many spare processes a job keeps, and in which bundle the next one belongs. Pure.
+"""How many spare processes a job keeps, when they begin, and in which bundle the next one belongs. Pure.
 
 Rules:
 
@@ -6,6 +6,8 @@ Rules:
   that is lost each will need what a slot has; but no more than there are tasks, and no more than a few.
 - One is kept in any case: it takes no share of a slot until it is put to work, and spares a restart the start of a
   process.
+- Those of "auto" begin later than those that somebody has asked for: each takes a processor for seconds, and a job that
+  has ended before has lost nothing.
 - A task that is followed has a spare process to itself, which holds its state; those of "auto" come on top.
 - Spare processes are spread over nodes first, then over bundles: a node takes those on it along. On a node with none,
   or with as many as any other, they stand beside tasks, in whose place they go on with the local copies there.
@@ -20,6 +22,9 @@ from dataclasses import dataclass
 from tidegate.actors.hosts.process_settings import Standbys
 
 AUTO_MAX = 4
+
+ASKED_DELAY_MS, AUTO_DELAY_MS = 3_000, 10_000
+"""From a deployment on: later, so that no spare process takes the processor from the tasks that start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +43,11 @@ def standbys_kept(wanted: Standbys, free_slots: int, tasks: int, followed: int =
     if isinstance(wanted, int):
         return wanted
     return followed + max(1, min(free_slots, tasks, AUTO_MAX))
+
+
+def standby_delay_ms(wanted: Standbys) -> int:
+    """How long after a deployment the first spare process begins."""
+    return AUTO_DELAY_MS if wanted == "auto" else ASKED_DELAY_MS
 
 
 def best_follower(task: Place | None, standbys: Sequence[Place]) -> int:
