@@ -99,7 +99,6 @@ BROKEN: dict[str, Break] = {
 
 FAST = (
     "an element passes a blocked channel",
-    "a snapshot is taken at the first barrier",
     "gaps are ignored",
     "acknowledged before the file is durable",
     "positions are not restored",
