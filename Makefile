@@ -13,12 +13,12 @@ SCRIPTS := $(wildcard scripts/*.py examples/*.py benchmarks/*.py)
 ARGS ?=
 # Percent of the lines of a module: `make cov` lists those with less.
 UNDER ?= 80
-# Processes of a test run: JOBS, or as many as there are processors, up to eight. `make test` takes at least four: those
+# Processes of a test run: JOBS, or as many as there are processors, up to eight. `make test` takes at least three: those
 # with the tests on Ray and on S3 wait for others most of the time. The quick tests wait for nobody, and each process more
 # imports everything and loads every kernel once more.
 JOBS ?=
 PROCESSORS := $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n > 8 ? 8 : n)))
-PROCESSES = $(or $(JOBS),$(shell echo $$(($(PROCESSORS) < 4 ? 4 : $(PROCESSORS)))))
+PROCESSES = $(or $(JOBS),$(shell echo $$(($(PROCESSORS) < 3 ? 3 : $(PROCESSORS)))))
 
 RUN_TESTS = "$(BIN)/pytest" --numprocesses $(PROCESSES) --dist loadgroup --no-loadscope-reorder --max-worker-restart 0 \
     --durations 15
