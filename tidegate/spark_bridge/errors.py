@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tidegate.storage.errors import TidegateError
+from tidegate.storage.errors import ConfigurationError, TidegateError
 
 
 class SparkBridgeError(TidegateError):
@@ -11,3 +11,7 @@ class SparkBridgeError(TidegateError):
 
 class SparkTimeoutError(SparkBridgeError):
     """Ray or Spark did not answer within the time that the caller allowed."""
+
+
+class QueryFailedError(SparkBridgeError, ConfigurationError):
+    """The streaming query that fed a job has failed. As a ConfigurationError it ends the job: no restart helps."""
