@@ -10,7 +10,12 @@ from hypothesis import strategies as st
 from tidegate.actors.sources.source import SourceSplit
 from tidegate.actors.task.messages.events import SourceBatchRead
 from tidegate.actors.task.messages.instructions import ReadSource
-from tidegate.actors.task.pipeline.source_cursor import SourceCursor, SplitPosition, positions_from_tables
+from tidegate.actors.task.pipeline.source_cursor import (
+    PAUSE_MAX_MS,
+    SourceCursor,
+    SplitPosition,
+    positions_from_tables,
+)
 from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.errors import ProtocolError
 from tidegate.storage.state.snapshot import tables_of
@@ -130,3 +135,67 @@ def test_positions_come_back_from_their_tables(subtasks: list[list[SplitPosition
 
     assert {table.kind for table in tables} <= {StateKind.LIST}
     assert positions_from_tables(tables) == tuple(p for subtask in subtasks for p in subtask)
+
+
+def unbounded(*positions: SplitPosition) -> SourceCursor:
+    """A cursor over splits that are read in turn."""
+    return SourceCursor(positions, rows_max=2, in_turn=True)
+
+
+def test_splits_that_go_on_are_read_in_turn() -> None:
+    """A batch of each, whether there is more or not; one that has ended is left out."""
+    third = SourceSplit("c", b"")
+    source = unbounded(SplitPosition(FIRST), SplitPosition(SECOND, 7), SplitPosition(third))
+    asked = []
+    for rows, at_end in [(2, False), (0, True), (1, False), (2, False), (2, False)]:
+        read = read_of(source)
+        asked.append((read.split.split_id, read.offset))
+        assert source.batch_read(answer(read, rows, at_end)) is None
+        source.take()
+
+    assert asked == [("a", 0), ("b", 7), ("c", 0), ("a", 2), ("c", 1)]
+    assert [p.next_offset for p in source.freeze().positions] == [4, 7, 3]
+
+
+def missed(source: SourceCursor) -> list[int | None]:
+    """What four answers say in which there is nothing."""
+    pauses = []
+    for _ in range(4):
+        pauses.append(source.batch_read(answer(read_of(source), 0)))
+        source.resume()
+    return pauses
+
+
+def test_a_pause_comes_when_no_split_has_anything() -> None:
+    """It is longer each time, up to a limit; rows of any split make the next one short again."""
+    source = unbounded(SplitPosition(FIRST), SplitPosition(SECOND))
+    assert missed(source) == [None, 1, None, 2]
+    assert missed(source) == [None, 4, None, 8]
+
+    assert source.batch_read(answer(read_of(source), 1)) is None
+    source.take()
+    assert missed(source) == [None, 1, None, 2]
+    for _ in range(5):
+        longest = missed(source)
+    assert longest == [None, PAUSE_MAX_MS, None, PAUSE_MAX_MS]
+
+
+def test_nothing_is_asked_for_in_a_pause() -> None:
+    """The position stays what it was, and nothing waits to be processed."""
+    source = unbounded(SplitPosition(SECOND, 3))
+    assert source.batch_read(answer(read_of(source), 0)) == 1
+    assert source.next_read() is None
+    assert not source.has_batch
+    assert not source.at_end
+
+    source.resume()
+    assert read_of(source).offset == 3
+    assert source.freeze().positions == (SplitPosition(SECOND, 3),)
+
+
+def test_splits_in_order_wait_for_the_one_that_has_nothing() -> None:
+    """The next one begins when this one has ended."""
+    source = cursor(SplitPosition(FIRST), SplitPosition(SECOND))
+    assert source.batch_read(answer(read_of(source), 0)) == 1
+    source.resume()
+    assert read_of(source).split == FIRST

@@ -29,7 +29,10 @@ class SourceSplit:
 
 @dataclass(frozen=True, slots=True)
 class ReadResult:
-    """Rows `[offset, next_offset)` of a split. `batch` is None when nothing was left; `at_end` after the last row.
+    """Rows `[offset, next_offset)` of a split. `batch` is None when there was nothing; `at_end` after the last row.
+
+    Nothing, and not at the end: there is nothing at the moment. The task asks the next split, where the source is
+    unbounded, and asks again after a pause of 1 to 100 ms when no split has anything.
 
     `induces`: an externally induced source wants this checkpoint to begin right after these rows.
     """
@@ -53,7 +56,10 @@ class SourceReader(Protocol):
 
 
 class Source(Protocol):
-    """A bounded, replayable input. Must be picklable by cloudpickle."""
+    """A replayable input. Must be picklable by cloudpickle.
+
+    Its splits are read one after the other to their end. One that never ends is an `UnboundedSource`.
+    """
 
     @property
     def schema(self) -> pa.Schema:
@@ -78,3 +84,15 @@ class ExternallyInducedSource(Protocol):
     """
 
     externally_induced: Literal[True]
+
+
+@runtime_checkable
+class UnboundedSource(Protocol):
+    """A source whose splits go on (partitions, lanes of a log): a subtask reads its own in turn, a batch of each."""
+
+    unbounded: Literal[True]
+
+
+def is_unbounded(source: Source) -> bool:
+    """Whether the splits of a source are read in turn."""
+    return isinstance(source, UnboundedSource) and source.unbounded

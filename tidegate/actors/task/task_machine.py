@@ -41,7 +41,7 @@ from tidegate.actors.task.pipeline.input_windows import InputWindows
 from tidegate.actors.task.pipeline.operator_chain import OperatorChain
 from tidegate.actors.task.pipeline.processing_timers import ProcessingTimeTimer
 from tidegate.actors.task.pipeline.record_emitter import Emitter
-from tidegate.actors.task.pipeline.source_cursor import SourceCursor, positions_from_tables
+from tidegate.actors.task.pipeline.source_cursor import SourceCursor, begin_source
 from tidegate.actors.task.pipeline.task_descriptor import TaskDescriptor
 from tidegate.actors.task.task_status import TaskStatus
 from tidegate.storage.checkpoints.metadata import SnapshotKind
@@ -157,12 +157,9 @@ class TaskMachine:
         if self.status is not TaskStatus.CREATED:
             raise ProtocolError(f"{self.descriptor.task} is {self.status.value} and was told that it is restored")
         tables = dict(event.tables)
-        source = self.descriptor.source
-        if source is not None:
-            positions = () if event.finished else self.descriptor.splits
-            if source.uid in tables and not event.finished:
-                positions = positions_from_tables(tables[source.uid])
-            self._source = SourceCursor(positions, self.descriptor.source_rows_max)
+        if (source := self.descriptor.source) is not None:
+            stored = [] if event.finished else tables.get(source.uid)
+            self._source = begin_source(source, self.descriptor.splits, stored, self.descriptor.source_rows_max)
         self._checkpoints.restored(event.lineage)
         self._operators_finished = event.finished
         if not event.finished:
@@ -210,6 +207,8 @@ class TaskMachine:
                 self._checkpoints.timer(max(event.at_ms, event.due_at_ms))
             case ev.TaskTimer.PROCESSING_TIME:
                 self._processing_time.fired(max(event.at_ms, event.due_at_ms))
+            case ev.TaskTimer.SOURCE if self._source is not None:
+                self._source.resume()
 
     @_on.register
     def _on_turn(self, event: ev.TurnGranted) -> None:
@@ -233,7 +232,8 @@ class TaskMachine:
     def _on_batch_read(self, event: ev.SourceBatchRead) -> None:
         if self._source is None:
             raise ProtocolError(f"{self.descriptor.task} has no source and was read for")
-        self._source.batch_read(event)
+        if (pause_ms := self._source.batch_read(event)) is not None:
+            self._instructions.append(do.SetTaskTimer(ev.TaskTimer.SOURCE, event.at_ms + pause_ms))
 
     @_on.register
     def _on_trigger(self, event: ev.CheckpointTriggered) -> None:

@@ -37,6 +37,7 @@ EFFECTS = {
     "restart_put_off": "a restart waited for longer than the one before it",
     "tasks_adopted": "all tasks went on under a new coordinator, in the attempt that they were in",
     "row_without_coordinator": "a task took something in while there was no coordinator",
+    "source_paused": "no split of a source had anything, and it was asked again after a pause",
     "region_restarted": "regions in which a task had failed started anew, while others went on",
 }
 """For each effect, what must have been seen for it to count."""

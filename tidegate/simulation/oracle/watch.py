@@ -21,6 +21,7 @@ from tidegate.actors.protocol.state_origin import StateOrigin
 from tidegate.actors.protocol.stream_elements import Alignment, BarrierOptions
 from tidegate.actors.task.messages import events as ev
 from tidegate.actors.task.messages import instructions as task_do
+from tidegate.actors.task.messages.events import TaskTimer
 from tidegate.actors.task.task_machine import TaskMachine
 from tidegate.simulation.oracle.causes import CausesOracle
 from tidegate.simulation.oracle.coverage import Coverage
@@ -74,6 +75,8 @@ class Watch:
                 self.coverage.saw("state_discarded")
             case task_do.ReportReady(origin=StateOrigin.MEMORY):
                 self.coverage.saw("state_kept")
+            case task_do.SetTaskTimer(timer=TaskTimer.SOURCE):
+                self.coverage.saw("source_paused")
             case task_do.ReportFinished():
                 self.oracle.finished(machine.attempt, machine.descriptor.task)
                 self.coverage.saw("task_finished")

@@ -39,10 +39,11 @@ DIMENSIONS: Mapping[str, tuple[Hashable, ...]] = {
     "savepoints": ("canonical", "native"),
     "takeover": ("adopt", "restart"),
     "survivors": ("keep", "keep a little", "read"),
+    "sources": ("at once", "trickling"),
 }
 """Every dimension with its values."""
 
-_DRAWN_APART = frozenset({"state", "log", "restart", "savepoints", "takeover", "survivors"})
+_DRAWN_APART = frozenset({"state", "log", "restart", "savepoints", "takeover", "survivors", "sources"})
 """Dimensions that were added when seeds had been run: what a seed stands for besides stays what it was."""
 
 _ADDED: Mapping[str, tuple[Hashable, ...]] = {
@@ -80,6 +81,7 @@ _WEIGHTS: Mapping[str, tuple[int, ...]] = {
     "log": (3, 1),
     "takeover": (3, 1),
     "survivors": (4, 1, 1),
+    "sources": (4, 1),
 }
 
 CONTRADICTIONS: tuple[tuple[tuple[str, Hashable], tuple[str, Hashable]], ...] = (

@@ -17,12 +17,13 @@ import pyarrow as pa
 
 from tidegate.actors.coordinator.messages import events as co
 from tidegate.actors.coordinator.messages import instructions as do
-from tidegate.actors.graph.job_graph import JobGraph
+from tidegate.actors.graph.job_graph import JobGraph, JobVertex
 from tidegate.actors.hosts.coordinator.coordinator_host import CoordinatorHost
 from tidegate.actors.hosts.job_context import DataPlaneOptions, JobContext
 from tidegate.actors.hosts.task.task_effects import TaskEffects
 from tidegate.actors.runtimes.running_job import JobCard, JobOverview, RunningJob, Submission
 from tidegate.actors.sources.master_hooks import MasterHook
+from tidegate.actors.sources.source import Source
 from tidegate.actors.task.task_machine import TaskMachine
 from tidegate.api.config.checkpoint_config import CheckpointConfig
 from tidegate.api.environment import StreamEnvironment
@@ -85,6 +86,8 @@ class JobSetting:
     settle_ms_max: int = 3_600_000
     adoption_timeout_ms: int | None = None
     """As in the job's spec."""
+    sources: Callable[[Source], Source] | None = None
+    """What becomes of each source before the job starts."""
     log_entries: int | None = None
     """After how many entries the fold of the event log is stored, where that is not as usual."""
 
@@ -190,7 +193,10 @@ class Simulation:
             hooks=setting.hooks,
         )
         spec = replace(submission.spec, adoption_timeout_ms=setting.adoption_timeout_ms)
-        submission = replace(submission, spec=spec)
+        context = submission.context
+        if setting.sources is not None:
+            context = replace(context, graph=_with_sources(context.graph, setting.sources))
+        submission = replace(submission, spec=spec, context=context)
         restore = spec.restore
         restored = None
         if restore is not None:
@@ -278,3 +284,11 @@ class _PlanOnly:
 
     def stop(self) -> None:
         """Nothing to stop."""
+
+
+def _with_sources(graph: JobGraph, changed: Callable[[Source], Source]) -> JobGraph:
+    def vertex(old: JobVertex) -> JobVertex:
+        source = old.source
+        return old if source is None else replace(old, source=replace(source, source=changed(source.source)))
+
+    return replace(graph, vertices=tuple(vertex(old) for old in graph.vertices))

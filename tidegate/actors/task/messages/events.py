@@ -123,7 +123,7 @@ class TurnGranted:
 @wire
 @dataclass(frozen=True, slots=True)
 class SourceBatchRead:
-    """The answer to a `ReadSource`. `batch` is None when the split had nothing left.
+    """The answer to a `ReadSource`. `batch` is None when the split had nothing left, or nothing at the moment.
 
     `induces`: the reader of an externally induced source wants this checkpoint to be taken right after the batch.
     """
@@ -248,12 +248,14 @@ class FileStaged:
 
 @wire
 class TaskTimer(enum.Enum):
-    """What a task waits for: output lingers, credit stays away, alignment takes too long, user timers are due."""
+    """What a task waits for: output lingers, credit stays away, alignment takes too long, user timers are due, and
+    a source that had nothing may have rows by now."""
 
     FLUSH = "flush"
     CREDIT = "credit"
     ALIGNMENT = "alignment"
     PROCESSING_TIME = "processing_time"
+    SOURCE = "source"
 
 
 @wire

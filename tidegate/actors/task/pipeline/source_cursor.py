@@ -1,7 +1,8 @@
 """`SourceCursor`: the position of a source subtask in its splits. It only counts; the runtime reads.
 
 The position counts what has been *processed*. What was read ahead is not part of it, and is simply read again after
-a restore: `SourceReader.read` is a function of its arguments.
+a restore: `SourceReader.read` is a function of its arguments. An answer without rows that is not the end says only that
+there is nothing at the moment.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from tidegate.actors.sources.source import SourceSplit
+from tidegate.actors.graph.job_graph import SourceSpec
+from tidegate.actors.sources.source import SourceSplit, is_unbounded
 from tidegate.actors.task.channels.turn_pacer import ROWS_UNLIMITED
 from tidegate.actors.task.messages.events import SourceBatchRead
 from tidegate.actors.task.messages.instructions import ReadSource
@@ -22,6 +24,9 @@ from tidegate.storage.ids import CheckpointId
 from tidegate.storage.state.snapshot import StateChunk, StateTable
 
 SOURCE_STATE = "splits"
+PAUSE_MAX_MS = 100
+"""A row that comes after a pause waits for no longer than this."""
+
 _SCHEMA = pa.schema(
     [
         ("split_id", pa.string()),
@@ -80,17 +85,33 @@ def positions_from_tables(tables: Sequence[StateTable]) -> tuple[SplitPosition, 
 
 
 class SourceCursor:
-    """Reads splits one after the other, at most `read_ahead` batches ahead of processing."""
+    """Reads splits, at most `read_ahead` batches ahead of processing: one after the other, or `in_turn`, a batch each.
 
-    def __init__(self, positions: Sequence[SplitPosition], rows_max: int, read_ahead: int = 2) -> None:
+    Where no open split has anything at the moment it pauses: for a millisecond, then for twice as long each time until
+    there are rows again, but never for longer than PAUSE_MAX_MS.
+    """
+
+    def __init__(
+        self, positions: Sequence[SplitPosition], rows_max: int, read_ahead: int = 2, in_turn: bool = False
+    ) -> None:
         self._positions = list(positions)
+        self._offsets = [position.next_offset for position in positions]
+        """The first row of each split that was not read yet."""
+        self._open = [index for index, position in enumerate(positions) if not position.at_end]
+        """Splits of which the end was not read yet."""
+        self._turn = 0
+        """Which of these is read now."""
         self._ready: deque[tuple[int, SourceBatchRead]] = deque()
         self._reads = 0
         self._outstanding: int | None = None
         self._rows_max = rows_max
         self._read_ahead = read_ahead
-        self._reading = self._first_open()
-        self._read_offset = positions[self._reading].next_offset if self._reading is not None else 0
+        self._in_turn = in_turn
+        self._misses = 0
+        """Answers without anything, since the last one with something and since the last pause."""
+        self._next_pause_ms = 1
+        self._pause_ms: int | None = None
+        """For how long nothing is asked for, while that is so."""
 
     @property
     def has_batch(self) -> bool:
@@ -100,30 +121,46 @@ class SourceCursor:
     @property
     def at_end(self) -> bool:
         """Whether every row of every split has been processed."""
-        return self._reading is None and not self._ready and self._outstanding is None
+        return not self._open and not self._ready and self._outstanding is None
 
     def next_read(self, rows_max: int = ROWS_UNLIMITED) -> ReadSource | None:
         """The read to ask for now, of `rows_max` rows at most, if any."""
-        if self._reading is None or self._outstanding is not None or len(self._ready) >= self._read_ahead:
+        waits = self._pause_ms is not None or self._outstanding is not None
+        if not self._open or waits or len(self._ready) >= self._read_ahead:
             return None
         self._outstanding = self._reads
         self._reads += 1
-        split = self._positions[self._reading].split
-        return ReadSource(self._outstanding, split, self._read_offset, min(rows_max, self._rows_max))
+        index = self._open[self._turn]
+        split = self._positions[index].split
+        return ReadSource(self._outstanding, split, self._offsets[index], min(rows_max, self._rows_max))
 
-    def batch_read(self, event: SourceBatchRead) -> None:
-        """A read was answered. An answer that nobody waits for is dropped (it was delivered twice)."""
+    def batch_read(self, event: SourceBatchRead) -> int | None:
+        """A read was answered; for how many milliseconds nothing is to be asked for, until `resume`.
+
+        An answer that nobody waits for is dropped (it was delivered twice).
+        """
         if event.read != self._outstanding:
             if event.read < self._reads:
-                return
+                return None
             raise ProtocolError(f"an answer to read {event.read} came, which was never asked for")
-        assert self._reading is not None
         self._outstanding = None
-        self._ready.append((self._reading, event))
-        self._read_offset = event.next_offset
+        index = self._open[self._turn]
+        nothing = event.next_offset == self._offsets[index] and event.induces is None and not event.at_end
+        self._offsets[index] = event.next_offset
         if event.at_end:
-            self._reading = self._first_open(self._reading + 1)
-            self._read_offset = self._positions[self._reading].next_offset if self._reading is not None else 0
+            del self._open[self._turn]
+        elif self._in_turn:
+            self._turn += 1
+        self._turn = self._turn % len(self._open) if self._open else 0
+        if nothing:
+            return self._missed()
+        self._ready.append((index, event))
+        self._misses, self._next_pause_ms = 0, 1
+        return None
+
+    def resume(self) -> None:
+        """The pause is over."""
+        self._pause_ms = None
 
     def take(self) -> tuple[pa.RecordBatch | None, CheckpointId | None]:
         """The next batch, whose rows count as processed from now on, and the checkpoint that it induces.
@@ -140,8 +177,19 @@ class SourceCursor:
         """Positions of all splits of this subtask."""
         return FrozenPositions(tuple(self._positions))
 
-    def _first_open(self, start: int = 0) -> int | None:
-        for index in range(start, len(self._positions)):
-            if not self._positions[index].at_end:
-                return index
-        return None
+    def _missed(self) -> int | None:
+        self._misses += 1
+        if self._misses < (len(self._open) if self._in_turn else 1):
+            return None
+        self._misses = 0
+        self._pause_ms = self._next_pause_ms
+        self._next_pause_ms = min(2 * self._next_pause_ms, PAUSE_MAX_MS)
+        return self._pause_ms
+
+
+def begin_source(
+    source: SourceSpec, splits: Sequence[SplitPosition], stored: Sequence[StateTable] | None, rows_max: int
+) -> SourceCursor:
+    """The cursor of a task that begins: where its checkpoint was, or at `splits` if nothing is `stored` of it."""
+    positions = splits if stored is None else positions_from_tables(stored)
+    return SourceCursor(positions, rows_max, in_turn=is_unbounded(source.source))
