@@ -13,8 +13,10 @@ from tidegate.actors.graph.stream_graph import translate
 from tidegate.actors.hosts.job_context import DataPlaneOptions
 from tidegate.actors.hosts.process_settings import Standbys
 from tidegate.actors.runtimes.local.local_runtime import LocalRuntime
-from tidegate.actors.runtimes.running_job import Runtime, Submission
+from tidegate.actors.runtimes.running_job import RunningJob, Runtime, Submission
 from tidegate.actors.sources.master_hooks import MasterHook
+from tidegate.api.checkpoint_calls import CheckpointCalls, arrow_rows, check_functions, spark_rows
+from tidegate.api.companions import AccompaniedJob
 from tidegate.api.config.checkpoint_config import CheckpointConfig
 from tidegate.api.config.config_file import load_config
 from tidegate.api.config.standby_config import standbys_of, with_standbys
@@ -29,6 +31,7 @@ from tidegate.recovery.restart_strategy import RestartStrategy, default_strategy
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.files.create_check import check_conditional_create
 from tidegate.storage.files.store import OpenStore
+from tidegate.storage.ids import JobId
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -64,6 +67,7 @@ class StreamEnvironment(StreamSources):
         self._session = session
         self._standbys = standbys
         self._connection: Connection | None = None
+        self._accompanied: list[AccompaniedJob] = []
 
     # --- making one -----------------------------------------------------------------------------------------------
 
@@ -247,9 +251,20 @@ class StreamEnvironment(StreamSources):
         with name_taken(store, name, request.job_id, make_job_id(name, ""), request.checkpoints.lease) as lease:
             submission = prepare(request, self.open_store)
             lease.abandon()
-            running = self._runtime.submit(submission)
+            running = self._accompany(self._runtime.submit(submission), submission.spec.job_id)
         self._program.clear()
         return Job(running, submission.spec.job_id, name, submission.spec.root, self.open_store, savepoints)
+
+    def _accompany(self, running: RunningJob, job_id: JobId) -> RunningJob:
+        """The job with what lives with it in this driver."""
+        if not self._program.functions:
+            return running
+        rows_of = arrow_rows if self._session is None else spark_rows(self._session.spark)
+        calls = [CheckpointCalls(each, job_id, rows_of, self.open_store) for each in self._program.functions]
+        job = AccompaniedJob(running, calls)
+        self._accompanied.append(job)
+        job.start()
+        return job
 
     def attach(self, name: str) -> Job:
         """The running job of this name, or of this id, whoever has started it.
@@ -294,6 +309,7 @@ class StreamEnvironment(StreamSources):
     ) -> JobRequest:
         """What is asked for, after every check for which nothing but the program and the stores is needed."""
         config = with_standbys(checkpoints if checkpoints is not None else self._checkpoints, self._standbys)
+        check_functions(self._program.functions, config, detached=detached)
         store = self.open_store(self._storage_of(config))
         graph = translate(self._program.nodes, self._program.max_parallelism)
         urls = [store.url, *(table.url for table in self._program.tables)]
@@ -335,6 +351,9 @@ class StreamEnvironment(StreamSources):
     def close(self) -> None:
         """Cancel what runs, and stop Ray and Spark if this environment started them."""
         self._runtime.stop()
+        for job in self._accompanied:
+            job.close()
+        self._accompanied.clear()
         if self._session is not None:
             self._session.stop()
             self._session = None

@@ -52,14 +52,18 @@ class OutputTable:
 
 
 class CollectedRows:
-    """The rows of `Stream.collect`. They rest in the job's folder of the checkpoint storage."""
+    """The rows of `Stream.collect`. They rest in the job's folder of the checkpoint storage.
+
+    Those that are `handed_on`, checkpoint by checkpoint (`Stream.for_each_checkpoint`), rest there until they are.
+    """
 
     PREFIX = "collect:"
     """How a placeholder begins."""
 
-    def __init__(self, uid: OperatorUid, info: TableInfo, open_store: OpenStore) -> None:
+    def __init__(self, uid: OperatorUid, info: TableInfo, open_store: OpenStore, *, handed_on: bool = False) -> None:
         self.uid = uid
         self.info = info
+        self.handed_on = handed_on
         self._open_store = open_store
         self._table: OutputTable | None = None
 
@@ -72,6 +76,12 @@ class CollectedRows:
         """The job was submitted: its rows are in the table at this url."""
         self._table = OutputTable(url, self.info, "append", self._open_store)
         return self._table
+
+    @property
+    def url(self) -> str:
+        """Where they are, once the job was submitted."""
+        assert self._table is not None, "a place is found when the job is submitted"
+        return self._table.url
 
     def to_arrow(self) -> pa.Table:
         """All rows that are committed: after a bounded job has finished, all rows."""

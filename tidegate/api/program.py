@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from tidegate.actors.graph.stream_graph import StreamNode
 from tidegate.actors.sources.master_hooks import MasterHook
+from tidegate.api.checkpoint_calls import CheckpointFunction
 from tidegate.api.given_names import check_name, check_uid
 from tidegate.api.output_tables import CollectedRows, OutputTable
 from tidegate.api.stream_columns import check_plain
@@ -19,7 +20,7 @@ _NAME_IN_UID_CHARACTERS = 100
 
 
 class Program:
-    """Operators, output tables, collected streams and master hooks, in the order in which they were added."""
+    """Operators, tables, collected streams, functions of checkpoints and master hooks, in the order of being added."""
 
     def __init__(self, parallelism: int, open_store: OpenStore) -> None:
         self.parallelism = parallelism
@@ -36,6 +37,7 @@ class Program:
         self.nodes: list[StreamNode] = []
         self.tables: list[OutputTable] = []
         self.collected: list[CollectedRows] = []
+        self.functions: list[CheckpointFunction] = []
         self.hooks: list[MasterHook] = []
         self.given_up = False
 

@@ -7,10 +7,10 @@ are in `stream_steps.py`.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import pyarrow as pa
 
@@ -25,6 +25,7 @@ from tidegate.actors.operators.rows.broadcast_process import (
 from tidegate.actors.operators.rows.process_functions import CoProcessFunction, ProcessFunction
 from tidegate.actors.operators.rows.process_operator import ProcessOperator
 from tidegate.actors.protocol.partitioning import Partitioning, PartitioningKind
+from tidegate.api.checkpoint_calls import CheckpointFunction, check_function
 from tidegate.api.given_names import location
 from tidegate.api.output_tables import CollectedRows, OutputTable
 from tidegate.api.stream_steps import StreamSteps
@@ -109,12 +110,39 @@ class Stream(StreamSteps):
 
         Of an aggregate that emits updates these are all versions of its rows.
         """
-        rows = CollectedRows(
-            self._program.new_uid(name, uid), self._table_info("append", (), name), self._program.open_store
-        )
-        self._program.collected.append(rows)
+        return self._collected(name, uid, handed_on=False)
+
+    def for_each_checkpoint(
+        self,
+        fn: Callable[[Any, int], object],
+        *,
+        retries: int = 3,
+        max_behind: int = 10,
+        name: str = "for_each_checkpoint",
+        uid: str | None = None,
+    ) -> None:
+        """Call `fn(df, checkpoint_id)` in this driver with the rows of each completed checkpoint, one after the other.
+
+        `df` is a Spark DataFrame, and any Spark writer may be used; where the environment has no Spark, it is an Arrow
+        table. It is valid during the call. The rows of a checkpoint come at least once: again, under the same id, after
+        a failure of `fn`, of the driver or of the job. Ids increase, and no other rows ever get one that was used, in
+        this job or one restored from it: write so that a second call with an id changes nothing. Checkpoints without
+        rows of this stream are skipped. See `docs/for-each-checkpoint.md`.
+
+        An Exception of `fn` is retried `retries` times, after growing pauses; then the job fails with it. While more
+        than `max_behind` checkpoints wait for `fn`, the sources read no more input. `job.wait()` returns when `fn` has
+        had all rows. Of an aggregate that emits updates these are all versions of its rows. Raises ConfigurationError.
+        """
+        check_function(fn, retries, max_behind, name)
+        rows = self._collected(name, uid, handed_on=True)
+        self._program.functions.append(CheckpointFunction(fn, rows, retries, max_behind))
+
+    def _collected(self, name: str, uid: str | None, *, handed_on: bool) -> CollectedRows:
+        info = self._table_info("append", (), name)
+        rows = CollectedRows(self._program.new_uid(name, uid), info, self._program.open_store, handed_on=handed_on)
         sink = partial(TableSink, "append", ())
         self._then(sink, self.schema, name, rows.uid, None, table=rows.placeholder, updating=self._updating)
+        self._program.collected.append(rows)
         return rows
 
     def _table_info(self, mode: TableMode, keys: tuple[str, ...], name: str) -> TableInfo:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from tidegate.spark_bridge.dataframes.parquet_source import ParquetReader, ParquetSource
     from tidegate.spark_bridge.dataframes.spark_types import arrow_schema_of, spark_schema_of
     from tidegate.spark_bridge.dataframes.staging import stage_dataframe
-    from tidegate.spark_bridge.dataframes.tables import table_to_dataframe
+    from tidegate.spark_bridge.dataframes.tables import files_to_dataframe, table_to_dataframe
     from tidegate.spark_bridge.errors import SparkBridgeError, SparkTimeoutError
     from tidegate.spark_bridge.session.java import ensure_java
     from tidegate.spark_bridge.session.session import RayDPSession
@@ -32,6 +32,7 @@ else:
         "StagedFile": "dataframes.manifest",
         "arrow_schema_of": "dataframes.spark_types",
         "ensure_java": "session.java",
+        "files_to_dataframe": "dataframes.tables",
         "spark_schema_of": "dataframes.spark_types",
         "stage_dataframe": "dataframes.staging",
         "table_to_dataframe": "dataframes.tables",
@@ -48,6 +49,7 @@ __all__ = [
     "StagedFile",
     "arrow_schema_of",
     "ensure_java",
+    "files_to_dataframe",
     "spark_schema_of",
     "stage_dataframe",
     "table_to_dataframe",

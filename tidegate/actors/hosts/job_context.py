@@ -57,6 +57,8 @@ class JobContext:
     """When a process of a task counts as hung, in a runtime that has processes."""
     processes: ProcessSettings = field(default_factory=ProcessSettings)
     """Likewise which ones it keeps beside those of its tasks."""
+    handed_on: tuple[str, ...] = ()
+    """Tables whose commits somebody follows, who may hold the sources back."""
 
     @property
     def layout(self) -> CheckpointLayout:

@@ -14,8 +14,10 @@ from tidegate.api.output_tables import CollectedRows
 from tidegate.recovery.job_lineage import COLLECT, taskowned_url
 from tidegate.storage.checkpoints.layout import parse_savepoint_name
 from tidegate.storage.checkpoints.metadata import CheckpointMetadata, Committable, SubtaskState
+from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.files.store import OpenStore
 from tidegate.storage.ids import JobId
+from tidegate.storage.tables.handed_rows import newest_mark
 from tidegate.storage.tables.table_copy import copy_table
 from tidegate.storage.tables.table_log import TableLog
 
@@ -39,6 +41,11 @@ def collect_url(
         url = taskowned_url(before_root, before, COLLECT, rows.uid)
         if not TableLog(open_store(url)).exists():
             continue
+        if not rows.handed_on and newest_mark(open_store(url))[0]:
+            raise ConfigurationError(
+                f"collect (uid {rows.uid!r}): job {before} handed the rows of this uid on with for_each_checkpoint, "
+                "and they are gone; give collect() another uid"
+            )
         if parse_savepoint_name(before_root.rstrip("/").rpartition("/")[2]) is None:
             return url
         covered = (c for metadata in covering for subtask in metadata.subtasks for c in subtask.committables)

@@ -166,6 +166,7 @@ def prepare(request: JobRequest, open_store: OpenStore) -> Submission:
         request.checkpoints.storage_outage,
         heartbeats_of(request.checkpoints),
         ProcessSettings(request.checkpoints.standbys, request.checkpoints.slot_request_timeout),
+        tuple(rows.url for rows in request.collected if rows.handed_on),
     )
     spec = _spec(request, graph, restore)
     return Submission(spec, context, request.checkpoints.savepoints, request.detached, now_ms())

@@ -37,11 +37,7 @@ def table_to_dataframe(spark: SparkSession, url: str, *, timeout_s: float = 120.
     `timeout_s` bounds what Spark does to list the files. Raises TableError when there is no table,
     ConfigurationError for a column type that Spark lacks and for a table in memory, SparkTimeoutError.
     """
-    if get_protocol(url) == "memory":
-        raise ConfigurationError(
-            f"Spark's executors cannot read {url}: they are other processes and do not see this one's "
-            "memory. Read it with Arrow, or write the table to a folder or a bucket."
-        )
+    _check_readable(url)
     store = open_store(url)
     snapshot = TableLog(store).snapshot()
     upsert = snapshot.info.mode == "upsert"
@@ -50,17 +46,41 @@ def table_to_dataframe(spark: SparkSession, url: str, *, timeout_s: float = 120.
     if not files:
         shown = [field for field in stored if field.name != VERSION_COLUMN]
         return spark.createDataFrame([], spark_schema_of(pa.schema(shown)))
-    root = local_root(url)
-    paths = [f"file://{root}/{file.path}" for file in files]
-    if root is not None and _spark_can_read(paths, stored):
-        reader = spark.read.schema(spark_schema_of(stored))
-        # With many files Spark lists them in a job of its own.
-        rows = run_spark_action(
-            spark, lambda: reader.parquet(*paths), timeout_s=timeout_s, what=f"listing the files of {url}"
-        )
-    else:
-        rows = _read_through_store(spark, store, files, stored)
+    rows = _rows_of(spark, store, files, stored, timeout_s)
     return _latest_rows(rows, snapshot.info.keys) if upsert else rows
+
+
+def files_to_dataframe(
+    spark: SparkSession, store: Store, schema: pa.Schema, files: tuple[DataFile, ...], *, timeout_s: float = 120.0
+) -> DataFrame:
+    """The rows of some files, at least one, of the append table of these columns at the store's root.
+
+    Raises ConfigurationError and SparkTimeoutError as `table_to_dataframe` does.
+    """
+    _check_readable(store.url)
+    return _rows_of(spark, store, files, _stored_schema(schema, upsert=False), timeout_s)
+
+
+def _check_readable(url: str) -> None:
+    if get_protocol(url) == "memory":
+        raise ConfigurationError(
+            f"Spark's executors cannot read {url}: they are other processes and do not see this one's "
+            "memory. Read it with Arrow, or write the table to a folder or a bucket."
+        )
+
+
+def _rows_of(
+    spark: SparkSession, store: Store, files: tuple[DataFile, ...], stored: pa.Schema, timeout_s: float
+) -> DataFrame:
+    root = local_root(store.url)
+    paths = [f"file://{root}/{file.path}" for file in files]
+    if root is None or not _spark_can_read(paths, stored):
+        return _read_through_store(spark, store, files, stored)
+    reader = spark.read.schema(spark_schema_of(stored))
+    # With many files Spark lists them in a job of its own.
+    return run_spark_action(
+        spark, lambda: reader.parquet(*paths), timeout_s=timeout_s, what=f"listing the files of {store.url}"
+    )
 
 
 def _stored_schema(table_schema: pa.Schema, upsert: bool) -> pa.Schema:

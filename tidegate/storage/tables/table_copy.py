@@ -1,7 +1,8 @@
 """Copies a table to another place, on any store: its data files, each verified, then its log.
 
 The log is read once, so the copy is the table as it was at one moment, also while its owner goes on writing. Entries
-are written the first one last: until then there is no table. A copy that was interrupted may be made again.
+are written the first one last: until then there is no table. A copy that was interrupted may be made again. Rows that
+were handed on are deleted at the source, maybe this moment: the copy does without them, and has the mark that says so.
 """
 
 from __future__ import annotations
@@ -9,9 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from tidegate.storage.checkpoints.metadata import DataFile, NativeFile
+from tidegate.storage.errors import NotFoundError
 from tidegate.storage.files.envelope import checksum_of
 from tidegate.storage.files.store import Store
 from tidegate.storage.state.verification import verified_native
+from tidegate.storage.tables.handed_rows import HandedMark, encoded_mark, mark_path, newest_mark
+from tidegate.storage.tables.log_entries import TableEntry, covers
 from tidegate.storage.tables.log_parts import encoded_entry, entry_path
 from tidegate.storage.tables.table_log import TableLog
 
@@ -23,13 +27,33 @@ def copy_table(source: Store, target: Store, uncommitted: Iterable[DataFile] = (
     StorageError.
     """
     entries = TableLog(source).entries()
+    number, mark = newest_mark(source)
+    handed = _paths_in(entries, mark)
     files = {file.path: file for file in (*(f for entry in entries for f in entry.files), *uncommitted)}
-    copied = [copy_file(source, target, NativeFile("", f.path, f.size_bytes, f.checksum)) for f in files.values()]
-    for entry in reversed(entries):
-        data, path = encoded_entry(entry), entry_path(entry.seq)
-        target.write(path, (data,))
-        copied.append(NativeFile("", path, len(data), checksum_of(data)))
+    copied = []
+    for file in files.values():
+        if file.path in handed:
+            continue
+        try:
+            copied.append(copy_file(source, target, NativeFile("", file.path, file.size_bytes, file.checksum)))
+        except NotFoundError:
+            number, mark = newest_mark(source)
+            handed = _paths_in(entries, mark)
+            if file.path not in handed:
+                raise
+    if number:
+        copied.append(_written(target, mark_path(number), encoded_mark(mark)))
+    copied += [_written(target, entry_path(entry.seq), encoded_entry(entry)) for entry in reversed(entries)]
     return copied
+
+
+def _paths_in(entries: Iterable[TableEntry], mark: HandedMark) -> set[str]:
+    return {file.path for entry in entries if covers(mark.entries, entry.seq) for file in entry.files}
+
+
+def _written(target: Store, path: str, data: bytes) -> NativeFile:
+    target.write(path, (data,))
+    return NativeFile("", path, len(data), checksum_of(data))
 
 
 def copy_file(source: Store, target: Store, file: NativeFile) -> NativeFile:

@@ -23,7 +23,8 @@ from tidegate.storage.files.file_system_store import FileSystemStore, join_url
 from tidegate.storage.files.store import Buffer, Store
 from tidegate.storage.ids import AttemptNumber, JobId
 from tidegate.storage.schemas.dictionaries import decoded_type, widened_schema
-from tidegate.storage.tables.table_log import TableLog, TableSnapshot
+from tidegate.storage.tables.table_info import TableInfo
+from tidegate.storage.tables.table_log import TableLog
 
 VERSION_COLUMN = "_tidegate_version"
 """Hidden int64 column of an upsert table's files: a later row of a key has a higher value."""
@@ -70,13 +71,20 @@ def read_table(store: Store) -> pa.Table:
     table, CorruptionError or NotFoundError for a damaged or lost file.
     """
     snapshot = TableLog(store).snapshot()
-    schema = snapshot.info.arrow_schema
-    if not snapshot.files:
-        return schema.empty_table()
-    table = pa.concat_tables([_in_schema(store, snapshot, file) for file in snapshot.files]).unify_dictionaries()
-    if snapshot.info.mode == "upsert":
+    table = read_files(store, snapshot.info, snapshot.files)
+    if snapshot.files and snapshot.info.mode == "upsert":
         table = _newest_rows(table, snapshot.info.keys)
     return table
+
+
+def read_files(store: Store, info: TableInfo, files: Sequence[DataFile]) -> pa.Table:
+    """The rows of some files of a table, in its schema; in an upsert table with their versions, if there are any.
+
+    Raises CorruptionError or NotFoundError for a damaged or lost file.
+    """
+    if not files:
+        return info.arrow_schema.empty_table()
+    return pa.concat_tables([_in_schema(store, info, file) for file in files]).unify_dictionaries()
 
 
 def delete_unreferenced(store: Store, job_id: JobId, before_attempt: int | None) -> int:
@@ -140,10 +148,10 @@ def _without_arrow_schema(data: Buffer) -> pq.FileMetaData:
     return pq.read_metadata(pa.BufferReader(_PARQUET_MAGIC + footer))
 
 
-def _in_schema(store: Store, snapshot: TableSnapshot, file: DataFile) -> pa.Table:
+def _in_schema(store: Store, info: TableInfo, file: DataFile) -> pa.Table:
     """A file's rows with the table's columns and types, and in an upsert table the version column besides."""
-    schema = snapshot.info.arrow_schema
-    if snapshot.info.mode == "upsert":
+    schema = info.arrow_schema
+    if info.mode == "upsert":
         schema = schema.append(pa.field(VERSION_COLUMN, pa.int64()))
     table = read_data_file(store, file)
     try:

@@ -214,6 +214,14 @@ class TableLog:
             self._tail.refresh()
             return () if self._tail.fold is None else tuple(self._tail.with_parts(self._all_entries))
 
+    def entries_after(self, seq: int) -> tuple[TableEntry, ...]:
+        """What was appended after an entry; older parts of the log are not read."""
+        with self._lock:
+            self._tail.refresh()
+            if self._tail.fold is None or self._tail.fold.seq <= seq:
+                return ()
+            return tuple(self._tail.with_parts(lambda: self._entries_after(seq)))
+
     def referenced_paths(self) -> frozenset[str]:
         """Every path that any entry refers to, hidden ones included: a later restore may show them again."""
         return frozenset(file.path for entry in self.entries() for file in entry.files)
@@ -254,7 +262,12 @@ class TableLog:
         return TableSnapshot(fold.info, tuple(files), fold.seq)
 
     def _all_entries(self) -> list[TableEntry]:
-        return [*(e for part in self._tail.parts for e in self._tail.read_part(part).entries()), *self._tail.loose]
+        return self._entries_after(-1)
+
+    def _entries_after(self, seq: int) -> list[TableEntry]:
+        parts = [part for part in self._tail.parts if part.last > seq]
+        entries = [*(e for part in parts for e in self._tail.read_part(part).entries()), *self._tail.loose]
+        return [entry for entry in entries if entry.seq > seq]
 
     def _history(self) -> TableHistory:
         fold = self._existing()

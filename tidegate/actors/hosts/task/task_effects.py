@@ -11,6 +11,7 @@ from types import MappingProxyType
 from tidegate.actors.coordinator.job.job_spec import RestorePoint
 from tidegate.actors.graph.source_checks import checked_read
 from tidegate.actors.hosts.job_context import JobContext
+from tidegate.actors.hosts.task.held_sources import HeldSources
 from tidegate.actors.hosts.task.snapshot_writer import delete_files, write_segment, write_snapshot
 from tidegate.actors.hosts.task.state_stores import StateStores
 from tidegate.actors.hosts.work_folders import prepare_work
@@ -66,6 +67,7 @@ class TaskEffects:
         self._reader_lock = threading.Lock()
         self._reading = False
         self._closed = False
+        self._held = HeldSources(open_store, context.handed_on, context.job_id, now_ms)
         self._stores = StateStores(context, descriptor.task, open_store, now_ms())
         self._tables = {spec.uid: spec.table for spec in descriptor.operators if spec.table is not None}
 
@@ -130,7 +132,10 @@ class TaskEffects:
             reader = self._reader
             self._reading = True
         try:
-            answer = reader.read(instruction.split, instruction.offset, instruction.rows_max)
+            if self._held.wait():
+                answer = ReadResult(None, instruction.offset, False)
+            else:
+                answer = reader.read(instruction.split, instruction.offset, instruction.rows_max)
         finally:
             with self._reader_lock:
                 self._reading = False

@@ -1,0 +1,292 @@
+"""`CheckpointFunction`: what `Stream.for_each_checkpoint` was given; `CheckpointCalls`: the companion that calls it.
+
+Two threads: one reads the table's log and holds the job back while too much waits, the other calls the function. Where
+the line between them is: `HandedRows` knows what waits, and what was done.
+
+Rules:
+
+- The function is called with one commit after the other, the next one once the mark of the last one is durable.
+- An Exception is retried after growing pauses, so often; anything else that it raises fails the job at once.
+- While more than `max_behind` commits wait, the sources of the job read nothing; they read on when half of them is done.
+- When the job has ended by itself, everything that is committed is still handed out. When it was cancelled, or another
+  job has taken its table over, the call that runs is the last one.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from tidegate.actors.protocol.failure_reasons import error_text, log_failure
+from tidegate.api.companions import AccompaniedJob
+from tidegate.api.config.checkpoint_config import CheckpointConfig
+from tidegate.api.output_tables import CollectedRows
+from tidegate.storage.errors import ConfigurationError, FencedError, JobFailedError, StorageError
+from tidegate.storage.files.retrying_store import retrying
+from tidegate.storage.files.store import OpenStore
+from tidegate.storage.ids import JobId
+from tidegate.storage.tables.handed_rows import HandedRows, WaitingCommit
+from tidegate.storage.tables.table_files import read_files
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+log = logging.getLogger(__name__)
+
+RETRIES_MAX, BEHIND_MAX = 1_000, 100_000
+PAUSE_S_FIRST, PAUSE_S_MAX = 0.5, 60.0
+"""Between two calls with the same rows; each pause is twice as long as the one before it."""
+LOOK_S_FIRST, LOOK_S_MAX = 0.02, 0.5
+"""Between two looks at the log; longer and longer while nothing is committed."""
+LEAVE_WAIT_S = 10.0
+"""How long a call that runs is waited for once the job was cancelled."""
+_MARK_PAUSES_S = (0.1, 0.4, 1.6, 6.4)
+
+RowsOf = Callable[[HandedRows, WaitingCommit], Any]
+"""Makes of a commit what the function gets."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointFunction:
+    """A function to be called with the rows of each checkpoint, and how."""
+
+    fn: Callable[[Any, int], object]
+    rows: CollectedRows
+    retries: int
+    max_behind: int
+
+    @property
+    def text(self) -> str:
+        """What it is called in errors."""
+        return f"for_each_checkpoint (uid {self.rows.uid!r})"
+
+
+def check_function(fn: object, retries: object, max_behind: object, name: str) -> None:
+    """Refuse what cannot be called with rows and a number, and limits that are none."""
+    if not callable(fn):
+        raise ConfigurationError(f"{name}: {fn!r} is no function; give one that is called as fn(df, checkpoint_id)")
+    try:
+        signature = inspect.signature(fn)
+    except (TypeError, ValueError):
+        pass  # Some functions of C do not tell.
+    else:
+        try:
+            signature.bind(None, 1)
+        except TypeError as error:
+            raise ConfigurationError(
+                f"{name}: fn is called as fn(df, checkpoint_id), and cannot be: it is fn{signature} ({error})"
+            ) from None
+    for setting, value, least, most in (
+        ("retries", retries, 0, RETRIES_MAX),
+        ("max_behind", max_behind, 1, BEHIND_MAX),
+    ):
+        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+            raise ConfigurationError(f"{name}: {setting}={value!r}: it is a number from {least} to {most:,}")
+
+
+def check_functions(functions: Sequence[CheckpointFunction], config: CheckpointConfig, *, detached: bool) -> None:
+    """Refuse a job in which functions would lose rows, or be left without a driver."""
+    for function in functions[:1]:
+        if detached:
+            raise ConfigurationError(
+                f"{function.text}: fn is called in the driver, so the job cannot live on without it; leave "
+                "detached=True out, or write to a table with to_table and read that elsewhere"
+            )
+        if config.retention != "retain_on_cancellation":
+            raise ConfigurationError(
+                f"{function.text}: with retention={config.retention!r} rows that wait for fn would be lost when the "
+                'job ends, since no checkpoint is left to go on from; it needs retention="retain_on_cancellation"'
+            )
+
+
+def arrow_rows(rows: HandedRows, commit: WaitingCommit) -> pa.Table:
+    """The rows of a commit as an Arrow table."""
+    return read_files(rows.store, rows.info, commit.files)
+
+
+def spark_rows(spark: SparkSession) -> RowsOf:
+    """Makes a Spark DataFrame of the rows of a commit."""
+    from tidegate.spark_bridge import files_to_dataframe
+
+    def dataframe(rows: HandedRows, commit: WaitingCommit) -> DataFrame:
+        return files_to_dataframe(spark, rows.store, rows.info.arrow_schema, commit.files)
+
+    return dataframe
+
+
+class CheckpointCalls:
+    """Calls a function with the rows of each checkpoint, in the driver, while the job runs."""
+
+    def __init__(self, function: CheckpointFunction, job_id: JobId, rows_of: RowsOf, open_store: OpenStore) -> None:
+        self._function = function
+        self._rows_of = rows_of
+        self._job_id = job_id
+        self._open_store = retrying(open_store, self._pause)
+        self._rows: HandedRows
+        self._changed = threading.Condition()
+        self._threads = 0
+        self._ended = False
+        """Whether nothing is committed any more."""
+        self._stopping = threading.Event()
+        self._leave_by: float | None = None
+
+    def start(self, job: AccompaniedJob) -> None:
+        """Begin to follow the log. Raises TidegateError where it cannot be read."""
+        self._rows = HandedRows(self._open_store(self._function.rows.url), self._job_id)
+        self._look()
+        name = f"tidegate-{self._function.rows.uid}"
+        for part, action in (("log", self._follow), ("calls", self._call_all)):
+            thread = threading.Thread(target=self._guarded, args=(job, action), name=f"{name}-{part}", daemon=True)
+            with self._changed:
+                self._threads += 1
+            thread.start()
+
+    def stop(self) -> None:
+        """The call that runs is the last one."""
+        with self._changed:
+            if self._leave_by is None:
+                self._leave_by = time.monotonic() + LEAVE_WAIT_S
+            self._stopping.set()
+            self._changed.notify_all()
+
+    def wait(self, timeout_s: float | None) -> bool:
+        """Whether nothing is called any more. A call that does not come back after `stop` is left behind."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        with self._changed:
+            if not self._changed.wait_for(lambda: not self._threads or self._leave_by is not None, timeout_s):
+                return False
+            if not self._threads:
+                return True
+            assert self._leave_by is not None
+            until = self._leave_by if deadline is None else min(deadline, self._leave_by)
+            if self._changed.wait_for(lambda: not self._threads, max(0.0, until - time.monotonic())):
+                return True
+            if time.monotonic() < self._leave_by:
+                return False
+        log.warning("%s: a call has not come back within %g s: it is left behind", self._function.text, LEAVE_WAIT_S)
+        return True
+
+    def _pause(self, seconds: float) -> None:
+        self._stopping.wait(seconds)
+
+    def _guarded(self, job: AccompaniedJob, action: Callable[[AccompaniedJob], None]) -> None:
+        try:
+            action(job)
+        except FencedError as error:
+            log.warning("%s: nothing is called any more: %s", self._function.text, error)
+            self.stop()
+        except BaseException as error:  # noqa: BLE001 (code of the user: whatever it raises has failed the job)
+            told = str(error) if isinstance(error, JobFailedError) else f"{self._function.text}: {error_text(error)}"
+            log_failure(log, self._function.text, error)
+            job.fail(told)
+        finally:
+            with self._changed:
+                last = self._threads == 1
+            if last:
+                self._release()
+            with self._changed:
+                self._threads -= 1
+                self._changed.notify_all()
+
+    def _release(self) -> None:
+        try:
+            self._rows.hold(False)
+        except StorageError as error:
+            log.warning("%s: the mark that holds the job back stays: %s", self._function.text, error)
+
+    # --- the log --------------------------------------------------------------------------------------------------
+
+    def _follow(self, job: AccompaniedJob) -> None:
+        pause_s = LOOK_S_FIRST
+        while not self._stopping.is_set():
+            end = job.alone.wait(pause_s)
+            pause_s = LOOK_S_FIRST if self._look() else min(2 * pause_s, LOOK_S_MAX)
+            if end is not None:
+                if end.status == "cancelled":
+                    self.stop()
+                with self._changed:
+                    self._ended = True
+                    self._changed.notify_all()
+                return
+
+    def _look(self) -> bool:
+        """Read on in the log; whether it had anything new."""
+        found = self._rows.refresh()
+        if not self._rows.owned:
+            raise FencedError("a newer job has taken over, and hands on what waits")
+        self._hold()
+        if found:
+            with self._changed:
+                self._changed.notify_all()
+        return found
+
+    def _hold(self) -> None:
+        behind, most = len(self._rows.waiting()), self._function.max_behind
+        if behind > most and not self._rows.held:
+            log.info("%s: %d checkpoints wait, so the job reads no more input", self._function.text, behind)
+            self._rows.hold(True)
+        elif behind <= most // 2:
+            self._rows.hold(False)
+
+    # --- the calls ------------------------------------------------------------------------------------------------
+
+    def _call_all(self, job: AccompaniedJob) -> None:
+        while not self._stopping.is_set():
+            with self._changed:
+                ended, waiting = self._ended, self._rows.waiting()
+                if not waiting and not ended:
+                    self._changed.wait()
+                    continue
+            if not waiting:
+                return
+            if self._call(waiting[0]):
+                self._mark(waiting[0])
+                self._hold()
+        left = len(self._rows.waiting())
+        if left:
+            log.warning(
+                "%s: %d checkpoints still wait; a job that is restored from this one hands them out",
+                self._function.text, left,
+            )  # fmt: skip
+
+    def _call(self, commit: WaitingCommit) -> bool:
+        """Whether the function has done its work with these rows; else it was stopped before."""
+        calls, pause_s = 0, PAUSE_S_FIRST
+        what = f"{self._function.text}: checkpoint {commit.number}"
+        while not self._stopping.is_set():
+            calls += 1
+            try:
+                self._function.fn(self._rows_of(self._rows, commit), commit.number)
+            except BaseException as error:
+                if self._stopping.is_set():
+                    log_failure(log, f"{what}, while the job was being cancelled", error)
+                    return False
+                if calls > self._function.retries or not isinstance(error, Exception):
+                    times = "once" if calls == 1 else f"{calls} times"
+                    raise JobFailedError(f"{what}: fn was called {times}, and failed: {error_text(error)}") from error
+                log_failure(log, f"{what}: fn failed, and is called again in {pause_s:g} s", error)
+            else:
+                return True
+            self._pause(pause_s)
+            pause_s = min(2 * pause_s, PAUSE_S_MAX)
+        return False
+
+    def _mark(self, commit: WaitingCommit) -> None:
+        """Remember that it is done. A mark of which nobody knows whether it is there is made again."""
+        for pause_s in (*_MARK_PAUSES_S, None):
+            try:
+                self._rows.done(commit)
+            except StorageError as error:
+                if pause_s is None:
+                    raise
+                log.warning("%s: checkpoint %d is marked again: %s", self._function.text, commit.number, error)
+                self._pause(pause_s)
+            else:
+                return

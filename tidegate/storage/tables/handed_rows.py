@@ -1,0 +1,245 @@
+"""`HandedRows`: which commits of a table were handed on to somebody outside, and which one is next.
+
+    _tidegate/handed/<n>    the entries of the log that had been handed on after the n-th mark
+    _tidegate/hold-<job>    there while the job is to read no more input, because too many commits wait
+
+Rules:
+
+- Commits are handed on in the order of the log. Each is the next one until it is marked, and never again after that.
+  The number of its entry tells its rows from all others, also those of jobs that were restored and write to this table.
+- What a claim has taken back is not handed on: its rows come again, under other numbers. It is handed on after all if
+  a job is restored from a checkpoint that covers it.
+- A claim brings along what a restored checkpoint covers and nobody had committed. A job that is restored from there
+  once more brings the same files along: they are handed on once.
+- A mark is durable before the rows are deleted. Nobody reads them again, whatever is restored.
+- Two drivers that make the same mark are told apart by the create.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import uuid
+from bisect import bisect_left
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from tidegate.storage.checkpoints.metadata import DataFile
+from tidegate.storage.codec import decode, encode, wire
+from tidegate.storage.errors import AlreadyExistsError, CorruptionError, FencedError, NotFoundError, StorageError
+from tidegate.storage.files.envelope import seal, unseal
+from tidegate.storage.files.file_system_store import join_url
+from tidegate.storage.files.store import Store
+from tidegate.storage.ids import JobId
+from tidegate.storage.tables.log_entries import Ranges, TableEntry, TableEntryKind, added, covers, ranges_of
+from tidegate.storage.tables.table_info import TableInfo
+from tidegate.storage.tables.table_log import TableLog
+
+log = logging.getLogger(__name__)
+
+HANDED_FOLDER = "_tidegate/handed"
+_DATA_FOLDER = "data"
+_MAGIC, _VERSION = b"TGHANDED", 1
+_DIGITS = 12
+_READS_MAX = 8
+ENTRIES_REMEMBERED_MAX = 500
+"""A log that is only read remembers what it has read; after so many entries another one begins with a snapshot."""
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class HandedMark:
+    """What was handed on so far. `nonce` is the writer's own."""
+
+    entries: Ranges
+    nonce: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingCommit:
+    """Rows that wait to be handed on, under the number of their entry."""
+
+    number: int
+    files: tuple[DataFile, ...]
+
+    @property
+    def rows(self) -> int:
+        """How many."""
+        return sum(file.rows for file in self.files)
+
+
+def hold_path(job_id: JobId) -> str:
+    """A file below the table that is there while the job is held back."""
+    return f"_tidegate/hold-{job_id}"
+
+
+def newest_mark(store: Store) -> tuple[int, HandedMark]:
+    """The newest mark of the table at the store's root, and its number; the mark of nothing where there is none.
+
+    Raises CorruptionError, CodecError, StorageError.
+    """
+    for _ in range(_READS_MAX):
+        numbers = [int(name) for name in store.list(HANDED_FOLDER) if name.isascii() and name.isdigit()]
+        if not numbers:
+            return 0, HandedMark(())
+        path = mark_path(max(numbers))
+        try:
+            return max(numbers), _decoded(store.read(path), join_url(store.url, path))
+        except NotFoundError:
+            continue  # Newer ones were made meanwhile.
+    raise CorruptionError(f"{join_url(store.url, HANDED_FOLDER)} cannot be read: files that it lists are missing")
+
+
+def encoded_mark(mark: HandedMark) -> bytes:
+    """The bytes of a mark's file."""
+    return seal(_MAGIC, _VERSION, encode(mark))
+
+
+def mark_path(number: int) -> str:
+    """Where a mark lies."""
+    return f"{HANDED_FOLDER}/{number:0{_DIGITS}d}"
+
+
+def _decoded(data: bytes, where: str) -> HandedMark:
+    mark = decode(unseal(_MAGIC, _VERSION, data, where))
+    if not isinstance(mark, HandedMark):
+        raise CorruptionError(f"{where} does not say what was handed on")
+    return mark
+
+
+class HandedRows:
+    """The commits of the append table at the store's root, as the driver of one job hands them on. Thread-safe."""
+
+    def __init__(self, store: Store, job_id: JobId, *, remembered_max: int = ENTRIES_REMEMBERED_MAX) -> None:
+        self.store = store
+        self._job_id = job_id
+        self._remembered_max = remembered_max
+        self._nonce = uuid.uuid4().hex[:8]
+        self._lock = threading.Lock()
+        self._log = TableLog(store)
+        self._log_from = 0
+        self._read_to = -1
+        self._marks, mark = newest_mark(store)
+        self._handed = mark.entries
+        self._info: TableInfo | None = None
+        self._claim: TableEntry | None = None
+        self._bearing: list[int] = []
+        """Entries with files, ascending."""
+        self._pending: dict[int, tuple[DataFile, ...]] = {}
+        """Of those, the ones that were not handed on, with what a claim has taken back."""
+        self._brought: set[str] = set()
+        """Files that claims have brought along and that were handed on."""
+        self._held = False
+        self._hold_lock = threading.Lock()
+
+    @property
+    def info(self) -> TableInfo:
+        """What the table is; known once the log was read."""
+        assert self._info is not None, "the job has made its table before anybody follows it"
+        return self._info
+
+    @property
+    def owned(self) -> bool:
+        """Whether the table is still this job's, as far as the log was read."""
+        return self._claim is not None and self._claim.job_id == self._job_id
+
+    def refresh(self) -> bool:
+        """Read what the log says since; whether it says anything new. The first time, delete what was left behind."""
+        with self._lock:
+            if self._read_to - self._log_from >= self._remembered_max:
+                self._log, self._log_from = TableLog(self.store), self._read_to
+            entries = self._log.entries_after(self._read_to)
+            first = self._read_to < 0
+            for entry in entries:
+                self._take(entry)
+            if first:
+                self._delete_left({f.path for e in entries if covers(self._handed, e.seq) for f in e.files})
+            return bool(entries)
+
+    def waiting(self) -> tuple[WaitingCommit, ...]:
+        """What is to be handed on, the next one first."""
+        with self._lock:
+            return tuple(WaitingCommit(n, files) for n, files in sorted(self._pending.items()) if self._counts(n))
+
+    def done(self, commit: WaitingCommit) -> None:
+        """It was handed on: remember that for good, and delete its rows.
+
+        Raises FencedError if somebody else hands on the rows of this table, StorageError if the mark may not be there.
+        """
+        with self._lock:
+            self._handed = self._with(commit.number)
+            self._make_mark()
+            files = self._pending.pop(commit.number, commit.files)
+            if self._claim is not None and commit.number <= self._claim.seq:
+                self._brought |= {file.path for file in files}
+            self._delete(file.path for file in commit.files)
+
+    def hold(self, held: bool) -> None:
+        """Keep the sources of the job from reading on, or no longer. Nothing happens where that is so already."""
+        with self._hold_lock:
+            if held and not self._held:
+                self.store.write(hold_path(self._job_id), (b"",))
+            elif self._held and not held:
+                self.store.delete(hold_path(self._job_id))
+            self._held = held
+
+    @property
+    def held(self) -> bool:
+        """Whether the job is held back now."""
+        return self._held
+
+    def _take(self, entry: TableEntry) -> None:
+        self._read_to = entry.seq
+        if entry.info is not None:
+            self._info = entry.info
+        if not entry.files:
+            files: tuple[DataFile, ...] = ()
+        else:
+            self._bearing.append(entry.seq)
+            files = entry.files
+        if entry.kind is TableEntryKind.CLAIMED:
+            self._claim = entry
+            if covers(self._handed, entry.seq):
+                self._brought |= {file.path for file in files}
+            files = tuple(file for file in files if file.path not in self._brought)
+        if files and not covers(self._handed, entry.seq):
+            self._pending[entry.seq] = files
+
+    def _counts(self, number: int) -> bool:
+        """Whether the newest claim builds on an entry, or it came after that."""
+        claim = self._claim
+        return claim is not None and claim.claim is not None and (number > claim.seq or covers(claim.claim.own, number))
+
+    def _with(self, number: int) -> Ranges:
+        if self._handed and number <= self._handed[-1][1]:
+            members = {seq for seq in self._bearing if covers(self._handed, seq)} | {number}
+            return ranges_of(members, self._bearing)
+        at = bisect_left(self._bearing, number)
+        return added(self._handed, number, self._bearing[at - 1] if at else -1)
+
+    def _make_mark(self) -> None:
+        data, path = encoded_mark(HandedMark(self._handed, self._nonce)), mark_path(self._marks + 1)
+        try:
+            self.store.create(path, data)
+        except AlreadyExistsError:
+            if self.store.read(path) != data:
+                raise FencedError(
+                    f"{join_url(self.store.url, path)}: another driver hands on the rows of this table"
+                ) from None
+        self._marks += 1
+        # The one before the newest stays: whoever has listed it may be about to read it.
+        if self._marks > 2:
+            self._delete([mark_path(self._marks - 2)])
+
+    def _delete_left(self, handed: set[str]) -> None:
+        """Delete the files of handed commits that a driver, which died or had no storage, has left behind."""
+        for job in self.store.list(_DATA_FOLDER):
+            for attempt in self.store.list(f"{_DATA_FOLDER}/{job}"):
+                folder = f"{_DATA_FOLDER}/{job}/{attempt}"
+                self._delete(path for name in self.store.list(folder) if (path := f"{folder}/{name}") in handed)
+
+    def _delete(self, paths: Iterable[str]) -> None:
+        try:
+            self.store.delete_all(paths)
+        except StorageError as error:
+            log.warning("rows that were handed on stay in %s for now: %s", self.store.url, error)
