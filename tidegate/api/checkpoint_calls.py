@@ -7,7 +7,7 @@ Rules:
 
 - The function is called with one commit after the other, the next one once the mark of the last one is durable.
 - An Exception is retried after growing pauses, so often; anything else that it raises fails the job at once.
-- While more than `max_behind` commits wait, the sources of the job read nothing; they read on when half of them is done.
+- While more than `max_behind` commits wait, the sources of the job read nothing; they read on when half are done.
 - When the job has ended by itself, everything that is committed is still handed out. When it was cancelled, or another
   job has taken its table over, the call that runs is the last one.
 """
@@ -172,6 +172,11 @@ class CheckpointCalls:
                 return False
         log.warning("%s: a call has not come back within %g s: it is left behind", self._function.text, LEAVE_WAIT_S)
         return True
+
+    @property
+    def complete(self) -> bool:
+        """Whether the function has had all that was committed."""
+        return not self._rows.waiting()
 
     def _pause(self, seconds: float) -> None:
         self._stopping.wait(seconds)

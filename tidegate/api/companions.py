@@ -4,7 +4,8 @@ Rules:
 
 - Companions start once the job was submitted, and `wait` returns when job and companions are over.
 - A companion that fails cancels the job, whose checkpoints stay; the job has failed then, for the companion's reason.
-- Whoever cancels the job, or closes its environment, stops its companions. They leave within a bounded time.
+- Whoever cancels the job, or closes its environment, stops its companions. They leave within a bounded time. What has
+  not been done then makes a job whose tasks have finished a cancelled one.
 """
 
 from __future__ import annotations
@@ -35,6 +36,11 @@ class Companion(Protocol):
 
     def wait(self, timeout_s: float | None) -> bool:
         """Whether it is over; waits for that. It must be soon after `stop`, whatever it is doing."""
+        ...
+
+    @property
+    def complete(self) -> bool:
+        """Whether it has left nothing undone, once it is over."""
         ...
 
 
@@ -119,6 +125,7 @@ class AccompaniedJob:
 
     def _ended(self, progress: JobProgress) -> JobProgress:
         if self._failure is None:
-            return progress
+            complete = progress.status == "failed" or all(companion.complete for companion in self._companions)
+            return progress if complete else replace(progress, status="cancelled")
         reason = self._failure if progress.status != "failed" else f"{progress.reason}; and {self._failure}"
         return replace(progress, status="failed", reason=reason)

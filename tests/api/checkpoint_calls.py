@@ -1,0 +1,92 @@
+"""What tests of `for_each_checkpoint` share: a function that remembers its calls, and a program around it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+from local_jobs import NO_RESTART, WAIT_S, GatedSource, config, local, opening
+from waiting import until
+
+import tidegate as tg
+
+
+class Calls:
+    """A function for `for_each_checkpoint`: remembers ids and rows of its calls. `before` may raise, or wait."""
+
+    def __init__(self, before: Callable[[int], object] = lambda number: None) -> None:
+        self.all: list[tuple[int, list[int]]] = []
+        self._before = before
+        self._changed = threading.Condition()
+
+    def __call__(self, df: pa.Table, checkpoint_id: int) -> None:
+        """A call that has worked is remembered after `before`."""
+        self._before(checkpoint_id)
+        with self._changed:
+            self.all.append((checkpoint_id, df["x"].to_pylist()))
+            self._changed.notify_all()
+
+    def await_calls(self, count: int) -> None:
+        """Wait until there were so many."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: len(self.all) >= count, WAIT_S), f"{len(self.all)} calls"
+
+    @property
+    def ids(self) -> list[int]:
+        """Of the calls, in order."""
+        return [number for number, _ in self.all]
+
+    @property
+    def rows(self) -> list[int]:
+        """Of all calls."""
+        return sorted(x for _, xs in self.all for x in xs)
+
+    @property
+    def by_id(self) -> list[int]:
+        """What somebody has who takes the rows of an id once."""
+        return sorted(x for xs in dict(self.all).values() for x in xs)
+
+
+def calling(
+    env: tg.StreamEnvironment, source: GatedSource, calls: Callable[[pa.Table, int], object], **options: int
+) -> None:
+    """The whole program."""
+    env.from_source(source, uid="source").for_each_checkpoint(calls, uid="out", **options)
+
+
+def interrupted(folder: Path, calls: Calls, *gates: int, called: int | None = None, rows: int = 40) -> list[str]:
+    """A job with a checkpoint at each gate but the last, where it is cancelled; paths of the checkpoints.
+
+    With `called` it is cancelled when so many calls have come back.
+    """
+    with opening(GatedSource(rows, gates=gates)) as source, local(1) as env:
+        calling(env, source, calls)
+        job = env.execute("calls", checkpoints=config(folder, retained=9), restart=NO_RESTART)
+        paths = []
+        for gate in gates[:-1]:
+            source.await_gate(gate)
+            paths.append(job.trigger_checkpoint("60s"))
+            source.open_gate(gate)
+        source.await_gate(gates[-1])
+        calls.await_calls(len(paths) if called is None else called)
+        until("all commits", lambda: commits(folder) >= len(paths), lambda: commits(folder))
+        job.cancel()
+        assert job.wait("60s") == "cancelled"
+    return paths
+
+
+def commits(folder: Path) -> int:
+    """How many commits there are in the log of the first job's table."""
+    logs = list(folder.glob("*/taskowned/collect-out/_tidegate/log"))
+    return len(list(logs[0].iterdir())) - 2 if logs else 0
+
+
+def resumed(folder: Path, calls: Calls, restore: str = "latest", rows: int = 40) -> tg.Job:
+    """The same program again, to its end."""
+    with local(1) as env:
+        calling(env, GatedSource(rows), calls)
+        job = env.execute("calls", checkpoints=config(folder, retained=9), restart=NO_RESTART, restore=restore)
+        assert job.wait("60s") == "finished"
+    return job
