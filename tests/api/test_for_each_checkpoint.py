@@ -238,7 +238,9 @@ def test_cancel_lets_the_last_call_come_back(tmp_path: Path, hangs: bool, monkey
 
 
 @pytest.mark.parametrize("tasks_over", [False, True])
-def test_a_closed_environment_makes_no_more_calls(tmp_path: Path, tasks_over: bool) -> None:
+def test_a_closed_environment_makes_no_more_calls(
+    tmp_path: Path, tasks_over: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its end cancels the job, also where only calls were left to make, and waits for the call that runs."""
     go, called = threading.Event(), threading.Event()
 
@@ -246,6 +248,13 @@ def test_a_closed_environment_makes_no_more_calls(tmp_path: Path, tasks_over: bo
         called.set()
         assert go.wait(WAIT_S)
 
+    stop = checkpoint_calls.CheckpointCalls.stop
+
+    def stop_and_go(self: checkpoint_calls.CheckpointCalls) -> None:
+        stop(self)
+        go.set()
+
+    monkeypatch.setattr(checkpoint_calls.CheckpointCalls, "stop", stop_and_go)
     calls = Calls(wait_for_go)
     gates = [10, 20] if tasks_over else [10, 20, 30]
     with opening(GatedSource(40, gates=gates)) as source, local(1) as env:
@@ -260,7 +269,6 @@ def test_a_closed_environment_makes_no_more_calls(tmp_path: Path, tasks_over: bo
             await_events(job, "TaskFinished", 1)
         else:
             source.await_gate(30)
-        threading.Timer(0.01, go.set).start()
         env.close()
         assert calls.all == [(2, list(range(10)))]
         assert job.wait("60s") == job.status() == "cancelled"
