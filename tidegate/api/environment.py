@@ -24,6 +24,7 @@ from tidegate.api.given_names import pointer
 from tidegate.api.program import Program
 from tidegate.api.stream_sources import StreamSources
 from tidegate.api.submission.job import Job
+from tidegate.api.submission.job_feeds import JobFeeds
 from tidegate.api.submission.job_names import name_taken
 from tidegate.api.submission.local_folders import default_storage
 from tidegate.api.submission.submission import JobRequest, make_job_id, prepare
@@ -68,6 +69,7 @@ class StreamEnvironment(StreamSources):
         self._standbys = standbys
         self._connection: Connection | None = None
         self._accompanied: list[AccompaniedJob] = []
+        self._feeds = JobFeeds()
 
     # --- making one -----------------------------------------------------------------------------------------------
 
@@ -251,7 +253,9 @@ class StreamEnvironment(StreamSources):
         with name_taken(store, name, request.job_id, make_job_id(name, ""), request.checkpoints.lease) as lease:
             submission = prepare(request, self.open_store)
             lease.abandon()
-            running = self._accompany(self._runtime.submit(submission), submission.spec.job_id)
+            started = self._runtime.submit(submission)
+            self._feeds.begin(started, submission.feeds)
+            running = self._accompany(started, submission.spec.job_id)
         self._program.clear()
         return Job(running, submission.spec.job_id, name, submission.spec.root, self.open_store, savepoints)
 
@@ -350,6 +354,7 @@ class StreamEnvironment(StreamSources):
 
     def close(self) -> None:
         """Cancel what runs, and stop Ray and Spark if this environment started them."""
+        self._feeds.close()
         self._runtime.stop()
         for job in self._accompanied:
             job.close()

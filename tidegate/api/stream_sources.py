@@ -13,12 +13,16 @@ from tidegate.actors.sources.memory_source import InMemory, MemorySource
 from tidegate.actors.sources.source import Source
 from tidegate.api.program import Program
 from tidegate.api.stream import Stream, timed
+from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.units import parse_duration_ms, parse_size_bytes
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 MEMORY_SPLITS = 16
 """Parts of a stream over data in memory; not the parallelism, which may change when a job is restored."""
+LANES_A_SUBTASK = 2
+"""Parts of the log of a streaming DataFrame for each subtask that its source has when the log is made."""
 
 
 class StreamSources:
@@ -56,16 +60,37 @@ class StreamSources:
         name: str = "from_dataframe",
         uid: str | None = None,
         parallelism: int | None = None,
+        spark_checkpoint: str | None = None,
+        trigger: str | timedelta | int | None = None,
+        log_limit: str | int = "1gb",
     ) -> Stream:
-        """A stream over a bounded Spark DataFrame.
+        """A stream over a Spark DataFrame, bounded or streaming.
 
-        Spark writes the rows down once, distributed, when the job is executed; the job reads that copy, so that what
-        is replayed after a failure is exactly what was read before it. With `timestamp`, event time is that of this
-        column, as with `Stream.assign_timestamps`.
+        Of a bounded one Spark writes the rows down once, distributed, when the job is executed; the job reads that
+        copy, so that what is replayed after a failure is exactly what was read before it. With `timestamp`, event time
+        is that of this column, as with `Stream.assign_timestamps`.
+
+        Of a streaming one (`spark.readStream...`) a Spark query runs as long as the job, in this driver, and each of
+        its micro-batches lands exactly once in a log, which the job follows. The last three are for it: `trigger` is
+        how far apart micro-batches begin (Spark's `processingTime`), at once if there is none; the query waits while
+        more than `log_limit` bytes of rows are not covered by a checkpoint; `spark_checkpoint` is a folder for Spark's
+        own checkpoint, needed where the job's checkpoints lie in a bucket. See `docs/streaming-dataframes.md`.
         """
-        from tidegate.spark_bridge import DataFrameSource
+        from tidegate.spark_bridge import DataFrameSource, StreamingDataFrameSource, StreamSettings
 
-        stream = self.from_source(DataFrameSource(df), name=name, uid=uid, parallelism=parallelism)
+        source: Source
+        if df.isStreaming:
+            lanes = LANES_A_SUBTASK * (parallelism if parallelism is not None else self._program.parallelism)
+            trigger_ms = None if trigger is None else parse_duration_ms(trigger, setting="from_dataframe(trigger)")
+            limit_bytes = parse_size_bytes(log_limit, setting="from_dataframe(log_limit)")
+            source = StreamingDataFrameSource(df, lanes, StreamSettings(spark_checkpoint, trigger_ms, limit_bytes))
+        else:
+            if spark_checkpoint is not None or trigger is not None:
+                raise ConfigurationError(
+                    "from_dataframe: spark_checkpoint and trigger are for streaming DataFrames, and this one is bounded"
+                )
+            source = DataFrameSource(df)
+        stream = self.from_source(source, name=name, uid=uid, parallelism=parallelism)
         return timed(stream, timestamp, max_out_of_orderness, uid)
 
     def from_source(

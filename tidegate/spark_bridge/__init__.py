@@ -16,9 +16,11 @@ if TYPE_CHECKING:
     from tidegate.spark_bridge.dataframes.spark_types import arrow_schema_of, spark_schema_of
     from tidegate.spark_bridge.dataframes.staging import stage_dataframe
     from tidegate.spark_bridge.dataframes.tables import files_to_dataframe, table_to_dataframe
-    from tidegate.spark_bridge.errors import SparkBridgeError, SparkTimeoutError
+    from tidegate.spark_bridge.errors import QueryFailedError, SparkBridgeError, SparkTimeoutError
     from tidegate.spark_bridge.session.java import ensure_java
     from tidegate.spark_bridge.session.session import RayDPSession
+    from tidegate.spark_bridge.streams.stream_feed import StreamSettings
+    from tidegate.spark_bridge.streams.streaming_source import StreamingDataFrameSource
 else:
     from tidegate.lazy_names import lazy_names
 
@@ -26,10 +28,13 @@ else:
         "DataFrameSource": "dataframes.dataframe_source",
         "ParquetReader": "dataframes.parquet_source",
         "ParquetSource": "dataframes.parquet_source",
+        "QueryFailedError": "errors",
         "RayDPSession": "session.session",
         "SparkBridgeError": "errors",
         "SparkTimeoutError": "errors",
         "StagedFile": "dataframes.manifest",
+        "StreamSettings": "streams.stream_feed",
+        "StreamingDataFrameSource": "streams.streaming_source",
         "arrow_schema_of": "dataframes.spark_types",
         "ensure_java": "session.java",
         "files_to_dataframe": "dataframes.tables",
@@ -43,10 +48,13 @@ __all__ = [
     "DataFrameSource",
     "ParquetReader",
     "ParquetSource",
+    "QueryFailedError",
     "RayDPSession",
     "SparkBridgeError",
     "SparkTimeoutError",
     "StagedFile",
+    "StreamSettings",
+    "StreamingDataFrameSource",
     "arrow_schema_of",
     "ensure_java",
     "files_to_dataframe",

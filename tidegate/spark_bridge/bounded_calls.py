@@ -63,13 +63,15 @@ def call_bounded(call: Callable[[], T], *, timeout_s: float, what: str, advice: 
     return outcome.result()
 
 
-def run_spark_action(spark: SparkSession, action: Callable[[], T], *, timeout_s: float, what: str) -> T:
+def run_spark_action(
+    spark: SparkSession, action: Callable[[], T], *, timeout_s: float, what: str, job_group: str | None = None
+) -> T:
     """Result of a Spark action, or SparkTimeoutError after `timeout_s` seconds with its jobs cancelled.
 
-    The action runs in a thread with the caller's Spark properties and a job group of its own. An interrupt of
-    the caller (Ctrl-C) cancels the jobs too.
+    The action runs in a thread with the caller's Spark properties and a job group of its own, or in the one that is
+    named. An interrupt of the caller (Ctrl-C) cancels the jobs too.
     """
-    group = f"tidegate-{uuid.uuid4().hex[:12]}"
+    group = job_group or f"tidegate-{uuid.uuid4().hex[:12]}"
     context = spark.sparkContext
 
     def in_group() -> T:

@@ -16,7 +16,7 @@ from tidegate.actors.protocol.identity import TaskId
 from tidegate.storage.checkpoints.metadata import SavepointFormat, SnapshotKind
 from tidegate.storage.errors import CheckpointError, ConfigurationError
 from tidegate.storage.files.store import OpenStore
-from tidegate.storage.ids import CheckpointId, JobId
+from tidegate.storage.ids import CheckpointId, JobId, OperatorUid
 
 RUNNING_STATUSES = {
     JobStatus.CREATED: "created",
@@ -48,14 +48,43 @@ class JobCard:
 
 
 @dataclass(frozen=True, slots=True)
+class FedJob:
+    """What feeds a source of a job has to know of it. `uid` is that of the source."""
+
+    job_id: JobId
+    name: str
+    root: str
+    """Where its checkpoints rest."""
+    uid: OperatorUid
+    folder: str
+    """The folder of this job for what is staged for the source."""
+    savepoints: str | None
+    """Where its savepoints go when nobody names a folder."""
+    open_store: OpenStore
+
+
+class Feed(Protocol):
+    """Writes the input of a source while its job runs, in the driver."""
+
+    def start(self) -> None:
+        """The job was submitted. What goes wrong from now on fails the job."""
+        ...
+
+    def stop(self) -> None:
+        """The job is over, or its environment is closed: return when nothing is written any more, in bounded time."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
 class Submission:
-    """A job, ready to run."""
+    """A job, ready to run, and what feeds its sources from then on."""
 
     spec: JobSpec
     context: JobContext
     savepoints: str | None = None
     detached: bool = False
     submitted_at_ms: int = 0
+    feeds: tuple[Feed, ...] = ()
 
     @property
     def card(self) -> JobCard:

@@ -8,7 +8,6 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Protocol, runtime_checkable
 
 from tidegate.actors.coordinator.job.job_spec import (
     CheckpointSettings,
@@ -18,7 +17,7 @@ from tidegate.actors.coordinator.job.job_spec import (
     RestorePoint,
     Retention,
 )
-from tidegate.actors.graph.job_graph import JobGraph, JobVertex, OperatorSpec
+from tidegate.actors.graph.job_graph import JobGraph, OperatorSpec
 from tidegate.actors.graph.source_checks import splits_of
 from tidegate.actors.hosts.clock import now_ms
 from tidegate.actors.hosts.job_context import DataPlaneOptions, JobContext
@@ -27,9 +26,8 @@ from tidegate.actors.operators.batches.table_sink import TableSink
 from tidegate.actors.protocol.identity import TaskId
 from tidegate.actors.protocol.partitioning import PartitioningKind
 from tidegate.actors.restore.restore_checks import check_restorable, with_key_groups_of
-from tidegate.actors.runtimes.running_job import Submission
+from tidegate.actors.runtimes.running_job import FedJob, Submission
 from tidegate.actors.sources.master_hooks import MasterHook
-from tidegate.actors.sources.source import Source
 from tidegate.actors.state_backends.common.options import StateBackendOptions
 from tidegate.actors.task.channels.output_gate import BufferLimits
 from tidegate.actors.task.pipeline.source_cursor import SplitPosition
@@ -39,6 +37,7 @@ from tidegate.api.given_names import check_name
 from tidegate.api.output_tables import CollectedRows, OutputTable
 from tidegate.api.submission.collected_places import collect_url, with_places
 from tidegate.api.submission.local_folders import own_folder
+from tidegate.api.submission.staged_sources import check_fed_sources, with_staged_sources
 from tidegate.api.submission.starting_checkpoint import checkpoints_up_to, restore_point
 from tidegate.api.submission.table_claims import check_tables, claim_tables
 from tidegate.recovery.job_lineage import SOURCE, lineage, taskowned_url
@@ -46,7 +45,7 @@ from tidegate.recovery.restart_strategy import RestartStrategy
 from tidegate.storage.checkpoints.layout import CheckpointPointer
 from tidegate.storage.checkpoints.memory_limit import STATE_BYTES_MAX_DEFAULT
 from tidegate.storage.checkpoints.metadata import CheckpointMetadata
-from tidegate.storage.errors import ConfigurationError, NotFoundError
+from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.files.store import OpenStore
 from tidegate.storage.ids import CheckpointId, JobId, OperatorUid, SubtaskIndex
 
@@ -58,19 +57,6 @@ _RETENTION = {
     "delete_on_cancellation": Retention.RETAIN_ON_FAILURE,
     "no_externalized_checkpoints": Retention.NEVER_RETAIN,
 }
-
-
-@runtime_checkable
-class StagedSource(Protocol):
-    """A source that has to be written down before it can be read again, such as a DataFrame."""
-
-    def stage(self, url: str) -> Source:
-        """Write the input under `url`, once, and return what reads it."""
-        ...
-
-    def reopen(self, url: str) -> Source:
-        """What reads the input that was staged under `url` for an earlier job. NotFoundError if nothing was."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +101,8 @@ def prepare(request: JobRequest, open_store: OpenStore) -> Submission:
     Raises ConfigurationError, TableError and StorageError; nothing has started then.
     """
     _check_hooks(request.hooks)
+    periodic = request.checkpoints.interval is not None
+    check_fed_sources(request.graph, periodic_checkpoints=periodic, detached=request.detached)
     restore, metadata = restore_point(
         request.restore, request.name, request.root, request.checkpoints.ignore_in_flight_of, open_store
     )
@@ -137,7 +125,15 @@ def prepare(request: JobRequest, open_store: OpenStore) -> Submission:
     tables = [*request.tables, *bound.values()]
     covering = with_places(covering, {placeholder: table.url for placeholder, table in bound.items()})
     check_tables(tables, request.job_id, covering, open_store, now_ms())
-    graph = _with_staged_sources(request, metadata, line)
+    folder = partial(taskowned_url, request.root, request.job_id, SOURCE)
+    savepoints = request.checkpoints.savepoints
+
+    def fed_job(uid: OperatorUid) -> FedJob:
+        return FedJob(request.job_id, request.name, request.root, uid, folder(uid), savepoints, open_store)
+
+    restored = set() if metadata is None else {info.uid for info in metadata.operators}
+    staged = with_staged_sources(request.graph, folder, fed_job, restored, line)
+    graph = staged.graph
     first_versions = claim_tables(tables, request.job_id, covering, open_store, request.root)
     graph = _with_tables(graph, bound, {table.url: table for table in tables}, first_versions)
     splits = {
@@ -169,7 +165,7 @@ def prepare(request: JobRequest, open_store: OpenStore) -> Submission:
         tuple(rows.url for rows in request.collected if rows.handed_on),
     )
     spec = _spec(request, graph, restore)
-    return Submission(spec, context, request.checkpoints.savepoints, request.detached, now_ms())
+    return Submission(spec, context, savepoints, request.detached, now_ms(), staged.feeds)
 
 
 def _backend_of(config: CheckpointConfig, options: StateBackendOptions) -> StateBackendOptions:
@@ -259,37 +255,6 @@ def _lineage(
         return []
     at = CheckpointPointer(restore.root, restore.job_id, restore.checkpoint_id, restore.savepoint)
     return list(lineage(at, metadata, own_root, open_store))
-
-
-def _with_staged_sources(
-    request: JobRequest, metadata: CheckpointMetadata | None, line: Sequence[tuple[str, JobId]]
-) -> JobGraph:
-    restored = set() if metadata is None else {info.uid for info in metadata.operators}
-
-    def staged(vertex: JobVertex) -> JobVertex:
-        spec = vertex.source
-        if spec is None or not isinstance(spec.source, StagedSource):
-            return vertex
-        if spec.uid in restored:
-            source = _reopen(spec.source, spec.uid, line)
-        else:
-            source = spec.source.stage(taskowned_url(request.root, request.job_id, SOURCE, spec.uid))
-        return replace(vertex, source=replace(spec, source=source))
-
-    return replace(request.graph, vertices=tuple(staged(v) for v in request.graph.vertices))
-
-
-def _reopen(source: StagedSource, uid: OperatorUid, line: Sequence[tuple[str, JobId]]) -> Source:
-    """A restored job reads on in what was staged for the first job of its line: a DataFrame may differ by now."""
-    for root, job_id in line:
-        try:
-            return source.reopen(taskowned_url(root, job_id, SOURCE, uid))
-        except NotFoundError:
-            continue
-    raise ConfigurationError(
-        f"source {uid!r}: the rows that were staged for {line[0][1]} or a job before it are gone, so it cannot go "
-        "on where the checkpoint was; start without restore"
-    )
 
 
 def _with_tables(

@@ -82,12 +82,8 @@ def stage_dataframe(
         raise already_staged(store.url)
     folder = f"data-{uuid.uuid4().hex[:8]}"
     limits = FileLimits(rows_per_group=min(rows_per_group, files_max_rows), file_rows_max=files_max_rows)
-    try:
-        files = _write_from_executors(df, store, folder, schema, limits, timeout_s)
-        _delete_leftovers(store, folder, files)
-    except BaseException:
-        _delete_abandoned(store, folder)
-        raise
+    advice = "Nothing was staged; mend the cause and stage it again."
+    files = stage_files(df, store, folder, schema, limits=limits, timeout_s=timeout_s, advice=advice)
     try:
         write_manifest(store, schema, files)
     except AlreadyExistsError:
@@ -98,23 +94,51 @@ def stage_dataframe(
     return ParquetSource(store.url, files, schema)
 
 
+def stage_files(
+    df: DataFrame,
+    store: Store,
+    folder: str,
+    schema: pa.Schema,
+    *,
+    timeout_s: float,
+    limits: FileLimits = FileLimits(),  # noqa: B008 (a frozen value)
+    job_group: str | None = None,
+    advice: str = "",
+) -> tuple[StagedFile, ...]:
+    """Write the rows of a DataFrame as files of `folder`, in the order of its partitions; nobody refers to them yet.
+
+    After an error nothing of them is left. Raises SparkTimeoutError, SparkBridgeError with Spark's reason,
+    StorageError.
+    """
+    try:
+        files = _write_from_executors(df, store, folder, schema, limits, timeout_s, job_group, advice)
+        _delete_leftovers(store, folder, files)
+    except BaseException:
+        _delete_abandoned(store, folder)
+        raise
+    return files
+
+
 def _write_from_executors(
-    df: DataFrame, store: Store, folder: str, schema: pa.Schema, limits: FileLimits, timeout_s: float
+    df: DataFrame,
+    store: Store,
+    folder: str,
+    schema: pa.Schema,
+    limits: FileLimits,
+    timeout_s: float,
+    job_group: str | None,
+    advice: str,
 ) -> tuple[StagedFile, ...]:
     written = df.mapInArrow(_partition_writer(store, folder, schema, limits), _FILE_SPARK_SCHEMA)
+    what = f"staging a DataFrame to {store.url}"
     try:
-        rows = run_spark_action(
-            df.sparkSession, written.collect, timeout_s=timeout_s, what=f"staging a DataFrame to {store.url}"
-        )
+        rows = run_spark_action(df.sparkSession, written.collect, timeout_s=timeout_s, what=what, job_group=job_group)
     except (PySparkException, Py4JError) as error:
-        raise SparkBridgeError(
-            f"staging a DataFrame to {store.url} failed in Spark: {_reason_of(error)}. Nothing was staged; "
-            "mend the cause and stage it again."
-        ) from error
+        raise SparkBridgeError(f"{what} failed in Spark: {reason_of(error)}. {advice}".rstrip(". ")) from error
     return tuple(sorted((StagedFile(*row) for row in rows), key=lambda file: file.path))
 
 
-def _reason_of(error: Exception) -> str:
+def reason_of(error: Exception) -> str:
     """The line that names the cause; a Spark error comes with the stacks of Python and the JVM around it."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     named = [line for line in lines if _NAMES_CAUSE.match(line)]

@@ -30,7 +30,7 @@ from tidegate.storage.files.envelope import seal, unseal
 from tidegate.storage.files.store import Store
 
 HEADER_PATH = "_log"
-BATCHES_FOLDER, DATA_FOLDER = "batches", "data"
+BATCHES_FOLDER, DATA_FOLDER, SPARK_FOLDER = "batches", "data", "spark"
 LOG_VERSION = 1
 
 _MAGIC = b"TGBATCH"

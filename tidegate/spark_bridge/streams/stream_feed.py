@@ -1,0 +1,178 @@
+"""`StreamFeed`: feeds one source of one job: runs the query, and deletes what no checkpoint needs any more.
+
+It lives in the driver, beside the Spark session, from the submission of the job to its end. Rules kept here:
+
+* One thread does all of it but the writing of batches, which Spark calls. What goes wrong in it fails the job: a note
+  in the log tells the source why (`log_source.py`). Only what is stopped on purpose leaves no note.
+* Before the job has completed a checkpoint of its own nothing is deleted: it may have to begin where it was restored.
+* A deletion that fails is tried again in the next round; a storage that is away must not end a job that can go on.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from dataclasses import dataclass
+from functools import partial
+
+from pyspark.sql import DataFrame
+
+from tidegate.actors.hosts.clock import now_ms
+from tidegate.actors.restore.positions_at_rest import PositionsAtRest
+from tidegate.actors.runtimes.running_job import FedJob
+from tidegate.spark_bridge.dataframes.manifest import StagedFile
+from tidegate.spark_bridge.dataframes.parquet_source import local_root
+from tidegate.spark_bridge.dataframes.staging import stage_files
+from tidegate.spark_bridge.errors import SparkBridgeError
+from tidegate.spark_bridge.streams.batch_log import SPARK_FOLDER, BatchLog, LogHeader
+from tidegate.spark_bridge.streams.batch_writer import BatchWriter
+from tidegate.spark_bridge.streams.log_claims import HeldClaim, LogClaim, take_claim
+from tidegate.spark_bridge.streams.log_ledger import LogLedger, needed_rows
+from tidegate.spark_bridge.streams.log_place import remember_log
+from tidegate.spark_bridge.streams.log_source import LogSource, failure_path, split_id
+from tidegate.spark_bridge.streams.streaming_query import MicroBatch, StreamingQuery
+from tidegate.storage.errors import AlreadyExistsError, StorageError
+from tidegate.storage.files.file_system_store import open_store
+from tidegate.storage.files.store import Store
+
+_logger = logging.getLogger(__name__)
+
+LOOK_S = 0.5
+"""How long one wait for the query's end lasts."""
+ROUND_LOOKS = 4
+"""After so many of them it is time to look for what can be deleted."""
+STAGE_TIMEOUT_S = 1_800.0
+STOP_TIMEOUT_S = 90.0
+NOTE_STEP_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class StreamSettings:
+    """What a user may say. `spark_checkpoint`: under which url Spark's checkpoint goes; None: beside the log.
+
+    `trigger_ms`: how far apart micro-batches begin; None: each as soon as the one before is done.
+    """
+
+    spark_checkpoint: str | None = None
+    trigger_ms: int | None = None
+    log_bytes_max: int = 2**30
+
+
+class StreamFeed:
+    """Feeds `source`, the source of a job, from a streaming DataFrame."""
+
+    def __init__(self, df: DataFrame, source: LogSource, settings: StreamSettings, job: FedJob) -> None:
+        self._df = df
+        self._source = source
+        self._settings = settings
+        self._job = job
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"tidegate feed of {job.uid}", daemon=True)
+
+    def start(self) -> None:
+        """Begin. What goes wrong from now on fails the job."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the query, and return when it has ended, or after a bounded time."""
+        self._stopping.set()
+        if self._thread.ident is not None:
+            self._thread.join(STOP_TIMEOUT_S)
+
+    def _run(self) -> None:
+        store = open_store(self._source.url)
+        query: StreamingQuery | None = None
+        try:
+            log = BatchLog(store)
+            header = log.header()
+            remember_log(self._job.folder, store.url)
+            held = LogClaim(self._job.root, self._job.job_id, self._job.name)
+            claim = take_claim(store, held, self._job.open_store, now_ms())
+            batches = [log.read(batch_id) for batch_id in log.batch_ids()]
+            log.delete_leftovers(batches)
+            ledger = LogLedger(batches, self._settings.log_bytes_max)
+            writer = BatchWriter(log, header.lanes, ledger, claim, partial(self._stage, store))
+            query = StreamingQuery(self._df, lambda batch: writer.write(batch, batch.batch_id, batch.query_id))
+            self._feed(query, log, header, ledger, claim)
+        except BaseException as error:  # noqa: BLE001 (whatever ends the feed ends the job)
+            if not self._stopping.is_set():
+                reason = f"{type(error).__name__}: {error}" if query is None else query.reason(error)
+                self._leave_note(store, reason)
+
+    def _feed(
+        self, query: StreamingQuery, log: BatchLog, header: LogHeader, ledger: LogLedger, claim: HeldClaim
+    ) -> None:
+        positions = PositionsAtRest(
+            self._job.open_store, self._job.root, self._job.job_id, self._job.uid, self._job.savepoints
+        )
+        run = (self._source.run or "")[:8]
+        try:
+            query.start(
+                f"{self._job.name}/{self._job.uid} {run}", _checkpoint_of(header, log.url), self._settings.trigger_ms
+            )
+            looks = 0
+            while not self._stopping.is_set():
+                if query.ended(LOOK_S):
+                    raise SparkBridgeError("somebody has stopped it")
+                looks += 1
+                if looks % ROUND_LOOKS == 0:
+                    let_go(log, header, ledger, claim, positions)
+        finally:
+            ledger.stop()
+            query.stop()
+
+    def _stage(self, store: Store, batch: MicroBatch, folder: str) -> tuple[StagedFile, ...]:
+        return stage_files(
+            batch.rows, store, folder, self._source.schema, timeout_s=STAGE_TIMEOUT_S, job_group=batch.job_group
+        )
+
+    def _leave_note(self, store: Store, reason: str) -> None:
+        """Tell the source; as long as the job runs it must come to know."""
+        text = (
+            f"the Spark query of source {self._job.uid!r} has failed: {reason}. Mend the cause and execute the job "
+            'again with restore="latest": the query goes on where it was'
+        )
+        _logger.warning("job %r: %s", self._job.name, text)
+        assert self._source.run is not None
+        while not self._stopping.is_set():
+            try:
+                store.create(failure_path(self._source.run), text.encode("utf-8", "backslashreplace"))
+            except AlreadyExistsError:
+                return
+            except StorageError as error:
+                _logger.warning("job %r cannot be told yet that its query has failed: %s", self._job.name, error)
+                self._stopping.wait(NOTE_STEP_S)
+            else:
+                return
+
+
+def let_go(log: BatchLog, header: LogHeader, ledger: LogLedger, claim: HeldClaim, positions: PositionsAtRest) -> None:
+    """One round: make room for what the newest checkpoint covers, and delete what no checkpoint needs.
+
+    SparkBridgeError if another job feeds the log; a storage that does not answer is asked again in the next round.
+    """
+    try:
+        resting = positions.look()
+        if not resting.checkpoints:
+            return
+        ledger.cover(needed_rows(header.log_id, header.lanes, resting.checkpoints[-1:]))
+        if not resting.whole:
+            return
+        lanes = {split_id(header.log_id, lane) for lane in range(header.lanes)}
+        savepoints = [each for each in resting.savepoints if not lanes.isdisjoint(each)]
+        deletable = ledger.deletable(needed_rows(header.log_id, header.lanes, (*resting.checkpoints, *savepoints)))
+        if deletable:
+            claim.check()
+        for batch in deletable:
+            log.delete((batch,))
+            ledger.deleted(batch)
+    except StorageError as error:
+        _logger.warning("%s is not tidied up now: %s", log.url, error)
+
+
+def _checkpoint_of(header: LogHeader, url: str) -> str:
+    if header.spark_checkpoint is not None:
+        return header.spark_checkpoint
+    root = local_root(url)
+    assert root is not None, "a log that is no local folder has the place in its header"
+    return f"file://{root.absolute()}/{SPARK_FOLDER}"

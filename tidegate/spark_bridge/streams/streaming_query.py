@@ -1,0 +1,108 @@
+"""`StreamingQuery`: Spark's side of a streaming DataFrame: one query whose micro-batches go to a function of ours.
+
+Rules kept here:
+
+* The query's checkpoint folder is the log's: the query goes on where the log ends, whatever the job is restored from.
+* No call into Spark lasts for ever, and the wait for the query's end is a series of short ones.
+* Why a query failed is what our function raised, if it did; else the line of Spark's error that names the cause.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame
+from pyspark.sql.streaming.query import StreamingQuery as SparkQuery
+
+from tidegate.actors.protocol.failure_reasons import error_text
+from tidegate.spark_bridge.bounded_calls import call_bounded
+from tidegate.spark_bridge.dataframes.staging import reason_of
+from tidegate.spark_bridge.errors import SparkTimeoutError
+from tidegate.spark_bridge.streams.log_ledger import WriterStopped
+
+_logger = logging.getLogger(__name__)
+
+START_TIMEOUT_S = 300.0
+CALL_TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """A micro-batch as Spark gives it: its rows, its number, the query, and a job group for what is done with it."""
+
+    rows: DataFrame
+    batch_id: int
+    query_id: str
+    job_group: str
+
+
+class StreamingQuery:
+    """A query that runs."""
+
+    def __init__(self, df: DataFrame, write: Callable[[MicroBatch], None]) -> None:
+        self._df = df
+        self._write = write
+        self._job_group = f"tidegate-{uuid.uuid4().hex[:12]}"
+        self._query_id: Future[str] = Future()
+        self._query: SparkQuery | None = None
+        self._raised: Exception | None = None
+
+    def start(self, name: str, checkpoint: str, trigger_ms: int | None) -> None:
+        """Start it. SparkTimeoutError, and whatever Spark raises for a query that cannot run."""
+        writer = self._df.writeStream.foreachBatch(self._batch).queryName(name)
+        writer = writer.option("checkpointLocation", checkpoint)
+        if trigger_ms is not None:
+            writer = writer.trigger(processingTime=f"{trigger_ms} milliseconds")
+        self._query = call_bounded(
+            writer.start,
+            timeout_s=START_TIMEOUT_S,
+            what=f"starting the query {name}",
+            advice="Is Spark's driver alive?",
+        )
+        self._query_id.set_result(self._query.id)
+
+    def ended(self, timeout_s: float) -> bool:
+        """Wait for its end for so long; whether it has ended by itself. Raises what Spark raises when it has failed."""
+        assert self._query is not None
+        return bool(self._query.awaitTermination(timeout_s))  # type: ignore[arg-type]
+
+    def reason(self, error: BaseException) -> str:
+        """Why it failed, in a line, `error` being what Spark has raised."""
+        cause = self._raised
+        if cause is not None and not isinstance(cause, PySparkException | Py4JError):
+            return error_text(cause)
+        of_spark = cause or error
+        return reason_of(of_spark) if isinstance(of_spark, PySparkException | Py4JError) else error_text(of_spark)
+
+    def stop(self) -> None:
+        """Stop it, and what it is doing. A query that does not stop in time is left behind, with a warning."""
+        query = self._query
+        if query is None:
+            return
+
+        def stop() -> None:
+            self._df.sparkSession.sparkContext.cancelJobGroup(self._job_group)
+            query.stop()
+
+        try:
+            call_bounded(stop, timeout_s=CALL_TIMEOUT_S, what="stopping a streaming query", advice="Is Spark alive?")
+        except (PySparkException, Py4JError, SparkTimeoutError, OSError) as error:
+            # Its writer has been told to stop, so whatever it still does is not written.
+            _logger.warning("a streaming query could not be stopped: %s", error)
+
+    def _batch(self, rows: DataFrame, batch_id: int) -> None:
+        """Called by Spark, in a thread of its own."""
+        try:
+            query_id = self._query_id.result(START_TIMEOUT_S)
+            self._write(MicroBatch(rows, batch_id, query_id, self._job_group))
+        except WriterStopped:
+            raise
+        except Exception as error:
+            self._raised = error
+            raise
