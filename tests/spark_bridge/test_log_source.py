@@ -130,6 +130,18 @@ def test_an_idle_log_is_asked_after_each_pause_only(tmp_path: Path) -> None:
     assert log.asked == asked + 1
 
 
+def test_rows_that_are_there_do_not_wait_for_those_of_other_lanes(tmp_path: Path) -> None:
+    """A lane that has nothing now makes the next look wait; an older row of another lane is found at once."""
+    written = new_log(str(tmp_path))
+    for value in range(4):
+        append(written, [value])
+    window = LogWindow(BatchLog(open_store(str(tmp_path))), poll_s=10.0, clock=Clock())
+    assert window.find(0, 2) is None
+    place = window.find(1, 0)
+    assert place is not None
+    assert place.batch_id == 1
+
+
 def test_a_window_holds_few_commits_and_finds_every_row(tmp_path: Path) -> None:
     """Rows far apart, in both directions; the first look at a long log reads few of its commits."""
     written, previous = new_log(str(tmp_path)), None

@@ -95,8 +95,11 @@ class LogWindow:
         return True
 
     def _seek(self, lane: int, row: int) -> bool:
-        """Begin anew with the batch of a row, or with the newest one; False for a log without a batch."""
-        if self._waits():
+        """Begin anew with the batch of a row, or with the newest one; False for a log without a batch.
+
+        Only an empty log is asked again after a pause: rows that are there wait for nothing, whatever other lanes lack.
+        """
+        if not self._batches and self._waits():
             return False
         for _ in range(SEEKS_MAX):
             ids = self._log.batch_ids()

@@ -43,7 +43,7 @@ class StreamingDataFrameSource:
 
     def stage(self, url: str) -> LogSource:
         """Make an empty log at `url`. ConfigurationError where a log, or Spark's checkpoint, cannot be."""
-        if get_protocol(url) == "memory":
+        if "memory" in get_protocol(url):
             raise ConfigurationError(
                 f"the rows of a streaming DataFrame cannot go to {url}: Spark's executors are other processes and do "
                 "not see this one's memory. Give the checkpoints a folder or a bucket (CheckpointConfig(storage=...))"
