@@ -15,6 +15,7 @@ from waiting import until
 import tidegate as tg
 from tidegate.actors.hosts.task import held_sources
 from tidegate.api import checkpoint_calls
+from tidegate.api.companions import AccompaniedJob
 
 
 @pytest.fixture(autouse=True)
@@ -235,6 +236,39 @@ def test_cancel_lets_the_last_call_come_back(tmp_path: Path, hangs: bool, monkey
         assert job.wait("60s") == "cancelled"
         assert calls.all == ([] if hangs else [(2, list(range(10)))])
     go.set()
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_another_handle_cancels_the_calls_too(tmp_path: Path, fails: bool) -> None:
+    """It knows nothing of the function, which notices the end; a call that failed meanwhile was not handed on."""
+    go, called = threading.Event(), threading.Event()
+
+    def wait_for_go(number: int) -> None:
+        called.set()
+        assert go.wait(WAIT_S)
+        if fails:
+            raise ValueError("the database is away")
+
+    calls = Calls(wait_for_go)
+    with opening(GatedSource(40, gates=[10, 20, 30])) as source, local(1) as env:
+        calling(env, source, calls)
+        job = env.execute("calls", checkpoints=config(tmp_path), restart=NO_RESTART)
+        for gate in (10, 20):
+            source.await_gate(gate)
+            job.trigger_checkpoint("60s")
+            source.open_gate(gate)
+        assert called.wait(WAIT_S)
+        env.attach("calls").cancel()
+        assert isinstance(job._running, AccompaniedJob)
+        (companion,) = job._running._companions
+        assert isinstance(companion, checkpoint_calls.CheckpointCalls)
+        until("the end to be noticed", companion._stopping.is_set)
+        go.set()
+        assert job.wait("60s") == "cancelled"
+    assert calls.rows == ([] if fails else list(range(10)))
+    again = Calls()
+    resumed(tmp_path, again)
+    assert again.rows == list(range(0 if fails else 10, 40))
 
 
 @pytest.mark.parametrize("tasks_over", [False, True])

@@ -262,3 +262,14 @@ def test_a_copy_does_without_rows_that_were_handed_on(memory_store: FileSystemSt
     memory_store.delete(rows.waiting()[0].files[0].path)
     with pytest.raises(StorageError, match=r"3\.parquet"):
         copy_table(memory_store, copy)
+
+
+def test_entries_after_another_one_are_read_alone(memory_store: FileSystemStore) -> None:
+    """Wherever they lie by now: in parts, or one by one."""
+    log = TableLog(memory_store, entries_per_snapshot=3)
+    log.create(INFO)
+    log.claim(A)
+    for number in range(1, 9):
+        log.commit(A, CheckpointId(number), (DataFile(f"data/{number}", 1, 1, "xxh3:0"),))
+    for seq in range(-1, 11):
+        assert [entry.seq for entry in TableLog(memory_store).entries_after(seq)] == list(range(seq + 1, 10))
