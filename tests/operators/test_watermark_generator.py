@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import datetime as dt
+from dataclasses import replace
 
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from operator_harness import opened
+from operator_harness import context, opened
 
 from tidegate.actors.operators.batches.watermark_generator import (
     WatermarkGenerator,
     check_timestamp_column,
     event_times_ms,
 )
+from tidegate.actors.operators.source_splits import SourceSplits
 from tidegate.actors.protocol.errors import OperatorError
 from tidegate.actors.protocol.stream_elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS
 from tidegate.storage.errors import ConfigurationError
@@ -78,3 +80,62 @@ def test_what_is_no_event_time_is_refused() -> None:
     opened(generator)
     with pytest.raises(OperatorError, match="type double is no event time"):
         generator.process(pa.record_batch({"t": [1.5]}), lambda batch: None)
+
+
+def apart(delay_ms: int = 0) -> tuple[WatermarkGenerator, SourceSplits]:
+    """A generator behind a source with the splits 0, 1 and 2."""
+    generator, splits = WatermarkGenerator("t", delay_ms), SourceSplits()
+    splits.begin(range(3))
+    generator.open(replace(context(), splits=splits), ())
+    return generator, splits
+
+
+def comes(generator: WatermarkGenerator, splits: SourceSplits, split: int, *times: int) -> int | None:
+    """Rows of a split; the watermark behind them."""
+    splits.has_rows(split)
+    generator.process(pa.record_batch({"t": pa.array(times, pa.int64())}), lambda batch: None)
+    return generator.watermark_ms
+
+
+def test_the_split_that_is_furthest_behind_counts() -> None:
+    """Each by its greatest timestamp; as long as one has had no rows, there is no watermark."""
+    generator, splits = apart(10)
+    assert [comes(generator, splits, split, time) for split, time in ((0, 500), (1, 100), (1, 700))] == [None] * 3
+    assert comes(generator, splits, 2, 600, 300) == 500 - 11
+    assert comes(generator, splits, 0, 900) == 600 - 11
+
+
+def test_idle_and_ended_splits_hold_nothing_back() -> None:
+    """One that has rows again does, and the watermark stays where it was until that one has got there."""
+    generator, splits = apart()
+    for split, time in ((0, 100), (1, 200), (2, 300)):
+        comes(generator, splits, split, time)
+    assert generator.watermark_ms == 99
+
+    splits.has_nothing(0)
+    generator.splits_moved()
+    assert generator.watermark_ms == 199
+    splits.has_ended(1)
+    generator.splits_moved()
+    assert generator.watermark_ms == 299
+    assert comes(generator, splits, 0, 150) == 299
+    assert comes(generator, splits, 2, 900) == 299
+    assert comes(generator, splits, 0, 400) == 399
+
+
+def test_when_all_are_idle_everything_that_was_seen_counts() -> None:
+    """Nobody is behind any more."""
+    generator, splits = apart()
+    for split in (2, 0):
+        comes(generator, splits, split, 100 * split)
+    assert generator.watermark_ms is None
+    for split in (2, 0, 1):
+        splits.has_nothing(split)
+        generator.splits_moved()
+    assert generator.watermark_ms == 199
+
+
+def test_an_idleness_needs_a_source_with_splits() -> None:
+    """Elsewhere nobody knows which of them have no rows, and nothing is passed over in silence."""
+    with pytest.raises(ConfigurationError, match="apart from its source"):
+        opened(WatermarkGenerator("t", 0, 1_000))

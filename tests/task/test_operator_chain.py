@@ -56,6 +56,7 @@ def chain(log: list[Any], *factories: Callable[[], Operator]) -> OperatorChain:
         16,
         lambda batch: log.append(("out", batch.column("t").to_pylist())),
         lambda watermark_ms: log.append(("out", watermark_ms)),
+        lambda idle: log.append(("out", "idle" if idle else "not idle")),
     )
     made.open({})
     return made
@@ -119,6 +120,33 @@ def test_a_generator_ends_event_time_from_before_it() -> None:
     subject.process(rows(200))
     assert [entry for entry in log if "watermark" in entry] == [("b", "watermark", MAX_WATERMARK_MS)]
     assert log[2] == ("out", MAX_WATERMARK_MS)
+
+
+def test_a_task_is_idle_behind_its_last_watermark() -> None:
+    """When all splits of its source are; from the next row on, and at the end, others wait for it again."""
+    log: list[Any] = []
+    subject = chain(log, lambda: WatermarkGenerator("t"), lambda: Noting(log, "b"))
+    subject.splits.begin([0])
+    subject.splits.has_rows(0)
+    subject.process(rows(100))
+    log.clear()
+    subject.splits.has_nothing(0)
+    subject.splits_moved()
+    assert log == [("out", "idle")]
+    subject.splits.has_rows(0)
+    subject.process(rows(200))
+    assert log[:2] == [("out", "idle"), ("out", "not idle")]
+    subject.splits.has_nothing(0)
+    subject.splits_moved()
+    log.clear()
+    for _ in subject.finish():
+        subject.step()
+    subject.advance_watermark(MAX_WATERMARK_MS)
+    assert [entry for entry in log if entry[0] == "out"] == [
+        ("out", [MAX_WATERMARK_MS]),
+        ("out", "not idle"),
+        ("out", MAX_WATERMARK_MS),
+    ]
 
 
 def test_processing_time_is_the_tasks() -> None:

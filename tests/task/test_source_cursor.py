@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from batches import batch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tidegate.actors.operators.source_splits import SourceSplits
 from tidegate.actors.sources.source import SourceSplit
 from tidegate.actors.task.messages.events import SourceBatchRead
 from tidegate.actors.task.messages.instructions import ReadSource
@@ -139,7 +142,7 @@ def test_positions_come_back_from_their_tables(subtasks: list[list[SplitPosition
 
 def unbounded(*positions: SplitPosition) -> SourceCursor:
     """A cursor over splits that are read in turn."""
-    return SourceCursor(positions, rows_max=2, in_turn=True)
+    return SourceCursor(positions, rows_max=2, in_turn=SourceSplits())
 
 
 def test_splits_that_go_on_are_read_in_turn() -> None:
@@ -199,3 +202,55 @@ def test_splits_in_order_wait_for_the_one_that_has_nothing() -> None:
     assert source.batch_read(answer(read_of(source), 0)) == 1
     source.resume()
     assert read_of(source).split == FIRST
+
+
+def at(event: SourceBatchRead, at_ms: int) -> SourceBatchRead:
+    """The same answer at another time."""
+    return replace(event, at_ms=at_ms)
+
+
+def test_a_split_is_idle_when_what_came_before_was_taken() -> None:
+    """After so long without rows; rows that are still to be processed come first, and the next ones end it."""
+    splits = SourceSplits()
+    source = SourceCursor([SplitPosition(FIRST), SplitPosition(SECOND)], 2, 9, splits, idleness_ms=50)
+    seen = []
+    for at_ms, rows in [(0, 1), (0, 1), (49, 0), (49, 1), (50, 0), (99, 0), (100, 1), (120, 0)]:
+        source.resume()
+        source.batch_read(at(answer(read_of(source), rows), at_ms))
+    assert (splits.active, splits.idle) == ({0, 1}, set())
+    while source.has_batch:
+        batch, _ = source.take()
+        seen.append((batch is not None, splits.current, sorted(splits.active)))
+
+    assert seen == [
+        (True, 0, [0, 1]),
+        (True, 1, [0, 1]),
+        (True, 1, [0, 1]),
+        (False, 1, [1]),
+        (False, 1, []),
+        (True, 0, [0]),
+    ]
+    assert splits.idle == {1}
+    assert not splits.all_idle
+
+
+def test_without_an_idleness_no_split_is_idle() -> None:
+    """However long it has nothing: it may hold rows that are older than all others."""
+    splits = SourceSplits()
+    source = SourceCursor([SplitPosition(FIRST)], 2, 9, splits)
+    for at_ms in (0, 10**9):
+        source.resume()
+        source.batch_read(at(answer(read_of(source), 0), at_ms))
+    assert not source.has_batch
+    assert splits.active == {0}
+
+
+def test_a_split_that_has_ended_is_neither_active_nor_idle() -> None:
+    """Its last rows are processed without it: nothing comes behind them."""
+    splits = SourceSplits()
+    source = SourceCursor([SplitPosition(FIRST), SplitPosition(SECOND)], 2, 9, splits, idleness_ms=0)
+    source.batch_read(answer(read_of(source), 1, at_end=True))
+    source.batch_read(answer(read_of(source), 0))
+    for _ in range(2):
+        source.take()
+    assert (splits.active, splits.idle, splits.all_idle) == (set(), {1}, True)

@@ -328,9 +328,14 @@ class ConnectedStreams:
 
 
 def timed(
-    stream: Stream, timestamp: str | None, max_out_of_orderness: str | timedelta | int, uid: str | None
+    stream: Stream,
+    timestamp: str | None,
+    max_out_of_orderness: str | timedelta | int,
+    uid: str | None,
+    idleness: str | timedelta | int | None = None,
 ) -> Stream:
     """The stream with event time from a column, where one is named."""
     if timestamp is None:
         return stream
-    return stream.assign_timestamps(timestamp, max_out_of_orderness, uid=None if uid is None else f"{uid}-timestamps")
+    uid = None if uid is None else f"{uid}-timestamps"
+    return stream.assign_timestamps(timestamp, max_out_of_orderness, idleness=idleness, uid=uid)

@@ -23,6 +23,7 @@ from tidegate.actors.operators.operator import OperatorFactory
 from tidegate.actors.operators.rows.process_functions import ProcessFunction
 from tidegate.actors.operators.rows.process_operator import ProcessOperator
 from tidegate.actors.protocol.partitioning import Partitioning, PartitioningKind
+from tidegate.actors.sources.source import is_unbounded
 from tidegate.api.program import Program
 from tidegate.api.stream_columns import (
     computed_columns,
@@ -32,6 +33,7 @@ from tidegate.api.stream_columns import (
     schema_after,
 )
 from tidegate.api.updating import Updating
+from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.units import parse_duration_ms
 
 log = logging.getLogger(__name__)
@@ -163,6 +165,7 @@ class StreamSteps:
         column: str,
         max_out_of_orderness: str | timedelta | int = 0,
         *,
+        idleness: str | timedelta | int | None = None,
         name: str = "assign_timestamps",
         uid: str | None = None,
         parallelism: int | None = None,
@@ -171,15 +174,29 @@ class StreamSteps:
 
         After each batch a watermark says that no row with a timestamp more than `max_out_of_orderness` (a duration)
         before the greatest so far is expected any more. It takes the place of earlier event time.
+
+        Right behind an unbounded source each split counts by itself: event time is that of the split that is furthest
+        behind. With `idleness` (a duration) a split that has had no rows for so long does not hold it back any more.
         """
         if self.schema is not None:
             check_timestamp_column(self.schema, column)
         delay_ms = parse_duration_ms(max_out_of_orderness, setting="max_out_of_orderness")
         # In the subtasks that make the rows: a watermark is best where the order is still that of the source.
         parallelism = parallelism if parallelism is not None else self._inputs[0][0].parallelism
+        idleness_ms = None if idleness is None else parse_duration_ms(idleness, setting="idleness")
+        if idleness_ms is not None and not all(_has_splits_that_go_on(node, parallelism) for node, _ in self._inputs):
+            raise ConfigurationError(
+                f"assign_timestamps({column!r}, idleness={idleness!r}): only right behind an unbounded source, and in "
+                "as many subtasks, is it known which splits have no rows; call it on the stream of the source"
+            )
         updating = self._updating
         timed = self._then(
-            lambda: WatermarkGenerator(column, delay_ms), self.schema, name, uid, parallelism, updating=updating
+            lambda: WatermarkGenerator(column, delay_ms, idleness_ms),
+            self.schema,
+            name,
+            uid,
+            parallelism,
+            updating=updating,
         )
         return type(self)(self._program, timed._inputs, (), column, updating)
 
@@ -287,3 +304,8 @@ class StreamSteps:
         self._program.add_node(node)
         kept = schema is None or self.timestamp in schema.names
         return type(self)(self._program, ((node, None),), (), self.timestamp if kept else None, updating)
+
+
+def _has_splits_that_go_on(node: StreamNode, parallelism: int) -> bool:
+    """Whether an operator behind this node, in so many subtasks, knows of which split a row is."""
+    return node.source is not None and is_unbounded(node.source) and node.parallelism == parallelism

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
+from tidegate.actors.operators.source_splits import SourceSplits
 from tidegate.actors.state_backends.common.backend import KeyedBackend
 from tidegate.actors.state_backends.common.options import StateBackendOptions
 from tidegate.storage.ids import OperatorUid, SubtaskIndex
@@ -60,6 +61,8 @@ class OperatorContext:
     max_parallelism: int
     time: ProcessingTime = field(default_factory=ProcessingTime, compare=False)
     pace: StepPace = field(default_factory=StepPace, compare=False)
+    splits: SourceSplits = field(default_factory=SourceSplits, compare=False)
+    """Of which split of the task's source the rows are, in the task of a source."""
     backend: StateBackendOptions = field(default_factory=StateBackendOptions)
     """Where keyed state lives, and how it is written."""
     kept: KeyedBackend | None = field(default=None, compare=False)
@@ -81,6 +84,9 @@ class Operator:
     watermark_ms: int | None = None
     """The own watermark of an operator that generates them; the task looks after each batch. None: none yet."""
 
+    idleness_ms: int | None = None
+    """For a generator of watermarks: after how long without rows a split holds them back no longer. None: never."""
+
     def open(self, context: OperatorContext, restored: Sequence[StateTable]) -> None:
         """Called once, before anything else.
 
@@ -97,6 +103,9 @@ class Operator:
     def process_input(self, index: int, batch: pa.RecordBatch, emit: Emit) -> None:
         """Process one non-empty batch that came by input `index`; the operator with one input does not ask."""
         self.process(batch, emit)
+
+    def splits_moved(self) -> None:
+        """Other splits of the source hold event time back now, of which an operator that generates watermarks hears."""
 
     def end_input(self, index: int, emit: Emit) -> None:
         """Nothing more comes by input `index`. Called once for each input, before `finish`."""

@@ -41,7 +41,8 @@ from tidegate.actors.task.pipeline.input_windows import InputWindows
 from tidegate.actors.task.pipeline.operator_chain import OperatorChain
 from tidegate.actors.task.pipeline.processing_timers import ProcessingTimeTimer
 from tidegate.actors.task.pipeline.record_emitter import Emitter
-from tidegate.actors.task.pipeline.source_cursor import SourceCursor, begin_source
+from tidegate.actors.task.pipeline.source_cursor import SourceCursor
+from tidegate.actors.task.pipeline.source_start import begin_source
 from tidegate.actors.task.pipeline.task_descriptor import TaskDescriptor
 from tidegate.actors.task.task_status import TaskStatus
 from tidegate.storage.checkpoints.metadata import SnapshotKind
@@ -65,7 +66,7 @@ class TaskMachine:
         self._emitter = Emitter(d, self._instructions.append)
         self.outputs = self._outputs = self._emitter.gate
         place = d.task.subtask, d.parallelism, d.max_parallelism
-        self._chain = OperatorChain(d.operators, *place, self._emitter.emit, self._emitter.emit_watermark, d.backend)
+        self._chain = OperatorChain(d.operators, *place, *self._emitter.outputs, d.backend)
         self._watermarks = WatermarkValve(d.inputs)
         self._checkpoints = SubtaskCheckpoints(
             d,
@@ -157,9 +158,7 @@ class TaskMachine:
         if self.status is not TaskStatus.CREATED:
             raise ProtocolError(f"{self.descriptor.task} is {self.status.value} and was told that it is restored")
         tables = dict(event.tables)
-        if (source := self.descriptor.source) is not None:
-            stored = [] if event.finished else tables.get(source.uid)
-            self._source = begin_source(source, self.descriptor.splits, stored, self.descriptor.source_rows_max)
+        self._source = begin_source(self.descriptor, self._chain, tables, event.finished)
         self._checkpoints.restored(event.lineage)
         self._operators_finished = event.finished
         if not event.finished:
@@ -290,6 +289,8 @@ class TaskMachine:
             batch, induces = source.take()
             if batch is not None:
                 self._process_batch(batch, 0)
+            else:
+                self._chain.splits_moved()
             if induces is not None:
                 self._checkpoints.trigger(self._induced.induced(induces, self._at_ms), self._at_ms)
         elif source.at_end:
@@ -395,6 +396,5 @@ class TaskMachine:
     def _read_ahead(self) -> None:
         if self._source is None or self.status is not TaskStatus.RUNNING or self._outputs.over_limit:
             return
-        read = self._source.next_read(self._pacer.rows_within(self._outputs.turn_rows_max))
-        if read is not None:
+        if (read := self._source.next_read(self._pacer.rows_within(self._outputs.turn_rows_max))) is not None:
             self._instructions.append(read)

@@ -3,20 +3,25 @@
 Rules: timestamps are whole milliseconds since 1970, rounded down; dates count from midnight UTC, integers are taken for
 milliseconds. The watermark is Flink's for bounded out-of-orderness: the greatest timestamp, minus the delay, minus
 1 ms. It is no state: after a restore it begins anew, and the timers that wait for it are there.
+
+Splits of a source that are read in turn are apart from each other in time, most of all when a job catches up. So each
+has a greatest timestamp of its own, and the smallest of these counts; those of idle splits do not. When all are idle
+the greatest of all counts, as where Flink's tasks wait for nobody any more.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa
 
 from tidegate.actors.kernels.columns import fixed_values, plain, valid_mask
-from tidegate.actors.operators.operator import Emit, Operator
+from tidegate.actors.operators.operator import Emit, Operator, OperatorContext
 from tidegate.actors.operators.operator_errors import blame
 from tidegate.actors.protocol.stream_elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS
 from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.state.snapshot import StateTable
 
 _PER_MS = {"ms": 1, "us": 1000, "ns": 1_000_000}
 _MS_PER_DAY = 86_400_000
@@ -50,16 +55,30 @@ def event_times_ms(batch: pa.RecordBatch, column: str) -> pa.Array:
 class WatermarkGenerator(Operator):
     """Passes batches on, each followed by the watermark of all rows so far; rows without a timestamp do not count.
 
-    ConfigurationError for a negative delay.
+    `idleness_ms`: after how long without rows a split of an unbounded source is idle; None: never. ConfigurationError
+    for a negative delay.
     """
 
     generates_watermarks = True
 
-    def __init__(self, column: str, max_out_of_orderness_ms: int = 0) -> None:
+    def __init__(self, column: str, max_out_of_orderness_ms: int = 0, idleness_ms: int | None = None) -> None:
         if max_out_of_orderness_ms < 0:
             raise ConfigurationError(f"max_out_of_orderness must not be negative: {max_out_of_orderness_ms} ms")
         self._column = column
         self._delay_ms = max_out_of_orderness_ms + 1
+        self.idleness_ms = idleness_ms
+        self._newest_ms: dict[int | None, int] = {}
+        """The greatest timestamp of each split."""
+
+    def open(self, context: OperatorContext, restored: Sequence[StateTable]) -> None:
+        """ConfigurationError where there is an idleness, and nobody knows of the splits of the source."""
+        super().open(context, restored)
+        if self.idleness_ms is not None and not context.splits.in_turn:
+            raise ConfigurationError(
+                f"{context.name!r} (uid {context.uid!r}) has an idleness, and runs apart from its source, where it is "
+                "not known which splits have no rows: several steps take the stream of the source; call "
+                "assign_timestamps before these part"
+            )
 
     def process(self, batch: pa.RecordBatch, emit: Emit) -> None:
         """Emit the batch. OperatorError if it lacks the column, or has it with a type that is no event time."""
@@ -67,7 +86,27 @@ class WatermarkGenerator(Operator):
             times = event_times_ms(batch, self._column).drop_null().to_numpy(zero_copy_only=False)
         emit(batch)
         if len(times):
-            own_ms = max(MIN_WATERMARK_MS, int(times.max()) - self._delay_ms)
+            split = self.context.splits.current
+            self._newest_ms[split] = max(int(times.max()), self._newest_ms.get(split, MIN_WATERMARK_MS))
+            self._advance()
+
+    def splits_moved(self) -> None:
+        """Those that hold nothing back any more count no longer."""
+        self._advance()
+
+    def _advance(self) -> None:
+        splits = self.context.splits
+        newest = self._newest_ms
+        if splits.all_idle:
+            newest_ms = max(newest.values(), default=None)
+        elif splits.current is None:
+            newest_ms = newest.get(None)
+        elif splits.active <= newest.keys():
+            newest_ms = min((newest[split] for split in splits.active), default=None)
+        else:
+            return  # One that has had no rows so far may have any.
+        if newest_ms is not None:
+            own_ms = max(MIN_WATERMARK_MS, newest_ms - self._delay_ms)
             self.watermark_ms = own_ms if self.watermark_ms is None else max(self.watermark_ms, own_ms)
 
     def advance_watermark(self, watermark_ms: int, emit: Emit) -> Iterator[None]:

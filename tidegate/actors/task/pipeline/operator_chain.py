@@ -29,6 +29,7 @@ import pyarrow as pa
 from tidegate.actors.graph.job_graph import OperatorSpec
 from tidegate.actors.operators.batches.table_sink import TableSink
 from tidegate.actors.operators.operator import Emit, Operator, OperatorContext, ProcessingTime, StepPace
+from tidegate.actors.operators.source_splits import SourceSplits
 from tidegate.actors.protocol.stream_elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS
 from tidegate.actors.state_backends.common.backend import KeyedBackend
 from tidegate.actors.state_backends.common.options import StateBackendOptions
@@ -64,8 +65,8 @@ def _link(spec: OperatorSpec, emit: Emit) -> _Link:
     return _Link(operator, emit, rows_max, type(operator).advance_watermark is not Operator.advance_watermark)
 
 
-def _nobody(watermark_ms: int) -> None:
-    """Takes the watermarks of a chain behind which nobody asks for them."""
+def _nobody(told: int) -> None:
+    """Takes what event time brings where nobody asks for it."""
 
 
 class OperatorChain:
@@ -79,15 +80,22 @@ class OperatorChain:
         max_parallelism: int,
         output: Emit,
         output_watermark: Callable[[int], None] = _nobody,
+        output_idle: Callable[[bool], None] = _nobody,
         backend: StateBackendOptions | None = None,
     ) -> None:
         self._time = ProcessingTime()
         self.pace = StepPace()
         """How long the steps of the operators are."""
-        place = subtask, parallelism, max_parallelism, self._time, self.pace, backend or StateBackendOptions()
+        self.splits = SourceSplits()
+        """Of which split of the task's source the rows are."""
+        shared = self._time, self.pace, self.splits
+        place = subtask, parallelism, max_parallelism, *shared, backend or StateBackendOptions()
         self._contexts = [OperatorContext(spec.uid, spec.name, *place) for spec in specs]
         self._output = output
         self._output_watermark = output_watermark
+        self._output_idle = output_idle
+        self._idle = False
+        """Whether it was said that nobody needs to wait for the event time of this task."""
         self._links = [_link(spec, partial(self._feed, position + 1)) for position, spec in enumerate(specs)]
         self._behind: set[int] = set()
         """Positions of the operators that have not got to the newest watermark that came to them."""
@@ -139,12 +147,27 @@ class OperatorChain:
     def process(self, batch: pa.RecordBatch, input_index: int = 0) -> None:
         """Process one batch, that came by one of the inputs, through the whole chain."""
         self.pace.rows += batch.num_rows
+        self._say_idle(False)
         self._feed(0, batch, input_index)
         self.step()
 
     def advance_watermark(self, watermark_ms: int) -> None:
         """Event time at the inputs has got to `watermark_ms`."""
         self._advance(0, watermark_ms)
+        self.step()
+
+    @property
+    def idleness_ms(self) -> int | None:
+        """After how long without rows a split of the source is idle; None: never."""
+        found = [link.operator.idleness_ms for link in self._links if link.operator.generates_watermarks]
+        return found[0] if found else None
+
+    def splits_moved(self) -> None:
+        """Other splits of the source hold event time back now."""
+        for position, link in enumerate(self._links):
+            if link.operator.generates_watermarks:
+                link.operator.splits_moved()
+                self._generated(position)
         self.step()
 
     @property
@@ -164,6 +187,9 @@ class OperatorChain:
                 self._set_clock(None, MIN_WATERMARK_MS)
             else:
                 self._arrived(position)
+        if self.splits.all_idle:
+            # Behind the last watermark: one of a channel that is idle counts for nobody.
+            self._say_idle(True)
 
     def end_input(self, input_index: int = 0) -> None:
         """Nothing more comes by one of the inputs. Call it again and nothing happens."""
@@ -240,6 +266,7 @@ class OperatorChain:
         operator emits what it has left, first one first.
         """
         self._finishing = True
+        self.splits.idle.clear()
         self._set_clock(None, MIN_WATERMARK_MS)
         return self._finish() if drain else self._catch_up()
 
@@ -262,10 +289,20 @@ class OperatorChain:
             return
         link.operator.process_input(input_index, batch, link.emit)
         if link.operator.generates_watermarks:
-            own_ms = link.operator.watermark_ms
-            if own_ms is not None and own_ms > link.generated_ms:
-                link.generated_ms = own_ms
-                self._advance(position + 1, own_ms)
+            self._generated(position)
+
+    def _generated(self, position: int) -> None:
+        """Pass on what a generator has made, if it is new."""
+        link = self._links[position]
+        own_ms = link.operator.watermark_ms
+        if own_ms is not None and own_ms > link.generated_ms:
+            link.generated_ms = own_ms
+            self._advance(position + 1, own_ms)
+
+    def _say_idle(self, idle: bool) -> None:
+        if idle != self._idle and any(link.operator.generates_watermarks for link in self._links):
+            self._idle = idle
+            self._output_idle(idle)
 
     def _advance(self, start: int, watermark_ms: int) -> None:
         """Pass a watermark on from one of the operators on, to the first one that it makes do something."""
@@ -279,6 +316,7 @@ class OperatorChain:
                 link.next_ms = watermark_ms
                 self._behind.add(position)
                 return
+        self._say_idle(False)
         self._output_watermark(watermark_ms)
 
     def _steps_of(self, link: _Link) -> Iterator[None]:

@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from tidegate.actors.operators.batches.partitioners import Partitioner, make_partitioner
 from tidegate.actors.protocol.identity import ChannelId
-from tidegate.actors.protocol.stream_elements import Watermark
+from tidegate.actors.protocol.stream_elements import Watermark, WatermarkStatus
 from tidegate.actors.task.channels.output_gate import OutputGate
 from tidegate.actors.task.messages import instructions as do
 from tidegate.actors.task.messages.events import TaskTimer
@@ -33,6 +33,11 @@ class Emitter:
         ]
         self.gate = OutputGate([c for edge in d.outputs for c in edge.channels], d.limits)
 
+    @property
+    def outputs(self) -> tuple[Callable[[pa.RecordBatch], None], Callable[[int], None], Callable[[bool], None]]:
+        """What takes the rows, the watermarks and the idleness of a chain."""
+        return self.emit, self.emit_watermark, self.emit_idle
+
     def emit(self, batch: pa.RecordBatch) -> None:
         """Queue a batch, repartitioned."""
         if not batch.num_rows:
@@ -44,6 +49,10 @@ class Emitter:
     def emit_watermark(self, watermark_ms: int) -> None:
         """Queue a watermark on every channel."""
         self.gate.broadcast(Watermark(watermark_ms))
+
+    def emit_idle(self, idle: bool) -> None:
+        """Say on every channel that nobody needs to wait for the event time of this task, or that they do again."""
+        self.gate.broadcast(WatermarkStatus(idle))
 
     def flush_due(self) -> None:
         """The linger time of queued output is over."""

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from tidegate.actors.graph.job_graph import SourceSpec
-from tidegate.actors.sources.source import SourceSplit, is_unbounded
+from tidegate.actors.operators.source_splits import SourceSplits
+from tidegate.actors.sources.source import SourceSplit
 from tidegate.actors.task.channels.turn_pacer import ROWS_UNLIMITED
 from tidegate.actors.task.messages.events import SourceBatchRead
 from tidegate.actors.task.messages.instructions import ReadSource
@@ -85,14 +85,22 @@ def positions_from_tables(tables: Sequence[StateTable]) -> tuple[SplitPosition, 
 
 
 class SourceCursor:
-    """Reads splits, at most `read_ahead` batches ahead of processing: one after the other, or `in_turn`, a batch each.
+    """Reads splits, at most `read_ahead` batches ahead of processing: one after the other, or in turn, a batch of each.
+
+    `in_turn`: read in turn, and say here what is known of the rows that are taken. A split is idle that has had nothing
+    for `idleness_ms`; None: never.
 
     Where no open split has anything at the moment it pauses: for a millisecond, then for twice as long each time until
     there are rows again, but never for longer than PAUSE_MAX_MS.
     """
 
     def __init__(
-        self, positions: Sequence[SplitPosition], rows_max: int, read_ahead: int = 2, in_turn: bool = False
+        self,
+        positions: Sequence[SplitPosition],
+        rows_max: int,
+        read_ahead: int = 2,
+        in_turn: SourceSplits | None = None,
+        idleness_ms: int | None = None,
     ) -> None:
         self._positions = list(positions)
         self._offsets = [position.next_offset for position in positions]
@@ -101,12 +109,20 @@ class SourceCursor:
         """Splits of which the end was not read yet."""
         self._turn = 0
         """Which of these is read now."""
-        self._ready: deque[tuple[int, SourceBatchRead]] = deque()
+        self._ready: deque[tuple[int, SourceBatchRead, bool]] = deque()
+        """Answers with their splits; whether the split is idle from there on."""
         self._reads = 0
         self._outstanding: int | None = None
         self._rows_max = rows_max
         self._read_ahead = read_ahead
-        self._in_turn = in_turn
+        self._splits = in_turn
+        if in_turn is not None:
+            in_turn.begin(self._open)
+        self._idleness_ms = idleness_ms
+        self._rows_at_ms: dict[int, int] = {}
+        """When a split had rows, or was first asked."""
+        self._idling: set[int] = set()
+        """Splits of which it was said that they are idle, and which have had no rows since."""
         self._misses = 0
         """Answers without anything, since the last one with something and since the last pause."""
         self._next_pause_ms = 1
@@ -149,12 +165,16 @@ class SourceCursor:
         self._offsets[index] = event.next_offset
         if event.at_end:
             del self._open[self._turn]
-        elif self._in_turn:
+        elif self._splits is not None:
             self._turn += 1
         self._turn = self._turn % len(self._open) if self._open else 0
         if nothing:
+            if self._begins_idling(index, event.at_ms):
+                self._ready.append((index, event, True))
             return self._missed()
-        self._ready.append((index, event))
+        self._rows_at_ms[index] = event.at_ms
+        self._idling.discard(index)
+        self._ready.append((index, event, False))
         self._misses, self._next_pause_ms = 0, 1
         return None
 
@@ -167,29 +187,39 @@ class SourceCursor:
 
         None where a split was empty at its end, and where no checkpoint was induced.
         """
-        index, event = self._ready.popleft()
+        index, event, idle = self._ready.popleft()
         position = self._positions[index]
         assert not position.at_end and event.next_offset >= position.next_offset
         self._positions[index] = SplitPosition(position.split, event.next_offset, event.at_end)
-        return event.batch if event.batch is not None and event.batch.num_rows else None, event.induces
+        batch = event.batch if event.batch is not None and event.batch.num_rows else None
+        if self._splits is not None:
+            if batch is not None:
+                self._splits.has_rows(index)
+            if idle:
+                self._splits.has_nothing(index)
+            if event.at_end:
+                self._splits.has_ended(index)
+        return batch, event.induces
 
     def freeze(self) -> FrozenPositions:
         """Positions of all splits of this subtask."""
         return FrozenPositions(tuple(self._positions))
 
+    def _begins_idling(self, index: int, at_ms: int) -> bool:
+        """Whether a split that has nothing has had nothing for long, and this was not known."""
+        if self._splits is None or self._idleness_ms is None:
+            return False
+        since_ms = self._rows_at_ms.setdefault(index, at_ms)
+        if at_ms - since_ms < self._idleness_ms or index in self._idling:
+            return False
+        self._idling.add(index)
+        return True
+
     def _missed(self) -> int | None:
         self._misses += 1
-        if self._misses < (len(self._open) if self._in_turn else 1):
+        if self._misses < (1 if self._splits is None else len(self._open)):
             return None
         self._misses = 0
         self._pause_ms = self._next_pause_ms
         self._next_pause_ms = min(2 * self._next_pause_ms, PAUSE_MAX_MS)
         return self._pause_ms
-
-
-def begin_source(
-    source: SourceSpec, splits: Sequence[SplitPosition], stored: Sequence[StateTable] | None, rows_max: int
-) -> SourceCursor:
-    """The cursor of a task that begins: where its checkpoint was, or at `splits` if nothing is `stored` of it."""
-    positions = splits if stored is None else positions_from_tables(stored)
-    return SourceCursor(positions, rows_max, in_turn=is_unbounded(source.source))
