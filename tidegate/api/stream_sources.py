@@ -57,6 +57,7 @@ class StreamSources:
         *,
         timestamp: str | None = None,
         max_out_of_orderness: str | timedelta | int = 0,
+        idleness: str | timedelta | int = "1min",
         name: str = "from_dataframe",
         uid: str | None = None,
         parallelism: int | None = None,
@@ -71,7 +72,9 @@ class StreamSources:
         is that of this column, as with `Stream.assign_timestamps`.
 
         Of a streaming one (`spark.readStream...`) a Spark query runs as long as the job, in this driver, and each of
-        its micro-batches lands exactly once in a log, which the job follows. The last three are for it: `trigger` is
+        its micro-batches lands exactly once in a log, which the job follows. Event time is that of the lane of the log
+        that is furthest behind; one without rows for as long as `idleness` says does not hold it back any more. The
+        last three are for streaming ones as well: `trigger` is
         how far apart micro-batches begin (Spark's `processingTime`), at once if there is none; the query waits while
         more than `log_limit` bytes of rows are not covered by a checkpoint; `spark_checkpoint` is a folder for Spark's
         own checkpoint, needed where the job's checkpoints lie in a bucket. See `docs/streaming-dataframes.md`.
@@ -91,7 +94,7 @@ class StreamSources:
                 )
             source = DataFrameSource(df)
         stream = self.from_source(source, name=name, uid=uid, parallelism=parallelism)
-        return timed(stream, timestamp, max_out_of_orderness, uid)
+        return timed(stream, timestamp, max_out_of_orderness, uid, idleness if df.isStreaming else None)
 
     def from_source(
         self, source: Source, *, name: str = "source", uid: str | None = None, parallelism: int | None = None
