@@ -116,7 +116,7 @@ def spark_rows(spark: SparkSession) -> RowsOf:
     from tidegate.spark_bridge import files_to_dataframe
 
     def dataframe(rows: HandedRows, commit: WaitingCommit) -> DataFrame:
-        return files_to_dataframe(spark, rows.store, rows.info.arrow_schema, commit.files)
+        return files_to_dataframe(spark, rows.store.url, rows.info.arrow_schema, commit.files)
 
     return dataframe
 

@@ -51,14 +51,15 @@ def table_to_dataframe(spark: SparkSession, url: str, *, timeout_s: float = 120.
 
 
 def files_to_dataframe(
-    spark: SparkSession, store: Store, schema: pa.Schema, files: tuple[DataFile, ...], *, timeout_s: float = 120.0
+    spark: SparkSession, url: str, schema: pa.Schema, files: tuple[DataFile, ...], *, timeout_s: float = 120.0
 ) -> DataFrame:
-    """The rows of some files, at least one, of the append table of these columns at the store's root.
+    """The rows of some files, at least one, of the append table of these columns at `url`.
 
     Raises ConfigurationError and SparkTimeoutError as `table_to_dataframe` does.
     """
-    _check_readable(store.url)
-    return _rows_of(spark, store, files, _stored_schema(schema, upsert=False), timeout_s)
+    _check_readable(url)
+    # A store that executors can be sent: whoever follows the table may have one that is tied to the driver.
+    return _rows_of(spark, open_store(url), files, _stored_schema(schema, upsert=False), timeout_s)
 
 
 def _check_readable(url: str) -> None:
