@@ -30,6 +30,7 @@ from tidegate.storage.files.file_system_store import FileSystemStore, open_store
 from tidegate.storage.ids import CheckpointId, JobId, OperatorUid, VertexId
 from tidegate.storage.state.snapshot import OperatorSnapshot
 from tidegate.storage.state.state_file import read_state
+from tidegate.storage.tables.handed_rows import hold_path
 from tidegate.storage.tables.table_files import read_data_file
 
 _roots = count()
@@ -85,11 +86,12 @@ class Port:
 
 
 def effects_of(
-    graph: JobGraph, vertex: VertexId, inline_bytes_max: int = 0, broken: bool = False
+    graph: JobGraph, vertex: VertexId, inline_bytes_max: int = 0, broken: bool = False, handed_on: tuple[str, ...] = ()
 ) -> tuple[TaskEffects, FileSystemStore]:
     """The I/O of one task on a root of its own, and the store at that root."""
     root = f"memory://task-host-{next(_roots)}"
-    context = JobContext(JOB, "job", root, graph, {}, DataPlaneOptions(inline_bytes_max=inline_bytes_max))
+    options = DataPlaneOptions(inline_bytes_max=inline_bytes_max)
+    context = JobContext(JOB, "job", root, graph, {}, options, handed_on=handed_on)
     opened = BrokenStore if broken else open_store
     return TaskEffects(context, describe(graph, vertex), opened, lambda: 7), open_store(root)
 
@@ -239,7 +241,7 @@ class ReaderSource:
         return Reader(self.log, lambda: self.during())
 
 
-def reading() -> tuple[TaskEffects, ReaderSource, list[str], do.ReadSource]:
+def reading(*handed_on: str) -> tuple[TaskEffects, ReaderSource, list[str], do.ReadSource]:
     """A task that reads, with a log of what its reader was asked."""
     log: list[str] = []
     source = ReaderSource(log)
@@ -248,7 +250,7 @@ def reading() -> tuple[TaskEffects, ReaderSource, list[str], do.ReadSource]:
     assert vertex.source is not None
     changed = replace(vertex, source=replace(vertex.source, source=source))
     graph = replace(graph, vertices=(changed, *graph.vertices[1:]))
-    effects, _ = effects_of(graph, SOURCE)
+    effects, _ = effects_of(graph, SOURCE, handed_on=handed_on)
     return effects, source, log, do.ReadSource(0, source.splits()[0], 0, 10)
 
 
@@ -273,6 +275,22 @@ def test_a_reader_is_not_closed_under_a_read() -> None:
     assert log == ["open", "read", "read ends", "close"]
     assert effects.read_source(read) is None
     assert log[-1] == "close"
+
+
+def test_a_job_that_is_held_back_asks_no_source() -> None:
+    """And the machine hears that it did not, which is another thing than that there are no rows."""
+    url = f"memory://held-{next(_roots)}"
+    open_store(url).create(hold_path(JOB), b"")
+    effects, _, log, read = reading(url)
+    found = effects.read_source(read)
+    assert found is not None
+    assert (found.batch, found.next_offset, found.at_end, found.held) == (None, 0, False, True)
+    assert "read" not in log
+
+    effects, _, log, read = reading()
+    found = effects.read_source(read)
+    assert found is not None
+    assert not found.held
 
 
 def test_closing_a_host_closes_operators_and_reader_and_never_raises(caplog: pytest.LogCaptureFixture) -> None:

@@ -254,3 +254,19 @@ def test_a_split_that_has_ended_is_neither_active_nor_idle() -> None:
     for _ in range(2):
         source.take()
     assert (splits.active, splits.idle, splits.all_idle) == (set(), {1}, True)
+
+
+def test_a_split_that_is_not_asked_does_not_become_idle() -> None:
+    """A job that is held back for long knows nothing about its rows; time counts anew from then on."""
+    splits = SourceSplits()
+    source = SourceCursor([SplitPosition(FIRST)], 2, 9, splits, idleness_ms=50)
+    for at_ms, held, idle in [
+        (0, False, False),
+        (40, True, False),
+        (200, True, False),
+        (240, False, False),
+        (250, False, True),
+    ]:
+        source.resume()
+        source.batch_read(replace(answer(read_of(source), 0), at_ms=at_ms, held=held))
+        assert source.has_batch == idle

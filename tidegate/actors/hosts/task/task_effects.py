@@ -132,7 +132,7 @@ class TaskEffects:
             reader = self._reader
             self._reading = True
         try:
-            if self._held.wait():
+            if held := self._held.wait():
                 answer = ReadResult(None, instruction.offset, False)
             else:
                 answer = reader.read(instruction.split, instruction.offset, instruction.rows_max)
@@ -142,9 +142,8 @@ class TaskEffects:
                 if self._closed:
                     reader.close()
         result = self._check_read(instruction.split, instruction.offset, answer)
-        return ev.SourceBatchRead(
-            self._now_ms(), instruction.read, result.batch, result.next_offset, result.at_end, result.induces
-        )
+        read = instruction.read, result.batch, result.next_offset, result.at_end, result.induces
+        return ev.SourceBatchRead(self._now_ms(), *read, held=held)
 
     def persist(self, instruction: do.PersistSnapshot, sync_ms: int) -> ev.SnapshotPersisted | ev.SnapshotFailed | None:
         """The asynchronous part of a snapshot: a few checksummed files, or inlined when small.

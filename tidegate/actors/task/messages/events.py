@@ -126,6 +126,7 @@ class SourceBatchRead:
     """The answer to a `ReadSource`. `batch` is None when the split had nothing left, or nothing at the moment.
 
     `induces`: the reader of an externally induced source wants this checkpoint to be taken right after the batch.
+    `held`: the source was not asked, because nothing is to come in for now; that says nothing about its rows.
     """
 
     at_ms: int
@@ -134,6 +135,7 @@ class SourceBatchRead:
     next_offset: int
     at_end: bool
     induces: CheckpointId | None = None
+    held: bool = False
 
 
 @wire

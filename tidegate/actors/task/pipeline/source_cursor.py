@@ -120,7 +120,7 @@ class SourceCursor:
             in_turn.begin(self._open)
         self._idleness_ms = idleness_ms
         self._rows_at_ms: dict[int, int] = {}
-        """When a split had rows, or was first asked."""
+        """When a split had rows, or was first asked, or was not asked because the job is held back."""
         self._idling: set[int] = set()
         """Splits of which it was said that they are idle, and which have had no rows since."""
         self._misses = 0
@@ -169,7 +169,9 @@ class SourceCursor:
             self._turn += 1
         self._turn = self._turn % len(self._open) if self._open else 0
         if nothing:
-            if self._begins_idling(index, event.at_ms):
+            if event.held:
+                self._rows_at_ms[index] = event.at_ms
+            elif self._begins_idling(index, event.at_ms):
                 self._ready.append((index, event, True))
             return self._missed()
         self._rows_at_ms[index] = event.at_ms
