@@ -38,6 +38,7 @@ class FakeStream:
         self.checkpoints: dict[str, tuple[str, int]] = {}
         self.broken: Exception | None = None
         self.active: list[FakeQuery] = []
+        self._lock = threading.Lock()
 
     def put(self, *files: list[int]) -> None:
         """One more micro-batch."""
@@ -47,6 +48,12 @@ class FakeStream:
     def values(self) -> list[int]:
         """Of all batches."""
         return sorted(value for batch in self.batches for file in batch for value in file)
+
+    def done(self, place: str, batch_id: int) -> None:
+        """A query has done a batch; one that is slower than another one of the same place takes nothing back."""
+        with self._lock:
+            query, done = self.checkpoints[place]
+            self.checkpoints[place] = (query, max(done, batch_id + 1))
 
     def forget_last(self) -> None:
         """Spark's driver died after it had written the last batch, and before it wrote down that it was done."""
@@ -75,7 +82,7 @@ class FakeQuery:
             raise self._df.broken
         if done < len(self._df.batches):
             self._write(MicroBatch(self._df.batches[done], done, query_id, "group"))  # type: ignore[arg-type]
-            self._df.checkpoints[self._place] = (query_id, done + 1)
+            self._df.done(self._place, done)
             return False
         return self._stopped.wait(LOOK_S)
 

@@ -45,6 +45,18 @@ def test_the_status_is_sent_on_when_all_channels_share_it() -> None:
     assert valve.status(A, ACTIVE) == [ACTIVE]
 
 
+def test_when_all_are_idle_the_furthest_counts() -> None:
+    """Also one that was idle before the one that held it back, and what it says later; the idleness comes behind."""
+    valve = WatermarkValve([A, B])
+    assert valve.watermark(A, Watermark(5)) == []
+    assert valve.status(A, IDLE) == []
+
+    assert valve.status(B, IDLE) == [Watermark(5), IDLE]
+    assert valve.watermark(A, Watermark(8)) == [Watermark(8)]
+    assert valve.status(B, ACTIVE) == [ACTIVE]
+    assert valve.watermark(B, Watermark(7)) == []
+
+
 @given(
     st.lists(
         st.tuples(st.integers(0, 2), st.one_of(st.integers(0, 20).map(Watermark), st.booleans().map(WatermarkStatus))),
@@ -72,5 +84,6 @@ def test_emitted_watermarks_only_grow_and_never_pass_an_active_channel(
         for out in emitted:
             if isinstance(out, Watermark):
                 assert out.timestamp_ms > last_ms
-                assert out.timestamp_ms == min(at_ms[c] for c in channels if c not in idle)
+                active = [at_ms[c] for c in channels if c not in idle]
+                assert out.timestamp_ms == (min(active) if active else max(at_ms.values()))
                 last_ms = out.timestamp_ms

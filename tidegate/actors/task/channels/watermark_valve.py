@@ -1,5 +1,6 @@
 """`WatermarkValve`: event time of a task, the minimum over its inputs without idle ones (Flink's StatusWatermarkValve).
 
+Where all of them are idle it is the maximum: nobody is waited for.
 A channel that ends without the last watermark holds event time where it is: nothing may be emitted too early.
 """
 
@@ -34,16 +35,19 @@ class WatermarkValve:
             self._idle.add(channel)
         else:
             self._idle.discard(channel)
-        out: list[Watermark | WatermarkStatus] = []
         all_idle = len(self._idle) == len(self._watermark_ms)
+        changed: list[Watermark | WatermarkStatus] = []
         if all_idle != self._all_idle:
             self._all_idle = all_idle
-            out.append(WatermarkStatus(all_idle))
-        return out + self._advance()
+            changed.append(WatermarkStatus(all_idle))
+        advanced = self._advance()
+        return advanced + changed if all_idle else changed + advanced
 
     def _advance(self) -> list[Watermark | WatermarkStatus]:
         active = [ms for channel, ms in self._watermark_ms.items() if channel not in self._idle]
-        if not active or min(active) <= self._emitted_ms:
+        # Where all are idle nobody is waited for: the one that is furthest counts, whoever became idle before it.
+        reached_ms = min(active) if active else max(self._watermark_ms.values())
+        if reached_ms <= self._emitted_ms:
             return []
-        self._emitted_ms = min(active)
-        return [Watermark(self._emitted_ms)]
+        self._emitted_ms = reached_ms
+        return [Watermark(reached_ms)]
