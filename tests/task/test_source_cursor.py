@@ -165,6 +165,7 @@ def missed(source: SourceCursor) -> list[int | None]:
     pauses = []
     for _ in range(4):
         pauses.append(source.batch_read(answer(read_of(source), 0)))
+        assert source.take() == (None, None)
         source.resume()
     return pauses
 
@@ -184,16 +185,28 @@ def test_a_pause_comes_when_no_split_has_anything() -> None:
 
 
 def test_nothing_is_asked_for_in_a_pause() -> None:
-    """The position stays what it was, and nothing waits to be processed."""
+    """The position stays what it was."""
     source = unbounded(SplitPosition(SECOND, 3))
     assert source.batch_read(answer(read_of(source), 0)) == 1
     assert source.next_read() is None
-    assert not source.has_batch
+    assert source.take() == (None, None)
+    assert source.next_read() is None
     assert not source.at_end
 
     source.resume()
     assert read_of(source).offset == 3
     assert source.freeze().positions == (SplitPosition(SECOND, 3),)
+
+
+def test_who_has_nothing_is_asked_again_when_the_rows_before_are_processed() -> None:
+    """So what a source is asked for says how far the task is."""
+    source = unbounded(SplitPosition(SECOND))
+    for rows in (2, 0):
+        source.batch_read(answer(read_of(source), rows))
+    source.resume()
+    assert source.next_read() is None
+    source.take()
+    assert read_of(source).offset == 2
 
 
 def test_splits_in_order_wait_for_the_one_that_has_nothing() -> None:
@@ -225,10 +238,12 @@ def test_a_split_is_idle_when_what_came_before_was_taken() -> None:
     assert seen == [
         (True, 0, [0, 1]),
         (True, 1, [0, 1]),
+        (False, 1, [0, 1]),
         (True, 1, [0, 1]),
         (False, 1, [1]),
         (False, 1, []),
         (True, 0, [0]),
+        (False, 0, [0]),
     ]
     assert splits.idle == {1}
     assert not splits.all_idle
@@ -241,7 +256,7 @@ def test_without_an_idleness_no_split_is_idle() -> None:
     for at_ms in (0, 10**9):
         source.resume()
         source.batch_read(at(answer(read_of(source), 0), at_ms))
-    assert not source.has_batch
+        source.take()
     assert splits.active == {0}
 
 
@@ -269,4 +284,5 @@ def test_a_split_that_is_not_asked_does_not_become_idle() -> None:
     ]:
         source.resume()
         source.batch_read(replace(answer(read_of(source), 0), at_ms=at_ms, held=held))
-        assert source.has_batch == idle
+        source.take()
+        assert splits.all_idle == idle

@@ -153,7 +153,8 @@ class SourceCursor:
     def batch_read(self, event: SourceBatchRead) -> int | None:
         """A read was answered; for how many milliseconds nothing is to be asked for, until `resume`.
 
-        An answer that nobody waits for is dropped (it was delivered twice).
+        An answer that nobody waits for is dropped (it was delivered twice). One without anything takes its turn too:
+        nobody is asked again before what was read before it is processed.
         """
         if event.read != self._outstanding:
             if event.read < self._reads:
@@ -168,15 +169,11 @@ class SourceCursor:
         elif self._splits is not None:
             self._turn += 1
         self._turn = self._turn % len(self._open) if self._open else 0
+        self._ready.append((index, event, nothing and self._begins_idling(index, event)))
         if nothing:
-            if event.held:
-                self._rows_at_ms[index] = event.at_ms
-            elif self._begins_idling(index, event.at_ms):
-                self._ready.append((index, event, True))
             return self._missed()
         self._rows_at_ms[index] = event.at_ms
         self._idling.discard(index)
-        self._ready.append((index, event, False))
         self._misses, self._next_pause_ms = 0, 1
         return None
 
@@ -187,7 +184,7 @@ class SourceCursor:
     def take(self) -> tuple[pa.RecordBatch | None, CheckpointId | None]:
         """The next batch, whose rows count as processed from now on, and the checkpoint that it induces.
 
-        None where a split was empty at its end, and where no checkpoint was induced.
+        None where a split had nothing, or was empty at its end, and where no checkpoint was induced.
         """
         index, event, idle = self._ready.popleft()
         position = self._positions[index]
@@ -207,12 +204,15 @@ class SourceCursor:
         """Positions of all splits of this subtask."""
         return FrozenPositions(tuple(self._positions))
 
-    def _begins_idling(self, index: int, at_ms: int) -> bool:
+    def _begins_idling(self, index: int, event: SourceBatchRead) -> bool:
         """Whether a split that has nothing has had nothing for long, and this was not known."""
-        if self._splits is None or self._idleness_ms is None:
+        since_ms = self._rows_at_ms.setdefault(index, event.at_ms)
+        if event.held:
+            self._rows_at_ms[index] = event.at_ms
             return False
-        since_ms = self._rows_at_ms.setdefault(index, at_ms)
-        if at_ms - since_ms < self._idleness_ms or index in self._idling:
+        if self._splits is None or self._idleness_ms is None or index in self._idling:
+            return False
+        if event.at_ms - since_ms < self._idleness_ms:
             return False
         self._idling.add(index)
         return True
