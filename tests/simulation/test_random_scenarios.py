@@ -76,6 +76,7 @@ def test_no_random_scenario_violates_an_invariant(reports: list[SimulationReport
         pytest.param(19_136, id="a coordinator that was cut off completes a checkpoint after the end of the job"),
         pytest.param(449, id="a source induces a checkpoint of which a coordinator died before it could tell"),
         pytest.param(40_057, id="a region fails twice while a stop is under way"),
+        pytest.param(342, id="the answer to a stop that has cut the data short is lost with its coordinator"),
     ],
 )
 def test_seeds_that_once_violated_an_invariant(seed: int) -> None:

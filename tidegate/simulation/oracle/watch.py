@@ -58,6 +58,8 @@ class Watch:
         self._aborted: set[int] = set()
         self._acknowledged: set[tuple[int, str]] = set()
         self._asked: dict[str, SnapshotKind] = {}
+        self.cut_short: dict[TaskId, bool] = {}
+        """Whether a stop has ended the data of a task, in its last attempt; else it ran dry."""
 
     # --- tasks ----------------------------------------------------------------------------------------------------
 
@@ -77,6 +79,8 @@ class Watch:
                 self.coverage.saw("state_kept")
             case task_do.SetTaskTimer(timer=TaskTimer.SOURCE):
                 self.coverage.saw("source_paused")
+            case task_do.ReportEndOfData():
+                self.cut_short[machine.descriptor.task] = instruction.stop is not None
             case task_do.ReportFinished():
                 self.oracle.finished(machine.attempt, machine.descriptor.task)
                 self.coverage.saw("task_finished")

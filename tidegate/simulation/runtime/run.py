@@ -107,6 +107,8 @@ class JobRun:
     """From the last possible fault to the end."""
     rows: Rows | None
     answers: dict[str, do.CompleteRequest]
+    cut_short: bool = False
+    """Whether a stop has ended the data. Its answer may be lost, with a coordinator that dies."""
 
 
 class Simulation:
@@ -176,7 +178,7 @@ class Simulation:
         settled_ms = world.now_ms - world.faulty_until_ms
         return JobRun(
             job, violation, status, reason, oracle.completed, restarts, world.now_ms - start_ms, settled_ms, rows,
-            dict(job.watch.answers),
+            dict(job.watch.answers), any(job.watch.cut_short.values()),
         )  # fmt: skip
 
     def _plan(self, setting: JobSetting) -> tuple[Submission, CheckpointMetadata | None]:
