@@ -72,12 +72,12 @@ class StreamSources:
         is that of this column, as with `Stream.assign_timestamps`.
 
         Of a streaming one (`spark.readStream...`) a Spark query runs as long as the job, in this driver, and each of
-        its micro-batches lands exactly once in a log, which the job follows. Event time is that of the lane of the log
-        that is furthest behind; one without rows for as long as `idleness` says does not hold it back any more. The
-        last three are for streaming ones as well: `trigger` is
-        how far apart micro-batches begin (Spark's `processingTime`), at once if there is none; the query waits while
-        more than `log_limit` bytes of rows are not covered by a checkpoint; `spark_checkpoint` is a folder for Spark's
-        own checkpoint, needed where the job's checkpoints lie in a bucket. See `docs/streaming-dataframes.md`.
+        its micro-batches lands exactly once in a log, which the job follows. `idleness` and the last three are for it.
+        Event time is that of the lane of the log that is furthest behind; a lane without rows for as long as `idleness`
+        does not hold it back any more. `trigger` is how far apart micro-batches begin (Spark's `processingTime`), at
+        once if there is none; the query waits while more than `log_limit` bytes of rows are not covered by a
+        checkpoint; `spark_checkpoint` is a folder for Spark's own checkpoint, needed where the job's checkpoints lie in
+        a bucket. See `docs/streaming-dataframes.md`.
         """
         from tidegate.spark_bridge import DataFrameSource, StreamingDataFrameSource, StreamSettings
 

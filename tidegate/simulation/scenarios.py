@@ -20,7 +20,7 @@ from tidegate.recovery.restart_strategy import RestartStrategy
 from tidegate.simulation.oracle.violation import InvariantViolated
 from tidegate.simulation.pipelines.draw import Scenario, draw
 from tidegate.simulation.pipelines.topologies import TOPOLOGIES, draw_inputs
-from tidegate.simulation.pipelines.trickling_source import trickling
+from tidegate.simulation.pipelines.trickling_source import TricklingSource
 from tidegate.simulation.report import SimulationReport, report_of
 from tidegate.simulation.runtime.run import STORAGE, Action, JobRun, JobSetting, Protocol, Rows, Simulation, difference
 from tidegate.simulation.shrink import shortest
@@ -137,7 +137,7 @@ def _run(scenario: Scenario, faults: Faults, protocol: Protocol | None) -> Simul
             restore=restore,
             settle_ms_max=SETTLE_MS_MAX,
             adoption_timeout_ms=_ADOPTION_MS[str(scenario.values.get("takeover", "restart"))],
-            sources=trickling if _trickles(scenario) else None,
+            sources=TricklingSource if _trickles(scenario) else None,
             log_entries=_LOG_ENTRIES[str(scenario.values.get("log", "long"))],
         )
 

@@ -1,4 +1,4 @@
-"""`trickling`: a source whose splits have nothing at the moment, now and then, and are read in turn.
+"""`TricklingSource`: a source whose splits have nothing at the moment, now and then, and are read in turn.
 
 Rules: when that is so is a function of split and offset, so that a seed stands for one run. What is read is what the
 source has, in the end also its end: a job over it writes what it writes without.
@@ -59,8 +59,3 @@ class _TricklingReader:
     def close(self) -> None:
         """Nothing to release."""
         self._reader.close()
-
-
-def trickling(source: Source) -> Source:
-    """This source with pauses."""
-    return TricklingSource(source)

@@ -206,13 +206,12 @@ class SourceCursor:
 
     def _begins_idling(self, index: int, event: SourceBatchRead) -> bool:
         """Whether a split that has nothing has had nothing for long, and this was not known."""
-        since_ms = self._rows_at_ms.setdefault(index, event.at_ms)
+        if self._splits is None or self._idleness_ms is None or index in self._idling:
+            return False
         if event.held:
             self._rows_at_ms[index] = event.at_ms
             return False
-        if self._splits is None or self._idleness_ms is None or index in self._idling:
-            return False
-        if event.at_ms - since_ms < self._idleness_ms:
+        if event.at_ms - self._rows_at_ms.setdefault(index, event.at_ms) < self._idleness_ms:
             return False
         self._idling.add(index)
         return True
