@@ -185,6 +185,7 @@ def test_a_slow_function_holds_the_sources_back(tmp_path: Path, monkeypatch: pyt
         source.open_gate(40)
         assert job.wait("60s") == "finished"
 
+    assert [len(rows) for _, rows in calls.all] == [10, 10, 10, 10, 20]
     assert calls.rows == list(range(60))
     assert not source.held
 
