@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from tidegate.actors.operators.batches.aggregates import Aggregate
 from tidegate.actors.operators.batches.keyed_aggregate import KeyedAggregate
-from tidegate.actors.operators.batches.table_sink import TableSink
+from tidegate.actors.operators.batches.partitioned_sink import table_sink
 from tidegate.actors.operators.rows.broadcast_process import (
     BroadcastProcessFunction,
     BroadcastProcessOperator,
@@ -82,6 +82,7 @@ class Stream(StreamSteps):
         *,
         mode: TableMode = "append",
         keys: tuple[str, ...] | list[str] = (),
+        partition_by: tuple[str, ...] | list[str] = (),
         if_exists: IfExists = "error",
         name: str = "to_table",
         uid: str | None = None,
@@ -90,19 +91,21 @@ class Stream(StreamSteps):
         """Write to a table, exactly once: rows are visible when the checkpoint that covers them is complete.
 
         mode="append" keeps every row; mode="upsert" keeps the newest row of each key in `keys`; use it for running
-        aggregates, whose keys it must have. Rows of a key keep their order as long as one subtask makes them. A new job
+        aggregates, whose keys it must have. Rows of a key keep their order as long as one subtask makes them.
+        `partition_by`: columns whose values get folders of their own (`carrier=AA`), see `docs/streams.md`. A new job
         refuses a table that has rows unless `if_exists` says "append" or "overwrite"; a job restored from a checkpoint
         goes on where it was. Old rows are replaced with the first completed checkpoint, in one step. A table whose
         owner lives is refused.
         """
-        info = self._table_info(mode, tuple(keys), name)
+        info = self._table_info(mode, tuple(keys), name, tuple(partition_by))
         if self._updating is not None:
             self._updating.check_upsert(repr(name), tuple(keys))
         table = OutputTable(location(url, f"to_table {name!r}"), info, if_exists, self._program.open_store)
         self._program.add_table(table)
         rows = self if mode == "append" else self._together(tuple(keys), parallelism)
-        sink = partial(TableSink, mode, tuple(keys))
-        rows._then(sink, self.schema, name, uid, parallelism, table=table.url, updating=self._updating)
+        rows._then(
+            partial(table_sink, info), self.schema, name, uid, parallelism, table=table.url, updating=self._updating
+        )
         return table
 
     def collect(self, *, name: str = "collect", uid: str | None = None) -> CollectedRows:
@@ -140,18 +143,27 @@ class Stream(StreamSteps):
     def _collected(self, name: str, uid: str | None, *, handed_on: bool) -> CollectedRows:
         info = self._table_info("append", (), name)
         rows = CollectedRows(self._program.new_uid(name, uid), info, self._program.open_store, handed_on=handed_on)
-        sink = partial(TableSink, "append", ())
-        self._then(sink, self.schema, name, rows.uid, None, table=rows.placeholder, updating=self._updating)
+        self._then(
+            partial(table_sink, info),
+            self.schema,
+            name,
+            rows.uid,
+            None,
+            table=rows.placeholder,
+            updating=self._updating,
+        )
         self._program.collected.append(rows)
         return rows
 
-    def _table_info(self, mode: TableMode, keys: tuple[str, ...], name: str) -> TableInfo:
+    def _table_info(
+        self, mode: TableMode, keys: tuple[str, ...], name: str, partition_by: tuple[str, ...] = ()
+    ) -> TableInfo:
         if self.schema is None:
             raise ConfigurationError(
                 f"{name}: the columns of the stream are not known yet; give schema= to the map, flat_map or "
                 "map_batches before it"
             )
-        return TableInfo.of(self.schema, mode, keys)
+        return TableInfo.of(self.schema, mode, keys, partition_by)
 
     def _together(self, keys: tuple[str, ...], parallelism: int | None) -> Stream:
         """This stream, so partitioned that rows of the same `keys` meet in one subtask of the next operator."""

@@ -388,8 +388,8 @@ class TaskMachine:
         return tuple(snapshots)
 
     def _stage(self, force: bool) -> None:
-        for uid, batches in self._chain.take_pending(force):
-            self._instructions.append(do.StageFile(uid, self._checkpoints.tracker.files[uid].start(), batches))
+        for uid, batches, folder in self._chain.take_pending(force):
+            self._instructions.append(do.StageFile(uid, self._checkpoints.tracker.files[uid].start(), batches, folder))
 
     # --- output and reading ---------------------------------------------------------------------------------------
 

@@ -22,7 +22,7 @@ from tidegate.actors.graph.source_checks import splits_of
 from tidegate.actors.hosts.clock import now_ms
 from tidegate.actors.hosts.job_context import DataPlaneOptions, JobContext
 from tidegate.actors.hosts.process_settings import ProcessSettings
-from tidegate.actors.operators.batches.table_sink import TableSink
+from tidegate.actors.operators.batches.partitioned_sink import table_sink
 from tidegate.actors.protocol.identity import TaskId
 from tidegate.actors.protocol.partitioning import PartitioningKind
 from tidegate.actors.restore.restore_checks import check_restorable, with_key_groups_of
@@ -269,8 +269,7 @@ def _with_tables(
         if spec.table is None:
             return spec
         table = bound[spec.table] if spec.table in bound else tables[spec.table]
-        info = table.info
-        factory = partial(TableSink, info.mode, info.keys, first_version=first_versions[table.url])
+        factory = partial(table_sink, table.info, first_versions[table.url])
         return replace(spec, table=table.url, factory=factory)
 
     vertices = tuple(replace(v, operators=tuple(with_table(spec) for spec in v.operators)) for v in graph.vertices)

@@ -1,6 +1,6 @@
 """Writes, reads and deletes the data files of output tables.
 
-    data/<job>/<attempt>/<name>.parquet     under the table's url
+    data/<job>/<attempt>/[<column>=<value>/…]<name>.parquet     under the table's url
 
 Rules: a file is part of the table only through the commit log; its bytes are checked against the checksum in
 the log before they are decoded; a file that no entry refers to may be deleted once its attempt is over. In an
@@ -23,6 +23,7 @@ from tidegate.storage.files.file_system_store import FileSystemStore, join_url
 from tidegate.storage.files.store import Buffer, Store
 from tidegate.storage.ids import AttemptNumber, JobId
 from tidegate.storage.schemas.dictionaries import decoded_type, widened_schema
+from tidegate.storage.tables.partitions import DATA_FILE_SUFFIX
 from tidegate.storage.tables.table_info import TableInfo
 from tidegate.storage.tables.table_log import TableLog
 
@@ -99,7 +100,7 @@ def delete_unreferenced(store: Store, job_id: JobId, before_attempt: int | None)
     for attempt in store.list(folder):
         if not attempt.isdigit() or (before_attempt is not None and int(attempt) >= before_attempt):
             continue
-        paths = [f"{folder}/{attempt}/{name}" for name in store.list(f"{folder}/{attempt}")]
+        paths = _data_files(store, f"{folder}/{attempt}")
         unreferenced = [path for path in paths if path not in referenced]
         for path in unreferenced:
             store.delete(path)
@@ -109,6 +110,15 @@ def delete_unreferenced(store: Store, job_id: JobId, before_attempt: int | None)
         if len(unreferenced) == len(paths):
             store.delete_tree(f"{folder}/{attempt}")
     return count
+
+
+def _data_files(store: Store, folder: str) -> list[str]:
+    """Paths of the data files below a folder, those of partitions too."""
+    found = []
+    for name in store.list(folder):
+        path = f"{folder}/{name}"
+        found += [path] if name.endswith(DATA_FILE_SUFFIX) else _data_files(store, path)
+    return found
 
 
 def _decoded_file(data: Buffer) -> pa.Table:

@@ -1,4 +1,4 @@
-"""`TableInfo`: what an output table is: columns, how rows come in, keys; and how two descriptions differ."""
+"""`TableInfo`: what an output table is: columns, how rows come in, keys, partitions; and how two of them differ."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pyarrow as pa
 from tidegate.storage.codec import wire
 from tidegate.storage.errors import TableError
 from tidegate.storage.schemas.dictionaries import check_dictionaries, widened_schema
+from tidegate.storage.tables.partitions import check_partitioning
 
 TableMode = Literal["append", "upsert"]
 IfExists = Literal["error", "append", "overwrite"]
@@ -18,17 +19,21 @@ IfExists = Literal["error", "append", "overwrite"]
 @wire
 @dataclass(frozen=True, slots=True)
 class TableInfo:
-    """What a table is: an Arrow schema (serialised), how rows come in, and keys in upsert mode."""
+    """What a table is: an Arrow schema (serialised), how rows come in, keys in upsert mode, and partition columns."""
 
     schema: bytes
     mode: TableMode
     keys: tuple[str, ...] = ()
+    partition_by: tuple[str, ...] = ()
 
     @staticmethod
-    def of(schema: pa.Schema, mode: TableMode, keys: tuple[str, ...] = ()) -> TableInfo:
+    def of(
+        schema: pa.Schema, mode: TableMode, keys: tuple[str, ...] = (), partition_by: tuple[str, ...] = ()
+    ) -> TableInfo:
         """Info of a table with these columns.
 
-        TableError for keys that do not fit mode or schema, and for a dictionary column that a table cannot hold.
+        TableError for keys that do not fit mode or schema, for partition columns that cannot be any, and for a
+        dictionary column that a table cannot hold.
         """
         if (mode == "upsert") != bool(keys):
             raise TableError(f"a table in {mode} mode with keys {keys!r}: give keys for upsert, and only then")
@@ -38,7 +43,8 @@ class TableInfo:
         if missing:
             raise TableError(f"key column {missing[0]!r} is not among the table's columns {schema.names}")
         check_dictionaries(schema)
-        return TableInfo(widened_schema(schema).serialize().to_pybytes(), mode, keys)
+        check_partitioning(schema, partition_by, keys)
+        return TableInfo(widened_schema(schema).serialize().to_pybytes(), mode, keys, partition_by)
 
     @property
     def arrow_schema(self) -> pa.Schema:
@@ -47,7 +53,11 @@ class TableInfo:
 
     def check_same(self, wanted: TableInfo, url: str) -> None:
         """Raise TableError, naming the difference, if a job describes the table at `url` otherwise."""
-        for what, is_, other in (("mode", self.mode, wanted.mode), ("keys", self.keys, wanted.keys)):
+        for what, is_, other in (
+            ("mode", self.mode, wanted.mode),
+            ("keys", self.keys, wanted.keys),
+            ("partition_by", self.partition_by, wanted.partition_by),
+        ):
             if is_ != other:
                 raise TableError(
                     f"the table at {url} has {what} {is_!r}, the job writes with {other!r}; "

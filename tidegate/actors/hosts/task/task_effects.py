@@ -28,6 +28,7 @@ from tidegate.storage.errors import DAMAGE, StorageError, may_pass
 from tidegate.storage.files.store import OpenStore
 from tidegate.storage.ids import OperatorUid
 from tidegate.storage.subtasks.in_flight import ChannelEnd, InFlightRows, write_in_flight
+from tidegate.storage.tables.partitions import DATA_FILE_SUFFIX
 from tidegate.storage.tables.table_files import data_dir, write_data_file
 
 log = logging.getLogger(__name__)
@@ -240,7 +241,8 @@ class TaskEffects:
         """Write one data file of a sink; nobody sees it before it is committed."""
         d = self._descriptor
         name = f"{instruction.uid}-{d.task.subtask}-{instruction.index:06d}".replace("/", "_")
-        path = f"{data_dir(self._context.job_id, d.attempt)}/{name}.parquet"
+        folder = f"{data_dir(self._context.job_id, d.attempt)}/{instruction.folder}".rstrip("/")
+        path = f"{folder}/{name}{DATA_FILE_SUFFIX}"
         store = self._open_store(self._tables[instruction.uid])
         file = write_data_file(store, path, instruction.batches)
         if self._closed:

@@ -15,6 +15,7 @@ Rules:
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -36,6 +37,14 @@ FILE_BYTES_MAX = 64 << 20
 
 _STATE_NAME = "version"
 _STATE_SCHEMA = pa.schema([pa.field("version", pa.int64())])
+
+
+@dataclass(frozen=True, slots=True)
+class StagedRows:
+    """The rows of one file, in batches of one schema; `folder`: below that of the attempt, empty for none."""
+
+    folder: str
+    batches: tuple[pa.RecordBatch, ...]
 
 
 class TableSink(Operator):
@@ -100,6 +109,11 @@ class TableSink(Operator):
         self._pending_bytes = 0
         self._version += 1
         return pending if self._mode == "append" else [self._last_rows(pending)]
+
+    def take_files(self, force: bool) -> list[StagedRows]:
+        """What is to be staged now, an entry a file; `force` as of `take_pending`."""
+        pending = self.take_pending(force)
+        return [StagedRows("", tuple(pending))] if pending else []
 
     def snapshot(self, cut: Cut) -> OperatorSnapshot | None:
         """The version counter in mode `upsert`. Must come after `take_pending(force=True)`."""

@@ -132,11 +132,15 @@ class DiscardState:
 @wire
 @dataclass(frozen=True, slots=True)
 class StageFile:
-    """Write one data file of a sink; answered by `FileStaged` with the same `index`."""
+    """Write one data file of a sink; answered by `FileStaged` with the same `index`.
+
+    `folder`: that of a partition, below the folder of the attempt; empty where the table has none.
+    """
 
     uid: OperatorUid
     index: int
     batches: tuple[pa.RecordBatch, ...]
+    folder: str = ""
 
 
 @wire

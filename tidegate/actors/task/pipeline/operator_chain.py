@@ -252,14 +252,10 @@ class OperatorChain:
                 link.operator.hand_over()
         return backends
 
-    def take_pending(self, force: bool) -> list[tuple[OperatorUid, tuple[pa.RecordBatch, ...]]]:
-        """What the sinks of the chain want to be staged as files now, one entry a file."""
-        staged = []
-        for uid, sink in self._sinks.items():
-            pending = sink.take_pending(force)
-            if pending:
-                staged.append((uid, tuple(pending)))
-        return staged
+    def take_pending(self, force: bool) -> list[tuple[OperatorUid, tuple[pa.RecordBatch, ...], str]]:
+        """What the sinks of the chain want to be staged as files now, one entry a file: its rows, and its folder."""
+        sinks = self._sinks.items()
+        return [(uid, rows.batches, rows.folder) for uid, sink in sinks for rows in sink.take_files(force)]
 
     def finish(self, drain: bool = True) -> Iterator[None]:
         """End of all inputs, in steps: what watermarks have brought; then, if the end is for good (`drain`), every
