@@ -1,16 +1,16 @@
-"""`Adoption`: what a coordinator that takes over does about the tasks: those that run go on, under the new generation.
+"""`Adoption`: what a coordinator that takes over does about the tasks. Those that run go on, under the new generation.
 
-Rules:
+The machine calls it when a new generation starts, and when tasks answer. Rules:
 
-- What runs by the log is asked what it is doing, and keeps its attempt and all that it holds. It reads, processes and
-  sends meanwhile as if nothing had happened: it is the coordinator that was lost.
-- What was being deployed, or waited for its restart, is deployed anew, at once. Nobody knows how far it had come.
-- Open checkpoints are given up, and tasks are told. None is started before every task has answered.
-- A task that does not answer in time has failed, like any other: its region goes back, if the restart strategy lets it.
-  Questions and answers may get lost, so they are repeated until then.
-- A task that was told of a savepoint that ends the job has ended its data: then all tasks start anew, and the stop is
-  tried again.
-- A job whose settings do not want this (`adoption_timeout_ms` None) starts anew as a whole.
+- A task that runs according to the log is asked what it is doing. It keeps its attempt and its state, and processes
+  rows meanwhile: only the coordinator was lost.
+- A task that was being deployed, or waited for its restart, is deployed anew at once. Nobody knows how far it had come.
+- Open checkpoints are given up, and the tasks are told. No new one starts before every task has answered.
+- A task that does not answer in time has failed, like any other: its region restarts if the restart strategy allows it.
+  Questions and answers may get lost, so the question is repeated until then.
+- If tasks were told of a savepoint that ends the job, they have ended their data. Then all tasks start anew, and the
+  stop is tried again.
+- With `adoption_timeout_ms` None, all tasks start anew.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tidegate.actors.coordinator.takeover_invariants import check_answer
 from tidegate.actors.protocol.identity import TaskId
 
 QUESTIONS = 5
-"""How often a task is asked in the time that it has for an answer."""
+"""How often a task is asked within the time that it has for an answer."""
 
 
 class Adoption:
@@ -38,7 +38,7 @@ class Adoption:
         self._restarts = restarts
 
     def take_over(self, at_ms: int) -> None:
-        """A new generation is in charge of a job that is not over."""
+        """A new generation takes charge of a job that is not over."""
         state, tasks = self._context.state, self._context.spec.tasks
         state.last_failure = f"the coordinator was lost; generation {state.generation} has taken over"
         lost = self._lost()
@@ -62,7 +62,7 @@ class Adoption:
         self._checkpoints.take_over(at_ms)
 
     def ask(self, at_ms: int) -> None:
-        """Ask those that have not answered, and again after a while."""
+        """Ask the tasks that have not answered, and set the timer for the next question."""
         state, limit_ms = self._context.state, self._context.spec.adoption_timeout_ms
         assert limit_ms is not None
         for attempt, tasks in state.by_attempt(state.adopting):
@@ -71,13 +71,14 @@ class Adoption:
         self._context.instruct(do.SetTimer(f"ask:{state.generation}", at_ms + pause_ms))
 
     def answered(self, event: ev.TaskAnswered) -> None:
-        """A task goes on. What its predecessor may not have heard, or not have written down, is told again."""
+        """Adopt a task. Repeat what may not have reached it, and take in what may not have been logged."""
         state, instruct = self._context.state, self._context.instruct
         check_answer(state, event)
         del state.adopting[event.task]
         if not event.started:
             instruct(do.StartTasks(event.attempt, (event.task,)))
         newest = state.completed[-1].checkpoint_id if state.completed else 0
+        # It may hold a snapshot for a checkpoint that was given up, or still collect the barriers of one.
         for number in sorted({event.snapshotted, event.collecting or event.snapshotted}):
             if number > newest and number not in state.pending:
                 instruct(do.NotifyAborted(event.attempt, number, (event.task,)))
@@ -89,14 +90,14 @@ class Adoption:
                 self._checkpoints.start_periodic(event.at_ms)
 
     def missing(self) -> tuple[tuple[TaskId, ...], str]:
-        """The tasks that have not answered in time, and what that is called."""
+        """The tasks that have not answered in time, and the reason for their failure."""
         state, limit_ms = self._context.state, self._context.spec.adoption_timeout_ms
         tasks = tuple(state.adopting)
         text = f"{tasks[0]}: it has not answered within {limit_ms} ms (jobmanager.adoption-timeout)"
         return tasks, f"{text}, after the coordinator was lost"
 
     def _lost(self) -> tuple[TaskId, ...]:
-        """Tasks that do not run, as far as the log tells."""
+        """Tasks that do not run according to the log."""
         state, tasks = self._context.state, self._context.spec.tasks
         if self._context.spec.adoption_timeout_ms is None:
             return tasks
@@ -104,5 +105,5 @@ class Adoption:
             return ()
         if state.status is JobStatus.DEPLOYING:
             return tuple(task for task in tasks if task in state.down or task not in state.older_attempts)
-        # In the fold of an older version nobody is down: there a job restarted as a whole.
+        # The fold of an older version has no `down`: there a job restarted as a whole.
         return tuple(task for task in tasks if task in state.down) or tasks

@@ -1,22 +1,20 @@
-"""The coordinator machine: deployment, checkpoints, failover and the end of one job, as a fold over its events.
+"""The coordinator machine: it deploys one job, takes its checkpoints, restarts it after failures, and ends it.
 
-Every event that changes something is logged before the instructions that follow from it are carried out, and replaying
-the log (dropping the instructions) gives the same state. Rules that it keeps:
+`CoordinatorHost` hands it events, logs them, and only then carries out the instructions that follow. Replaying the log
+without carrying anything out gives the same state. Rules:
 
-- A checkpoint is complete when, and only when, its `_metadata` was created by one conditional create (invariant 4).
-- An attempt is restored only after the fate of every checkpoint is known, from the newest completed one that is whole
+- A checkpoint is complete when, and only when, one conditional create has made its `_metadata` (invariant 4).
+- An attempt begins when the fate of every checkpoint is known. It starts from the newest completed one that is whole
   (invariant 7).
-- Sink files are committed checkpoint by checkpoint, in order, and a checkpoint is deleted only after its sink files
-  were committed and newer ones are complete (invariants 5 and 6).
-- Checkpoint ids are never used twice, failed or not.
-- A job that is stopped ends after its savepoint, or goes on as if nobody had asked. Who has asked is told so only when
-  it is certain: a stop whose attempt fails is carried out by the next one.
+- Sink files are committed checkpoint by checkpoint, in order. A completed checkpoint is deleted only after its sink
+  files were committed and newer checkpoints are complete (invariants 5 and 6).
+- No checkpoint id is used twice, even if its checkpoint failed.
+- A stop ends the job after its savepoint. If that fails, the job goes on; if the attempt fails first, the next one
+  takes the savepoint. The user is answered when the outcome is certain.
 
-`invariants.py` has these rules as predicates, and says why each is as it is; they are checked after every event, and
-before anything that cannot be taken back.
-
-The tables of what a job and a checkpoint can go through are in `job/phases.py`; how checkpoints are taken is in
-`checkpoints/`. An event costs the same however many tasks there are, but for those that start or end a checkpoint.
+`invariants.py` has these rules as predicates and says why each is so. They are checked after every event, and before
+anything that cannot be taken back. `job/phases.py` has the transition tables, `checkpoints/` takes checkpoints. The
+cost of an event does not grow with the number of tasks, unless a checkpoint or an attempt starts or ends with it.
 """
 
 from __future__ import annotations
@@ -64,7 +62,7 @@ class CoordinatorMachine:
         self._adoption = Adoption(self._context, self._checkpoints, self._restarts)
 
     def handle(self, event: ev.CoordinatorEvent) -> list[do.CoordinatorInstruction]:
-        """Take in one fact; returns what has to be done about it, in order, once the fact is logged."""
+        """Take in one event. Returns what has to be done, in order, once the event is logged."""
         assert not self._instructions
         if self.ignores(event):
             return []
@@ -81,7 +79,7 @@ class CoordinatorMachine:
         return instructions
 
     def ignores(self, event: ev.CoordinatorEvent) -> bool:
-        """Whether nothing follows from this fact, now or later: it need not be logged."""
+        """Whether nothing follows from this event, now or later. Then it is not logged."""
         return changes_nothing(event, self.state)
 
     # --- life of the job ------------------------------------------------------------------------------------------
@@ -273,7 +271,7 @@ class CoordinatorMachine:
     def _on_discard_failed(self, event: ev.CheckpointDiscardFailed) -> None:
         self._checkpoints.discards.failed(event)
 
-    # What `self._on(event)` finds, without the function that it makes for every call.
+    # The handler that `self._on(event)` would find. `self._on` makes a new function for every call.
     _handler_of = staticmethod(_on.dispatcher.dispatch)
 
     # --- transitions ----------------------------------------------------------------------------------------------
@@ -283,11 +281,11 @@ class CoordinatorMachine:
         self.state.finished[task] = None
         self._checkpoints.task_finished(task, at_ms)
         if self.state.status is JobStatus.RUNNING and len(self.state.finished) == len(self._context.spec.tasks):
-            # Each was covered by a checkpoint when it left, so nothing is missing.
+            # A task leaves only when a checkpoint covers its end, so no row is missing.
             self._end(JobStatus.FINISHED, None, at_ms)
 
     def _fail(self, tasks: tuple[TaskId, ...] | None, reason: str, at_ms: int, permanent: bool = False) -> None:
-        """These tasks have failed, or (None) what concerns the job as a whole."""
+        """Restart the regions of these tasks, or (None) the whole job. End it if the restart strategy gives up."""
         state = self.state
         if state.status is JobStatus.ENDING:
             self._forget_tasks()
@@ -308,6 +306,7 @@ class CoordinatorMachine:
         waits_for_tasks = status in (JobStatus.FINISHED, JobStatus.SUSPENDED) and state.status is JobStatus.RUNNING
         state.ending_status, state.ending_reason = status, reason
         if waits_for_tasks:
+            # Before the status changes: tasks that go on are told which checkpoints are given up.
             self._checkpoints.drop(Reason.JOB_ENDING, at_ms, reason or status.value)
             state.move(JobInput.END)
             self._instructions.append(do.SetTimer("ending", at_ms + self._context.spec.deploy_timeout_ms))
@@ -318,11 +317,11 @@ class CoordinatorMachine:
             self._forget_tasks()
 
     def _forget_tasks(self) -> None:
-        """Nobody waits for a task any more."""
+        """The end of the job waits for no task any more."""
         self.state.finished = dict.fromkeys(self._context.spec.tasks)
 
     def _proceed(self, at_ms: int) -> None:
-        """Carry out the verdicts, and take the steps that were waiting for something, if it has happened."""
+        """Carry out the verdicts, then take the steps that have become possible."""
         state = self.state
         if state.spec is None:
             return
@@ -337,7 +336,7 @@ class CoordinatorMachine:
             self._end_if_over()
 
     def _judge(self, at_ms: int) -> None:
-        """Carry out what the event has brought about for the job as a whole."""
+        """Carry out the verdicts: what the event means for the job as a whole."""
         state, context = self.state, self._context
         end, context.end = context.end, None
         if end is not None and state.status is not JobStatus.ENDING:
@@ -347,7 +346,7 @@ class CoordinatorMachine:
             self._end(JobStatus.FAILED, restore_failure, at_ms)
         passed_over, context.passed_over = context.passed_over, None
         if passed_over is not None:
-            # The attempt has not begun, so no restart strategy is asked; there are only so many checkpoints.
+            # None of its tasks has started, so the restart strategy is not asked. Checkpoints run out, so this ends.
             state.last_failure = passed_over
             self._restarts.left()
             self._failover.stop_whole(passed_over, at_ms)
@@ -378,12 +377,12 @@ class CoordinatorMachine:
         assert state.ending_status is not None
         state.move(_OVER[state.ending_status])
         if not state.gave_up and not keeps_checkpoints(self._context.settings.retention, state.status):
-            # What is not retained is swept with the rest; of a job that gave up, a restore needs it.
+            # The sweep deletes them with the rest. A job that gave up keeps them: a restore needs them.
             state.completed, state.damaged, state.shared = (), (), SharedStateRegistry()
         self._instructions.append(do.EndJob(state.status.value, state.ending_reason))
 
     def _on_after_end(self, event: ev.CoordinatorEvent) -> None:
-        """Nothing changes after the end, but for deletions that were under way; requests are refused."""
+        """After the end only deletions go on. Requests are refused."""
         if isinstance(event, ev.CheckpointRequested):
             detail = f"the job is {self.state.status.value}"
             self._checkpoints.abandoner.refuse((event.request,), Reason.NOT_ALL_REQUIRED_TASKS_RUNNING, detail)

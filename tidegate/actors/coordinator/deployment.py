@@ -1,13 +1,16 @@
-"""Deploys an attempt of a job: takes tables back, restores master hooks, restores tasks, starts the sources.
+"""Deploys an attempt: takes tables back, restores master hooks, deploys tasks, and starts them when all are ready.
 
-The machine calls `Deployer` for the first attempt and for each restart. An attempt is the whole job, or the regions
-that were stopped; the tasks of others go on meanwhile. Tables are taken back only where the attempt starts from an
-older checkpoint, because the newest one was damaged; then, as with master hooks, it is the whole job.
+The machine calls `Deployer` for the first attempt and for each restart. An attempt has all tasks of the job, or the
+regions that were stopped; the tasks of other regions go on. Tables are taken back only if the newest checkpoint is
+damaged and an older one is restored. With tables to take back, or with master hooks, the attempt has all tasks.
 
-Rules: one deployment is under way at a time; a region that fails meanwhile waits for its turn. An attempt starts from
-the newest completed checkpoint of the job that is not known to be damaged, or from what the user named before there is
-one (invariant 7). Hooks are restored before any task is deployed, a bounded number of times; an attempt that is not
-ready in time has failed.
+Rules:
+
+- One deployment is under way at a time. A region that fails meanwhile waits for its turn.
+- An attempt starts from the job's newest completed checkpoint that is not known to be damaged. Before the job has one,
+  it starts from what the user named (invariant 7).
+- Tables come first, then hooks, then tasks. Retries are bounded by number or, in an outage of storage, by time.
+- An attempt that is not ready in time has failed.
 """
 
 from __future__ import annotations
@@ -33,7 +36,7 @@ class Deployer:
         self._context = context
 
     def deploy(self, at_ms: int) -> None:
-        """Begin the next attempt, of what is down."""
+        """Begin the next attempt: of the tasks that are down, or of all."""
         state = self._context.state
         invariants.check_deploy(state)
         state.move(JobInput.DEPLOY)
@@ -56,19 +59,19 @@ class Deployer:
         self._set_limit(at_ms)
 
     def tables_taken_back(self, event: ev.TablesTakenBack) -> None:
-        """Now the hooks, or the tasks."""
+        """Go on with the hooks or, without any, with the tasks."""
         if self._waits_for_tables(event.attempt):
             self._context.state.fallback = None
             self._begin(None)
             self._set_limit(event.at_ms)
 
     def tables_not_taken_back(self, event: ev.TablesNotTakenBack) -> None:
-        """Try again, as long as an outage may last, or a bounded number of times: else rows would come twice."""
+        """Try again, within the limits of `_gives_up`. Tasks that started before would commit their rows twice."""
         state, spec = self._context.state, self._context.spec
         if not self._waits_for_tables(event.attempt):
             return
         if event.fenced:
-            # Whoever has it may have gone on from a checkpoint of this job: nothing of it is deleted.
+            # The newer job may have started from a checkpoint of this one, so nothing is deleted.
             state.superseded = True
             self._context.storage_failure = f"a newer job is in charge of a table of this one ({event.error})"
             return
@@ -83,12 +86,12 @@ class Deployer:
         self._context.instruct(do.SetTimer(f"tables:{state.attempt}", due_at_ms))
 
     def repeat_tables(self, attempt: int) -> None:
-        """The time for another attempt has come."""
+        """The timer of the retry has fired."""
         if self._waits_for_tables(attempt):
             self._take_tables_back()
 
     def hooks_restored(self, event: ev.HooksRestored) -> None:
-        """Now the tasks."""
+        """Deploy the tasks."""
         state = self._context.state
         if self._waits_for_hooks(event.attempt):
             state.restoring_hooks = False
@@ -96,7 +99,7 @@ class Deployer:
             self._set_limit(event.at_ms)
 
     def hooks_not_restored(self, event: ev.HookRestoreFailed) -> None:
-        """Try again, as long as an outage may last, or a bounded number of times."""
+        """Try again, within the limits of `_gives_up`."""
         state, spec = self._context.state, self._context.spec
         if not self._waits_for_hooks(event.attempt):
             return
@@ -110,9 +113,10 @@ class Deployer:
         self._context.instruct(do.SetTimer(f"hooks:{state.attempt}", due_at_ms))
 
     def _gives_up(self, at_ms: int, away_ms: int | None, failures: int) -> bool:
-        """Whether what comes before the tasks has failed for too long.
+        """Whether tables or hooks have failed for too long.
 
-        An outage of storage bounds itself: the time for the deployment begins anew.
+        `away_ms`: how long storage has not answered; None if it does. An outage has a limit of its own, so the timer of
+        the deployment starts again.
         """
         spec = self._context.spec
         if away_ms is None:
@@ -122,13 +126,13 @@ class Deployer:
         return away_ms >= spec.storage_outage_ms
 
     def repeat_hooks(self, attempt: int) -> None:
-        """The time for another attempt has come."""
+        """The timer of the retry has fired."""
         restore = self.restore_point()
         if self._waits_for_hooks(attempt) and restore is not None:
             self._context.instruct(do.RestoreHooks(self._context.state.attempt, restore))
 
     def ready(self, event: ev.TaskReady) -> bool:
-        """A task is ready; returns whether the whole job runs since then."""
+        """A task is ready. Returns whether the whole job runs now."""
         state = self._context.state
         if not state.is_current(event.task, event.attempt) or state.status is not JobStatus.DEPLOYING:
             return False
@@ -136,9 +140,9 @@ class Deployer:
         return self.settle()
 
     def settle(self) -> bool:
-        """The attempt starts when all of its tasks are ready, but for those that were stopped again meanwhile.
+        """Start the attempt when all of its tasks are ready. Those that were stopped again meanwhile do not count.
 
-        Returns whether the whole job runs since then.
+        Returns whether the whole job runs now.
         """
         state, spec = self._context.state, self._context.spec
         if state.status is not JobStatus.DEPLOYING or len(state.ready) + len(state.down) < len(spec.tasks):
@@ -150,14 +154,14 @@ class Deployer:
         return not state.down
 
     def being_deployed(self) -> tuple[TaskId, ...]:
-        """Tasks of the attempt that is being deployed, but for those that were stopped again meanwhile."""
+        """Tasks of the attempt that is being deployed, without those that were stopped again meanwhile."""
         state = self._context.state
         return tuple(
             task for task in self._context.spec.tasks if task not in state.older_attempts and task not in state.down
         )
 
     def delayed(self, event: ev.RestoreDelayed) -> None:
-        """A task waits for storage, and bounds that itself: the time for the deployment begins anew."""
+        """A task waits for storage. It has a limit of its own for that, so the timer of the deployment starts again."""
         state = self._context.state
         state.deploy_delays += 1
         state.deploy_delayed = True
@@ -165,7 +169,7 @@ class Deployer:
         self._context.instruct(do.SetTimer(f"deploy-delayed:{state.deploy_delays}", due_at_ms))
 
     def expire(self) -> None:
-        """The time for the deployment is over."""
+        """The attempt was not ready in time, so it has failed."""
         state, spec = self._context.state, self._context.spec
         limit_ms = spec.deploy_timeout_ms
         if state.fallback is not None:
@@ -181,13 +185,13 @@ class Deployer:
         state, spec = self._context.state, self._context.spec
         restore = spec.restore
         if state.completed:
-            # `ignore_in_flight_of` names a checkpoint of the job before, never one of this job that has its number.
+            # `ignore_in_flight` stays False: the user named a checkpoint of another job, which may have this number.
             newest = state.completed[-1]
             restore = RestorePoint(spec.root, spec.job_id, newest.checkpoint_id, newest.final)
         return restore
 
     def _begin(self, tasks: tuple[TaskId, ...] | None) -> None:
-        """The hooks, or else the tasks (None: all)."""
+        """Restore the hooks or, without any, deploy these tasks (None: all)."""
         state, restore = self._context.state, self.restore_point()
         state.restoring_hooks = restore is not None and bool(self._context.spec.hooks)
         if state.restoring_hooks and restore is not None:
@@ -196,7 +200,7 @@ class Deployer:
             self._start(restore, tasks)
 
     def _start(self, restore: RestorePoint | None, tasks: tuple[TaskId, ...] | None) -> None:
-        """The tasks."""
+        """Deploy these tasks (None: all)."""
         state = self._context.state
         invariants.check_start(state, None if restore is None else restore.checkpoint_id)
         self._context.instruct(do.DeployAttempt(state.attempt, restore, tasks))

@@ -1,18 +1,19 @@
-"""Failover: what stops when a task has failed, and waits for the next attempt (Flink's `FailoverStrategy`).
+"""Failover: decides which tasks stop after a failure, and wait for the next attempt (Flink's `FailoverStrategy`).
 
-A job consists of pipelined regions, between which nothing is in flight. So what a failed region does again from the
-newest checkpoint is no matter of the others: their rows after that checkpoint stay processed, once. Rules:
+The machine calls it. A job consists of pipelined regions, and nothing is in flight between them. So a region can go
+back to the newest checkpoint alone: what the others processed since then stays processed, once. Rules:
 
-- The region of a failed task stops, whole; the tasks of other regions keep their processes, their attempt and state.
-- What concerns the job stops all of it: too many failed checkpoints, a failed stop, a damaged checkpoint (an older one
-  has to be restored, and the tables are taken back). So does a failure while a savepoint that ends the job is pending,
-  since the others have ended their data; and any in a job with master hooks, which stand for something outside that all
-  tasks may share. What the loss of a coordinator stops is in `adoption.py`.
-- Union list state goes to every subtask of its vertex, so regions that share such a vertex go together. Of a checkpoint
-  of another job it is not known which vertices have some: all of them might.
-- Every checkpoint that is still open is given up: the stopped region will have no part in it. The others are told.
-- The restart strategy is asked for each failure. What has failed while something else waits for its restart waits
-  with it.
+- The region of a failed task stops as a whole. Tasks of other regions keep their processes, their attempt and their
+  state.
+- The whole job stops where one region would not be enough. (For the loss of a coordinator see `adoption.py`.)
+  - Too many checkpoints have failed, or a stop has.
+  - A checkpoint is damaged. An older one is restored, and the tables are taken back to it.
+  - A task fails while a savepoint that ends the job is pending. The other tasks have ended their data.
+  - A task fails in a job with master hooks. They stand for something outside that all tasks may share.
+- Union list state goes to every subtask of its vertex, so regions that share such a vertex stop together. Before the
+  first checkpoint of a restored job nobody knows which vertices have union list state, so all are treated so.
+- Every open checkpoint is given up, because the stopped region takes no part in it. The other tasks are told.
+- The restart strategy is asked for each failure. What fails while something else waits for its restart waits with it.
 """
 
 from __future__ import annotations
@@ -32,17 +33,17 @@ from tidegate.storage.ids import VertexId
 
 
 class Failover:
-    """Stops what has to be deployed anew, of one job."""
+    """Stops the tasks of one job that have to be deployed anew."""
 
     def __init__(self, context: CoordinatorContext, checkpoints: CheckpointKeeper, deployer: Deployer) -> None:
         self._context = context
         self._checkpoints = checkpoints
         self._deployer = deployer
         self._regions: dict[TaskId, tuple[TaskId, ...]] = {}
-        """The region of each task; made when it is asked for first."""
+        """The region of each task, computed when it is first needed."""
 
     def stop_whole(self, reason: str, at_ms: int) -> None:
-        """All tasks stop, and the next attempt is waited for."""
+        """Stop all tasks. They wait for the next attempt."""
         state = self._context.state
         self._context.instruct(do.CancelAttempt(state.attempt))
         state.stop(self._context.spec.tasks)
@@ -51,7 +52,7 @@ class Failover:
         state.restart_due = False
 
     def stop_regions(self, tasks: Iterable[TaskId], reason: str, at_ms: int) -> None:
-        """The regions of these tasks stop, and wait for the next attempt; all, where that is asked for."""
+        """Stop the regions of these tasks, or all tasks where that is needed. They wait for the next attempt."""
         state = self._context.state
         again = self._going_back(tasks)
         if len(again) + len(state.down) == len(self._context.spec.tasks):
@@ -68,7 +69,7 @@ class Failover:
             state.move(JobInput.RESTART)
 
     def _going_back(self, tasks: Iterable[TaskId]) -> tuple[TaskId, ...]:
-        """All tasks that go back with these, in the order of the job, without those that are down already."""
+        """All tasks that stop with these, in the order of the job, without those that are down already."""
         state, spec = self._context.state, self._context.spec
         if spec.failover is FailoverStrategy.FULL or spec.hooks or self._stops():
             return tuple(task for task in spec.tasks if task not in state.down)
@@ -87,7 +88,7 @@ class Failover:
         return state.stopping is not None and state.pending[state.stopping].phase is not PendingPhase.HOOKS
 
     def _tied_vertices(self) -> set[VertexId]:
-        """Vertices whose subtasks go back together, whatever joins them: they may have union list state."""
+        """Vertices whose subtasks stop together whatever joins them, because they may have union list state."""
         state, spec = self._context.state, self._context.spec
         if not state.completed and spec.restore is not None:
             return {task.vertex for task in spec.tasks}

@@ -1,12 +1,13 @@
-"""`Restarts`: asks the restart strategy of the job, and keeps what it remembers.
+"""`Restarts`: asks the job's restart strategy after a failure, and keeps what the strategy remembers.
 
-Rules:
+The machine calls it. Rules:
 
-- The strategy is asked once for each failure of an attempt: by then its other tasks fail as well, and that is one.
-- What is wrong with the program itself is no matter of luck: then the strategy is not asked, and the job fails.
-- What was not a failure (a coordinator that was lost, a checkpoint that was passed over, a stop that could not be
-  carried out) is not counted.
-- Everything comes from the log: times from events, chance from the job's seed and the number of the attempt.
+- The strategy is asked once for each failure. When a region has stopped, what its other tasks report belongs to that
+  failure.
+- An error of the program itself ends the job, and the strategy is not asked: no restart can help.
+- Only failures count. A lost coordinator, a checkpoint that was passed over, and a stop that could not be carried out
+  are none.
+- Everything comes from the log: times from events, randomness from the job's seed and the number of the attempt.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from tidegate.actors.coordinator.job.chance import drawn_fraction
 from tidegate.actors.coordinator.state.coordinator_context import CoordinatorContext
 
 _JITTER = 1
-"""What the draw is for."""
+"""The purpose of the draw (`drawn_fraction`)."""
 
 
 class Restarts:
@@ -30,7 +31,7 @@ class Restarts:
         self._context.state.running_since_ms = at_ms
 
     def failed(self, at_ms: int, permanent: bool) -> int | None:
-        """The attempt has failed: milliseconds until the next one, None if there is none."""
+        """Count a failure. Returns the delay in ms before the next attempt; None if there is none."""
         state, spec = self._context.state, self._context.spec
         since_ms, state.running_since_ms = state.running_since_ms, None
         ran_ms = None if since_ms is None else max(0, at_ms - since_ms)

@@ -1,6 +1,7 @@
-"""What must hold while a coordinator takes over, as `invariants.py` has it for everything else.
+"""The rules of a takeover: what must hold before tasks are adopted, and before the next checkpoint starts.
 
-The numbers are those of the invariants in `docs/architecture.md`.
+`adoption.py` and `checkpoint_keeper.py` check them. `invariants.py` has all other rules. Numbers in brackets are the
+invariants of `docs/architecture.md`.
 """
 
 from __future__ import annotations
@@ -11,10 +12,10 @@ from tidegate.storage.errors import InvariantError
 
 
 def may_trigger(state: CoordinatorState) -> bool:
-    """Whether a checkpoint may be started (7, 8): not before every task that runs has answered.
+    """Whether a checkpoint may start (7, 8): not before every running task has answered the new coordinator.
 
-    One that has not may be dead, and the checkpoint would wait for it. And it does not know of this coordinator yet: it
-    would still obey the one before, which may live on and know of other checkpoints.
+    A task that has not answered may be dead, and the checkpoint would wait for it. Or it still obeys the previous
+    coordinator, which may be alive and know of other checkpoints.
     """
     return not state.adopting
 
@@ -22,14 +23,14 @@ def may_trigger(state: CoordinatorState) -> bool:
 def knows_its_checkpoints(state: CoordinatorState, answer: TaskAnswered) -> bool:
     """Whether the log knows every checkpoint that a task has taken part in (4).
 
-    `<` and not `<=`: the next number is nobody's. A task that has taken a snapshot for it obeys somebody whose log this
-    is not, and two checkpoints would share the number.
+    `<` and not `<=`: the next number is still free. A task with a snapshot for it obeys a coordinator that writes
+    another log, and two checkpoints would share the number.
     """
     return answer.snapshotted < state.next_checkpoint_id
 
 
 def goes_on(state: CoordinatorState, answer: TaskAnswered) -> bool:
-    """Whether a task that answers is one that the log takes to be running (7): in its attempt, and not stopped."""
+    """Whether a task that answers runs according to the log (7): in its attempt, and not stopped."""
     return state.is_current(answer.task, answer.attempt) and answer.task in state.ready
 
 

@@ -1,19 +1,18 @@
 """Gives checkpoints up: tells the tasks, deletes what was written, and answers whoever asked with the reason.
 
-`Abandoner` is called by whatever finds that a checkpoint cannot go on: a decline, a timeout, a failed write,
-the end of an attempt. Rules:
+`Abandoner` is called wherever a checkpoint cannot go on: after a decline, a timeout, a failed write, or the end of an
+attempt. Rules:
 
-- Every failure has one reason of the closed list; a detail says what is known besides.
-- A savepoint of `stop` that fails after its trigger has left the tasks at the end of their data, so the attempt has to
-  start anew; that is no failure of the attempt, and no restart strategy is asked.
-- The folder of a savepoint is deleted when nobody writes to it any more: when the answer of an export that is under way
-  has come.
-- A final checkpoint that has failed is not tried again at once, unless the reason is gone with the failure.
-- Who asked for a checkpoint that met a task which was just leaving need not ask again: the request goes back into the
-  queue, that of a stop for the attempt that follows.
-- So it is with a checkpoint whose coordinator was lost, where the tasks go on: the successor takes another one.
-- A stop outlives the attempt, whatever ended that: it waits for the next one, and is refused once the job is over, or
-  after `RETRIES_MAX` attempts that it has not survived.
+- Every failure has one reason of a closed list (`CheckpointFailureReason`). A detail says what else is known.
+- If the savepoint of a `stop` fails after its trigger, the tasks have already ended their data. So the attempt starts
+  anew. That is no failure of the attempt, and the restart strategy is not asked.
+- The folder of a savepoint is deleted when nobody writes to it any more. While an export is under way, that is after
+  its answer.
+- A final checkpoint that has failed is tried again after a pause; at once only if the reason cannot come again.
+- If a checkpoint fails because a task was just leaving, its requests go back into the queue: nobody has to ask again.
+- The same holds if its coordinator was lost and the tasks go on: the new coordinator takes another checkpoint.
+- A stop outlives its attempt, whatever ended that: it waits for the next one. It is refused once the job is over, or
+  after `RETRIES_MAX` attempts that ended before its savepoint was complete.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ class Abandoner:
     def give_up(
         self, pending: PendingCheckpoint, reason: Reason, at_ms: int, detail: str = "", voided: bool = False
     ) -> None:
-        """The checkpoint has failed. `voided`: its tombstone is there."""
+        """A checkpoint has failed. `voided`: because its tombstone was there first."""
         state, instruct = self._context.state, self._context.instruct
         triggered = pending.phase is not PendingPhase.HOOKS
         exporting = pending.phase is PendingPhase.EXPORTING and pending.export_asked
@@ -85,13 +84,13 @@ class Abandoner:
             instruct(do.CompleteRequest(request, None, text, reason=reason))
 
     def give_up_open(self, reason: Reason, at_ms: int, detail: str = "", before: CheckpointId | None = None) -> None:
-        """Every checkpoint that does not wait for storage to decide has failed; with `before` only older ones."""
+        """Give up every checkpoint that storage does not decide about; with `before` only older ones."""
         for pending in list(self._context.state.pending.values()):
             if pending.phase.open and (before is None or pending.checkpoint_id < before):
                 self.give_up(pending, reason, at_ms, detail)
 
     def _may_be_asked_again(self, pending: PendingCheckpoint, reason: Reason, runs: bool) -> bool:
-        """Whether the next checkpoint can be what this one was to be; then who asked need not hear of the failure."""
+        """Whether the next checkpoint can take its place. Then its requests wait, and hear of no failure."""
         if pending.retries >= RETRIES_MAX:
             return False
         if runs and (reason in _TASK_LEAVES or self._is_adopted(reason)):
@@ -100,15 +99,15 @@ class Abandoner:
         return restarts and pending.properties.kind.stops
 
     def _is_adopted(self, reason: Reason) -> bool:
-        """Whether the checkpoint has failed with its coordinator, and the attempt goes on."""
+        """Whether the coordinator was lost, and the attempt goes on."""
         return reason is Reason.COORDINATOR_LOST and self._context.state.status is JobStatus.RUNNING
 
     def _is_over(self, reason: Reason) -> bool:
-        """Whether the checkpoint has failed because the attempt is over."""
+        """Whether the checkpoint failed because its attempt is over."""
         return reason in _ATTEMPT_IS_OVER and not self._is_adopted(reason)
 
     def _ask_again(self, pending: PendingCheckpoint) -> None:
-        """Its requests wait for the next checkpoint."""
+        """Put its requests back into the queue."""
         state = self._context.state
         for name in pending.requests:
             request = CheckpointRequest(name, pending.triggered_at_ms, pending.properties, pending.retries + 1)
@@ -118,29 +117,29 @@ class Abandoner:
         pending.requests = ()
 
     def refuse(self, requests: Iterable[str], reason: Reason, detail: str = "") -> None:
-        """Requests that no checkpoint was started for."""
+        """Answer requests that get no checkpoint."""
         for request in requests:
             self._context.instruct(do.CompleteRequest(request, None, describe(reason, detail), reason=reason))
 
     def refuse_queued(self, reason: Reason, detail: str = "") -> None:
-        """Nobody waits any more; where only the attempt is over, a stop still does."""
+        """Refuse all requests that wait. If only the attempt is over, a stop goes on waiting."""
         state = self._context.state
         kept = tuple(r for r in state.requests if r.properties.kind.stops) if reason in _ATTEMPT_IS_OVER else ()
         queue, state.requests = state.requests, kept
         self.refuse((r.request for r in queue if r not in kept), reason, detail)
 
     def export_answered(self, checkpoint_id: CheckpointId) -> None:
-        """The export of a savepoint that was given up meanwhile is over: now its folder can be deleted."""
+        """The export of a savepoint that was given up has ended: now its folder can be deleted."""
         target = self._context.state.exports.pop(checkpoint_id, None)
         self._discards.savepoint(checkpoint_id, target)
 
     def take_over(self) -> None:
-        """The exports of the generation before are not answered any more."""
+        """Nobody answers for the exports of the lost coordinator: delete their folders now."""
         for checkpoint_id in list(self._context.state.exports):
             self.export_answered(checkpoint_id)
 
     def give_up_deciding(self, detail: str) -> None:
-        """Storage does not say what became of these checkpoints, and nobody asks any more: whoever waits is told."""
+        """Nobody asks storage for the fate of these checkpoints any more: answer whoever waits for them."""
         for pending in self._context.state.pending.values():
             if pending.path is not None:
                 self._discards.savepoint(pending.checkpoint_id, pending.properties.target)
@@ -148,7 +147,7 @@ class Abandoner:
             self.refuse(requests, Reason.METADATA_NOT_WRITTEN, detail)
 
     def _judge(self, pending: PendingCheckpoint, reason: Reason, at_ms: int, detail: str, triggered: bool) -> None:
-        """What the failure of a checkpoint means for the attempt that runs."""
+        """Decide what the failure of a checkpoint means for the attempt that runs."""
         state, context = self._context.state, self._context
         if reason is Reason.JOB_ENDING:
             return
@@ -182,7 +181,7 @@ def record_of(
         checkpoint_id=pending.checkpoint_id,
         kind=pending.properties.kind,
         triggered_at_ms=pending.triggered_at_ms,
-        # What ended it may have been sent before it was triggered, and clocks differ.
+        # Clocks differ: the event that ended it may bear an earlier time than its trigger.
         ended_at_ms=max(at_ms, pending.triggered_at_ms),
         tasks=len(pending.waiting) + len(pending.acknowledged) + len(pending.finished),
         acknowledged=len(pending.acknowledged),

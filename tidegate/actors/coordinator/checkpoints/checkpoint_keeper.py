@@ -1,8 +1,12 @@
 """Takes the checkpoints of one job: from the request, through the trigger, to the last acknowledgement.
 
-The machine hands `CheckpointKeeper` the events of checkpoints. It works on the coordinator's state and appends
-instructions. A failed checkpoint leaves a verdict for the job in the context, and the machine carries it out. What
-follows the last acknowledgement is in `completion.py`.
+The machine hands `CheckpointKeeper` the events of checkpoints. `completion.py` goes on after the last acknowledgement.
+Rules:
+
+- `request_decider.py` decides which checkpoint starts, and when. None starts while the event log cannot be written.
+- No task hears of a checkpoint before every master hook has answered.
+- An acknowledgement counts once. If it is refused, its files are deleted.
+- When a failed checkpoint concerns the whole job, the verdict goes into the context, and the machine carries it out.
 """
 
 from __future__ import annotations
@@ -47,7 +51,7 @@ _LATE = {
 
 
 class CheckpointKeeper:
-    """Everything about checkpoints that the coordinator decides."""
+    """Takes checkpoints. Their later stages are in `writer`, `commits`, `abandoner` and `discards`."""
 
     def __init__(self, context: CoordinatorContext) -> None:
         self._context = context
@@ -59,9 +63,9 @@ class CheckpointKeeper:
     # --- request --------------------------------------------------------------------------------------------------
 
     def request(self, event: ev.CheckpointRequested) -> None:
-        """A user asks for a checkpoint or a savepoint; refused when it cannot be taken or too many wait.
+        """A user asks for a checkpoint or a savepoint. It is refused if none can be taken, or too many wait.
 
-        A stop is taken at any time: before the attempt runs it waits for that.
+        A stop is accepted before the attempt runs as well, and waits for that.
         """
         state = self._context.state
         if state.status is not JobStatus.RUNNING and not (event.kind.stops and state.status in _RUNS_SOON):
@@ -93,7 +97,7 @@ class CheckpointKeeper:
         self.abandoner.refuse(requests, Reason.TOO_MANY_REQUESTS, detail)
 
     def _shut_down_scheduler(self, at_ms: int) -> None:
-        """A savepoint that ends the job comes: nothing else is taken before its fate is known."""
+        """Make way for the savepoint that ends the job: nothing else is taken until its fate is known."""
         self.abandoner.refuse_queued(Reason.SCHEDULER_SHUTDOWN, _STOPPING)
         self.abandoner.give_up_open(Reason.SCHEDULER_SHUTDOWN, at_ms, _STOPPING)
 
@@ -110,13 +114,13 @@ class CheckpointKeeper:
         self._context.instruct(do.SetTimer(f"periodic:{attempt}", at_ms + delay_ms))
 
     def timer(self, name: str, argument: str, at_ms: int) -> None:
-        """A timer of ours is due."""
+        """A timer about checkpoints has fired."""
         number = int(argument)
         if name == "periodic":
             self.tick(at_ms)
             return
         if name == "final":
-            # The wait is over also where a clock that was set back says that it is not.
+            # The wait is over, even if a clock that was set back says that it is not.
             self._context.state.final_not_before_ms = NEVER_MS
             return
         act: dict[str, Callable[[CheckpointId], None]] = {
@@ -159,16 +163,16 @@ class CheckpointKeeper:
         )
 
     def tick(self, at_ms: int) -> None:
-        """A periodic checkpoint is due, and started as soon as it may be; till then there are no further ticks."""
+        """A periodic checkpoint is due. It starts as soon as it may; until then there are no further ticks."""
         if self._context.settings.interval_ms is not None and self._context.state.due_since_ms is None:
             self._context.state.due_since_ms = at_ms
 
     def _wait_for_next_tick(self, at_ms: int) -> None:
-        """A checkpoint has been started: the next one is due in the rhythm of the ticks."""
+        """A checkpoint starts: set the next tick, in the rhythm of those before."""
         state, interval_ms = self._context.state, self._context.settings.interval_ms
         if state.due_since_ms is not None:
             assert interval_ms is not None
-            # A clock that was set back since has no rhythm to keep: the next one is an interval away from now.
+            # If the clock was set back, the rhythm is lost: the next tick is an interval from now.
             since_ms = min(state.due_since_ms, at_ms)
             missed = (at_ms - since_ms) // interval_ms
             next_ms = since_ms + (missed + 1) * interval_ms
@@ -219,7 +223,7 @@ class CheckpointKeeper:
             self._context.instruct(do.TriggerCheckpoint(attempt, number, at_ms, tasks, options, pending.base))
 
     def _base(self, properties: CheckpointProperties) -> CheckpointId | None:
-        """The newest retained checkpoint that can be one; tasks that have no part in it begin anew."""
+        """The newest retained checkpoint to build on. A task that has no part in it writes all of its state."""
         state = self._context.state
         if properties.canonical:
             return None
@@ -229,7 +233,7 @@ class CheckpointKeeper:
     # --- collect --------------------------------------------------------------------------------------------------
 
     def hooks_triggered(self, event: ev.HooksTriggered) -> None:
-        """Every master hook has answered: now the tasks are triggered."""
+        """Every master hook has answered: trigger the tasks."""
         pending = self._context.state.pending.get(event.checkpoint_id)
         if pending is not None and pending.phase is PendingPhase.HOOKS:
             pending.advance(PendingInput.HOOKS_ANSWERED)
@@ -237,13 +241,13 @@ class CheckpointKeeper:
             self._trigger_tasks(pending)
 
     def hook_failed(self, event: ev.HookFailed) -> None:
-        """A checkpoint that the world outside is not part of is none."""
+        """A master hook failed: without the world outside the checkpoint is not whole, and is given up."""
         pending = self._context.state.pending.get(event.checkpoint_id)
         if pending is not None and pending.phase is PendingPhase.HOOKS:
             self.abandoner.give_up(pending, Reason.HOOK_FAILED, event.at_ms, event.error)
 
     def acknowledged(self, event: ev.CheckpointAcknowledged) -> AcknowledgeResult:
-        """A task's part is durable. State of an acknowledgement that is refused is deleted."""
+        """A task's part is durable. If the acknowledgement is refused, its files are deleted."""
         state = self._context.state
         pending = state.pending.get(event.checkpoint_id)
         if invariants.is_counted(state, event.checkpoint_id, event.task):
@@ -252,7 +256,7 @@ class CheckpointKeeper:
             known = self.discards.has_completed(event.checkpoint_id)
             result = AcknowledgeResult.DUPLICATE if known else AcknowledgeResult.DISCARDED
         elif event.kind is not pending.properties.kind:
-            # An externally induced source was first, and knew of no savepoint: its cut is an ordinary checkpoint's.
+            # An externally induced source began before it was told of the savepoint: it made a checkpoint's snapshot.
             self.discards.state_of(event.checkpoint_id, event.state)
             message = f"{event.task} had begun {event.checkpoint_id} as a {event.kind.value} before it was told"
             if pending.phase in (PendingPhase.HOOKS, PendingPhase.COLLECTING, PendingPhase.ACKNOWLEDGED):
@@ -268,7 +272,7 @@ class CheckpointKeeper:
         return result
 
     def _remember(self, pending: PendingCheckpoint, event: ev.CheckpointAcknowledged) -> None:
-        # By the clock of the task, which may be behind that of the coordinator.
+        # The time is that of the task's clock, which may be behind the coordinator's.
         elapsed_ms = max(0, event.at_ms - pending.triggered_at_ms)
         pending.subtasks[event.task] = SubtaskStatistics.of(elapsed_ms, event.metrics, event.state)
         self._look_for_union(event.state)
@@ -284,7 +288,7 @@ class CheckpointKeeper:
                     self._context.state.union_operators[section.uid] = None
 
     def declined(self, event: ev.CheckpointDeclined) -> None:
-        """A task cannot take part."""
+        """A task cannot take part: the checkpoint has failed."""
         pending = self._context.state.pending.get(event.checkpoint_id)
         if (
             pending is not None
@@ -297,20 +301,20 @@ class CheckpointKeeper:
             self.abandoner.give_up(pending, reason, event.at_ms, f"{event.task}: {event.message}")
 
     def task_finished(self, task: TaskId, at_ms: int) -> None:
-        """A checkpoint that was triggered before it was known that the task leaves waits for it in vain."""
+        """Give up checkpoints that wait for a task that has left: it will never acknowledge."""
         for pending in list(self._context.state.pending.values()):
             if pending.attempt == self._context.state.attempt and task in pending.waiting:
                 self.abandoner.give_up(pending, Reason.TASK_FINISHED, at_ms, str(task))
 
     def storage_went_away(self, event: ev.StorageWentAway) -> None:
-        """Nothing can be decided for some time: ordinary checkpoints are given up, what users wait for is not."""
+        """The event log cannot be written. Give up what is open, but no savepoints: users wait for those."""
         self._context.state.storage_away = True
         for pending in list(self._context.state.pending.values()):
             if pending.phase.open and pending.properties.subsumable:
                 self.abandoner.give_up(pending, Reason.STORAGE_AWAY, event.at_ms, event.error)
 
     def storage_came_back(self, at_ms: int) -> None:
-        """The next periodic checkpoint does not wait for its tick."""
+        """Take a periodic checkpoint soon, without waiting for its tick."""
         self._context.state.storage_away = False
         if self._context.state.status is JobStatus.RUNNING:
             self.tick(at_ms)
@@ -328,15 +332,15 @@ class CheckpointKeeper:
     # --- the attempt, the coordinator, or the job is over ---------------------------------------------------------
 
     def drop(self, reason: Reason, at_ms: int, detail: str = "") -> None:
-        """Whatever does not wait for storage to decide ends; no tolerance counts that."""
+        """Give up what storage does not decide about, and refuse all requests. No tolerance counts it."""
         self.abandoner.give_up_open(reason, at_ms, detail)
         self.abandoner.refuse_queued(reason, detail)
 
     def take_over(self, at_ms: int) -> None:
-        """A new generation asks again for everything whose answer the old one may have taken with it.
+        """Give every order again whose answer may be lost with the coordinator that gave it.
 
-        Deletions come first: those that begin as checkpoints are dropped are asked for then, and only once. A second
-        answer would pass for that to the deletion of the shared files, which is next.
+        Old deletions come first. Giving up checkpoints orders new ones, and these must be ordered once: a second answer
+        would be taken for that of the next step, the deletion of shared files.
         """
         self.discards.take_over()
         self.abandoner.give_up_open(Reason.COORDINATOR_LOST, at_ms)

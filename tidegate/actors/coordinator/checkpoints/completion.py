@@ -1,14 +1,14 @@
-"""Completes checkpoints: copies a savepoint into its own folder, creates `_metadata`, and counts what is complete.
+"""Completes checkpoints: copies a savepoint into its own folder, creates `_metadata`, and registers what is complete.
 
-`CheckpointWriter` takes over when all tasks have acknowledged. Rules:
+`CheckpointWriter` takes over from `CheckpointKeeper` when all tasks have acknowledged. Rules:
 
-- One checkpoint is written at a time, so completed ones come in the order of their numbers, and the sink files of each
-  are those that no completed one has covered (invariants 5 and 6). What is acknowledged meanwhile waits.
-- A newer checkpoint does not overtake a savepoint that is still pending, because the user wants that one; it overtakes
-  an older checkpoint, which is subsumed when the newer one completes.
+- One checkpoint is written at a time, and those acknowledged meanwhile wait. So checkpoints complete in the order of
+  their numbers, and each names only sink files that no completed one covers (invariants 4 and 6).
+- A newer checkpoint does not overtake a pending savepoint, because a user waits for that. It may overtake an older
+  checkpoint, and subsumes it by completing.
 - A savepoint's own folder is written before `_metadata`: when the checkpoint is complete, so is the savepoint.
-- Where it is not known whether `_metadata` was created, a tombstone is created in its place: whichever is there first
-  decides, also against a coordinator that was thought dead (invariant 4).
+- If nobody knows whether `_metadata` was created, a tombstone is created in its place. Whichever was first decides,
+  even against a coordinator that was thought dead (invariant 4).
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class CheckpointWriter:
         self._discards = discards
 
     def proceed(self, at_ms: int) -> None:
-        """Begin with the checkpoint whose turn it is, if there is one."""
+        """Begin to write the checkpoint whose turn it is, if there is one."""
         while (pending := self._next()) is not None:
             operator = self._partly_finished(pending)
             if operator is None:
@@ -59,7 +59,7 @@ class CheckpointWriter:
             self._abandoner.give_up(pending, Reason.UNION_STATE_PARTLY_FINISHED, at_ms, operator)
 
     def take_over(self) -> None:
-        """A new generation asks for the fate of what the old one was writing."""
+        """Find out what became of the checkpoints that the lost coordinator was writing."""
         for pending in self._context.state.pending.values():
             pending.inherited = True
             self._void(pending)
@@ -67,7 +67,7 @@ class CheckpointWriter:
     # --- export ---------------------------------------------------------------------------------------------------
 
     def exported(self, event: ev.SavepointWritten) -> None:
-        """The savepoint's own folder is whole."""
+        """The savepoint's own folder is whole: now create `_metadata`."""
         pending = self._in(event.checkpoint_id, PendingPhase.EXPORTING)
         if pending is None:
             self._abandoner.export_answered(event.checkpoint_id)
@@ -78,7 +78,7 @@ class CheckpointWriter:
         self._write(pending)
 
     def export_failed(self, event: ev.SavepointWriteFailed) -> None:
-        """Try again, for a bounded time; not at all where the folder that was asked for is unfit."""
+        """Try again, for a bounded time. If the folder itself is unfit, give up at once."""
         pending = self._in(event.checkpoint_id, PendingPhase.EXPORTING)
         if pending is None:
             self._abandoner.export_answered(event.checkpoint_id)
@@ -94,7 +94,7 @@ class CheckpointWriter:
         self._retry(f"export:{event.checkpoint_id}", event.at_ms, pending.failures)
 
     def repeat_export(self, checkpoint_id: CheckpointId) -> None:
-        """The time for another attempt has come."""
+        """The timer of the retry has fired."""
         pending = self._in(checkpoint_id, PendingPhase.EXPORTING)
         if pending is not None and not pending.export_asked:
             self._export(pending)
@@ -102,7 +102,7 @@ class CheckpointWriter:
     # --- metadata -------------------------------------------------------------------------------------------------
 
     def written(self, event: ev.MetadataWritten) -> None:
-        """The checkpoint is complete: tell tasks and users, commit, subsume. Nothing when that was known."""
+        """The checkpoint is complete: tell tasks and users, commit, subsume. Does nothing if that was known."""
         pending = self._in(event.checkpoint_id, PendingPhase.WRITING, PendingPhase.VOIDING)
         if pending is None:
             return
@@ -132,7 +132,7 @@ class CheckpointWriter:
         committables = tuple(c for s in metadata.subtasks for c in s.committables)
         self._commits.add(event.checkpoint_id, pending.attempt, committables)
         if current and state.status in (JobStatus.RUNNING, JobStatus.RESTARTING):
-            # What is down starts from this checkpoint; regions that go on are told that it covers their files.
+            # Tasks that are down will start from it; those that run are told that it covers their files.
             for attempt, tasks in state.listening:
                 instruct(do.NotifyCompleted(attempt, event.checkpoint_id, tasks))
         for request in pending.requests:
@@ -144,7 +144,7 @@ class CheckpointWriter:
         self._end_if_last(pending, metadata)
 
     def write_failed(self, event: ev.MetadataWriteFailed) -> None:
-        """It is not known whether the metadata is there: find out by trying to void it, for a bounded time."""
+        """Nobody knows if the metadata is there: find out by trying to void it, for a bounded time."""
         pending = self._in(event.checkpoint_id, PendingPhase.WRITING, PendingPhase.VOIDING)
         if pending is None:
             return
@@ -160,18 +160,18 @@ class CheckpointWriter:
         self._retry(f"void:{event.checkpoint_id}", event.at_ms, pending.failures)
 
     def repeat_void(self, checkpoint_id: CheckpointId) -> None:
-        """The time for another attempt has come."""
+        """The timer of the retry has fired."""
         pending = self._in(checkpoint_id, PendingPhase.VOIDING)
         if pending is not None:
             self._void(pending)
 
     def voided(self, event: ev.CheckpointVoided) -> None:
-        """The checkpoint can never complete."""
+        """The tombstone was there first: the checkpoint can never complete."""
         pending = self._in(event.checkpoint_id, PendingPhase.WRITING, PendingPhase.VOIDING)
         if pending is not None:
             reason = Reason.STORAGE_AWAY if pending.failures else Reason.METADATA_NOT_WRITTEN
             if pending.inherited and self._context.state.status is not JobStatus.ENDING:
-                # It was this coordinator's tombstone: neither a task nor storage is to blame.
+                # This coordinator voided it when it took over: neither a task nor storage is to blame.
                 reason = Reason.COORDINATOR_LOST
             self._abandoner.give_up(pending, reason, event.at_ms, "its metadata was not written", voided=True)
 
@@ -244,7 +244,7 @@ class CheckpointWriter:
         for task in spec.tasks:
             subtask = pending.acknowledged.get(task)
             if subtask is None:
-                # It had finished: its state is over, and its sink files are covered by an earlier checkpoint.
+                # It had finished: it has no state any more, and an earlier checkpoint covers its sink files.
                 subtasks.append(SubtaskState(task.vertex, task.subtask, None, finished=True))
             elif subtask.committables:
                 trimmed = (_uncommitted(c, committed.get((task, c.uid), 0)) for c in subtask.committables)
@@ -270,7 +270,7 @@ class CheckpointWriter:
     def _partly_finished(self, pending: PendingCheckpoint) -> OperatorUid | None:
         """An operator with union list state that has finished in some of its subtasks only, if there is one.
 
-        What a subtask that has finished had put into the union is lost, and the others cannot tell.
+        What a finished subtask had put into the union is lost, and the others would not notice.
         """
         state = self._context.state
         if not state.union_operators:
@@ -290,6 +290,6 @@ class CheckpointWriter:
 
 
 def _uncommitted(committable: Committable, committed: int) -> Committable:
-    """Drop files that an earlier completed checkpoint has covered: their task had not heard of it yet."""
+    """Drop files that an earlier completed checkpoint covers: the task had not heard of it yet."""
     skip = min(max(0, committed - committable.first_index), len(committable.files))
     return replace(committable, first_index=committable.first_index + skip, files=committable.files[skip:])

@@ -1,7 +1,10 @@
-"""Deletes what nobody needs any more, tried again as long as an outage may last; the rest is swept when the job ends.
+"""Deletes what nobody needs any more. Deletions that fail are retried for as long as an outage may last.
 
-Rules: what is retained, what is not committed, and what a pending checkpoint is built on stays (invariant 5). A shared
-file goes with the last completed checkpoint that refers to it.
+The modules beside it call `Discarder` when a checkpoint is given up or subsumed. Rules:
+
+- What is retained, not committed, or the base of a pending checkpoint stays (invariant 5).
+- A shared file goes with the last completed checkpoint that refers to it.
+- What cannot be deleted is left to the sweep at the end of the job.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from tidegate.storage.checkpoints.metadata import SubtaskState
 from tidegate.storage.ids import CheckpointId
 
 DISCARDS_MAX = 1_000
-"""Deletions that are tried again side by side; of more, those that fail are left to the sweep."""
+"""How many deletions of checkpoints are retried at a time. Of more, those that fail are left to the sweep."""
 
 
 class Discarder:
@@ -27,21 +30,20 @@ class Discarder:
         self._context = context
 
     def given_up(self, checkpoint_id: CheckpointId, voided: bool) -> None:
-        """Delete a checkpoint that never completes; of a voided one the tombstone stays."""
+        """Delete a checkpoint that never completes. If it was voided, its tombstone stays."""
         self._start(checkpoint_id, CheckpointDiscard(voided, shared=None))
 
     def subsumed(self, checkpoint_id: CheckpointId) -> None:
-        """Delete a completed checkpoint that is not retained any more, once nothing pending is built on it.
+        """Delete a completed checkpoint that is no longer retained, unless a pending one is built on it.
 
-        First the checkpoint itself, and when that is gone the shared files that it alone referred to: what can be
-        found never lacks a file.
+        The shared files that it alone refers to go after it: a checkpoint that can be found never lacks a file.
         """
         state = self._context.state
         if not invariants.is_built_on(state, checkpoint_id) and checkpoint_id not in state.discards:
             self._start(checkpoint_id, CheckpointDiscard(False, shared=()))
 
     def pending_is_over(self) -> None:
-        """A checkpoint is pending no more: what was kept for it alone can go."""
+        """A checkpoint is no longer pending: delete what was kept for it alone."""
         state = self._context.state
         retained = set(state.kept)
         for checkpoint_id in state.shared.not_retained(retained):
@@ -58,7 +60,7 @@ class Discarder:
         )
 
     def state_of(self, checkpoint_id: CheckpointId, subtask: SubtaskState) -> None:
-        """Delete the files of an acknowledgement that was refused: its own ones, and never what others refer to."""
+        """Delete the files of a refused acknowledgement: its own ones, and never what others refer to."""
         exclusive = tuple(h.path for h in (subtask.handle, subtask.in_flight) if h is not None and h.path is not None)
         shared = self._context.state.shared.not_needed(checkpoint_id, self._context.spec.job_id, subtask.shared_paths)
         if exclusive or shared:
@@ -67,13 +69,13 @@ class Discarder:
             self._context.instruct(do.DiscardFiles((*exclusive, *shared), permit=permit))
 
     def savepoint(self, checkpoint_id: CheckpointId, target: str | None) -> None:
-        """Delete the folder of a savepoint that counts for nothing, where it has one."""
+        """Delete the folder of a savepoint that failed. `target` None: it has none."""
         if target is not None:
             self._context.state.savepoint_discards[checkpoint_id] = SavepointDiscard(target)
             self.repeat_savepoint(checkpoint_id)
 
     def repeat_savepoint(self, checkpoint_id: CheckpointId) -> None:
-        """The time for another attempt has come."""
+        """Order the deletion of a savepoint's folder, for the first time or again."""
         discard = self._context.state.savepoint_discards.get(checkpoint_id)
         if discard is not None:
             permit = invariants.permit_savepoint_deletion(self._context.state, checkpoint_id)
@@ -81,11 +83,11 @@ class Discarder:
             self._context.instruct(do.DiscardSavepoint(discard.target, job_id, checkpoint_id, permit=permit))
 
     def savepoint_done(self, checkpoint_id: CheckpointId) -> None:
-        """Nothing of a savepoint is left."""
+        """The folder of a savepoint is deleted."""
         self._context.state.savepoint_discards.pop(checkpoint_id, None)
 
     def savepoint_failed(self, event: ev.SavepointDiscardFailed) -> None:
-        """Try again later, or leave it to the user."""
+        """Try again later. After too long it is left to the user."""
         state, spec = self._context.state, self._context.spec
         discard = state.savepoint_discards.get(event.checkpoint_id)
         if discard is None:
@@ -98,21 +100,21 @@ class Discarder:
         self._context.instruct(do.SetTimer(f"discard-savepoint:{event.checkpoint_id}", due_at_ms))
 
     def repeat(self, checkpoint_id: CheckpointId) -> None:
-        """The time for another attempt has come."""
+        """Order a deletion, for the first time or again."""
         discard = self._context.state.discards.get(checkpoint_id)
         if discard is not None:
             permit = invariants.permit_deletion(self._context.state, checkpoint_id, discard.shared)
             self._context.instruct(do.DiscardCheckpoint(checkpoint_id, discard.voided, discard.shared, permit=permit))
 
     def take_over(self) -> None:
-        """A new generation asks again."""
+        """Order again what the lost coordinator had ordered."""
         for checkpoint_id in self._context.state.discards:
             self.repeat(checkpoint_id)
         for checkpoint_id in self._context.state.savepoint_discards:
             self.repeat_savepoint(checkpoint_id)
 
     def done(self, checkpoint_id: CheckpointId) -> None:
-        """Nothing of a checkpoint is left, but for shared files that now nobody refers to."""
+        """A checkpoint is deleted: go on with the shared files that only it referred to."""
         state = self._context.state
         discard = state.discards.pop(checkpoint_id, None)
         if discard is not None and discard.shared is not None:
@@ -121,7 +123,7 @@ class Discarder:
                 self._start(checkpoint_id, CheckpointDiscard(False, paths))
 
     def failed(self, event: ev.CheckpointDiscardFailed) -> None:
-        """Try again later, or leave it to the sweep."""
+        """Try again later. After too long, or if too many others wait, it is left to the sweep."""
         state, spec = self._context.state, self._context.spec
         discard = state.discards.get(event.checkpoint_id)
         if discard is None:

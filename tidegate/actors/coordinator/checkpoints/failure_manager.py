@@ -1,10 +1,10 @@
 """Counts failed checkpoints, and says when there are too many for the attempt (Flink's `CheckpointFailureManager`).
 
-Rules:
+`abandonment.py` reports failures, `completion.py` and `deployment.py` end the count. Rules:
 
-- A failed checkpoint counts if its reason is one that counts (`CheckpointFailureReason.counted`), it is no savepoint,
-  and it is of the newest attempt.
-- Failures count in a row: a completed checkpoint forgives all before it. A checkpoint fails once, so it counts once.
+- A failed checkpoint counts if its reason counts (`CheckpointFailureReason.counted`), it is no savepoint, and it
+  belongs to the newest attempt.
+- Failures count in a row: a completed checkpoint, or a new attempt, forgives all before it.
 """
 
 from __future__ import annotations
@@ -14,14 +14,17 @@ from tidegate.actors.protocol.failure_reasons import CheckpointFailureReason
 
 
 def describe(reason: CheckpointFailureReason, detail: str = "") -> str:
-    """The reason and what is known besides, for people."""
+    """The reason and its detail, for people."""
     return f"{reason.value}: {detail}" if detail else reason.value
 
 
 def count_failure(
     state: CoordinatorState, pending: PendingCheckpoint, reason: CheckpointFailureReason, detail: str
 ) -> str | None:
-    """Count the failure; returns why the attempt has to fail, when more are there than are tolerated."""
+    """Count the failure. Returns why the attempt has to fail, or None.
+
+    `<=` and not `<`: with `tolerable_failures` 0 the first failure is one too many.
+    """
     assert state.spec is not None
     if not reason.counted or pending.properties.kind.is_savepoint or pending.attempt != state.attempt:
         return None

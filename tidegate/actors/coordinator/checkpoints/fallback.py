@@ -1,15 +1,15 @@
 """Passes over a damaged checkpoint for the one before it, down to the oldest one that is retained.
 
-Rules:
+The machine calls `pass_over` when a task or a master hook has found damage. Rules:
 
-- Only damage counts: something of the checkpoint was read and is wrong, or is not there. A storage that does not answer
-  fails the attempt, and the same checkpoint is tried again.
-- What was passed over is not tried again. It stays until a newer checkpoint is complete, or the job is over: somebody
-  may be able to mend it, and what is found there tells more than a log line.
-- Rows that were committed after the older checkpoint are processed again, so the tables are taken back before any task
-  is deployed, and after everything is committed that was going to be.
-- When none is left the job fails, with all reasons. It never starts afresh, nor from what another job has left: rows of
-  its own would come twice.
+- Only damage counts: something of the checkpoint was read and is wrong, or is not there. If storage does not answer,
+  the same checkpoint is tried again.
+- A checkpoint that was passed over is not tried again. It stays until a newer one is complete or the job is over:
+  somebody may repair it, or find out what happened.
+- Rows that were committed after the older checkpoint are processed again. So tables are taken back before any task is
+  deployed, and after all waiting commits are done.
+- When none is left, the job fails with all reasons. It never starts afresh, nor from another job's checkpoint: its own
+  rows would come twice.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tidegate.actors.coordinator.state.coordinator_state import DamagedCheckpoin
 
 
 def pass_over(context: CoordinatorContext, restore: RestorePoint | None, event: CheckpointDamaged) -> None:
-    """What the attempt starts from cannot be restored. Each of its tasks may say so: the first one counts."""
+    """The attempt cannot be restored from its checkpoint. Each of its tasks may say so: the first one counts."""
     state = context.state
     stale = state.status is not JobStatus.DEPLOYING or event.attempt != state.attempt
     if stale or restore is None or restore.checkpoint_id != event.checkpoint_id:

@@ -1,11 +1,12 @@
 """Commits the sink files of completed checkpoints, and subsumes checkpoints that newer ones have made superfluous.
 
-Rules: checkpoints are committed one at a time, in the order of their numbers; whenever one is committed, older ones are
-deleted, all but the newest retained ones and those that are not committed (invariants 5 and 6). So what is kept is
-bounded also where the sinks lag all the time.
+`completion.py` hands `SinkCommitter` each completed checkpoint. Rules:
 
-The first completed checkpoint of an attempt is committed to every output table, with files or without: what a table
-shows changes with the first commit of an owner, or of one that goes on from an older checkpoint of its own.
+- Checkpoints are committed one at a time, in the order of their numbers (invariant 6).
+- After each commit older checkpoints are deleted, but for the newest retained ones and those that are not committed
+  (invariant 5). So what is kept is bounded even if the sinks always lag behind.
+- The first completed checkpoint of an attempt is committed to every output table, even without files. If a table has a
+  new owner, or one that went back to an older checkpoint, this commit changes what the table shows.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ from tidegate.storage.ids import CheckpointId
 
 
 class SinkCommitter:
-    """Commits of one job."""
+    """The sink commits of one job."""
 
     def __init__(self, context: CoordinatorContext, discards: Discarder) -> None:
         self._context = context
         self._discards = discards
 
     def add(self, checkpoint_id: CheckpointId, attempt: int, committables: tuple[Committable, ...]) -> None:
-        """A checkpoint of an attempt is complete; its turn comes after those before it."""
+        """A checkpoint of an attempt is complete. Its turn comes after those before it."""
         state = self._context.state
         tables = self._context.spec.tables if attempt != state.told_attempt else ()
         state.told_attempt = attempt
@@ -38,12 +39,12 @@ class SinkCommitter:
             self._next()
 
     def take_over(self) -> None:
-        """A new generation asks again."""
+        """Order again what the lost coordinator had ordered."""
         if self._context.state.commits:
             self._next()
 
     def repeat(self, checkpoint_id: CheckpointId) -> None:
-        """The time for another attempt has come."""
+        """The timer of the retry has fired."""
         if self._is_first(checkpoint_id):
             self._next()
 
@@ -58,14 +59,14 @@ class SinkCommitter:
             self._next()
 
     def failed(self, event: ev.SinkCommitFailed) -> None:
-        """Try again: a commit is idempotent. After too long the job fails, and a restore commits."""
+        """Try again: a commit is idempotent. After too long the job fails, and a job restored from it commits."""
         if not self._is_first(event.checkpoint_id):
             return
         spec = self._context.spec
         commit = self._context.state.commits[0]
         commit.failures += 1
         if event.fenced:
-            # Whoever restored this job would take the table from its new owner in turn.
+            # A job restored from this one would take the table from its new owner in turn.
             self._context.state.superseded = True
             self._context.storage_failure = (
                 f"the sink files of checkpoint {event.checkpoint_id} are not committed, because a newer job is in "

@@ -1,4 +1,7 @@
-"""Chance for machines, which have none of their own: numbers that the seed in the log decides."""
+"""Randomness for machines, which have no source of their own: every draw follows from the seed in the event log.
+
+`checkpoint_keeper.py` draws the delay of the first periodic checkpoint, `restarts.py` the jitter of a restart.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,12 @@ _DRAWS = 2**64
 
 
 def drawn(seed: int, number: int) -> int:
-    """A number in [0, 2**64) that is the same in each replay. For `number` values that differ it looks random."""
+    """A number in [0, 2**64), the same in every replay. Different values of `number` give numbers that look random."""
     return (seed * 0x9E3779B97F4A7C15 + number * 0xBF58476D1CE4E5B9) % _DRAWS
 
 
 def drawn_fraction(seed: int, purpose: int, number: int) -> float:
-    """A number in [0, 1). Draws of different purposes have nothing to do with each other."""
+    """A number in [0, 1). Draws for different purposes are independent."""
     mixed = drawn(seed ^ (purpose * 0x94D049BB133111EB), number + 1) % _DRAWS
     # The finaliser of splitmix64: neighbouring numbers give draws that are far apart.
     mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) % _DRAWS

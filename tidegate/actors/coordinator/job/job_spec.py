@@ -1,4 +1,4 @@
-"""`JobSpec`: what a coordinator is told about its job when it is submitted; the first thing in the event log."""
+"""`JobSpec`: what the coordinator knows about its job. The event `JobSubmitted` brings it into the event log."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from tidegate.storage.codec import wire
 from tidegate.storage.ids import CheckpointId, JobId, VertexId
 
 ADOPTION_TIMEOUT_MS = 60_000
-"""Longer than processes that hang live on: who does not answer for so long has something else to do."""
+"""Longer than the default of `heartbeat.timeout`, after which a hung process is ended anyway."""
 
 
 @wire
 class Retention(enum.Enum):
-    """What becomes of a job's checkpoints when it ends, other than by finishing, where they always stay one last time.
+    """Which checkpoints outlive a job that fails or is cancelled (Flink's `CheckpointRetentionPolicy`).
 
-    A job that failed keeps them with RETAIN_ON_FAILURE and RETAIN_ON_CANCELLATION, a cancelled one with
-    RETAIN_ON_CANCELLATION only (Flink's `CheckpointRetentionPolicy`).
+    RETAIN_ON_FAILURE keeps those of a failed job, RETAIN_ON_CANCELLATION those of a cancelled one as well. A job that
+    finishes or is suspended always keeps its own.
     """
 
     NEVER_RETAIN = "never_retain"
@@ -43,7 +43,7 @@ class FailoverStrategy(enum.Enum):
 class CheckpointSettings:
     """How the coordinator takes checkpoints. Times in ms; `interval_ms` None: only on request and at the end.
 
-    `unaligned` with `aligned_timeout_ms` None or 0 is unaligned from the start, else after so long an alignment.
+    `unaligned`: from the start if `aligned_timeout_ms` is None or 0, else once the alignment has taken that long.
     """
 
     interval_ms: int | None
@@ -59,13 +59,13 @@ class CheckpointSettings:
     history_max: int = 10
     """Checkpoints that the statistics keep in detail."""
     ignore_in_flight_of: CheckpointId | None = None
-    """In-flight data of this checkpoint is left out when it is restored."""
+    """The checkpoint whose in-flight data is left out when it is restored."""
 
 
 @wire
 @dataclass(frozen=True, slots=True)
 class JobEdgeInfo:
-    """An edge as the coordinator sees it: `pointwise` joins subtask i to subtask i, else every one to every one."""
+    """An edge as the coordinator sees it. `pointwise` joins subtask i to subtask i, else each is joined to each."""
 
     upstream: VertexId
     downstream: VertexId
@@ -75,9 +75,9 @@ class JobEdgeInfo:
 @wire
 @dataclass(frozen=True, slots=True)
 class RestorePoint:
-    """The checkpoint or savepoint a job starts from; the files of it lie under `root` (see `CheckpointPointer`).
+    """The checkpoint or savepoint that a job starts from. Its files lie under `root` (see `CheckpointPointer`).
 
-    `ignore_in_flight`: its in-flight elements are left out, and so lost.
+    `ignore_in_flight`: its in-flight data is left out, and so lost.
     """
 
     root: str
@@ -113,16 +113,16 @@ class JobSpec:
     tables: tuple[str, ...] = ()
     """Urls of the job's output tables."""
     seed: int = 0
-    """Decides the random initial delay of the periodic trigger: machines have no randomness of their own."""
+    """Decides what is random: the delay of the first periodic checkpoint, and the jitter of restarts."""
     deploy_timeout_ms: int = 120_000
     storage_outage_ms: int = STORAGE_OUTAGE_MS
     """For how long the job goes on while storage does not answer."""
     storage_attempts_max: int = 10
-    """Of what has failed though storage answers: master hooks, claims of tables."""
+    """How often master hooks, or claims of tables, may fail while storage answers."""
     storage_retry_ms: int = 200
-    """The pause before the second attempt; those that follow grow."""
+    """The pause before the first retry. It grows with each one."""
     failover: FailoverStrategy = FailoverStrategy.FULL
-    """Jobs of older versions restarted as a whole."""
+    """The default is for older logs, which do not say: those jobs restarted as a whole."""
     adoption_timeout_ms: int | None = None
-    """How long the successor of a lost coordinator waits for the answers of tasks that run. None: it does not ask, and
-    all tasks start anew, as in older versions."""
+    """How long a coordinator that takes over waits for the answers of running tasks. None: it does not ask, and all
+    tasks start anew, as in older versions."""

@@ -1,7 +1,8 @@
 """The lives of a job and of a pending checkpoint, as transition tables.
 
-Rules: each table has an entry for every pair of state and input, None where the input is illegal; an illegal transition
-raises ProtocolError and changes nothing. `states_page.py` makes `docs/coordinator-states.md` of these tables.
+`CoordinatorState.move` and `PendingCheckpoint.advance` look into them. Each table has an entry for every pair of state
+and input, None where the input is illegal. An illegal transition raises ProtocolError and changes nothing.
+`states_page.py` makes `docs/coordinator-states.md` of the tables.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class JobStatus(enum.Enum):
         return self in _TERMINAL
 
 
-# Tuples: members are compared by identity, and hashing one costs a call.
+# Tuples, not sets: comparing members is cheap, hashing one costs a call.
 _TERMINAL = (JobStatus.FINISHED, JobStatus.FAILED, JobStatus.CANCELLED, JobStatus.SUSPENDED)
 
 
@@ -53,9 +54,9 @@ class JobInput(enum.Enum):
 class PendingPhase(enum.Enum):
     """Where a checkpoint is between its trigger and its end.
 
-    HOOKS: master hooks are being called. COLLECTING acknowledgements. ACKNOWLEDGED by all tasks, it waits for its turn
-    to be written. EXPORTING: the savepoint's own folder is being written. WRITING `_metadata`; VOIDING when it is not
-    known whether that happened. The last two are the end.
+    HOOKS: master hooks are being called. COLLECTING: tasks acknowledge. ACKNOWLEDGED: all have, and it waits for its
+    turn to be written. EXPORTING: the savepoint's own folder is being written. WRITING: `_metadata` is being created.
+    VOIDING: nobody knows whether that happened, so a tombstone is created. COMPLETED and FAILED are the end.
     """
 
     HOOKS = "hooks"
@@ -69,12 +70,12 @@ class PendingPhase(enum.Enum):
 
     @property
     def open(self) -> bool:
-        """Whether it can be given up without asking storage."""
+        """Whether the coordinator can give it up without asking storage."""
         return self in _OPEN
 
     @property
     def being_written(self) -> bool:
-        """Whether its fate, or its export, is up to storage: no other checkpoint may be in such a phase."""
+        """Whether storage is copying it or deciding about it. Only one checkpoint may be in such a phase."""
         return self in _BEING_WRITTEN
 
 

@@ -1,11 +1,12 @@
-"""What an event answers: each event that answers an order names it, so no message has to carry the number of its cause.
+"""Which event answers which order. So the cause of every event is known, and no message has to carry it.
 
-An order is an instruction that is answered, and it has a name: its kind, and the attempt, the checkpoint or the timer
-that it is about. Tasks and storage name the same thing in their answers anyway. So whoever knows which event an order
-followed from knows the cause of each answer, also of one that reaches a successor.
+An *order* is an instruction that is answered. Its name is its kind, and the attempt, checkpoint or timer that it is
+about. Tasks and storage name the same thing in their answers anyway. Whoever knows which event an order followed from
+knows the cause of its answer, even if the answer reaches the next generation. (`hosts/coordinator/causes.py` keeps
+that.)
 
-Some events answer nobody: they begin a chain. Users ask, tasks fail, sources run dry, storage goes away. The end of the
-data answers only where a stop with a savepoint has brought it about.
+Some events answer nobody and begin a chain: users ask, tasks fail, sources run dry, storage goes away. The end of the
+data is an answer only if a stop with a savepoint has brought it about.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ OrderName = tuple[str, int | str]
 """The kind of an order, and the number or name of what it is about."""
 
 BY_MANY = ("trigger", "complete", "deploy", "ask")
-"""Kinds of orders that go to tasks: there is more than one answer, or one may come twice."""
+"""Kinds of orders that go to many tasks: several answers come, and one may come twice."""
 
 BEGINS = (
     ev.JobSubmitted,
@@ -28,10 +29,10 @@ BEGINS = (
     ev.TaskReachedEndOfData,
     ev.StorageWentAway,
 )
-"""Events that answer no order, or need not: the world outside of the job begins something."""
+"""Events that begin a chain. They answer no order, or not always."""
 
 STORAGE_AWAY: OrderName = ("storage", 0)
-"""No order: that storage comes back answers that it went away."""
+"""Not an order: it joins `StorageCameBack` to the `StorageWentAway` before it."""
 
 
 def order_named(instruction: do.CoordinatorInstruction) -> OrderName | None:
@@ -67,12 +68,12 @@ def order_named(instruction: do.CoordinatorInstruction) -> OrderName | None:
 
 
 def orders_answered(event: ev.CoordinatorEvent) -> tuple[OrderName, ...]:
-    """The names of the orders that an event may answer. Of two, the first that has been given is meant."""
+    """The names of the orders that an event may answer. Of two, the first one that was given counts."""
     match event:
         case ev.TaskReady(attempt=attempt) | ev.RestoreDelayed(attempt=attempt):
             return (("deploy", attempt),)
         case ev.CheckpointDamaged(attempt=attempt):
-            # Hooks are restored before an attempt is deployed: until then it is they who have found the damage.
+            # Hooks are restored before tasks are deployed: until then a hook has found the damage.
             return ("deploy", attempt), ("restore-hooks", attempt)
         case ev.TaskAnswered(generation=generation):
             return (("ask", generation),)

@@ -1,4 +1,7 @@
-"""The events of the coordinator: facts that it is told. Each is logged before anything that follows from it is done."""
+"""The events of the coordinator machine: facts that it is told. `at_ms` is when, by the clock of who tells.
+
+`CoordinatorHost` logs each before it does anything that follows from it.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +43,7 @@ class TaskReady:
 @wire
 @dataclass(frozen=True, slots=True)
 class RestoreDelayed:
-    """A task cannot read its state, because storage does not answer, and goes on trying."""
+    """A task cannot read its state because storage does not answer. It goes on trying."""
 
     at_ms: int
     attempt: AttemptNumber
@@ -63,7 +66,7 @@ class TaskFailed:
 @wire
 @dataclass(frozen=True, slots=True)
 class TaskReachedEndOfData:
-    """A task's operators have finished. `stop`: the savepoint that has ended the data; None where that ran dry."""
+    """A task's operators have finished. `stop`: the savepoint that ended the data; None if that ran dry."""
 
     at_ms: int
     attempt: AttemptNumber
@@ -99,7 +102,7 @@ class CheckpointRequested:
 @wire
 @dataclass(frozen=True, slots=True)
 class CheckpointAcknowledged:
-    """A task's part of a checkpoint is durable. `kind`: what the task took it for."""
+    """A task's part of a checkpoint is durable. `kind`: the kind of checkpoint that the task took it for."""
 
     at_ms: int
     attempt: AttemptNumber
@@ -122,13 +125,13 @@ class CheckpointDeclined:
     reason: CheckpointFailureReason
     message: str
     away_ms: int = 0
-    """Of reason STORAGE_AWAY: for how long nothing could be written."""
+    """With reason STORAGE_AWAY: for how long nothing could be written."""
 
 
 @wire
 @dataclass(frozen=True, slots=True)
 class HooksTriggered:
-    """Every master hook has answered for this checkpoint, with what it wants to be kept."""
+    """Every master hook has answered for this checkpoint, with the state that it wants to keep."""
 
     at_ms: int
     checkpoint_id: CheckpointId
@@ -148,7 +151,7 @@ class HookFailed:
 @wire
 @dataclass(frozen=True, slots=True)
 class HooksRestored:
-    """Every master hook has taken back what it had kept with the checkpoint that this attempt starts from."""
+    """Every master hook has got back its state from the checkpoint that this attempt starts from."""
 
     at_ms: int
     attempt: AttemptNumber
@@ -157,9 +160,9 @@ class HooksRestored:
 @wire
 @dataclass(frozen=True, slots=True)
 class HookRestoreFailed:
-    """A master hook raised, or what it had kept could not be read.
+    """A master hook raised, or its state could not be read.
 
-    `away_ms`: in the latter case, for how long storage has not answered; None where that is not the cause.
+    `away_ms`: how long storage has not answered; None where that is not the cause.
     """
 
     at_ms: int
@@ -185,7 +188,7 @@ class CheckpointDamaged:
 @wire
 @dataclass(frozen=True, slots=True)
 class TablesTakenBack:
-    """Every table of the job goes on from what the checkpoint covers that this attempt starts from."""
+    """Every table of the job is taken back to the checkpoint that this attempt starts from."""
 
     at_ms: int
     attempt: AttemptNumber
@@ -194,7 +197,7 @@ class TablesTakenBack:
 @wire
 @dataclass(frozen=True, slots=True)
 class TablesNotTakenBack:
-    """It is not known of every table. `fenced`: another job has claimed one.
+    """Some table of the job may not be taken back. `fenced`: another job has claimed one.
 
     `away_ms`: for how long storage has not answered; None where that is not the cause.
     """
@@ -295,7 +298,7 @@ class SinkCommitFailed:
     """It is not known whether the sink files of a completed checkpoint are visible.
 
     `fenced`: they are not, because another job has claimed the table. `away_ms`: for how long commits have failed.
-    `permanent`: the table is not what it was, so that trying again cannot help.
+    `permanent`: the table itself has changed, so that trying again cannot help.
     """
 
     at_ms: int
@@ -337,7 +340,7 @@ class CancelRequested:
 @wire
 @dataclass(frozen=True, slots=True)
 class TimerFired:
-    """A timer that the machine has set is due. A timer whose time has passed it by is ignored."""
+    """A timer that the machine has set is due. It is ignored if what it was set for is over."""
 
     at_ms: int
     timer: str

@@ -1,8 +1,8 @@
-"""The instructions of the coordinator: what it asks its runtime to do. `CoordinatorHost` carries them out.
+"""The instructions of the coordinator machine: what it asks its runtime to do. `CoordinatorHost` carries them out.
 
-What cannot be taken back carries a permit (`storage/checkpoints/permits.py`), which the decision alone can make. Such
-instructions are no wire types: a permit holds in the process of the coordinator that gave it, and is stored nowhere.
-With the permit of another checkpoint they cannot be made: InvariantError.
+What cannot be taken back carries a permit (`storage/checkpoints/permits.py`), which only the decision about it can
+make. An instruction about a checkpoint raises InvariantError if the permit is for another one. These instructions are
+no wire types: a permit holds only in the process that gave it, and is stored nowhere.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tidegate.storage.ids import AttemptNumber, CheckpointId, Generation, JobId
 @wire
 @dataclass(frozen=True, slots=True)
 class DeployAttempt:
-    """Start tasks anew, restored from a checkpoint or fresh. Each answers with `TaskReady`.
+    """Deploy tasks, restored from a checkpoint or fresh. Each answers with `TaskReady`.
 
     `tasks`: whole regions; the others go on as they are. None: every task of the job.
     """
@@ -54,7 +54,7 @@ class AskTasks:
 @wire
 @dataclass(frozen=True, slots=True)
 class CancelAttempt:
-    """Stop tasks of this attempt and of older ones. What they still say is ignored by attempt number.
+    """Stop tasks of this attempt and of older ones. What they still say is ignored, by its attempt number.
 
     `tasks`: None for every task of the job.
     """
@@ -74,13 +74,16 @@ class TriggerCheckpoint:
     tasks: tuple[TaskId, ...]
     options: BarrierOptions = ALIGNED_BARRIER
     base: CheckpointId | None = None
-    """The completed checkpoint on which it may be built."""
+    """The completed checkpoint that it may be built on."""
 
 
 @wire
 @dataclass(frozen=True, slots=True)
 class TriggerHooks:
-    """Call every master hook of the job for this checkpoint, before a task hears of it. Answered."""
+    """Call every master hook of the job for this checkpoint, before a task hears of it.
+
+    Answered by `HooksTriggered` or `HookFailed`.
+    """
 
     checkpoint_id: CheckpointId
     triggered_at_ms: int
@@ -89,7 +92,10 @@ class TriggerHooks:
 @wire
 @dataclass(frozen=True, slots=True)
 class RestoreHooks:
-    """Call every master hook with what it had kept with this checkpoint, before a task is deployed. Answered."""
+    """Give every master hook its state of this checkpoint, before a task is deployed.
+
+    Answered by `HooksRestored`, `HookRestoreFailed` or `CheckpointDamaged`.
+    """
 
     attempt: AttemptNumber
     restore: RestorePoint
@@ -98,9 +104,10 @@ class RestoreHooks:
 @wire
 @dataclass(frozen=True, slots=True)
 class TakeTablesBack:
-    """Claim every table of the job anew, back to a checkpoint of its own, because newer ones are damaged. Answered.
+    """Claim every table of the job anew, back to an older checkpoint, because newer ones are damaged.
 
-    What was committed after that checkpoint is processed again. `reason` says what was passed over, and why.
+    What was committed after that checkpoint is processed again. `reason` says what was passed over, and why. Answered
+    by `TablesTakenBack` or `TablesNotTakenBack`.
     """
 
     attempt: AttemptNumber
@@ -125,7 +132,10 @@ class WriteSavepoint:
 
 @dataclass(frozen=True, slots=True)
 class DiscardSavepoint:
-    """Delete a savepoint's folder that was written for nothing: its checkpoint was given up after all. Answered."""
+    """Delete the folder of a savepoint whose checkpoint was given up.
+
+    Answered by `SavepointDiscarded` or `SavepointDiscardFailed`.
+    """
 
     target: str
     job_id: JobId
@@ -181,9 +191,9 @@ class VoidCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class CommitSinks:
-    """Make the sink files of a completed checkpoint visible, once. Answered by `SinksCommitted` or a failure.
+    """Make the sink files of a completed checkpoint visible, once. Answered by `SinksCommitted` or `SinkCommitFailed`.
 
-    `tables` are told of it even if it has no files for them: what they show may be about to be replaced.
+    `tables` are told of it even if it has no files for them: the commit may change what they show.
     """
 
     checkpoint_id: CheckpointId
@@ -197,9 +207,10 @@ class CommitSinks:
 
 @dataclass(frozen=True, slots=True)
 class DiscardCheckpoint:
-    """Delete everything of a checkpoint that nothing else refers to; of a voided one the tombstone stays. Answered.
+    """Delete everything of a checkpoint that nothing else refers to. If it was voided, its tombstone stays.
 
-    `shared`: the shared files that go with it. None: all that were written for it, because it never completed.
+    `shared`: the shared files that go with it. None: all that were written for it, because it never completed. Answered
+    by `CheckpointDiscarded` or `CheckpointDiscardFailed`.
     """
 
     checkpoint_id: CheckpointId
@@ -213,7 +224,7 @@ class DiscardCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class DiscardFiles:
-    """Delete state that was acknowledged too late."""
+    """Delete the files of an acknowledgement that was refused. Not answered."""
 
     paths: tuple[str, ...]
     permit: DeletePermit = field(kw_only=True)

@@ -12,7 +12,7 @@ from tidegate.storage.ids import AttemptNumber, CheckpointId, Generation
 @wire
 @dataclass(frozen=True, slots=True)
 class CoordinatorStarted:
-    """A coordinator incarnation has taken over and replayed the log. What its predecessor had begun is lost to it."""
+    """A generation of the coordinator has replayed the log and is in charge. Answers to the one before may be lost."""
 
     at_ms: int
     generation: Generation
@@ -23,7 +23,7 @@ class CoordinatorStarted:
 class TaskAnswered:
     """A task that runs says what it is doing. `generation`: that of the coordinator which it answers and obeys.
 
-    What it had told the predecessor is in it, for nobody knows whether that was written down.
+    It repeats what it had told the previous generation, because nobody knows whether that was logged.
     """
 
     at_ms: int

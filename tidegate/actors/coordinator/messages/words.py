@@ -1,4 +1,4 @@
-"""Events in plain words, for people who ask what happened to a job."""
+"""Events in plain words, for people who ask what happened to a job (`tidegate events`)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _TIMERS = {
 
 
 def in_words(event: object) -> str:
-    """One line that says what happened; of an event that is not known here its name."""
+    """One line that says what happened. An event that has no words here is called by its name."""
     if isinstance(event, ev.CheckpointRequested | ev.CancelRequested | ev.JobSubmitted):
         return _by_users(event)
     if hasattr(event, "task"):

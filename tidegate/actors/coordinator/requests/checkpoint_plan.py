@@ -1,14 +1,13 @@
-"""The plan of a checkpoint: which tasks to trigger, to wait for and to commit to, and which have finished.
+"""The plan of a checkpoint: which tasks to trigger, which to wait for, and which have finished.
 
-Made anew for each checkpoint. Rules, those of Flink's `DefaultCheckpointPlanCalculator`:
+`CheckpointKeeper` makes one for each checkpoint. Rules, those of Flink's `DefaultCheckpointPlanCalculator`:
 
 - Every task that has not finished is waited for, and is told how the checkpoint ends.
-- A task is triggered by the coordinator when nobody upstream can send it a barrier any more: it is a source, or all
-  of its upstream tasks have finished. Over an edge from all to all that is a matter of the whole upstream vertex, over
-  a pointwise one of a single upstream task.
+- The coordinator triggers a task that no barrier can reach any more: a source, or one whose upstream tasks have all
+  finished. Over an all-to-all edge these are all tasks of the upstream vertex, over a pointwise edge a single one.
 - There is no plan while a task neither runs nor has finished.
 
-Tasks and edges are looked at once each: the cost is linear in both.
+The cost is linear in tasks and edges.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from tidegate.storage.ids import VertexId
 
 @dataclass(frozen=True, slots=True)
 class CheckpointPlan:
-    """Tasks in the order of the job."""
+    """Which tasks take part, and how. Each field is in the order of the job."""
 
     trigger: tuple[TaskId, ...]
     wait: tuple[TaskId, ...]
@@ -33,7 +32,7 @@ class CheckpointPlan:
 
 @dataclass(frozen=True, slots=True)
 class NoPlan:
-    """This task neither runs nor has finished."""
+    """There can be no checkpoint now: this task neither runs nor has finished."""
 
     missing: TaskId
 
@@ -59,7 +58,7 @@ def make_plan(
     def has_no_upstream(task: TaskId) -> bool:
         if task.vertex in sources:
             return True
-        # A task that is no source and has no known edge hears of a barrier from somewhere: never from here.
+        # Without a known edge the upstream tasks are not known either: it waits for their barriers.
         return bool(edges.get(task.vertex)) and all(
             TaskId(edge.upstream, task.subtask) in finished
             if edge.pointwise

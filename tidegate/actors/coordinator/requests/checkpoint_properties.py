@@ -1,9 +1,9 @@
 """What follows from the kind of a checkpoint: how it is taken, and who keeps it (Flink's `CheckpointProperties`).
 
-- Savepoints are the user's: aligned whatever the job's settings are, never subsumed by a newer checkpoint, not counted
-  when they fail, and copied to a folder of their own.
-- The savepoints of `stop` are forced: they start at once, whatever else is pending.
-- What is kept when a job ends depends on how it ends. A checkpoint never is needed by a savepoint.
+- A savepoint belongs to the user. It is never unaligned, no newer checkpoint subsumes it, its failure does not count,
+  and it is copied to a folder of its own.
+- The savepoint of `stop` is forced: it starts at once, whatever else is pending.
+- How a job ends decides whether it keeps its checkpoints. Savepoints do not need them.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from tidegate.storage.codec import wire
 @wire
 @dataclass(frozen=True, slots=True)
 class CheckpointProperties:
-    """`target`: the url under which a savepoint's own folder is made; None for a checkpoint. `savepoint_format`
-    counts for savepoints alone.
+    """The kind of a checkpoint. Of a savepoint also where it goes, and its format.
+
+    `target`: the url under which a savepoint's own folder is made; None for a checkpoint, which ignores the format.
     """
 
     kind: SnapshotKind = SnapshotKind.CHECKPOINT
@@ -38,7 +39,7 @@ class CheckpointProperties:
 
     @property
     def canonical(self) -> bool:
-        """Whether it is written whole as sorted rows, so that it is built on nothing, and nothing on it."""
+        """Whether all state is written as sorted rows. It is built on nothing then, and nothing on it."""
         return self.kind.is_savepoint and self.savepoint_format is SavepointFormat.CANONICAL
 
     @property
@@ -63,10 +64,10 @@ def barrier_options(settings: CheckpointSettings, properties: CheckpointProperti
 
 
 def keeps_checkpoints(retention: Retention, end: JobStatus) -> bool:
-    """Whether the completed checkpoints of a job that ends so stay.
+    """Whether a job that ends in this status keeps its completed checkpoints.
 
-    Finished and suspended jobs keep theirs: the last one tells a restored job that there is nothing left to do, or
-    where to go on.
+    Finished and suspended jobs do: from the last one a restored job learns that nothing is left to do, or where to go
+    on.
     """
     if end is JobStatus.FAILED:
         return retention is not Retention.NEVER_RETAIN

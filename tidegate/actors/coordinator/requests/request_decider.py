@@ -1,21 +1,21 @@
 """Decides which of the waiting requests becomes the next checkpoint, and when (Flink's `CheckpointRequestDecider`).
 
-`enqueue` and `decide` are pure functions: `checkpoint_keeper.py` calls them whenever something is asked for or is over,
-and does what they answer. Rules:
+`checkpoint_keeper.py` calls `enqueue` for each request and `decide` after each event. Both are pure functions. Rules:
 
-- Requests wait in a queue of at most `REQUESTS_MAX`: forced savepoints first, then savepoints, then checkpoints, each
-  in the order in which they came. A full queue refuses the newest request that is not forced.
-- Periodic checkpoints take no room in it: one is due or none is.
-- Nothing starts while the master hooks of another one are called: tasks are told of checkpoints in the order of their
-  numbers. One of which they hear after a newer one is stale to them, and would never be complete.
-- A forced savepoint starts at once otherwise. Everything else waits while the sinks lag behind with committing, and
-  while the job is being stopped; a checkpoint also while `max_concurrent` checkpoints and savepoints are pending.
-- Savepoints go ahead of checkpoints that are pending: a user waits for them, and a slow checkpoint may be why. They
-  wait for one another, `max_concurrent` at a time. Where checkpoints are unaligned they go ahead of nothing: those are
-  taken one at a time, and a savepoint is aligned (so it is in Flink).
-- The minimum pause is for periodic checkpoints alone.
-- Each savepoint is a checkpoint of its own; requests for a checkpoint that wait together are answered by one.
-- Whose checkpoint met a task that was just leaving waits again, at most `RETRIES_MAX` times: the next plan knows of it.
+- At most `REQUESTS_MAX` requests wait: forced savepoints first, then savepoints, then checkpoints, each in the order in
+  which they came. A full queue refuses the newest request that is not forced.
+- Periodic checkpoints take no room in the queue: one is due, or none is.
+- Nothing starts while master hooks are called for another checkpoint. Tasks must hear of checkpoints in the order of
+  their numbers: one that they hear of after a newer one is stale to them, and could never complete.
+- Otherwise a forced savepoint starts at once. All else waits while sink commits lag behind, and while the job is being
+  stopped. A checkpoint also waits while `max_concurrent` checkpoints and savepoints are pending.
+- A savepoint does not wait for checkpoints: a user wants it, and a slow checkpoint may be the reason. It waits only for
+  other savepoints, `max_concurrent` at a time. Where checkpoints are unaligned, it waits for these as well: they are
+  taken one at a time, and a savepoint is aligned (as in Flink).
+- The minimum pause holds for periodic checkpoints alone.
+- Each savepoint is a checkpoint of its own. Requests for a checkpoint that wait together are answered by one.
+- If a checkpoint fails because a task was just leaving, its requests wait again, at most `RETRIES_MAX` times. The next
+  plan knows that the task has finished.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from tidegate.storage.codec import wire
 
 REQUESTS_MAX = 1_000
 RETRIES_MAX = 10
-"""How often a request is taken up again whose checkpoint met a task that was leaving."""
+"""How often a request may go back into the queue."""
 COMMITS_WAITING_MAX = 4
-"""Completed checkpoints whose sink files are not visible yet, before the next one has to wait."""
+"""How many completed checkpoints may wait for their sink commit before the next one has to wait."""
 
 
 @wire
@@ -42,18 +42,18 @@ class CheckpointRequest:
     at_ms: int
     properties: CheckpointProperties = CHECKPOINT
     retries: int = 0
-    """How often it was taken up in vain."""
+    """How often it has gone back into the queue."""
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Start this checkpoint now, for these requests; `queue` is what still waits."""
+    """Start this checkpoint now, for these requests. `queue`: what still waits."""
 
     properties: CheckpointProperties
     requests: tuple[str, ...]
     queue: tuple[CheckpointRequest, ...]
     retries: int = 0
-    """How often one of these requests was taken up in vain."""
+    """How often one of these requests has gone back into the queue, at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +65,10 @@ class Pause:
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What the decision depends on. `final`: all operators have finished, and no checkpoint covers that yet.
-    `savepoints`: how many of those that are pending are savepoints. `hooks`: whether those of one are being called.
+    """What the decision depends on.
+
+    `pending` counts all pending checkpoints, `savepoints` the savepoints among them. `final`: all operators have
+    finished, and no checkpoint covers that yet. `hooks`: master hooks are being called for one.
     """
 
     queue: tuple[CheckpointRequest, ...]
@@ -83,7 +85,7 @@ class Demand:
 def enqueue(
     queue: tuple[CheckpointRequest, ...], request: CheckpointRequest
 ) -> tuple[tuple[CheckpointRequest, ...], CheckpointRequest | None]:
-    """The queue with the request in its place, and the one that is refused for it, if there is no room."""
+    """The queue with the request in its place, and the request that is refused if there is no room."""
     refused = None
     if len(queue) >= REQUESTS_MAX:
         if not request.properties.forced:
@@ -114,13 +116,13 @@ def decide(demand: Demand, settings: CheckpointSettings, at_ms: int) -> Start | 
     if not demand.due:
         return None
     since_ms = demand.last_completed_at_ms
-    # After a completion in the future, by a clock that was set back since, nobody knows how long the pause was.
+    # A completion in the future: the clock was set back, and nobody knows how long the pause was.
     pause = since_ms <= at_ms < since_ms + settings.min_pause_ms
     return Pause(since_ms + settings.min_pause_ms) if pause else Start(CHECKPOINT, (), ())
 
 
 def has_room(properties: CheckpointProperties, demand: Demand, settings: CheckpointSettings) -> bool:
-    """Whether another one may be pending beside those that are."""
+    """Whether one more such checkpoint may be pending."""
     goes_ahead = properties.kind.is_savepoint and not settings.unaligned
     return (demand.savepoints if goes_ahead else demand.pending) < settings.max_concurrent
 

@@ -1,8 +1,8 @@
-"""Statistics of a job's checkpoints (Flink's `CheckpointStatsTracker`): counts, summary, history, the newest ones.
+"""Statistics of a job's checkpoints (Flink's `CheckpointStatsTracker`): counts, summaries, a history, the newest ones.
 
-Times in ms, sizes in bytes. They are part of the coordinator's state, so a new generation goes on with them. Kept
-bounded: the history has the aggregates of each vertex for the last `history_max` checkpoints; details of subtasks are
-there for the newest completed checkpoint alone.
+The modules in `checkpoints/` feed them, the handle of a job shows them. Times are in ms, sizes in bytes. They are part
+of the coordinator's state, so a new generation goes on with them. They are bounded: the history has aggregates of each
+vertex for the last `history_max` checkpoints, and only the newest completed one has details of subtasks.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tidegate.storage.ids import CheckpointId, VertexId
 @wire
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Of some numbers: how many, their sum, the smallest and the largest one. Both are 0 where there are none."""
+    """Count, sum, minimum and maximum of some numbers; all are 0 where there are none."""
 
     count: int = 0
     total: int = 0
@@ -34,14 +34,14 @@ class Summary:
         return self.total / self.count if self.count else 0.0
 
     def add(self, value: int) -> Summary:
-        """With one number more."""
+        """This summary with one number more."""
         if not self.count:
             return Summary(1, value, value, value)
         return Summary(self.count + 1, self.total + value, min(self.min, value), max(self.max, value))
 
     @staticmethod
     def of(values: Iterable[int]) -> Summary:
-        """Of all these numbers."""
+        """The summary of these numbers."""
         numbers = list(values)
         return Summary(len(numbers), sum(numbers), min(numbers), max(numbers)) if numbers else Summary()
 
@@ -49,7 +49,7 @@ class Summary:
 @wire
 @dataclass(frozen=True, slots=True)
 class SubtaskStatistics:
-    """One subtask's part of a checkpoint: when its acknowledgement came after the trigger, what it measured, sizes.
+    """One subtask's part of a checkpoint: the time from the trigger to the acknowledgement, what it measured, sizes.
 
     `state_bytes` is all of its state, `incremental_bytes` what of that was written for this checkpoint.
     """
@@ -72,7 +72,7 @@ class SubtaskStatistics:
 @wire
 @dataclass(frozen=True, slots=True)
 class VertexStatistics:
-    """The subtasks of one vertex in one checkpoint, those that acknowledged it. `unaligned`: how many were."""
+    """The subtasks of one vertex that acknowledged a checkpoint. `unaligned`: how many did so unaligned."""
 
     vertex: VertexId
     subtasks: int
@@ -141,7 +141,7 @@ class PassedOverCheckpoint:
 @wire
 @dataclass(slots=True)
 class CheckpointStatistics:
-    """Of one job, over all its attempts. `history` is oldest first; `by_kind` counts completed ones."""
+    """The statistics of one job, over all attempts. `history`: oldest first; `by_kind` counts completed ones."""
 
     triggered: int = 0
     in_progress: int = 0
@@ -202,7 +202,7 @@ class CheckpointStatistics:
         self.latest_passed_over = damaged
 
     def copy(self) -> CheckpointStatistics:
-        """What does not change when this one does."""
+        """A copy that does not change when this one does."""
         return replace(self, by_kind=dict(self.by_kind))
 
     def _remember(self, record: CheckpointRecord, history_max: int) -> None:
@@ -210,7 +210,7 @@ class CheckpointStatistics:
 
 
 def vertex_statistics(subtasks: dict[TaskId, SubtaskStatistics]) -> tuple[VertexStatistics, ...]:
-    """Aggregates of every vertex, by name. Linear in the number of subtasks."""
+    """Aggregates of each vertex, sorted by its name. Linear in the number of subtasks."""
     by_vertex: dict[VertexId, list[SubtaskStatistics]] = {}
     for task, subtask in subtasks.items():
         by_vertex.setdefault(task.vertex, []).append(subtask)

@@ -1,7 +1,7 @@
 """`CoordinatorContext`: what the parts of the coordinator machine share: state, instructions, and verdicts.
 
-Verdicts are what an event brings about for the whole job: set while it is handled, and taken by the machine before it
-is over. They are no state.
+A verdict says what an event means for the job as a whole. A part leaves it while it handles the event, and the machine
+carries it out before it returns. Verdicts are no state.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tidegate.storage.errors import ProtocolError
 
 
 class CoordinatorContext:
-    """One for each machine."""
+    """What the parts of one machine share."""
 
     def __init__(self, state: CoordinatorState, instruct: Callable[[CoordinatorInstruction], None]) -> None:
         self.state = state
@@ -24,17 +24,18 @@ class CoordinatorContext:
         self.attempt_failure: str | None = None
         """The attempt has to fail with this reason."""
         self.stop_failure: str | None = None
-        """The savepoint of a stop has failed: the tasks have ended their data, so the attempt has to start anew."""
+        """The savepoint of a stop has failed. The tasks have ended their data, so the attempt has to start anew."""
         self.passed_over: str | None = None
         """The checkpoint that the attempt starts from is damaged: the one before it is next."""
         self.restore_failure: str | None = None
         """No checkpoint is left that the job could start from: it has to end."""
         self.storage_failure: str | None = None
-        """Storage did not answer for too long, or a newer job is in charge of it: the job has to end, and keeps all."""
+        """Storage did not answer for too long, or a newer job is in charge of it. The job has to end, and keeps
+        everything."""
         self.nothing_follows = False
-        """The event is one of very many that each change nothing but a number: no step has become possible."""
+        """The event was only counted (an acknowledgement, but not the last one): no step has become possible."""
         self.end: JobStatus | None = None
-        """A completed checkpoint ends the job so."""
+        """A completed checkpoint ends the job in this status."""
 
     @property
     def spec(self) -> JobSpec:

@@ -1,8 +1,9 @@
 """`CoordinatorState`: everything the coordinator remembers, as the fold over its event log.
 
-The codec can write it, so that the fold can be stored and the log cut.
+The codec can write it: a stored fold keeps replay short, and lets the log be truncated. A new field needs a default,
+because folds of older versions lack it.
 
-Sets of tasks are dicts that grow in place, so that an event costs the same however many tasks there are.
+Sets of tasks are dicts that grow in place, so the cost of an event does not grow with the number of tasks.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ __all__ = [
 ]
 
 NEVER_MS = -(2**62)
-"""Before any time."""
+"""Earlier than any time."""
 
 TaskSet = dict[TaskId, None]
 """Tasks in the order in which they came: a set that the codec knows and that grows in place."""
@@ -54,7 +55,10 @@ TaskSet = dict[TaskId, None]
 
 @wire
 class AcknowledgeResult(enum.Enum):
-    """What became of an acknowledgement."""
+    """What became of an acknowledgement (Flink's `TaskAcknowledgeResult`).
+
+    UNKNOWN: the plan does not wait for the task. DISCARDED: no pending checkpoint can take it.
+    """
 
     SUCCESS = "success"
     DUPLICATE = "duplicate"
@@ -73,29 +77,29 @@ class PendingCheckpoint:
     waiting: TaskSet
     """Tasks of the plan that have not acknowledged yet."""
     finished: tuple[TaskId, ...] = ()
-    """Tasks that had finished when it was triggered: covered, with nothing to acknowledge."""
+    """Tasks that had finished when it was triggered: they have nothing to acknowledge."""
     trigger: tuple[TaskId, ...] = ()
-    """Tasks that are triggered when the hooks have answered."""
+    """Tasks to trigger when the hooks have answered."""
     properties: CheckpointProperties = CHECKPOINT
     requests: tuple[str, ...] = ()
     retries: int = 0
-    """How often one of these requests was taken up in vain."""
+    """How often one of these requests has gone back into the queue, at most."""
     base: CheckpointId | None = None
-    """The completed checkpoint on whose files it may be built; they stay until it is over."""
+    """The completed checkpoint that it may be built on. Its files stay until this one is over."""
     phase: PendingPhase = PendingPhase.COLLECTING
     hooks: tuple[tuple[str, bytes], ...] = ()
     acknowledged: dict[TaskId, SubtaskState] = field(default_factory=dict)
     subtasks: dict[TaskId, SubtaskStatistics] = field(default_factory=dict)
-    """What each acknowledgement told besides."""
+    """What each acknowledgement measured."""
     metadata: CheckpointMetadata | None = None
     failures: int = 0
-    """Attempts to export or to write it that have failed."""
+    """How often its export, or its completion, has failed."""
     export_asked: bool = False
     """Whether an answer to a `WriteSavepoint` is outstanding."""
     path: str | None = None
     """Where the savepoint's own folder is, once it is whole."""
     inherited: bool = False
-    """Whether a coordinator was lost while storage decided about it."""
+    """Whether its coordinator was lost while storage decided about it."""
 
     def acknowledge(self, task: TaskId, state: SubtaskState) -> AcknowledgeResult:
         """Take in one task's part."""
@@ -143,7 +147,7 @@ class DamagedCheckpoint:
 @wire
 @dataclass(slots=True)
 class SinkCommit:
-    """Sink files of a completed checkpoint that are not known to be visible yet."""
+    """Sink files of a completed checkpoint that may not be visible yet. `tables` are told even without files."""
 
     checkpoint_id: CheckpointId
     committables: tuple[Committable, ...]
@@ -154,9 +158,9 @@ class SinkCommit:
 @wire
 @dataclass(slots=True)
 class CheckpointDiscard:
-    """A checkpoint to delete. Of a voided one the tombstone stays.
+    """A checkpoint to delete. If it was voided, its tombstone stays.
 
-    `shared`: files that nobody refers to any more. None: all that it wrote, because it never completed.
+    `shared`: the shared files that go with it. None: all that were written for it, because it never completed.
     """
 
     voided: bool
@@ -167,7 +171,7 @@ class CheckpointDiscard:
 @wire
 @dataclass(slots=True)
 class SavepointDiscard:
-    """The folder of a savepoint that counts for nothing, under this target, to be deleted."""
+    """The folder of a failed savepoint, under `target`, that has to be deleted."""
 
     target: str
     failures: int = 0
@@ -184,20 +188,21 @@ class CoordinatorState:
     attempt: AttemptNumber = AttemptNumber(-1)
     """The newest attempt. Each deployment has a number of its own, whether of the whole job or of some regions."""
     older_attempts: dict[TaskId, AttemptNumber] = field(default_factory=dict)
-    """The attempts of tasks that have gone on while others were deployed anew; all others are of the newest one."""
+    """The attempts of tasks that went on while others were deployed anew. All others are in the newest one."""
     down: TaskSet = field(default_factory=dict)
-    """Tasks that were stopped, and wait for the next deployment. Whole regions."""
+    """Tasks that were stopped and wait for the next deployment: always whole regions."""
     adopting: TaskSet = field(default_factory=dict)
-    """Tasks that run, and have not answered the coordinator that has taken over."""
+    """Tasks that run, and have not yet answered the coordinator that took over."""
     adoptions: int = 0
-    """How often the tasks that ran when a coordinator was lost have answered its successor, and gone on."""
+    """How often all running tasks have answered a coordinator that took over."""
     restoring_hooks: bool = False
     """Whether the attempt waits for master hooks to be restored before its tasks are deployed."""
     deploy_delays: int = 0
-    """How often a task has waited for storage to restore its state; `deploy_delayed`: in this attempt."""
+    """How often a task had to wait for storage to restore its state. `deploy_delayed`: whether in this attempt."""
     deploy_delayed: bool = False
     hook_failures: int = 0
     ready: TaskSet = field(default_factory=dict)
+    """Tasks that have restored their state, and were not stopped since."""
     ended: TaskSet = field(default_factory=dict)
     """Tasks whose operators have finished."""
     finished: TaskSet = field(default_factory=dict)
@@ -212,8 +217,9 @@ class CoordinatorState:
     """The checkpoint that tables have to be taken back to before a task is deployed."""
     table_failures: int = 0
     commits: tuple[SinkCommit, ...] = ()
+    """Completed checkpoints whose sink files may not be visible yet, oldest first."""
     told_attempt: int = -1
-    """The newest attempt of which all output tables are told that it has completed a checkpoint."""
+    """The newest attempt whose first completed checkpoint was committed to all output tables, or is about to be."""
     committed_files: dict[tuple[TaskId, OperatorUid], int] = field(default_factory=dict)
     """How many files of each sink subtask of this attempt belong to completed checkpoints."""
     union_operators: dict[OperatorUid, None] = field(default_factory=dict)
@@ -230,18 +236,19 @@ class CoordinatorState:
     due_since_ms: int | None = None
     """Since when a periodic checkpoint is due that could not be started yet."""
     final_not_before_ms: int = NEVER_MS
-    """After a checkpoint that came too early for a task, the final one is not tried again before this time."""
+    """A final checkpoint that has failed is not tried again before this time."""
     stopping: CheckpointId | None = None
     """The pending savepoint after which the job ends."""
     restart_due: bool = False
+    """Whether the delay of the restart is over."""
     failure_times_ms: tuple[int, ...] = ()
-    """Only in what older versions have stored: the failures since the newest completed checkpoint."""
+    """Only in folds of older versions: the failures since the newest completed checkpoint."""
     failures: FailureHistory = field(default_factory=FailureHistory)
     """What the restart strategy remembers."""
     running_since_ms: int | None = None
     """Since when all tasks of the attempt run; None while they do not."""
     consecutive_failures: int = 0
-    """Counted failures of checkpoints since the last one completed."""
+    """Counted failures of checkpoints since one completed, or since the attempt began."""
     failed_checkpoints: int = 0
     completed_checkpoints: int = 0
     last_completed_at_ms: int = NEVER_MS
@@ -266,7 +273,7 @@ class CoordinatorState:
 
     @property
     def kept(self) -> tuple[CheckpointId, ...]:
-        """Completed checkpoints that are not to be deleted: those that are retained, and damaged ones among them."""
+        """Completed checkpoints that have to stay: the retained ones, and those that are damaged."""
         return (*(c.checkpoint_id for c in self.completed), *(d.checkpoint_id for d in self.damaged))
 
     def attempt_of(self, task: TaskId) -> AttemptNumber:
@@ -274,15 +281,15 @@ class CoordinatorState:
         return self.older_attempts.get(task, self.attempt)
 
     def is_current(self, task: TaskId, attempt: AttemptNumber) -> bool:
-        """Whether what a task of an attempt says counts: it has neither been stopped nor deployed anew since."""
+        """Whether what a task says in this attempt counts: it was neither stopped nor deployed anew since."""
         return attempt == self.attempt_of(task) and task not in self.down
 
     def takes_part(self, pending: PendingCheckpoint, task: TaskId, attempt: AttemptNumber) -> bool:
-        """Whether a task of an attempt was told of a checkpoint: nothing was deployed anew since that was triggered."""
+        """Whether a task in this attempt has a part in a checkpoint: nothing was deployed since its trigger."""
         return pending.attempt == self.attempt and self.is_current(task, attempt)
 
     def by_attempt(self, tasks: Iterable[TaskId]) -> list[tuple[AttemptNumber, tuple[TaskId, ...]]]:
-        """Tasks, apart by the attempt that they belong to, oldest first."""
+        """These tasks, grouped by their attempts, oldest attempt first."""
         found: dict[AttemptNumber, list[TaskId]] = {}
         for task in tasks:
             found.setdefault(self.attempt_of(task), []).append(task)
@@ -290,21 +297,21 @@ class CoordinatorState:
 
     @property
     def listening(self) -> list[tuple[AttemptNumber, tuple[TaskId, ...]]]:
-        """Tasks that run and are not over, by their attempts: they are told what becomes of a checkpoint."""
+        """Tasks that run and have not left, by attempt. They are told what becomes of a checkpoint."""
         assert self.spec is not None
         return self.by_attempt(task for task in self.spec.tasks if task in self.ready and task not in self.finished)
 
     def stop(self, tasks: Iterable[TaskId]) -> None:
-        """These tasks wait for the next deployment; what they have said so far counts no more."""
+        """These tasks wait for the next deployment. What they have said so far no longer counts."""
         for task in tasks:
             self.down[task] = None
             for told in (self.ready, self.ended, self.finished, self.adopting):
                 told.pop(task, None)
 
     def begin_attempt(self) -> tuple[TaskId, ...] | None:
-        """Those that are down are of the next attempt; returns them, in the order of the job, None: all tasks."""
+        """Put what is down into the next attempt. Returns these tasks in the order of the job; None: all tasks."""
         assert self.spec is not None
-        # In the fold of an older version nobody is down: there a job restarted as a whole.
+        # The fold of an older version has no `down`: there a job restarted as a whole.
         again = tuple(task for task in self.spec.tasks if task in self.down) or self.spec.tasks
         whole = len(again) == len(self.spec.tasks)
         if whole:

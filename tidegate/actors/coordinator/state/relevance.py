@@ -1,7 +1,7 @@
-"""Tells which events change nothing: the coordinator's host neither hands them to the machine nor logs them.
+"""Tells which events change nothing. The host neither logs them nor hands them to the machine.
 
-A pure function of the state and the event. What it says of an event is a rule of the machine, and replays as it was: an
-event that was logged is relevant again when the log is replayed.
+`CoordinatorMachine.ignores` asks. It is a pure function of state and event, so a replay answers as before: an event
+that was logged is relevant again.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def _is_being_deployed(task: TaskId, attempt: int, state: CoordinatorState) -> b
 
 
 def _waits_for_restart(state: CoordinatorState) -> bool:
-    """Whether something is down, also while something else is being deployed. Older folds have only the status."""
+    """Whether something waits for its restart, even beside a deployment. Older folds have only the status."""
     return state.status is JobStatus.RESTARTING or (state.status is JobStatus.DEPLOYING and bool(state.down))
 
 

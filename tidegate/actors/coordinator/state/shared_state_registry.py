@@ -2,13 +2,13 @@
 
 Rules:
 
-- Part of the fold over the event log, so no crash loses or miscounts a reference (invariant 5).
-- A checkpoint is built on the newest retained one that has keyed state to build on: a savepoint has none, it is whole.
-  What it refers to are files of that one and files of its own; or files of changelogs, which tasks write beside their
-  checkpoints, and to which no later checkpoint comes back once one has left them out.
-- A checkpoint that is not retained any more keeps its references while a pending one is built on it, and until its
-  metadata is gone; after that the files go that nobody else refers to. None of them is ever referred to again: who is
-  built on what was decided before.
+- It is part of the fold over the event log, so no crash loses or miscounts a reference (invariant 5).
+- A checkpoint is built on the newest retained one that has shared files. A canonical savepoint has none: it is whole.
+- It refers to files of that base and to files of its own. It may also refer to files of changelogs, which tasks write
+  beside their checkpoints. No later checkpoint comes back to one that has been left out.
+- A checkpoint that is no longer retained keeps its references while a pending one is built on it, and until its
+  metadata is gone. Then the files go that nobody else refers to. Nobody can begin to: new checkpoints are built on
+  retained ones.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from tidegate.storage.ids import CheckpointId, JobId
 @wire
 @dataclass(slots=True)
 class SharedStateRegistry:
-    """Shared files, by the completed checkpoints that refer to them: those on which another one can be built."""
+    """The shared files of completed checkpoints. Only a checkpoint that has some can be a base."""
 
     references: dict[CheckpointId, tuple[str, ...]] = field(default_factory=dict)
     left: frozenset[CheckpointId] = frozenset()
     """Checkpoints that could not be deleted: the files that they refer to stay until the sweep."""
 
     def register(self, metadata: CheckpointMetadata) -> None:
-        """A checkpoint is complete."""
+        """A checkpoint is complete: note what it refers to."""
         if not any(subtask.layers or subtask.native for subtask in metadata.subtasks):
             return
         paths = dict.fromkeys(path for subtask in metadata.subtasks for path in subtask.shared_paths)
         self.references[metadata.checkpoint_id] = tuple(paths)
 
     def strange_file(self, metadata: CheckpointMetadata, base: CheckpointId | None) -> str | None:
-        """A shared file that is neither one of the checkpoint, nor of `base`, nor of a changelog, if there is one."""
+        """A shared file that is neither the checkpoint's own, nor its base's, nor a changelog's, if there is one."""
         known = frozenset(() if base is None else self.references.get(base, ()))
         changelogs = f"{CheckpointLayout(metadata.job_id).changelog_dir()}/"
         own = own_folder(metadata.job_id, metadata.checkpoint_id), changelogs
@@ -51,7 +51,7 @@ class SharedStateRegistry:
         return checkpoint_id in self.references
 
     def release(self, checkpoint_id: CheckpointId) -> tuple[str, ...]:
-        """A checkpoint refers to nothing any more. Returns the files that nobody refers to since then."""
+        """A checkpoint refers to nothing any more. Returns the files that now nobody refers to."""
         paths = self.references.pop(checkpoint_id, ())
         needed = {path for others in self.references.values() for path in others}
         return tuple(path for path in paths if path not in needed)
@@ -67,10 +67,10 @@ class SharedStateRegistry:
         return tuple(p for p in paths if p.startswith(own_folder(job_id, own)) and p not in needed)
 
     def not_retained(self, retained: Container[CheckpointId]) -> tuple[CheckpointId, ...]:
-        """Checkpoints with references that are there for pending ones alone."""
+        """Checkpoints that are not retained, and keep their references for pending ones alone."""
         return tuple(n for n in self.references if n not in retained and n not in self.left)
 
 
 def own_folder(job_id: JobId, checkpoint_id: CheckpointId) -> str:
-    """How the paths of the shared files begin that were written for one checkpoint."""
+    """What the paths of the shared files begin with that were written for one checkpoint."""
     return f"{CheckpointLayout(job_id).shared_checkpoint_dir(checkpoint_id)}/"
