@@ -346,7 +346,7 @@ class CoordinatorMachine:
             self._end(JobStatus.FAILED, restore_failure, at_ms)
         passed_over, context.passed_over = context.passed_over, None
         if passed_over is not None:
-            # None of its tasks has started, so the restart strategy is not asked. Checkpoints run out, so this ends.
+            # No task of the attempt has started, so no restart strategy is asked. Checkpoints run out, so this ends.
             state.last_failure = passed_over
             self._restarts.left()
             self._failover.stop_whole(passed_over, at_ms)

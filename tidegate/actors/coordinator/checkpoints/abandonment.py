@@ -10,7 +10,7 @@ attempt. Rules:
   its answer.
 - A final checkpoint that has failed is tried again after a pause; at once only if the reason cannot come again.
 - If a checkpoint fails because a task was just leaving, its requests go back into the queue: nobody has to ask again.
-- The same holds if its coordinator was lost and the tasks go on: the new coordinator takes another checkpoint.
+- The same holds if its coordinator was lost and the tasks go on: the next generation takes another one.
 - A stop outlives its attempt, whatever ended that: it waits for the next one. It is refused once the job is over, or
   after `RETRIES_MAX` attempts that ended before its savepoint was complete.
 """

@@ -1,1 +1,1 @@
-"""A job as it was submitted, and the transition tables of the job and of its checkpoints."""
+"""What holds for a job from its submission on: its spec, its limits, and the tables of what it can go through."""

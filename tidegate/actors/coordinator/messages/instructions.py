@@ -92,7 +92,7 @@ class TriggerHooks:
 @wire
 @dataclass(frozen=True, slots=True)
 class RestoreHooks:
-    """Give every master hook its state of this checkpoint, before a task is deployed.
+    """Give every master hook its state from this checkpoint, before a task is deployed.
 
     Answered by `HooksRestored`, `HookRestoreFailed` or `CheckpointDamaged`.
     """

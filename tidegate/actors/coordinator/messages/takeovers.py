@@ -12,7 +12,7 @@ from tidegate.storage.ids import AttemptNumber, CheckpointId, Generation
 @wire
 @dataclass(frozen=True, slots=True)
 class CoordinatorStarted:
-    """A generation of the coordinator has replayed the log and is in charge. Answers to the one before may be lost."""
+    """A generation of the coordinator has replayed the log and begins. Answers to the previous one may be lost."""
 
     at_ms: int
     generation: Generation
