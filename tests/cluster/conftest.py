@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
 
 from tidegate.spark_bridge import RayDPSession
+
+_SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""For Java programs that end after a minute: the second compiler costs them a third of their processor time."""
 
 
 @pytest.fixture(scope="session")
@@ -16,15 +20,17 @@ def raydp_session() -> Iterator[RayDPSession]:
     Tests leave no actors and no cached data in it. Its processes are as nice as the tests: on a busy machine those of
     Ray, which makes way for whatever else runs, would hardly get a turn.
     """
-    session = RayDPSession.start(
-        "tidegate-tests",
-        executors=2,
-        executor_cores=1,
-        executor_memory="768m",
-        slots_per_executor=2,
-        include_dashboard=False,
-        start_timeout_s=240.0,
-        ray_options={"_system_config": {"worker_niceness": 0}},
-    )
-    with session:
-        yield session
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JDK_JAVA_OPTIONS", f"{os.environ.get('JDK_JAVA_OPTIONS', '')} {_SHORT_LIVED}")
+        session = RayDPSession.start(
+            "tidegate-tests",
+            executors=2,
+            executor_cores=1,
+            executor_memory="768m",
+            slots_per_executor=2,
+            include_dashboard=False,
+            start_timeout_s=240.0,
+            ray_options={"_system_config": {"worker_niceness": 0}},
+        )
+        with session:
+            yield session
