@@ -282,6 +282,19 @@ def test_settings_of_streams_are_checked(streaming: Streaming) -> None:
                 env.from_dataframe(streaming.stream, **wrong)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    "setting", [{"idleness": "1s"}, {"trigger": "1s"}, {"log_limit": "1mb"}, {"spark_checkpoint": "s3a://bucket"}]
+)
+def test_settings_of_streams_are_refused_for_bounded_ones(streaming: Streaming, setting: dict[str, str]) -> None:
+    """Which have no query, no lanes and no log: the error names what is to go."""
+    streaming.stream.isStreaming = False
+    with (
+        local() as env,
+        pytest.raises(ConfigurationError, match=f"this one is bounded: leave {next(iter(setting))} out"),
+    ):
+        env.from_dataframe(streaming.stream, **setting)  # type: ignore[arg-type]
+
+
 def test_spark_keeps_its_checkpoint_where_it_is_told(streaming: Streaming) -> None:
     """In a folder of the log's own; without a word beside the log."""
     with local() as env:
