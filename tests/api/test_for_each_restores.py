@@ -25,6 +25,7 @@ from local_jobs import (
 import tidegate as tg
 from tidegate import recovery
 from tidegate.actors.runtimes.local.local_runtime import LocalRuntime
+from tidegate.actors.runtimes.running_job import SnapshotRequest
 from tidegate.storage.checkpoints.metadata import SnapshotKind
 from tidegate.storage.errors import StorageError
 from tidegate.storage.tables.handed_rows import HandedRows
@@ -113,7 +114,7 @@ def test_rows_of_a_checkpoint_that_was_never_committed_come_once(tmp_path: Path)
         running = runtime.submit(replace(submission, spec=replace(submission.spec, storage_outage_ms=0)))
         for gate in (10, 20):
             source.await_gate(gate)
-            running.request(SnapshotKind.CHECKPOINT, None, WAIT_S)
+            running.request(SnapshotRequest(SnapshotKind.CHECKPOINT), WAIT_S)
             source.open_gate(gate)
         away.set()
         progress = running.wait(WAIT_S)

@@ -24,6 +24,7 @@ from local_jobs import (
 import tidegate as tg
 from tidegate import recovery
 from tidegate.actors.runtimes.local.local_runtime import LocalRuntime
+from tidegate.actors.runtimes.running_job import SnapshotRequest
 from tidegate.storage.checkpoints.metadata import SnapshotKind
 from tidegate.storage.errors import StorageError
 
@@ -161,7 +162,7 @@ def test_a_damaged_one_before_the_restored_one_matters_when_its_rows_are_nowhere
         running = runtime.submit(replace(submission, spec=replace(submission.spec, storage_outage_ms=1)))
         for gate in (STOP, STOP + 1):
             source.await_gate(gate)
-            running.request(SnapshotKind.CHECKPOINT, None, WAIT_S)
+            running.request(SnapshotRequest(SnapshotKind.CHECKPOINT), WAIT_S)
             source.open_gate(gate)
         away.set()
         progress = running.wait(WAIT_S)

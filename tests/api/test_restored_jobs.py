@@ -26,6 +26,7 @@ from local_jobs import (
 import tidegate as tg
 from tidegate import recovery
 from tidegate.actors.runtimes.local.local_runtime import LocalRuntime
+from tidegate.actors.runtimes.running_job import SnapshotRequest
 from tidegate.storage.checkpoints.metadata import SnapshotKind
 from tidegate.storage.errors import StorageError
 
@@ -303,7 +304,7 @@ def test_every_checkpoint_that_was_not_shown_is_shown_by_the_restore(tmp_path: P
         running = runtime.submit(replace(submission, spec=replace(submission.spec, storage_outage_ms=0)))
         for gate in gates:
             source.await_gate(gate)
-            running.request(SnapshotKind.CHECKPOINT, None, WAIT_S)
+            running.request(SnapshotRequest(SnapshotKind.CHECKPOINT), WAIT_S)
             source.open_gate(gate)
         away.set()
         progress = running.wait(WAIT_S)

@@ -12,6 +12,7 @@ from local_jobs import NO_RESTART, WAIT_S, GatedSource, config, local, opening, 
 import tidegate as tg
 from tidegate import recovery
 from tidegate.actors.runtimes.local.local_runtime import LocalRuntime
+from tidegate.actors.runtimes.running_job import SnapshotRequest
 from tidegate.storage.checkpoints.metadata import SnapshotKind
 
 ROWS, GATE = 40, 15
@@ -105,7 +106,7 @@ def test_a_stop_whose_savepoint_cannot_be_written_leaves_the_job_running(tmp_pat
         job = runtime.submit(replace(plan, spec=replace(plan.spec, storage_retry_ms=1_000 * 1_000)))
         source.await_gate(GATE)
         with pytest.raises(tg.CheckpointError, match="the savepoint could not be written"):
-            job.request(SnapshotKind.SUSPEND, str(savepoints), WAIT_S)
+            job.request(SnapshotRequest(SnapshotKind.SUSPEND, str(savepoints)), WAIT_S)
         source.open_gate(GATE)
 
         end = job.wait(WAIT_S)

@@ -27,6 +27,7 @@ from local_jobs import (
 
 import tidegate as tg
 from tidegate.actors.runtimes.local.local_runtime import LocalRuntime
+from tidegate.actors.runtimes.running_job import SnapshotRequest
 from tidegate.storage.checkpoints.metadata import SnapshotKind
 from tidegate.storage.errors import StorageError
 from tidegate.storage.files.file_system_store import FileSystemStore
@@ -170,7 +171,7 @@ def left_uncommitted(folder: Path) -> JobId:
         submission = env.plan("job", checkpoints=config(folder / "checkpoints"), restart=NO_RESTART)
         running = runtime.submit(replace(submission, spec=replace(submission.spec, storage_outage_ms=0)))
         source.await_gate(10)
-        running.request(SnapshotKind.CHECKPOINT, None, WAIT_S)
+        running.request(SnapshotRequest(SnapshotKind.CHECKPOINT), WAIT_S)
         progress = running.wait(WAIT_S)
     assert progress is not None
     assert progress.status == "failed"

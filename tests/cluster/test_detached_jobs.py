@@ -19,6 +19,7 @@ from ray_jobs import expected_table, shown_table, until
 from tidegate.actors.runtimes.ray.detached import leave_nothing
 from tidegate.actors.runtimes.ray.listing import jobs_on_ray
 from tidegate.actors.runtimes.ray.ray_runtime import RayRuntime
+from tidegate.actors.runtimes.running_job import SnapshotRequest
 from tidegate.spark_bridge import RayDPSession
 from tidegate.storage.checkpoints.metadata import SnapshotKind
 
@@ -92,7 +93,7 @@ def test_a_detached_job_outlives_its_driver_and_is_finished_by_another(
 
             before = until("rows", job.progress, lambda p: p.rows_in.get("totals", 0) > 0).rows_in["totals"]
             until("more rows", job.progress, lambda p: p.rows_in.get("totals", 0) > before)
-            answer = job.request(SnapshotKind.SAVEPOINT, str(tmp_path / "savepoints"), WAIT_S)
+            answer = job.request(SnapshotRequest(SnapshotKind.SAVEPOINT, str(tmp_path / "savepoints")), WAIT_S)
             assert (card.detached, answer.error) == (True, None)
             (tmp_path / "gate").touch()
             end = job.wait(WAIT_S)

@@ -19,7 +19,7 @@ from tidegate.actors.protocol.identity import TaskId
 from tidegate.actors.protocol.state_origin import StateOrigin
 from tidegate.actors.runtimes.ray.process.calls import NAMESPACE
 from tidegate.actors.runtimes.ray.ray_runtime import RayJob, RayRuntime, SlotPlacement
-from tidegate.actors.runtimes.running_job import JobProgress, progress_of
+from tidegate.actors.runtimes.running_job import JobProgress, SnapshotRequest, progress_of
 from tidegate.actors.state_backends.common.options import StateBackendOptions
 from tidegate.recovery.restart_strategy import RestartStrategy
 from tidegate.spark_bridge import RayDPSession
@@ -77,7 +77,7 @@ def test_a_keyed_job_gives_the_reference_and_shows_itself(runtime: RayRuntime, t
     }
     assert tasks | {"flow/coordinator"} <= names
     assert {process.actor for process in job.tasks()} == tasks
-    assert job.request(SnapshotKind.CHECKPOINT, None, WAIT_S).checkpoint_id == 1
+    assert job.request(SnapshotRequest(SnapshotKind.CHECKPOINT), WAIT_S).checkpoint_id == 1
     gate.touch()
     end = end_of(job)
     assert (end.status, end.restarts, end.failed_checkpoints) == ("finished", 0, 0)
@@ -85,7 +85,7 @@ def test_a_keyed_job_gives_the_reference_and_shows_itself(runtime: RayRuntime, t
     assert keyed.table().equals(keyed.expected)
     assert job.tasks() == ()
     with pytest.raises(CheckpointError, match="the job is finished"):
-        job.request(SnapshotKind.CHECKPOINT, None, WAIT_S)
+        job.request(SnapshotRequest(SnapshotKind.CHECKPOINT), WAIT_S)
 
 
 def test_a_task_that_is_killed_goes_on_where_its_state_is_held(placement: SlotPlacement, tmp_path: Path) -> None:
@@ -99,7 +99,7 @@ def test_a_task_that_is_killed_goes_on_where_its_state_is_held(placement: SlotPl
     try:
         job = runtime.submit(replace(keyed.submission, context=replace(context, options=options)))
         until("rows", job.progress, lambda p: p.rows_in.get("totals", 0) > 0)
-        assert job.request(SnapshotKind.CHECKPOINT, None, WAIT_S).checkpoint_id == 1
+        assert job.request(SnapshotRequest(SnapshotKind.CHECKPOINT), WAIT_S).checkpoint_id == 1
         before = {process.task: process for process in job.tasks()}
         victim = before[keyed.submission.spec.tasks[-1]]
         until("a standby that follows", job.progress, lambda _: followers("killed", victim.task) != [])

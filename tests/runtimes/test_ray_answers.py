@@ -17,7 +17,7 @@ from tidegate.actors.runtimes.ray import answers as ray_answers
 from tidegate.actors.runtimes.ray import ray_job
 from tidegate.actors.runtimes.ray.answers import LOST, Answers, JobView
 from tidegate.actors.runtimes.ray.ray_job import RayJob
-from tidegate.actors.runtimes.running_job import Answer, JobCard, JobProgress, progress_of
+from tidegate.actors.runtimes.running_job import Answer, JobCard, JobProgress, SnapshotRequest, progress_of
 from tidegate.storage.checkpoints.metadata import SnapshotKind
 from tidegate.storage.errors import CheckpointError, JobFailedError
 from tidegate.storage.files.file_system_store import open_store
@@ -111,7 +111,7 @@ def test_a_driver_whose_reply_gets_lost_asks_again(job: tuple[RayJob, Coordinato
     handle, coordinator = job
     coordinator.replies["request"] = [lost, lambda: None]
     coordinator.replies["answer"] = [lambda: None, lost, lambda: DONE]
-    assert handle.request(SnapshotKind.SAVEPOINT, None, 60) == DONE
+    assert handle.request(SnapshotRequest(SnapshotKind.SAVEPOINT), 60) == DONE
 
 
 def test_an_answer_that_comes_with_the_end_is_not_lost(job: tuple[RayJob, Coordinator]) -> None:
@@ -137,7 +137,7 @@ def test_an_answer_that_comes_with_the_end_is_not_lost(job: tuple[RayJob, Coordi
         return gone()
 
     coordinator.replies["answer"] = [end_meanwhile]
-    assert handle.request(SnapshotKind.SUSPEND, None, 60) == DONE
+    assert handle.request(SnapshotRequest(SnapshotKind.SUSPEND), 60) == DONE
 
 
 def test_a_request_that_the_end_of_the_job_has_overtaken_says_so(job: tuple[RayJob, Coordinator]) -> None:
@@ -146,7 +146,7 @@ def test_a_request_that_the_end_of_the_job_has_overtaken_says_so(job: tuple[RayJ
     finished = replace(RUNNING, status="finished")
     coordinator.replies["view"] = [view(finished, statistics=CheckpointStatistics())]
     with pytest.raises(CheckpointError, match="no savepoint was taken: the job is finished"):
-        handle.request(SnapshotKind.SAVEPOINT, None, 60)
+        handle.request(SnapshotRequest(SnapshotKind.SAVEPOINT), 60)
 
 
 def test_a_driver_does_not_wait_for_ever_for_a_silent_coordinator(

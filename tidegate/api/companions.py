@@ -17,8 +17,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from tidegate.actors.coordinator.state.checkpoint_statistics import CheckpointStatistics
-from tidegate.actors.runtimes.running_job import Answer, JobProgress, RunningJob, TaskProcessInfo
-from tidegate.storage.checkpoints.metadata import SavepointFormat, SnapshotKind
+from tidegate.actors.runtimes.running_job import Answer, JobProgress, RunningJob, SnapshotRequest, TaskProcessInfo
 
 _OVER = ("finished", "failed", "cancelled", "suspended")
 
@@ -113,15 +112,9 @@ class AccompaniedJob:
         """Those of the job."""
         return self.alone.statistics()
 
-    def request(
-        self,
-        kind: SnapshotKind,
-        target: str | None,
-        timeout_s: float,
-        savepoint_format: SavepointFormat = SavepointFormat.CANONICAL,
-    ) -> Answer:
+    def request(self, wanted: SnapshotRequest, timeout_s: float) -> Answer:
         """Ask the job."""
-        return self.alone.request(kind, target, timeout_s, savepoint_format)
+        return self.alone.request(wanted, timeout_s)
 
     def _ended(self, progress: JobProgress) -> JobProgress:
         if self._failure is None:

@@ -204,6 +204,15 @@ def answers_of(state: CoordinatorState) -> dict[str, Answer | None]:
 
 
 @dataclass(frozen=True, slots=True)
+class SnapshotRequest:
+    """What a user asks a job for. `target`: the url under which a savepoint gets a folder; None for a checkpoint."""
+
+    kind: SnapshotKind
+    target: str | None = None
+    savepoint_format: SavepointFormat = SavepointFormat.CANONICAL
+
+
+@dataclass(frozen=True, slots=True)
 class TaskProcessInfo:
     """Which process runs a task, and in which attempt of its region."""
 
@@ -249,14 +258,8 @@ class RunningJob(Protocol):
         """Statistics of the checkpoints so far."""
         ...
 
-    def request(
-        self,
-        kind: SnapshotKind,
-        target: str | None,
-        timeout_s: float,
-        savepoint_format: SavepointFormat = SavepointFormat.CANONICAL,
-    ) -> Answer:
-        """Take a checkpoint, or a savepoint under `target`, and wait for it.
+    def request(self, wanted: SnapshotRequest, timeout_s: float) -> Answer:
+        """Take a checkpoint or savepoint, and wait for it.
 
         SUSPEND and TERMINATE end the job after it. CheckpointError when it fails, JobTimeoutError after too long.
         """

@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import Any, Literal
 
 from tidegate.actors.coordinator.state.checkpoint_statistics import CheckpointStatistics
-from tidegate.actors.runtimes.running_job import JobProgress, RunningJob, TaskProcessInfo
+from tidegate.actors.runtimes.running_job import JobProgress, RunningJob, SnapshotRequest, TaskProcessInfo
 from tidegate.api.given_names import location
 from tidegate.recovery.checkpoints import CheckpointSummary, list_checkpoints
 from tidegate.storage.checkpoints.event_log import EventLog
@@ -85,7 +85,7 @@ class Job:
     def trigger_checkpoint(self, timeout: str | timedelta | int = "10min") -> str:
         """Take a checkpoint now; returns its path. CheckpointError if it fails, JobTimeoutError if it takes longer."""
         timeout_s = parse_duration_ms(timeout, setting="trigger_checkpoint(timeout)") / 1000
-        answer = self._running.request(SnapshotKind.CHECKPOINT, None, timeout_s)
+        answer = self._running.request(SnapshotRequest(SnapshotKind.CHECKPOINT), timeout_s)
         return f"{self.root}/{self.job_id}/chk-{answer.checkpoint_id}"
 
     def savepoint(
@@ -103,7 +103,8 @@ class Job:
         """
         timeout_s = parse_duration_ms(timeout, setting="savepoint(timeout)") / 1000
         chosen = _savepoint_format("savepoint", format)
-        return self._savepoint(SnapshotKind.SAVEPOINT, self._target("savepoint", target), timeout_s, chosen)
+        wanted = SnapshotRequest(SnapshotKind.SAVEPOINT, self._target("savepoint", target), chosen)
+        return self._savepoint(wanted, timeout_s)
 
     def stop(
         self,
@@ -126,15 +127,15 @@ class Job:
         deadline = time.monotonic() + limit_s
         kind = SnapshotKind.TERMINATE if drain else SnapshotKind.SUSPEND
         chosen = _savepoint_format("stop", format)
-        path = self._savepoint(kind, self._target("stop", savepoint), limit_s, chosen)
+        path = self._savepoint(SnapshotRequest(kind, self._target("stop", savepoint), chosen), limit_s)
         if self._running.wait(max(0.0, deadline - time.monotonic())) is None:
             raise JobTimeoutError(
                 f"job {self.name!r} has written its savepoint {path} and has not ended within {limit_s:g} s"
             )
         return path
 
-    def _savepoint(self, kind: SnapshotKind, target: str, timeout_s: float, savepoint_format: SavepointFormat) -> str:
-        answer = self._running.request(kind, target, timeout_s, savepoint_format)
+    def _savepoint(self, wanted: SnapshotRequest, timeout_s: float) -> str:
+        answer = self._running.request(wanted, timeout_s)
         assert answer.path is not None, "a savepoint has a path"
         return answer.path
 

@@ -44,6 +44,7 @@ from tidegate.actors.runtimes.running_job import (
     Answer,
     JobOverview,
     JobProgress,
+    SnapshotRequest,
     Submission,
     TaskProcessInfo,
     not_taken,
@@ -54,7 +55,6 @@ from tidegate.actors.state_backends.common.backend import KeyedBackend
 from tidegate.actors.task.messages import events as ev
 from tidegate.actors.task.task_machine import TaskMachine
 from tidegate.storage.checkpoints.event_log import EventLog
-from tidegate.storage.checkpoints.metadata import SavepointFormat, SnapshotKind
 from tidegate.storage.errors import JobTimeoutError
 from tidegate.storage.files.retrying_store import retrying
 from tidegate.storage.files.store import OpenStore
@@ -170,33 +170,29 @@ class LocalJob:
         """Statistics of the checkpoints so far."""
         return self.coordinator.machine.state.statistics.copy()
 
-    def request(
-        self,
-        kind: SnapshotKind,
-        target: str | None,
-        timeout_s: float,
-        savepoint_format: SavepointFormat = SavepointFormat.CANONICAL,
-    ) -> Answer:
+    def request(self, wanted: SnapshotRequest, timeout_s: float) -> Answer:
         """Take a checkpoint or savepoint and wait for it."""
         if self._done.done():
             # Nobody reads the inbox any more: what is put in would stay for as long as somebody holds the job.
-            raise not_taken(kind, f"the job is {self._done.result().status}")
+            raise not_taken(wanted.kind, f"the job is {self._done.result().status}")
         request = uuid.uuid4().hex
         future: Future[Answer] = Future()
         self.requests[request] = future
         try:
-            self._tell_coordinator(lambda: co.CheckpointRequested(now_ms(), request, kind, target, savepoint_format))
+            self._tell_coordinator(
+                lambda: co.CheckpointRequested(now_ms(), request, wanted.kind, wanted.target, wanted.savepoint_format)
+            )
             if self._done.done() and not future.done():
-                raise not_taken(kind, f"the job is {self._done.result().status}")
+                raise not_taken(wanted.kind, f"the job is {self._done.result().status}")
             answer = future.result(timeout_s)
         except TimeoutError:
             raise JobTimeoutError(
-                f"job {self._spec.job_name!r} has not completed the {kind.value} within {timeout_s:g} s"
+                f"job {self._spec.job_name!r} has not completed the {wanted.kind.value} within {timeout_s:g} s"
             ) from None
         finally:
             self.requests.pop(request, None)
         if answer.checkpoint_id is None:
-            raise not_taken(kind, answer.error)
+            raise not_taken(wanted.kind, answer.error)
         return answer
 
     # --- the loop -------------------------------------------------------------------------------------------------

@@ -33,13 +33,13 @@ from tidegate.actors.runtimes.running_job import (
     Answer,
     JobCard,
     JobProgress,
+    SnapshotRequest,
     TaskProcessInfo,
     answers_of,
     not_taken,
     progress_of,
 )
 from tidegate.storage.checkpoints.event_log import EventLog
-from tidegate.storage.checkpoints.metadata import SavepointFormat, SnapshotKind
 from tidegate.storage.errors import ConfigurationError, JobFailedError, JobTimeoutError, TidegateError
 from tidegate.storage.files.store import OpenStore
 
@@ -128,24 +128,19 @@ class RayJob:
         if self._look(0.0) is None:
             self._ask(self._coordinator.cancel, "be cancelled")
 
-    def request(
-        self,
-        kind: SnapshotKind,
-        target: str | None,
-        timeout_s: float,
-        savepoint_format: SavepointFormat = SavepointFormat.CANONICAL,
-    ) -> Answer:
+    def request(self, wanted: SnapshotRequest, timeout_s: float) -> Answer:
         """Take a checkpoint or savepoint and wait for it; raises as `RunningJob.request` does."""
-        if target is not None:
-            check_shared(target)
+        if wanted.target is not None:
+            check_shared(wanted.target)
         self._look(0.0)
         request = uuid.uuid4().hex
-        what = f"take a {kind.value}"
+        what = f"take a {wanted.kind.value}"
         deadline = time.monotonic() + timeout_s
         answer: Answer | None = None
         try:
             if self._end is None:
-                self._ask(self._coordinator.request, what, request, kind, target, savepoint_format)
+                asked = (request, wanted.kind, wanted.target, wanted.savepoint_format)
+                self._ask(self._coordinator.request, what, *asked)
             while self._end is None and answer is None and (left_s := deadline - time.monotonic()) > 0:
                 answer = self._ask(self._coordinator.answer, what, request, min(left_s, WAIT_STEP_S))
         except JobFailedError:
@@ -155,9 +150,9 @@ class RayJob:
         if answer is None and self._end is not None:
             answer = self._answers.get(request) or Answer(None, f"the job is {self._end.status}")
         if answer is None:
-            raise JobTimeoutError(f"job {self.name!r} has not completed the {kind.value} within {timeout_s:g} s")
+            raise JobTimeoutError(f"job {self.name!r} has not completed the {wanted.kind.value} within {timeout_s:g} s")
         if answer.checkpoint_id is None:
-            raise not_taken(kind, answer.error)
+            raise not_taken(wanted.kind, answer.error)
         return answer
 
     def statistics(self) -> CheckpointStatistics:
