@@ -1,6 +1,9 @@
-"""`CoordinatorFence`: which coordinator a task obeys: the newest that it has heard of, and none before that.
+"""`CoordinatorFence`: a task obeys the newest coordinator that it has heard of, and ignores all before it.
 
-Beside it what a task tells a coordinator that takes over.
+A coordinator that was replaced may not know it, and may still give orders. `TaskHost` and `TaskMachine` ask the fence
+before they take in an event. The rule itself is `may_obey` in `invariants.py`.
+
+`answer_to` is what a task tells a coordinator that takes over.
 """
 
 from __future__ import annotations
@@ -17,18 +20,18 @@ _ORDERS: tuple[type, ...] = get_args(ev.CoordinatorOrder)
 
 
 def is_order(event: ev.TaskEvent) -> TypeGuard[ev.CoordinatorOrder]:
-    """Whether only a coordinator says this."""
+    """Whether an event is an order: something that only a coordinator says."""
     return isinstance(event, _ORDERS)
 
 
 class CoordinatorFence:
-    """Of one task."""
+    """The newest generation that one task has heard of."""
 
     def __init__(self) -> None:
         self.generation = ev.UNFENCED
 
     def refuses(self, event: ev.TaskEvent) -> bool:
-        """Whether an event is an order of a coordinator that was replaced. Remembers the newest one."""
+        """Whether to ignore an event: it is an order of a replaced coordinator. Remembers a newer generation."""
         if not is_order(event):
             return False
         generation = event.generation
@@ -45,7 +48,7 @@ def answer_to(
     snapshotted: CheckpointId,
     collecting: CheckpointId | None,
 ) -> do.AnswerTakeover:
-    """What a task is doing; `covered_by`, `snapshotted` and `collecting` as in the event `TaskAnswered`."""
+    """What the task is doing. `TaskAnswered` says what `covered_by`, `snapshotted` and `collecting` mean."""
     return do.AnswerTakeover(
         event.attempt,
         event.generation,

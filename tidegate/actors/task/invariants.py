@@ -1,8 +1,8 @@
 """What must always hold in a task. Each rule is one predicate, and its docstring says why the rule is as it is.
 
 The predicates take plain numbers, because they are asked for every element: queues, gates and barriers know the rest.
-What a lost message can bring about is a `ProtocolError` of whoever asks, and the attempt starts anew.
-What only a fault of the task itself can bring about is an `InvariantError`, which the `check_*` functions raise.
+A lost message can break some rules. Then whoever asks raises `ProtocolError`, and a new attempt begins.
+Only a bug of the task itself can break the others. For these the `check_*` functions raise `InvariantError`.
 
 The numbers are those of the invariants in `docs/architecture.md`. The oracle of the simulator looks at the same rules
 from outside (`tidegate/simulation/oracle/invariants.py`); `tests/simulation/broken_tasks.py` breaks them, and
@@ -19,21 +19,21 @@ from tidegate.storage.errors import InvariantError
 
 
 def is_gapless(first_sequence: int, due: int) -> bool:
-    """Whether a frame goes on where the channel was, or before (1).
+    """Whether a frame leaves no gap after what has arrived (1).
 
-    `<=` and not `==`: a frame that is sent again begins with elements that have arrived; those are dropped, the rest is
+    `<=` and not `==`: a frame that is sent again begins with elements that have arrived. Those are dropped, the rest is
     new. A frame that begins later leaves a gap, and nobody would ever send what is in it.
     """
     return first_sequence <= due
 
 
 def are_contiguous(taken: int, queued: int, arrived: int) -> bool:
-    """Whether every element that has arrived was taken or waits (1): none is lost inside the task, none comes twice."""
+    """Whether every element that has arrived was taken or waits (1): the task loses none and takes none twice."""
     return taken + queued == arrived
 
 
 def may_recover(rows_taken: int) -> bool:
-    """Whether in-flight rows of a checkpoint may be put before all others (3, 9): not once a row of now was taken."""
+    """Whether restored in-flight rows may still go before all others (3, 9): until a row of this attempt was taken."""
     return rows_taken == 0
 
 
@@ -64,19 +64,19 @@ def is_full(queued_bytes: int, limit_bytes: int) -> bool:
 
 
 def check_contiguous(taken: int, queued: int, arrived: int) -> None:
-    """After an element was taken."""
+    """Called after an element was taken."""
     if not are_contiguous(taken, queued, arrived):
         raise InvariantError(f"invariant 1: {taken} elements were taken and {queued} wait, of {arrived} that arrived")
 
 
 def check_recover(rows_taken: int) -> None:
-    """Before what was in flight is put before everything else."""
+    """Called before restored in-flight rows are put before all others."""
     if not may_recover(rows_taken):
         raise InvariantError(f"invariant 3: what was in flight is restored after {rows_taken} rows were processed")
 
 
 def check_process(blocked: bool) -> None:
-    """Before an element is processed."""
+    """Called before an element is processed."""
     if not may_process(blocked):
         raise InvariantError("invariant 2: nothing of a channel is processed between its barrier and the snapshot")
 
@@ -87,8 +87,8 @@ def check_process(blocked: bool) -> None:
 def may_obey(generation: int, newest: int) -> bool:
     """Whether a task may do what a coordinator of this generation says (8).
 
-    `>=` and not `>`: all that one coordinator says is of one generation. An older one has been replaced and may not
-    know it: what it says may contradict its successor, which has given up the checkpoints that it still knows of.
+    `>=` and not `>`: all orders of one coordinator have the same generation. An older coordinator was replaced and may
+    not know it. Its orders may contradict the new one: about checkpoints, say, that the new one has given up.
     """
     return generation >= newest
 
@@ -99,7 +99,7 @@ def may_obey(generation: int, newest: int) -> bool:
 def is_newer(checkpoint_id: int, closed: int) -> bool:
     """Whether a task may still decide about a checkpoint (2, 3).
 
-    `>` and not `>=`: the newest one that is over is over. Taken again, its second snapshot would cut elsewhere.
+    `>` and not `>=`: `closed` itself is over for the task. A second snapshot of it would cut the channels elsewhere.
     """
     return checkpoint_id > closed
 
@@ -108,7 +108,7 @@ def may_acknowledge(missing: Collection[object], sink_files_durable: bool) -> bo
     """Whether a snapshot may be reported (4, 6).
 
     All of it has to be in storage: state, what was in flight, the changelog below it, *and* each sink file from before
-    its barrier. What is reported may be complete at once, and then restored, or committed.
+    its barrier. The report may complete the checkpoint at once, and then it may be restored or committed.
     """
     return not missing and sink_files_durable
 
@@ -116,13 +116,13 @@ def may_acknowledge(missing: Collection[object], sink_files_durable: bool) -> bo
 def may_leave(covered: bool, inputs_over: bool, outputs_empty: bool) -> bool:
     """Whether a task whose operators have finished may end (4, 6, 7).
 
-    A completed checkpoint has to cover that it finished, or a restart would need what it knew. And nobody waits for it:
-    all of its inputs are over, and all that it had to say, barriers among it, has left.
+    A completed checkpoint has to cover its finish, or a restart would still need its state. And nobody may wait for it:
+    all its inputs are over, and all its output has left, barriers included.
     """
     return covered and inputs_over and outputs_empty
 
 
 def check_newer(checkpoint_id: int, closed: int) -> None:
-    """Before a checkpoint is over for the task."""
+    """Called before a checkpoint is closed for the task."""
     if not is_newer(checkpoint_id, closed):
         raise InvariantError(f"invariant 2: checkpoint {checkpoint_id} is over a second time, {closed} was the last")

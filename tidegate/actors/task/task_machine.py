@@ -1,7 +1,7 @@
-"""`TaskMachine`: one subtask as a function of what happened to it.
+"""`TaskMachine`: takes all decisions of one subtask.
 
-`handle(event)` returns instructions; the runtime carries them out and reports results as further events. There is no
-I/O, clock, thread or randomness in here. Its life is in `task_status.py`, its rules are in `invariants.py`.
+`TaskHost` calls `handle(event)`, carries out the instructions that it returns, and reports the results as new events.
+There is no I/O, clock, thread or randomness in here. `task_status.py` has its life, `invariants.py` its rules.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from tidegate.storage.errors import ProtocolError
 from tidegate.storage.ids import AttemptNumber, CheckpointId, OperatorUid
 from tidegate.storage.state.snapshot import Cut, OperatorSnapshot
 
-STAGED_FILES_IN_FLIGHT_MAX = 4
+STAGED_FILES_IN_FLIGHT_MAX = 4  # while so many sink files are being written, the task processes nothing
 
 
 class TaskMachine:
@@ -88,7 +88,7 @@ class TaskMachine:
         self._operators_finished = False
         self._finishing: Iterator[None] = iter(())
         self._end = EndOfData(drain=True)
-        self.covered_by: CheckpointId | None = None  # by whose completion the task may end
+        self.covered_by: CheckpointId | None = None  # the completed checkpoint that lets the task end
         self._input_index = dict(zip(d.inputs, d.input_indices, strict=True))
         self._endings = InputEndings(self._input_index)
         self._induced = InducedCheckpoints()
@@ -105,7 +105,7 @@ class TaskMachine:
 
     @property
     def runnable(self) -> bool:
-        """Whether a `TurnGranted` would process something: input is there and room for its output."""
+        """Whether a turn would process something: there is input, and room for its output."""
         if self.status not in (TaskStatus.RUNNING, TaskStatus.FINISHING, TaskStatus.END_OF_DATA):
             return False
         if self._outputs.over_limit or self._checkpoints.tracker.files_in_flight >= STAGED_FILES_IN_FLIGHT_MAX:
@@ -117,7 +117,7 @@ class TaskMachine:
         return self._inputs.next_channel(self._checkpoints.blocks) is not None
 
     def handle(self, event: ev.TaskEvent) -> list[do.TaskInstruction]:
-        """Take in one fact; returns what has to be done about it, in order.
+        """Take in one event. Returns the instructions that follow from it, in order.
 
         Raises ProtocolError for what cannot happen, and whatever an operator raises; either way the task has failed.
         """
@@ -167,7 +167,7 @@ class TaskMachine:
             if event.finished:
                 raise ProtocolError(f"{self.descriptor.task} has finished and was restored with input of {channel}")
             self._inputs.recover(channel, batches)
-        # Sources, in-flight input, and timers that are due already emit, and before every task is there, into the void.
+        # Not RUNNING yet: sources, restored input and due timers would emit to tasks that may not be there.
         self.status = TaskStatus.READY
         self._instructions.append(do.ReportReady(self.attempt, event.origin))
 
@@ -330,7 +330,7 @@ class TaskMachine:
         self._stage(force=False)
 
     def _advance(self, elements: list[Watermark | WatermarkStatus]) -> None:
-        """Event time has come forward, or there is none for now."""
+        """Pass on a new watermark, or that the inputs became idle or active."""
         for element in elements:
             if isinstance(element, Watermark) and not self._operators_finished:
                 self._chain.advance_watermark(element.timestamp_ms)
@@ -339,7 +339,7 @@ class TaskMachine:
                 self._outputs.broadcast(element)
 
     def _end_input(self, index: int | None) -> None:
-        """Data has ended on a channel; `index`: on all channels of that input."""
+        """A channel's data has ended. `index`: the input whose last channel this was; None: others are still open."""
         if index is not None and self._endings.end.drain and not self._operators_finished:
             self._chain.end_input(index)
             self._stage(force=False)
@@ -358,7 +358,7 @@ class TaskMachine:
             self._checkpoints.trigger(barrier, self._at_ms)
 
     def _finish_step(self) -> None:
-        """Let the operators do one more step of what they have left; after the last one the data has ended."""
+        """Let the operators emit one more step of what they have left. After the last step the data has ended."""
         for _ in self._finishing:
             self._stage(force=False)
             return
@@ -369,7 +369,7 @@ class TaskMachine:
         self._checkpoints.release(self._at_ms)
 
     def _finish_task_if_over(self) -> None:
-        """The task ends when everything has left: who ends has nothing in flight, and gets no further barrier."""
+        """End the task once all its output has left: afterwards it has nothing in flight and gets no barrier."""
         covered, ended = self.covered_by is not None, self.status is TaskStatus.END_OF_DATA
         if not (ended and may_leave(covered, self._endings.partitions_over, self._outputs.empty)):
             return

@@ -1,7 +1,8 @@
-"""Barrier handling of one task: when its inputs' barriers make a snapshot, and whom they block until then.
+"""Barrier handling of one task: when it takes the snapshot, and which channels are blocked until then.
 
-Two handlers keep one interface: `BarrierAligner` for exactly-once (aligned, unaligned, and aligned with a timeout, as
-each barrier says), `BarrierTracker` for at-least-once. Neither does I/O nor reads a clock.
+`SubtaskCheckpoints` tells a handler of every barrier, and does what the handler answers. Two handlers have one
+interface: `BarrierAligner` for exactly-once (aligned, unaligned, or aligned with a timeout, as each barrier says), and
+`BarrierTracker` for at-least-once. They do no I/O and read no clock.
 """
 
 from __future__ import annotations

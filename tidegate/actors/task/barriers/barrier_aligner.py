@@ -1,19 +1,20 @@
-"""`BarrierAligner`: exactly-once barrier handling: aligned, unaligned, or aligned with a timeout, as each barrier says.
+"""`BarrierAligner`: barrier handling for exactly-once: aligned, unaligned, or with a timeout, as each barrier says.
 
 Rules that it keeps (Carbone et al., "Lightweight Asynchronous Snapshots for Distributed Dataflows"; Flink's
 SingleCheckpointBarrierHandler):
 
-- Aligned (and forced aligned): from a channel's barrier on, nothing of that channel is processed until every channel
-  has ended or delivered its barrier. A barrier that has only arrived blocks nobody and disturbs no older checkpoint.
-- Unaligned: the first barrier to arrive makes the snapshot, nobody is blocked; the checkpoint stays pending until every
-  other barrier has arrived too, because what comes before those belongs to it.
-- Aligned with a timeout becomes unaligned when its time is over before the last barrier was taken, and as soon as one
-  barrier of it comes unaligned.
-- A checkpoint ends for this task in one way only, and ids only grow. A newer one supersedes the one that is pending.
+- Aligned (and forced aligned): once a channel's barrier was taken, nothing more of that channel is processed until
+  every channel has delivered its barrier or has ended. A barrier that has only arrived, and waits in its queue, blocks
+  nobody and disturbs no older checkpoint.
+- Unaligned: the first barrier that arrives triggers the snapshot, and nobody is blocked. The checkpoint stays pending
+  until all barriers have arrived, because what comes before them belongs to it.
+- Aligned with a timeout: becomes unaligned if the timeout passes before the last barrier was taken, or as soon as one
+  of its barriers comes unaligned.
+- A checkpoint ends only once for this task, and ids only grow. A newer checkpoint supersedes the pending one.
 - An abort that comes before the first barrier is remembered, so that the barrier blocks nobody.
 
-`TABLE` says which of the methods below answers which input in which state. An input that its state does not allow
-raises ProtocolError before anything has changed.
+`TABLE` says which method answers which input in which state. An input that the state does not allow raises
+ProtocolError before anything has changed.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from tidegate.storage.errors import ProtocolError
 from tidegate.storage.ids import CheckpointId
 
 ANNOUNCED_MAX = 50
-"""Checkpoints whose announcements are remembered while an older one is pending. Those beyond it start when taken."""
+"""Checkpoints whose arrived barriers are remembered while an older one is pending. Others begin when one is taken."""
 
 
 class BarrierAligner:
@@ -60,7 +61,7 @@ class BarrierAligner:
         return None if self._pending is None else self._pending.barrier.checkpoint_id
 
     def spoilt_by_the_end(self) -> tuple[CheckpointId, ...]:
-        """None: what a channel has sent after its barrier waits."""
+        """None: what a channel sends after its barrier is blocked, so no snapshot is spoilt."""
         return ()
 
     def blocks(self, channel: ChannelId) -> bool:
@@ -136,7 +137,7 @@ class BarrierAligner:
         return self._apply(given, Step(CheckpointId(0), at_ms, channel))
 
     def timer(self, at_ms: int) -> Outcome:
-        """A time that an outcome asked for has come: the oldest checkpoint that is over its timeout overtakes."""
+        """A time that an outcome asked for has come: the oldest checkpoint past its timeout overtakes."""
         due = sorted(n for n, c in self._known.items() if c.timeout_at_ms is not None and c.timeout_at_ms <= at_ms)
         if not due:
             return self._apply(BarrierInput.STALE, Step(CheckpointId(0), at_ms))
@@ -178,7 +179,7 @@ class BarrierAligner:
         return NOTHING
 
     def _remember(self, step: Step) -> Outcome:
-        """An aligned barrier has arrived: nothing happens before it is taken, or its time is over."""
+        """An aligned barrier has arrived: nothing happens until it is taken or its timeout passes."""
         assert step.channel is not None
         assert step.barrier is not None
         if step.checkpoint_id not in self._known and len(self._known) >= ANNOUNCED_MAX:
@@ -190,7 +191,7 @@ class BarrierAligner:
         return Outcome(timer_at_ms=collected.arm(step.barrier, step.at_ms))
 
     def _align(self, step: Step) -> Outcome:
-        """Block the channel, until all are."""
+        """Block the channel until the barriers of all channels were taken."""
         assert step.barrier is not None
         collected = self._begin(step, BarrierState.ALIGNING)
         timer_at_ms = collected.arm(step.barrier, step.at_ms)
@@ -216,7 +217,7 @@ class BarrierAligner:
         return Outcome(snapshot=replace(barrier, options=options))
 
     def _collect(self, step: Step) -> Outcome:
-        """One barrier more of those that bound what was in flight; its alignment no longer matters."""
+        """Another barrier is there: what was in flight on its channel ends with it. Its alignment no longer matters."""
         assert step.channel is not None
         self._of_pending().arrived.add(step.channel)
         self._close_if_collected()
@@ -242,7 +243,7 @@ class BarrierAligner:
         return self._give_up_pending(None)
 
     def _cancel_unseen(self, step: Step) -> Outcome:
-        """Its barriers on other channels shall block nobody."""
+        """Cancelled before a barrier was taken: barriers that still come on other channels must block nobody."""
         self._close(step.checkpoint_id)
         return Outcome(cancelled=((step.checkpoint_id, CheckpointFailureReason.CANCEL_BARRIER),))
 
@@ -265,9 +266,9 @@ class BarrierAligner:
         return collected
 
     def _begin(self, step: Step, state: BarrierState) -> Collected:
-        """The step's checkpoint is pending from now on, if it was not before, in this state."""
+        """Make the step's checkpoint the pending one, unless it is already, and enter this state."""
         assert self._pending is None or self.pending == step.checkpoint_id, "a newer one supersedes first"
-        # What is older and was only announced will be stale when it is taken: its timeout must not come up again.
+        # Older checkpoints of which barriers have only arrived are stale now: their timeouts must not come up.
         self._known = {n: c for n, c in self._known.items() if n >= step.checkpoint_id}
         collected = self._pending = self._collected(step)
         self._state = state

@@ -20,11 +20,11 @@ class Outcome:
     """What the task has to do after an input of its handler, in this order."""
 
     cancelled: tuple[tuple[CheckpointId, CheckpointFailureReason | None], ...] = ()
-    """Give up these, oldest first: send a cancel barrier on; decline with the reason, None: the coordinator knows."""
+    """Give these up, oldest first: send a cancel barrier, and decline with the reason. None: the coordinator knows."""
     snapshot: Barrier | None = None
     """Take this snapshot now. It is UNALIGNED when it overtakes what is queued (also after a timeout)."""
     timer_at_ms: int | None = None
-    """Call `timer` then. Times that were asked for add up; a call too many does nothing."""
+    """Call `timer` at this time. It replaces no time that was asked for before; a call too many does nothing."""
 
 
 NOTHING = Outcome()
@@ -33,22 +33,22 @@ NOTHING = Outcome()
 class BarrierHandler(Protocol):
     """Barriers of one task, over a fixed set of input channels; a source has none.
 
-    Every method that takes a channel raises ProtocolError if the channel is not an input of the task, if it has ended,
-    or if it is blocked and delivers all the same; nothing has changed then.
+    `announced`, `barrier`, `cancel_barrier` and `channel_ended` raise ProtocolError, and change nothing, for a channel
+    that is not an input of the task or has ended. All but `announced` also do so for a blocked channel.
     """
 
     @property
     def pending(self) -> CheckpointId | None:
-        """The newest checkpoint whose barriers are being collected; if unaligned, its snapshot has been taken."""
+        """The newest checkpoint whose barriers are being collected. An unaligned one has its snapshot already."""
 
     def spoilt_by_the_end(self) -> tuple[CheckpointId, ...]:
-        """Pending checkpoints of which there can be no snapshot once the data of all channels has ended."""
+        """Pending checkpoints that can get no snapshot any more once the data of all channels has ended."""
 
     def blocks(self, channel: ChannelId) -> bool:
         """Whether no element of this channel may be processed."""
 
     def passed(self, channel: ChannelId, checkpoint_id: CheckpointId) -> bool:
-        """Whether nothing of the channel is in flight before the barrier: that was taken, or the channel has ended."""
+        """Whether nothing on the channel is in flight before this barrier: it was taken, or the channel has ended."""
 
     def announced(self, channel: ChannelId, barrier: Barrier, at_ms: int) -> Outcome:
         """A barrier has arrived in the channel's queue, where elements may wait before it."""
@@ -59,7 +59,7 @@ class BarrierHandler(Protocol):
     def trigger(self, barrier: Barrier, at_ms: int) -> Outcome:
         """The coordinator triggers this task: a source, or one whose upstream tasks have all finished.
 
-        Channels that have not ended are waited for: their EndOfPartition is under way, and no barrier is.
+        It waits for channels that have not ended: their EndOfPartition is on its way, but no barrier is.
         """
 
     def cancel_barrier(self, channel: ChannelId, checkpoint_id: CheckpointId, at_ms: int) -> Outcome:

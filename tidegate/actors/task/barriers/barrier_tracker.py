@@ -1,11 +1,11 @@
-"""`BarrierTracker`: at-least-once barrier handling: barriers are counted, and nobody is ever blocked.
+"""`BarrierTracker`: barrier handling for at-least-once. It counts barriers and never blocks a channel.
 
 Rules that it keeps (Flink's CheckpointBarrierTracker):
 
-- Several checkpoints may be pending; the snapshot is due when each channel's barrier was taken or it has ended.
-- A snapshot, and a cancel barrier, supersede what is pending of older checkpoints; an abort concerns its own one only.
-- A checkpoint ends for this task in one way only; what arrives for one that is over is ignored.
-- At most `TRACKED_MAX` checkpoints are pending; one more supersedes the oldest.
+- Several checkpoints may be pending. A snapshot is due when each channel has delivered its barrier or has ended.
+- A snapshot or a cancel barrier supersedes older pending checkpoints. An abort concerns its own checkpoint only.
+- A checkpoint ends only once for this task. What arrives for it later is ignored.
+- At most `TRACKED_MAX` checkpoints are pending. One more supersedes the oldest.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ class BarrierTracker:
         return max(self._pending, default=None)
 
     def spoilt_by_the_end(self) -> tuple[CheckpointId, ...]:
-        """What is pending, newest first; not a stop, before whose barriers every channel has ended its data."""
+        """All that are pending, newest first. Not a stop: each channel ends its data before the barrier of a stop."""
         return tuple(n for n in sorted(self._pending, reverse=True) if not self._pending[n].barrier.options.kind.stops)
 
     def blocks(self, channel: ChannelId) -> bool:
-        """Never: at least once."""
+        """Never."""
         return False
 
     def passed(self, channel: ChannelId, checkpoint_id: CheckpointId) -> bool:
@@ -62,7 +62,7 @@ class BarrierTracker:
         return self._channels.passed(channel, checkpoint_id)
 
     def announced(self, channel: ChannelId, barrier: Barrier, at_ms: int) -> Outcome:
-        """A barrier has arrived in the channel's queue, which counts when it is taken."""
+        """A barrier has arrived in the channel's queue. It counts when it is taken."""
         self._channels.check(channel)
         return NOTHING
 
@@ -96,7 +96,7 @@ class BarrierTracker:
         return self._give_up_aborted(checkpoint_id)
 
     def channel_ended(self, channel: ChannelId, at_ms: int) -> Outcome:
-        """A channel has delivered its last element. Of several checkpoints that lacked only it, the newest is taken."""
+        """A channel has ended. If several checkpoints waited for it alone, the newest gets its snapshot."""
         self._channels.check(channel)
         self._channels.end(channel)
         for counted in self._pending.values():
@@ -147,7 +147,7 @@ class BarrierTracker:
         return tuple((n, CheckpointFailureReason.SUBSUMED) for n in sorted(self._pending) if n < checkpoint_id)
 
     def _give_up(self, checkpoint_id: CheckpointId) -> Outcome:
-        """The oldest one there is, for want of room."""
+        """Give up the oldest checkpoint to make room."""
         self._close(checkpoint_id)
         return Outcome(cancelled=((checkpoint_id, CheckpointFailureReason.SUBSUMED),))
 

@@ -1,6 +1,6 @@
-"""`Collected`: which barriers of one checkpoint a task has, and when its barrier may overtake what is queued.
+"""Parts of the barrier aligner: the barriers of one checkpoint, one input, and when a barrier overtakes.
 
-The barrier's own options decide: it overtakes when it is UNALIGNED, or aligned and over its timeout.
+Each barrier's own options decide that: it overtakes what is queued if it is UNALIGNED, or ALIGNED and past its timeout.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tidegate.storage.ids import CheckpointId
 
 @dataclass(slots=True)
 class Collected:
-    """The barriers of one checkpoint that are there: `arrived` in their queues, of which some were `taken`."""
+    """The barriers of one checkpoint so far: on which channels one has arrived, and from which it was taken."""
 
     barrier: Barrier
     arrived: set[ChannelId] = field(default_factory=set)
@@ -24,12 +24,12 @@ class Collected:
     timer_armed: bool = False
 
     def start(self, at_ms: int) -> None:
-        """The alignment counts from here, unless it has begun before."""
+        """The alignment begins now, unless it has begun already."""
         if self.started_at_ms is None:
             self.started_at_ms = at_ms
 
     def arm(self, barrier: Barrier, at_ms: int) -> int | None:
-        """The time to ask a timer for, the first time that a barrier with a timeout is there; else None."""
+        """When a timer has to fire: asked for once, by the first barrier that has a timeout. None otherwise."""
         timeout_at_ms = timeout_at_ms_of(barrier, at_ms)
         if self.timer_armed or timeout_at_ms is None:
             return None
@@ -40,7 +40,7 @@ class Collected:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One input of the aligner, for the action that answers it."""
+    """One input of the aligner, as its actions get it."""
 
     checkpoint_id: CheckpointId
     at_ms: int = 0
@@ -50,17 +50,17 @@ class Step:
 
 
 def overtakes(barrier: Barrier, at_ms: int) -> bool:
-    """Whether the barrier goes before what is queued in front of it."""
+    """Whether the barrier overtakes what is queued before it."""
     timeout_at_ms = timeout_at_ms_of(barrier, at_ms)
     is_over = timeout_at_ms is not None and timeout_at_ms <= at_ms
     return is_over or barrier.options.alignment is Alignment.UNALIGNED
 
 
 def timeout_at_ms_of(barrier: Barrier, at_ms: int) -> int | None:
-    """When a barrier that is looked at now may overtake; None for one without a timeout.
+    """When a barrier may overtake; None for one without a timeout.
 
-    It was triggered by the clock of another machine, or by this one's before that was set back: it cannot have been
-    later than now.
+    Another machine's clock says when it was triggered, or this one's before it was set back. A time later than now
+    therefore counts as now.
     """
     if not barrier.options.timeoutable:
         return None

@@ -7,12 +7,12 @@ from tidegate.actors.task.barriers.states import BarrierInput, BarrierState
 
 
 def transition_table() -> list[tuple[BarrierState, BarrierInput, tuple[BarrierState, ...]]]:
-    """Every state with every input and the states that it may lead to; none: the input is illegal there."""
+    """Every state with every input, and the states that this may lead to. No states: the input is illegal there."""
     return [(state, given, TABLE[state, given].to) for state in BarrierState for given in BarrierInput]
 
 
 def render() -> str:
-    """The page: what the states and inputs mean, and a row an input with a column a state."""
+    """The page: what states and inputs mean, then a table with a row for each input and a column for each state."""
     names = [state.name for state in BarrierState]
     lines = [
         "# Barriers of an exactly-once task",

@@ -1,8 +1,9 @@
-"""`Channels` and `RememberedIds`: how far each channel has come, and ids that were given up out of turn.
+"""What both barrier handlers remember.
 
-Both barrier handlers keep one of each.
+`Channels`: the newest barrier that was taken from each channel, and which channels have ended. `RememberedIds`:
+checkpoints that were aborted out of order.
 
-Everything here is bounded: an entry a channel, and a fixed number of ids of which the smallest is forgotten first.
+Everything here is bounded: one entry for each channel, and a fixed number of ids.
 """
 
 from __future__ import annotations
@@ -44,12 +45,12 @@ class Channels:
         return channel in self._ended or self._taken.get(channel, CheckpointId(0)) >= checkpoint_id
 
     def missing(self, there: Set[ChannelId]) -> int:
-        """Number of channels that have neither ended nor are in `there`, which must hold none that has ended."""
+        """How many channels are missing: not in `there`, and not ended. `there` must not hold ended channels."""
         return len(self._channels) - len(self._ended) - len(there)
 
 
 class RememberedIds:
-    """A bounded set of checkpoint ids; the smallest goes when it is full, for it is the least likely to come again."""
+    """A bounded set of checkpoint ids. When it is full it forgets the smallest: the least likely to come again."""
 
     def __init__(self, size_max: int) -> None:
         self._size_max = size_max
@@ -69,5 +70,5 @@ class RememberedIds:
         self._ids.discard(checkpoint_id)
 
     def forget_up_to(self, checkpoint_id: CheckpointId) -> None:
-        """Nothing up to this id will be asked for again."""
+        """Forget all ids up to this one: nobody will ask for them again."""
         self._ids = {n for n in self._ids if n > checkpoint_id}

@@ -1,17 +1,19 @@
-"""Sets how much may be in flight to a task: what it needs a certain time for (Flink's buffer debloating).
+"""Buffer debloating, as in Flink: bounds what is in flight to a task by the time that the task needs for it.
 
 An aligned barrier waits for all that is in flight before it. A bound in bytes alone means milliseconds for a fast
 receiver, and many seconds for a slow one. So a receiver measures how many bytes a second it processes, and gives each
-sender a window: as much again may wait in the sender's queue. Rules that this keeps:
+sender a window. As much again may wait in the sender's queue.
 
-- What one batch costs in any case (a call of a model) must stay a small part of the time: a batch is half a window, and
-  a window is never so small that the rate falls below `THROUGHPUT_SHARE` of the largest batches'. A slower rate that
-  followed from small batches would otherwise make the next ones smaller still.
-- The rate is that of the time in which input was there, also where the task waited for its turn or for room in its own
-  output: that is how fast its queues empty.
-- A window starts small. It grows twofold at most, and only after half of it was processed; it shrinks by half at most,
-  and only after it was measured for a while. So neither a burst nor a pause moves it far, and what a batch costs in any
-  case is learnt before batches are small.
+`InputWindows` uses `Debloater` for the receiver, `OutputGate` uses `SenderPace` for the sender. Rules:
+
+- The fixed cost of a batch (a call of a model) must stay a small part of its time. So a batch is half a window, and no
+  window is so small that the rate falls below `THROUGHPUT_SHARE` of what the largest batches give. Otherwise small
+  batches would lower the rate, and a lower rate would make the next batches smaller still.
+- The rate counts all the time in which input was there, even if the task waited for its turn or for room in its own
+  output. That is how fast its queues empty.
+- A window starts small. It doubles at most, and only after half of it was processed. It halves at most, and only after
+  it was measured for a while. So neither a burst nor a pause moves it far, and the fixed cost is known before batches
+  get small.
 """
 
 from __future__ import annotations
@@ -19,15 +21,15 @@ from __future__ import annotations
 from tidegate.actors.task.channels.turn_pacer import ROWS_UNLIMITED, THROUGHPUT_SHARE
 
 MEMORY_MS = 500
-"""What is measured counts half as much after so long."""
+"""After this time a measurement counts half as much."""
 MEASURED_MS_MIN = 100
-"""Time that must have been measured since the last change before a window shrinks."""
+"""A window shrinks only after so much time was measured since its last change."""
 CHANGE_MIN = 0.25
-"""A smaller change of a window is none, as in Flink."""
+"""A window does not change by a smaller share than this, as in Flink."""
 BATCHES_A_WINDOW = 2
 """One batch is processed while the next one comes."""
 WINDOWS = 2
-"""The receiver's, and the sender's queue, which is as large."""
+"""What is in flight: the receiver's window, and the sender's queue, which is as large."""
 
 
 class Debloater:
@@ -38,27 +40,28 @@ class Debloater:
         self._target_ms, self._bytes_min, self._bytes_max = target_ms, bytes_min, bytes_max
         self.window_bytes = bytes_first
         self._bytes = self._rows = self._ms = 0.0
-        """What was processed, older parts counting less, and in which time."""
+        """What was processed, and in which time. Older parts count less."""
         self._bytes_since = self._ms_since = 0
         """Since the window was changed."""
 
     def took(self, size_bytes: int, rows: int, ms: int) -> None:
-        """So much was processed in a time in which input was there."""
+        """So much was processed in `ms`, a time in which input was there."""
         keep = 0.5 ** (ms / MEMORY_MS)
         self._bytes = self._bytes * keep + size_bytes
         self._rows = self._rows * keep + rows
         self._ms = self._ms * keep + ms
         if self._ms > MEMORY_MS:
-            # However long one turn took, it is forgotten as soon as others.
+            # A turn is forgotten as soon as others, however long it took.
             part = MEMORY_MS / self._ms
             self._bytes, self._rows, self._ms = self._bytes * part, self._rows * part, float(MEMORY_MS)
         self._bytes_since += size_bytes
         self._ms_since += ms
 
     def resize(self, channels: int, fixed_ms: float, rows_min: int = 1) -> bool:
-        """Adapt the window, that of each of so many channels; whether it has changed.
+        """Adapt the window. Returns whether it has changed.
 
-        `fixed_ms`: what a batch costs in any case. `rows_min`: rows that a batch must have room for.
+        `channels`: how many share the time. `fixed_ms`: the fixed cost of a batch. `rows_min`: rows that must fit into
+        a batch.
         """
         wanted_bytes = self._wanted_bytes(channels, fixed_ms, rows_min)
         if wanted_bytes > self.window_bytes:
@@ -78,7 +81,7 @@ class Debloater:
         if not self._bytes:
             return self.window_bytes
         batch_ms = max(self._target_ms / (WINDOWS * BATCHES_A_WINDOW * channels), fixed_ms / (1 - THROUGHPUT_SHARE))
-        # Less than a millisecond is measured as none.
+        # A time below one millisecond is measured as 0.
         batch_bytes = self._bytes / max(0.5, self._ms) * batch_ms
         if self._rows:
             batch_bytes = max(batch_bytes, rows_min * self._bytes / self._rows)
@@ -86,13 +89,13 @@ class Debloater:
 
 
 class SenderPace:
-    """Rows of a sender's turn, so that what it emits is a batch for the receiver: half of its window."""
+    """How many rows a sender's turn takes, so that it emits one batch for the receiver: half of its window."""
 
     def __init__(self) -> None:
         self.rows_max = ROWS_UNLIMITED
 
     def took(self, rows: int, filled: float) -> None:
-        """A turn of `rows` rows has filled this part of the window that it filled most; 0: of no small window."""
+        """A turn of `rows` rows is over. It has `filled` this part of the fullest narrow window; 0: none is narrow."""
         if not rows:
             return
         rows_max = min(ROWS_UNLIMITED, 2 * self.rows_max)

@@ -1,6 +1,7 @@
-"""`InputEndings`: how far the inputs of a task have ended: first their data, then the channels themselves.
+"""`InputEndings`: which inputs of a task have ended.
 
-`EndOfData` ends the data of a channel, `EndOfPartition` the channel.
+`EndOfData` ends the data of a channel: when all data has ended, the task machine finishes the operators.
+`EndOfPartition` ends the channel itself: the task ends only when all channels have.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ class InputEndings:
         self._data_open = set(indices)
         self._partitions_open = set(indices)
         self.end = EndOfData(drain=True)
-        """How data has ended so far: for good, if it has everywhere; by a stop, if the newest end is one."""
+        """How data has ended so far. It drains if all channels say so; `stop` is what the newest end says."""
 
     @property
     def data_over(self) -> bool:
@@ -28,11 +29,11 @@ class InputEndings:
 
     @property
     def partitions_over(self) -> bool:
-        """Whether all channels have delivered their last element; so it is where there are none."""
+        """Whether all channels have delivered their last element. True for a task without channels."""
         return not self._partitions_open
 
     def end_data(self, channel: ChannelId, end: EndOfData) -> int | None:
-        """Data has ended on a channel. The input that has ended with it, if it was the last one of an input."""
+        """Data has ended on a channel. Returns the input whose last channel this was, or None."""
         self._data_open.discard(channel)
         self.end = EndOfData(self.end.drain and end.drain, end.stop)
         index = self._indices[channel]

@@ -1,12 +1,12 @@
-"""`InputGate`: the input side of a task: one queue a channel, contiguous sequences, credit for the sender.
+"""`InputGate`: the input side of a task: a queue for each channel, contiguous sequences, credit for the senders.
 
 Rules that it keeps:
 
-- Elements are taken in exactly the order of their numbers; what came before is dropped, a gap raises (invariant 1).
-- What was in flight when a checkpoint was taken (`recover`) comes before everything that arrives.
+- Elements are taken in exactly the order of their numbers. A repeated one is dropped, a gap raises (invariant 1).
+- Restored in-flight rows (`recover`) come before everything that arrives.
 - A queue never holds more than the credit that was granted plus one element (invariant 10): a sender may overdraw by
   one element, so that an element larger than the whole credit can pass.
-- Receiving never blocks. A blocked channel only stops being offered by `next_channel`.
+- Receiving never blocks. A blocked channel keeps receiving; `next_channel` just does not offer it.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class InputChannel:
     def __init__(self, channel: ChannelId, window_bytes: int) -> None:
         self.channel = channel
         self.recovered: deque[pa.RecordBatch] = deque()
-        """Batches of an earlier attempt that a checkpoint has stored as in flight."""
+        """Batches that a checkpoint has stored as in flight, and that were restored."""
         self.queue: deque[Element] = deque()
         self.arrived = 0
         """Number of the element that must arrive next."""
@@ -63,7 +63,7 @@ class InputChannel:
         self._granted_bytes = window_bytes
         self._taken_bytes = 0
         self._head_bytes: int | None = None
-        """Size of the whole first batch, once a part of it was taken."""
+        """Size of the whole batch at the head, once a part of it was taken."""
         self._left_bytes = 0
         """Size of what is left of it."""
 
@@ -73,7 +73,7 @@ class InputChannel:
         return bool(self.recovered or self.queue)
 
     def recover(self, batches: Iterable[pa.RecordBatch]) -> None:
-        """Put batches that were in flight before everything else, also before what has arrived meanwhile."""
+        """Put restored in-flight batches before everything else, also before what has arrived meanwhile."""
         invariants.check_recover(self.rows_taken)
         self.recovered.extend(batches)
 
@@ -90,7 +90,7 @@ class InputChannel:
         return new
 
     def take(self, rows_max: int = ROWS_UNLIMITED) -> Element:
-        """The next element, in order; of a batch with more rows than `rows_max` only so many, the rest comes next."""
+        """Take the next element. Of a batch with more than `rows_max` rows it takes so many; the rest comes next."""
         if self.recovered:
             batch = self.recovered.popleft()
             if batch.num_rows > rows_max:
@@ -134,7 +134,7 @@ class InputChannel:
         return self._granted_bytes
 
     def credit_to_grant(self) -> int | None:
-        """The new cumulative credit, when at least half of the window has been freed since the last grant."""
+        """Grant credit if half of the window was freed since the last grant. Returns the new total, or None."""
         total_bytes = self._taken_bytes + self.window_bytes
         if total_bytes - self._granted_bytes < max(1, self.window_bytes // 2):
             return None
@@ -149,7 +149,7 @@ class InputGate:
         self._channels = {channel: InputChannel(channel, window_bytes) for channel in channels}
         self._order = deque(channels)
         self._recovering = False
-        """Whether anything that was in flight may wait, on any channel."""
+        """Whether restored in-flight batches may still wait, on any channel."""
 
     def __getitem__(self, channel: ChannelId) -> InputChannel:
         found = self._channels.get(channel)
@@ -170,15 +170,15 @@ class InputGate:
         return any(channel.waiting and not blocked(channel.channel) for channel in self)
 
     def recover(self, channel: ChannelId, batches: Iterable[pa.RecordBatch]) -> None:
-        """Put batches that were in flight before everything else that the task processes."""
+        """Put restored in-flight batches before everything else that the task processes."""
         self[channel].recover(batches)
         self._recovering = True
 
     def next_channel(self, blocked: Callable[[ChannelId], bool]) -> InputChannel | None:
         """The next channel, round-robin, that has an element and is not blocked.
 
-        What was in flight comes first on all channels: a split whose old rows wait on one of them may be read by
-        another subtask now, and then its next rows come by another one.
+        Restored in-flight batches come first, on all channels. Another subtask may read their split now. Then old rows
+        of the split wait on one channel while its next rows come by another one.
         """
         if self._recovering:
             self._recovering = any(channel.recovered for channel in self)
@@ -191,7 +191,7 @@ class InputGate:
         return None
 
     def served(self) -> None:
-        """The channel offered last was served: another one goes first next time."""
+        """The channel that was offered last was served: next time another one goes first."""
         self._order.rotate(-1)
 
     def positions(self) -> tuple[tuple[ChannelId, int], ...]:

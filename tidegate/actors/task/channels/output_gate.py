@@ -3,15 +3,15 @@
 Rules that it keeps:
 
 - Elements leave in the order in which they were queued, and get their numbers then. Only a barrier may overtake what
-  is queued; what it has overtaken belongs to its checkpoint.
-- Batches leave only while the receiver has granted credit; the last one may overdraw it. Control elements are free,
-  and still never overtake a batch.
+  is queued. What it has overtaken belongs to its checkpoint.
+- Batches leave only while there is credit; the last one may overdraw it. Control elements need no credit, and still
+  never overtake a batch.
 - A frame is sent when enough bytes are queued, when a control element is queued (a barrier must not linger), or when
-  the linger time is over. The size adapts: it grows while the receiver is the bottleneck (large frames cost least a
-  row) and shrinks when frames leave by time (latency matters more then).
-- When a queue is over its limit the task takes no more input: back-pressure goes on to the source (invariant 10).
-- A receiver that has made its window smaller than all the credit there is gets queues, frames and batches that are no
-  larger than that asks for: what waits here holds up barriers just as well.
+  the linger time is over. The size adapts: it grows while the receiver is the bottleneck (large frames cost least per
+  row), and shrinks while frames leave by time (latency matters more then).
+- When a queue is full the task takes no more input: back-pressure goes on to the source (invariant 10).
+- For a receiver with a *narrow* window, smaller than `credit_bytes`, queues, frames and batches stay small as well:
+  what waits here delays barriers just as much.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from tidegate.storage.errors import ProtocolError
 from tidegate.storage.ids import CheckpointId
 
 DEBLOAT_TARGET_MS = 1_000
-"""Of jobs, unless they say otherwise: the time that a receiver should need for what is in flight to it."""
+"""The time that a receiver should need for what is in flight to it, unless the job says otherwise."""
 WINDOW_BYTES_AT_FIRST = 64 * 1024
-"""The receiver may be slow, and what was sent cannot be taken back."""
+"""Little, because the receiver may be slow, and what was sent cannot be taken back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +53,13 @@ class BufferLimits:
     turn_rows_max: int = ROWS_UNLIMITED
     """Rows that a task processes at most before it looks at what else has come in."""
     debloat_target_ms: int = 0
-    """Time that the receiver should need for what is in flight; 0: as many bytes as fit."""
+    """Time that the receiver should need for what is in flight; 0: only bytes count."""
     window_bytes_min: int = 4 * 1024
-    """What a window of a receiver is never smaller than, unless `credit_bytes` is."""
+    """No window is smaller, unless `credit_bytes` is."""
 
     @property
     def first_window_bytes(self) -> int:
-        """The window of a channel, which is its first credit, before anything is known about its receiver."""
+        """The window of a channel, and its first credit, while nothing is known about its receiver."""
         if not self.debloat_target_ms:
             return self.credit_bytes
         return min(self.credit_bytes, max(self.window_bytes_min, WINDOW_BYTES_AT_FIRST))
@@ -114,7 +114,7 @@ class OutputChannel:
 
     @property
     def narrow_bytes(self) -> int | None:
-        """The receiver's window, if it is smaller than all the credit there is."""
+        """The receiver's window if it is narrow, that is smaller than `credit_bytes`; else None."""
         return self._window_bytes if self._window_bytes < self._limits.credit_bytes else None
 
     @property
@@ -200,14 +200,14 @@ class OutputChannel:
 
 
 class OutputGate:
-    """All output channels of a task, by edge."""
+    """All output channels of a task."""
 
     def __init__(self, channels: Sequence[ChannelId], limits: BufferLimits) -> None:
         self._channels = {channel: OutputChannel(channel, limits) for channel in channels}
         self.lingering = False
-        """Whether, when frames were taken last, something stayed that credit allowed to be sent."""
+        """Whether `take_frames` has left something that credit would allow to be sent."""
         self.starving = False
-        """Whether, when frames were taken last, something stayed because there was no credit for it."""
+        """Whether `take_frames` has left something because there was no credit for it."""
         self._pace = SenderPace()
 
     def __getitem__(self, channel: ChannelId) -> OutputChannel:
@@ -223,11 +223,11 @@ class OutputGate:
 
     @property
     def turn_rows_max(self) -> int:
-        """Rows of a turn that makes batches as large as the slowest receiver wants them."""
+        """Rows of a turn, so that its batches are as large as the slowest receiver wants them."""
         return self._pace.rows_max
 
     def turn_over(self, rows: int) -> None:
-        """A turn of so many rows is over."""
+        """A turn of `rows` rows is over."""
         filled = 0.0
         for channel in self._channels.values():
             if channel.narrow_bytes is not None:

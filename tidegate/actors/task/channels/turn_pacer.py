@@ -1,17 +1,18 @@
 """Sets how many rows a task processes in one turn.
 
-A barrier that overtakes, a trigger and an abort are taken in between turns, so a turn must not take long: where an
-operator is slow, batches are cut. Where it is fast they are not, because whole batches cost least.
+A task takes in overtaking barriers, triggers and aborts between two turns, so a turn must be short. Where an operator
+is slow, batches are cut. Where it is fast they are not, because whole batches cost least.
 
-A call of a function may cost something that no cut saves (a model, a remote service). So a turn is taken to cost
-`fixed + rows * slope`, and both are learned from turns of different size. Rules that it keeps:
+A call of a function may have a fixed cost that no cut saves (a model, a remote service). So the model of a turn is
+`fixed + rows * slope`. Both are learned from turns of different size. The task machine asks `TaskPacers` in each turn.
+Rules:
 
-- A turn is as long as the limit, or longer, where only that keeps the rows a second within `THROUGHPUT_SHARE` of what
-  the largest batches would give: cutting what has a fixed cost only makes it dearer.
-- No size is tried that is more than a factor of `REACH` away from those that were seen: each cut has to show that it
-  shortens the turn before the next one, so that sizes cannot spiral down.
+- A turn is longer than `TURN_MS_MAX` only where a shorter one would push the rows a second below `THROUGHPUT_SHARE` of
+  what the largest batches give. Cutting a fixed cost only adds to it.
+- No size is tried that is more than a factor of `REACH` away from those that were seen. Each cut has to show that it
+  shortens the turn before the next one comes, so sizes cannot spiral down.
 - While sizes matter, some turns are made small on purpose: turns of one size cannot tell the two costs apart.
-- One turn that is out of line proves nothing (a pause of the process); a second one does: then what was learned before
+- One turn that is out of line proves nothing: the process may have paused. After a second one, what was learned before
   is forgotten. So the sizes follow a change, up as well as down.
 """
 
@@ -25,22 +26,22 @@ from tidegate.actors.operators.batch_rows import BatchRows
 from tidegate.actors.operators.operator import StepPace
 
 TURN_MS_MAX = 100
-"""A turn should take no longer, where it can be helped."""
+"""A turn should take no longer."""
 THROUGHPUT_SHARE = 0.85
-"""Part of the rows a second of the largest batches that no cut may go below."""
+"""No cut may push the rows a second below this share of what the largest batches give."""
 ROWS_AT_FIRST = 1_024
-"""Rows of the first turn: it may be of a function that needs a millisecond for each."""
+"""Rows of the first turn: its function may need a millisecond for each."""
 ROWS_UNLIMITED = 1 << 24
 
 REACH = 4
 """How far the next size may be from the sizes that were seen, and how much smaller a trial is."""
 TURNS_REMEMBERED = 64
 TRIALS_REMEMBERED_MIN = 4
-"""Turns that must be small among those that are remembered."""
+"""So many of the remembered turns must be small."""
 LEARNT_MS_MIN = 2
-"""Turns below it are so short that their fixed cost is not learnt, where somebody wants to know it."""
+"""The fixed cost is not learnt from turns that are shorter."""
 SURPRISE = 2.0
-"""A turn that took so many times longer or shorter than expected is out of line."""
+"""A turn is out of line if it took so many times longer, or shorter, than expected."""
 SURPRISE_MS_MIN = 10
 
 _ROWS_A_FIXED_COST = THROUGHPUT_SHARE / (1 - THROUGHPUT_SHARE)
@@ -71,7 +72,7 @@ Turn = tuple[int, float]
 
 
 def fit(turns: Iterable[Turn]) -> TurnCost:
-    """The cost with the least squares of relative errors, neither part negative. Times must be positive."""
+    """Fit the cost to turns: least squares of relative errors, no part negative. Times must be positive."""
     ones = rows_sum = rows_squares = times = rows_times = 0.0
     for rows, ms in turns:
         weight = 1 / (ms * ms)
@@ -92,9 +93,9 @@ def fit(turns: Iterable[Turn]) -> TurnCost:
 
 
 class TurnPacer:
-    """Rows a turn, adapted to how long turns take; never fewer than `rows_min`, nor more than `rows_max`.
+    """Adapts the rows of a turn to how long turns take: from `rows_min` to `rows_max`.
 
-    `learns`: the fixed cost of a turn is wanted (`fixed_ms`), also where turns are short.
+    `learns`: somebody wants to know the fixed cost of a turn (`fixed_ms`), also while turns are short.
     """
 
     def __init__(self, rows_max: int = ROWS_UNLIMITED, rows_min: int = 1, learns: bool = False) -> None:
@@ -102,14 +103,14 @@ class TurnPacer:
         self._rows_min, self._limit, self._learns = rows_min, rows_max, learns
         self._turns: deque[Turn] = deque(maxlen=TURNS_REMEMBERED)
         self._suspect: Turn | None = None
-        """The last turn, if it was out of line with those before it."""
+        """The last turn, if it was out of line."""
         self._size = self._clamped(ROWS_AT_FIRST)
         """Rows of a turn that is not a trial."""
         self._next = self._size
         self.cost: TurnCost | None = None
         """What turns cost. None while turns are so short that it does not matter, or all of one size."""
         self.fixed_ms = 0.0
-        """What a turn costs in any case, or, while that is not known, the shortest turn that is remembered."""
+        """The fixed cost of a turn; while it is not known, the shortest turn that is remembered."""
 
     @property
     def rows_max(self) -> int:
@@ -131,7 +132,7 @@ class TurnPacer:
             self._turns.append(self._suspect)
             self._suspect = self.cost = None
         elif self._suspect is not None and 2 * rows >= self._suspect[0]:
-            # A smaller turn would not tell: where the slope alone has changed, it takes as long as before.
+            # A small turn would not tell: if only the slope has changed, it takes about as long as before.
             self._suspect = None
         self._turns.append(turn)
         self._choose(rows, turn[1])
@@ -165,7 +166,7 @@ class TurnPacer:
             self._size = self._clamped(max(smallest // REACH, min(best, largest * REACH)))
         trial = self._clamped(min(self._size, largest) // REACH)
         if not known and 2 * trial > largest:
-            # Turns can't get smaller, so that sizes differ the other way.
+            # Turns cannot get smaller, so they get larger: sizes must differ.
             self._size = trial = self._clamped(max(2 * largest, self._size))
         self._next = trial if trials < TRIALS_REMEMBERED_MIN and rows > small else self._size
 
@@ -181,25 +182,25 @@ class TurnPacer:
 
 
 class TaskPacers:
-    """The pacers of a task: one for turns of rows, one for those of timers, which cost something else."""
+    """The pacers of a task: one for turns of rows, one for turns of timers, which do not cost the same."""
 
     def __init__(self, rows: BatchRows, timers_max: int, learns: bool = False) -> None:
         self._rows = TurnPacer(rows.most, rows.least, learns)
         self.rows_min = rows.least
-        """Rows that no turn is cut below."""
+        """No turn is cut below so many rows."""
         self._timers = TurnPacer(timers_max)
 
     def rows_within(self, rows_max: int) -> int:
-        """Rows that the next turn may process, and no more than `rows_max` unless its user wants more."""
+        """Rows that the next turn may process: no more than `rows_max`, unless `batch_rows` asks for more."""
         return max(self.rows_min, min(rows_max, self._rows.rows_max))
 
     @property
     def fixed_ms(self) -> float:
-        """What a turn of rows costs in any case, as far as is known."""
+        """The fixed cost of a turn of rows, as far as it is known."""
         return self._rows.fixed_ms
 
     def next_turn(self, pace: StepPace, last_turn_ms: int) -> None:
-        """A turn begins; the last one took so long, and did what `pace` says. A timer beside rows counts as one."""
+        """A turn begins. The last one did what `pace` has counted; a timer that fired beside rows counts as a row."""
         if pace.rows:
             self._rows.took(pace.rows + pace.timers, last_turn_ms)
         else:

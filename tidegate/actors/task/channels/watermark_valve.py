@@ -1,6 +1,6 @@
-"""`WatermarkValve`: event time of a task, the minimum over its inputs without idle ones (Flink's StatusWatermarkValve).
+"""`WatermarkValve`: event time of a task: the smallest watermark of its active channels (Flink's StatusWatermarkValve).
 
-Where all of them are idle it is the maximum: nobody is waited for.
+If all channels are idle the greatest one counts: the task waits for nobody.
 A channel that ends without the last watermark holds event time where it is: nothing may be emitted too early.
 """
 
@@ -45,7 +45,7 @@ class WatermarkValve:
 
     def _advance(self) -> list[Watermark | WatermarkStatus]:
         active = [ms for channel, ms in self._watermark_ms.items() if channel not in self._idle]
-        # Where all are idle nobody is waited for: the one that is furthest counts, whoever became idle before it.
+        # If all are idle nobody is waited for: the furthest counts, in whatever order they became idle.
         reached_ms = min(active) if active else max(self._watermark_ms.values())
         if reached_ms <= self._emitted_ms:
             return []

@@ -1,4 +1,7 @@
-"""`ChangelogWriter`: freezes segments and bases of a task's changelog, and gives snapshots their layers."""
+"""`ChangelogWriter`: freezes segments and bases of a task's changelog, and gives snapshots their layers.
+
+`SubtaskCheckpoints` calls it; `ChangeLog` decides what is written when.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,7 @@ class ChangelogWriter:
     def of(
         options: StateBackendOptions, chain: OperatorChain, instruct: Callable[[do.TaskInstruction], None]
     ) -> ChangelogWriter | None:
-        """That of a task with these operators; None where none is wanted."""
+        """The changelog of a task with these operators; None if the options ask for none."""
         if not options.changelog:
             return None
         limits = ChangelogLimits.of(options.segment_bytes)
@@ -45,11 +48,13 @@ class ChangelogWriter:
         self._log = ChangeLog(layers, self._limits)
 
     def for_snapshot(self, cut: Cut) -> tuple[Cut, Chain | None, int]:
-        """Write what has changed; for a snapshot that is taken now, what is left for it to hold, the layers that make
-        it whole, and the newest number of those of the last one.
+        """Write what has changed, for a snapshot that is taken now.
 
-        A canonical savepoint holds everything itself. It may be the only checkpoint that is retained, so files of the
-        log may go that no checkpoint refers to but older ones: the log begins anew.
+        Returns what is left for the snapshot itself to hold, the layers that complete it, and the number of the newest
+        layer of the snapshot before.
+
+        A canonical savepoint holds everything itself, and the log begins anew: if the savepoint is the only checkpoint
+        that is retained, the log's files go, because only older checkpoints refer to them.
         """
         if cut.canonical:
             self._log.start_anew()

@@ -1,13 +1,14 @@
 """Records what an unaligned barrier overtakes, from the snapshot until the barrier of every channel has arrived.
 
-Rules that it keeps (Flink's ChannelStateWriter; Chandy and Lamport, "Distributed Snapshots"):
+`SubtaskCheckpoints` has one recorder for each snapshot that may overtake. Rules that it keeps (Flink's
+ChannelStateWriter; Chandy and Lamport, "Distributed Snapshots"):
 
-- Of an input channel belongs to the checkpoint what waits when the snapshot is taken, and what arrives afterwards,
-  up to the channel's barrier or its end.
-- Of an output channel belongs to it what the barrier has overtaken in the queue. A barrier that may overtake later
-  (an aligned one with a timeout) keeps its channel open until it has left, or has overtaken.
-- A batch is referred to, never copied. What waits is bounded by the queues, but what passes while a barrier is late is
-  not: whoever owns the recorder looks at `size_bytes`.
+- Input channel: what waits when the snapshot is taken belongs to the checkpoint. So does what arrives afterwards, up to
+  the channel's barrier or its end.
+- Output channel: what the barrier has overtaken in the queue belongs to the checkpoint. A barrier that may overtake
+  later (an aligned one with a timeout) keeps its channel open until it has left, or has overtaken.
+- A batch is referred to, never copied. The queues bound what waits. They do not bound what arrives while a barrier is
+  late: whoever owns the recorder looks at `size_bytes`.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class ChannelRecorder:
     def input_waits(
         self, channel: ChannelId, batches: Sequence[pa.RecordBatch], recovered: int, barrier_arrived: bool
     ) -> None:
-        """These batches wait on an input as the snapshot is taken, the first `recovered` ones since a restore."""
+        """These batches wait on an input as the snapshot is taken. The first `recovered` of them were restored."""
         self._batches[Direction.INPUT, channel] = list(batches)
         self.size_bytes += sum(batch.nbytes for batch in batches)
         self._recovered[channel] = recovered
@@ -83,7 +84,7 @@ class ChannelRecorder:
         self._open_outputs.discard(channel)
 
     def channels(self) -> tuple[InFlight, ...]:
-        """What was recorded, channels without a batch left out."""
+        """What was recorded, without channels that have no batch."""
         assert self.complete
         return tuple(
             InFlight(

@@ -27,6 +27,6 @@ class InducedCheckpoints:
         return known
 
     def take_rest(self) -> list[Barrier]:
-        """The reader has nothing more to say, so nobody else will begin these."""
+        """Take the triggers that still wait: the reader has ended, and will begin none of them."""
         rest, self._waiting = list(self._waiting.values()), {}
         return rest

@@ -11,14 +11,14 @@ from tidegate.storage.state.snapshot import Cut, OperatorSnapshot
 
 @dataclass(frozen=True, slots=True)
 class SnapshotParts:
-    """What the task does for a snapshot, in this order."""
+    """What the task does for a snapshot, the first four in this order; the other two are questions."""
 
     prepare: Callable[[], None]
-    """Let the operators emit what belongs before the barrier, unless they have finished."""
+    """Let the operators emit what belongs before the barrier. Not called once they have finished."""
     send: Callable[[], None]
     """Let the barrier leave."""
     stage: Callable[[], None]
-    """Have written what the sinks hold."""
+    """Have what the sinks hold written to files."""
     freeze: Callable[[Cut], tuple[OperatorSnapshot, ...]]
     """The synchronous part."""
     finished: Callable[[], bool]

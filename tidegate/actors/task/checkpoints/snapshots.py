@@ -1,13 +1,12 @@
 """Tracks snapshots of one task whose asynchronous part is under way, and sink files that wait for a checkpoint.
 
-Rules that it keeps:
+`SubtaskCheckpoints` calls it. Rules that it keeps:
 
-- One winner between completion and cancellation: a snapshot that was cancelled is never acknowledged, and what its
-  asynchronous part still produces is discarded.
+- A cancelled snapshot is never acknowledged. What its asynchronous part still writes is discarded.
 - A snapshot is acknowledged only when its state file, what was in flight, *and* every sink file staged before its
   barrier are durable.
-- A sink file stays pending until a checkpoint that covers it is known to be complete, so that the files of an aborted
-  checkpoint are committed by the next one.
+- A sink file stays pending until a checkpoint that covers it is known to be complete. So the next checkpoint commits
+  the files of an aborted one.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ class StagedFiles:
         return self.next_index - 1
 
     def durable(self, index: int, file: DataFile) -> None:
-        """A file was written. Told twice is told once."""
+        """A file was written. Hearing it twice does no harm."""
         if index >= self.next_index:
             raise ProtocolError(f"sink file {index} was staged, but only {self.next_index} were asked for")
         if index >= self._committed:
@@ -64,7 +63,7 @@ class StagedFiles:
 
 
 class SnapshotPart(enum.Enum):
-    """What is written of a snapshot, each part on its own."""
+    """The parts of a snapshot, each written on its own."""
 
     STATE = "state"
     CHANNELS = "channels"
@@ -73,14 +72,14 @@ class SnapshotPart(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What one part of a snapshot is in storage."""
+    """Where one part of a snapshot is in storage."""
 
     handle: StateHandle | None = None
     layer: StateHandle | None = None
     native: tuple[NativeState, ...] = ()
 
     def files(self, base: Lineage | None) -> dict[str, int]:
-        """Sizes of the files that were written for it, by path: of native ones those that `base` has not."""
+        """Sizes of the files that were written for it, by path. Native files that `base` has are not among them."""
         known = frozenset[str]() if base is None else base.paths
         found = {h.path: h.size_bytes for h in (self.handle, self.layer) if h is not None and h.path is not None}
         return found | {f.path: f.size_bytes for state in self.native for f in state.files if f.path not in known}
@@ -100,7 +99,7 @@ class TaskSnapshot:
     ends: Mapping[OperatorUid, int]
     """For each sink the number of files that were started before the barrier."""
     missing: set[SnapshotPart] = field(default_factory=lambda: {SnapshotPart.STATE})
-    """Parts that are not durable yet, asked for or not."""
+    """Parts that are not durable yet, whether or not their writing has begun."""
     writing: set[SnapshotPart] = field(default_factory=lambda: {SnapshotPart.STATE})
     """Parts whose answer has not come."""
     written: dict[SnapshotPart, Written] = field(default_factory=dict)
@@ -109,7 +108,7 @@ class TaskSnapshot:
     chain: Chain | None = None
     """The layers of the changelog that make it whole."""
     chain_since: int = 0
-    """Layers up to this one had been written for the snapshot before it."""
+    """Layers up to this number were written for snapshots before it."""
     sync_ms: int = 0
     acknowledged: bool = False
     cancelled: bool = False
@@ -125,7 +124,7 @@ class TaskSnapshot:
 
     @property
     def incremental_bytes(self) -> int:
-        """Bytes of state that were written for it, those in flight left out."""
+        """Bytes of state that were written for it, without in-flight rows."""
         state = self.written[SnapshotPart.STATE]
         inline = (h.size_bytes for h in (state.handle, state.layer) if h is not None and h.path is None)
         logged = () if self.chain is None else self.chain.layers
@@ -168,7 +167,7 @@ class SnapshotTracker:
         self._snapshots[snapshot.checkpoint_id] = snapshot
 
     def await_channels(self, checkpoint_id: CheckpointId) -> None:
-        """What is in flight has to be durable too; it is not all there yet."""
+        """In-flight rows have to be durable too. They are not all there yet."""
         self._snapshots[checkpoint_id].missing.add(SnapshotPart.CHANNELS)
 
     def overtook(self, checkpoint_id: CheckpointId) -> None:
@@ -176,7 +175,7 @@ class SnapshotTracker:
         self._snapshots[checkpoint_id].unaligned = True
 
     def write_channels(self, checkpoint_id: CheckpointId, empty: bool) -> None:
-        """What is in flight is all there: it is being written, or there was none."""
+        """All in-flight rows are there, and being written; or there were none (`empty`)."""
         snapshot = self._snapshots[checkpoint_id]
         assert SnapshotPart.CHANNELS in snapshot.missing and not snapshot.cancelled
         if empty:
@@ -201,7 +200,7 @@ class SnapshotTracker:
         return []
 
     def changelog_answered(self) -> list[CheckpointId]:
-        """More of the changelog is durable, or never will be. Returns the snapshots that can never be."""
+        """A layer of the changelog is durable, or has failed. Returns the snapshots that can never be durable now."""
         failed = []
         for snapshot in self._snapshots.values():
             chain = snapshot.chain
@@ -215,7 +214,7 @@ class SnapshotTracker:
         return failed
 
     def failed(self, checkpoint_id: CheckpointId, part: SnapshotPart) -> tuple[bool, list[str]]:
-        """A part could not be written. Whether the checkpoint has to be declined, and what to discard."""
+        """A part could not be written. Returns whether to decline the checkpoint, and the files to discard."""
         snapshot = self._snapshots.get(checkpoint_id)
         if snapshot is None or part not in snapshot.writing:
             return False, []
@@ -224,12 +223,12 @@ class SnapshotTracker:
         return declines, self._cancel(snapshot)
 
     def abort(self, checkpoint_id: CheckpointId) -> list[str]:
-        """The checkpoint was given up. Returns the files that are durable already and nobody else will discard."""
+        """The checkpoint was given up. Returns files that are durable already, and that nobody else discards."""
         snapshot = self._snapshots.get(checkpoint_id)
         return [] if snapshot is None else self._cancel(snapshot)
 
     def complete(self, checkpoint_id: CheckpointId) -> TaskSnapshot | None:
-        """The checkpoint is complete: its files are committed. None when that was known."""
+        """The checkpoint is complete: its files are committed. Returns its snapshot, or None if that was known."""
         snapshot = self._snapshots.pop(checkpoint_id, None)
         if snapshot is None:
             return None
@@ -240,7 +239,7 @@ class SnapshotTracker:
         return snapshot
 
     def abort_before(self, checkpoint_id: CheckpointId) -> list[str]:
-        """A newer checkpoint is complete, so older ones are over, heard of or not. Returns the files to discard."""
+        """A newer checkpoint is complete, so older ones are over, told or not. Returns the files to discard."""
         older = [n for n in self._snapshots if n < checkpoint_id]
         return [path for number in older for path in self.abort(number)]
 
@@ -266,7 +265,7 @@ class SnapshotTracker:
         parts = () if snapshot.acknowledged or snapshot.cancelled else snapshot.written.values()
         paths = [path for written in parts for path in written.files(snapshot.base)]
         snapshot.cancelled = True
-        # The changelog goes on whoever needs it: nobody waits for it on behalf of this snapshot.
+        # The changelog is written anyway. This snapshot does not wait for it any more.
         snapshot.writing.discard(SnapshotPart.CHANGELOG)
         self._forget_if_over(snapshot)
         return paths

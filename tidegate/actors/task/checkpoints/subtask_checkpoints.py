@@ -6,9 +6,9 @@ Rules that it keeps:
 
 - The order of a snapshot: prepare, barrier out, in-flight elements, synchronous part; the asynchronous part and the
   report follow.
-- While the operators are finishing nothing is taken: half of what they have left cannot be restored. What comes
-  meanwhile is held back and told afterwards, in order.
-- Unaligned barriers become aligned on an edge that cannot do it, and unaligned again behind it.
+- While the operators are finishing no snapshot is taken: an operator that has half finished cannot be restored. What
+  comes meanwhile is held back, and taken in afterwards, in order.
+- An unaligned barrier becomes forced-aligned on an edge where it must not overtake, and unaligned again behind it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from tidegate.storage.ids import CheckpointId
 
 
 class SubtaskCheckpoints:
-    """Takes part in the job's checkpoints."""
+    """One subtask's part in the checkpoints of the job."""
 
     def __init__(
         self,
@@ -122,7 +122,7 @@ class SubtaskCheckpoints:
         self._give_up(checkpoint_id)
 
     def completed(self, checkpoint_id: CheckpointId) -> TaskSnapshot | None:
-        """A checkpoint is complete; this task's part of it, or None when that was known."""
+        """A checkpoint is complete. Returns this task's snapshot, or None if that was known."""
         snapshot = self.tracker.complete(checkpoint_id)
         self._discard(self.tracker.abort_before(checkpoint_id))
         for older in [n for n in self._recorders if n <= checkpoint_id]:
@@ -181,8 +181,9 @@ class SubtaskCheckpoints:
     def hold(self) -> None:
         """Take no snapshot from now on: the operators are finishing.
 
-        Where barriers block nothing, what a channel sent after its barrier may have been processed already. A snapshot
-        of the finished task would promise that its upstream tasks have finished too, so what is pending is given up.
+        In at-least-once mode barriers block nothing, so the task may have processed a channel beyond its barrier, up to
+        the end. A snapshot of the finished task would then promise that its upstream tasks have finished too. So
+        pending checkpoints are given up.
         """
         assert self._held is None
         for pending in self.handler.spoilt_by_the_end():
@@ -198,7 +199,7 @@ class SubtaskCheckpoints:
             tell(at_ms)
 
     def settle(self, at_ms: int) -> None:
-        """After everything has been sent that may be: have in-flight elements written, acknowledge what is durable."""
+        """Called at the end of each event: have in-flight elements written, and acknowledge what is durable."""
         for checkpoint_id, recorder in list(self._recorders.items()):
             for channel in recorder.open_outputs:
                 if checkpoint_id not in self._outputs[channel].barriers:
@@ -228,7 +229,7 @@ class SubtaskCheckpoints:
         for checkpoint_id, reason in outcome.cancelled:
             recorded = checkpoint_id <= self.taken and checkpoint_id not in self._recorders
             if recorded and reason is CheckpointFailureReason.SUBSUMED:
-                # Only the end of a channel was not processed yet: this task's part lacks no barrier, so it stays valid.
+                # No barrier is missing, only the end of a channel was not processed yet: this task's part stays.
                 continue
             self._outputs.broadcast(CancelBarrier(checkpoint_id))
             self._give_up(checkpoint_id)
@@ -293,7 +294,7 @@ class SubtaskCheckpoints:
                 recorder.input_waits(channel.channel, batches, len(channel.recovered), there)
 
     def _send_barrier(self, barrier: Barrier, recorder: ChannelRecorder, at_ms: int) -> bool:
-        """Queue the barrier on every output. Whether it has overtaken something, or may yet."""
+        """Queue the barrier on every output. Returns whether it has overtaken, or may do so later."""
         may_overtake = False
         for edge in self._descriptor.outputs:
             out = replace(barrier, options=outgoing_options(barrier.options, edge.unaligned))
@@ -314,7 +315,7 @@ class SubtaskCheckpoints:
         return may_overtake
 
     def _overtake_late(self, barrier: Barrier, recorder: ChannelRecorder) -> None:
-        """The barrier is stuck in output queues for too long: it overtakes what is before it there."""
+        """The barrier has waited in output queues for too long: now it overtakes what is before it there."""
         late = replace(barrier, options=replace(barrier.options, alignment=Alignment.UNALIGNED))
         for channel in recorder.open_outputs:
             if barrier.checkpoint_id in self._outputs[channel].barriers:
@@ -373,7 +374,7 @@ class SubtaskCheckpoints:
 
 
 def outgoing_options(options: BarrierOptions, unaligned: bool) -> BarrierOptions:
-    """The options of a barrier that goes on over an edge that can, or cannot, be overtaken."""
+    """The options of a barrier that goes out on an edge. `unaligned`: whether barriers may overtake there."""
     if not unaligned:
         if options.alignment is Alignment.UNALIGNED or options.timeoutable:
             return replace(options, alignment=Alignment.FORCED_ALIGNED)

@@ -1,18 +1,19 @@
 """`ChangeLog`: changes of a task's keyed state, written all the time, so that a checkpoint has little left to write.
 
-Changes are frozen and written in numbered segments, each with what has changed since the one before it. A checkpoint
-seals the newest one and refers to a base and all segments above it, which are layers like those of incremental
-checkpoints. From time to time the whole state is written anew beside processing (Flink: materialised), frozen at the
-same moment as a segment; once it is durable it is the base, and what lies below it is left out.
+Changes are frozen and written in numbered segments. Each has what has changed since the one before it. A checkpoint
+seals the newest segment. It refers to a base and to all segments above it: layers, as in incremental checkpoints. From
+time to time the whole state is written anew beside processing (Flink: materialised), frozen at the same moment as a
+segment. Once it is durable it is the base, and what lies below it is left out.
 
-Rules:
+`ChangelogWriter` asks it what to write, and freezes that. Rules:
 
-- What was left out of a chain never comes back, so a file may go when the last checkpoint goes that refers to it: the
+- What was left out of a chain never comes back. So a file may go with the last checkpoint that refers to it: the
   coordinator counts those. A file that no snapshot has taken into its chain is the task's own to delete.
-- Where there is nothing to build on, at the beginning and after a segment that could not be written, the next thing
-  written is a base.
-- Segments in flight that no checkpoint has asked for, and layers of a chain, are bounded. After a failure no state is
-  written whole before a snapshot asks for it, and where no base comes a snapshot has to wait for one in the end.
+- If there is nothing to build on, the next thing written is a base: at the beginning, and after a segment that could
+  not be written.
+- Segments in flight that no checkpoint has asked for are bounded, and so are the layers of a chain. After a failure the
+  state is not written whole before a snapshot asks for it. If base after base fails, a snapshot waits for one in the
+  end.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class ChangelogLimits:
     layers_max: int = 64
     """Layers of a chain before the state is written whole."""
     ratio_max: float = 1.0
-    """Bytes of segments, against those of the base, before the state is written whole."""
+    """So many times the bytes of the base may lie in segments before the state is written whole."""
     bytes_min: int = 256 * 1024
     """Segments of fewer bytes together are not worth a new base."""
 
@@ -83,7 +84,7 @@ class Chain:
 
     @property
     def failed(self) -> bool:
-        """Whether it will never be."""
+        """Whether a part of it can never be written."""
         return any(layer.condition is _Condition.FAILED for layer in self.layers)
 
     @property
@@ -105,7 +106,7 @@ class ChangeLog:
     _coming: Layer | None = None
     """A base that is being written while the old one still counts."""
     _left_out: list[Layer] = field(default_factory=list)
-    """Layers that are still being written, and that only older snapshots may have in their chains."""
+    """Layers that were left out while they were being written. Only older snapshots may have them."""
     _paused: bool = False
     """Whether something could not be written since the last snapshot was taken."""
     _discarded: list[StateHandle] = field(default_factory=list)
@@ -117,19 +118,19 @@ class ChangeLog:
 
     @property
     def chain(self) -> Chain:
-        """What the newest segment, or base, makes whole. Snapshots take it with `take`."""
+        """The base and all segments above it. Snapshots get it by `take`."""
         assert self._base is not None, "seal before"
         return Chain((self._base, *self._segments))
 
     def wants_segment(self, changed_bytes: int) -> bool:
-        """Whether changes of about so many bytes are to be written now."""
+        """Whether to write a segment now, where about `changed_bytes` have changed."""
         if self._base is None and self._paused:
             return False
         in_flight = sum(layer.condition is _Condition.WRITING for layer in self._segments)
         return changed_bytes >= self.limits.segment_bytes and in_flight < self.limits.in_flight_max
 
     def wants_base(self) -> bool:
-        """Whether the state is to be written whole, beside processing."""
+        """Whether to write the whole state now, beside processing."""
         base = self._base
         if base is None or base.condition is not _Condition.DURABLE or self._coming is not None or self._paused:
             return False
@@ -140,7 +141,7 @@ class ChangeLog:
     def seal(self) -> Cut:
         """Begin a segment with all changes since the last one, or a base where there is nothing to build on.
 
-        There is nothing either where bases have failed until layers are far too many: a snapshot has to wait for one.
+        It is a base, too, if bases have failed until there are far too many layers. The snapshot has to wait for it.
         """
         if self._paused and self._coming is None and self._layers >= 2 * self.limits.layers_max:
             self._discarded += self._start_anew()
@@ -155,7 +156,7 @@ class ChangeLog:
         return Cut(CheckpointId(self._newest), base=CheckpointId(self._newest - 1))
 
     def seal_with_base(self) -> tuple[Cut, Cut]:
-        """Begin a segment, and a base of the same moment: to be frozen in this order, with nothing between."""
+        """Begin a segment, and a base of the same moment. Freeze them in this order, with nothing in between."""
         assert self._base is not None and self._coming is None
         segment = self._begin()
         self._coming = Layer(self._newest, whole=True)

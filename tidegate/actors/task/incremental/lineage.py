@@ -1,11 +1,11 @@
 """Decides what a snapshot of a subtask may be built on: its parts of earlier checkpoints.
 
-Rules:
+`SubtaskCheckpoints` asks it when a snapshot is taken. Rules:
 
-- A snapshot is built only on the checkpoint that its barrier names: of that one the coordinator keeps the files.
-- Layers are few, and those above the base are together no larger than it. Else the next snapshot is whole, as the base
-  of a new stack: so what a restore reads, and what storage holds, is at most about twice the state.
-- Where most rows have changed since the base, a snapshot is whole too: it writes less than twice as much, and a restore
+- A snapshot is built only on the checkpoint that its barrier names: the coordinator keeps the files of that one.
+- A stack has few layers, and those above the base are together no larger than the base. Else the next snapshot is whole
+  and begins a new stack. So a restore reads, and storage holds, at most about twice the state.
+- If most rows have changed since the base, a snapshot is whole, too: it writes less than twice as much, and a restore
   reads each row once.
 - A canonical savepoint is whole and has no file in common with anything; nothing is built on it. A native one is like
   any checkpoint.
@@ -26,14 +26,15 @@ from tidegate.storage.state.snapshot import Cut, OperatorSnapshot
 LAYERS_MAX = 10
 """Layers of a stack, its base among them."""
 DELTAS_BYTES_MIN = 64 * 1024
-"""So much may lie above a base however small it is."""
+"""So much may lie above a base, however small the base is."""
 CHANGED_ROWS_MIN = 4096
-"""So few changes are an increment, whatever share of the state they are."""
+"""So few changes are always an increment, whatever share of the state they are."""
 LINEAGES_MAX = 16
 """Checkpoints of which a subtask remembers its part: more than may be pending, and a few that were never heard of."""
 
 
 ChangedRows = Callable[[CheckpointId], tuple[int, int]]
+"""For a base: about how many rows an increment on it would hold, and how many the whole state has."""
 
 
 @wire
@@ -88,15 +89,12 @@ class Lineages:
         self._known.pop(checkpoint_id, None)
 
     def begin(self, barrier: Barrier, finished: bool, changed_rows: ChangedRows) -> tuple[Cut, Lineage | None]:
-        """What the snapshot of this barrier is to hold, and what it is built on; `finished`: there is no state.
-
-        `changed_rows` counts what an increment would hold, and what there is.
-        """
+        """What the snapshot of this barrier is to hold, and what it is built on. `finished`: there is no state."""
         if barrier.options.canonical:
             return Cut(barrier.checkpoint_id, canonical=True), None
         if barrier.base is None:
             return Cut(barrier.checkpoint_id), None
-        # The bases of later barriers are no older.
+        # Later barriers name no older base.
         base_id = barrier.base
         self._known = {number: lineage for number, lineage in self._known.items() if number >= base_id}
         base = self._known.get(base_id)
@@ -111,7 +109,7 @@ def _mostly(changed: int, rows: int) -> bool:
 
 
 def canonical(snapshot: OperatorSnapshot) -> OperatorSnapshot:
-    """The same with all states in the file of the checkpoint alone, by name, and keyed ones in canonical form."""
+    """The snapshot as a canonical savepoint has it: states by name in one file, keyed ones in canonical form."""
     states = sorted((*snapshot.states, *snapshot.layer), key=lambda frozen: frozen.state)
     keyed = (FrozenCanonical(frozen) if frozen.kind is StateKind.KEYED else frozen for frozen in states)
     return replace(snapshot, states=tuple(keyed), layer=())

@@ -1,4 +1,4 @@
-"""The events of a task machine: facts that it is told. `at_ms` is when the runtime learned of the fact."""
+"""The events of a task machine: facts that `TaskHost` tells it. `at_ms` is when the runtime learned of the fact."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tidegate.storage.ids import AttemptNumber, CheckpointId, Generation, Operat
 from tidegate.storage.state.snapshot import StateTable
 
 UNFENCED = Generation(0)
-"""Of no coordinator: older than any."""
+"""The generation of no coordinator: older than any."""
 
 
 @wire
@@ -36,11 +36,10 @@ class DamageFound:
 class TaskRestored:
     """The state of every operator was read (`tables` is empty on a fresh start); the task may open.
 
-    What `tables` holds of an operator it lets go of as the operator takes it in (`Handover`). Never leaves its process.
+    `tables` lets go of each table once its operator has taken it in (`Handover`). The event never leaves its process.
 
-    `finished` tells that the checkpoint holds this task's operators as finished: they must not run again.
-    `in_flight` holds, for input channels, the batches that an unaligned barrier had overtaken, oldest first: they are
-    processed before anything that comes in.
+    `finished`: the operators had finished in the checkpoint, and must not run again. `in_flight`: for input channels,
+    the batches that an unaligned barrier had overtaken, oldest first. They are processed before anything that comes in.
     """
 
     at_ms: int
@@ -48,15 +47,15 @@ class TaskRestored:
     finished: bool = False
     in_flight: tuple[tuple[ChannelId, tuple[pa.RecordBatch, ...]], ...] = ()
     lineage: Lineage | None = None
-    """What it has in the checkpoint, where the next snapshots may be built on that."""
+    """The task's part of the checkpoint, if the next snapshots may be built on that."""
     kept: Mapping[OperatorUid, KeyedBackend] = field(default_factory=dict)
-    """Backends that the attempt before has left in this process, and that go back to that checkpoint."""
+    """Backends that the attempt before has left in this process. They go back to that checkpoint."""
     origin: StateOrigin | None = None
     """Where state comes from; None on a fresh start."""
 
     @property
     def checkpoint_id(self) -> CheckpointId | None:
-        """The checkpoint that it starts from, where that is one of this job and it had a part in it."""
+        """The checkpoint that the task starts from, if it is one of this job and the task has a part in it."""
         return None if self.lineage is None else self.lineage.checkpoint_id
 
 
@@ -74,7 +73,7 @@ class TasksStarted:
 class CoordinatorTookOver:
     """A new generation of the coordinator is in charge, and asks what the task is doing. Answered by `AnswerTakeover`.
 
-    `generation`, here and in all that a coordinator says: that of the coordinator which says so.
+    `generation`, here and in all orders: that of the coordinator that gives the order.
     """
 
     at_ms: int
@@ -99,8 +98,8 @@ class FrameArrived:
 class CreditGranted:
     """The receiver of an output channel has room for `total_bytes` in total since the attempt began.
 
-    Cumulative, so that a grant that comes twice or out of order does no harm. `window_bytes`: what it wants to be in
-    flight, and to wait here, from now on.
+    Cumulative, so that a grant that comes twice or out of order does no harm. `window_bytes`: how much may be in flight
+    from now on; as much again may wait in the output queue.
     """
 
     at_ms: int
@@ -126,7 +125,7 @@ class SourceBatchRead:
     """The answer to a `ReadSource`. `batch` is None when the split had nothing left, or nothing at the moment.
 
     `induces`: the reader of an externally induced source wants this checkpoint to be taken right after the batch.
-    `held`: the source was not asked, because nothing is to come in for now; that says nothing about its rows.
+    `held`: the source was not asked, because the job's sources are held back for now. It may have rows.
     """
 
     at_ms: int
@@ -180,8 +179,8 @@ class CheckpointCompleted:
 class SnapshotPersisted:
     """The state of a snapshot is durable. `handle` is None for a stateless task; `sync_ms`: its synchronous part.
 
-    `layer`: what was put on the layers that the snapshot is built on, None where nothing had changed; `native`: all
-    files of its backends, those among them that it has in common with what it is built on.
+    `layer`: what was put on the layers that the snapshot is built on; None if nothing had changed. `native`: all files
+    of its backends, also those that it shares with what it is built on.
     """
 
     at_ms: int
@@ -205,7 +204,10 @@ class ChannelStatePersisted:
 @wire
 @dataclass(frozen=True, slots=True)
 class SnapshotFailed:
-    """The state of a snapshot, or what was in flight (`channels`), could not be written. `away`: it may pass."""
+    """The state of a snapshot, or what was in flight (`channels`), could not be written.
+
+    `away`: storage does not answer or has no room, which may pass.
+    """
 
     at_ms: int
     checkpoint_id: CheckpointId
@@ -228,7 +230,7 @@ class SegmentPersisted:
 @wire
 @dataclass(frozen=True, slots=True)
 class SegmentFailed:
-    """A segment of the changelog, or a base, could not be written. `away`: it may pass."""
+    """A segment of the changelog, or a base (`whole`), could not be written. `away`: as in `SnapshotFailed`."""
 
     at_ms: int
     number: int
@@ -250,8 +252,8 @@ class FileStaged:
 
 @wire
 class TaskTimer(enum.Enum):
-    """What a task waits for: output lingers, credit stays away, alignment takes too long, user timers are due, and
-    a source that had nothing may have rows by now."""
+    """What a timer is for: to send output that has lingered, to ask for credit that has not come, to end an alignment
+    that takes too long, to fire timers of operators, to ask a source again that had no rows."""
 
     FLUSH = "flush"
     CREDIT = "credit"
@@ -265,7 +267,7 @@ class TaskTimer(enum.Enum):
 class TimerDue:
     """A timer that the task has set is due. A timer that is due when nothing is waiting for it does no harm.
 
-    `due_at_ms`: the time that it was set for. It may be later than `at_ms`, where the clock was set back since.
+    `due_at_ms`: the time that it was set for. It may be later than `at_ms`, if the clock was set back since.
     """
 
     at_ms: int
@@ -295,4 +297,4 @@ TaskEvent = (
 )
 
 CoordinatorOrder = TasksStarted | CoordinatorTookOver | CheckpointTriggered | CheckpointAborted | CheckpointCompleted
-"""What only a coordinator says."""
+"""Events that only a coordinator causes: the task's fence looks at their generation."""

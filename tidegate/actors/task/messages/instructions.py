@@ -27,9 +27,9 @@ from tidegate.storage.state.snapshot import OperatorSnapshot
 class SendFrame:
     """Deliver consecutive elements to the downstream task of a channel.
 
-    Fire and forget, because the number of the next frame shows that one is missing; except where `exhausts_credit`
-    says that no frame of data can follow before the receiver has answered this one. A frame without elements asks the
-    receiver to repeat its grant of credit.
+    Nobody needs to wait for an answer: the number of the next frame shows that one is missing. Not so with
+    `exhausts_credit`: then no frame of data can follow before the receiver grants credit. A frame without elements asks
+    the receiver to repeat its grant.
     """
 
     attempt: AttemptNumber
@@ -42,7 +42,7 @@ class SendFrame:
 @wire
 @dataclass(frozen=True, slots=True)
 class GrantCredit:
-    """Tell the upstream task of a channel how many bytes it may have sent in total, and the window that follows."""
+    """Tell the upstream task of a channel how many bytes it may have sent in total, and the window from now on."""
 
     attempt: AttemptNumber
     channel: ChannelId
@@ -66,8 +66,8 @@ class PersistSnapshot:
     """Write frozen state, beside processing. Answered by `SnapshotPersisted` or `SnapshotFailed`.
 
     Holds references into the task's memory, so it never leaves the process. The positions say where the cut goes
-    through each channel, for those who check from outside that the cuts of all tasks fit together: how many rows
-    of this attempt were taken from each input and put on each output before it.
+    through each channel: how many rows of this attempt were taken from each input, and put on each output, before it.
+    The simulator's oracle checks with them that the cuts of all tasks fit together.
     """
 
     checkpoint_id: CheckpointId
@@ -77,7 +77,7 @@ class PersistSnapshot:
     base: Lineage | None = None
     """What the snapshot is built on; without it the layers and native files of `snapshots` are whole."""
     chain: Chain | None = None
-    """The layers of the changelog that belong to it; they are written on their own."""
+    """The layers of the changelog that belong to it. They are written separately."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +113,8 @@ class InFlight:
 class PersistChannelState:
     """Write the in-flight elements of an unaligned snapshot, beside processing, in a file of their own.
 
-    Comes once for each snapshot that may have some, when the barrier of every channel has arrived. `channels` holds no
-    empty ones. Answered by `ChannelStatePersisted` or `SnapshotFailed`.
+    Comes at most once for each snapshot, when the barrier of every channel has arrived. Every entry of `channels` has a
+    batch. Answered by `ChannelStatePersisted` or `SnapshotFailed`.
     """
 
     checkpoint_id: CheckpointId
@@ -181,7 +181,7 @@ class AnswerTakeover:
 class ReportEndOfData:
     """Tell the coordinator that the operators have finished and only a final checkpoint is missing.
 
-    `stop`: the savepoint after which the job ends, where that has ended the data.
+    `stop`: the savepoint that has ended the data, and after which the job ends; None if the data ran out.
     """
 
     attempt: AttemptNumber

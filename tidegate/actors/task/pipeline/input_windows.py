@@ -1,8 +1,11 @@
 """`InputWindows`: how much the senders of a task may have in flight to it, and the grants of credit that say so.
 
-Rules: without a target for the time in flight a window is all the credit there is, always. A window that has become
-smaller is told at once, because no grant follows until what is in flight has been processed; one that grew comes with
-the next grant. A channel whose data has ended leaves its part of the time to the others.
+The task machine calls it when turns begin and end. `Debloater` computes the size. Rules:
+
+- Without a target time (`debloat_target_ms`) every window is all the credit there is.
+- A sender hears at once of a window that has become smaller: else no grant would come before all that is in flight was
+  processed. It hears of a larger one with the next grant.
+- A channel whose data has ended leaves its share of the time to the others.
 """
 
 from __future__ import annotations
@@ -27,12 +30,12 @@ class InputWindows:
             first_bytes, least_bytes = limits.first_window_bytes, min(limits.window_bytes_min, limits.credit_bytes)
             self._debloater = Debloater(limits.debloat_target_ms, first_bytes, least_bytes, limits.credit_bytes)
         self._taken_bytes = self._taken_rows = 0
-        """In the last turn."""
+        """Of this turn, for `next_turn` to measure."""
         self._waiting = False
         """Whether input was waiting when the last turn was over."""
 
     def next_turn(self, last_turn_ms: int, waited_ms: int) -> Iterator[GrantCredit]:
-        """A turn begins: the last one took so long, and was over for so long. Gives the windows that shrink."""
+        """A turn begins. The last one took `last_turn_ms`, `waited_ms` ago. Yields grants for windows that shrink."""
         debloater = self._debloater
         if debloater is None:
             return
@@ -47,14 +50,14 @@ class InputWindows:
                 yield self.grant(channel)
 
     def taken(self, channel: InputChannel, rows: int) -> Iterator[GrantCredit]:
-        """An element, or a part of one, was taken and processed, of so many rows; the grant that is due then."""
+        """An element, or `rows` rows of a batch, was taken and processed. Yields the grant that is due, if any."""
         self._taken_bytes += channel.last_bytes
         self._taken_rows += rows
         if channel.credit_to_grant() is not None:
             yield self.grant(channel)
 
     def turn_over(self, waiting: bool) -> None:
-        """The turn is over, and input is waiting or not."""
+        """The turn is over. `waiting`: whether more input is there."""
         self._waiting = waiting
 
     def grant(self, channel: InputChannel) -> GrantCredit:

@@ -4,16 +4,16 @@ The task machine calls it with batches, watermarks and processing time. Rules:
 
 - Only the first operator has several inputs.
 - A watermark passes the operators in order. Each first emits what waited for it; the operators behind it process that,
-  and then the watermark goes on to them. An operator that generates watermarks lets none from before it pass, but for
-  the last one.
+  and then the watermark goes on to them. An operator that generates watermarks lets none from upstream pass, except the
+  last one.
 - Processing time is what the task says it is. For a timer it is never before the time that the timer was set for. Else
   a timer that sets itself for the next full second would be due at once, again and again.
 - Once finishing has begun no processing-time timer fires any more: as in Flink, those are dropped at the end.
 - Timers fire in steps (Flink's interruptible timers). The first step is done at once, the others when the task asks for
   them; meanwhile it gives the chain nothing else.
-- Of several operators with steps left the last in the chain goes first, so that it is up to date when those before it
-  emit again. There is one exception: where one call emits several batches into a generator of watermarks, the later
-  batches go before the watermark of the first. Watermarks that wait for the same operator merge into the newest.
+- If several operators have steps left, the last in the chain goes first. So it is up to date when those before it emit
+  again. There is one exception: if one call emits several batches into a generator of watermarks, the later batches go
+  before the watermark of the first. Watermarks that wait for the same operator merge into the newest.
 """
 
 from __future__ import annotations
@@ -46,17 +46,17 @@ class _Link:
     emit: Emit
     """Takes its output."""
     rows_max: int
-    """Rows that it is given at once at most."""
+    """It gets no more rows than this at once."""
     waits: bool
-    """Whether watermarks make it do anything. To those that do not they are not shown: that costs more than a batch."""
+    """Whether watermarks make it do anything. Others do not see them: showing them costs more than a batch."""
     generated_ms: int = MIN_WATERMARK_MS
-    """The newest own watermark that was passed on."""
+    """The newest watermark of its own that was passed on."""
     next_ms: int | None = None
-    """The newest watermark that has come, if it has not begun with it."""
+    """The newest watermark that has come, until it begins with it."""
     current_ms: int = MIN_WATERMARK_MS
     """The newest watermark that it has begun with."""
     steps: Iterator[None] | None = None
-    """The steps that are left of that."""
+    """The steps left for that one."""
 
 
 def _link(spec: OperatorSpec, emit: Emit) -> _Link:
@@ -66,11 +66,15 @@ def _link(spec: OperatorSpec, emit: Emit) -> _Link:
 
 
 def _nobody(told: int) -> None:
-    """Takes what event time brings where nobody asks for it."""
+    """Ignores watermarks and idleness, where nobody listens."""
 
 
 class OperatorChain:
-    """Opened operators; `output` takes what the last one emits, `output_watermark` the watermarks after that."""
+    """The operators of one task.
+
+    `output` takes what the last one emits, `output_watermark` the watermarks behind that, `output_idle` whether the
+    task is idle in event time.
+    """
 
     def __init__(
         self,
@@ -85,9 +89,9 @@ class OperatorChain:
     ) -> None:
         self._time = ProcessingTime()
         self.pace = StepPace()
-        """How long the steps of the operators are."""
+        """How long steps may be, and what this turn has done."""
         self.splits = SourceSplits()
-        """Of which split of the task's source the rows are."""
+        """Which split of the task's source the current rows are from."""
         shared = self._time, self.pace, self.splits
         place = subtask, parallelism, max_parallelism, *shared, backend or StateBackendOptions()
         self._contexts = [OperatorContext(spec.uid, spec.name, *place) for spec in specs]
@@ -95,14 +99,14 @@ class OperatorChain:
         self._output_watermark = output_watermark
         self._output_idle = output_idle
         self._idle = False
-        """Whether it was said that nobody needs to wait for the event time of this task."""
+        """Whether downstream was told that this task is idle in event time."""
         self._links = [_link(spec, partial(self._feed, position + 1)) for position, spec in enumerate(specs)]
         self._behind: set[int] = set()
-        """Positions of the operators that have not got to the newest watermark that came to them."""
+        """Positions of operators that are not done with their newest watermark."""
         self._clock: Iterator[None] | None = None
-        """The steps that are left of what a processing time brings."""
+        """The steps left for the processing time that is firing, if any."""
         self._clock_ms = MIN_WATERMARK_MS
-        """That processing time, until they are done."""
+        """That processing time, until these steps are done."""
         self._task_ms = 0
         self._inputs_ended: set[int] = set()
         self._finishing = False
@@ -121,8 +125,8 @@ class OperatorChain:
     ) -> None:
         """Open every operator with its restored state, last one first, so that each may emit at once.
 
-        `checkpoint_id`: that of the job's own checkpoint which they start from; the backends that are `kept` go back to
-        it, and all others see to it that they could.
+        `checkpoint_id`: the checkpoint of this job that they start from, if any. Backends that were `kept` go back to
+        it. All others keep what they need to go back to it later.
         """
         for link, context in zip(reversed(self._links), reversed(self._contexts), strict=True):
             context = replace(context, kept=kept.get(context.uid))
@@ -145,14 +149,14 @@ class OperatorChain:
         self._time.now_ms = max(at_ms, self._clock_ms)
 
     def process(self, batch: pa.RecordBatch, input_index: int = 0) -> None:
-        """Process one batch, that came by one of the inputs, through the whole chain."""
+        """Process one batch of one of the inputs, through the whole chain."""
         self.pace.rows += batch.num_rows
         self._say_idle(False)
         self._feed(0, batch, input_index)
         self.step()
 
     def advance_watermark(self, watermark_ms: int) -> None:
-        """Event time at the inputs has got to `watermark_ms`."""
+        """Event time at the inputs has reached `watermark_ms`."""
         self._advance(0, watermark_ms)
         self.step()
 
@@ -163,7 +167,7 @@ class OperatorChain:
         return found[0] if found else None
 
     def splits_moved(self) -> None:
-        """Other splits of the source hold event time back now."""
+        """Tell generators of watermarks that other splits of the source hold event time back now."""
         for position, link in enumerate(self._links):
             if link.operator.generates_watermarks:
                 link.operator.splits_moved()
@@ -172,11 +176,11 @@ class OperatorChain:
 
     @property
     def advancing(self) -> bool:
-        """Whether there is something to do for `step`, before anything else is processed."""
+        """Whether steps are left. `step` does them, before anything else is processed."""
         return bool(self._behind) or self._clock is not None
 
     def step(self) -> None:
-        """Go on with what time brings, to the end of one step, or of everything."""
+        """Go on with watermarks and timers until one step is done, or nothing is left."""
         while self.advancing:
             position = max(self._behind, default=None)
             steps = self._clock if position is None else self._steps_of(self._links[position])
@@ -188,11 +192,11 @@ class OperatorChain:
             else:
                 self._arrived(position)
         if self.splits.all_idle:
-            # Behind the last watermark: one of a channel that is idle counts for nobody.
+            # After the last watermark: a watermark on an idle channel would not count.
             self._say_idle(True)
 
     def end_input(self, input_index: int = 0) -> None:
-        """Nothing more comes by one of the inputs. Call it again and nothing happens."""
+        """One of the inputs has ended. A second call for it does nothing."""
         if self._links and input_index not in self._inputs_ended:
             self._inputs_ended.add(input_index)
             self._links[0].operator.end_input(input_index, self._links[0].emit)
@@ -206,7 +210,7 @@ class OperatorChain:
         return min((time for time in times if time is not None), default=None)
 
     def fire_processing_time(self, now_ms: int) -> None:
-        """Processing time has got to `now_ms`: every operator emits what waited for that, first one first."""
+        """Processing time has reached `now_ms`: every operator emits what waited for it, first one first."""
         assert not self.advancing, "what time has brought before comes first"
         if not self._finishing:
             self._set_clock(self._fire(now_ms), now_ms)
@@ -223,7 +227,7 @@ class OperatorChain:
         return [snapshot for snapshot in snapshots if snapshot is not None]
 
     def changes(self, cut: Cut) -> tuple[OperatorSnapshot, ...]:
-        """Freeze the keyed state of every operator, and no other."""
+        """Freeze the keyed state of every operator, and nothing else: for the changelog."""
         changes = (link.operator.changes(cut) for link in self._links)
         return tuple(change for change in changes if change is not None)
 
@@ -233,19 +237,19 @@ class OperatorChain:
         return sum(link.operator.changed_bytes for link in self._links)
 
     def changed_rows(self, base: CheckpointId) -> tuple[int, int]:
-        """Of all keyed state: about how many rows a snapshot with that base would hold, and how many a whole one."""
+        """About how many rows of keyed state a snapshot on that base would hold, and how many a whole one."""
         changed = [backend.changed_rows(base) for backend in self.backends.values()]
         return sum(rows for rows, _ in changed), sum(rows for _, rows in changed)
 
     @property
     def backends(self) -> Mapping[OperatorUid, KeyedBackend]:
-        """What holds the keyed state of each operator that has such."""
+        """The backend of each operator that has keyed state."""
         pairs = zip(self._contexts, self._links, strict=True)
         found = ((context.uid, link.operator.keyed_backend) for context, link in pairs)
         return {uid: backend for uid, backend in found if backend is not None}
 
     def hand_over(self) -> Mapping[OperatorUid, KeyedBackend]:
-        """Those that can go back to a checkpoint, for the chain of the next attempt. This one is only closed now."""
+        """The backends that can go back to a checkpoint, for the next attempt. Only `close` is called afterwards."""
         backends = {uid: backend for uid, backend in self.backends.items() if backend.goes_back}
         for context, link in zip(self._contexts, self._links, strict=True):
             if context.uid in backends:
@@ -253,13 +257,15 @@ class OperatorChain:
         return backends
 
     def take_pending(self, force: bool) -> list[tuple[OperatorUid, tuple[pa.RecordBatch, ...], str]]:
-        """What the sinks of the chain want to be staged as files now, one entry a file: its rows, and its folder."""
+        """Files that the sinks of the chain want to be written now: for each the sink, the rows, and the folder."""
         sinks = self._sinks.items()
         return [(uid, rows.batches, rows.folder) for uid, sink in sinks for rows in sink.take_files(force)]
 
     def finish(self, drain: bool = True) -> Iterator[None]:
-        """End of all inputs, in steps: what watermarks have brought; then, if the end is for good (`drain`), every
-        operator emits what it has left, first one first.
+        """End of all inputs. Returns the steps that are left.
+
+        First come those of watermarks. Then, if the end is for good (`drain`), every operator emits what it has left,
+        first one first.
         """
         self._finishing = True
         self.splits.idle.clear()
@@ -267,11 +273,11 @@ class OperatorChain:
         return self._finish() if drain else self._catch_up()
 
     def close(self) -> None:
-        """Close every operator that was to be opened, once, first one first; all of them, also when one raises."""
+        """Close every operator that `open` began with, once, first one first, even if one of them raises."""
         self._closing.close()
 
     def _feed(self, position: int, batch: pa.RecordBatch, input_index: int = 0) -> None:
-        """Process a batch from one of the operators on."""
+        """Process a batch, beginning with the operator at `position`."""
         if not batch.num_rows:
             return
         if position == len(self._links):
@@ -279,7 +285,7 @@ class OperatorChain:
             return
         link = self._links[position]
         if batch.num_rows > link.rows_max:
-            # What an operator before it has made of the rows of a turn may be more than it wants at once.
+            # Operators before it may make more rows out of those of a turn than it takes at once.
             for start in range(0, batch.num_rows, link.rows_max):
                 self._feed(position, batch.slice(start, link.rows_max), input_index)
             return
@@ -288,7 +294,7 @@ class OperatorChain:
             self._generated(position)
 
     def _generated(self, position: int) -> None:
-        """Pass on what a generator has made, if it is new."""
+        """Pass on a generator's watermark, if it is new."""
         link = self._links[position]
         own_ms = link.operator.watermark_ms
         if own_ms is not None and own_ms > link.generated_ms:
@@ -301,7 +307,7 @@ class OperatorChain:
             self._output_idle(idle)
 
     def _advance(self, start: int, watermark_ms: int) -> None:
-        """Pass a watermark on from one of the operators on, to the first one that it makes do something."""
+        """Pass a watermark down the chain from `start`, to the first operator that has something to do for it."""
         for position in range(start, len(self._links)):
             link = self._links[position]
             if link.operator.generates_watermarks:
@@ -316,7 +322,7 @@ class OperatorChain:
         self._output_watermark(watermark_ms)
 
     def _steps_of(self, link: _Link) -> Iterator[None]:
-        """What is left of the watermark that an operator is at, or else of the next one."""
+        """The steps left for the watermark that an operator has begun with, or else those for its next one."""
         if link.steps is None:
             assert link.next_ms is not None, "an operator is behind a watermark"
             link.current_ms, link.next_ms = link.next_ms, None
@@ -324,7 +330,7 @@ class OperatorChain:
         return link.steps
 
     def _arrived(self, position: int) -> None:
-        """An operator has done all that its watermark brings: the watermark goes on."""
+        """An operator is done with a watermark: pass the watermark on."""
         link = self._links[position]
         link.steps = None
         if link.next_ms is None:
@@ -340,7 +346,7 @@ class OperatorChain:
             yield from link.operator.on_processing_time(now_ms, link.emit)
 
     def _catch_up(self) -> Iterator[None]:
-        """All steps that are to be done for watermarks."""
+        """All steps that are left for watermarks."""
         while self.advancing:
             self.step()
             yield
@@ -348,7 +354,7 @@ class OperatorChain:
     def _finish(self) -> Iterator[None]:
         yield from self._catch_up()
         for position, link in enumerate(self._links):
-            # The head may have been told, by input; the others have one input, which has ended now.
+            # The first operator may know already, input by input. The others have one input, which ends now.
             if position or not self._inputs_ended:
                 link.operator.end_input(0, link.emit)
             for _ in link.operator.finish(link.emit):

@@ -1,7 +1,7 @@
 """Fires the processing-time timers of a task's operators.
 
-The runtime is asked for one timer at a time, the earliest. When it is due, timers fire in steps, each in a turn of its
-own. Steps that a watermark has left go first.
+The task machine sets one timer of the runtime at a time, for the earliest moment. When it is due, the operators' timers
+fire in steps, each in a turn of its own. Steps that are left for a watermark go first.
 """
 
 from __future__ import annotations
@@ -14,27 +14,27 @@ from tidegate.actors.task.pipeline.operator_chain import OperatorChain
 
 
 class ProcessingTimeTimer:
-    """Asks for the earliest time that an operator waits for."""
+    """Sets the runtime's timer for the earliest time that an operator waits for, and fires what is due."""
 
     def __init__(self, chain: OperatorChain, instruct: Callable[[do.TaskInstruction], None]) -> None:
         self._chain = chain
         self._instruct = instruct
         self._set_for_ms: int | None = None
         self._due_ms: int | None = None
-        """The time that a timer which has fired was for."""
+        """The time that has come, until operators were told."""
 
     @property
     def due(self) -> bool:
-        """Whether operators have something to do in time, as soon as there is room for what they emit."""
+        """Whether timers are due or steps are left, to be done as soon as there is room for their output."""
         return self._due_ms is not None or self._chain.advancing
 
     def fired(self, at_ms: int) -> None:
-        """What was asked for until `at_ms` is due, also where the clock was set back since."""
+        """The runtime's timer has fired: what waited for `at_ms` is due, even if the clock was set back since."""
         self._set_for_ms = None
         self._due_ms = at_ms
 
     def run(self, now_ms: int) -> None:
-        """Let the operators do a step of what is due."""
+        """Do one step of what is due."""
         if self._chain.advancing:
             self._chain.step()
         else:
@@ -43,7 +43,7 @@ class ProcessingTimeTimer:
             self._chain.fire_processing_time(at_ms)
 
     def set(self) -> None:
-        """Ask for the earliest time, unless that or an earlier one was asked for, or waits for its turn already."""
+        """Set a timer for the earliest time, unless one is set for it or for an earlier one, or is due already."""
         if self.due:
             return
         due_at_ms = self._chain.next_processing_time_ms

@@ -1,4 +1,7 @@
-"""Emits what leaves a task: rows are partitioned over the channels of every edge, queued, and sent in frames."""
+"""Emits what leaves a task: rows are partitioned over the channels of every edge, queued, and sent in frames.
+
+The operator chain emits into it. The task machine lets it send at the end of each event.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,7 @@ class Emitter:
         return self.emit, self.emit_watermark, self.emit_idle
 
     def emit(self, batch: pa.RecordBatch) -> None:
-        """Queue a batch, repartitioned."""
+        """Partition a batch for each edge, and queue the parts."""
         if not batch.num_rows:
             return
         for partitioner, channels in self._partitioners:
@@ -51,7 +54,7 @@ class Emitter:
         self.gate.broadcast(Watermark(watermark_ms))
 
     def emit_idle(self, idle: bool) -> None:
-        """Say on every channel that nobody needs to wait for the event time of this task, or that they do again."""
+        """Say on every channel that this task is idle in event time, or active again."""
         self.gate.broadcast(WatermarkStatus(idle))
 
     def flush_due(self) -> None:
@@ -59,7 +62,7 @@ class Emitter:
         self._flush_armed = False
 
     def probe_due(self) -> None:
-        """Output has waited for credit for long: ask, with a frame without elements, whether a grant was lost."""
+        """Where no credit has come since the timer was set, a grant may be lost: ask for it with an empty frame."""
         before, self._starved = self._starved or {}, None
         for channel, credit_bytes in self.gate.starved().items():
             if before.get(channel) == credit_bytes:

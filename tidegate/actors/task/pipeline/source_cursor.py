@@ -1,8 +1,10 @@
 """`SourceCursor`: the position of a source subtask in its splits. It only counts; the runtime reads.
 
-The position counts what has been *processed*. What was read ahead is not part of it, and is simply read again after
-a restore: `SourceReader.read` is a function of its arguments. An answer without rows that is not the end says only that
-there is nothing at the moment.
+The task machine asks it for reads, and tells it the answers. Rules:
+
+- The position counts what was *processed*. What was only read ahead is read again after a restore. This works because
+  `SourceReader.read` is a function of its arguments.
+- An answer without rows that is not the end says only that there is nothing at the moment.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from tidegate.storage.state.snapshot import StateChunk, StateTable
 
 SOURCE_STATE = "splits"
 PAUSE_MAX_MS = 100
-"""A row that comes after a pause waits for no longer than this."""
+"""The longest pause of a source that has no rows. So a new row waits no longer than this."""
 
 _SCHEMA = pa.schema(
     [
@@ -57,7 +59,7 @@ class FrozenPositions:
     removed: bool = False
 
     def chunks(self) -> Iterator[StateChunk]:
-        """One row a split."""
+        """One row for each split."""
         rows = pa.RecordBatch.from_pylist(
             [
                 {
@@ -85,13 +87,13 @@ def positions_from_tables(tables: Sequence[StateTable]) -> tuple[SplitPosition, 
 
 
 class SourceCursor:
-    """Reads splits, at most `read_ahead` batches ahead of processing: one after the other, or in turn, a batch of each.
+    """Says what to read next, at most `read_ahead` batches ahead of processing.
 
-    `in_turn`: read in turn, and say here what is known of the rows that are taken. A split is idle that has had nothing
-    for `idleness_ms`; None: never.
+    Splits are read one after the other. With `in_turn` they are read in turn, a batch of each, and `in_turn` is told
+    which split the rows are from. A split without rows for `idleness_ms` is idle then; None: never.
 
-    Where no open split has anything at the moment it pauses: for a millisecond, then for twice as long each time until
-    there are rows again, but never for longer than PAUSE_MAX_MS.
+    While no open split has anything it pauses: a millisecond at first, then twice as long each time, but never longer
+    than PAUSE_MAX_MS.
     """
 
     def __init__(
@@ -106,11 +108,11 @@ class SourceCursor:
         self._offsets = [position.next_offset for position in positions]
         """The first row of each split that was not read yet."""
         self._open = [index for index, position in enumerate(positions) if not position.at_end]
-        """Splits of which the end was not read yet."""
+        """Splits whose end was not read yet."""
         self._turn = 0
-        """Which of these is read now."""
+        """Which of the open splits is read now."""
         self._ready: deque[tuple[int, SourceBatchRead, bool]] = deque()
-        """Answers with their splits; whether the split is idle from there on."""
+        """Answers that wait to be processed: split, answer, and whether the split is idle from there on."""
         self._reads = 0
         self._outstanding: int | None = None
         self._rows_max = rows_max
@@ -120,14 +122,14 @@ class SourceCursor:
             in_turn.begin(self._open)
         self._idleness_ms = idleness_ms
         self._rows_at_ms: dict[int, int] = {}
-        """When a split had rows, or was first asked, or was not asked because the job is held back."""
+        """When a split last had rows, was first asked, or was not asked because the sources are held back."""
         self._idling: set[int] = set()
-        """Splits of which it was said that they are idle, and which have had no rows since."""
+        """Splits that were called idle, and have had no rows since."""
         self._misses = 0
-        """Answers without anything, since the last one with something and since the last pause."""
+        """Empty answers since the last one that was not empty, or since the last pause."""
         self._next_pause_ms = 1
         self._pause_ms: int | None = None
-        """For how long nothing is asked for, while that is so."""
+        """The length of the pause, during one."""
 
     @property
     def has_batch(self) -> bool:
@@ -151,10 +153,10 @@ class SourceCursor:
         return ReadSource(self._outstanding, split, self._offsets[index], min(rows_max, self._rows_max))
 
     def batch_read(self, event: SourceBatchRead) -> int | None:
-        """A read was answered; for how many milliseconds nothing is to be asked for, until `resume`.
+        """A read was answered. Returns for how many milliseconds to pause, until `resume`; None: not at all.
 
-        An answer that nobody waits for is dropped (it was delivered twice). One without anything takes its turn too:
-        nobody is asked again before what was read before it is processed.
+        An answer that was delivered twice is dropped. An empty answer takes a place among those read ahead, too. So an
+        empty split is asked again only when what was read before is processed.
         """
         if event.read != self._outstanding:
             if event.read < self._reads:
@@ -184,7 +186,7 @@ class SourceCursor:
     def take(self) -> tuple[pa.RecordBatch | None, CheckpointId | None]:
         """The next batch, whose rows count as processed from now on, and the checkpoint that it induces.
 
-        None where a split had nothing, or was empty at its end, and where no checkpoint was induced.
+        The batch is None for an answer without rows, the checkpoint None if none is induced.
         """
         index, event, idle = self._ready.popleft()
         position = self._positions[index]
@@ -205,7 +207,7 @@ class SourceCursor:
         return FrozenPositions(tuple(self._positions))
 
     def _begins_idling(self, index: int, event: SourceBatchRead) -> bool:
-        """Whether a split that has nothing has had nothing for long, and this was not known."""
+        """Whether a split without rows becomes idle with this answer."""
         if self._splits is None or self._idleness_ms is None or index in self._idling:
             return False
         if event.held:

@@ -1,4 +1,4 @@
-"""`begin_source`: the cursor with which the source of a task begins, or goes on."""
+"""`begin_source`: makes the cursor of a source task, when the task machine hears what was restored."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from tidegate.storage.state.snapshot import StateTable
 def begin_source(
     d: TaskDescriptor, chain: OperatorChain, restored: Mapping[OperatorUid, Sequence[StateTable]], finished: bool
 ) -> SourceCursor | None:
-    """Where the checkpoint was; at the beginning if it knows nothing of the source; at the end if it has finished.
+    """The cursor of the task's source; None for a task without one.
 
-    The chain hears of the splits of a source that is unbounded. None for a task without a source.
+    It begins where the checkpoint was, at the start if the checkpoint does not know the source, and at the end if the
+    task had finished. The splits of an unbounded source are read in turn, and the chain hears which one rows are from.
     """
     if d.source is None:
         return None

@@ -1,4 +1,4 @@
-"""`TaskDescriptor`: what one task is told about its place in the job when it is deployed."""
+"""`TaskDescriptor`: what one task is told about its place in the job when it is deployed, made by `describe_task`."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class TaskDescriptor:
     """For each of `inputs` the input of the first operator that it leads to."""
     exactly_once: bool = True
     backend: StateBackendOptions = field(default_factory=StateBackendOptions)
-    """Where keyed state lives; its folder is this task's."""
+    """Where keyed state lives; the folder is this task's own."""
 
     @property
     def turn_rows(self) -> BatchRows:
