@@ -100,3 +100,19 @@ def test_a_table_that_was_deleted_under_its_job_fails_it(tmp_path: Path) -> None
         ):
             job.wait("60s")
         assert recovery.list_checkpoints(str(tmp_path / "checkpoints"))
+
+
+def test_a_table_is_read_as_it_was(tmp_path: Path) -> None:
+    """By the numbers and times of `history`, whatever a later job has replaced."""
+    write_once(tmp_path, 1)
+    write_once(tmp_path, 2, if_exists="append")
+    table = write_once(tmp_path, 3, if_exists="overwrite")
+    commits = [commit for commit in table.history() if commit.files_added]
+
+    assert [(c.rows_added, c.rows, c.shown) for c in commits] == [(1, 1, False), (1, 2, False), (1, 1, True)]
+    assert len({c.job_id for c in commits}) == 3
+    versions = [[(1,)], [(1,), (2,)], [(3,)]]
+    assert [rows(table.to_arrow(as_of=c.number)) for c in commits] == versions
+    assert [rows(table.to_arrow(as_of=c.at)) for c in commits if c.at is not None] == versions
+    with pytest.raises(tg.TableError, match=r"never had a commit 1: they are \d+ to \d+"):
+        table.to_arrow(as_of=1)

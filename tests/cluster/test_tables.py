@@ -94,6 +94,7 @@ def test_an_append_table_shows_what_is_committed_and_no_more(raydp_session: RayD
     assert collected(raydp_session, str(tmp_path)) == sorted_rows(table.arrow())
     assert len(table.arrow()) == 5
     assert before.count() == 2
+    assert table_to_dataframe(raydp_session.spark, str(tmp_path), as_of=2).count() == 2
     assert [field.dataType for field in before.schema] == [
         T.StringType(),
         T.LongType(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from typing import Literal
 
 import pytest
@@ -13,14 +14,16 @@ from table_logs import INFO, commit, file_of
 from tidegate.storage.errors import FencedError, TableError
 from tidegate.storage.files.file_system_store import open_store
 from tidegate.storage.ids import CheckpointId, JobId
-from tidegate.storage.tables.table_log import LOG_FOLDER, TableLog
+from tidegate.storage.tables.log_entries import covers
+from tidegate.storage.tables.log_versions import TableVersions
+from tidegate.storage.tables.table_log import LOG_FOLDER, TableLog, TableSnapshot
 
 
 class TableLogMachine(RuleBasedStateMachine):
     """Jobs claim, restore, fall back and commit through two handles, one of which is always behind.
 
     The model does not know the log: it keeps what the table shows, what it is about to show, and for each job what its
-    line had shown at each checkpoint. The log is compacted all the time.
+    line had shown at each checkpoint. The log is compacted all the time, and the writers' clocks go wrong.
     """
 
     def __init__(self) -> None:
@@ -39,13 +42,17 @@ class TableLogMachine(RuleBasedStateMachine):
         self.cuts: dict[JobId, dict[int, list[str]]] = {}
         self.found: dict[JobId, list[str]] = {}
         self.next_checkpoint: dict[JobId, int] = {}
+        self.clock_ms = 0
+        self.newest_ms = 0
+        self.versions: dict[int, tuple[int, list[str]]] = {}
+        """When each commit was made, and what showed with it."""
 
     @initialize()
     def create(self) -> None:
         """An empty table, and two writers that know it."""
         self.store = open_store("memory://table-log-machine")
         self.store.delete_tree("")
-        self.logs = [TableLog(self.store, entries_per_snapshot=3) for _ in range(2)]
+        self.logs = [TableLog(self.store, entries_per_snapshot=3, now_ms=lambda: self.clock_ms) for _ in range(2)]
         self.reader = TableLog(self.store)
         for log in self.logs:
             log.create(INFO)
@@ -76,10 +83,11 @@ class TableLogMachine(RuleBasedStateMachine):
         self._claimed(job, self.lines[source], self.cuts[source].get(number, self.found[source]) + names)
 
     @precondition(lambda self: self.owner is not None)
-    @rule(log=st.integers(0, 1), files=st.integers(0, 2))
-    def commit(self, log: int, files: int) -> None:
-        """The owner completes a checkpoint, sometimes without output."""
+    @rule(log=st.integers(0, 1), files=st.integers(0, 2), now_ms=st.integers(1, 9))
+    def commit(self, log: int, files: int, now_ms: int) -> None:
+        """The owner completes a checkpoint, sometimes without output, at any time."""
         assert self.owner is not None
+        self.clock_ms, before = now_ms, self.reader.snapshot().seq
         number = self.next_checkpoint[self.owner]
         names = [f"{self.owner}.{number}.{i}" for i in range(files)]
         commit(self.logs[log], self.owner, number, *names)
@@ -91,6 +99,9 @@ class TableLogMachine(RuleBasedStateMachine):
         self.shown = self.shown + names
         self.own[self.owner] = self.own[self.owner] + names
         self.cuts[self.owner][number] = self.own[self.owner]
+        if (entry := self.reader.snapshot().seq) > before:
+            self.newest_ms = max(self.newest_ms, now_ms)
+            self.versions[entry] = self.newest_ms, self.shown
 
     @precondition(lambda self: self.jobs)
     @rule(log=st.integers(0, 1), data=st.data())
@@ -130,9 +141,9 @@ class TableLogMachine(RuleBasedStateMachine):
     def shows_what_the_model_shows(self) -> None:
         """A reader of its own, and one that has just come, see the model's rows, in order."""
         if hasattr(self, "reader"):
-            expected = [f"data/{name}.parquet" for name in sorted(self.shown, key=self.order.index)]
+            expected = self._in_order(self.shown)
             for reader in (self.reader, TableLog(self.store)):
-                assert [file.path for file in reader.snapshot().files] == expected
+                assert self._files(reader.snapshot()) == expected
                 assert reader.rows() == len(expected)
 
     @invariant()
@@ -141,6 +152,31 @@ class TableLogMachine(RuleBasedStateMachine):
         if hasattr(self, "reader"):
             assert self.reader.referenced_paths() == {f"data/{name}.parquet" for name in self.order}
             assert len(self.store.list(LOG_FOLDER)) <= 3 * 3 + 2
+
+    def teardown(self) -> None:
+        """Whatever was hidden, shown again or compacted since: as of each commit, the table is what it was."""
+        if not hasattr(self, "reader"):
+            return
+        reader = TableLog(self.store)
+        entries = reader.entries()
+        versions = TableVersions("", entries, ())
+        assert [commit.number for commit in versions.commits()] == list(self.versions)
+        newest_at = {at_ms: number for number, (at_ms, _) in self.versions.items()}
+        for version in versions.commits():
+            at_ms, names = self.versions[version.number]
+            number, shown = versions.shown_at(version.number)
+            found = [file.path for entry in entries if covers(shown, entry.seq) for file in entry.files]
+            assert (number, found, version.rows) == (version.number, self._in_order(names), len(names))
+            assert version.at == _time(at_ms)
+            assert versions.shown_at(_time(at_ms))[0] == newest_at[at_ms]
+        for number, (_, names) in list(self.versions.items())[:1]:
+            assert self._files(reader.snapshot(number)) == self._in_order(names)
+
+    def _files(self, snapshot: TableSnapshot) -> list[str]:
+        return [file.path for file in snapshot.files]
+
+    def _in_order(self, names: list[str]) -> list[str]:
+        return [f"data/{name}.parquet" for name in sorted(names, key=self.order.index)]
 
     def _written(self, names: list[str], line: JobId) -> None:
         self.order += names
@@ -161,6 +197,10 @@ class TableLogMachine(RuleBasedStateMachine):
         hidden = self.to_overwrite.get(line, [])
         shown = own + [n for n in self.shown if self.line_of[n] != line and n not in hidden]
         self.next = shown if sorted(shown) != sorted(self.shown) else None
+
+
+def _time(at_ms: int) -> dt.datetime:
+    return dt.datetime.fromtimestamp(at_ms / 1000, dt.UTC)
 
 
 TestTableLogMachine = TableLogMachine.TestCase

@@ -9,6 +9,7 @@ import pyarrow as pa
 from tidegate.storage.files.file_system_store import open_store
 from tidegate.storage.files.store import OpenStore, Store
 from tidegate.storage.ids import OperatorUid
+from tidegate.storage.tables.log_versions import AsOf, TableCommit
 from tidegate.storage.tables.table_files import read_table
 from tidegate.storage.tables.table_log import IfExists, TableInfo, TableLog
 
@@ -27,15 +28,22 @@ class OutputTable:
         self.if_exists = if_exists
         self._open_store = open_store
 
-    def read(self, spark: SparkSession) -> DataFrame:
-        """The rows that are committed now, as a Spark DataFrame; in upsert mode the newest row of each key."""
+    def read(self, spark: SparkSession, *, as_of: AsOf | None = None) -> DataFrame:
+        """The rows that are committed now, as a Spark DataFrame; in upsert mode the newest row of each key.
+
+        `as_of`: the number of a commit (see `history`), or a time, for the rows that the table showed then.
+        """
         from tidegate.spark_bridge import table_to_dataframe
 
-        return table_to_dataframe(spark, self.url)
+        return table_to_dataframe(spark, self.url, as_of=as_of)
 
-    def to_arrow(self) -> pa.Table:
-        """The rows that are committed now, as an Arrow table."""
-        return read_table(self._store)
+    def to_arrow(self, *, as_of: AsOf | None = None) -> pa.Table:
+        """The rows that are committed now, or were with a commit or at a time, as an Arrow table."""
+        return read_table(self._store, as_of)
+
+    def history(self) -> tuple[TableCommit, ...]:
+        """Every commit of the table, oldest first: its number, time, job, checkpoint, rows and files."""
+        return TableLog(self._store).history()
 
     def rows_committed(self) -> int:
         """Number of rows in committed files; in upsert mode several may be versions of one."""

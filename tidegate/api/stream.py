@@ -92,7 +92,7 @@ class Stream(StreamSteps):
 
         mode="append" keeps every row; mode="upsert" keeps the newest row of each key in `keys`; use it for running
         aggregates, whose keys it must have. Rows of a key keep their order as long as one subtask makes them.
-        `partition_by`: columns whose values get folders of their own (`carrier=AA`), see `docs/streams.md`. A new job
+        `partition_by`: columns whose values get folders of their own (`carrier=AA`), see `docs/tables.md`. A new job
         refuses a table that has rows unless `if_exists` says "append" or "overwrite"; a job restored from a checkpoint
         goes on where it was. Old rows are replaced with the first completed checkpoint, in one step. A table whose
         owner lives is refused.

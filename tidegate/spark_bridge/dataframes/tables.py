@@ -23,6 +23,7 @@ from tidegate.storage.checkpoints.metadata import DataFile
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.files.file_system_store import open_store
 from tidegate.storage.files.store import Store
+from tidegate.storage.tables.log_versions import AsOf
 from tidegate.storage.tables.table_files import VERSION_COLUMN, read_data_file
 from tidegate.storage.tables.table_log import TableLog
 
@@ -30,16 +31,18 @@ _GLOB_CHARACTERS = frozenset("*?[]{}\\,")
 _FILES_PER_PARTITION = 16
 
 
-def table_to_dataframe(spark: SparkSession, url: str, *, timeout_s: float = 120.0) -> DataFrame:
-    """The rows of the table at `url` that are committed now; later commits do not show in this DataFrame.
+def table_to_dataframe(
+    spark: SparkSession, url: str, *, as_of: AsOf | None = None, timeout_s: float = 120.0
+) -> DataFrame:
+    """The rows of the table at `url` that are committed now, or were then; later commits do not show in this DataFrame.
 
     Columns are those of the table, all nullable, as `spark_schema_of` types them. The DataFrame is lazy.
-    `timeout_s` bounds what Spark does to list the files. Raises TableError when there is no table,
+    `timeout_s` bounds what Spark does to list the files. Raises TableError when there is no table, or no such commit,
     ConfigurationError for a column type that Spark lacks and for a table in memory, SparkTimeoutError.
     """
     _check_readable(url)
     store = open_store(url)
-    snapshot = TableLog(store).snapshot()
+    snapshot = TableLog(store).snapshot(as_of)
     upsert = snapshot.info.mode == "upsert"
     stored = _stored_schema(snapshot.info.arrow_schema, upsert)
     files = snapshot.files

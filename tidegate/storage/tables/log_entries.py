@@ -59,7 +59,7 @@ class TableEntry:
     """One entry: the first has `info`, commits have a checkpoint, claims a `claim`.
 
     Files of a claim are those that the restored checkpoint covers and nobody had committed. `nonce` is the
-    writer's own.
+    writer's own. `at_ms`: when a commit was made, since the epoch; never before the one before it.
     """
 
     seq: int
@@ -70,6 +70,7 @@ class TableEntry:
     claim: TableClaim | None = None
     info: TableInfo | None = None
     nonce: str = ""
+    at_ms: int | None = None
 
     @property
     def rows(self) -> int:

@@ -45,6 +45,8 @@ class TableFold:
     newest_commit: CheckpointId | None = None
     """The newest checkpoint that the owner has committed."""
     newest_files: str = ""
+    newest_at_ms: int | None = None
+    """When the newest commit of all was made."""
 
     @staticmethod
     def first(entry: TableEntry, checksum: str) -> TableFold:
@@ -114,6 +116,7 @@ class TableFold:
             pending=False,
             newest_commit=entry.checkpoint_id,
             newest_files=fingerprint(entry.files),
+            newest_at_ms=entry.at_ms if entry.at_ms is not None else self.newest_at_ms,
         )
 
 

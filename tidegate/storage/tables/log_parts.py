@@ -81,6 +81,8 @@ class PartColumns:
     sizes: tuple[int, ...] = ()
     checksums: tuple[str, ...] = ()
     others: tuple[TableEntry, ...] = ()
+    times: tuple[int | None, ...] = ()
+    """When each commit was made. Parts that are older than these times have none."""
 
     @staticmethod
     def of(entries: Sequence[TableEntry]) -> PartColumns:
@@ -100,6 +102,7 @@ class PartColumns:
             tuple(f.size_bytes for f in files),
             tuple(f.checksum for f in files),
             tuple(e for e in entries if e.kind is not TableEntryKind.COMMITTED),
+            tuple(e.at_ms for e in commits),
         )
 
     @staticmethod
@@ -118,14 +121,22 @@ class PartColumns:
             tuple(size for part in parts for size in part.sizes),
             tuple(checksum for part in parts for checksum in part.checksums),
             tuple(entry for part in parts for entry in part.others),
+            tuple(at_ms for part in parts for at_ms in part._times()),
         )
 
     def entries(self) -> list[TableEntry]:
         """All entries, in order."""
         commits = (
-            TableEntry(seq, TableEntryKind.COMMITTED, self.jobs[job], checkpoint, self._files(start, start + count))
-            for seq, job, checkpoint, count, start in zip(
-                self.seqs, self.job_of, self.checkpoints, self.counts, self._starts(), strict=False
+            TableEntry(
+                seq,
+                TableEntryKind.COMMITTED,
+                self.jobs[job],
+                checkpoint,
+                self._files(start, start + count),
+                at_ms=at_ms,
+            )
+            for seq, job, checkpoint, count, at_ms, start in zip(
+                self.seqs, self.job_of, self.checkpoints, self.counts, self._times(), self._starts(), strict=False
             )
         )
         return sorted((*commits, *self.others), key=lambda entry: entry.seq)
@@ -138,6 +149,9 @@ class PartColumns:
             if count and covers(shown, seq):
                 found += [(seq, file) for file in self._files(start, start + count)]
         return sorted(found, key=lambda numbered: numbered[0]) if claimed else found
+
+    def _times(self) -> tuple[int | None, ...]:
+        return self.times or (None,) * len(self.seqs)
 
     def _starts(self) -> Iterable[int]:
         return accumulate(self.counts, initial=0)

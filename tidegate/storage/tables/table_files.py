@@ -23,6 +23,7 @@ from tidegate.storage.files.file_system_store import FileSystemStore, join_url
 from tidegate.storage.files.store import Buffer, Store
 from tidegate.storage.ids import AttemptNumber, JobId
 from tidegate.storage.schemas.dictionaries import decoded_type, widened_schema
+from tidegate.storage.tables.log_versions import AsOf
 from tidegate.storage.tables.partitions import DATA_FILE_SUFFIX
 from tidegate.storage.tables.table_info import TableInfo
 from tidegate.storage.tables.table_log import TableLog
@@ -65,13 +66,13 @@ def read_data_file(store: Store, file: DataFile) -> pa.Table:
         raise CorruptionError(f"{where} cannot be decoded: {error}") from error
 
 
-def read_table(store: Store) -> pa.Table:
-    """The committed rows of the table at the store's root, in the table's schema.
+def read_table(store: Store, as_of: AsOf | None = None) -> pa.Table:
+    """The rows of the table at the store's root, in the table's schema: those that are committed now, or as of then.
 
     Append mode: in commit order. Upsert mode: one row a key, the newest. Raises TableError if there is no
-    table, CorruptionError or NotFoundError for a damaged or lost file.
+    table, or no such commit, CorruptionError or NotFoundError for a damaged or lost file.
     """
-    snapshot = TableLog(store).snapshot()
+    snapshot = TableLog(store).snapshot(as_of)
     table = read_files(store, snapshot.info, snapshot.files)
     if snapshot.files and snapshot.info.mode == "upsert":
         table = _newest_rows(table, snapshot.info.keys)

@@ -12,19 +12,21 @@ The store is rooted at the table's url. Rules:
 from __future__ import annotations
 
 import threading
+import time
 import uuid
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from tidegate.storage.checkpoints.metadata import DataFile
 from tidegate.storage.errors import FencedError, StorageError, TableError
 from tidegate.storage.files.store import Store
 from tidegate.storage.ids import CheckpointId, JobId
-from tidegate.storage.tables.log_entries import TableClaim, TableEntry, TableEntryKind, added, covers
+from tidegate.storage.tables.log_entries import Ranges, TableClaim, TableEntry, TableEntryKind, added, covers
 from tidegate.storage.tables.log_fold import TableFold
 from tidegate.storage.tables.log_history import Restored, TableHistory, owned_by
 from tidegate.storage.tables.log_parts import LOG_FOLDER, TABLE_LOG_VERSION
 from tidegate.storage.tables.log_tail import RACES_MAX, TableTail
+from tidegate.storage.tables.log_versions import AsOf, TableCommit, TableVersions
 from tidegate.storage.tables.table_info import IfExists, TableInfo, TableMode
 
 __all__ = [
@@ -41,6 +43,11 @@ __all__ = [
 ]
 
 ENTRIES_PER_SNAPSHOT = 25
+
+
+def wall_ms() -> int:
+    """Now, in ms since the epoch."""
+    return time.time_ns() // 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +75,15 @@ class TableOwner:
 class TableLog:
     """The log of the table at the store's root. Thread-safe; remembers what it has read of the log's end."""
 
-    def __init__(self, store: Store, *, entries_per_snapshot: int = ENTRIES_PER_SNAPSHOT) -> None:
+    def __init__(
+        self,
+        store: Store,
+        *,
+        entries_per_snapshot: int = ENTRIES_PER_SNAPSHOT,
+        now_ms: Callable[[], int] = wall_ms,
+    ) -> None:
         self._store = store
+        self._now_ms = now_ms
         self._nonce = uuid.uuid4().hex[:8]
         self._lock = threading.Lock()
         self._tail = TableTail(store, entries_per_snapshot)
@@ -153,8 +167,10 @@ class TableLog:
                     raise FencedError(owned_by(self._store.url, fold.owner, job_id))
                 if fold.is_decided(self._store.url, checkpoint_id, files):
                     return
+                # Clocks of different machines differ: a later commit is not an earlier one.
+                at_ms = max(self._now_ms(), fold.newest_at_ms or 0)
                 entry = TableEntry(
-                    fold.seq + 1, TableEntryKind.COMMITTED, job_id, checkpoint_id, files, nonce=self._nonce
+                    fold.seq + 1, TableEntryKind.COMMITTED, job_id, checkpoint_id, files, nonce=self._nonce, at_ms=at_ms
                 )
                 if self._tail.append(entry):
                     return
@@ -162,10 +178,18 @@ class TableLog:
 
     # --- reading --------------------------------------------------------------------------------------------------
 
-    def snapshot(self) -> TableSnapshot:
-        """What the table shows now. TableError if there is no table."""
+    def snapshot(self, as_of: AsOf | None = None) -> TableSnapshot:
+        """What the table shows now, or what it showed with an earlier commit: see `TableVersions`.
+
+        TableError if there is no table, or nothing was committed by then.
+        """
         with self._lock:
-            return self._tail.with_parts(self._shown)
+            return self._tail.with_parts(self._shown if as_of is None else lambda: self._shown_at(as_of))
+
+    def history(self) -> tuple[TableCommit, ...]:
+        """Every commit, oldest first. TableError if there is no table."""
+        with self._lock:
+            return self._tail.with_parts(lambda: self._versions().commits())
 
     def rows(self) -> int:
         """Rows in the files that are shown. TableError if there is no table."""
@@ -252,14 +276,25 @@ class TableLog:
 
     def _shown(self) -> TableSnapshot:
         fold = self._existing()
+        return TableSnapshot(fold.info, self._files_of(fold.shown), fold.seq)
+
+    def _shown_at(self, as_of: AsOf) -> TableSnapshot:
+        number, shown = self._versions().shown_at(as_of)
+        return TableSnapshot(self._existing().info, self._files_of(shown), number)
+
+    def _files_of(self, shown: Ranges) -> tuple[DataFile, ...]:
         files = [
             file
             for part in self._tail.parts
-            if any(first <= part.last and part.first <= last for first, last in fold.shown)
-            for _, file in self._tail.read_part(part).files(fold.shown)
+            if any(first <= part.last and part.first <= last for first, last in shown)
+            for _, file in self._tail.read_part(part).files(shown)
         ]
-        files += [file for entry in self._tail.loose if covers(fold.shown, entry.seq) for file in entry.files]
-        return TableSnapshot(fold.info, tuple(files), fold.seq)
+        files += [file for entry in self._tail.loose if covers(shown, entry.seq) for file in entry.files]
+        return tuple(files)
+
+    def _versions(self) -> TableVersions:
+        fold = self._existing()
+        return TableVersions(self._store.url, self._all_entries(), fold.shown)
 
     def _all_entries(self) -> list[TableEntry]:
         return self._entries_after(-1)

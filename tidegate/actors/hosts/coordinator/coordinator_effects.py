@@ -150,7 +150,7 @@ class CoordinatorEffects:
         """The log of a table; kept, because it remembers what it has read, and a log grows with every commit."""
         with self._lock:
             if url not in self._table_logs:
-                self._table_logs[url] = TableLog(self._open_store(url))
+                self._table_logs[url] = TableLog(self._open_store(url), now_ms=self._now_ms)
             return self._table_logs[url]
 
     def discard_checkpoint(

@@ -1,0 +1,141 @@
+"""Which version of a table a number or a time is, what is said where there is none, and what old tables have."""
+
+from __future__ import annotations
+
+import datetime as dt
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from table_logs import INFO, A, B, C, commit
+
+from tidegate.storage.errors import ConfigurationError, TableError
+from tidegate.storage.files.file_system_store import FileSystemStore
+from tidegate.storage.ids import AttemptNumber, CheckpointId
+from tidegate.storage.tables.log_versions import AsOf
+from tidegate.storage.tables.table_files import data_dir, read_table, write_data_file
+from tidegate.storage.tables.table_log import TableInfo, TableLog
+
+OLD_TABLE = Path(__file__).parent / "old_tables" / "de78a60-append.zip"
+
+
+def at(ms: int) -> dt.datetime:
+    """So many milliseconds after the epoch."""
+    return dt.datetime(1970, 1, 1, tzinfo=dt.UTC) + dt.timedelta(milliseconds=ms)
+
+
+@pytest.fixture
+def table(memory_store: FileSystemStore) -> TableLog:
+    """Commits 2 and 3 of A; then of B, restored from the first (entry 4): 5, by a clock that is behind, and 6."""
+    times = iter([100, 200, 150, 300])
+    log = TableLog(memory_store, now_ms=lambda: next(times))
+    log.create(INFO)
+    log.claim(A)
+    commit(log, A, 1, "a1")
+    commit(log, A, 2, "a2", "a2.2")
+    log.claim(B, (A, CheckpointId(1)))
+    commit(log, B, 1)
+    commit(log, B, 2, "b2")
+    return log
+
+
+def names(log: TableLog, as_of: AsOf) -> list[str]:
+    """Of the files as of then."""
+    return [file.path.removeprefix("data/").removesuffix(".parquet") for file in log.snapshot(as_of).files]
+
+
+def test_as_of_a_commit_the_table_is_what_it_was(table: TableLog) -> None:
+    """Also with rows that were hidden since; the newest is what shows now."""
+    assert [names(table, number) for number in (2, 3, 5, 6)] == [["a1"], ["a1", "a2", "a2.2"], ["a1"], ["a1", "b2"]]
+    assert table.snapshot(6) == table.snapshot()
+    assert table.snapshot(3).seq == 3
+
+
+def test_as_of_a_time_the_newest_commit_by_then_counts(table: TableLog) -> None:
+    """To the millisecond, in any zone; a clock that is behind makes no commit older than the one before it."""
+    assert [table.snapshot(at(ms)).seq for ms in (100, 199, 200, 299, 300, 10**9)] == [2, 2, 5, 5, 6, 6]
+    assert table.snapshot(at(150).astimezone(dt.timezone(dt.timedelta(hours=9)))).seq == 2
+
+
+def test_history_tells_of_each_commit(table: TableLog) -> None:
+    """Number, time, job, checkpoint, its rows and files, all rows, and whether its rows show now."""
+    assert [
+        (c.number, c.at, c.job_id, c.checkpoint_id, c.rows_added, c.files_added, c.rows, c.shown)
+        for c in table.history()
+    ] == [
+        (2, at(100), A, 1, 1, 1, 1, True),
+        (3, at(200), A, 2, 2, 2, 3, False),
+        (5, at(200), B, 1, 0, 0, 1, True),
+        (6, at(300), B, 2, 1, 1, 2, True),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("as_of", "said"),
+    [
+        (1, "never had a commit 1: they are 2 to 6"),
+        (7, "never had a commit 7: they are 2 to 6"),
+        (-1, "never had a commit -1"),
+        (4, "4 is no commit of the table at .*: a job became its owner there. What it showed then is as_of=3"),
+        (at(99), r"nothing had been committed to the table at .* by .*: its first commit, 2, was made at 1970-01-01"),
+    ],
+)
+def test_what_never_was_is_refused(table: TableLog, as_of: AsOf, said: str) -> None:
+    """The error names what there is."""
+    with pytest.raises(TableError, match=said):
+        table.snapshot(as_of)
+
+
+@pytest.mark.parametrize("as_of", [True, "3", 2.0, dt.datetime(2026, 1, 1), dt.date(2026, 1, 1)])
+def test_what_is_no_version_is_refused(table: TableLog, as_of: AsOf) -> None:
+    """A time without a zone is no moment."""
+    with pytest.raises(ConfigurationError, match=r"as_of=.*time zone"):
+        table.snapshot(as_of)
+
+
+def test_before_the_first_commit_there_is_no_version(memory_store: FileSystemStore) -> None:
+    """Nor is there one of what is no table."""
+    log = TableLog(memory_store)
+    for said, prepare in (("there is no table", lambda: None), ("nothing was committed", lambda: log.create(INFO))):
+        _refused(log, said, prepare)
+    assert log.history() == ()
+
+
+def _refused(log: TableLog, said: str, prepare: Callable[[], None]) -> None:
+    prepare()
+    with pytest.raises(TableError, match=said):
+        log.snapshot(2)
+
+
+def test_a_table_of_a_former_tidegate_goes_on(memory_store: FileSystemStore) -> None:
+    """Its bytes keep their meaning: rows, versions by number. Who asks for a time that it lacks is told so.
+
+    Job a-1 has committed 1 to 30, which entries 2 to 31 say; b-1, restored from checkpoint 28, then 101 to 103.
+    """
+    store = memory_store
+    with zipfile.ZipFile(OLD_TABLE) as archive:
+        for name in archive.namelist():
+            store.write(name, (archive.read(name),))
+    old = TableLog(store)
+    assert read_table(store)["v"].to_pylist() == [*range(1, 29), 101, 102, 103]
+    assert read_table(store, as_of=31)["v"].to_pylist() == list(range(1, 31))
+    assert {entry.at for entry in old.history()} == {None}
+    with pytest.raises(TableError, match=r"commits up to 35 of the table at .* noted no times; give the number"):
+        old.snapshot(at(10**9))
+
+    log = TableLog(store, entries_per_snapshot=2, now_ms=lambda: 1_000)
+    log.create(TableInfo.of(pa.schema([("k", pa.string()), ("v", pa.int64())]), "append"))
+    log.claim(C, None, "append")
+    for number in range(1, 21):
+        batch = pa.record_batch({"k": ["x"], "v": [200 + number]})
+        file = write_data_file(store, f"{data_dir(C, AttemptNumber(9))}/{number}.parquet", [batch])
+        log.commit(C, CheckpointId(number), (file,))
+
+    reader = TableLog(store)
+    assert read_table(store, as_of=31)["v"].to_pylist() == list(range(1, 31))
+    assert read_table(store, as_of=at(1_000))["v"].to_pylist() == [*range(1, 29), 101, 102, 103, *range(201, 221)]
+    assert [entry.at for entry in reader.history()] == [None] * 33 + [at(1_000)] * 20
+    with pytest.raises(TableError, match="commits up to 35"):
+        reader.snapshot(at(999))
