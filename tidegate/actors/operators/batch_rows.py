@@ -1,8 +1,12 @@
 """`BatchRows`: how many rows a function of the user is given in one call: `batch_rows=(least, most)`.
 
-Rules: a call never gets more than `most` rows. The limit on the time of a turn never cuts a batch below `least`; what
-comes in smaller stays so, because rows are not held back to make batches of them. Operators that are chained share a
-turn: it has the greatest `least` of them, and of the `most` the smallest that is not less than that.
+Rules:
+
+- A call never gets more than `most` rows.
+- The time limit of a turn never cuts a batch below `least`. A batch that comes in smaller stays so: no rows are held
+  back to fill it.
+- Chained operators share a turn. It has the greatest `least` of them, and the smallest `most`, but no less than that
+  `least`.
 """
 
 from __future__ import annotations
@@ -13,7 +17,7 @@ from typing import NamedTuple
 from tidegate.storage.errors import ConfigurationError
 
 OUTPUT_ROWS_MAX = 65_536
-"""Rows of a batch that is made of rows which functions of the user return."""
+"""Rows of a batch at most, where functions of the user return rows."""
 
 
 class BatchRows(NamedTuple):
@@ -43,7 +47,7 @@ def check_batch_rows(name: str, batch_rows: object) -> BatchRows | None:
 
 
 def rows_of_a_turn(bounds: Iterable[BatchRows | None], rows_max: int) -> BatchRows:
-    """The bounds on a turn of chained operators, that may have `rows_max` rows at most in any case."""
+    """The bounds on a turn of chained operators, never more than `rows_max` rows."""
     given = [bound for bound in bounds if bound is not None]
     least = min(rows_max, max((bound.least for bound in given), default=1))
     most = min((bound.most for bound in given), default=rows_max)

@@ -1,7 +1,7 @@
 """`Operator`: the contract between the task machine and the code that transforms batches.
 
-An operator runs inside one task, on one thread. It is a function of its input and its state: no I/O, no
-clock, no threads, no randomness, so that the same machine gives the same result on every runtime. Time comes in:
+`OperatorChain` calls it. An operator runs inside one task, on one thread. It is a function of its input and its state:
+no I/O, no clock, no threads, no randomness. So it gives the same result on every runtime. Time comes in from outside:
 event time as watermarks, processing time with the events of the task.
 """
 
@@ -23,29 +23,29 @@ Emit = Callable[[pa.RecordBatch], None]
 
 
 STEP_TIMERS_MAX = 1_000
-"""Timers that fire in one step at most: so many that what they emit together makes a batch worth its cost."""
+"""Timers that fire in one step at most. With so many, what they emit together makes a batch worth its cost."""
 
 
 @dataclass(slots=True)
 class ProcessingTime:
-    """The processing time of a task, in milliseconds since 1970: that of the event which it handles now."""
+    """The processing time of a task, in milliseconds since 1970: the time of the event that it handles."""
 
     now_ms: int = 0
 
 
 @dataclass(slots=True)
 class StepPace:
-    """How many timers may fire before the task looks at what else has come in; less where they are slow."""
+    """How many timers may fire before the task looks at what else has come in, and what this turn has done so far."""
 
     timers_max: int = STEP_TIMERS_MAX
-    """Timers that an operator may fire in one step."""
+    """Timers that an operator may fire in one step; fewer where timers are slow."""
     rows: int = 0
-    """Rows that came in in this turn."""
+    """Rows that this turn has taken in."""
     timers: int = 0
-    """Timers that fired in this turn."""
+    """Timers that have fired in this turn."""
 
     def begin_turn(self, timers_max: int) -> None:
-        """A turn begins in which so many timers may fire in a step."""
+        """A turn begins. `timers_max` timers may fire in each step of it."""
         self.timers_max = min(STEP_TIMERS_MAX, timers_max)
         self.rows = self.timers = 0
 
@@ -62,7 +62,7 @@ class OperatorContext:
     time: ProcessingTime = field(default_factory=ProcessingTime, compare=False)
     pace: StepPace = field(default_factory=StepPace, compare=False)
     splits: SourceSplits = field(default_factory=SourceSplits, compare=False)
-    """Of which split of the task's source the rows are, in the task of a source."""
+    """In the task of a source: which split the current rows are from."""
     backend: StateBackendOptions = field(default_factory=StateBackendOptions)
     """Where keyed state lives, and how it is written."""
     kept: KeyedBackend | None = field(default=None, compare=False)
@@ -75,14 +75,14 @@ class Operator:
     context: OperatorContext
 
     generates_watermarks: bool = False
-    """Whether the operator makes the watermarks of what follows it: then those from before it end there, but for the
-    last one (`MAX_WATERMARK_MS`), which is the end of event time for everybody."""
+    """Whether the operator makes the watermarks for what follows it. Then those from upstream end here, except the last
+    one (`MAX_WATERMARK_MS`): it is the end of event time for everybody."""
 
     has_keyed_state: bool = False
-    """Whether the operator may have state of keys, known before it is opened."""
+    """Whether the operator may have keyed state; known before it is opened."""
 
     watermark_ms: int | None = None
-    """The own watermark of an operator that generates them; the task looks after each batch. None: none yet."""
+    """The watermark of an operator that generates them; the chain looks at it after each batch. None: none yet."""
 
     idleness_ms: int | None = None
     """For a generator of watermarks: after how long without rows a split holds them back no longer. None: never."""
@@ -90,8 +90,8 @@ class Operator:
     def open(self, context: OperatorContext, restored: Sequence[StateTable]) -> None:
         """Called once, before anything else.
 
-        `restored` holds the tables of this operator's states from the checkpoint, already cut to the key
-        groups of this subtask for keyed state; empty on a fresh start. Whoever may be given many goes through them with
+        `restored` holds the tables of this operator's states from the checkpoint; empty on a fresh start. Keyed state
+        is cut to the key groups of this subtask already. An operator that may get many tables goes through them with
         `taken`, which lets go of each.
         """
         self.context = context
@@ -101,21 +101,21 @@ class Operator:
         raise NotImplementedError
 
     def process_input(self, index: int, batch: pa.RecordBatch, emit: Emit) -> None:
-        """Process one non-empty batch that came by input `index`; the operator with one input does not ask."""
+        """Process one non-empty batch of input `index`. An operator with one input needs only `process`."""
         self.process(batch, emit)
 
     def splits_moved(self) -> None:
-        """Other splits of the source hold event time back now, of which an operator that generates watermarks hears."""
+        """Other splits of the source hold event time back now. Called if the operator generates watermarks."""
 
     def end_input(self, index: int, emit: Emit) -> None:
-        """Nothing more comes by input `index`. Called once for each input, before `finish`."""
+        """Input `index` has ended. Called once for each input, before `finish`."""
 
     def advance_watermark(self, watermark_ms: int, emit: Emit) -> Iterator[None]:
-        """Event time has got to `watermark_ms`: emit what waited for that, in steps, as in `finish`.
+        """Event time has reached `watermark_ms`: emit what waited for that, in steps, as in `finish`.
 
-        The watermark goes to the next operator after the last step. Between two steps the operator may be asked for a
-        snapshot, and then it holds nothing back: what has been done is in its state or emitted, and what has not waits
-        for the next watermark after a restore. It may also get a batch there, where those before it emit several.
+        The watermark goes to the next operator after the last step. A snapshot may come between two steps: what was
+        done by then is in the state or was emitted, and what is left waits for the next watermark after a restore. A
+        batch may come between two steps as well, if the operators before this one emit several.
         """
         return iter(())
 
@@ -124,9 +124,9 @@ class Operator:
         return None
 
     def on_processing_time(self, now_ms: int, emit: Emit) -> Iterator[None]:
-        """Processing time has got to `now_ms`: emit what waited for that, in steps, as in `advance_watermark`.
+        """Processing time has reached `now_ms`: emit what waited for that, in steps, as in `advance_watermark`.
 
-        The last steps are left out if the input ends before.
+        If the input ends first, the steps that are left are dropped.
         """
         return iter(())
 
@@ -148,23 +148,23 @@ class Operator:
 
     @property
     def keyed_backend(self) -> KeyedBackend | None:
-        """What holds the keyed state of an operator that is open; None for an operator that has none."""
+        """The backend of the keyed state, once the operator is open; None if it has none."""
         return None
 
     def load(self, tables: Sequence[StateTable]) -> None:
-        """Take in layers of keyed state that came above those with which the operator was opened.
+        """Take in further layers of keyed state, above those that the operator was opened with.
 
-        Only of an operator with keyed state, and only where nothing has been processed.
+        Only for an operator with keyed state that has processed nothing yet.
         """
         raise NotImplementedError
 
     def hand_over(self) -> None:
-        """Let go of that: the operator of the next attempt goes on with it. Only `close` is called afterwards."""
+        """Let go of the backend: the next attempt goes on with it. Only `close` is called afterwards."""
 
     def finish(self, emit: Emit) -> Iterator[None]:
         """End of input: emit what is left. Nothing is processed afterwards.
 
-        What may be much is emitted in steps: yield after each batch, and the task waits for room before the next one.
+        An operator that may have much left yields after each batch. The task waits for room before the next one.
         """
         return iter(())
 

@@ -1,4 +1,7 @@
-"""Turns what went wrong inside an operator into an error that names the operator, the subtask and the row."""
+"""Turns what went wrong inside an operator into an error that names the operator, the subtask and the row.
+
+Operators wrap calls of the user's functions in `blame` or `blame_row`.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,8 @@ _ROW_CHARACTERS_MAX = 500
 class Blame(AbstractContextManager[None]):
     """Raises OperatorError, with the cause chained, for any exception inside; an OperatorError passes as it is.
 
-    `tell` says where it happened, and with which row; it is called when it has. Emit outside, never inside.
+    `tell` says afterwards where it happened, and with which row. Never emit inside: what the next operator raises is no
+    fault of this one.
     """
 
     __slots__ = ("_context", "_tell")
@@ -35,19 +39,19 @@ class Blame(AbstractContextManager[None]):
 
 
 def blame(context: OperatorContext, batch: pa.RecordBatch) -> Blame:
-    """Blame what happens inside on the batch; its first row is shown."""
+    """Blame what is raised inside on the batch; the error shows its first row."""
     return Blame(context, lambda: ("first row of the batch", next(iter(batch.slice(0, 1).to_pylist()), {})))
 
 
 def blame_row(context: OperatorContext, row: Mapping[str, object], number: int) -> Blame:
-    """Blame what happens inside on one row of a batch."""
+    """Blame what is raised inside on one row of a batch."""
     return Blame(context, lambda: (f"row {number} of the batch", row))
 
 
 def is_failure(error: BaseException) -> bool:
-    """Whether code of the user has failed: by whatever it raises, also an exit or the panic of a library.
+    """Whether an exception means that code of the user has failed: any does, also an exit or the panic of a library.
 
-    Not Ctrl-C. No generator of ours is left in the middle of what is blamed: its end would look like a failure.
+    Only Ctrl-C does not. Never leave a generator of ours inside a `Blame`: its `GeneratorExit` would count as one.
     """
     return not interrupts(error)
 

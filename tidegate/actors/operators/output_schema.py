@@ -1,8 +1,11 @@
 """`PinnedSchema`: keeps the schema of an operator's output the same from batch to batch.
 
-Rules: the first output batch (or the schema that the user gave) fixes names and types; a column that was all
-null so far takes the type of its first values; anything else that changes is an error that names the column.
-Strings that come out of polars get the type that the input column of that name has, else plain `string`.
+Rules:
+
+- The first output batch fixes names and types, unless the user gave a schema.
+- A column that was all null so far takes the type of its first values.
+- Any other change is an error that names the column.
+- Strings that come out of polars get the type that the input column of that name has, else plain `string`.
 """
 
 from __future__ import annotations
@@ -36,7 +39,7 @@ class PinnedSchema:
         """None until the first batch."""
 
     def conform(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The batch with the columns of the schema, in their order. SchemaMismatchError if it cannot be."""
+        """The batch with the columns of the schema, in their order. SchemaMismatchError if that is impossible."""
         batch = batch.replace_schema_metadata(None)
         if batch.schema is not self.schema and (plain := plain_schema(batch.schema)) is not batch.schema:
             batch = batch.cast(plain)
@@ -63,10 +66,7 @@ class PinnedSchema:
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
 
     def from_rows(self, rows: Sequence[Mapping[str, Any]]) -> pa.RecordBatch:
-        """A batch of at least one row.
-
-        Columns that a row lacks are null there. SchemaMismatchError as above.
-        """
+        """A batch made of one row or more. Columns that a row lacks are null there. SchemaMismatchError as above."""
         names = list(dict.fromkeys(name for row in rows for name in row))
         if self.schema is not None:
             self._check_names([*self.schema.names, *(n for n in names if n not in self.schema.names)])
@@ -114,7 +114,7 @@ class PinnedSchema:
 
 
 class FromPolars:
-    """Converts frames that were made from batches of one stream back to Arrow."""
+    """Converts polars frames that were made from batches of one stream back to Arrow."""
 
     __slots__ = ("_dtypes", "_schema")
 
@@ -125,7 +125,7 @@ class FromPolars:
     def convert(self, frame: pl.DataFrame, source: pa.Schema) -> pa.RecordBatch:
         """The frame as one batch.
 
-        A column whose polars type is that of its namesake in `source` gets its type.
+        If a column still has the polars type of the column of that name in `source`, it gets its Arrow type, too.
         """
         if self._schema is None or not self._schema.equals(source):
             self._schema = source

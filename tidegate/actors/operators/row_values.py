@@ -1,11 +1,14 @@
-"""Brings Python values of rows into an Arrow column, and lets none change on the way.
+"""Puts Python values of rows into an Arrow column, so that none changes on the way.
 
-Rules: what is taken comes back equal, or it is an error that names the value. Arrow itself cuts off what does not fit
-(the fraction of a float in an integer column, the time of day in a date, microseconds, keys that a struct does not
-have). A float without a fraction is an integer; a float in a column of float32 or float16 is rounded, as that is what
-such a column is for, but never to infinity; an integer in a column of times counts their unit. A moment with a time
-zone needs a column with one, and the other way round. The common values cost one pass over their Python types; only
-what is not common is looked at one by one.
+Rules:
+
+- A value comes back equal, or an error names it. Arrow alone would cut off what does not fit: the fraction of a float
+  in an integer column, the time of day in a date, microseconds, keys that a struct does not have.
+- A float without a fraction counts as an integer. A float in a column of float32 or float16 is rounded, because such a
+  column is for that, but never to infinity.
+- An integer in a column of times counts their unit. A moment with a time zone needs a column with one, and the other
+  way round.
+- Common values cost one pass over their Python types. Only uncommon ones are looked at one by one.
 """
 
 from __future__ import annotations
@@ -40,12 +43,12 @@ class InexactValueError(ValueError):
 
 
 def shown(value: object) -> str:
-    """A value as it stands in an error: of bounded length."""
+    """A value as an error shows it, of bounded length."""
     return value_text(value, _VALUE_CHARACTERS_MAX)
 
 
 def check_text(value: str) -> None:
-    """Raise InexactValueError for a string that holds half of a surrogate pair, which no UTF-8 has a place for."""
+    """Raise InexactValueError for a string with half of a surrogate pair, which UTF-8 cannot encode."""
     try:
         value.encode()
     except UnicodeEncodeError as error:
@@ -72,7 +75,7 @@ def exact_array(values: Sequence[Any], wanted: pa.DataType | None = None) -> pa.
 
 def _inferred(values: Sequence[Any]) -> pa.Array:
     array = pa.array(values)
-    # Arrow takes pandas' moments for Python's, which have no nanoseconds.
+    # Arrow treats pandas' moments as Python's, which have no nanoseconds.
     if pa.types.is_timestamp(array.type) and any(getattr(value, "nanosecond", 0) for value in values):
         return pa.array(values, type=pa.timestamp("ns", array.type.tz))
     if pa.types.is_duration(array.type) and any(getattr(value, "nanoseconds", 0) for value in values):
@@ -83,7 +86,7 @@ def _inferred(values: Sequence[Any]) -> pa.Array:
 def exact_cast(column: pa.Array, wanted: pa.DataType) -> pa.Array:
     """The column in another type. InexactValueError or ArrowException where a value would change.
 
-    Arrow's safe rules, and beyond them those of its casts that cut all the same.
+    Arrow refuses most such casts. This also finds values that its safe casts cut all the same.
     """
     _check_fields(column.type, wanted)
     result = column.cast(wanted)
@@ -101,7 +104,7 @@ def exact_cast(column: pa.Array, wanted: pa.DataType) -> pa.Array:
 
 
 def _first_refused(values: Sequence[Any], wanted: pa.DataType, error: Exception) -> InexactValueError:
-    """The value that Arrow has refused, found one by one."""
+    """Find the value that Arrow has refused: try them one by one."""
     for value in values:
         try:
             pa.array([value], type=wanted)

@@ -1,12 +1,12 @@
-"""`SourceSplits`: of which split of the task's source the rows are, and which splits hold event time back.
+"""`SourceSplits`: which split of the task's source the current rows are from, and which splits hold event time back.
 
-The task's source says so before each batch, and generators of watermarks in the same task ask. Rules (Flink's, for
+`SourceCursor` says so before each batch, and generators of watermarks in the same task ask. Rules (Flink's, for
 watermarks of each split):
 
-- A split holds event time back until it has ended, or until it has had nothing for as long as the source's idleness
-  says. From its next row on it does again.
-- When every split that goes on is idle, so is the task: those behind it wait for it no longer.
-- Of splits that are read one after the other no more is known than the order of the rows: `current` is None.
+- A split holds event time back until it has ended, or has had no rows for the time that `idleness=` says. From its next
+  row on it holds event time back again.
+- When all splits that have not ended are idle, so is the task: nobody downstream waits for it.
+- If splits are read one after the other, only the order of the rows is known: `current` is None.
 """
 
 from __future__ import annotations
@@ -22,29 +22,29 @@ class SourceSplits:
     in_turn: bool = False
     """Whether the task has a source whose splits are read in turn."""
     current: int | None = None
-    """The split that they are of, by its number in the task."""
+    """The split that they are from, by its number in the task."""
     active: set[int] = field(default_factory=set)
     """Splits that hold event time back."""
     idle: set[int] = field(default_factory=set)
-    """Splits that go on and have had nothing for long."""
+    """Splits that have not ended, and have had no rows for long."""
 
     @property
     def all_idle(self) -> bool:
-        """Whether nobody needs to wait for this task."""
+        """Whether nobody needs to wait for the event time of this task."""
         return bool(self.idle) and not self.active
 
     def begin(self, splits: Iterable[int]) -> None:
-        """These splits go on, and are read in turn."""
+        """The source begins with these splits, and reads them in turn."""
         self.in_turn, self.active = True, set(splits)
 
     def has_rows(self, split: int) -> None:
-        """The rows that come now are of this split."""
+        """The rows that come now are from this split."""
         self.current = split
         self.idle.discard(split)
         self.active.add(split)
 
     def has_nothing(self, split: int) -> None:
-        """A split has had nothing for long."""
+        """A split has had no rows for long."""
         self.active.discard(split)
         self.idle.add(split)
 

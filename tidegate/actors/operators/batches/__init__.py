@@ -1,1 +1,1 @@
-"""Operators over whole batches: expressions, aggregates per key, table sinks."""
+"""Operators over whole batches: functions, expressions, keyed aggregates, watermarks, table sinks; partitioners."""

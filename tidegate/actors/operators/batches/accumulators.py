@@ -1,8 +1,8 @@
-"""Accumulators: how each aggregate is kept, one slot a key, in the columns of a `VectorTable` of any backend.
+"""Accumulators: how each aggregate is kept in the columns of a `VectorTable` of any backend, one slot for each key.
 
-Each accumulator names its columns and what a new slot holds, adds a batch to the slots of its rows, and shows
-the results of some slots. Nulls cost nothing until a batch has one: only then does a column keep track of
-which slots have a value.
+`KeyedAggregate` uses them. An accumulator adds a batch to the slots of its rows, and gives the results of some slots.
+`value_specs` says which columns it has, and what a new slot holds. Nulls cost nothing until a batch has one: only then
+does a column keep track of which slots have a value.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class _Extreme:
 
 
 def _mark(column: ValueColumn, slots: NDArray[np.int32], mask: NDArray[np.uint8]) -> None:
-    """Note which slots get a value. Without nulls so far every row has had one: it begins with a row of the input."""
+    """Note which slots get a value. Until there is a null every slot has one: that of the row that made the slot."""
     if len(mask) > 0:
         accumulate.mark(column.track_nulls(), slots, mask)
     elif len(valid_pages := column.valid_pages) > 0:

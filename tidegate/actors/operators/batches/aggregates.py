@@ -1,11 +1,11 @@
-"""`Aggregate`: an aggregate function as a value: what a program says it wants to know about each key.
+"""`Aggregate`: what a program wants to know about each key, as a value.
 
-Users call `tg.count`, `tg.sum`, …; `accumulators.py` computes what they say.
+Users make one with `tg.count`, `tg.sum`, …; `accumulators.py` computes it. Rules (SQL's):
 
-Rules (SQL's): nulls are skipped; sum, min, max and mean of nothing are null; `count()` counts rows,
-`count("x")` values. Sums of integers are int64 and an overflow is an error; sums of floats are float64; a
-mean is float64, that of integers an exact sum divided once; min and max keep the column's type, and NaN is
-greater than any number.
+- Nulls are skipped. Sum, min, max and mean of nothing are null. `count()` counts rows, `count("x")` values.
+- A sum of integers is int64, and an overflow is an error. A sum of floats is float64.
+- A mean is float64. That of integers is an exact sum, divided once.
+- Min and max keep the column's type. NaN is greater than any number.
 """
 
 from __future__ import annotations

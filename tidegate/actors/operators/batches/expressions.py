@@ -1,7 +1,7 @@
 """Operators around polars expressions: vectorised, picklable, and with no copy on the way in.
 
-Rules: an expression works row by row; one that looks at other rows (`sum`, `shift`, `over`) is refused
-(`row_wise.py`), because batches are cut differently on every run. Columns that no expression computes pass as they are.
+Rules: an expression works row by row. One that looks at other rows (`sum`, `shift`, `over`) is refused (`row_wise.py`),
+because batches are cut differently on every run. Columns that no expression computes pass as they are.
 """
 
 from __future__ import annotations

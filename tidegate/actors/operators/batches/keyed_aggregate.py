@@ -1,9 +1,11 @@
-"""`KeyedAggregate`: running aggregates per key, exact through checkpoints and rescaling.
+"""`KeyedAggregate`: running aggregates for each key, exact through checkpoints and rescaling.
 
-Rules: a key's rows all come to the subtask that owns its key group (checked whenever a key is new); in mode
-`update` each input batch gives one output row per distinct key in it, with the current values, in order of
-first appearance; in mode `final` every key gives one row at the end of the input. State is one table: the key
-columns, then the accumulators.
+Rules:
+
+- All rows of a key come to the subtask that owns its key group. Each new key is checked for that.
+- In mode `update` a batch gives one row for each distinct key in it, with the current values, in the order in which the
+  keys first appear. In mode `final` each key gives one row, at the end of the input.
+- State is one table: the key columns, then the accumulators.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ STATE_NAME = "aggregate"
 
 _FINAL_ROWS_MAX = 65_536
 _RESTORED_ROWS = 131_072
-"""So many stored rows are taken in with one step."""
+"""Stored rows that are loaded at once."""
 
 _SUMS = (AggregateKind.SUM, AggregateKind.MEAN)
 
@@ -43,8 +45,7 @@ Fields = dict[str, tuple[pa.Field, ...]]
 
 
 class KeyedAggregate(Operator):
-    """Aggregates of each key. `keys` names the key columns, `aggregates` the output columns and what they
-    hold.
+    """Aggregates of each key. `keys` names the key columns, `aggregates` the output columns and what they hold.
 
     Raises ConfigurationError for no keys, no aggregates, or names that clash.
     """
@@ -74,8 +75,7 @@ class KeyedAggregate(Operator):
         self.output_schema(input_schema)
 
     def output_schema(self, input_schema: pa.Schema) -> pa.Schema:
-        """Schema of what is emitted for input of a schema: key columns (dictionaries decoded), then
-        aggregates.
+        """Schema of what is emitted for input of a schema: key columns (dictionaries decoded), then aggregates.
 
         Raises ConfigurationError for a column that is missing or of a type that does not fit.
         """
@@ -103,32 +103,32 @@ class KeyedAggregate(Operator):
             emit(updates)
 
     def snapshot(self, cut: Cut) -> OperatorSnapshot:
-        """Freeze the state; without any key so far there is none."""
+        """Freeze the state. Before the first key there is none."""
         if cut.keyed:
             self._changed_rows = 0
         return frozen_backend(self.context, self._opened(), cut)
 
     def changes(self, cut: Cut) -> OperatorSnapshot:
-        """The same: there is no other state."""
+        """As `snapshot`: all state is keyed."""
         return self.snapshot(cut)
 
     @property
     def changed_bytes(self) -> int:
-        """Rows that were changed, a number of times each if several batches did, with 8 bytes a column."""
+        """An estimate: 8 bytes for each column of a changed row. A row counts once for each batch that changed it."""
         columns = len(self._keys) + sum(len(fields) for fields in self._fields.values())
         return self._changed_rows * columns * 8
 
     @property
     def keyed_backend(self) -> KeyedBackend | None:
-        """The one of the accumulators."""
+        """The backend of the accumulators."""
         return self._backend
 
     def load(self, tables: Sequence[StateTable]) -> None:
-        """CorruptionError and ConfigurationError as `open`."""
+        """Raises CorruptionError and ConfigurationError as `open` does."""
         self._restore_all(tables)
 
     def hand_over(self) -> None:
-        """Let go of it."""
+        """Let go of the backend."""
         self._backend = self._table = None
         self._accumulators = []
 
@@ -231,12 +231,12 @@ class KeyedAggregate(Operator):
         return pa.schema([*self._key_schema, *(field for name in self._aggregates for field in fields[name])])
 
     def _restore_all(self, tables: Sequence[StateTable]) -> None:
-        """Load stored tables. Layers that were written before and after a change of types meet in the newer ones."""
+        """Load stored tables. If types changed between two layers, all rows get the newer types."""
         stored = list(dict.fromkeys((table.state, table.rows.schema) for table in tables if not table.removed))
         if stored and self._table is None:
             self._create(*self._newest_layout(stored))
         if self._table is None:
-            return  # nothing but keys that are gone, of which the layers below have none
+            return  # nothing but removed keys, which are in no layer below
         expected = self._stored_schema(self._fields)
         self._opened().expect(keys_at_most(tables))
         try:
@@ -250,7 +250,7 @@ class KeyedAggregate(Operator):
             raise CorruptionError(f"operator {self.context.uid!r}: {error}") from error
 
     def _newest_layout(self, stored: Sequence[tuple[str, pa.Schema]]) -> tuple[pa.Schema, Fields]:
-        """Of the layouts of stored states the one that all can be brought into: types only ever become wider.
+        """The stored layout that all others can be converted to: types only ever become wider.
 
         ConfigurationError if there is none.
         """

@@ -1,9 +1,9 @@
-"""`PartitionedTableSink`: the sink of a table with partitions, a file for each; `table_sink`: the sink of any table.
+"""`PartitionedTableSink`: the sink of a table with partitions, one file for each. `table_sink` makes that of any table.
 
 Rules:
 
-- Rows wait together, as those of any sink. When they are taken they are split, all at once: a file for each partition
-  that has rows among them. So what waits is bounded in bytes, however many partitions there are.
+- Rows wait together, as in any sink. They are split when they are taken: one file for each partition that has rows
+  among them. So what waits is bounded in bytes, however many partitions there are.
 - Rows of a partition keep their order.
 - More than `PARTITIONS_MAX` partitions at once are refused: that many small files at each checkpoint help nobody.
 """
@@ -49,7 +49,7 @@ class PartitionedTableSink(TableSink):
         super().process(batch, emit)
 
     def take_files(self, force: bool) -> list[StagedRows]:
-        """As of `TableSink`, one entry a partition, in the order in which partitions come first."""
+        """As `TableSink` does, one entry for each partition, in the order in which partitions first appear."""
         pending = self.take_pending(force)
         if not pending:
             return []

@@ -1,8 +1,10 @@
 """Partitioners: split a batch over the subtasks at the other end of an edge.
 
-Rules: rows keep their order towards each subtask; every row goes to exactly one subtask (to every one when
-broadcast); what is handed out is never empty and owns its memory: no slice that would drag a larger parent
-into a message.
+The task's `Emitter` has one for each outgoing edge. Rules:
+
+- Rows on their way to one subtask keep their order.
+- Every row goes to exactly one subtask; if broadcast, to every one.
+- No batch that is handed out is empty. Each owns its memory: a slice would drag its larger parent into a message.
 """
 
 from __future__ import annotations

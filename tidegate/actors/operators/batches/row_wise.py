@@ -3,7 +3,7 @@
 Batches are cut differently on every run, also when rows are replayed after a failure, so an expression that looks at
 other rows would give other results there. Polars says of each function whether it may be computed in parts (row
 separable) and whether it keeps the number of rows. An expression is row-wise if all its parts are. Nothing is
-evaluated: functions of the user in it must not see rows that are made up. What polars cannot say is refused.
+evaluated: functions of the user in it must not see made-up rows. What polars cannot say is refused.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def _walk(expression: pl.Expr) -> None:
 
 
 def _simple(node: Node) -> Node:
-    """The expression with plain columns in the place of what polars can only tell when it knows the schema."""
+    """The expression with a plain column for each part that polars can only judge when it knows the schema."""
     if isinstance(node, list):
         return [_simple(part) for part in node]
     if not isinstance(node, dict):

@@ -1,8 +1,11 @@
 """Operators without state around functions of the user: over batches, and over rows.
 
-Rules: a function sees a batch or a row once for each time that the batch is processed (after a restart,
-again); what it raises comes out as OperatorError; empty results are dropped; the output schema is fixed by
-`output_schema.py`. A function must be a function of its argument: what it remembers itself is in no checkpoint.
+Rules:
+
+- A function sees each batch or row once, and again if that is processed again after a restart. What the function
+  remembers itself is in no checkpoint, so it must depend on its argument alone.
+- What it raises comes out as OperatorError.
+- Empty results are dropped. `output_schema.py` fixes the output schema.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ _STATE_SCHEMA = pa.schema([pa.field("version", pa.int64())])
 
 @dataclass(frozen=True, slots=True)
 class StagedRows:
-    """The rows of one file, in batches of one schema; `folder`: below that of the attempt, empty for none."""
+    """The rows of one file, in batches of one schema. `folder`: below the folder of the attempt; empty for none."""
 
     folder: str
     batches: tuple[pa.RecordBatch, ...]
@@ -97,10 +97,7 @@ class TableSink(Operator):
         self._pending_bytes += kept.nbytes
 
     def take_pending(self, force: bool) -> list[pa.RecordBatch] | None:
-        """Batches to stage as one file.
-
-        When there are enough of them or, with `force`, any. None otherwise.
-        """
+        """Batches to stage as one file: if there are enough for one or, with `force`, if there are any. Else None."""
         if not self._pending or not (force or self._pending_bytes >= self._file_bytes_max):
             return None
         # An early batch may have a column of type null that has found its type since.
@@ -111,7 +108,7 @@ class TableSink(Operator):
         return pending if self._mode == "append" else [self._last_rows(pending)]
 
     def take_files(self, force: bool) -> list[StagedRows]:
-        """What is to be staged now, an entry a file; `force` as of `take_pending`."""
+        """What to stage now, one entry for each file; `force` as in `take_pending`."""
         pending = self.take_pending(force)
         return [StagedRows("", tuple(pending))] if pending else []
 

@@ -1,12 +1,14 @@
 """`WatermarkGenerator`: reads timestamps from a column, and makes the watermarks that follow from them.
 
-Rules: timestamps are whole milliseconds since 1970, rounded down; dates count from midnight UTC, integers are taken for
-milliseconds. The watermark is Flink's for bounded out-of-orderness: the greatest timestamp, minus the delay, minus
-1 ms. It is no state: after a restore it begins anew, and the timers that wait for it are there.
+Rules:
 
-Splits of a source that are read in turn are apart from each other in time, most of all when a job catches up. So each
-has a greatest timestamp of its own, and the smallest of these counts; those of idle splits do not. When all are idle
-the greatest of all counts, as where Flink's tasks wait for nobody any more.
+- Timestamps are whole milliseconds since 1970, rounded down. Dates count from midnight UTC. Integers are milliseconds.
+- The watermark is Flink's for bounded out-of-orderness: the greatest timestamp, minus the delay, minus 1 ms. Minus 1,
+  because a watermark says that no row *at* its time follows, and a row with the greatest timestamp may.
+- It is no state. After a restore it begins anew, and the timers that wait for it are there.
+- Splits that are read in turn differ in event time, most of all when a job catches up. So each has a greatest timestamp
+  of its own, and the smallest of these counts, without idle splits. When all are idle the greatest counts, as in Flink:
+  nobody is waited for.
 """
 
 from __future__ import annotations
@@ -91,7 +93,7 @@ class WatermarkGenerator(Operator):
             self._advance()
 
     def splits_moved(self) -> None:
-        """Those that hold nothing back any more count no longer."""
+        """Splits that do not hold event time back any more do not count."""
         self._advance()
 
     def _advance(self) -> None:
@@ -104,7 +106,7 @@ class WatermarkGenerator(Operator):
         elif splits.active <= newest.keys():
             newest_ms = min((newest[split] for split in splits.active), default=None)
         else:
-            return  # One that has had no rows so far may have any.
+            return  # A split that has had no rows so far may have any timestamp.
         if newest_ms is not None:
             own_ms = max(MIN_WATERMARK_MS, newest_ms - self._delay_ms)
             self.watermark_ms = own_ms if self.watermark_ms is None else max(self.watermark_ms, own_ms)

@@ -1,1 +1,1 @@
-"""Functions of users that see a row at a time, and the operator that calls them."""
+"""Functions of users that see one row at a time, and the operators that call them."""

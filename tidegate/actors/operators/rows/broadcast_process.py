@@ -1,9 +1,13 @@
 """The broadcast pattern (Flink's): every subtask sees all rows of one stream beside its part of another.
 
-Rules: rows of the broadcast side go to every subtask, and change its broadcast states alike there, so that they are the
-same everywhere; that holds if `process_broadcast` depends on nothing but the row and these states. The other side reads
-them and cannot write: its rows go to one subtask each, and the states would come to differ. Nobody knows in which order
-rows of the two sides come, nor those of several subtasks that send the broadcast side.
+Rules:
+
+- Every row of the broadcast side goes to every subtask, and changes the broadcast states there. So these are the same
+  everywhere, as long as `process_broadcast` depends on nothing but the row and these states.
+- The other side reads the broadcast states and cannot write them. Each of its rows goes to one subtask, so the states
+  would come to differ.
+- The order between rows of the two sides is unknown. So is the order between several subtasks that send the broadcast
+  side.
 """
 
 from __future__ import annotations
@@ -36,10 +40,10 @@ class BroadcastContext(ProcessContext):
     def apply_to_keyed_state(self, state: S, function: Callable[[dict[str, Any], S], None]) -> None:
         """Call `function(key, state)` for every key of this subtask that has a value in a keyed state.
 
-        `key` holds the key columns, and is the current key meanwhile: what `state`, every other keyed state and
-        `timer_service` do, they do for it. In no particular order; changes in place are welcome. Costs as much as
-        there are keys. With a time to live, keys whose value is over may be among them: they are without one then.
-        Raises ConfigurationError outside of `process_broadcast`.
+        `key` holds the key columns, and is the current key meanwhile: `state`, every other keyed state and
+        `timer_service` work on it. The order of keys is not defined. The function may change the state. The cost grows
+        with the number of keys. With a time to live there may be keys among them whose value has expired: `state` is
+        empty for them. Raises ConfigurationError outside of `process_broadcast`.
         """
         if not self.broadcasting or self._states is None:
             raise ConfigurationError(
@@ -70,8 +74,8 @@ class BroadcastProcessFunction(BaseProcessFunction):
 class KeyedBroadcastProcessFunction(BroadcastProcessFunction):
     """Processes a keyed stream beside a broadcast one: `stream.key_by("k").connect(rules.broadcast()).process(...)`.
 
-    `process` and `on_timer` have the state and the timers of their key, `process_broadcast` has no key; it can go
-    through all of them with `context.apply_to_keyed_state`.
+    `process` and `on_timer` have the state and the timers of their key. `process_broadcast` has no key; it can go
+    through all keys with `context.apply_to_keyed_state`.
     """
 
 

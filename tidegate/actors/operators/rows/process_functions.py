@@ -1,7 +1,10 @@
 """`ProcessFunction` and its context: what users write to process a stream row by row, with state and timers.
 
-Rules: a function object is copied for each subtask and attempt, so it may keep what `open` makes; whatever must survive
-a failure belongs into state. Rows come and go as dicts. All calls come from one thread, one after the other.
+`ProcessOperator` calls them. Rules:
+
+- A function object is copied for each subtask and attempt, so it may keep what `open` makes. What must survive a
+  failure belongs in state.
+- Rows come and go as dicts. All calls come from one thread, one after the other.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ Rows: TypeAlias = Iterable[Mapping[str, Any]] | None
 
 
 class ProcessContext:
-    """What a function can ask for. It says what holds for the row or timer that is being processed."""
+    """What a function can ask for. Times and keyed state are those of the row or timer that is being processed."""
 
     def __init__(
         self,
@@ -86,42 +89,42 @@ class ProcessContext:
         return self._operator_states.list_state(declared, StateKind.LIST)
 
     def union_list_state(self, declared: ListState) -> OperatorListState:
-        """Bind a list as `list_state` does, of which after a restore every subtask gets the elements of all.
+        """Bind a list as `list_state` does. After a restore every subtask gets the elements of all subtasks.
 
-        Keep in `open` what is this subtask's part (`update`): else all have all of it from then on. While some
-        subtasks of the operator have finished and others have not, no checkpoint can be taken.
+        Keep only this subtask's part of them, with `update` in `open`; otherwise every subtask keeps everything. While
+        some subtasks of the operator have finished and others have not, no checkpoint can be taken.
         """
         return self._operator_states.list_state(declared, StateKind.UNION)
 
     def broadcast_state(self, declared: MapState) -> BroadcastState:
         """Bind a map that is the same in every subtask, because each changes it alike: by rows that all of them get.
 
-        After a restore, at whatever parallelism, all begin with that of one subtask. Raises as `list_state`.
+        After a restore, at any parallelism, all begin with the map of one subtask. Raises as `list_state`.
         """
         return self._operator_states.broadcast_state(declared)
 
 
 class BaseProcessFunction:
-    """What functions with one and with two inputs share. Every method may be left as it is."""
+    """What functions with one and with two inputs share. Every method here is optional."""
 
     INPUT_METHODS: ClassVar[tuple[str, ...]] = ()
     """Names of the methods that get the rows of each input."""
 
     context: ProcessContext
-    """The same that the methods are given."""
+    """The same context that the methods get."""
 
     def open(self, context: ProcessContext) -> None:
         """Called once, before anything else: bind states here."""
 
     def on_timer(self, timestamp: int, context: ProcessContext) -> Rows:
-        """A timer of the current key has come, registered for `timestamp` (ms); `context.time_domain` says which.
+        """A timer of the current key fires. It was registered for `timestamp` (ms) of `context.time_domain`.
 
         Returns (or yields) rows, as `process` does.
         """
         return None
 
     def finish(self, context: ProcessContext) -> Rows:
-        """The input has ended and all event-time timers have fired: the last rows. There is no current key."""
+        """The input has ended and all event-time timers have fired: returns the last rows. There is no current key."""
         return None
 
     def close(self) -> None:

@@ -6,7 +6,7 @@ Rules:
   nothing is held back over a barrier.
 - Timers fire in steps of bounded length (Flink's interruptible timers). Between two steps the timers that have fired
   are gone, and what they emitted has left.
-- A key must come to the subtask that owns its key group; that is checked for each batch.
+- A key must come to the subtask that owns its key group. Each batch is checked for that.
 - The types of the key columns are those of the first batch, or of the restored state, and never change.
 - At the end of the input all event-time timers have fired, by the last watermark. Processing-time timers are dropped.
 """
@@ -57,7 +57,7 @@ class ProcessOperator(Operator):
     """
 
     context_class: type[ProcessContext] = ProcessContext
-    """What the function is given."""
+    """The class of the context that the function gets."""
 
     def __init__(
         self,
@@ -109,7 +109,7 @@ class ProcessOperator(Operator):
         self.load(restored)
 
     def load(self, tables: Sequence[StateTable]) -> None:
-        """CorruptionError and ConfigurationError as `open`."""
+        """Raises CorruptionError and ConfigurationError as `open` does."""
         for table in taken(tables):
             if table.kind is StateKind.KEYED:
                 self._restore(table)
@@ -163,16 +163,16 @@ class ProcessOperator(Operator):
 
     @property
     def changed_bytes(self) -> int:
-        """Rows that have come in, each a change of some state."""
+        """An estimate: every row that came in counts as one change of state."""
         return self._changed_rows * _CHANGE_BYTES
 
     @property
     def keyed_backend(self) -> KeyedBackend | None:
-        """The one of the keyed states."""
+        """The backend of the keyed states; None on a stream without keys."""
         return None if self._states is None else self._states.backend
 
     def hand_over(self) -> None:
-        """Let go of it. The function is only closed: no key is entered, and none can be."""
+        """Let go of the backend. Afterwards the function is only closed: no key can be entered any more."""
         if self._states is not None:
             self._states.hand_over()
 
@@ -204,7 +204,7 @@ class ProcessOperator(Operator):
         return self._states.freeze(cut)
 
     def _take_over(self, states: KeyedStates) -> None:
-        """Go on with the state that came with files of the backend, if there are such."""
+        """Go on with state that the backend has from files of its own, if any."""
         stored = states.stored_keys()
         if stored is not None:
             self._check_keyed("the state", stored.names)
@@ -242,7 +242,7 @@ class ProcessOperator(Operator):
         return self._codec
 
     def _enter(self, index: int, batch: pa.RecordBatch) -> Sequence[KeyRef]:
-        """Work on the keys of a batch from now on; the backend's reference of each row's."""
+        """Enter the keys of a batch. Returns the backend's reference of each row's key."""
         names = self._keys[index]
         if not names or self._states is None:
             return [None] * batch.num_rows
@@ -267,7 +267,7 @@ class ProcessOperator(Operator):
         refs: Sequence[KeyRef],
         times: Sequence[int | None],
     ) -> bool:
-        """Process rows until they have made a full batch; whether there may be more of them."""
+        """Process rows until their output fills a batch. Returns whether rows may be left."""
         scope, ask = self._scope, self._ask
         number, row = 0, dict[str, Any]()
         try:
@@ -324,7 +324,7 @@ class ProcessOperator(Operator):
             self._rows.append(row)
 
     def _emit_rows(self, emit: Emit, rows_min: int) -> None:
-        """Emit what was collected if it is that much."""
+        """Emit the rows that were collected, if there are at least `rows_min`."""
         if len(self._rows) < rows_min:
             return
         rows, self._rows = self._rows, []
@@ -357,7 +357,7 @@ class ProcessOperator(Operator):
 
 
 class _FiresLeft:
-    """How many timers may fire before it is certain that each registers another one, without end."""
+    """Notices timers that register one another without end: counts how many may still fire before that is certain."""
 
     def __init__(self, timers: Timers) -> None:
         self._timers = timers
@@ -365,7 +365,7 @@ class _FiresLeft:
         self._all_counted = False
 
     def spend_one(self) -> None:
-        """A timer fires. RuntimeError where that never ends."""
+        """A timer fires. RuntimeError if that would never end."""
         if self._left == 0:
             if self._all_counted:
                 raise RuntimeError(

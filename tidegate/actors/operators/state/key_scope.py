@@ -1,7 +1,9 @@
-"""`KeyScope`: which key a row-wise function works on: that of the row, or of the timer, that is being processed.
+"""`KeyScope`: the current key of a function over rows: the key of the row, or of the timer, that is being processed.
 
-Rules: the keys of a batch of rows, or of a step of timers, are entered together and left together. State knows a key by
-the backend's reference; as Python values keys are only made when a timer or the function asks for one.
+`ProcessOperator` chooses the key; states and timers ask for it. Rules:
+
+- The keys of a batch of rows, or of a step of timers, are entered together and left together.
+- State knows a key by the backend's reference. Python values of a key are made only if a timer or the function asks.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from tidegate.storage.errors import ConfigurationError
 
 
 class EnteredKeys:
-    """The keys of the rows or timers that are being processed, by number: stored key columns, or Python keys."""
+    """The keys of the rows or timers that are being processed, by number, as stored key columns and as Python keys."""
 
     __slots__ = ("_codec", "_columns", "_keys", "_rows")
 
@@ -59,7 +61,7 @@ class KeyScope:
         """How the backend knows the key; None where there is no key, or no state."""
 
     def enter(self, entered: EnteredKeys) -> None:
-        """Keys that `choose` can choose from now on."""
+        """From now on `choose` chooses among these keys."""
         self._entered = entered
 
     def choose(self, number: int, ref: KeyRef) -> None:

@@ -1,11 +1,13 @@
-"""`ValueState`, `ListState` and `MapState`: state of row-wise functions for each key, of a declared type.
+"""`ValueState`, `ListState` and `MapState`: keyed state of functions over rows, of a declared type.
 
-Rules: a state is declared (`ValueState("n", int)`) and bound in `open` (`context.state(...)`); what is bound always
-speaks of the key of the row or timer that is being processed, and is a thin view of what the backend keeps. What is put
-in is brought into the declared type at once, so that a restored job computes with the very same values; a value that
-could be changed is handed out as a copy. Null, or an empty list or map, is no state: the key is forgotten.
+Rules:
 
-In a checkpoint a state is one table: the key columns, then one column with the name of the state.
+- A state is declared (`ValueState("n", int)`) and bound in `open` (`context.state(...)`). A bound state is a thin view
+  of the backend. It always belongs to the key of the row or timer that is being processed.
+- What is put in is converted to the declared type at once. So a restored job computes with the very same values.
+- A value that could be changed is handed out as a copy.
+- Null, or an empty list or map, is no state: the key is forgotten.
+- In a checkpoint a state is one table: the key columns, then one column with the name of the state.
 """
 
 from __future__ import annotations
@@ -61,7 +63,7 @@ class KeyedState(ABC):
         self._cells.remove(self._ref())
 
     def bound(self, scope: KeyScope, backend: KeyedBackend, clock: Clock | None, migrate: Migrate) -> Self:
-        """The state of this declaration in a backend; `clock` says what expires, if the state has a time to live."""
+        """This declaration, bound to a backend. `clock` says what has expired, if the state has a time to live."""
         state, field = copy.copy(self), self.stored_field
         state._scope = scope
         has_expired = None if clock is None else clock.has_expired
@@ -70,13 +72,13 @@ class KeyedState(ABC):
 
     @abstractmethod
     def expires(self, column_type: pa.DataType) -> bool:
-        """Whether what a column of this kind of state holds has a time to live."""
+        """Whether the values in a stored column of this kind of state have a time to live."""
 
     @abstractmethod
     def _bind(self, backend: KeyedBackend, spec: CellSpec, clock: Clock | None) -> None: ...
 
     def _element(self, field: pa.Field) -> pa.Field:
-        """The field of a value that expires by itself, with its time where there is one."""
+        """The field of one value, element or entry: with the time of its update, if the state has a time to live."""
         return field if self.ttl is None else field.with_type(timed_type(field)).remove_metadata()
 
     def _ref(self) -> KeyRef:
@@ -104,7 +106,7 @@ class ValueState(KeyedState):
 
     @property
     def stored_field(self) -> pa.Field:
-        """The declared type, with a time where it has one to live."""
+        """The declared type; with the time of the update, if the state has a time to live."""
         return self._element(self._typed.field(self.name))
 
     def expires(self, column_type: pa.DataType) -> bool:
@@ -173,7 +175,7 @@ class ListState(KeyedState):
 
 
 class MapEntries(ABC):
-    """What map states of all kinds do entry by entry."""
+    """What keyed map states and broadcast states share."""
 
     @abstractmethod
     def put(self, key: Any, value: Any) -> None:

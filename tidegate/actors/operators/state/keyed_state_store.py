@@ -1,8 +1,11 @@
 """`KeyedStates`: all keyed states of one operator, on its backend: bound, restored, entered batch by batch, and frozen.
 
-Rules: names are unique, and none is a key column's. What a checkpoint has must be bound: state that nobody asks for is
-refused, not dropped. Stored rows are brought to the types that the program declares where that loses nothing (see
-`storage/schemas/evolution.py`); a state may get a time to live, which then counts from the restore, but not lose it.
+`ProcessOperator` calls it. Rules:
+
+- Names are unique, and none is the name of a key column.
+- The function must bind every state of the checkpoint. A state that it does not ask for is refused, not dropped.
+- Stored rows are converted to the declared types if that loses nothing (see `storage/schemas/evolution.py`).
+- A state may get a time to live, which then counts from the restore. It may not lose one.
 """
 
 from __future__ import annotations
@@ -77,7 +80,7 @@ class KeyedStates:
         return self.backend.stored_keys
 
     def enter(self, columns: pa.RecordBatch | None, keys: Sequence[Key] | None = None) -> Sequence[KeyRef]:
-        """Work on these keys until `leave`: stored key columns, or Python keys, or both. The reference of each."""
+        """Enter keys until `leave`, as stored key columns or Python keys or both. Returns the reference of each."""
         assert self._codec is not None, "keys without a type"
         entered = EnteredKeys(self._codec, columns, keys)
         self._scope.enter(entered)
@@ -86,7 +89,7 @@ class KeyedStates:
         return [None] * (len(keys or ()) if columns is None else columns.num_rows)
 
     def leave(self, rows: int) -> None:
-        """End of the batch; so many rows or timers were processed. Looks at as many keys for what has expired."""
+        """End of a batch of `rows` rows or timers. Looks at as many keys for state that has expired."""
         self.timers.flush()
         self._scope.leave()
         if self._states:
@@ -103,7 +106,7 @@ class KeyedStates:
             raise ConfigurationError(
                 f"state {state.name!r} is only declared; go through what context.state(...) returned in open"
             )
-        # All of them first: what is done for a key may move others within the backend.
+        # List all of them first: work on one key may move others within the backend.
         for columns in list(self.backend.keys(state.name, _KEYS_BATCH_ROWS)) if self._codec else ():
             try:
                 for number, ref in enumerate(self.enter(columns)):
@@ -113,7 +116,7 @@ class KeyedStates:
                 self.leave(0)
 
     def load(self, table: StateTable) -> None:
-        """Take a stored table back.
+        """Load a stored table.
 
         ConfigurationError if no state of its name is bound, or for a type that cannot become the declared one;
         CorruptionError if a key comes twice, here or in `loaded`.
@@ -144,7 +147,7 @@ class KeyedStates:
         return replace(snapshot, states=states, layer=layer)
 
     def hand_over(self) -> None:
-        """Others go on with the backend. No state is this one's any more, and no key is entered."""
+        """Let go of the backend: the next attempt goes on with it. No key can be entered any more."""
         self._states, self._codec, self._handed_over = {}, None, True
 
     def close(self) -> None:
@@ -186,7 +189,7 @@ class KeyedStates:
 
 @dataclass(frozen=True, slots=True)
 class FrozenMarked(FrozenChanged):
-    """A `FrozenState` whose value column is that of `field`: what its metadata says of pickles backends do not keep."""
+    """A `FrozenState` with the metadata of `field`, which says what is pickled: backends do not keep it."""
 
     field: pa.Field
 

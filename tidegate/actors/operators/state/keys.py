@@ -1,8 +1,12 @@
 """Reads keys of rows: as columns in the form that is stored, and as Python values for operators that work row by row.
 
-Rules: two rows have one key exactly if the key hash takes them for one: null is a key like any other, there is one
-NaN and one zero. A Python key is a tuple with a value a column, equal and of the same hash for the same key; dates and
-times are the integers that Arrow stores, so that none loses its nanoseconds. `KeyCodec` turns it back, exactly.
+Rules:
+
+- Two rows have the same key exactly if the key hash takes them for one. Null is a key like any other; there is one NaN
+  and one zero.
+- A Python key is a tuple with one value for each column. The same key gives equal tuples with equal hashes.
+- In it dates and times are the integers that Arrow stores, so that none loses its nanoseconds. `KeyCodec` turns a key
+  back, exactly.
 """
 
 from __future__ import annotations
@@ -46,7 +50,7 @@ def key_schema(schema: pa.Schema, keys: Sequence[str]) -> pa.Schema:
 
 
 def check_owner(context: OperatorContext, keys: pa.RecordBatch, owners: NDArray[np.uint16]) -> None:
-    """Raise OperatorError if a key (a row of key columns) is another subtask's. `owners` is that of `subtask_table`."""
+    """Raise OperatorError if a key (a row of key columns) is another subtask's. `subtask_table` gives `owners`."""
     groups = hash_columns(keys, keys.schema.names) % np.uint64(context.max_parallelism)
     strangers = owners[groups] != context.subtask
     if np.any(strangers):
@@ -73,7 +77,7 @@ class KeyCodec:
         return list(zip(*lists, strict=True))
 
     def decode(self, keys: Sequence[Key]) -> pa.RecordBatch:
-        """Stored key columns, a row a key."""
+        """Stored key columns, one row for each key."""
         arrays = []
         for position, (field, stored) in enumerate(zip(self.schema, self._stored, strict=True)):
             column = pa.array([key[position] for key in keys], type=stored or field.type)

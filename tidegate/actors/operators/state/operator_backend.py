@@ -24,7 +24,7 @@ def make_backend(context: OperatorContext, key_names: Sequence[str]) -> KeyedBac
 
 
 def frozen_backend(context: OperatorContext, backend: KeyedBackend, cut: Cut) -> OperatorSnapshot:
-    """All states of an operator's backend, as what its options say: files of its own, layers, or whole states."""
+    """Freeze all states of a backend, in the form that its options say: files of its own, layers, or whole states."""
     if not cut.keyed:
         return OperatorSnapshot(context.uid)
     if context.backend.kind == "rocksdb" and not cut.canonical and not context.backend.changelog:

@@ -1,4 +1,4 @@
-"""Operator state, which belongs to a subtask and not to a key: lists that are dealt out or united, and broadcast maps.
+"""Operator state, which belongs to a subtask and not to a key: lists, union lists, and broadcast maps.
 
 Rules:
 
@@ -11,8 +11,8 @@ Rules:
   and `value`.
 - Freezing only takes references. A list grows in place, so the rows that were frozen stay as they are; a map is copied
   before it is first changed after a freeze.
-- A union list is in the snapshot even when it is empty: so the coordinator knows that the operator has one. Once a
-  subtask has finished, a checkpoint would lack what that one had put into the list, and would be wrong.
+- A union list is in the snapshot even when it is empty, so that the coordinator knows of it. It takes no checkpoint
+  while only some of the subtasks have finished: their elements would be missing.
 """
 
 from __future__ import annotations
@@ -203,7 +203,7 @@ class BroadcastState(MapEntries):
 
 
 class OperatorStates:
-    """The operator states of one function in one subtask, and those that a checkpoint has for it."""
+    """The operator states of one function in one subtask, and restored ones that it has not bound yet."""
 
     def __init__(self, uid: OperatorUid, restored: Iterable[StateTable], gate: WriteGate) -> None:
         self._uid = uid

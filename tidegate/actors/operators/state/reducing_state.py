@@ -1,9 +1,9 @@
 """`ReducingState` and `AggregatingState`: keyed state that folds what is added to it into one value for each key.
 
-`ReducingState` folds by a function, `AggregatingState` by an aggregate function.
+`ReducingState` folds by a function, `AggregatingState` by an aggregate function. Rules:
 
-Rules: only the folded value is kept, in the declared type, so it survives a restore like any `ValueState`. The
-functions that fold are part of the program, never of a checkpoint; they must depend on their arguments alone.
+- Only the folded value is kept, in the declared type. So it survives a restore like any `ValueState`.
+- The functions that fold are part of the program, never of a checkpoint. They must depend on their arguments alone.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class AggregateFunction(Protocol):
     """How an `AggregatingState` folds (Flink's `AggregateFunction`)."""
 
     def create_accumulator(self) -> Any:
-        """What a key begins with, of the state's type."""
+        """The accumulator that a key begins with, of the state's type."""
         ...
 
     def add(self, value: Any, accumulator: Any) -> Any:
@@ -27,7 +27,7 @@ class AggregateFunction(Protocol):
         ...
 
     def get_result(self, accumulator: Any) -> Any:
-        """What the accumulator says."""
+        """The result of an accumulator."""
         ...
 
 

@@ -1,8 +1,11 @@
-"""`StateType`: types of values in state: Arrow's, Python's, and pickled ones. All rest as Arrow types in a table.
+"""`StateType`: types of values in state: Arrow's, Python's, and pickled objects. All are stored as Arrow types.
 
-Rules: a value is brought into the form in which it rests when it is put in, so that a restored job computes with the
-very same values; what does not fit is an error there and then. What is handed out can be changed without changing what
-is kept. Nothing is pickled unless `Pickled` is asked for, and then the stored field says so (`SERIALIZER_KEY`).
+Rules:
+
+- A value is converted to its stored form when it is put in. So a restored job computes with the very same values. What
+  does not fit is an error there and then.
+- The caller can change what is handed out without changing what is stored.
+- Nothing is pickled unless `Pickled` is asked for. Then the stored field says so (`SERIALIZER_KEY`).
 """
 
 from __future__ import annotations
@@ -47,13 +50,13 @@ _EXACT = {_PLAIN[python_type]: python_type for python_type in (int, float, str, 
 class Pickled:
     """As the type of a state: any Python object, kept pickled.
 
-    Such a state cannot be read without the program's classes, does not survive their being renamed or moved, and is
-    not migrated. Restore it only from checkpoints that you trust: reading a pickle runs what is in it.
+    Such a state cannot be read without the program's classes, and is lost to a program that renames or moves them. It
+    is not migrated. Restore it only from checkpoints that you trust: reading a pickle runs what is in it.
     """
 
 
 class StateType:
-    """Values of one declared type, and the Arrow type in which they rest."""
+    """Values of one declared type, and the Arrow type in which they are stored."""
 
     __slots__ = ("_form", "_name", "dtype")
 
@@ -70,7 +73,7 @@ class StateType:
 
     @property
     def plain(self) -> bool:
-        """Whether values are handed out as they rest: single ones, such as a number or a string."""
+        """Whether values are handed out as they are stored: single ones, such as a number or a string."""
         return self._form.plain
 
     def field(self, name: str) -> pa.Field:
@@ -78,7 +81,7 @@ class StateType:
         return self._form.field(name)
 
     def taken(self, value: Any) -> Any:
-        """The value as it rests: what a checkpoint would give back. TypeError if it is None or not of the type."""
+        """The value as it is stored: what a checkpoint would give back. TypeError if it is None or of another type."""
         form = self._form
         try:
             return form.put(value)
@@ -88,7 +91,7 @@ class StateType:
             ) from error
 
     def handed_out(self, stored: Any) -> Any:
-        """The value of what rests (None is None), as an object that the caller may change."""
+        """The value of what is stored, as an object that the caller may change. None stays None."""
         form = self._form
         return stored if form.plain or stored is None else form.get(stored)
 
@@ -122,11 +125,11 @@ def holds_pickles(field: pa.Field) -> bool:
 
 
 class _Form:
-    """How values of one type rest. `put` raises TypeError or ValueError for what does not fit."""
+    """How values of one type are stored. `put` raises TypeError or ValueError for what does not fit."""
 
     metadata: Mapping[bytes, bytes] | None = None
     plain = True
-    """Whether what rests is handed out as it is."""
+    """Whether what is stored is handed out as it is."""
 
     def __init__(self, dtype: pa.DataType, described: str) -> None:
         self.dtype = dtype
@@ -137,11 +140,11 @@ class _Form:
         return pa.field(name, self.dtype, metadata=self.metadata)
 
     def put(self, value: Any) -> Any:
-        """The value as it rests."""
+        """The value as it is stored."""
         raise NotImplementedError
 
     def get(self, stored: Any) -> Any:
-        """The value of what rests."""
+        """The value of what is stored."""
         return stored
 
 
@@ -157,13 +160,13 @@ class _ArrowForm(_Form):
         exact = self._exact
         if type(value) is exact and (exact is not int or -_INT64_END <= value < _INT64_END):
             if exact is str and not value.isascii():
-                check_text(value)  # or the checkpoint would fail that has to write it
+                check_text(value)  # or the checkpoint that has to write it would fail
             return one_nan(value) if exact is float else value
         if value is None:
             raise TypeError("None can be kept only within something else, and there only as Optional[...]")
         try:
             if pa.types.is_integer(self.dtype):
-                operator.index(value)  # a float is none, whatever its value
+                operator.index(value)  # refuses a float, whatever its value
             taken = exact_array([value], self.dtype)[0].as_py()
         except pa.ArrowException as error:
             raise TypeError(str(error)) from error
@@ -176,7 +179,7 @@ class _ArrowForm(_Form):
 
 
 def _copied(stored: Any) -> Any:
-    """A value as Arrow gives it out, with lists and dicts of its own: all else in it cannot be changed."""
+    """A copy of a value as Arrow gives it out: new lists and dicts; nothing else in it can be changed."""
     if type(stored) is dict:
         return {name: _copied(part) for name, part in stored.items()}
     if type(stored) is list:
@@ -314,7 +317,7 @@ class _PickledForm(_Form):
 
 
 def _form(declared: Any, around: tuple[type, ...]) -> _Form:
-    """The form of a declared type, within the dataclasses `around`."""
+    """The form of a declared type. `around`: the dataclasses that it is nested in."""
     if isinstance(declared, pa.DataType):
         return _ArrowForm(declared)
     if declared is dt.datetime:

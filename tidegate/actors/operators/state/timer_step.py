@@ -1,8 +1,10 @@
 """`TimerStep`: the timers that fire in one step, and what they change among themselves.
 
-Rules: the backend tells what is due when the step begins; of what is registered or deleted meanwhile it learns at the
-end. A timer that is registered in the step, and is due, fires in it if it comes before the last one that the backend
-has told, or if that has told all. Otherwise it is told with the next step.
+`Timers` makes one for each step. Rules:
+
+- The backend says what is due when the step begins. It learns at the end what was registered and deleted meanwhile.
+- A timer that is registered within the step, and is due, fires in it if it comes before the last one that the backend
+  has given, or if the backend has given all. Otherwise it comes with the next step.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ _Entry = tuple[int, tuple[Any, ...], int]
 
 
 class TimerStep:
-    """Keys are known by number: a timer can only register others of its own key, so none comes in between."""
+    """The timers of a step. Its keys have numbers; none is added, because a timer registers others of its own key."""
 
     def __init__(self, domain: int, time_ms: int, due: DueTimers, codec: KeyCodec) -> None:
         self.domain = domain
@@ -31,7 +33,7 @@ class TimerStep:
         """The keys by number."""
         first_rows = {key: row for row, key in reversed(list(enumerate(encoded)))}
         self.columns: pa.RecordBatch = due.keys.take(pa.array([first_rows[key] for key in self.keys], pa.int64()))
-        """The same as stored key columns."""
+        """The keys as stored key columns."""
         self._orders = [sort_key(key) for key in self.keys]
         self._waiting: list[_Entry] = [
             self._entry(moment, numbers[key]) for moment, key in zip(due.moments, encoded, strict=True)

@@ -1,9 +1,12 @@
 """`Timers` of one operator: moments of event time and of processing time at which a key wants to be called.
 
-Rules (Flink's): a timer is registered once for each key, moment and time domain, however often it is asked for. What
-is due fires in order of the moment, then of the key, so that every run fires alike. A timer that is registered while
-others fire, and is due, fires among them. Timers are keyed state, and the backend has them: what a batch of rows, or a
-step of timers, registers and deletes is put there at its end.
+Rules (Flink's):
+
+- A timer is registered once for each key, moment and time domain, however often it is asked for.
+- Timers that are due fire in the order of the moment, then of the key. So they fire in the same order on every run.
+- A timer that is registered while others fire, and is due, fires among them.
+- Timers are keyed state and lie in the backend. At the end of a batch of rows, or of a step of timers, it gets what
+  was registered and deleted.
 """
 
 from __future__ import annotations
@@ -36,7 +39,7 @@ class TimeDomain(enum.Enum):
 
 
 class Timers:
-    """The timers of one operator in its backend; None on a stream without keys, where there are none."""
+    """The timers of one operator, in its backend. None of them on a stream without keys: `backend` is None then."""
 
     def __init__(self, scope: KeyScope, backend: KeyedTimers | None = None) -> None:
         self._scope = scope
@@ -48,7 +51,7 @@ class Timers:
         self._step: TimerStep | None = None
 
     def count(self, limit: int) -> int:
-        """About how many timers there are, no fewer; counts no further than to a limit."""
+        """About how many timers there are, never too few, up to `limit`: it counts no further."""
         return len(self._numbers) + (0 if self._backend is None else self._backend.count(limit))
 
     def change(self, domain: TimeDomain, moment: int, registered: bool) -> None:
@@ -68,7 +71,7 @@ class Timers:
         return first_ms is not None and first_ms <= time_ms
 
     def begin_step(self, domain: TimeDomain, time_ms: int, timers_max: int, codec: KeyCodec) -> TimerStep:
-        """The timers that fire next, so many at most; until `flush` they are fired with `pop`."""
+        """Begin a step of the next `timers_max` timers that are due. `pop` fires them, `flush` ends the step."""
         assert self._backend is not None and not self._numbers, "a step within a batch"
         due = self._backend.due(domain.number, time_ms, timers_max)
         self._step = TimerStep(domain.number, time_ms, due, codec)
@@ -83,7 +86,7 @@ class Timers:
         return timer
 
     def flush(self) -> None:
-        """End of a batch of rows, or of a step: the backend has what was changed from now on."""
+        """End of a batch of rows, or of a step: hand what was registered and deleted to the backend."""
         self._step = None
         if self._numbers:
             assert self._backend is not None
@@ -122,11 +125,11 @@ class TimerService:
         return self._watermark_ms()
 
     def register_event_time_timer(self, timestamp_ms: int) -> None:
-        """Call `on_timer` for this key when the watermark gets to the moment; if it is past it, with the next one."""
+        """Call `on_timer` for this key when the watermark reaches the moment; if it has already, with the next one."""
         self._timers.change(TimeDomain.EVENT_TIME, _moment(timestamp_ms), registered=True)
 
     def register_processing_time_timer(self, timestamp_ms: int) -> None:
-        """Call `on_timer` for this key when the clock has got to the moment; dropped if the input ends before."""
+        """Call `on_timer` for this key when the clock reaches the moment. Dropped if the input ends before."""
         self._timers.change(TimeDomain.PROCESSING_TIME, _moment(timestamp_ms), registered=True)
 
     def delete_event_time_timer(self, timestamp_ms: int) -> None:
@@ -145,5 +148,5 @@ def _moment(timestamp_ms: int) -> int:
         raise ConfigurationError(
             f"a timer is for a moment in whole milliseconds since 1970, not {timestamp_ms!r}"
         ) from None
-    # Beyond what int64 holds is never, or always: the end of time, or its beginning.
+    # A moment beyond int64 is the end of time, or its beginning.
     return max(MIN_WATERMARK_MS, min(MAX_WATERMARK_MS, moment_ms))

@@ -4,7 +4,8 @@ Rules:
 
 - What has a time to live is stored as `struct<value, updated_ms>`: each value, each element of a list, each entry of a
   map. So the moment survives restores and rescaling.
-- It has expired when `updated_ms + time to live <= now`. Now is the processing time of the task.
+- It has expired when `updated_ms + time to live <= now`, in the processing time of the task. `<=` and not `<`, as in
+  Flink: a time to live of 10 ms is over after 10 ms.
 - Expired state is removed when a function asks for it, and bit by bit after each batch (`KeyedBackend.sweep`). Whole
   snapshots leave it out.
 """
@@ -38,7 +39,7 @@ class StateTtl:
     """How long state is kept: `tg.StateTtl("1h")`, of processing time since it was written (or read, with `update`).
 
     `visibility`: whether what has expired, but is not yet cleaned up, is still returned, once. Raises
-    ConfigurationError for a duration that is not positive, or another word than those.
+    ConfigurationError for a duration that is not positive, or an unknown word.
     """
 
     time_to_live: str | timedelta | int
@@ -62,7 +63,7 @@ class StateTtl:
 
 
 def timed_type(value: pa.Field) -> pa.DataType:
-    """The type in which a value with a time to live rests."""
+    """The type in which a value with a time to live is stored."""
     return pa.struct([value.with_name(VALUE), pa.field(UPDATED_MS, pa.int64())])
 
 
@@ -76,7 +77,7 @@ def is_timed(data_type: pa.DataType) -> bool:
 
 
 class Clock:
-    """When the values of one state expire, and what now is."""
+    """When the values of one state expire, and what time it is."""
 
     __slots__ = ("_time", "_ttl_ms", "read_updates", "returns_expired")
 
@@ -97,19 +98,19 @@ class Clock:
         return expired
 
     def timed(self, value: Any) -> dict[str, Any]:
-        """A value as it rests, updated now."""
+        """A value as it is stored, updated now."""
         return {VALUE: value, UPDATED_MS: self._time.now_ms}
 
 
 class TtlValues:
-    """`ValueCells` whose values expire."""
+    """`ValueCells` whose values expire. Reading one that has expired removes it."""
 
     def __init__(self, cells: ValueCells, clock: Clock) -> None:
         self._cells = cells
         self._clock = clock
 
     def get(self, ref: KeyRef) -> Any:
-        """The value; None where there is none, or it has expired."""
+        """The value. None where there is none, or it has expired and `visibility` hides it."""
         stored, clock = self._cells.get(ref), self._clock
         if stored is None:
             return None
@@ -130,14 +131,14 @@ class TtlValues:
 
 
 class TtlLists:
-    """`ListCells` whose elements expire one by one."""
+    """`ListCells` whose elements expire one by one. Reading the list removes those that have expired."""
 
     def __init__(self, cells: ListCells, clock: Clock) -> None:
         self._cells = cells
         self._clock = clock
 
     def get(self, ref: KeyRef) -> Sequence[Any]:
-        """The values that have not expired."""
+        """The values that have not expired, or that `visibility` still shows."""
         stored, clock = self._cells.get(ref), self._clock
         if not stored:
             return ()
@@ -170,14 +171,14 @@ class TtlLists:
 
 
 class TtlMaps:
-    """`MapCells` whose entries expire one by one."""
+    """`MapCells` whose entries expire one by one. Reading an entry that has expired removes it."""
 
     def __init__(self, cells: MapCells, clock: Clock) -> None:
         self._cells = cells
         self._clock = clock
 
     def get(self, ref: KeyRef, map_key: Any) -> Any:
-        """The value at a map key; None where there is none, or it has expired."""
+        """The value at a map key. None where there is none, or it has expired and `visibility` hides it."""
         stored = self._cells.get(ref, map_key)
         return None if stored is None else self._seen(ref, map_key, stored)
 
@@ -190,7 +191,7 @@ class TtlMaps:
         self._cells.discard(ref, map_key)
 
     def items(self, ref: KeyRef) -> Iterable[tuple[Any, Any]]:
-        """The entries that have not expired."""
+        """The entries that have not expired, or that `visibility` still shows."""
         found = self._cells.items(ref)
         pairs = list(found.items() if isinstance(found, Mapping) else found)
         seen = [(map_key, self._seen(ref, map_key, stored)) for map_key, stored in pairs]
@@ -226,9 +227,9 @@ class FrozenUnexpired(FrozenChanged):
 
 
 def timed_now(column: pa.Array, expected: pa.DataType, now_ms: int) -> pa.Array:
-    """A stored column of values without a time to live, as one of the type `expected`, of a state that has one.
+    """Give a stored column without a time to live the shape of `expected`, of a state that has one.
 
-    All values are taken for updated now. Only the shape is changed: values keep their type.
+    All values count as updated now. They keep their type.
     """
     if is_timed(expected):
         return _timed(column, now_ms)
@@ -279,5 +280,5 @@ def _is_fresh(timed: pa.Array, expired_ms: int) -> NDArray[np.bool_]:
 
 
 def _offsets(column: pa.Array) -> pa.Array:
-    """The offsets of lists or maps, copied: those of a slice Arrow does not take."""
+    """The offsets of lists or maps, copied: Arrow does not take those of a slice."""
     return pa.array(column.offsets.to_numpy(), pa.int32())

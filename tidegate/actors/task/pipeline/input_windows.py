@@ -35,7 +35,7 @@ class InputWindows:
         """Whether input was waiting when the last turn was over."""
 
     def next_turn(self, last_turn_ms: int, waited_ms: int) -> Iterator[GrantCredit]:
-        """A turn begins. The last one took `last_turn_ms`, `waited_ms` ago. Yields grants for windows that shrink."""
+        """A turn begins. The last took `last_turn_ms`, and ended `waited_ms` ago. Yields grants of smaller windows."""
         debloater = self._debloater
         if debloater is None:
             return
