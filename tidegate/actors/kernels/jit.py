@@ -5,9 +5,12 @@ not for compiling, and releases the GIL (`nogil=True`), so that heartbeats and t
 snapshots go on. A kernel only touches arrays that its caller hands in and checks nothing: the typed functions
 around it do.
 
-The processes of a job, and those of a test run, come to a fresh cache together. numba writes its index before the data
-that it names, and numbers data anew after a change of the source: who reads or writes at the same moment could be given
-the code of other types, or of the old source. So one does it at a time.
+The processes of a job, and those of a test run, come to a fresh cache together. So one at a time looks for the machine
+code of a kernel, or compiles and keeps it:
+
+- The others need not compile it again.
+- numba writes its index before the data that it names, and numbers data anew after a change of the source. Who reads
+  or writes at the same moment could be given the code of other types, or of the old source.
 
 numba keys its cache by the file that a kernel is in. After a change of an intrinsic here, delete the
 `__pycache__` folders of this package: kernels elsewhere have the old one compiled in.
@@ -17,8 +20,7 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 import numba
@@ -26,6 +28,7 @@ import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
+from numba.core.compiler_lock import global_compiler_lock
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
@@ -35,30 +38,26 @@ F = TypeVar("F", bound=Callable[..., Any])
 def kernel(function: F) -> F:
     """Decorator: compile with the options that all kernels share, keeping the type of the Python function."""
     dispatcher: Any = numba.njit(cache=True, nogil=True)(function)
-    one_at_a_time(dispatcher._cache._cache_file)
+    _compile_alone(dispatcher)
     return cast(F, dispatcher)
 
 
-def one_at_a_time(files: Any) -> None:
-    """Let one process at a time read or write the files that numba keeps a function's machine code in."""
-    load, save = files.load, files.save
+def _compile_alone(dispatcher: Any) -> None:
+    """Let one process at a time look for a function's machine code, or compile and keep it.
 
-    @contextmanager
-    def alone() -> Iterator[None]:
-        os.makedirs(files._cache_path, exist_ok=True)
-        with open(f"{files._index_path}.lock", "ab") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            yield
+    A kernel compiles those that it calls, and locks them too. Processes cannot wait for each other in a circle: calls
+    make none. Neither can threads of a process: numba's own lock comes first, and lets one of them in.
+    """
+    compile_one, files = dispatcher.compile, dispatcher._cache._cache_file
 
-    def load_alone(key: object) -> object:
-        with alone():
-            return load(key)
+    def compile_alone(signature: object) -> object:
+        with global_compiler_lock:
+            os.makedirs(files._cache_path, exist_ok=True)
+            with open(f"{files._index_path}.lock", "ab") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                return compile_one(signature)
 
-    def save_alone(key: object, data: object) -> None:
-        with alone():
-            save(key, data)
-
-    files.load, files.save = load_alone, save_alone
+    dispatcher.compile = compile_alone
 
 
 def _intrinsic(function: Callable[..., Any]) -> Any:
