@@ -57,7 +57,7 @@ class BarrierOptions:
     """How a checkpoint is taken; travels with its barrier.
 
     `aligned_timeout_ms`: an ALIGNED barrier that has not got through so long after it was triggered becomes UNALIGNED;
-    None: never. Savepoints are always aligned; `savepoint_format` counts for them alone.
+    None: never. Savepoints are never UNALIGNED; `savepoint_format` counts for them alone.
     """
 
     alignment: Alignment = Alignment.ALIGNED
