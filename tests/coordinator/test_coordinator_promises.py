@@ -8,6 +8,7 @@ import pytest
 from any_permit import ANY_PERMIT
 from coordinators import PATH, SINK, SPEC, TARGET, Coordinator, files, kinds, only, spec
 
+from tidegate.actors.coordinator.checkpoints import discards
 from tidegate.actors.coordinator.job.outages import pause_ms
 from tidegate.actors.coordinator.messages import events as ev
 from tidegate.actors.coordinator.messages import instructions as do
@@ -183,6 +184,38 @@ def test_the_deletion_of_a_savepoint_is_repeated_as_long_as_an_outage_may_last()
         assert kinds(coordinator.fire("discard-savepoint:1")) == ["DiscardSavepoint"]
 
     assert kinds(coordinator.tell(replace(failed, away_ms=SPEC.storage_outage_ms))) == ["EndJob"]
+
+
+def test_deletions_of_checkpoints_that_are_repeated_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One more than that is left to the sweep, and nothing waits for it."""
+    monkeypatch.setattr(discards, "DISCARDS_MAX", 2)
+    coordinator = Coordinator(spec(retained=1)).run()
+    for n in (1, 2, 3, 4):
+        coordinator.complete()
+        coordinator.committed(n)
+
+    assert coordinator.tell(ev.CheckpointDiscardFailed(0, CheckpointId(3), "no answer")) == []
+    again = coordinator.tell(ev.CheckpointDiscardFailed(0, CheckpointId(1), "no answer"))
+
+    assert [timer.timer for timer in only(again, do.SetTimer)] == ["discard:1"]
+    assert list(coordinator.state.discards) == [1, 2]
+
+
+def test_deletions_of_savepoints_that_are_repeated_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One more than that is left to the user, and nothing waits for it."""
+    monkeypatch.setattr(discards, "DISCARDS_MAX", 2)
+    coordinator = Coordinator(spec(tolerable_failures=9)).run()
+    for n in (1, 2, 3):
+        coordinator.start_savepoint(request=f"s{n}")
+        coordinator.acknowledge_all(n)
+        coordinator.exported(n)
+        coordinator.voided(n)
+
+    assert coordinator.tell(ev.SavepointDiscardFailed(0, CheckpointId(3), "no answer")) == []
+    again = coordinator.tell(ev.SavepointDiscardFailed(0, CheckpointId(1), "no answer"))
+
+    assert [timer.timer for timer in only(again, do.SetTimer)] == ["discard-savepoint:1"]
+    assert list(coordinator.state.savepoint_discards) == [1, 2]
 
 
 def test_whoever_asked_is_answered_when_storage_never_says_what_became_of_it() -> None:

@@ -20,7 +20,10 @@ from tidegate.storage.checkpoints.metadata import SubtaskState
 from tidegate.storage.ids import CheckpointId
 
 DISCARDS_MAX = 1_000
-"""How many deletions of checkpoints are retried at a time. Of more, those that fail are left to the sweep."""
+"""How many deletions of checkpoints are retried at a time, and how many of savepoints.
+
+Of more, those that fail are left: those of checkpoints to the sweep, those of savepoints to the user.
+"""
 
 
 class Discarder:
@@ -87,13 +90,13 @@ class Discarder:
         self._context.state.savepoint_discards.pop(checkpoint_id, None)
 
     def savepoint_failed(self, event: ev.SavepointDiscardFailed) -> None:
-        """Try again later. After too long it is left to the user."""
+        """Try again later. After too long, or if too many others wait, it is left to the user."""
         state, spec = self._context.state, self._context.spec
         discard = state.savepoint_discards.get(event.checkpoint_id)
         if discard is None:
             return
         discard.failures += 1
-        if event.away_ms >= spec.storage_outage_ms:
+        if event.away_ms >= spec.storage_outage_ms or len(state.savepoint_discards) > DISCARDS_MAX:
             self.savepoint_done(event.checkpoint_id)
             return
         due_at_ms = event.at_ms + pause_ms(spec.storage_retry_ms, discard.failures)
