@@ -15,7 +15,7 @@ from waiting import until
 import tidegate as tg
 from tidegate.actors.hosts.task import held_sources
 from tidegate.api import checkpoint_calls
-from tidegate.api.companions import AccompaniedJob
+from tidegate.api.accompanied_job import AccompaniedJob
 
 
 @pytest.fixture(autouse=True)
@@ -268,7 +268,7 @@ def test_another_handle_cancels_the_calls_too(tmp_path: Path, fails: bool) -> No
         assert isinstance(job._running, AccompaniedJob)
         (companion,) = job._running._companions
         assert isinstance(companion, checkpoint_calls.CheckpointCalls)
-        until("the end to be noticed", companion._stopping.is_set)
+        until("the end to be noticed", lambda: companion.stopping)
         go.set()
         assert job.wait("60s") == "cancelled"
     assert calls.rows == ([] if fails else list(range(10)))
@@ -315,6 +315,15 @@ def test_a_closed_environment_makes_no_more_calls(
     again = Calls()
     resumed(tmp_path, again)
     assert again.rows == list(range(10, 40))
+
+
+def test_jobs_that_are_over_are_forgotten(tmp_path: Path) -> None:
+    """By the environment that has executed them, as soon as it executes another one."""
+    with local(1) as env:
+        for run in range(3):
+            calling(env, GatedSource(10), Calls())
+            finish(env, tmp_path / str(run))
+        assert len(env._accompanied) == 1
 
 
 def lone(df: pa.Table) -> None:

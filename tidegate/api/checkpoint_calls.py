@@ -17,15 +17,15 @@ from __future__ import annotations
 import inspect
 import logging
 import threading
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from tidegate.actors.protocol.failure_reasons import error_text, log_failure
-from tidegate.api.companions import AccompaniedJob
+from tidegate.actors.runtimes.companions import Companion
 from tidegate.api.config.checkpoint_config import CheckpointConfig
 from tidegate.api.output_tables import CollectedRows
 from tidegate.storage.errors import ConfigurationError, FencedError, JobFailedError, StorageError
@@ -121,57 +121,33 @@ def spark_rows(spark: SparkSession) -> RowsOf:
     return dataframe
 
 
-class CheckpointCalls:
+class CheckpointCalls(Companion):
     """Calls a function with the rows of each checkpoint, in the driver, while the job runs."""
 
     def __init__(self, function: CheckpointFunction, job_id: JobId, rows_of: RowsOf, open_store: OpenStore) -> None:
+        super().__init__(function.text, LEAVE_WAIT_S)
         self._function = function
         self._rows_of = rows_of
         self._job_id = job_id
         self._open_store = retrying(open_store, self._pause)
         self._rows: HandedRows
-        self._changed = threading.Condition()
-        self._threads = 0
+        self._job_over = threading.Event()
         self._ended = False
         """Whether nothing is committed any more."""
-        self._stopping = threading.Event()
-        self._leave_by: float | None = None
 
-    def start(self, job: AccompaniedJob) -> None:
+    def start(self, fail: Callable[[str], None]) -> None:
         """Begin to follow the log. Raises TidegateError where it cannot be read."""
         self._rows = HandedRows(self._open_store(self._function.rows.url), self._job_id)
         self._look()
         name = f"tidegate-{self._function.rows.uid}"
-        for part, action in (("log", self._follow), ("calls", self._call_all)):
-            thread = threading.Thread(target=self._guarded, args=(job, action), name=f"{name}-{part}", daemon=True)
-            with self._changed:
-                self._threads += 1
-            thread.start()
+        self._begin(f"{name}-log", partial(self._guarded, fail, self._follow))
+        self._begin(f"{name}-calls", partial(self._guarded, fail, self._call_all))
 
-    def stop(self) -> None:
-        """The call that runs is the last one."""
-        with self._changed:
-            if self._leave_by is None:
-                self._leave_by = time.monotonic() + LEAVE_WAIT_S
-            self._stopping.set()
-            self._changed.notify_all()
-
-    def wait(self, timeout_s: float | None) -> bool:
-        """Whether nothing is called any more. A call that does not come back after `stop` is left behind."""
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        with self._changed:
-            if not self._changed.wait_for(lambda: not self._threads or self._leave_by is not None, timeout_s):
-                return False
-            if not self._threads:
-                return True
-            assert self._leave_by is not None
-            until = self._leave_by if deadline is None else min(deadline, self._leave_by)
-            if self._changed.wait_for(lambda: not self._threads, max(0.0, until - time.monotonic())):
-                return True
-            if time.monotonic() < self._leave_by:
-                return False
-        log.warning("%s: a call has not come back within %g s: it is left behind", self._function.text, LEAVE_WAIT_S)
-        return True
+    def job_ended(self, status: str) -> None:
+        """What was committed is still handed out, unless the job was cancelled."""
+        if status == "cancelled":
+            self.stop()
+        self._job_over.set()
 
     @property
     def complete(self) -> bool:
@@ -181,41 +157,34 @@ class CheckpointCalls:
     def _pause(self, seconds: float) -> None:
         self._stopping.wait(seconds)
 
-    def _guarded(self, job: AccompaniedJob, action: Callable[[AccompaniedJob], None]) -> None:
+    def _guarded(self, fail: Callable[[str], None], action: Callable[[], None]) -> None:
         try:
-            action(job)
+            action()
         except FencedError as error:
-            log.warning("%s: nothing is called any more: %s", self._function.text, error)
+            log.warning("%s: nothing is called any more: %s", self.text, error)
             self.stop()
         except BaseException as error:  # noqa: BLE001 (code of the user: whatever it raises has failed the job)
-            told = str(error) if isinstance(error, JobFailedError) else f"{self._function.text}: {error_text(error)}"
-            log_failure(log, self._function.text, error)
-            job.fail(told)
+            told = str(error) if isinstance(error, JobFailedError) else f"{self.text}: {error_text(error)}"
+            log_failure(log, self.text, error)
+            fail(told)
         finally:
-            with self._changed:
-                last = self._threads == 1
-            if last:
-                self._release()
-            with self._changed:
-                self._threads -= 1
-                self._changed.notify_all()
+            self._release()
 
     def _release(self) -> None:
+        """Whoever leaves last has let go of the job for good."""
         try:
             self._rows.hold(False)
         except StorageError as error:
-            log.warning("%s: the mark that holds the job back stays: %s", self._function.text, error)
+            log.warning("%s: the mark that holds the job back stays: %s", self.text, error)
 
     # --- the log --------------------------------------------------------------------------------------------------
 
-    def _follow(self, job: AccompaniedJob) -> None:
+    def _follow(self) -> None:
         pause_s = LOOK_S_FIRST
         while not self._stopping.is_set():
-            end = job.alone.wait(pause_s)
+            over = self._job_over.wait(pause_s)
             pause_s = LOOK_S_FIRST if self._look() else min(2 * pause_s, LOOK_S_MAX)
-            if end is not None:
-                if end.status == "cancelled":
-                    self.stop()
+            if over:
                 with self._changed:
                     self._ended = True
                     self._changed.notify_all()
@@ -235,14 +204,14 @@ class CheckpointCalls:
     def _hold(self) -> None:
         behind, most = len(self._rows.waiting()), self._function.max_behind
         if behind > most and not self._rows.held:
-            log.info("%s: %d checkpoints wait, so the job reads no more input", self._function.text, behind)
+            log.info("%s: %d checkpoints wait, so the job reads no more input", self.text, behind)
             self._rows.hold(True)
         elif behind <= most // 2:
             self._rows.hold(False)
 
     # --- the calls ------------------------------------------------------------------------------------------------
 
-    def _call_all(self, job: AccompaniedJob) -> None:
+    def _call_all(self) -> None:
         while not self._stopping.is_set():
             with self._changed:
                 ended, waiting = self._ended, self._rows.waiting()
@@ -258,13 +227,13 @@ class CheckpointCalls:
         if left:
             log.warning(
                 "%s: %d checkpoints still wait; a job that is restored from this one hands them out",
-                self._function.text, left,
+                self.text, left,
             )  # fmt: skip
 
     def _call(self, commit: WaitingCommit) -> bool:
         """Whether the function has done its work with these rows; else it was stopped before."""
         calls, pause_s = 0, PAUSE_S_FIRST
-        what = f"{self._function.text}: checkpoint {commit.number}"
+        what = f"{self.text}: checkpoint {commit.number}"
         while not self._stopping.is_set():
             calls += 1
             try:
@@ -291,7 +260,7 @@ class CheckpointCalls:
             except StorageError as error:
                 if pause_s is None:
                     raise
-                log.warning("%s: checkpoint %d is marked again: %s", self._function.text, commit.number, error)
+                log.warning("%s: checkpoint %d is marked again: %s", self.text, commit.number, error)
                 self._pause(pause_s)
             else:
                 return

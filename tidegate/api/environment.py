@@ -15,8 +15,8 @@ from tidegate.actors.hosts.process_settings import Standbys
 from tidegate.actors.runtimes.local.local_runtime import LocalRuntime
 from tidegate.actors.runtimes.running_job import RunningJob, Runtime, Submission
 from tidegate.actors.sources.master_hooks import MasterHook
+from tidegate.api.accompanied_job import AccompaniedJob
 from tidegate.api.checkpoint_calls import CheckpointCalls, arrow_rows, check_functions, spark_rows
-from tidegate.api.companions import AccompaniedJob
 from tidegate.api.config.checkpoint_config import CheckpointConfig
 from tidegate.api.config.config_file import load_config
 from tidegate.api.config.standby_config import standbys_of, with_standbys
@@ -24,7 +24,6 @@ from tidegate.api.given_names import pointer
 from tidegate.api.program import Program
 from tidegate.api.stream_sources import StreamSources
 from tidegate.api.submission.job import Job
-from tidegate.api.submission.job_feeds import JobFeeds
 from tidegate.api.submission.job_names import name_taken
 from tidegate.api.submission.local_folders import default_storage
 from tidegate.api.submission.submission import JobRequest, make_job_id, prepare
@@ -32,7 +31,6 @@ from tidegate.recovery.restart_strategy import RestartStrategy, default_strategy
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.files.create_check import check_conditional_create
 from tidegate.storage.files.store import OpenStore
-from tidegate.storage.ids import JobId
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -69,7 +67,6 @@ class StreamEnvironment(StreamSources):
         self._standbys = standbys
         self._connection: Connection | None = None
         self._accompanied: list[AccompaniedJob] = []
-        self._feeds = JobFeeds()
 
     # --- making one -----------------------------------------------------------------------------------------------
 
@@ -248,26 +245,27 @@ class StreamEnvironment(StreamSources):
         streams are still there to be executed in another way, until a new source begins another program.
         """
         self._program.given_up = True  # until it has worked
+        for before in self._accompanied:
+            before.await_cancelled()
         request = self._request(name, checkpoints, restart, restore, allow_non_restored_state, hooks, detached=detached)
         store, savepoints = self.open_store(request.root), request.checkpoints.savepoints
         with name_taken(store, name, request.job_id, make_job_id(name, ""), request.checkpoints.lease) as lease:
             submission = prepare(request, self.open_store)
             lease.abandon()
-            started = self._runtime.submit(submission)
-            self._feeds.begin(started, submission.feeds)
-            running = self._accompany(started, submission.spec.job_id)
+            running = self._accompany(self._runtime.submit(submission), submission)
         self._program.clear()
         return Job(running, submission.spec.job_id, name, submission.spec.root, self.open_store, savepoints)
 
-    def _accompany(self, running: RunningJob, job_id: JobId) -> RunningJob:
+    def _accompany(self, running: RunningJob, submission: Submission) -> RunningJob:
         """The job with what lives with it in this driver."""
-        if not self._program.functions:
+        job_id, functions = submission.spec.job_id, self._program.functions
+        if not functions and not submission.companions:
             return running
         rows_of = arrow_rows if self._session is None else spark_rows(self._session.spark)
-        calls = [CheckpointCalls(each, job_id, rows_of, self.open_store) for each in self._program.functions]
-        job = AccompaniedJob(running, calls)
-        self._accompanied.append(job)
-        job.start()
+        calls = [CheckpointCalls(each, job_id, rows_of, self.open_store) for each in functions]
+        job, before = AccompaniedJob(running, (*submission.companions, *calls)), self._accompanied
+        self._accompanied = [*(each for each in before if not each.over), job]
+        job.start(before)
         return job
 
     def attach(self, name: str) -> Job:
@@ -354,7 +352,6 @@ class StreamEnvironment(StreamSources):
 
     def close(self) -> None:
         """Cancel what runs, and stop Ray and Spark if this environment started them."""
-        self._feeds.close()
         self._runtime.stop()
         for job in self._accompanied:
             job.close()

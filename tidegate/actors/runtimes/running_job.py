@@ -13,6 +13,7 @@ from tidegate.actors.graph.job_graph import JobGraph
 from tidegate.actors.hosts.job_context import JobContext
 from tidegate.actors.protocol.failure_reasons import CheckpointFailureReason as Reason
 from tidegate.actors.protocol.identity import TaskId
+from tidegate.actors.runtimes.companions import Companion
 from tidegate.storage.checkpoints.metadata import SavepointFormat, SnapshotKind
 from tidegate.storage.errors import CheckpointError, ConfigurationError
 from tidegate.storage.files.store import OpenStore
@@ -63,28 +64,16 @@ class FedJob:
     open_store: OpenStore
 
 
-class Feed(Protocol):
-    """Writes the input of a source while its job runs, in the driver."""
-
-    def start(self) -> None:
-        """The job was submitted. What goes wrong from now on fails the job."""
-        ...
-
-    def stop(self) -> None:
-        """The job is over, or its environment is closed: return when nothing is written any more, in bounded time."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """A job, ready to run, and what feeds its sources from then on."""
+    """A job, ready to run, and what feeds its sources from then on, in the driver."""
 
     spec: JobSpec
     context: JobContext
     savepoints: str | None = None
     detached: bool = False
     submitted_at_ms: int = 0
-    feeds: tuple[Feed, ...] = ()
+    companions: tuple[Companion, ...] = ()
 
     @property
     def card(self) -> JobCard:

@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
 from tidegate.actors.graph.job_graph import JobGraph, JobVertex
-from tidegate.actors.runtimes.running_job import FedJob, Feed
+from tidegate.actors.runtimes.companions import Companion
+from tidegate.actors.runtimes.running_job import FedJob
 from tidegate.actors.sources.source import Source
 from tidegate.recovery.job_lineage import SOURCE, taskowned_url
 from tidegate.storage.errors import ConfigurationError, NotFoundError
@@ -38,7 +39,7 @@ class StagedSource(Protocol):
 class FedSource(StagedSource, Protocol):
     """A staged source to which more is written while the job runs, such as a streaming DataFrame."""
 
-    def feed(self, staged: Source, job: FedJob) -> Feed:
+    def feed(self, staged: Source, job: FedJob) -> Companion:
         """What writes it. ConfigurationError while another job feeds it."""
         ...
 
@@ -48,7 +49,7 @@ class StagedGraph:
     """The graph with sources that can be read, and what feeds some of them."""
 
     graph: JobGraph
-    feeds: tuple[Feed, ...]
+    companions: tuple[Companion, ...]
 
 
 def check_fed_sources(graph: JobGraph, *, periodic_checkpoints: bool, detached: bool) -> None:
@@ -76,7 +77,7 @@ def with_staged_sources(
     line: Sequence[tuple[str, JobId]],
 ) -> StagedGraph:
     """Stage the sources, in `own_url`, or reopen those that are `restored`: what a job of the line has staged."""
-    feeds: list[Feed] = []
+    companions: list[Companion] = []
 
     def staged(vertex: JobVertex) -> JobVertex:
         spec = vertex.source
@@ -85,11 +86,11 @@ def with_staged_sources(
         again = spec.uid in restored
         source = _reopen(spec.source, spec.uid, line) if again else spec.source.stage(own_url(spec.uid))
         if isinstance(spec.source, FedSource):
-            feeds.append(spec.source.feed(source, fed_job(spec.uid)))
+            companions.append(spec.source.feed(source, fed_job(spec.uid)))
         return replace(vertex, source=replace(spec, source=source))
 
     vertices = tuple(staged(vertex) for vertex in graph.vertices)
-    return StagedGraph(replace(graph, vertices=vertices), tuple(feeds))
+    return StagedGraph(replace(graph, vertices=vertices), tuple(companions))
 
 
 def _reopen(source: StagedSource, uid: OperatorUid, line: Sequence[tuple[str, JobId]]) -> Source:

@@ -165,7 +165,7 @@ def prepare(request: JobRequest, open_store: OpenStore) -> Submission:
         tuple(rows.url for rows in request.collected if rows.handed_on),
     )
     spec = _spec(request, graph, restore)
-    return Submission(spec, context, savepoints, request.detached, now_ms(), staged.feeds)
+    return Submission(spec, context, savepoints, request.detached, now_ms(), staged.companions)
 
 
 def _backend_of(config: CheckpointConfig, options: StateBackendOptions) -> StateBackendOptions:

@@ -3,7 +3,9 @@
 It lives in the driver, beside the Spark session, from the submission of the job to its end. Rules kept here:
 
 * One thread does all of it but the writing of batches, which Spark calls. What goes wrong in it fails the job: a note
-  in the log tells the source why (`log_source.py`). Only what is stopped on purpose leaves no note.
+  in the log tells the source why (`log_source.py`), and so everybody who looks at the job. Only what is stopped on
+  purpose leaves no note.
+* It ends with the job: nothing is left to do then, whatever the job's end was.
 * Before the job has completed a checkpoint of its own nothing is deleted: it may have to begin where it was restored.
 * A deletion that fails is tried again in the next round; a storage that is away must not end a job that can go on.
 """
@@ -11,7 +13,7 @@ It lives in the driver, beside the Spark session, from the submission of the job
 from __future__ import annotations
 
 import logging
-import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -19,6 +21,7 @@ from pyspark.sql import DataFrame
 
 from tidegate.actors.hosts.clock import now_ms
 from tidegate.actors.restore.positions_at_rest import PositionsAtRest
+from tidegate.actors.runtimes.companions import Companion
 from tidegate.actors.runtimes.running_job import FedJob
 from tidegate.spark_bridge.dataframes.manifest import StagedFile
 from tidegate.spark_bridge.dataframes.parquet_source import local_root
@@ -58,26 +61,28 @@ class StreamSettings:
     log_bytes_max: int = 2**30
 
 
-class StreamFeed:
+class StreamFeed(Companion):
     """Feeds `source`, the source of a job, from a streaming DataFrame."""
 
     def __init__(self, df: DataFrame, source: LogSource, settings: StreamSettings, job: FedJob) -> None:
+        super().__init__(f"the Spark query of source {job.uid!r}", STOP_TIMEOUT_S)
         self._df = df
         self._source = source
         self._settings = settings
         self._job = job
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=f"tidegate feed of {job.uid}", daemon=True)
 
-    def start(self) -> None:
-        """Begin. What goes wrong from now on fails the job."""
-        self._thread.start()
+    def start(self, fail: Callable[[str], None]) -> None:
+        """Begin. What goes wrong from now on fails the job by a note, which others see as well."""
+        self._begin(f"tidegate feed of {self._job.uid}", self._run)
 
-    def stop(self) -> None:
-        """End the query, and return when it has ended, or after a bounded time."""
-        self._stopping.set()
-        if self._thread.ident is not None:
-            self._thread.join(STOP_TIMEOUT_S)
+    def job_ended(self, status: str) -> None:
+        """Nobody reads on."""
+        self.stop()
+
+    @property
+    def complete(self) -> bool:
+        """A job that has finished has read what it was to read."""
+        return True
 
     def _run(self) -> None:
         store = open_store(self._source.url)
@@ -129,7 +134,7 @@ class StreamFeed:
     def _leave_note(self, store: Store, reason: str) -> None:
         """Tell the source; as long as the job runs it must come to know."""
         text = (
-            f"the Spark query of source {self._job.uid!r} has failed: {reason}. Mend the cause and execute the job "
+            f"{self.text} has failed: {reason}. Mend the cause and execute the job "
             'again with restore="latest": the query goes on where it was'
         )
         _logger.warning("job %r: %s", self._job.name, text)

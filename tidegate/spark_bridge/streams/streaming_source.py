@@ -10,7 +10,8 @@ from fsspec.utils import get_protocol
 from pyspark.sql import DataFrame
 
 from tidegate.actors.hosts.clock import now_ms
-from tidegate.actors.runtimes.running_job import FedJob, Feed
+from tidegate.actors.runtimes.companions import Companion
+from tidegate.actors.runtimes.running_job import FedJob
 from tidegate.actors.sources.source import Source, SourceReader, SourceSplit
 from tidegate.spark_bridge.dataframes.parquet_source import local_root
 from tidegate.spark_bridge.dataframes.spark_types import arrow_schema_of, readable_schema
@@ -69,7 +70,7 @@ class StreamingDataFrameSource:
             )
         return LogSource(store.url, header.log_id, header.lanes, header.schema, _new_run())
 
-    def feed(self, staged: Source, job: FedJob) -> Feed:
+    def feed(self, staged: Source, job: FedJob) -> Companion:
         """What writes the log while the job runs. ConfigurationError while another job feeds it."""
         assert isinstance(staged, LogSource)
         check_free(open_store(staged.url), job.name, job.open_store, now_ms())
