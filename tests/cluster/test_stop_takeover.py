@@ -13,6 +13,7 @@ import waiting
 from ray_jobs import keyed_job, until
 
 from tidegate.actors.runtimes.ray.ray_runtime import RayRuntime, SlotPlacement
+from tidegate.actors.runtimes.running_job import SnapshotRequest
 from tidegate.spark_bridge import RayDPSession
 from tidegate.storage.checkpoints.metadata import SnapshotKind
 from tidegate.storage.files.file_system_store import open_store
@@ -58,8 +59,10 @@ def test_a_stop_that_worked_is_answered_though_its_coordinator_died(placement: S
         coordinator = job.coordinator().pid
         slow.touch()
         with ThreadPoolExecutor(1) as pool:
-            answer = pool.submit(job.request, SnapshotKind.SUSPEND, str(tmp_path / "savepoints"), WAIT_S)
-            until("the metadata", job.progress, lambda _: created.exists())
+            what = SnapshotRequest(SnapshotKind.SUSPEND, str(tmp_path / "savepoints"))
+            answer = pool.submit(job.request, what, WAIT_S)
+            waiting.until("the metadata", lambda: created.exists() or answer.done(), job.progress)
+            assert not answer.done()
             os.kill(coordinator, signal.SIGKILL)
             slow.unlink()
             found = answer.result(WAIT_S)
