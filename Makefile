@@ -10,6 +10,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.tidegate-setup
 SCRIPTS := $(wildcard scripts/*.py examples/*.py benchmarks/*.py)
+# Tests that are too slow to run after each change; types show the calls in them that do not fit any more.
+CLUSTER_TESTS := $(wildcard tests/cluster/*.py)
 ARGS ?=
 # Percent of the lines of a module: `make cov` lists those with less.
 UNDER ?= 80
@@ -75,6 +77,7 @@ check: $(STAMP)  ## Lint, format, types, import directions: reports all, changes
 	run ruff format --check --quiet; \
 	run mypy; \
 	run mypy $(SCRIPTS); \
+	run mypy $(CLUSTER_TESTS); \
 	run lint-imports --no-logo; \
 	if (($${#failed[@]})); then echo "make check: failed: $${failed[*]}" >&2; exit 1; fi
 

@@ -42,6 +42,7 @@ def totals(env: tg.StreamEnvironment, rows: DataFrame, url: Path, gate: Path | N
     """Running aggregates of the rows in an upsert table; with a gate the job does not end before the file is there."""
     stream = env.from_dataframe(rows, uid="rows")
     if gate is not None:
+        assert stream.schema is not None
         nothing = Gated(MemorySource(stream.schema.empty_table(), 1), gate)
         stream = stream.union(env.from_source(nothing, uid="nothing", parallelism=1))
     running = stream.key_by("name", "part").aggregate(

@@ -18,6 +18,7 @@ from tidegate.actors.coordinator.state.coordinator_state import CoordinatorState
 from tidegate.actors.protocol.identity import TaskId
 from tidegate.actors.protocol.state_origin import StateOrigin
 from tidegate.actors.runtimes.ray.process.calls import NAMESPACE
+from tidegate.actors.runtimes.ray.process.orders import Held
 from tidegate.actors.runtimes.ray.ray_runtime import RayJob, RayRuntime, SlotPlacement
 from tidegate.actors.runtimes.running_job import JobProgress, SnapshotRequest, progress_of
 from tidegate.actors.state_backends.common.options import StateBackendOptions
@@ -126,7 +127,7 @@ def followers(job: str, task: TaskId) -> list[str]:
     """Spare processes of a job that hold the state of a task, at its first checkpoint."""
     names = [actor["name"] for actor in ray.util.list_named_actors(all_namespaces=True)]
     spare = [name for name in names if name.startswith(f"{job}/standby#")]
-    held = ray.get([ray.get_actor(name, NAMESPACE).held.remote() for name in spare])
+    held: list[Held] = ray.get([ray.get_actor(name, NAMESPACE).held.remote() for name in spare])
     return [name for name, one in zip(spare, held, strict=True) if one.follows == (task, 1)]
 
 
@@ -143,12 +144,11 @@ def test_tasks_go_on_when_their_coordinator_is_killed(runtime: RayRuntime, tmp_p
     for losses in range(1, KILLS + 1):
         coordinators.add(job.coordinator().pid)
         os.kill(job.coordinator().pid, signal.SIGKILL)
-        newest = seen.completed_checkpoints
-        seen = until(
-            "a checkpoint of the successor",
-            job.progress,
-            lambda p, n=newest, losses=losses: p.adoptions == losses and p.completed_checkpoints > n,
-        )
+
+        def goes_on(p: JobProgress, newest: int = seen.completed_checkpoints, losses: int = losses) -> bool:
+            return p.adoptions == losses and p.completed_checkpoints > newest
+
+        seen = until("a checkpoint of the next generation", job.progress, goes_on)
     assert (len(coordinators), seen.coordinator_losses, seen.restarts, seen.attempt) == (KILLS, KILLS, 0, 0)
     assert seen.last_failure == f"the coordinator was lost; generation {KILLS + 1} has taken over"
     assert job.tasks() == tasks

@@ -50,7 +50,7 @@ def test_every_slot_runs_an_actor_beside_the_executor_of_its_bundle(raydp_sessio
         free = ray.available_resources()
         for bundle in range(2):
             assert free.get(f"CPU_group_{bundle}_{group.id.hex()}", 0.0) == 0.0
-        assert raydp_session.spark.range(1000, numPartitions=2).selectExpr("sum(id)").first()[0] == 499_500
+        assert raydp_session.spark.range(1000, numPartitions=2).selectExpr("sum(id)").collect() == [(499_500,)]
     finally:
         for probe in probes:
             ray.kill(probe)
@@ -74,7 +74,7 @@ def test_spark_takes_and_gives_pandas_and_arrow(raydp_session: RayDPSession) -> 
                 "n": [1, 2, 3],
                 "x": [0.5, None, -1.0],
                 "s": ["a", None, "c"],
-                "t": pd.to_datetime([dt.datetime(2013, 1, 1, 5), None, dt.datetime(2013, 12, 31)]),
+                "t": pd.to_datetime(pd.Series([dt.datetime(2013, 1, 1, 5), None, dt.datetime(2013, 12, 31)])),
             }
         )
         df = spark.createDataFrame(frame)

@@ -28,7 +28,7 @@ from tidegate.storage.files.file_system_store import open_store
 Batches = Iterable[pa.RecordBatch]
 
 # Executors cannot import the modules of the tests: Spark sends them by value.
-cloudpickle.register_pickle_by_value(waiting)
+cloudpickle.register_pickle_by_value(waiting)  # type: ignore[no-untyped-call]
 
 TYPED = T.StructType(
     [
