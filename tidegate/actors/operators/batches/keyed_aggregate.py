@@ -214,7 +214,7 @@ class KeyedAggregate(Operator):
         self._use(table, fields)
 
     def _evolve(self, fields: Fields) -> None:
-        """The first batch since the restore has other types than what is stored: the state takes them."""
+        """The first batch since the restore has other types than the stored state: convert the state to them."""
         expected = self._stored_schema(fields)
         table = self._opened().retype(STATE_NAME, self._specs(fields), lambda rows: self._migrated(rows, expected))
         self._use(table, fields)
@@ -269,7 +269,7 @@ class KeyedAggregate(Operator):
         raise refused
 
     def _migrated(self, rows: pa.RecordBatch, expected: pa.Schema) -> pa.RecordBatch:
-        """Stored rows in the types of today. A sum of integers may become one of floats as long as it is exact."""
+        """Stored rows in the program's types. A sum of integers may become one of floats as long as it is exact."""
         sums = {_state_names(name, a)[0] for name, a in self._aggregates.items() if a.kind in _SUMS}
         for position, (before, now) in enumerate(zip(rows.schema, expected, strict=False)):
             if before.name in sums and before.type == pa.int64() and now.type == pa.float64():

@@ -23,7 +23,7 @@ Node: TypeAlias = Any
 _COLUMN: Node = {"Column": "column"}
 _RANDOM = frozenset({"Random", "Sample", "Shuffle"})
 _LOOKED_UP = frozenset({"IsIn", "Replace", "ReplaceStrict", "ContainsAny", "ReplaceMany", "ExtractMany", "FindMany"})
-"""Functions that polars calls row separable although all inputs but the first are looked at as a whole."""
+"""Functions that polars calls row separable, although they look at all inputs but the first as a whole."""
 _HOLIDAYS = frozenset({"AddBusinessDay", "BusinessDayCount", "IsBusinessDay"})
 """Functions whose last input is a list that polars takes for a column."""
 _TOLD_APART = _RANDOM | _LOOKED_UP | _HOLIDAYS | {"Reinterpret", "SelectFields", "Strptime"}

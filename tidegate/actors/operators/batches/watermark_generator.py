@@ -73,7 +73,7 @@ class WatermarkGenerator(Operator):
         """The greatest timestamp of each split."""
 
     def open(self, context: OperatorContext, restored: Sequence[StateTable]) -> None:
-        """ConfigurationError where there is an idleness, and nobody knows of the splits of the source."""
+        """ConfigurationError if there is an idleness, but the splits of the source are not known in this task."""
         super().open(context, restored)
         if self.idleness_ms is not None and not context.splits.in_turn:
             raise ConfigurationError(
@@ -112,7 +112,7 @@ class WatermarkGenerator(Operator):
             self.watermark_ms = own_ms if self.watermark_ms is None else max(self.watermark_ms, own_ms)
 
     def advance_watermark(self, watermark_ms: int, emit: Emit) -> Iterator[None]:
-        """The end of event time is the only watermark from before that counts."""
+        """The end of event time is the only watermark from upstream that counts."""
         assert watermark_ms == MAX_WATERMARK_MS, "other watermarks end before a generator"
         self.watermark_ms = watermark_ms
         return iter(())

@@ -51,9 +51,9 @@ Handler = Callable[[dict[str, Any], ProcessContext], Iterable[Mapping[str, Any]]
 class ProcessOperator(Operator):
     """Calls a function. `keys` and `timestamps` have an entry for each of its inputs.
 
-    `keys` names the key columns (none: the stream is not keyed; the first input's names are those of the state),
-    `timestamps` the column of event time, or None; `schema` is that of the output (None: the first rows fix it).
-    Raises ConfigurationError for a function of the wrong kind, or that cannot be copied.
+    `keys`: the key columns, none if the stream is not keyed. The names of the first input are those of the state.
+    `timestamps`: the column of event time, or None. `schema`: that of the output; None: the first rows fix it.
+    Raises ConfigurationError for a function of the wrong kind, or one that cannot be copied.
     """
 
     context_class: type[ProcessContext] = ProcessContext

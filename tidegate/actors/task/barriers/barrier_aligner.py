@@ -46,7 +46,9 @@ class BarrierAligner:
         self._state = BarrierState.IDLE
         self._pending: Collected | None = None
         self._known: dict[CheckpointId, Collected] = {}
+        """The pending checkpoint, and newer ones of which barriers have arrived."""
         self._closed = CheckpointId(0)
+        """The newest checkpoint that is over for this task."""
         self._aborted_early = RememberedIds(REMEMBERED_ABORTS_MAX)
         self._snapshot_started_at_ms: int | None = None
 

@@ -40,8 +40,11 @@ class BarrierTracker:
         self._channels = Channels(channels)
         self._pending: dict[CheckpointId, _Counted] = {}
         self._closed = CheckpointId(0)
+        """This checkpoint and all before it are over for this task."""
         self._aborted_early = RememberedIds(REMEMBERED_ABORTS_MAX)
+        """Aborted before anything of them came."""
         self._over = RememberedIds(REMEMBERED_ABORTS_MAX)
+        """Aborted checkpoints after `_closed`: they are over, and older ones go on."""
         self._snapshot_started_at_ms: int | None = None
 
     @property

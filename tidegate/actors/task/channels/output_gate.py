@@ -33,7 +33,7 @@ from tidegate.storage.ids import CheckpointId
 DEBLOAT_TARGET_MS = 1_000
 """The time that a receiver should need for what is in flight to it, unless the job says otherwise."""
 WINDOW_BYTES_AT_FIRST = 64 * 1024
-"""Little, because the receiver may be slow, and what was sent cannot be taken back."""
+"""A small first window: the receiver may be slow, and what was sent cannot be taken back."""
 
 
 @dataclass(frozen=True, slots=True)

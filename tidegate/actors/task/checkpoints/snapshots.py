@@ -101,7 +101,7 @@ class TaskSnapshot:
     missing: set[SnapshotPart] = field(default_factory=lambda: {SnapshotPart.STATE})
     """Parts that are not durable yet, whether or not their writing has begun."""
     writing: set[SnapshotPart] = field(default_factory=lambda: {SnapshotPart.STATE})
-    """Parts whose answer has not come."""
+    """Parts that are being written."""
     written: dict[SnapshotPart, Written] = field(default_factory=dict)
     base: Lineage | None = None
     """What it is built on."""

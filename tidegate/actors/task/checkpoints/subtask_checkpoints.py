@@ -55,12 +55,16 @@ class SubtaskCheckpoints:
         self._parts = parts
         self._instruct = instruct
         self._recorders: dict[CheckpointId, ChannelRecorder] = {}
+        """Of snapshots whose in-flight elements are not all there yet."""
         self._deadlines_ms: dict[CheckpointId, int] = {}
+        """When a barrier that waits in output queues overtakes."""
         self._barriers: dict[CheckpointId, Barrier] = {}
         self._lineages = Lineages()
         self._changelog = changelog
         self._held: list[Callable[[int], None]] | None = None
+        """What is held back while the operators are finishing; None: they are not."""
         self.taken = CheckpointId(0)
+        """The newest checkpoint that a snapshot was taken for."""
         self.stopping: CheckpointId | None = None
         """The savepoint after which the task ends, once its snapshot was taken."""
         self.tracker = SnapshotTracker(

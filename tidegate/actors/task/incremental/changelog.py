@@ -29,7 +29,7 @@ from tidegate.storage.state.snapshot import Cut
 
 @dataclass(frozen=True, slots=True)
 class ChangelogLimits:
-    """When the log goes on by itself."""
+    """When the log writes a segment without a checkpoint asking for it, and when it writes a new base."""
 
     segment_bytes: int = 1024 * 1024
     """Changes of about so many bytes are written without waiting for a checkpoint."""

@@ -30,7 +30,7 @@ DELTAS_BYTES_MIN = 64 * 1024
 CHANGED_ROWS_MIN = 4096
 """So few changes are always an increment, whatever share of the state they are."""
 LINEAGES_MAX = 16
-"""Checkpoints of which a subtask remembers its part: more than may be pending, and a few that were never heard of."""
+"""Checkpoints whose part a subtask remembers: those that may be pending, and a few whose end it never heard of."""
 
 
 ChangedRows = Callable[[CheckpointId], tuple[int, int]]
@@ -50,7 +50,7 @@ class Lineage:
     def of(checkpoint_id: CheckpointId, state: SubtaskState) -> Lineage:
         """From a subtask's part of a checkpoint.
 
-        Older versions wrote timers beside the layers. They are in none, so the next snapshot begins a new stack.
+        Older versions wrote timers beside the layers, not into them. So the next snapshot begins a new stack.
         """
         sections = () if state.handle is None else state.handle.sections
         complete = not any(section.kind is StateKind.KEYED for section in sections)

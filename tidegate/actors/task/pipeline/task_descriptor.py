@@ -17,7 +17,7 @@ from tidegate.storage.ids import AttemptNumber
 
 @dataclass(frozen=True, slots=True)
 class OutputEdge:
-    """How one task sends over one edge; `channels[i]` leads to downstream subtask `targets[i]`."""
+    """How one task sends over one edge: a channel for each downstream subtask that it reaches."""
 
     partitioning: Partitioning
     downstream_parallelism: int
