@@ -1,6 +1,6 @@
 """`PinnedSchema`: keeps the schema of an operator's output the same from batch to batch.
 
-Rules:
+Operators that call functions of the user have one each; so has a table sink, for its input. Rules:
 
 - The first output batch fixes names and types, unless the user gave a schema.
 - A column that was all null so far takes the type of its first values.

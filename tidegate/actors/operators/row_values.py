@@ -1,6 +1,6 @@
 """Puts Python values of rows into an Arrow column, so that none changes on the way.
 
-Rules:
+Rows that functions return (`PinnedSchema`) and values of state (`StateType`) come through here. Rules:
 
 - A value comes back equal, or an error names it. Arrow alone would cut off what does not fit: the fraction of a float
   in an integer column, the time of day in a date, microseconds, keys that a struct does not have.

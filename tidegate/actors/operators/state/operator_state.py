@@ -1,6 +1,6 @@
 """Operator state, which belongs to a subtask and not to a key: lists, union lists, and broadcast maps.
 
-Rules:
+`ProcessContext` binds them. Rules:
 
 - A state is declared as a keyed one is (`ListState`, `MapState`) and bound in `open`. From then on it holds what was
   restored.

@@ -1,6 +1,6 @@
 """`StateType`: types of values in state: Arrow's, Python's, and pickled objects. All are stored as Arrow types.
 
-Rules:
+Keyed state and operator state convert their values with it. Rules:
 
 - A value is converted to its stored form when it is put in. So a restored job computes with the very same values. What
   does not fit is an error there and then.

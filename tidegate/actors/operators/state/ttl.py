@@ -1,6 +1,6 @@
 """`StateTtl`: time to live of keyed state, in processing time (Flink's `StateTtlConfig`).
 
-Rules:
+A state with one puts `TtlValues`, `TtlLists` or `TtlMaps` before its cells in the backend. Rules:
 
 - What has a time to live is stored as `struct<value, updated_ms>`: each value, each element of a list, each entry of a
   map. So the moment survives restores and rescaling.

@@ -1,6 +1,6 @@
 """`InputGate`: the input side of a task: a queue for each channel, contiguous sequences, credit for the senders.
 
-Rules that it keeps:
+The task machine queues what arrives, and takes an element in each turn. Rules that it keeps:
 
 - Elements are taken in exactly the order of their numbers. A repeated one is dropped, a gap raises (invariant 1).
 - Restored in-flight rows (`recover`) come before everything that arrives.

@@ -1,6 +1,6 @@
 """`OutputGate`: the output side of a task: numbered elements, queues, credit and frames.
 
-Rules that it keeps:
+`Emitter` queues and sends. `SubtaskCheckpoints` queues barriers and lets them overtake. Rules that it keeps:
 
 - Elements leave in the order in which they were queued, and get their numbers then. Only a barrier may overtake what
   is queued. What it has overtaken belongs to its checkpoint.
