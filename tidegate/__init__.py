@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from tidegate.api.config.checkpoint_config import CheckpointConfig
     from tidegate.api.config.config_file import load_config
     from tidegate.api.environment import StreamEnvironment
-    from tidegate.api.output_tables import CollectedRows, OutputTable
+    from tidegate.api.output_tables import CollectedRows, OutputTable, open_table
     from tidegate.api.stream import ConnectedStreams, KeyedStream, Stream
     from tidegate.api.submission.job import Job
     from tidegate.recovery.restart_strategy import RestartStrategy
@@ -105,6 +105,7 @@ else:
         "max": "actors.operators.batches.aggregates",
         "mean": "actors.operators.batches.aggregates",
         "min": "actors.operators.batches.aggregates",
+        "open_table": "api.output_tables",
         "sum": "actors.operators.batches.aggregates",
     }
     __getattr__, __dir__ = lazy_names(__name__, _HOME_OF, submodules=("recovery", "testing"))
@@ -162,5 +163,6 @@ __all__ = [
     "max",
     "mean",
     "min",
+    "open_table",
     "sum",
 ]

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import polars as pl
 import pyarrow as pa
 import pytest
 from local_jobs import NO_RESTART, GatedSource, config, finish, local, opening, rows
+from pyarrow.dataset import dataset
 
 import tidegate as tg
 
@@ -80,3 +82,31 @@ def test_a_restored_job_has_every_row_once_in_its_partition(tmp_path: Path) -> N
             assert job.wait("60s") == "finished"
         assert sorted(table.to_arrow()["x"].to_pylist()) == list(range(30))
     assert folders(tmp_path / "out") == {f"k={k}" for k in range(5)}
+
+
+def test_other_engines_read_what_is_committed(tmp_path: Path) -> None:
+    """In a program that only reads: as Arrow and Polars, and by the list of files; partitions are chosen by filters."""
+    with local(parallelism=2, rows_max=2) as env:
+        env.from_batches(FLIGHTS).to_table(tmp_path / "out", partition_by=["day"])
+        finish(env, tmp_path / "checkpoints")
+    table = tg.open_table(tmp_path / "out")
+    first = [("day", "=", 1)]
+    expected = [row for row in rows(FLIGHTS) if row[1] == 1]
+
+    assert table.info.partition_by == ("day",)
+    assert rows(table.to_arrow(filters=first)) == expected
+    assert rows(table.to_polars(filters=first)) == expected
+    assert rows(dataset(table.files(filters=first), format="parquet", partitioning=None).to_table()) == expected
+    assert rows(pl.scan_parquet(table.files(), glob=False, hive_partitioning=False).collect()) == rows(FLIGHTS)
+    assert table.files(as_of=table.history()[-1].number) == table.files()
+
+
+def test_what_cannot_be_read_so_is_refused(tmp_path: Path) -> None:
+    """A place without a table, and files of a table in which only the newest row of a key counts."""
+    with pytest.raises(tg.TableError, match="there is no table at"):
+        tg.open_table(tmp_path / "nothing")
+    with local() as env:
+        table = env.from_batches(FLIGHTS).to_table(tmp_path / "out", mode="upsert", keys=["day"])
+        finish(env, tmp_path / "checkpoints")
+    with pytest.raises(tg.TableError, match="read it with to_arrow"):
+        table.files()

@@ -16,6 +16,7 @@ from tidegate.storage.checkpoints.metadata import DataFile
 from tidegate.storage.errors import ConfigurationError, TableError
 from tidegate.storage.files.file_system_store import open_store
 from tidegate.storage.ids import CheckpointId, JobId
+from tidegate.storage.tables.partitions import folder_name
 from tidegate.storage.tables.table_files import VERSION_COLUMN, read_table, write_data_file
 from tidegate.storage.tables.table_log import TableInfo, TableLog
 
@@ -42,22 +43,24 @@ def row(key: str | None, n: int) -> dict[str, object]:
 class Table:
     """A table that tests write as a job's sinks would."""
 
-    def __init__(self, url: str, schema: pa.Schema, keys: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, url: str, schema: pa.Schema, keys: tuple[str, ...] = (), partition_by: tuple[str, ...] = ()
+    ) -> None:
         self.url = url
         self._store = open_store(url)
         self._log = TableLog(self._store)
         self._schema = schema
         self._upsert = bool(keys)
         self._commits = 0
-        self._log.create(TableInfo.of(schema, "upsert" if keys else "append", keys))
+        self._log.create(TableInfo.of(schema, "upsert" if keys else "append", keys, partition_by))
         self._log.claim(JOB, None, "error")
 
-    def write(self, rows: list[dict[str, object]], version: int = 0) -> DataFile:
+    def write(self, rows: list[dict[str, object]], version: int = 0, folder: str = "") -> DataFile:
         """Write a data file without committing it."""
         data = pa.Table.from_pylist(rows, schema=self._schema)
         if self._upsert:
             data = data.append_column(VERSION_COLUMN, pa.array([version] * len(rows), pa.int64()))
-        name = f"data/{JOB}/000000/{self._commits}-{version}-{len(rows)}.parquet"
+        name = f"data/{JOB}/000000/{folder}{self._commits}-{version}-{len(rows)}.parquet"
         return write_data_file(self._store, name, data.to_batches())
 
     def commit(self, *files: DataFile) -> None:
@@ -118,6 +121,17 @@ def test_an_upsert_table_shows_the_latest_row_of_each_key(
     assert [(r["k"], r["n`.x"]) for r in shown] == [("a", 4), ("b", 2), (None, 6)]
     assert shown == sorted_rows(table.arrow())
     assert VERSION_COLUMN not in table_to_dataframe(raydp_session.spark, url).columns
+
+
+def test_partitions_are_columns_of_the_table(raydp_session: RayDPSession, tmp_path: Path) -> None:
+    """Spark takes no values from the names of folders, whatever is in them; filters leave files out."""
+    keys = ["007", "a/b", None]
+    schema = pa.schema([("k", pa.string()), ("n", pa.int64())])
+    table = Table(str(tmp_path), schema, partition_by=("k",))
+    table.commit(*(table.write([{"k": k, "n": n}], folder=f"{folder_name('k', k)}/") for n, k in enumerate(keys)))
+    assert collected(raydp_session, str(tmp_path)) == sorted_rows(table.arrow())
+    some = table_to_dataframe(raydp_session.spark, str(tmp_path), filters=[("k", "in", ["a/b", None])])
+    assert sorted(some.collect(), key=lambda found: int(found.n)) == [("a/b", 1), (None, 2)]
 
 
 @pytest.mark.parametrize("keys", [(), ("k",)])

@@ -21,7 +21,7 @@ PUBLIC = """
     KeyedBroadcastProcessFunction KeyedStream ListState MapState MasterHook OperatorError OperatorListState OutputTable
     Pickled ProcessContext ProcessFunction ReadResult ReducingState RestartStrategy Source SourceReader SourceSplit
     StateTtl StorageError Stream StreamEnvironment TableError TidegateError TimeDomain TimerService ValueState count
-    load_config max mean min sum
+    load_config max mean min open_table sum
 """
 """What `import tidegate as tg` offers. A name that is added here is a promise; one that goes breaks programs."""
 

@@ -1,19 +1,28 @@
-"""`OutputTable` and `CollectedRows`: what a job writes, of which only completed checkpoints' rows show."""
+"""`OutputTable` and `CollectedRows`: what a job writes, of which only completed checkpoints' rows show.
+
+`open_table`: the same of a table that is there, in a program that does not write it.
+"""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from tidegate.storage.files.file_system_store import open_store
+from tidegate.api.given_names import location
+from tidegate.storage.errors import TableError
+from tidegate.storage.files.file_system_store import join_url, open_store
 from tidegate.storage.files.store import OpenStore, Store
 from tidegate.storage.ids import OperatorUid
 from tidegate.storage.tables.log_versions import AsOf, TableCommit
+from tidegate.storage.tables.partition_filters import PartitionFilter, matching_files
 from tidegate.storage.tables.table_files import read_table
 from tidegate.storage.tables.table_log import IfExists, TableInfo, TableLog
 
 if TYPE_CHECKING:
+    import polars as pl
     from pyspark.sql import DataFrame, SparkSession
 
 
@@ -28,18 +37,44 @@ class OutputTable:
         self.if_exists = if_exists
         self._open_store = open_store
 
-    def read(self, spark: SparkSession, *, as_of: AsOf | None = None) -> DataFrame:
+    def read(
+        self, spark: SparkSession, *, as_of: AsOf | None = None, filters: Sequence[PartitionFilter] = ()
+    ) -> DataFrame:
         """The rows that are committed now, as a Spark DataFrame; in upsert mode the newest row of each key.
 
-        `as_of`: the number of a commit (see `history`), or a time, for the rows that the table showed then.
+        `as_of`: the number of a commit (see `history`), or a time, for the rows that the table showed then. `filters`,
+        such as `[("carrier", "=", "AA")]`, choose partitions: other files are not opened.
         """
         from tidegate.spark_bridge import table_to_dataframe
 
-        return table_to_dataframe(spark, self.url, as_of=as_of)
+        return table_to_dataframe(spark, self.url, as_of=as_of, filters=filters)
 
-    def to_arrow(self, *, as_of: AsOf | None = None) -> pa.Table:
-        """The rows that are committed now, or were with a commit or at a time, as an Arrow table."""
-        return read_table(self._store, as_of)
+    def to_arrow(self, *, as_of: AsOf | None = None, filters: Sequence[PartitionFilter] = ()) -> pa.Table:
+        """The rows that are committed now, or were then, as an Arrow table; arguments as of `read`."""
+        return read_table(self._store, as_of, filters)
+
+    def to_polars(self, *, as_of: AsOf | None = None, filters: Sequence[PartitionFilter] = ()) -> pl.DataFrame:
+        """The rows that are committed now, or were then, as a Polars DataFrame; arguments as of `read`."""
+        import polars as pl
+
+        frame = pl.from_arrow(self.to_arrow(as_of=as_of, filters=filters))
+        assert isinstance(frame, pl.DataFrame)
+        return frame
+
+    def files(self, *, as_of: AsOf | None = None, filters: Sequence[PartitionFilter] = ()) -> list[str]:
+        """Places of the Parquet files whose rows are committed now, or were then, for engines that read them.
+
+        Read no others: what lies beside them is not committed, or was taken back. Arguments as of `read`. TableError in
+        mode upsert, where files hold older rows of a key too.
+        """
+        snapshot = self.log.snapshot(as_of)
+        if snapshot.info.mode == "upsert":
+            raise TableError(
+                f"files of the table at {self.url} hold several rows of a key, of which the newest counts (upsert): "
+                "read it with to_arrow, to_polars or read"
+            )
+        chosen = matching_files(snapshot.info, snapshot.files, filters)
+        return [join_url(self.url, file.path) for file in chosen]
 
     def history(self) -> tuple[TableCommit, ...]:
         """Every commit of the table, oldest first: its number, time, job, checkpoint, rows and files."""
@@ -57,6 +92,12 @@ class OutputTable:
     @property
     def _store(self) -> Store:
         return self._open_store(self.url)
+
+
+def open_table(url: str | os.PathLike[str], *, open_store: OpenStore = open_store) -> OutputTable:
+    """The table at a url, to be read: any job may be writing it, or none. Raises TableError if there is none."""
+    place = location(url, "open_table")
+    return OutputTable(place, TableLog(open_store(place)).snapshot().info, open_store=open_store)
 
 
 class CollectedRows:

@@ -8,7 +8,7 @@ else by executors through tidegate's store, which needs no Hadoop jars and verif
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import pyarrow as pa
 import pyarrow.types as types
@@ -24,6 +24,7 @@ from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.files.file_system_store import open_store
 from tidegate.storage.files.store import Store
 from tidegate.storage.tables.log_versions import AsOf
+from tidegate.storage.tables.partition_filters import PartitionFilter, matching_files
 from tidegate.storage.tables.table_files import VERSION_COLUMN, read_data_file
 from tidegate.storage.tables.table_log import TableLog
 
@@ -32,20 +33,27 @@ _FILES_PER_PARTITION = 16
 
 
 def table_to_dataframe(
-    spark: SparkSession, url: str, *, as_of: AsOf | None = None, timeout_s: float = 120.0
+    spark: SparkSession,
+    url: str,
+    *,
+    as_of: AsOf | None = None,
+    filters: Sequence[PartitionFilter] = (),
+    timeout_s: float = 120.0,
 ) -> DataFrame:
     """The rows of the table at `url` that are committed now, or were then; later commits do not show in this DataFrame.
 
-    Columns are those of the table, all nullable, as `spark_schema_of` types them. The DataFrame is lazy.
+    Columns are those of the table, all nullable, as `spark_schema_of` types them. The DataFrame is lazy. With `filters`
+    it has only files of partitions that match.
     `timeout_s` bounds what Spark does to list the files. Raises TableError when there is no table, or no such commit,
-    ConfigurationError for a column type that Spark lacks and for a table in memory, SparkTimeoutError.
+    ConfigurationError for a column type that Spark lacks, for a table in memory and for a filter that is none,
+    SparkTimeoutError.
     """
     _check_readable(url)
     store = open_store(url)
     snapshot = TableLog(store).snapshot(as_of)
     upsert = snapshot.info.mode == "upsert"
     stored = _stored_schema(snapshot.info.arrow_schema, upsert)
-    files = snapshot.files
+    files = matching_files(snapshot.info, snapshot.files, filters)
     if not files:
         shown = [field for field in stored if field.name != VERSION_COLUMN]
         return spark.createDataFrame([], spark_schema_of(pa.schema(shown)))

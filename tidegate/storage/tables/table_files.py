@@ -24,6 +24,7 @@ from tidegate.storage.files.store import Buffer, Store
 from tidegate.storage.ids import AttemptNumber, JobId
 from tidegate.storage.schemas.dictionaries import decoded_type, widened_schema
 from tidegate.storage.tables.log_versions import AsOf
+from tidegate.storage.tables.partition_filters import PartitionFilter, matching_files
 from tidegate.storage.tables.partitions import DATA_FILE_SUFFIX
 from tidegate.storage.tables.table_info import TableInfo
 from tidegate.storage.tables.table_log import TableLog
@@ -66,15 +67,17 @@ def read_data_file(store: Store, file: DataFile) -> pa.Table:
         raise CorruptionError(f"{where} cannot be decoded: {error}") from error
 
 
-def read_table(store: Store, as_of: AsOf | None = None) -> pa.Table:
+def read_table(store: Store, as_of: AsOf | None = None, filters: Sequence[PartitionFilter] = ()) -> pa.Table:
     """The rows of the table at the store's root, in the table's schema: those that are committed now, or as of then.
 
-    Append mode: in commit order. Upsert mode: one row a key, the newest. Raises TableError if there is no
-    table, or no such commit, CorruptionError or NotFoundError for a damaged or lost file.
+    Append mode: in commit order. Upsert mode: one row a key, the newest. With `filters` only files of partitions that
+    match are read. Raises TableError if there is no table, or no such commit, ConfigurationError for a filter that is
+    none, CorruptionError or NotFoundError for a damaged or lost file.
     """
     snapshot = TableLog(store).snapshot(as_of)
-    table = read_files(store, snapshot.info, snapshot.files)
-    if snapshot.files and snapshot.info.mode == "upsert":
+    files = matching_files(snapshot.info, snapshot.files, filters)
+    table = read_files(store, snapshot.info, files)
+    if files and snapshot.info.mode == "upsert":
         table = _newest_rows(table, snapshot.info.keys)
     return table
 
