@@ -15,7 +15,7 @@ from tidegate.spark_bridge.dataframes.manifest import StagedFile
 from tidegate.spark_bridge.streams.batch_log import BatchLog, LogBatch, LogHeader, batch_after
 from tidegate.spark_bridge.streams.log_ledger import LogLedger, WriterStopped, needed_rows
 from tidegate.spark_bridge.streams.log_source import LogSource, split_id
-from tidegate.spark_bridge.streams.log_window import LogWindow
+from tidegate.spark_bridge.streams.log_window import LOOKS_MAX, LogWindow
 from tidegate.storage.files.file_system_store import open_store
 
 FILE_BYTES = 10
@@ -33,7 +33,10 @@ def batches_of(sizes: list[list[int]], lanes: int) -> list[LogBatch]:
 @settings(max_examples=40)
 @given(data=st.data())
 def test_whatever_is_deleted_every_retained_position_can_be_read_on(data: st.DataObject) -> None:
-    """Random batches, positions that go forward and back, checkpoints that come and go, deletions in between."""
+    """Random batches, positions that go forward and back, checkpoints that come and go, deletions in between.
+
+    Some readers begin anew each time, others look now and then, and the log has gone on meanwhile.
+    """
     lanes = data.draw(st.integers(1, 3), "lanes")
     store = open_store(f"memory://{uuid.uuid4().hex}")
     log = BatchLog(store)
@@ -41,6 +44,7 @@ def test_whatever_is_deleted_every_retained_position_can_be_read_on(data: st.Dat
     ledger = LogLedger((), 10**9)
     newest: LogBatch | None = None
     retained: list[list[int]] = []
+    slow = [LogWindow(log, 0.0) for _ in range(lanes)]
     for step in range(data.draw(st.integers(1, 8), "steps")):
         for _ in range(data.draw(st.integers(0, 2), "batches")):
             rows = data.draw(st.lists(st.integers(1, 3), max_size=4), "files")
@@ -65,7 +69,16 @@ def test_whatever_is_deleted_every_retained_position_can_be_read_on(data: st.Dat
                 window = LogWindow(log, 0.0)
                 assert all(window.find(lane, row) is not None for row in range(rows[lane], ends[lane]))
                 assert window.find(lane, ends[lane]) is None
+        for lane in range(lanes):
+            if data.draw(st.booleans(), "looks"):
+                rows_left = range(retained[-1][lane], ends[lane])
+                assert all(found_in_time(slow[lane], lane, row) for row in rows_left)
     store.delete_tree("")
+
+
+def found_in_time(window: LogWindow, lane: int, row: int) -> bool:
+    """Also where the commit after the window has gone, which a window asks now and then."""
+    return any(window.find(lane, row) is not None for _ in range(LOOKS_MAX + 1))
 
 
 def test_what_nobody_needs_goes_up_to_the_newest_batch() -> None:

@@ -158,10 +158,10 @@ def test_a_window_holds_few_commits_and_finds_every_row(tmp_path: Path) -> None:
         assert len(window._batches) <= 3
 
 
-def look_again_and_again(window: LogWindow) -> None:
-    """For the first row of lane 1, as often as it takes to ask what has become of it."""
-    for _ in range(LOOKS_MAX):
-        assert window.find(1, 0) is None
+def look_again_and_again(window: LogWindow, row: int = 0, looks: int = LOOKS_MAX) -> None:
+    """For a row of lane 1; by default as often as it takes to ask what has become of it."""
+    for _ in range(looks):
+        assert window.find(1, row) is None
 
 
 def test_deleted_rows_are_an_error_that_says_what_to_do(tmp_path: Path) -> None:
@@ -175,8 +175,24 @@ def test_deleted_rows_are_an_error_that_says_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"rows 1 to 2 of lane 0 are not in .* begins with batch 2.*Restore a"):
         source.reader().read(source.splits()[0], 1, 10)
     assert source.reader().read(source.splits()[0], 2, 10).batch is not None
-    with pytest.raises(ConfigurationError, match=r"batch 1 of .* was deleted before it was read"):
+    with pytest.raises(ConfigurationError, match=r"rows 0 to 2 of lane 1 are not in .* begins with batch 2"):
         look_again_and_again(overtaken)
+
+
+def test_a_lane_goes_on_behind_batches_that_had_nothing_for_it(tmp_path: Path) -> None:
+    """They go when the lanes with rows in them were read: whoever comes later finds the next rows of this one."""
+    written = new_log(str(tmp_path))
+    batches = [append(written, [0], [1])]
+    window = LogWindow(BatchLog(open_store(str(tmp_path))), 0.0)
+    assert window.find(1, 1) is None
+    batches += [append(written), append(written, [2]), append(written, [3])]
+    written.delete(batches[:3])
+
+    look_again_and_again(window, row=1, looks=LOOKS_MAX - 2)
+    place = window.find(1, 1)
+
+    assert place is not None
+    assert (place.batch_id, place.start) == (3, 1)
 
 
 def test_a_log_that_was_emptied_is_an_error(tmp_path: Path) -> None:

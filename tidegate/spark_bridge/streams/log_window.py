@@ -6,8 +6,9 @@ Rules kept here:
   log; commits in front go when there are too many. A row before the window makes it begin anew, found by bisection.
 * A commit that is not there yet is asked for again after a pause, whoever asks. So an idle log costs a bounded number
   of requests, however often its lanes are read.
-* Rows that were deleted are an error, never silence: also when the commit that is waited for was deleted before this
-  reader came to it.
+* Rows that were deleted are an error, never silence. A commit that was deleted before this reader came to it is none:
+  it goes when all lanes have been read beyond it, also those that have no rows in it. So the window begins anew then,
+  and the numbers of its rows say whether any are missing.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from tidegate.storage.errors import ConfigurationError, CorruptionError, NotFoun
 
 BATCHES_MAX = 1_024
 SEEKS_MAX = 5
-LOOKS_MAX = 64
+LOOKS_MAX = 16
 """How often a commit is looked for before somebody asks whether it was deleted."""
 
 
@@ -69,7 +70,7 @@ class LogWindow:
             return None
         while row >= self._batches[-1].ends[lane]:
             if not self._grow():
-                return None
+                return None if self._batches else self.find(lane, row)
         batch = self._batches[bisect_right(self._batches, row, key=lambda batch: batch.ends[lane])]
         for start, file in batch.in_lane(lane):
             if start <= row < start + file.rows:
@@ -77,7 +78,7 @@ class LogWindow:
         raise CorruptionError(f"batch {batch.batch_id} of {self._log.url} has no file with row {row} of lane {lane}")
 
     def _grow(self) -> bool:
-        """Take in the next commit, if it is there."""
+        """Take in the next commit, if it is there. If it was deleted, nothing stays in the window."""
         if self._waits():
             return False
         try:
@@ -86,7 +87,9 @@ class LogWindow:
             self._looks += 1
             if self._looks >= LOOKS_MAX:
                 self._looks = 0
-                self._check_not_deleted()
+                if self._was_deleted(self.next_batch_id):
+                    self._batches.clear()
+                    return False
             return self._not_there()
         self._looks = 0
         self._batches.append(batch)
@@ -138,19 +141,15 @@ class LogWindow:
                 low = middle + 1
         return found
 
-    def _check_not_deleted(self) -> None:
+    def _was_deleted(self, batch_id: int) -> bool:
         ids = self._log.batch_ids()
-        if ids and ids[0] > self.next_batch_id:
-            raise ConfigurationError(
-                f"batch {self.next_batch_id} of {self._log.url} was deleted before it was read, and the log goes on "
-                f"with {ids[0]}: no checkpoint of the job that feeds it needed the rows any more. {_ADVICE}"
-            )
+        return bool(ids) and ids[0] > batch_id
 
     def _deleted(self, lane: int, row: int, oldest: LogBatch) -> ConfigurationError:
         return ConfigurationError(
             f"rows {row} to {oldest.start_of(lane)} of lane {lane} are not in {self._log.url} any more, which begins "
             f"with batch {oldest.batch_id}: no retained checkpoint, and no savepoint beside the checkpoints, needed "
-            f"them. {_ADVICE}"
+            "them. Restore a newer checkpoint or savepoint, or start the job without restore"
         )
 
     def _waits(self) -> bool:
@@ -159,6 +158,3 @@ class LogWindow:
     def _not_there(self) -> bool:
         self._not_before_s = self._clock() + self._poll_s
         return False
-
-
-_ADVICE = "Restore a newer checkpoint or savepoint, or start the job without restore"
