@@ -67,13 +67,13 @@ def interrupted(folder: Path, calls: Calls, *gates: int, called: int | None = No
         paths = []
         for gate in gates[:-1]:
             source.await_gate(gate)
-            paths.append(job.trigger_checkpoint("60s"))
+            paths.append(job.trigger_checkpoint("4min"))
             source.open_gate(gate)
         source.await_gate(gates[-1])
         calls.await_calls(len(paths) if called is None else called)
         until("all commits", lambda: commits(folder) >= len(paths), lambda: commits(folder))
         job.cancel()
-        assert job.wait("60s") == "cancelled"
+        assert job.wait("4min") == "cancelled"
     return paths
 
 
@@ -88,5 +88,5 @@ def resumed(folder: Path, calls: Calls, restore: str = "latest", rows: int = 40)
     with local(1) as env:
         calling(env, GatedSource(rows), calls)
         job = env.execute("calls", checkpoints=config(folder, retained=9), restart=NO_RESTART, restore=restore)
-        assert job.wait("60s") == "finished"
+        assert job.wait("4min") == "finished"
     return job

@@ -28,6 +28,6 @@ def job_that_failed_once(folder: Path) -> Path:
         env.from_batches(data).map(fails_once, schema=data.schema, uid="map").collect()
         restart = tg.RestartStrategy.fixed_delay(2, "10ms")
         job = env.execute("watched", checkpoints=config(folder / "checkpoints"), restart=restart)
-        assert job.wait("60s") == "finished"
+        assert job.wait("4min") == "finished"
     (found,) = (folder / "checkpoints").glob("watched-*")
     return found

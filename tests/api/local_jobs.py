@@ -17,7 +17,7 @@ from tidegate.storage.checkpoints.lease import read_lease, write_lease
 from tidegate.storage.files.file_system_store import FileSystemStore
 from tidegate.storage.files.store import Buffer
 
-WAIT_S = 120
+WAIT_S = 240
 NO_RESTART = tg.RestartStrategy.none()
 SMALL = tg.DataPlaneOptions(source_rows_max=50)
 
@@ -36,7 +36,7 @@ def finish(env: tg.StreamEnvironment, root: str | Path, **options: object) -> tg
     """Execute what was made, and wait for its end."""
     settings = {"interval": "20ms", **options.pop("settings", {})}  # type: ignore[dict-item]
     job = env.execute("test job", checkpoints=config(root, **settings), restart=NO_RESTART, **options)  # type: ignore[arg-type]
-    assert job.wait("60s") == "finished"
+    assert job.wait("4min") == "finished"
     return job
 
 

@@ -22,7 +22,7 @@ def test_a_job_is_found_by_name_and_id_from_another_environment(tmp_path: Path) 
                 assert (job.job_id, job.name, job.root, job.status()) == (own.job_id, "found", own.root, "running")
                 assert Path(job.savepoint()).parent == tmp_path / "s"
         source.open_all()
-        assert own.wait("60s") == "finished"
+        assert own.wait("4min") == "finished"
         with pytest.raises(tg.ConfigurationError, match="no job named 'found' runs in this process"):
             env.attach("found")
 
@@ -56,5 +56,5 @@ def test_a_local_job_cannot_outlive_its_script(tmp_path: Path) -> None:
             env.execute("local", checkpoints=config(tmp_path / "checkpoints"), detached=True)
         assert not (tmp_path / "table").exists()
         job = env.execute("local", checkpoints=config(tmp_path / "checkpoints"), restart=NO_RESTART)
-        assert job.wait("60s") == "finished"
+        assert job.wait("4min") == "finished"
         assert table.to_arrow().num_rows == 3

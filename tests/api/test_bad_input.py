@@ -33,7 +33,7 @@ def test_a_configuration_error_in_a_task_is_not_tried_again(tmp_path: Path) -> N
         env.from_batches(DATA).key_by("k").process(Clashes(), schema=DATA.schema).collect()
         job = env.execute("job", checkpoints=config(tmp_path), restart=RESTARTS)
         with pytest.raises(tg.JobFailedError, match=r"ConfigurationError.*'k'"):
-            job.wait("60s")
+            job.wait("4min")
         assert job.progress().attempt == 0
 
 
@@ -88,7 +88,7 @@ def test_a_source_that_answers_wrongly_fails_its_job(tmp_path: Path, answer: obj
         env.from_source(Answers(answer), uid="mine").to_table(tmp_path / "out")  # type: ignore[arg-type]
         job = env.execute("job", checkpoints=config(tmp_path / "checkpoints"), restart=RESTARTS)
         with pytest.raises(tg.JobFailedError, match=rf"uid 'mine'\): read\('the only one', offset 0\).*{said}"):
-            job.wait("60s")
+            job.wait("4min")
         assert job.progress().attempt == 0
 
 
@@ -244,7 +244,7 @@ def test_a_job_may_have_a_name_in_any_script(tmp_path: Path) -> None:
         with local(1) as env:
             env.from_batches(DATA).collect(uid="out")
             job = env.execute(name, checkpoints=config(tmp_path), restore="latest")
-            assert job.wait("60s") == "finished"
+            assert job.wait("4min") == "finished"
             ids.append(job.job_id.rpartition("-")[0])
             assert [found.job_name for found in job.checkpoints()] == [name]
     assert len(set(ids)) == 4
@@ -258,7 +258,7 @@ def test_places_may_be_paths_or_below_the_home(tmp_path: Path, monkeypatch: pyte
     with local(1) as env:
         out = env.from_batches(DATA, uid="in").to_table("~/table", uid="out")
         job = env.execute("job", checkpoints=tg.CheckpointConfig(storage="~/checkpoints"))
-        assert job.wait("60s") == "finished"
+        assert job.wait("4min") == "finished"
         (checkpoint,) = job.checkpoints()
     assert (tmp_path / "table").is_dir()
     assert (tmp_path / "checkpoints").is_dir()
@@ -269,7 +269,7 @@ def test_places_may_be_paths_or_below_the_home(tmp_path: Path, monkeypatch: pyte
         env.from_batches(DATA, uid="in").to_table(tmp_path / "table", uid="out")
         pointer = Path(checkpoint.path.removeprefix("file://"))
         job = env.execute("job", checkpoints=tg.CheckpointConfig(storage=tmp_path / "checkpoints"), restore=pointer)
-        assert job.wait("60s") == "finished"
+        assert job.wait("4min") == "finished"
     with local(1) as env, pytest.raises(tg.ConfigurationError, match="to_table 'to_table': 5 is no place"):
         env.from_batches(DATA).to_table(5)  # type: ignore[arg-type]
 
@@ -284,7 +284,7 @@ def test_a_sum_beyond_int64_says_so(tmp_path: Path) -> None:
         env.from_batches(data).key_by("k").aggregate(t=tg.sum("x"), uid="totals").collect()
         job = env.execute("job", checkpoints=config(tmp_path), restart=tg.RestartStrategy.none())
         with pytest.raises(tg.JobFailedError, match=r"uid 'totals'.*column 'x'.*2\*\*63.*float64"):
-            job.wait("60s")
+            job.wait("4min")
 
 
 def test_a_timeout_is_an_error_of_both_kinds(tmp_path: Path) -> None:
@@ -309,7 +309,7 @@ def test_a_program_can_be_made_again_after_it_was_refused(tmp_path: Path) -> Non
                 with pytest.raises(tg.ConfigurationError):
                     env.execute("...", checkpoints=config(tmp_path / "checkpoints"))
         job = env.execute("job", checkpoints=config(tmp_path / "checkpoints"))
-        assert job.wait("60s") == "finished"
+        assert job.wait("4min") == "finished"
         assert out.to_arrow().num_rows == 3
         with pytest.raises(tg.ConfigurationError, match="earlier program"):
             stream.collect()

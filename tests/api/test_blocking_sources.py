@@ -29,7 +29,7 @@ def test_state_is_written_while_every_source_blocks(tmp_path: Path) -> None:
         env.from_source(source).collect()
         job = env.execute("blocked", checkpoints=config(tmp_path), restart=NO_RESTART)
         source.await_gate(10)
-        assert job.trigger_checkpoint("60s")
+        assert job.trigger_checkpoint("4min")
 
 
 def test_reads_that_an_attempt_has_left_behind_hold_up_no_other_one(tmp_path: Path) -> None:
@@ -57,4 +57,4 @@ def test_reads_that_an_attempt_has_left_behind_hold_up_no_other_one(tmp_path: Pa
             fails.await_gate(gate)
             fails.open_gate(gate)
         blocked.await_gate(10)
-        assert job.trigger_checkpoint("60s")
+        assert job.trigger_checkpoint("4min")

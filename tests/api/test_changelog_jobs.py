@@ -106,7 +106,7 @@ class Program:
         with self.environment(parallelism) as env:
             tables = self.build(env, GatedSource(ROWS))
             job = env.execute("job", checkpoints=self.config(backend, changelog), restart=NO_RESTART, restore=path)
-            assert job.wait("60s") == "finished"
+            assert job.wait("4min") == "finished"
         check(tables, start)
 
     def changelog(self, job: tg.Job) -> set[str]:
@@ -174,7 +174,7 @@ def test_changes_are_written_before_a_checkpoint_asks(program: Program, backend:
             assert next(file["kind"] for file in files if file is not None) == "base"
         assert list((program.folder / "ckpt" / job.job_id / "shared").glob("chk-*")) == []
         source.open_all()
-        assert job.wait("60s") == "finished"
+        assert job.wait("4min") == "finished"
     check(tables, 0)
 
 
@@ -202,7 +202,7 @@ def test_old_segments_go_when_a_base_has_taken_their_place(program: Program, bac
                 until("that other bases have come", lambda: not first & referenced(job.trigger_checkpoint()))
                 until("that old files have gone", lambda: not first & program.changelog(job))
             source.open_gate(gate)
-        assert job.wait("60s") == "finished"
+        assert job.wait("4min") == "finished"
     assert program.changelog(job) == set()
     check(tables, 0)
 
@@ -222,7 +222,7 @@ def test_a_task_that_fails_goes_on_from_its_log(program: Program, backend: str) 
         source.open_gate(GATE)
         until("a checkpoint of the second attempt", lambda: len(program.failures) == 1 and asked(job))
         source.open_all()
-        assert job.wait("60s") == "finished"
+        assert job.wait("4min") == "finished"
     assert program.failures == []
     check(tables, 0)
 
@@ -258,5 +258,5 @@ def stopped(program: Program, backend: str, ask: Callable[[tg.Job], str]) -> str
         until("a segment", lambda: any(path.endswith(".segment") for path in program.changelog(job)))
         path = ask(job)
         job.cancel()
-        assert job.wait("60s") == "cancelled"
+        assert job.wait("4min") == "cancelled"
     return path

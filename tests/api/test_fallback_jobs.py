@@ -80,7 +80,7 @@ def fallen_back(
         paths = []
         for number, gate in enumerate(gates[:-1], start=1):
             source.await_gate(gate)
-            paths.append(Path(job.trigger_checkpoint("60s")))
+            paths.append(Path(job.trigger_checkpoint("4min")))
             await_events(job, "SinksCommitted", number)
             source.open_gate(gate)
         source.await_gate(gates[-1])
@@ -88,10 +88,10 @@ def fallen_back(
             damage(path)
         source.open_gate(gates[-1])
         if count < of:
-            assert job.wait("60s") == "finished"
+            assert job.wait("4min") == "finished"
         else:
             with pytest.raises(tg.JobFailedError):
-                job.wait("60s")
+                job.wait("4min")
     return job, sorted(table.to_arrow()["x"].to_pylist()), paths
 
 
@@ -147,6 +147,6 @@ def test_the_job_that_follows_goes_on_from_what_is_whole(tmp_path: Path) -> None
         stream.key_by("k").aggregate(n=tg.count(), emit="final", uid="count").collect(uid="counts")
         table = stream.to_table(str(tmp_path / "out"), uid="out")
         job = env.execute("job", checkpoints=config(tmp_path / "checkpoints"), restore="latest")
-        assert job.wait("60s") == "finished"
+        assert job.wait("4min") == "finished"
     assert sorted(table.to_arrow()["x"].to_pylist()) == list(range(ROWS))
     assert (second / "_metadata").exists()

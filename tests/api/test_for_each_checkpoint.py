@@ -46,15 +46,15 @@ def test_a_call_has_the_rows_of_one_checkpoint(tmp_path: Path) -> None:
         stream.for_each_checkpoint(lambda df, checkpoint_id: schemas.append((type(df), df.schema)), uid="types")
         job = env.execute("calls", checkpoints=config(tmp_path), restart=NO_RESTART)
         source.await_gate(10)
-        job.trigger_checkpoint("60s")
+        job.trigger_checkpoint("4min")
         calls.await_calls(1)
-        job.trigger_checkpoint("60s")
+        job.trigger_checkpoint("4min")
         source.open_gate(10)
         source.await_gate(30)
-        job.savepoint(tmp_path / "savepoints", "60s")
+        job.savepoint(tmp_path / "savepoints", "4min")
         calls.await_calls(2)
         source.open_gate(30)
-        assert job.wait("60s") == "finished"
+        assert job.wait("4min") == "finished"
 
     assert [rows for _, rows in calls.all] == [list(range(10)), list(range(10, 30)), list(range(30, 40))]
     assert schemas == [(pa.Table, GatedSource.schema)] * 3
@@ -91,9 +91,9 @@ def test_a_call_that_fails_for_good_fails_the_job(tmp_path: Path, error: BaseExc
         calling(env, source, Calls(fail), retries=2)
         job = env.execute("calls", checkpoints=config(tmp_path), restart=NO_RESTART)
         source.await_gate(10)
-        job.trigger_checkpoint("60s")
+        job.trigger_checkpoint("4min")
         with pytest.raises(tg.JobFailedError) as caught:
-            job.wait("60s")
+            job.wait("4min")
         assert job.status() == "failed"
 
     assert made == [2] * calls_made
@@ -106,7 +106,7 @@ def test_a_call_that_fails_for_good_fails_the_job(tmp_path: Path, error: BaseExc
     with local(1) as env:
         calling(env, GatedSource(40), again)
         job = env.execute("calls", checkpoints=config(tmp_path), restart=NO_RESTART, restore="latest")
-        assert job.wait("60s") == "finished"
+        assert job.wait("4min") == "finished"
     assert again.all[0] == (2, list(range(10)))
     assert again.rows == list(range(40))
 
@@ -125,10 +125,10 @@ def test_what_a_failed_job_has_committed_is_handed_out(tmp_path: Path) -> None:
         stream.for_each_checkpoint(calls, uid="out")
         job = env.execute("calls", checkpoints=config(tmp_path), restart=NO_RESTART)
         source.await_gate(10)
-        job.trigger_checkpoint("60s")
+        job.trigger_checkpoint("4min")
         source.open_gate(10)
         with pytest.raises(tg.JobFailedError, match="ValueError: row 20"):
-            job.wait("60s")
+            job.wait("4min")
 
     assert calls.rows == list(range(10))
 
@@ -172,18 +172,18 @@ def test_a_slow_function_holds_the_sources_back(tmp_path: Path, monkeypatch: pyt
         for gate in (10, 20, 30):
             assert not source.held
             source.await_gate(gate)
-            job.trigger_checkpoint("60s")
+            job.trigger_checkpoint("4min")
             if gate < 30:
                 source.open_gate(gate)
         until("the hold", lambda: source.held)
         source.open_gate(30)
         until("held reads", lambda: sum(answers) >= 5, lambda: len(answers))
-        job.trigger_checkpoint("60s")
+        job.trigger_checkpoint("4min")
         assert source.while_held == 0
         go.set()
         source.await_gate(40)
         source.open_gate(40)
-        assert job.wait("60s") == "finished"
+        assert job.wait("4min") == "finished"
 
     first, second, third, before_the_hold, after_it = (rows for _, rows in calls.all)
     assert (first, second, third) == (list(range(10)), list(range(10, 20)), list(range(20, 30)))
@@ -212,7 +212,7 @@ def test_wait_waits_for_the_function(tmp_path: Path) -> None:
             job.wait(1)
         assert job.status() == "running"
         go.set()
-        assert job.wait("60s") == "finished"
+        assert job.wait("4min") == "finished"
         assert job.status() == "finished"
     assert calls.rows == list(range(10))
 
@@ -233,13 +233,13 @@ def test_cancel_lets_the_last_call_come_back(tmp_path: Path, hangs: bool, monkey
         job = env.execute("calls", checkpoints=config(tmp_path), restart=NO_RESTART)
         for gate in (10, 20):
             source.await_gate(gate)
-            job.trigger_checkpoint("60s")
+            job.trigger_checkpoint("4min")
             source.open_gate(gate)
         assert called.wait(WAIT_S)
         job.cancel()
         if not hangs:
             go.set()
-        assert job.wait("60s") == "cancelled"
+        assert job.wait("4min") == "cancelled"
         assert calls.all == ([] if hangs else [(2, list(range(10)))])
     go.set()
 
@@ -261,7 +261,7 @@ def test_another_handle_cancels_the_calls_too(tmp_path: Path, fails: bool) -> No
         job = env.execute("calls", checkpoints=config(tmp_path), restart=NO_RESTART)
         for gate in (10, 20):
             source.await_gate(gate)
-            job.trigger_checkpoint("60s")
+            job.trigger_checkpoint("4min")
             source.open_gate(gate)
         assert called.wait(WAIT_S)
         env.attach("calls").cancel()
@@ -270,7 +270,7 @@ def test_another_handle_cancels_the_calls_too(tmp_path: Path, fails: bool) -> No
         assert isinstance(companion, checkpoint_calls.CheckpointCalls)
         until("the end to be noticed", lambda: companion.stopping)
         go.set()
-        assert job.wait("60s") == "cancelled"
+        assert job.wait("4min") == "cancelled"
     assert calls.rows == ([] if fails else list(range(10)))
     again = Calls()
     resumed(tmp_path, again)
@@ -302,7 +302,7 @@ def test_a_closed_environment_makes_no_more_calls(
         job = env.execute("calls", checkpoints=config(tmp_path), restart=NO_RESTART)
         for gate in (10, 20):
             source.await_gate(gate)
-            job.trigger_checkpoint("60s")
+            job.trigger_checkpoint("4min")
             source.open_gate(gate)
         assert called.wait(WAIT_S)
         if tasks_over:
@@ -311,7 +311,7 @@ def test_a_closed_environment_makes_no_more_calls(
             source.await_gate(30)
         env.close()
         assert calls.all == [(2, list(range(10)))]
-        assert job.wait("60s") == job.status() == "cancelled"
+        assert job.wait("4min") == job.status() == "cancelled"
     again = Calls()
     resumed(tmp_path, again)
     assert again.rows == list(range(10, 40))

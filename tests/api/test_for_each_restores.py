@@ -71,9 +71,9 @@ def test_a_call_whose_mark_was_lost_is_made_again_with_the_same_id(tmp_path: Pat
         calling(env, source, first)
         job = env.execute("calls", checkpoints=config(tmp_path), restart=NO_RESTART)
         source.await_gate(10)
-        job.trigger_checkpoint("60s")
+        job.trigger_checkpoint("4min")
         with pytest.raises(tg.JobFailedError, match=r"for_each_checkpoint \(uid 'out'\): OSError: the driver is gone"):
-            job.wait("60s")
+            job.wait("4min")
     second = Calls()
     resumed(tmp_path, second)
 
@@ -138,7 +138,7 @@ def test_a_finished_job_whose_function_failed_at_the_end_is_restored(tmp_path: P
         calling(env, GatedSource(40), Calls(fail), retries=0)
         job = env.execute("calls", checkpoints=config(tmp_path), restart=NO_RESTART)
         with pytest.raises(tg.JobFailedError, match="was called once, and failed: ValueError: the database is away"):
-            job.wait("60s")
+            job.wait("4min")
     calls = Calls()
     resumed(tmp_path, calls)
     assert calls.all == [(2, list(range(40)))]
@@ -163,9 +163,9 @@ def test_a_job_that_restarts_calls_with_each_row_once(tmp_path: Path) -> None:
         job = env.execute("calls", checkpoints=config(tmp_path), restart=restart)
         for gate in (120, 200):
             source.await_gate(gate)
-            job.trigger_checkpoint("60s")
+            job.trigger_checkpoint("4min")
             source.open_gate(gate)
-        assert job.wait("60s") == "finished"
+        assert job.wait("4min") == "finished"
     assert failed == [150, 250]
     assert calls.rows == list(range(400))
 
@@ -184,7 +184,7 @@ def test_a_driver_whose_job_was_taken_over_makes_no_more_calls(tmp_path: Path) -
         job = env.execute("calls", checkpoints=config(tmp_path), restart=NO_RESTART)
         for gate in (10, 20):
             source.await_gate(gate)
-            job.trigger_checkpoint("60s")
+            job.trigger_checkpoint("4min")
             source.open_gate(gate)
         assert called.wait(WAIT_S)
         thought_dead(job)
@@ -192,7 +192,7 @@ def test_a_driver_whose_job_was_taken_over_makes_no_more_calls(tmp_path: Path) -
         go.set()
         source.open_gate(30)
         with pytest.raises(tg.JobFailedError):
-            job.wait("60s")
+            job.wait("4min")
 
     assert new.ids[:2] == [2, 3]
     assert new.rows == list(range(40))
@@ -210,13 +210,13 @@ def test_a_relocated_savepoint_knows_what_was_done(tmp_path: Path) -> None:
             job = env.execute("calls", checkpoints=config(tmp_path / "old"), restart=NO_RESTART)
             for gate in (10, 20):
                 source.await_gate(gate)
-                job.trigger_checkpoint("60s")
+                job.trigger_checkpoint("4min")
                 source.open_gate(gate)
             source.await_gate(30)
             first.await_calls(1)
-            savepoint = job.savepoint(tmp_path / "savepoints", "60s")
+            savepoint = job.savepoint(tmp_path / "savepoints", "4min")
             job.cancel()
-            assert job.wait("60s") == "cancelled"
+            assert job.wait("4min") == "cancelled"
     moved = recovery.relocate(savepoint, str(tmp_path / "new"))
     go.set()
     shutil.rmtree(tmp_path / "old")

@@ -40,7 +40,7 @@ def test_an_exception_fails_the_job_and_names_operator_and_row(tmp_path: Path) -
         ).collect()
         job = env.execute("division", checkpoints=config(tmp_path), restart=NO_RESTART)
         with pytest.raises(tg.JobFailedError) as caught:
-            job.wait("60s")
+            job.wait("4min")
 
     assert job.status() == "failed"
     message = str(caught.value)
@@ -66,7 +66,7 @@ def test_a_failure_that_passes_is_restarted_and_leaves_no_trace(tmp_path: Path) 
             checkpoints=config(tmp_path / "checkpoints", interval="10ms"),
             restart=tg.RestartStrategy.fixed_delay(2, "10ms"),
         )
-        assert job.wait("60s") == "finished"
+        assert job.wait("4min") == "finished"
 
     assert job.progress().restarts == 1
     assert "ValueError: once" in (job.progress().last_failure or "")
@@ -79,7 +79,7 @@ def test_restarts_are_used_up(tmp_path: Path) -> None:
         env.from_batches(pa.table({"x": [1]})).filter(lambda row: row["nothing"]).collect()
         job = env.execute("hopeless", checkpoints=config(tmp_path), restart=tg.RestartStrategy.fixed_delay(2, "1ms"))
         with pytest.raises(tg.JobFailedError, match="KeyError"):
-            job.wait("60s")
+            job.wait("4min")
 
     assert job.progress().restarts == 2
 
@@ -92,7 +92,7 @@ def test_readers_are_closed_whatever_becomes_of_the_job(tmp_path: Path) -> None:
         finish(env, tmp_path)
         env.from_source(failed).filter(lambda row: row["nothing"]).collect()
         with pytest.raises(tg.JobFailedError):
-            env.execute("failed", checkpoints=config(tmp_path), restart=NO_RESTART).wait("60s")
+            env.execute("failed", checkpoints=config(tmp_path), restart=NO_RESTART).wait("4min")
 
     assert (finished.open_readers, failed.open_readers) == (0, 0)
 
@@ -113,10 +113,10 @@ def test_rows_that_were_never_committed_are_deleted(tmp_path: Path) -> None:
         job = env.execute("given up", checkpoints=checkpoints, restart=NO_RESTART)
         source.await_gate(10)
         with pytest.raises(tg.CheckpointError, match="metadata was not written"):
-            job.trigger_checkpoint("60s")
+            job.trigger_checkpoint("4min")
         assert len(list((tmp_path / "out" / "data").rglob("*.parquet"))) == 1
         job.cancel()
-        job.wait("60s")
+        job.wait("4min")
 
     assert (failed, table.to_arrow().num_rows) == ([f"{job.job_id}/chk-1/_metadata"], 0)
     assert list((tmp_path / "out").rglob("*.parquet")) == []
@@ -131,7 +131,7 @@ def test_a_checkpoint_on_request_can_be_verified(tmp_path: Path) -> None:
         env.from_source(source, parallelism=1).key_by("k").aggregate(n=tg.count()).collect()
         job = env.execute("asked", checkpoints=config(tmp_path), restart=NO_RESTART)
         source.await_gate(10)
-        path = job.trigger_checkpoint("60s")
+        path = job.trigger_checkpoint("4min")
 
         report = recovery.verify(path)
         assert (report.ok, report.problems) == (True, ())
@@ -145,12 +145,12 @@ def test_the_events_tell_the_story(tmp_path: Path) -> None:
         env.from_source(source).collect()
         job = env.execute("story", checkpoints=config(tmp_path), restart=NO_RESTART)
         source.await_gate(10)
-        job.trigger_checkpoint("60s")
+        job.trigger_checkpoint("4min")
         names = [type(event).__name__ for event in job.events()]
         assert names[:3] == ["CoordinatorStarted", "JobSubmitted", "TaskReady"]
         assert "CheckpointRequested" in names
         source.open_all()
-        job.wait("60s")
+        job.wait("4min")
 
     names = [type(event).__name__ for event in job.events()]
     for earlier, later in [
@@ -168,17 +168,17 @@ def test_a_cancelled_job_stops_and_keeps_what_is_committed(tmp_path: Path) -> No
         table = env.from_source(source, parallelism=1).to_table(str(tmp_path / "out"))
         job = env.execute("cancelled", checkpoints=config(tmp_path / "checkpoints"), restart=NO_RESTART)
         source.await_gate(10)
-        path = job.trigger_checkpoint("60s")
+        path = job.trigger_checkpoint("4min")
         with pytest.raises(TimeoutError, match="still running"):
             job.wait("1ms")
         job.cancel()
 
-        assert job.wait("60s") == job.status() == "cancelled"
+        assert job.wait("4min") == job.status() == "cancelled"
         committed = table.to_arrow()["x"].to_pylist()
         assert sorted(committed) == list(range(len(committed)))
         assert [c.path for c in job.checkpoints()] == [path]
         with pytest.raises(tg.CheckpointError):
-            job.trigger_checkpoint("60s")
+            job.trigger_checkpoint("4min")
 
 
 def test_asking_a_job_that_is_over_leaves_nothing_behind(tmp_path: Path) -> None:
@@ -186,7 +186,7 @@ def test_asking_a_job_that_is_over_leaves_nothing_behind(tmp_path: Path) -> None
     with local() as env:
         env.from_batches(numbers(10)).collect()
         job = env.execute("over", checkpoints=config(tmp_path))
-        assert job.wait("60s") == "finished"
+        assert job.wait("4min") == "finished"
         running: Any = job._running
         for _ in range(3):
             with pytest.raises(CheckpointError, match="no checkpoint was taken: the job is finished"):
@@ -202,7 +202,7 @@ def test_closing_the_environment_cancels_what_runs(tmp_path: Path) -> None:
             env.from_batches(pa.table({"x": [1]})).filter(lambda row: row["nothing"]).collect()
             failed = env.execute("failed", checkpoints=config(tmp_path), restart=NO_RESTART)
             with pytest.raises(tg.JobFailedError):
-                failed.wait("60s")
+                failed.wait("4min")
             env.from_source(source).collect()
             running = env.execute("running", checkpoints=config(tmp_path), restart=NO_RESTART)
             source.await_gate(10)

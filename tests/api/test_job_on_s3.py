@@ -24,7 +24,7 @@ def test_a_job_keeps_everything_on_s3(s3_server: S3Server, monkeypatch: pytest.M
         totals = env.from_batches(ROWS).key_by("k").aggregate(n=tg.count(), total=tg.sum("v"), emit="final")
         out = totals.to_table(table)
         job = env.execute("on s3", checkpoints=checkpoints)
-        assert job.wait("120s") == "finished"
+        assert job.wait("4min") == "finished"
 
     expected = ROWS.group_by("k").aggregate([("v", "count"), ("v", "sum")]).sort_by("k")
     found = out.to_arrow().sort_by("k")

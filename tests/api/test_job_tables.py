@@ -73,7 +73,7 @@ def test_a_running_table_shows_committed_rows_only(tmp_path: Path) -> None:
         source.await_gate(10)
         assert table.to_arrow().num_rows == 0
 
-        job.trigger_checkpoint("60s")
+        job.trigger_checkpoint("4min")
         assert committed.acquire(timeout=WAIT_S)
         first = sorted(table.to_arrow()["x"].to_pylist())
         assert first == list(range(10))
@@ -82,7 +82,7 @@ def test_a_running_table_shows_committed_rows_only(tmp_path: Path) -> None:
         assert sorted(table.to_arrow()["x"].to_pylist()) == first, "no checkpoint, no rows"
 
         source.open_gate(20)
-        assert job.wait("60s") == "finished"
+        assert job.wait("4min") == "finished"
         assert sorted(table.to_arrow()["x"].to_pylist()) == list(range(30))
         assert table.rows_committed() == 30
 
@@ -98,7 +98,7 @@ def test_a_table_that_was_deleted_under_its_job_fails_it(tmp_path: Path) -> None
         with pytest.raises(
             tg.JobFailedError, match=r"files of checkpoint \d+ could not be committed.*there is no table at"
         ):
-            job.wait("60s")
+            job.wait("4min")
         assert recovery.list_checkpoints(str(tmp_path / "checkpoints"))
 
 

@@ -45,7 +45,7 @@ def test_a_running_job_is_not_swept_and_a_finished_one_is(tmp_path: Path) -> Non
         assert f"its lease was renewed by process {os.getpid()}" in refused.output
 
         source.open_all()
-        assert job.wait("60s") == "finished"
+        assert job.wait("4min") == "finished"
     left.parent.mkdir(exist_ok=True)
     left.write_bytes(b"state")
     age(root)
@@ -69,7 +69,7 @@ def test_a_checkpoint_of_a_running_job_is_not_deleted_but_its_savepoint_is(tmp_p
         assert tg.recovery.delete(savepoint) > 0
 
         source.open_all()
-        assert job.wait("60s") == "finished"
+        assert job.wait("4min") == "finished"
     (last,) = tg.recovery.list_checkpoints(str(root))
     assert tg.recovery.delete(last.path) > 0
 
@@ -104,12 +104,12 @@ def test_a_second_job_of_a_name_is_refused_while_the_first_lives(tmp_path: Path)
         for name, root in (("my job", tmp_path), ("My Job", tmp_path / "other")):
             with local() as other:
                 other.from_batches(numbers(10)).collect()
-                assert other.execute(name, checkpoints=config(root)).wait("60s") == "finished"
+                assert other.execute(name, checkpoints=config(root)).wait("4min") == "finished"
         source.open_all()
-        assert first.wait("60s") == "finished"
+        assert first.wait("4min") == "finished"
     with local() as env:
         env.from_batches(numbers(10)).collect()
-        assert env.execute("My Job", checkpoints=config(tmp_path)).wait("60s") == "finished"
+        assert env.execute("My Job", checkpoints=config(tmp_path)).wait("4min") == "finished"
 
 
 def test_a_submission_that_fails_leaves_the_name_free(tmp_path: Path) -> None:
@@ -118,7 +118,7 @@ def test_a_submission_that_fails_leaves_the_name_free(tmp_path: Path) -> None:
         env.from_batches(numbers(10)).collect()
         with pytest.raises(tg.ConfigurationError, match="names no checkpoint"):
             env.execute("job", checkpoints=config(tmp_path), restore="nonsense")
-        env.execute("job", checkpoints=config(tmp_path)).wait("60s")
+        env.execute("job", checkpoints=config(tmp_path)).wait("4min")
 
 
 class Waiting:
@@ -212,5 +212,5 @@ def test_a_job_that_cannot_start_its_thread_leaves_nothing_that_lives(
             thread.join(60)
             assert not thread.is_alive(), thread
         job = env.execute("crowded", checkpoints=config(root), restart=NO_RESTART)
-        assert job.wait("60s") == "finished"
+        assert job.wait("4min") == "finished"
     assert rows.to_arrow().num_rows == 3

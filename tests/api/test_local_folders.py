@@ -28,7 +28,7 @@ def counted(config: tg.CheckpointConfig, **options: Any) -> tg.Job:
         source.await_gate(GATE)
         job.trigger_checkpoint()
         source.open_all()
-        assert job.wait("60s") == "finished"
+        assert job.wait("4min") == "finished"
         assert totals.to_arrow().num_rows == 5
     return job
 
@@ -97,7 +97,7 @@ def test_what_killed_tasks_left_of_rocksdb_goes_with_the_next_attempt_and_the_jo
             checkpoints=tg.CheckpointConfig(storage=tmp_path / "c", backend="rocksdb", backend_directory=tmp_path),
             restart=tg.RestartStrategy.fixed_delay(1, "1ms"),
         )
-        assert job.wait("60s") == "finished"
+        assert job.wait("4min") == "finished"
 
     assert seen == [["attempt-0"], ["attempt-1"]]
     assert list(left.rglob("attempt-*")) == []
@@ -118,7 +118,7 @@ def test_rocksdb_does_not_work_where_others_may_have_planted_files(tmp_path: Pat
         env.from_batches(pa.table({"k": [1]})).key_by("k").aggregate(n=tg.count()).collect()
         job = env.execute("planted", checkpoints=config, restart=NO_RESTART)
         with pytest.raises(tg.JobFailedError, match=r"tidegate-state (is a link|can be written to by other users)"):
-            job.wait("60s")
+            job.wait("4min")
     assert os.listdir(folder) == []
 
 

@@ -54,8 +54,8 @@ def run(folder: Path, name: str, changed: bool, ttl: bool, restore: str | None, 
         job = env.execute("native", checkpoints=checkpoints, restart=NO_RESTART, restore=restore)
         if restore is None:
             source.await_gate(GATE)
-            return job.stop(savepoint=folder / "sp", format="native", timeout="60s")
-        assert job.wait("60s") == "finished"
+            return job.stop(savepoint=folder / "sp", format="native", timeout="4min")
+        assert job.wait("4min") == "finished"
         last = told.to_arrow().sort_by([("k", "ascending"), ("last", "ascending")]).to_pylist()[3::4]
         return last, table.to_arrow().sort_by("k").to_pylist()
 

@@ -48,7 +48,7 @@ def test_positions_of_checkpoints_and_savepoints_are_found(tmp_path: Path) -> No
         of_another = PositionsAtRest(open_store, job.root, JobId("another-1"), UID)
         assert (of_another.look().checkpoints, len(of_another.look().savepoints)) == ((), 1)
         source.open_gate(100)
-        job.wait("60s")
+        job.wait("4min")
         later = looking.look()
         assert later.checkpoints[-1].get("split 0") in (200, None)
 
@@ -75,4 +75,4 @@ def test_what_cannot_be_read_may_need_everything(tmp_path: Path, where: str) -> 
         assert looking.look().whole
         metadata.write_bytes(whole)
         job.cancel()
-        job.wait("60s")
+        job.wait("4min")

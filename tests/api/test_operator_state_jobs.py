@@ -71,7 +71,7 @@ def test_broadcast_and_keyed_state_go_on_at_another_parallelism(
         first = env.execute("test job", checkpoints=config(tmp_path, **settings), restart=NO_RESTART)
         source.await_gate(30)
         rules.await_gate(3)
-        path = first.trigger_checkpoint("60s")
+        path = first.trigger_checkpoint("4min")
         first.cancel()
     with (
         opening(GatedSource(ROWS, ROWS, gates=[50])) as source,
@@ -89,7 +89,7 @@ def test_broadcast_and_keyed_state_go_on_at_another_parallelism(
         second.savepoint(str(tmp_path / "rule"))
         rules.open_all()
         source.open_all()
-        assert second.wait("60s") == "finished"
+        assert second.wait("4min") == "finished"
 
     names = ",".join(f"rule {x}" for x in range(6))
     expected = [row for k in range(5) for row in ((k, 20, "flush"), (k, 4, names))]
@@ -128,7 +128,7 @@ def test_lists_go_on_at_another_parallelism(tmp_path: Path, before: int, after: 
         settings = config(tmp_path, unaligned=unaligned)
         first = env.execute("test job", checkpoints=settings, restart=NO_RESTART)
         source.await_gate(30)
-        path = first.trigger_checkpoint("60s")
+        path = first.trigger_checkpoint("4min")
         first.cancel()
     with opening(GatedSource(ROWS, ROWS)) as source, local(after) as env:
         found = buffered(env, source)
@@ -167,11 +167,11 @@ def test_a_union_refuses_checkpoints_while_some_subtasks_have_finished(tmp_path:
         await_events(job, "TaskReachedEndOfData", 1)
         if union:
             with pytest.raises(tg.CheckpointError, match="union"):
-                job.trigger_checkpoint("60s")
+                job.trigger_checkpoint("4min")
         else:
-            job.trigger_checkpoint("60s")
+            job.trigger_checkpoint("4min")
         job.cancel()
-        job.wait("60s")
+        job.wait("4min")
 
 
 class Tags(tg.BroadcastProcessFunction):

@@ -40,16 +40,16 @@ def test_everything_goes_through_the_environments_own_store(tmp_path: Path) -> N
             program(env, source)
             old = env.execute("job", checkpoints=config(root / "checkpoints"), restart=NO_RESTART)
             source.await_gate(10)
-            path = old.trigger_checkpoint("60s")
+            path = old.trigger_checkpoint("4min")
             old.cancel()
-            assert old.wait("60s") == "cancelled"
+            assert old.wait("4min") == "cancelled"
     assert [c.path for c in old.checkpoints()] == [path]
     assert path.startswith(str(root))
 
     with tg.StreamEnvironment(LocalRuntime(Elsewhere), 1, open_store=Elsewhere) as env:
         table = program(env, GatedSource(20))
         new = env.execute("job", checkpoints=config(root / "checkpoints"), restart=NO_RESTART, restore="latest")
-        assert new.wait("60s") == "finished"
+        assert new.wait("4min") == "finished"
 
     submitted = next(event for event in new.events() if type(event).__name__ == "JobSubmitted")
     assert submitted.spec.restore.pointer == path
@@ -101,7 +101,7 @@ def test_a_source_that_blocks_does_not_keep_a_job_from_being_cancelled(tmp_path:
             assert source.reading.acquire(timeout=WAIT_S)
         job.cancel()
 
-        assert job.wait("60s") == "cancelled"
+        assert job.wait("4min") == "cancelled"
         env.close()
         assert not source.closed.acquire(blocking=False)
     finally:

@@ -79,7 +79,7 @@ def test_a_restored_job_has_every_row_once_in_its_partition(tmp_path: Path) -> N
                 source.await_gate(20)
                 saved = job.savepoint(str(tmp_path / "saved"))
             source.open_gate(20)
-            assert job.wait("60s") == "finished"
+            assert job.wait("4min") == "finished"
         assert sorted(table.to_arrow()["x"].to_pylist()) == list(range(30))
     assert folders(tmp_path / "out") == {f"k={k}" for k in range(5)}
 

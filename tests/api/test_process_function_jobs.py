@@ -105,7 +105,7 @@ def test_a_restored_job_goes_on_with_state_and_timers(tmp_path: Path) -> None:
         job(env, source)
         first = env.execute("test job", checkpoints=config(tmp_path))
         source.await_gate(30)
-        path = first.trigger_checkpoint("60s")
+        path = first.trigger_checkpoint("4min")
         first.cancel()
     with opening(GatedSource(60, 60)) as source, local(3) as env:
         found = job(env, source)

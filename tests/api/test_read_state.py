@@ -156,10 +156,10 @@ def check(path: str, rows: int) -> None:
 def test_every_kind_of_state_is_what_the_program_has_kept(tmp_path: Path, kind: str) -> None:
     """In a first checkpoint, in one that is built on it, and in a savepoint: the model's state, each key once."""
     with running(tmp_path, kind) as (job, source):
-        first = job.trigger_checkpoint("60s")
+        first = job.trigger_checkpoint("4min")
         source.open_gate(FIRST)
         source.await_gate(SECOND)
-        second = job.trigger_checkpoint("60s")
+        second = job.trigger_checkpoint("4min")
         savepoint = job.savepoint(str(tmp_path / "savepoints"))
         layers = [len(subtask.layers) for subtask in recovery.inspect(second).metadata.subtasks]
         assert (max(layers) >= 2) == ("layers" in kind or "changelog" in kind)
@@ -172,10 +172,10 @@ def test_every_kind_of_state_is_what_the_program_has_kept(tmp_path: Path, kind: 
 def test_key_groups_are_read_apart(tmp_path: Path, kind: str) -> None:
     """Parts of the key groups are together all rows, none twice; that is how several read at once."""
     with running(tmp_path, kind) as (job, source):
-        job.trigger_checkpoint("60s")
+        job.trigger_checkpoint("4min")
         source.open_gate(FIRST)
         source.await_gate(SECOND)
-        path = job.trigger_checkpoint("60s")
+        path = job.trigger_checkpoint("4min")
         whole = recovery.read_state(path, uid="keeper", state="sum")
         cuts = (0, 1, 50, 64, 65, 128)
         parts = [
@@ -190,7 +190,7 @@ def test_key_groups_are_read_apart(tmp_path: Path, kind: str) -> None:
 def test_a_wrong_name_is_answered_with_what_there_is(tmp_path: Path) -> None:
     """One error lists operators and states, and names the nearest."""
     with running(tmp_path, "columnar, inlined") as (job, _):
-        path = job.trigger_checkpoint("60s")
+        path = job.trigger_checkpoint("4min")
         asked = {
             ("keper", "sum"): "has no operator of uid 'keper'; did you mean 'keeper'\\? It holds: .*'totals' with",
             ("keeper", "sums"): "no state 'sums' with rows in .*; did you mean 'sum'\\? It holds: .*'seen' \\(keyed\\)",
@@ -287,7 +287,7 @@ def test_random_keys_are_read_as_a_dictionary_has_them(
         job = env.execute("job", checkpoints=config, restart=NO_RESTART)
         for gate in gates:
             source.await_gate(gate)
-            path = job.trigger_checkpoint("60s")
+            path = job.trigger_checkpoint("4min")
             source.open_gate(gate)
         source.open_all()
         job.cancel()

@@ -73,10 +73,10 @@ def savepoint(tmp_path: Path) -> str:
         pipeline(env, source, tmp_path)
         job = env.execute("moved", checkpoints=config(tmp_path / "ckpt", retained=2, inline_bytes=0))
         source.await_gate(10)
-        job.trigger_checkpoint("60s")
+        job.trigger_checkpoint("4min")
         source.open_gate(10)
         source.await_gate(GATE)
-        return job.stop(savepoint=tmp_path / "sp", timeout="60s")
+        return job.stop(savepoint=tmp_path / "sp", timeout="4min")
 
 
 def finish_from(folder: Path, path: str, checkpoints: Path) -> tuple[list[int], list[int]]:
@@ -86,7 +86,7 @@ def finish_from(folder: Path, path: str, checkpoints: Path) -> tuple[list[int], 
         job = env.execute(
             "moved", checkpoints=config(checkpoints), restart=NO_RESTART, restore=path, allow_non_restored_state=True
         )
-        assert job.wait("60s") == "finished"
+        assert job.wait("4min") == "finished"
         return sorted(collected.to_arrow()["x"].to_pylist()), sorted(table.to_arrow()["x"].to_pylist())
 
 

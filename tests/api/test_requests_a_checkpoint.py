@@ -98,7 +98,7 @@ def test_a_checkpoint_asks_little_beside_its_state(tmp_path: Path, monkeypatch: 
             if number == CHECKPOINTS + 1:
                 asked = Counter(_Counting.asked)
             source.open_gate(gate)
-        assert job.wait("60s") == "finished"
+        assert job.wait("4min") == "finished"
 
     beside = {what: n for what, n in asked.items() if what.split()[1] in ("log", "metadata", "checkpoint")}
     assert sum(beside.values()) <= REQUESTS_A_CHECKPOINT_MAX * CHECKPOINTS, asked

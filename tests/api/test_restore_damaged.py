@@ -41,10 +41,10 @@ def begun(folder: Path, checkpoints: int = 1, **settings: object) -> list[Path]:
         paths = []
         for gate in gates:
             source.await_gate(gate)
-            paths.append(Path(job.trigger_checkpoint("60s")))
+            paths.append(Path(job.trigger_checkpoint("4min")))
             source.open_gate(gate) if gate is not gates[-1] else None
         job.cancel()
-        assert job.wait("60s") == "cancelled"
+        assert job.wait("4min") == "cancelled"
     return paths
 
 
@@ -54,7 +54,7 @@ def again(folder: Path, restore: str) -> list[int]:
         stream = env.from_source(GatedSource(ROWS), uid="source")
         table = stream.to_table(str(folder / "out"), uid="out", if_exists="append")
         job = env.execute(NAME, checkpoints=config(folder / "checkpoints"), restart=NO_RESTART, restore=restore)
-        assert job.wait("60s") == "finished"
+        assert job.wait("4min") == "finished"
     return sorted(table.to_arrow()["x"].to_pylist())
 
 
@@ -131,7 +131,7 @@ def test_a_job_that_never_completed_a_checkpoint_starts_afresh(tmp_path: Path) -
         )
         failing.to_table(str(tmp_path / "failed"))
         with pytest.raises(tg.JobFailedError):
-            env.execute(NAME, checkpoints=config(tmp_path / "checkpoints"), restart=NO_RESTART).wait("60s")
+            env.execute(NAME, checkpoints=config(tmp_path / "checkpoints"), restart=NO_RESTART).wait("4min")
 
     assert again(tmp_path, "latest") == list(range(ROWS))
 

@@ -34,9 +34,9 @@ def saved(folder: Path, stop: int = STOP, restore: str | None = None) -> str:
         program(env, source, folder)
         job = env.execute("job", checkpoints=config(folder / "checkpoints"), restart=NO_RESTART, restore=restore)
         source.await_gate(stop)
-        checkpoint = job.trigger_checkpoint("60s")
+        checkpoint = job.trigger_checkpoint("4min")
         job.cancel()
-        assert job.wait("60s") == "cancelled"
+        assert job.wait("4min") == "cancelled"
     metadata = recovery.inspect(checkpoint).metadata
     return write_savepoint(open_store, str(folder / "checkpoints"), str(folder / "savepoints"), metadata, ANY_PERMIT)
 
@@ -47,7 +47,7 @@ def resume(folder: Path, restore: str, parallelism: int = 2) -> tg.Job:
     with local(parallelism) as env:
         table, collected = program(env, source, folder)
         job = env.execute("job", checkpoints=config(folder / "checkpoints"), restart=NO_RESTART, restore=restore)
-        assert job.wait("60s") == "finished"
+        assert job.wait("4min") == "finished"
     xs = source.table()["x"].to_pylist()
     expected = {k: sum(x for x in xs if x % 5 == k) for k in range(5)}
     found = table.to_arrow()
@@ -113,7 +113,7 @@ def test_files_that_were_not_committed_belong_to_the_savepoint(tmp_path: Path, m
         append(env, source)
         old = env.execute("job", checkpoints=config(tmp_path / "checkpoints"), restart=NO_RESTART)
         source.await_gate(10)
-        old.trigger_checkpoint("60s")
+        old.trigger_checkpoint("4min")
         await_events(old, "SinksCommitted", 1)
         with local(1) as other:
             other.from_batches(pa.table({"k": [0], "x": [1000]}, GatedSource.schema)).to_table(
@@ -122,9 +122,9 @@ def test_files_that_were_not_committed_belong_to_the_savepoint(tmp_path: Path, m
             finish(other, tmp_path / "other checkpoints")
         source.open_gate(10)
         source.await_gate(20)
-        fenced = old.trigger_checkpoint("60s")
+        fenced = old.trigger_checkpoint("4min")
         with pytest.raises(tg.JobFailedError, match="is owned by"):
-            old.wait("60s")
+            old.wait("4min")
     metadata = recovery.inspect(fenced).metadata
     path = write_savepoint(
         open_store, str(tmp_path / "checkpoints"), str(tmp_path / "savepoints"), metadata, ANY_PERMIT
@@ -134,7 +134,7 @@ def test_files_that_were_not_committed_belong_to_the_savepoint(tmp_path: Path, m
     with local(1) as env:
         append(env, GatedSource(ROWS))
         job = env.execute("job", checkpoints=config(tmp_path / "checkpoints"), restart=NO_RESTART, restore=path)
-        assert job.wait("60s") == "finished"
+        assert job.wait("4min") == "finished"
 
     assert sorted(read_table(open_store(str(tmp_path / "out")))["x"].to_pylist()) == [*range(ROWS), 1000]
 

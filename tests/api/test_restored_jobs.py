@@ -70,11 +70,11 @@ def interrupted(
         paths = []
         for gate in gates[:-1]:
             source.await_gate(gate)
-            paths.append(job.trigger_checkpoint("60s"))
+            paths.append(job.trigger_checkpoint("4min"))
             source.open_gate(gate)
         source.await_gate(gates[-1])
         job.cancel()
-        assert job.wait("60s") == "cancelled"
+        assert job.wait("4min") == "cancelled"
     return job, paths
 
 
@@ -84,7 +84,7 @@ def resume(folder: Path, restore: str | None, parallelism: int = 2, name: str = 
     with local(parallelism) as env:
         tables = pipeline(env, source, folder)
         job = env.execute(name, checkpoints=config(folder / "checkpoints"), restart=NO_RESTART, restore=restore)
-        assert job.wait("60s") == "finished"
+        assert job.wait("4min") == "finished"
     check(tables, source)
     return job
 
@@ -117,9 +117,9 @@ def test_a_restored_job_can_be_restored(tmp_path: Path) -> None:
         pipeline(env, source, tmp_path)
         job = env.execute("resumed", checkpoints=config(tmp_path / "checkpoints"), restart=NO_RESTART, restore="latest")
         source.await_gate(STOP + 20)
-        job.trigger_checkpoint("60s")
+        job.trigger_checkpoint("4min")
         job.cancel()
-        job.wait("60s")
+        job.wait("4min")
 
     resume(tmp_path, "latest")
 
@@ -179,7 +179,7 @@ def test_state_may_be_left_behind(tmp_path: Path, caplog: pytest.LogCaptureFixtu
             restore="latest",
             allow_non_restored_state=True,
         )
-        assert job.wait("60s") == "finished"
+        assert job.wait("4min") == "finished"
 
     frame = pl.from_arrow(source.table())
     assert isinstance(frame, pl.DataFrame)
@@ -202,11 +202,11 @@ def test_a_job_keeps_the_number_of_key_groups_for_life(tmp_path: Path, set_again
 
     with tg.StreamEnvironment.local(2, max_parallelism=7) as env:
         job = execute(env, None)
-        assert job.wait("60s") == "finished"
+        assert job.wait("4min") == "finished"
     assert {info.max_parallelism for info in recovery.inspect(job.checkpoints()[-1].path).operators} == {7}
 
     with tg.StreamEnvironment.local(3, max_parallelism=set_again) as env:
-        assert execute(env, "latest").wait("60s") == "finished"
+        assert execute(env, "latest").wait("4min") == "finished"
     with (
         tg.StreamEnvironment.local(2, max_parallelism=8) as env,
         pytest.raises(tg.ConfigurationError, match=r"max_parallelism is 7 in checkpoint .* and 8 in the job"),
@@ -238,9 +238,9 @@ def test_what_had_finished_before_the_checkpoint_does_not_run_again(tmp_path: Pa
         job = env.execute("ended", checkpoints=config(tmp_path / "checkpoints"), restart=NO_RESTART)
         source.await_gate(STOP)
         await_events(job, "TaskReachedEndOfData", 3)
-        metadata = recovery.inspect(job.trigger_checkpoint("60s")).metadata
+        metadata = recovery.inspect(job.trigger_checkpoint("4min")).metadata
         job.cancel()
-        job.wait("60s")
+        job.wait("4min")
     finished = {(s.vertex, s.subtask): s.finished for s in metadata.subtasks}
     assert (finished["ended", 0], finished["ended", 1]) == (True, True)
     assert (finished["source", 0], finished["source", 1]) == (False, True)
@@ -249,7 +249,7 @@ def test_what_had_finished_before_the_checkpoint_does_not_run_again(tmp_path: Pa
     with local(parallelism) as env:
         table = program(env, source)
         checkpoints = config(tmp_path / "checkpoints")
-        env.execute("ended", checkpoints=checkpoints, restart=NO_RESTART, restore="latest").wait("60s")
+        env.execute("ended", checkpoints=checkpoints, restart=NO_RESTART, restore="latest").wait("4min")
     counts = pl.Series([*source.table()["k"].to_pylist(), 100, 101]).value_counts()
     assert rows(table.to_arrow()) == sorted(counts.rows(), key=repr)
 
@@ -260,12 +260,12 @@ def test_collected_rows_of_before_are_kept(tmp_path: Path) -> None:
         env.from_source(source, uid="source").collect(uid="rows")
         job = env.execute("collected", checkpoints=config(tmp_path), restart=NO_RESTART)
         source.await_gate(STOP)
-        job.trigger_checkpoint("60s")
+        job.trigger_checkpoint("4min")
         job.cancel()
-        job.wait("60s")
+        job.wait("4min")
     with local(2) as env:
         collected = env.from_source(GatedSource(ROWS), uid="source").collect(uid="rows")
-        env.execute("collected", checkpoints=config(tmp_path), restart=NO_RESTART, restore="latest").wait("60s")
+        env.execute("collected", checkpoints=config(tmp_path), restart=NO_RESTART, restore="latest").wait("4min")
 
     assert sorted(collected.to_arrow()["x"].to_pylist()) == list(range(ROWS))
 
@@ -278,7 +278,7 @@ def test_a_program_may_grow(tmp_path: Path) -> None:
         tables = pipeline(env, source, tmp_path)
         late = env.from_batches(pa.table({"x": [1, 2, 3]}), uid="late").collect(uid="late-rows")
         job = env.execute("resumed", checkpoints=config(tmp_path / "checkpoints"), restart=NO_RESTART, restore="latest")
-        assert job.wait("60s") == "finished"
+        assert job.wait("4min") == "finished"
 
     check(tables, source)
     assert sorted(late.to_arrow()["x"].to_pylist()) == [1, 2, 3]
@@ -317,5 +317,5 @@ def test_every_checkpoint_that_was_not_shown_is_shown_by_the_restore(tmp_path: P
         job = again.execute(
             "unshown", checkpoints=config(tmp_path / "checkpoints"), restart=NO_RESTART, restore="latest"
         )
-        assert job.wait("60s") == "finished"
+        assert job.wait("4min") == "finished"
     assert sorted(table.to_arrow()["x"].to_pylist()) == list(range(ROWS))

@@ -28,9 +28,9 @@ def interrupt(folder: Path, *lengths: int, stop: int = STOP, restore: str | None
         source.await_gate(stop)
         if restore is None:
             await_events(job, "TaskReachedEndOfData", 2)
-        job.trigger_checkpoint("60s")
+        job.trigger_checkpoint("4min")
         job.cancel()
-        assert job.wait("60s") == "cancelled"
+        assert job.wait("4min") == "cancelled"
 
 
 def resume(folder: Path, *lengths: int, parallelism: int = 2, data: pa.Table = DATA) -> list[int]:
@@ -38,7 +38,7 @@ def resume(folder: Path, *lengths: int, parallelism: int = 2, data: pa.Table = D
     with local(parallelism) as env:
         table = program(env, GatedSource(*lengths), folder, data)
         job = env.execute("job", checkpoints=config(folder / "checkpoints"), restart=NO_RESTART, restore="latest")
-        assert job.wait("60s") == "finished"
+        assert job.wait("4min") == "finished"
     return sorted(table.to_arrow()["x"].to_pylist())
 
 

@@ -85,7 +85,7 @@ class RudeSource:
 def fails(job: tg.Job, restarts: int = 1) -> str:
     """What is told of a job that has failed after its one restart, or at once."""
     with pytest.raises(tg.JobFailedError) as failed:
-        job.wait("60s")
+        job.wait("4min")
     assert job.status() == "failed"
     assert job.progress().restarts == restarts, "the restart strategy was asked, unless no restart can help"
     text = str(failed.value)
@@ -172,7 +172,7 @@ def test_a_real_interrupt_reaches_the_driver(tmp_path: Path) -> None:
 
         def wait() -> None:
             waiting.set()
-            job.wait("60s")
+            job.wait("4min")
 
         try:
             with pytest.raises(KeyboardInterrupt):
@@ -180,7 +180,7 @@ def test_a_real_interrupt_reaches_the_driver(tmp_path: Path) -> None:
         finally:
             signal.signal(signal.SIGINT, before)
             go.set()
-        assert job.wait("60s") == "finished"
+        assert job.wait("4min") == "finished"
 
 
 BLOCKED = """
@@ -207,7 +207,7 @@ def start(name):
 
 env, job = start("cancelled")
 job.cancel()
-assert job.wait("60s") == "cancelled"
+assert job.wait("4min") == "cancelled"
 closed, _ = start("closed")
 closed.close()
 left = start("left behind")

@@ -149,11 +149,11 @@ class Run:
                     self._finish(job, source)
                     self._check_told(told, final, upserted)
                 elif phase.lost is None:
-                    self._take(source, job.stop(savepoint=str(self._folder / "savepoints"), timeout="60s"))
+                    self._take(source, job.stop(savepoint=str(self._folder / "savepoints"), timeout="4min"))
                 else:
                     source.read_up_to(job, min(self._read + phase.lost, len(self.rows)))
                     job.cancel()
-                    assert job.wait("60s") == "cancelled"
+                    assert job.wait("4min") == "cancelled"
         finally:
             source.end()
 
@@ -173,15 +173,15 @@ class Run:
         fails_at = None if step.fails_at is None else before + step.fails_at
         source.read_up_to(job, self._read, fails_at if fails_at is not None and fails_at < self._read else None)
         if step.snapshot == "checkpoint":
-            self._take(source, job.trigger_checkpoint("60s"))
+            self._take(source, job.trigger_checkpoint("4min"))
         elif step.snapshot == "savepoint":
-            self._take(source, job.savepoint(str(self._folder / "savepoints"), "60s"))
+            self._take(source, job.savepoint(str(self._folder / "savepoints"), "4min"))
 
     def _finish(self, job: tg.Job, source: StoppingSource) -> None:
         source.read_up_to(job, len(self.rows))
-        self._take(source, job.savepoint(str(self._folder / "savepoints"), "60s"))
+        self._take(source, job.savepoint(str(self._folder / "savepoints"), "4min"))
         source.end()
-        assert job.wait("60s") == "finished"
+        assert job.wait("4min") == "finished"
 
     def _take(self, source: StoppingSource, path: str) -> None:
         """A snapshot has the state of the rows that it covers."""

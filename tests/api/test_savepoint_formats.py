@@ -87,7 +87,7 @@ def savepoint_of(folder: Path, name: str, savepoint_format: str = "canonical", t
         source.await_gate(GATE)
         path = job.savepoint(folder / name / "sp", format=savepoint_format)  # type: ignore[arg-type]
         job.cancel()
-        assert job.wait("60s") == "cancelled"
+        assert job.wait("4min") == "cancelled"
     return path
 
 
@@ -97,7 +97,7 @@ def finish_from(folder: Path, path: str, name: str) -> tuple[list[Any], list[Any
     with opening(GatedSource(ROWS)) as source, local(parallelism=1) as env:
         told, sums = pipeline(env, source, folder)
         job = env.execute("formats", checkpoints=settings(name, folder), restart=NO_RESTART, restore=path)
-        assert job.wait("60s") == "finished"
+        assert job.wait("4min") == "finished"
         return told.to_arrow().sort_by("k").to_pylist(), sums.to_arrow().sort_by("k").to_pylist()
 
 
@@ -202,7 +202,7 @@ def test_checkpoints_after_a_canonical_savepoint_lack_nothing(tmp_path: Path, na
         assert report.ok, report.problems
         assert all(s.layers for s in metadata_of(newest).subtasks if "sums" in s.vertex and s.handle is None)
         job.cancel()
-        assert job.wait("60s") == "cancelled"
+        assert job.wait("4min") == "cancelled"
 
 
 def test_a_format_that_there_is_not_is_refused(tmp_path: Path) -> None:

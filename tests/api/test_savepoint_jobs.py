@@ -38,7 +38,7 @@ def finish_from(path: str, folder: Path) -> None:
     with opening(GatedSource(ROWS, ROWS)) as source, local() as env:
         tables = pipeline(env, source, folder)
         job = env.execute("stopped", checkpoints=config(folder / "later"), restart=NO_RESTART, restore=path)
-        assert job.wait("60s") == "finished"
+        assert job.wait("4min") == "finished"
         assert rows(source.table()) == rows(tables[0].to_arrow())
         assert source.table().num_rows == counted(tables[1])
 
@@ -56,7 +56,7 @@ def test_a_savepoint_is_a_folder_of_its_own_and_the_job_goes_on(tmp_path: Path) 
         assert newest is not None
         assert (path, SnapshotKind.SAVEPOINT) == (newest.path, newest.kind)
         job.cancel()
-        job.wait("60s")
+        job.wait("4min")
     moved = tmp_path / "moved" / Path(path).name
     shutil.move(path, moved)
     shutil.rmtree(tmp_path / "checkpoints")
@@ -70,9 +70,9 @@ def test_a_job_that_is_stopped_ends_suspended_after_its_savepoint(tmp_path: Path
         _, sums = pipeline(env, source, tmp_path)
         job = env.execute("stopped", checkpoints=config(tmp_path / "checkpoints"), restart=NO_RESTART)
         source.await_gate(GATE)
-        path = job.stop(savepoint=str(tmp_path / "savepoints"), timeout="60s")
+        path = job.stop(savepoint=str(tmp_path / "savepoints"), timeout="4min")
 
-        assert job.status() == job.wait("60s") == "suspended"
+        assert job.status() == job.wait("4min") == "suspended"
         assert sums.to_arrow().num_rows == 0, "final sums come at the end of the data, which this is not"
         metadata = recovery.inspect(path).metadata
         assert (metadata.kind, metadata.final) == (SnapshotKind.SUSPEND, False)
@@ -86,7 +86,7 @@ def test_a_job_that_is_drained_ends_finished_with_all_results_of_what_it_has_rea
         everything, sums = pipeline(env, source, tmp_path)
         job = env.execute("stopped", checkpoints=config(tmp_path / "checkpoints"), restart=NO_RESTART)
         source.await_gate(GATE)
-        path = job.stop(drain=True, savepoint=str(tmp_path / "savepoints"), timeout="60s")
+        path = job.stop(drain=True, savepoint=str(tmp_path / "savepoints"), timeout="4min")
 
         assert job.status() == "finished"
         assert everything.to_arrow().num_rows == counted(sums) == 2 * GATE
@@ -153,17 +153,17 @@ def test_master_hooks_are_told_of_checkpoints_and_get_their_data_back(tmp_path: 
         pipeline(env, source, tmp_path)
         job = env.execute("hooked", checkpoints=config(tmp_path / "checkpoints"), restart=NO_RESTART, hooks=[first])
         source.await_gate(GATE)
-        path = job.trigger_checkpoint("60s")
+        path = job.trigger_checkpoint("4min")
         assert recovery.inspect(path).metadata.hooks == (("outside", b"chk-1"),)
         job.cancel()
-        job.wait("60s")
+        job.wait("4min")
     assert (first.triggered, first.restored) == ([1], [])
 
     with opening(GatedSource(ROWS, ROWS)) as source, local() as env:
         pipeline(env, source, tmp_path)
         env.add_master_hook(second)
         job = env.execute("hooked", checkpoints=config(tmp_path / "later"), restart=NO_RESTART, restore=path)
-        assert job.wait("60s") == "finished"
+        assert job.wait("4min") == "finished"
     assert second.restored == [(1, b"chk-1")]
 
 
@@ -179,7 +179,7 @@ def test_a_hook_that_raises_fails_the_checkpoint(tmp_path: Path) -> None:
         )
         source.await_gate(GATE)
         with pytest.raises(tg.CheckpointError, match="master hook 'outside' raised ValueError: not today"):
-            job.trigger_checkpoint("60s")
+            job.trigger_checkpoint("4min")
         assert job.status() == "running"
 
 
@@ -197,10 +197,10 @@ def test_statistics_tell_of_checkpoints_while_the_job_runs_and_after(tmp_path: P
         pipeline(env, source, tmp_path)
         job = env.execute("counted", checkpoints=config(tmp_path / "checkpoints"), restart=NO_RESTART)
         source.await_gate(GATE)
-        job.trigger_checkpoint("60s")
+        job.trigger_checkpoint("4min")
         during = job.statistics()
         source.open_gate(GATE)
-        assert job.wait("60s") == "finished"
+        assert job.wait("4min") == "finished"
 
     assert (during.triggered, during.completed, during.failed, during.in_progress) == (1, 1, 0, 0)
     newest = during.latest_completed

@@ -24,7 +24,7 @@ def counted(checkpoints: tg.CheckpointConfig) -> tuple[tg.Job, pa.Table]:
     with tg.StreamEnvironment.local(2, options=tg.DataPlaneOptions(source_rows_max=200)) as env:
         rows = env.from_batches(table, splits=4).key_by("k").aggregate(n=tg.count(), emit="final").collect()
         job = env.execute("counts", checkpoints=checkpoints)
-        assert job.wait("60s") == "finished"
+        assert job.wait("4min") == "finished"
     return job, rows.to_arrow()
 
 
@@ -73,7 +73,7 @@ def test_state_that_is_too_large_for_the_coordinators_memory_is_refused(tmp_path
         with pytest.raises(tg.CheckpointError):
             job.trigger_checkpoint()
         with pytest.raises(tg.JobFailedError, match=r"counts.* subtask 0 has [\d,]+ bytes.*at most 5,242,880.*s3://"):
-            job.wait("60s")
+            job.wait("4min")
 
 
 def test_local_copies_are_those_of_the_newest_checkpoint(tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ def test_local_copies_are_those_of_the_newest_checkpoint(tmp_path: Path) -> None
         found = {n for task in folder.iterdir() for n, _, _ in copies_below(str(task))}
         assert number == max(found)
         source.open_all()
-        assert job.wait("60s") == "finished"
+        assert job.wait("4min") == "finished"
     assert not folder.exists()
 
 

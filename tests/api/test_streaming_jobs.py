@@ -84,7 +84,7 @@ def test_rows_are_in_the_table_once_and_go_from_the_log(streaming: Streaming) ->
         until("all but the newest batch to go", lambda: log.batch_ids() == [4], log.batch_ids)
         until("their files to go", lambda: len(log.store.list("data")) == 1, lambda: log.store.list("data"))
         job.cancel()
-        assert job.wait("60s") == "cancelled"
+        assert job.wait("4min") == "cancelled"
 
 
 def test_a_job_that_fails_and_restarts_repeats_nothing(streaming: Streaming, tmp_path: Path) -> None:
@@ -115,7 +115,7 @@ def test_job_and_query_are_restarted_in_any_order(streaming: Streaming) -> None:
             job = streaming.execute(env, restore="latest")
             streaming.until_all_are_there()
             job.cancel()
-            assert job.wait("60s") == "cancelled"
+            assert job.wait("4min") == "cancelled"
         assert streaming.stream.active == []
         streaming.stream.put([100 + run], [200 + run])
         if run == 0:
@@ -157,7 +157,7 @@ def test_the_log_is_found_when_the_jobs_in_between_are_forgotten(streaming: Stre
             job = streaming.execute(env, restore="latest")
             streaming.until_all_are_there()
             job.cancel()
-            assert job.wait("60s") == "cancelled"
+            assert job.wait("4min") == "cancelled"
             jobs.append(job)
             streaming.stream.put([50 + run])
             if run == 2:
@@ -175,7 +175,7 @@ def test_a_query_that_fails_ends_its_job_with_the_cause(streaming: Streaming) ->
         streaming.until_all_are_there()
         streaming.stream.broken = OSError("no such topic")
         with pytest.raises(JobFailedError, match=r"query of source 'stream' has failed: OSError: no such topic\. Mend"):
-            job.wait("60s")
+            job.wait("4min")
         assert job.status() == "failed"
         assert job.checkpoints()
         streaming.stream.broken = None
@@ -191,7 +191,7 @@ def test_a_query_that_somebody_stops_ends_its_job(streaming: Streaming) -> None:
         streaming.until_all_are_there()
         streaming.stream.active[0].stop()
         with pytest.raises(JobFailedError, match="somebody has stopped it"):
-            job.wait("60s")
+            job.wait("4min")
 
 
 def test_a_query_ends_with_its_environment(streaming: Streaming) -> None:
@@ -231,7 +231,7 @@ def test_savepoints_hold_their_rows(streaming: Streaming) -> None:
         log = streaming.log_of(job)
         until("batches before the savepoint to go", lambda: log.batch_ids()[0] == 2, log.batch_ids)
         job.cancel()
-        assert job.wait("60s") == "cancelled"
+        assert job.wait("4min") == "cancelled"
         assert log.batch_ids() == [2, 3, 4]
         streaming.out = streaming.out.with_name("again")
         streaming.execute(env, restore=path)
@@ -262,7 +262,7 @@ def test_other_columns_than_those_of_the_log_are_refused(streaming: Streaming) -
         job = streaming.execute(env)
         streaming.until_all_are_there()
         job.cancel()
-        assert job.wait("60s") == "cancelled"
+        assert job.wait("4min") == "cancelled"
         streaming.stream = FakeStream("y")
         rows = env.from_dataframe(streaming.stream, uid="stream")  # type: ignore[arg-type]
         rows.map(streaming.row, schema=pa.schema([("x", pa.int64())]), uid="row").to_table(
@@ -306,7 +306,7 @@ def test_spark_keeps_its_checkpoint_where_it_is_told(streaming: Streaming) -> No
         (place,) = streaming.stream.checkpoints
         assert place == f"s3a://bucket/spark/{streaming.log_of(job).header().log_id}"
         job.cancel()
-        assert job.wait("60s") == "cancelled"
+        assert job.wait("4min") == "cancelled"
         job = streaming.execute(env, "other")
         until("the other query", lambda: len(streaming.stream.checkpoints) == 2)
         assert f"file://{streaming.log_of(job).url}/spark" in streaming.stream.checkpoints

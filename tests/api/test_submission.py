@@ -94,7 +94,7 @@ def test_refused_when_the_job_is_executed(tmp_path: Path, options: dict[str, str
         found = collected(env)
         with pytest.raises(tg.ConfigurationError, match=message):
             env.execute(**{"name": "job", **options}, checkpoints=config(tmp_path))
-        env.execute("job", checkpoints=config(tmp_path)).wait("60s")
+        env.execute("job", checkpoints=config(tmp_path)).wait("4min")
 
     assert found.to_arrow().sort_by("k") == DATA
 

@@ -76,7 +76,7 @@ def _run(root: Path, **settings: Any) -> tuple[list[TaskReady], pa.Table, pa.Tab
         # A task whose input has ended leaves nothing behind: it ends in the last attempt.
         until("the last attempt", lambda: job.progress().attempt == failures)
         source.open_all()
-        assert job.wait("60s") == "finished"
+        assert job.wait("4min") == "finished"
         ready = [event for event in job.events() if isinstance(event, TaskReady)]
     assert _failures == []
     return ready, totals.to_arrow(), running.to_arrow()

@@ -46,11 +46,11 @@ def test_overwriting_shows_the_old_rows_until_the_first_checkpoint(tmp_path: Pat
         job = env.execute("job", checkpoints=config(tmp_path / "checkpoints"), restart=NO_RESTART)
         source.await_gate(10)
         assert numbers_in(tmp_path) == [1000]
-        job.trigger_checkpoint("60s")
+        job.trigger_checkpoint("4min")
         await_events(job, "SinksCommitted", 1)
         assert numbers_in(tmp_path) == list(range(10))
         source.open_all()
-        assert job.wait("60s") == "finished"
+        assert job.wait("4min") == "finished"
     assert numbers_in(tmp_path) == list(range(ROWS))
 
 
@@ -66,7 +66,7 @@ def test_a_job_that_fails_at_once_overwrites_nothing(tmp_path: Path) -> None:
         stream.to_table(str(tmp_path / "out"), if_exists="overwrite")
         job = env.execute("job", checkpoints=config(tmp_path / "checkpoints"), restart=NO_RESTART)
         with pytest.raises(tg.JobFailedError, match="at once"):
-            job.wait("60s")
+            job.wait("4min")
 
     assert numbers_in(tmp_path) == [1000]
     write(tmp_path, 1001, if_exists="append", name="later")
@@ -88,7 +88,7 @@ def test_a_second_writer_is_refused_while_the_first_lives(tmp_path: Path, if_exi
         overwrite(env, source, tmp_path)
         first = env.execute("job", checkpoints=config(tmp_path / "checkpoints"), restart=NO_RESTART)
         source.await_gate(10)
-        first.trigger_checkpoint("60s")
+        first.trigger_checkpoint("4min")
         await_events(first, "SinksCommitted", 1)
         with pytest.raises(
             tg.ConfigurationError, match=rf"being written by job {first.job_id}, .*stop or cancel it first"
@@ -96,11 +96,11 @@ def test_a_second_writer_is_refused_while_the_first_lives(tmp_path: Path, if_exi
             write(tmp_path, 1000, if_exists=if_exists, name="second")
         source.open_gate(10)
         source.await_gate(20)
-        first.trigger_checkpoint("60s")
+        first.trigger_checkpoint("4min")
         await_events(first, "SinksCommitted", 2)
         assert numbers_in(tmp_path) == list(range(20))
         first.cancel()
-        first.wait("60s")
+        first.wait("4min")
 
     if if_exists != "error":
         write(tmp_path, 1000, if_exists=if_exists, name="second")
@@ -146,13 +146,13 @@ def test_rows_of_another_job_stay_when_one_is_restored(tmp_path: Path) -> None:
         append(env, source)
         first = env.execute("job", checkpoints=settings, restart=NO_RESTART)
         source.await_gate(10)
-        path = first.trigger_checkpoint("60s")
+        path = first.trigger_checkpoint("4min")
         source.open_gate(10)
         source.await_gate(20)
-        first.trigger_checkpoint("60s")
+        first.trigger_checkpoint("4min")
         await_events(first, "SinksCommitted", 2)
         first.cancel()
-        first.wait("60s")
+        first.wait("4min")
     write(tmp_path, 1000, if_exists="append", name="other")
 
     with opening(GatedSource(ROWS, gates=[15])) as source, local(1) as env:
@@ -161,7 +161,7 @@ def test_rows_of_another_job_stay_when_one_is_restored(tmp_path: Path) -> None:
         source.await_gate(15)
         assert numbers_in(tmp_path) == [*range(20), 1000]
         source.open_all()
-        assert again.wait("60s") == "finished"
+        assert again.wait("4min") == "finished"
     assert numbers_in(tmp_path) == [*range(ROWS), 1000]
 
 
@@ -176,19 +176,19 @@ def test_a_restored_final_checkpoint_shows_what_it_covers(tmp_path: Path) -> Non
     with opening(GatedSource(20, gates=[10])) as source, local(1) as env:
         job = start(env, source)
         source.await_gate(10)
-        early = job.trigger_checkpoint("60s")
+        early = job.trigger_checkpoint("4min")
         source.open_all()
-        assert job.wait("60s") == "finished"
+        assert job.wait("4min") == "finished"
         final = list_checkpoints(str(tmp_path / "checkpoints"))[-1].path
     with opening(GatedSource(20, gates=[15])) as source, local(1) as env:
         job = start(env, source, early)
         source.await_gate(15)
-        job.trigger_checkpoint("60s")
+        job.trigger_checkpoint("4min")
         await_events(job, "SinksCommitted", 1)
         job.cancel()
-        job.wait("60s")
+        job.wait("4min")
     assert numbers_in(tmp_path) == list(range(15))
 
     with local(1) as env:
-        assert start(env, GatedSource(20), final).wait("60s") == "finished"
+        assert start(env, GatedSource(20), final).wait("4min") == "finished"
     assert numbers_in(tmp_path) == list(range(20))

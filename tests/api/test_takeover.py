@@ -92,14 +92,14 @@ def test_a_checkpoint_that_was_fenced_off_is_shown_by_the_restore(tmp_path: Path
         program(env, source, tmp_path)
         old = start(env, tmp_path)
         source.await_gate(10)
-        old.trigger_checkpoint("60s")
+        old.trigger_checkpoint("4min")
         await_events(old, "SinksCommitted", 1)
         append_from_elsewhere(tmp_path)
         source.open_gate(10)
         source.await_gate(20)
-        fenced = old.trigger_checkpoint("60s")
+        fenced = old.trigger_checkpoint("4min")
         with pytest.raises(tg.JobFailedError, match=r"checkpoint 2 are not committed.*is owned by"):
-            old.wait("60s")
+            old.wait("4min")
     assert numbers_in(tmp_path) == [*range(10), 1000]
 
     with opening(GatedSource(ROWS, gates=[30])) as source, local(1) as env:
@@ -108,15 +108,15 @@ def test_a_checkpoint_that_was_fenced_off_is_shown_by_the_restore(tmp_path: Path
         source.await_gate(30)
         assert restored_from(new) == fenced
         assert numbers_in(tmp_path) == [*range(10), 1000]
-        new.trigger_checkpoint("60s")
+        new.trigger_checkpoint("4min")
         await_events(new, "SinksCommitted", 1)
         assert numbers_in(tmp_path) == [*range(30), 1000]
         new.cancel()
-        new.wait("60s")
+        new.wait("4min")
 
     with local(1) as env:
         program(env, GatedSource(ROWS), tmp_path)
-        assert start(env, tmp_path, "latest").wait("60s") == "finished"
+        assert start(env, tmp_path, "latest").wait("4min") == "finished"
     assert numbers_in(tmp_path) == [*range(ROWS), 1000]
 
 
@@ -127,7 +127,7 @@ def test_the_latest_is_of_the_job_that_took_over(tmp_path: Path) -> None:
         program(env, source, tmp_path)
         old = start(env, tmp_path)
         source.await_gate(10)
-        path = old.trigger_checkpoint("60s")
+        path = old.trigger_checkpoint("4min")
         await_events(old, "SinksCommitted", 1)
         thought_dead(old)
 
@@ -135,22 +135,22 @@ def test_the_latest_is_of_the_job_that_took_over(tmp_path: Path) -> None:
             program(other, second, tmp_path)
             successor = start(other, tmp_path, path)
             second.await_gate(15)
-            expected = successor.trigger_checkpoint("60s")
+            expected = successor.trigger_checkpoint("4min")
             successor.cancel()
-            successor.wait("60s")
+            successor.wait("4min")
 
         source.open_gate(10)
         source.await_gate(20)
-        zombie = old.trigger_checkpoint("60s")
+        zombie = old.trigger_checkpoint("4min")
         with pytest.raises(tg.JobFailedError, match=f"is owned by '{successor.job_id}'") as evicted:
-            old.wait("60s")
+            old.wait("4min")
         assert "restore" not in str(evicted.value), "restored, it would evict its successor"
     assert Path(zombie, "_metadata").exists()
 
     with local(1) as env:
         program(env, GatedSource(ROWS), tmp_path)
         job = start(env, tmp_path, "latest")
-        assert job.wait("60s") == "finished"
+        assert job.wait("4min") == "finished"
     assert restored_from(job) == expected
     assert numbers_in(tmp_path) == list(range(ROWS))
 
@@ -185,7 +185,7 @@ def test_a_table_that_the_new_job_does_not_write_is_committed_for_the_old_one(tm
 
     with local(1) as env:
         program(env, GatedSource(ROWS), tmp_path, "moved")
-        assert start(env, tmp_path, "latest").wait("60s") == "finished"
+        assert start(env, tmp_path, "latest").wait("4min") == "finished"
 
     assert (numbers_in(tmp_path), numbers_in(tmp_path, "moved")) == (list(range(10)), list(range(10, ROWS)))
     assert commits_in(tmp_path) == [(old, 1)]
@@ -207,7 +207,7 @@ def test_a_table_of_another_owner_that_the_new_job_does_not_write_is_refused(tmp
 
     with local(1) as env:
         program(env, GatedSource(ROWS), tmp_path)
-        assert start(env, tmp_path, "latest").wait("60s") == "finished"
+        assert start(env, tmp_path, "latest").wait("4min") == "finished"
     assert numbers_in(tmp_path) == [*range(ROWS), 1000], "the way out that the error names"
 
 
@@ -219,7 +219,7 @@ def test_a_table_that_is_gone_is_passed_over(tmp_path: Path, caplog: pytest.LogC
 
     with local(1) as env:
         program(env, GatedSource(ROWS), tmp_path, table)
-        assert start(env, tmp_path, "latest").wait("60s") == "finished"
+        assert start(env, tmp_path, "latest").wait("4min") == "finished"
 
     assert numbers_in(tmp_path, table) == list(range(10, ROWS))
     assert f"the table at {tmp_path / 'out'} is gone" in caplog.text
@@ -244,9 +244,9 @@ def monday(folder: Path) -> None:
         job = env.execute("monday", checkpoints=config(folder / "monday"), restart=NO_RESTART)
         for gate in (5, 10, 15):
             source.await_gate(gate)
-            job.trigger_checkpoint("60s")
+            job.trigger_checkpoint("4min")
             source.open_gate(gate)
-        assert job.wait("60s") == "finished"
+        assert job.wait("4min") == "finished"
     assert numbers_in(folder, "newest") == [115, 116, 117, 118, 119]
 
 
@@ -256,7 +256,7 @@ def test_a_job_that_adds_to_an_upsert_table_wins_over_the_rows_that_it_found(tmp
 
     with local(1) as env:
         upsert(env, GatedSource(3), tmp_path, 200)
-        assert start(env, tmp_path).wait("60s") == "finished"
+        assert start(env, tmp_path).wait("4min") == "finished"
 
     assert numbers_in(tmp_path, "newest") == [118, 119, 200, 201, 202]
 
@@ -268,13 +268,13 @@ def test_a_restored_job_wins_over_the_rows_that_it_found(tmp_path: Path) -> None
         upsert(env, source, tmp_path, 200)
         job = start(env, tmp_path)
         source.await_gate(3)
-        job.trigger_checkpoint("60s")
+        job.trigger_checkpoint("4min")
         job.cancel()
-        job.wait("60s")
+        job.wait("4min")
 
     with local(1) as env:
         upsert(env, GatedSource(8), tmp_path, 300)
-        assert start(env, tmp_path, "latest").wait("60s") == "finished"
+        assert start(env, tmp_path, "latest").wait("4min") == "finished"
 
     assert numbers_in(tmp_path, "newest") == [303, 304, 305, 306, 307]
 
@@ -286,14 +286,14 @@ def test_a_table_that_is_new_to_a_restored_job_is_won_as_well(tmp_path: Path) ->
         env.from_source(source, uid="source").to_table(str(tmp_path / "rows"), uid="rows")
         job = start(env, tmp_path)
         source.await_gate(3)
-        job.trigger_checkpoint("60s")
+        job.trigger_checkpoint("4min")
         job.cancel()
-        job.wait("60s")
+        job.wait("4min")
 
     with local(1) as env:
         stream = env.from_source(GatedSource(8), uid="source")
         stream.to_table(str(tmp_path / "rows"), uid="rows")
         stream.to_table(str(tmp_path / "newest"), mode="upsert", keys=["k"], uid="out", if_exists="append")
-        assert start(env, tmp_path, "latest").wait("60s") == "finished"
+        assert start(env, tmp_path, "latest").wait("4min") == "finished"
 
     assert numbers_in(tmp_path, "newest") == [3, 4, 5, 6, 7]

@@ -83,7 +83,7 @@ def test_rows_that_come_later_are_each_there_once(tmp_path: Path) -> None:
                     source.add(split, *times)
                     source.await_nothing(split, len(source.rows[split]))
             path = job.stop(savepoint=str(tmp_path / f"savepoint-{parallelism}"))
-            assert job.wait("60s") == "suspended"
+            assert job.wait("4min") == "suspended"
 
     assert table is not None
     shown = sorted((row["k"], row["at"]) for row in table.to_arrow().to_pylist())

@@ -15,7 +15,7 @@ from tidegate.storage.files.store import Buffer
 from tidegate.storage.ids import JobId
 
 JOB = JobId("job-12345678")
-WAIT_S = 60
+WAIT_S = 240
 
 
 class Renewals(FileSystemStore):

@@ -12,7 +12,7 @@ import pytest
 from tidegate.actors.hosts import threads
 from tidegate.actors.hosts.threads import EXIT_FORKED, WorkerPool, lacks_threads
 
-WAIT_S = 30
+WAIT_S = 240
 
 
 @pytest.fixture

@@ -63,7 +63,7 @@ def test_who_comes_too_late_reads_the_end_in_the_log(tmp_path: Path, monkeypatch
     with tg.StreamEnvironment.local() as env:
         env.from_batches(pa.table({"x": [1, 2]})).collect()
         job = env.execute("delays", checkpoints=tg.CheckpointConfig(storage=str(tmp_path)))
-        assert job.wait("60s") == "finished"
+        assert job.wait("4min") == "finished"
         job_id, completed = job.job_id, job.statistics().completed
     late = handle(str(tmp_path), job_id, monkeypatch)
     end = late.wait(10)

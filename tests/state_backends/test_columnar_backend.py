@@ -220,7 +220,7 @@ def test_writing_while_another_thread_reads() -> None:
         threads[-1].start()
         add()
     for thread in threads:
-        thread.join(timeout=60)
+        thread.join(timeout=240)
     assert {number: {number} for number in range(1, 8)} == counts
 
 

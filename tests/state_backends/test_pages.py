@@ -176,7 +176,7 @@ def test_letting_go_on_other_threads() -> None:
         for slot in slots.tolist():
             _copied(column, pins, slot)
     for thread in threads:
-        thread.join(timeout=60)
+        thread.join(timeout=240)
     assert wrong == []
     assert not pins.any()
 

@@ -16,7 +16,7 @@ from tidegate.storage.files.create_check import PAIRS, REQUESTS_MAX, ROUNDS, che
 from tidegate.storage.files.file_system_store import FileSystemStore, open_store
 from tidegate.storage.files.store import Buffer
 
-WAIT_S = 30.0
+WAIT_S = 240.0
 NO_CREATE = "has no conditional create that can be relied on"
 
 

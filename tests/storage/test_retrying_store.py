@@ -256,5 +256,5 @@ def _job_with_table(faulty: Faulty, tmp_path: Path) -> tuple[tg.Job, tg.OutputTa
     with tg.StreamEnvironment(LocalRuntime(opened), 1, open_store=opened) as env:
         out = env.from_batches(rows).key_by("k").aggregate(n=tg.count(), emit="final").to_table(str(tmp_path / "out"))
         job = env.execute("faulty", checkpoints=config, restart=tg.RestartStrategy.none())
-        job.wait("60s")
+        job.wait("4min")
     return job, out

@@ -174,7 +174,7 @@ def test_parts_are_uploaded_beside_each_other_within_a_bound(open_s3: _Opener, p
     writer.start()
     in_flight = s3_files.PARTS_IN_MEMORY_MAX - 1
     for _ in range(in_flight):
-        assert fault.arrived.acquire(timeout=60)
+        assert fault.arrived.acquire(timeout=240)
     assert not fault.arrived.acquire(timeout=0.2)
     # The chunk after the last full part is what told that the part was full.
     assert len(taken) <= s3_files.PARTS_IN_MEMORY_MAX + 1

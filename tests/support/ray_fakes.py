@@ -37,7 +37,7 @@ from tidegate.storage.ids import AttemptNumber, CheckpointId, Generation, JobId,
 
 Function = Callable[[pa.RecordBatch], pa.RecordBatch]
 
-TIMEOUT_S = 120.0
+TIMEOUT_S = 240.0
 FIRST, LAST_ATTEMPT, LAST_GENERATION = AttemptNumber(0), AttemptNumber(1_000), Generation(1_000)
 CHECKPOINT = CheckpointId(1)
 SOURCE, SINK = (TaskId(VertexId(name), SubtaskIndex(0)) for name in ("source", "sink"))
