@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
@@ -11,6 +13,8 @@ from local_jobs import NO_RESTART, WAIT_S, GatedSource, config, local, opening
 from waiting import until
 
 import tidegate as tg
+
+ROWS = 40
 
 
 class Calls:
@@ -49,6 +53,32 @@ class Calls:
         return sorted(x for xs in dict(self.all).values() for x in xs)
 
 
+class HeldCalls(Calls):
+    """Calls from an id on wait until they may `go` on, and raise the error then, if there is one.
+
+    A call that its driver has left behind must raise one: else it is noted when nobody expects that any more.
+    """
+
+    def __init__(self, error: Exception | None = None, from_id: int = 0) -> None:
+        super().__init__(self._hold)
+        self.go = threading.Event()
+        self._called = threading.Event()
+        self._error = error
+        self._from_id = from_id
+
+    def await_call(self) -> None:
+        """Wait for the first one that waits."""
+        assert self._called.wait(WAIT_S), "no call was made"
+
+    def _hold(self, number: int) -> None:
+        if number < self._from_id:
+            return
+        self._called.set()
+        assert self.go.wait(WAIT_S), "nobody let the call go on"
+        if self._error is not None:
+            raise self._error
+
+
 def calling(
     env: tg.StreamEnvironment, source: GatedSource, calls: Callable[[pa.Table, int], object], **options: int
 ) -> None:
@@ -56,25 +86,45 @@ def calling(
     env.from_source(source, uid="source").for_each_checkpoint(calls, uid="out", **options)
 
 
-def interrupted(folder: Path, calls: Calls, *gates: int, called: int | None = None, rows: int = 40) -> list[str]:
+@dataclass(frozen=True)
+class Running:
+    """A job that runs, up to a gate of its source; `paths` are those of its checkpoints."""
+
+    env: tg.StreamEnvironment
+    source: GatedSource
+    job: tg.Job
+    paths: list[str]
+
+
+@contextmanager
+def running(folder: Path, calls: Callable[[pa.Table, int], object], *gates: int, **options: int) -> Iterator[Running]:
+    """The program over 40 rows, with a checkpoint at each gate but the last."""
+    with opening(GatedSource(ROWS, gates=gates)) as source, local(1) as env:
+        calling(env, source, calls, **options)
+        job = env.execute("calls", checkpoints=config(folder, retained=9), restart=NO_RESTART)
+        yield Running(env, source, job, [checkpoint_at(source, job, gate) for gate in gates[:-1]])
+
+
+def checkpoint_at(source: GatedSource, job: tg.Job, gate: int) -> str:
+    """Take a checkpoint of all rows before a gate, and open that; the checkpoint's path."""
+    source.await_gate(gate)
+    path = job.trigger_checkpoint("4min")
+    source.open_gate(gate)
+    return path
+
+
+def interrupted(folder: Path, calls: Calls, *gates: int, called: int | None = None) -> list[str]:
     """A job with a checkpoint at each gate but the last, where it is cancelled; paths of the checkpoints.
 
     With `called` it is cancelled when so many calls have come back.
     """
-    with opening(GatedSource(rows, gates=gates)) as source, local(1) as env:
-        calling(env, source, calls)
-        job = env.execute("calls", checkpoints=config(folder, retained=9), restart=NO_RESTART)
-        paths = []
-        for gate in gates[:-1]:
-            source.await_gate(gate)
-            paths.append(job.trigger_checkpoint("4min"))
-            source.open_gate(gate)
-        source.await_gate(gates[-1])
-        calls.await_calls(len(paths) if called is None else called)
-        until("all commits", lambda: commits(folder) >= len(paths), lambda: commits(folder))
-        job.cancel()
-        assert job.wait("4min") == "cancelled"
-    return paths
+    with running(folder, calls, *gates) as now:
+        now.source.await_gate(gates[-1])
+        calls.await_calls(len(now.paths) if called is None else called)
+        until("all commits", lambda: commits(folder) >= len(now.paths), lambda: commits(folder))
+        now.job.cancel()
+        assert now.job.wait("4min") == "cancelled"
+    return now.paths
 
 
 def commits(folder: Path) -> int:
@@ -83,10 +133,10 @@ def commits(folder: Path) -> int:
     return len(list(logs[0].iterdir())) - 2 if logs else 0
 
 
-def resumed(folder: Path, calls: Calls, restore: str = "latest", rows: int = 40) -> tg.Job:
+def resumed(folder: Path, calls: Calls, restore: str = "latest") -> tg.Job:
     """The same program again, to its end."""
     with local(1) as env:
-        calling(env, GatedSource(rows), calls)
+        calling(env, GatedSource(ROWS), calls)
         job = env.execute("calls", checkpoints=config(folder, retained=9), restart=NO_RESTART, restore=restore)
         assert job.wait("4min") == "finished"
     return job

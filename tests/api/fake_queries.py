@@ -1,4 +1,4 @@
-"""A streaming DataFrame and its query without Spark: what Spark promises about micro-batches, and no JVM.
+"""A streaming DataFrame and its query without Spark, in a program: what Spark promises about batches, and no JVM.
 
 Spark writes down what a batch reads before it begins, and that it is done afterwards; what was not done it does again.
 """
@@ -9,17 +9,24 @@ import threading
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from local_jobs import NO_RESTART, config
 from pyspark.sql.types import LongType, StructField, StructType
+from waiting import until
 
+import tidegate as tg
 from tidegate.spark_bridge.dataframes.manifest import StagedFile
 from tidegate.spark_bridge.dataframes.parquet_writer import FileLimits, write_files
 from tidegate.spark_bridge.streams import stream_feed
+from tidegate.spark_bridge.streams.batch_log import BatchLog
+from tidegate.spark_bridge.streams.log_place import log_at
 from tidegate.spark_bridge.streams.streaming_query import MicroBatch
 from tidegate.storage.files.store import Store
 
+SETTINGS = {"interval": "20ms"}
 LOOK_S = 0.002
 """The pace of a query that has nothing to do."""
 
@@ -38,6 +45,8 @@ class FakeStream:
         self.checkpoints: dict[str, tuple[str, int]] = {}
         self.broken: Exception | None = None
         self.active: list[FakeQuery] = []
+        self.most_active = 0
+        """How many queries were active at a time."""
         self._lock = threading.Lock()
 
     def put(self, *files: list[int]) -> None:
@@ -74,6 +83,7 @@ class FakeQuery:
         self._place = checkpoint
         self._df.checkpoints.setdefault(checkpoint, (uuid.uuid4().hex, 0))
         self._df.active.append(self)
+        self._df.most_active = max(self._df.most_active, len(self._df.active))
 
     def ended(self, timeout_s: float) -> bool:
         """Do the next batch, if there is one."""
@@ -121,3 +131,41 @@ def without_spark() -> Iterator[None]:
         patch.setattr(stream_feed, "StreamingQuery", FakeQuery)
         patch.setattr(stream_feed, "stage_files", stage_rows)
         yield
+
+
+class Streaming:
+    """A program over a stream, and where it keeps its things. It ends in a table, where a test says nothing else."""
+
+    def __init__(self, folder: Path) -> None:
+        self.stream = FakeStream()
+        self.root, self.out, self.savepoints = folder / "checkpoints", folder / "out", folder / "savepoints"
+        self.table: tg.OutputTable | None = None
+        self.row: Callable[[dict[str, int]], dict[str, int]] = lambda row: row
+        """What becomes of a row."""
+        self.end: Callable[[tg.Stream], object] = self._to_table
+        """What becomes of the stream."""
+
+    def execute(self, env: tg.StreamEnvironment, name: str = "job", **options: object) -> tg.Job:
+        """Run it, with a checkpoint every 20 ms."""
+        rows = env.from_dataframe(self.stream, uid="stream")  # type: ignore[arg-type]
+        self.end(rows.map(self.row, schema=rows.schema, uid="row"))
+        settings = {**SETTINGS, **options.pop("settings", {})}  # type: ignore[dict-item]
+        options = {"restart": NO_RESTART, **options}
+        return env.execute(name, checkpoints=config(self.root, **settings), **options)  # type: ignore[arg-type]
+
+    def values(self) -> list[int]:
+        """What the table shows."""
+        assert self.table is not None
+        return sorted(self.table.to_arrow().column("x").to_pylist())
+
+    def until_all_are_there(self) -> None:
+        """Every row of the stream, once."""
+        until("all rows", lambda: len(self.values()) >= len(self.stream.values), self.values)
+        assert self.values() == self.stream.values
+
+    def log_of(self, job: tg.Job) -> BatchLog:
+        """The log that a job reads."""
+        return BatchLog(log_at(f"{self.root}/{job.job_id}/taskowned/source-stream"))
+
+    def _to_table(self, rows: tg.Stream) -> None:
+        self.table = rows.to_table(str(self.out), uid="table")

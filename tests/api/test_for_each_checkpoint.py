@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from checkpoint_calls import Calls, calling, resumed
-from local_jobs import NO_RESTART, WAIT_S, GatedSource, await_events, config, finish, local, opening
+from checkpoint_calls import Calls, HeldCalls, calling, checkpoint_at, resumed, running
+from local_jobs import NO_RESTART, GatedSource, await_events, config, finish, local, opening
 from waiting import until
 
 import tidegate as tg
@@ -87,14 +86,10 @@ def test_a_call_that_fails_for_good_fails_the_job(tmp_path: Path, error: BaseExc
         made.append(number)
         raise error
 
-    with opening(GatedSource(40, gates=[10, 20])) as source, local(1) as env:
-        calling(env, source, Calls(fail), retries=2)
-        job = env.execute("calls", checkpoints=config(tmp_path), restart=NO_RESTART)
-        source.await_gate(10)
-        job.trigger_checkpoint("4min")
+    with running(tmp_path, Calls(fail), 10, 20, retries=2) as now:
         with pytest.raises(tg.JobFailedError) as caught:
-            job.wait("4min")
-        assert job.status() == "failed"
+            now.job.wait("4min")
+        assert now.job.status() == "failed"
 
     assert made == [2] * calls_made
     times = "once" if calls_made == 1 else f"{calls_made} times"
@@ -103,10 +98,7 @@ def test_a_call_that_fails_for_good_fails_the_job(tmp_path: Path, error: BaseExc
         caught.value
     )
     again = Calls()
-    with local(1) as env:
-        calling(env, GatedSource(40), again)
-        job = env.execute("calls", checkpoints=config(tmp_path), restart=NO_RESTART, restore="latest")
-        assert job.wait("4min") == "finished"
+    resumed(tmp_path, again)
     assert again.all[0] == (2, list(range(10)))
     assert again.rows == list(range(40))
 
@@ -124,9 +116,7 @@ def test_what_a_failed_job_has_committed_is_handed_out(tmp_path: Path) -> None:
         stream = env.from_source(source, uid="source").map_batches(fail_at_20, schema=source.schema)
         stream.for_each_checkpoint(calls, uid="out")
         job = env.execute("calls", checkpoints=config(tmp_path), restart=NO_RESTART)
-        source.await_gate(10)
-        job.trigger_checkpoint("4min")
-        source.open_gate(10)
+        checkpoint_at(source, job, 10)
         with pytest.raises(tg.JobFailedError, match="ValueError: row 20"):
             job.wait("4min")
 
@@ -164,8 +154,7 @@ def test_a_slow_function_holds_the_sources_back(tmp_path: Path, monkeypatch: pyt
         return answers[-1]
 
     monkeypatch.setattr(held_sources.HeldSources, "wait", watched)
-    go = threading.Event()
-    calls = Calls(lambda number: go.wait(WAIT_S))
+    calls = HeldCalls()
     with opening(WatchedReads(tmp_path, 60, gates=[10, 20, 30, 40])) as source, local(1) as env:
         calling(env, source, calls, max_behind=2)
         job = env.execute("calls", checkpoints=config(tmp_path), restart=NO_RESTART)
@@ -180,7 +169,7 @@ def test_a_slow_function_holds_the_sources_back(tmp_path: Path, monkeypatch: pyt
         until("held reads", lambda: sum(answers) >= 5, lambda: len(answers))
         job.trigger_checkpoint("4min")
         assert source.while_held == 0
-        go.set()
+        calls.go.set()
         source.await_gate(40)
         source.open_gate(40)
         assert job.wait("4min") == "finished"
@@ -197,21 +186,15 @@ def test_a_slow_function_holds_the_sources_back(tmp_path: Path, monkeypatch: pyt
 
 def test_wait_waits_for_the_function(tmp_path: Path) -> None:
     """The tasks are over, and the job runs until the function has had everything."""
-    go, called = threading.Event(), threading.Event()
-
-    def wait_for_go(number: int) -> None:
-        called.set()
-        assert go.wait(WAIT_S)
-
-    calls = Calls(wait_for_go)
+    calls = HeldCalls()
     with local(1) as env:
         calling(env, GatedSource(10), calls)
         job = env.execute("calls", checkpoints=config(tmp_path), restart=NO_RESTART)
-        assert called.wait(WAIT_S)
+        calls.await_call()
         with pytest.raises(tg.JobTimeoutError, match="still running"):
             job.wait(1)
         assert job.status() == "running"
-        go.set()
+        calls.go.set()
         assert job.wait("4min") == "finished"
         assert job.status() == "finished"
     assert calls.rows == list(range(10))
@@ -221,56 +204,29 @@ def test_wait_waits_for_the_function(tmp_path: Path) -> None:
 def test_cancel_lets_the_last_call_come_back(tmp_path: Path, hangs: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """And no other follows. One that hangs is left behind; what it had was not handed on."""
     monkeypatch.setattr(checkpoint_calls, "LEAVE_WAIT_S", 0.05 if hangs else 60)
-    go, called = threading.Event(), threading.Event()
-
-    def wait_for_go(number: int) -> None:
-        called.set()
-        assert go.wait(WAIT_S)
-
-    calls = Calls(wait_for_go)
-    with opening(GatedSource(40, gates=[10, 20, 30])) as source, local(1) as env:
-        calling(env, source, calls)
-        job = env.execute("calls", checkpoints=config(tmp_path), restart=NO_RESTART)
-        for gate in (10, 20):
-            source.await_gate(gate)
-            job.trigger_checkpoint("4min")
-            source.open_gate(gate)
-        assert called.wait(WAIT_S)
-        job.cancel()
+    calls = HeldCalls(ValueError("too late") if hangs else None)
+    with running(tmp_path, calls, 10, 20, 30) as now:
+        calls.await_call()
+        now.job.cancel()
         if not hangs:
-            go.set()
-        assert job.wait("4min") == "cancelled"
+            calls.go.set()
+        assert now.job.wait("4min") == "cancelled"
         assert calls.all == ([] if hangs else [(2, list(range(10)))])
-    go.set()
+    calls.go.set()
 
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_another_handle_cancels_the_calls_too(tmp_path: Path, fails: bool) -> None:
     """It knows nothing of the function, which notices the end; a call that failed meanwhile was not handed on."""
-    go, called = threading.Event(), threading.Event()
-
-    def wait_for_go(number: int) -> None:
-        called.set()
-        assert go.wait(WAIT_S)
-        if fails:
-            raise ValueError("the database is away")
-
-    calls = Calls(wait_for_go)
-    with opening(GatedSource(40, gates=[10, 20, 30])) as source, local(1) as env:
-        calling(env, source, calls)
-        job = env.execute("calls", checkpoints=config(tmp_path), restart=NO_RESTART)
-        for gate in (10, 20):
-            source.await_gate(gate)
-            job.trigger_checkpoint("4min")
-            source.open_gate(gate)
-        assert called.wait(WAIT_S)
-        env.attach("calls").cancel()
-        assert isinstance(job._running, AccompaniedJob)
-        (companion,) = job._running._companions
-        assert isinstance(companion, checkpoint_calls.CheckpointCalls)
+    calls = HeldCalls(ValueError("the database is away") if fails else None)
+    with running(tmp_path, calls, 10, 20, 30) as now:
+        calls.await_call()
+        now.env.attach("calls").cancel()
+        assert isinstance(now.job._running, AccompaniedJob)
+        (companion,) = now.job._running._companions
         until("the end to be noticed", lambda: companion.stopping)
-        go.set()
-        assert job.wait("4min") == "cancelled"
+        calls.go.set()
+        assert now.job.wait("4min") == "cancelled"
     assert calls.rows == ([] if fails else list(range(10)))
     again = Calls()
     resumed(tmp_path, again)
@@ -282,36 +238,23 @@ def test_a_closed_environment_makes_no_more_calls(
     tmp_path: Path, tasks_over: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its end cancels the job, also where only calls were left to make, and waits for the call that runs."""
-    go, called = threading.Event(), threading.Event()
-
-    def wait_for_go(number: int) -> None:
-        called.set()
-        assert go.wait(WAIT_S)
-
-    stop = checkpoint_calls.CheckpointCalls.stop
+    calls, stop = HeldCalls(), checkpoint_calls.CheckpointCalls.stop
 
     def stop_and_go(self: checkpoint_calls.CheckpointCalls) -> None:
         stop(self)
-        go.set()
+        calls.go.set()
 
     monkeypatch.setattr(checkpoint_calls.CheckpointCalls, "stop", stop_and_go)
-    calls = Calls(wait_for_go)
-    gates = [10, 20] if tasks_over else [10, 20, 30]
-    with opening(GatedSource(40, gates=gates)) as source, local(1) as env:
-        calling(env, source, calls)
-        job = env.execute("calls", checkpoints=config(tmp_path), restart=NO_RESTART)
-        for gate in (10, 20):
-            source.await_gate(gate)
-            job.trigger_checkpoint("4min")
-            source.open_gate(gate)
-        assert called.wait(WAIT_S)
+    with running(tmp_path, calls, *((10, 20) if tasks_over else (10, 20, 30))) as now:
+        calls.await_call()
         if tasks_over:
-            await_events(job, "TaskFinished", 1)
+            checkpoint_at(now.source, now.job, 20)
+            await_events(now.job, "TaskFinished", 1)
         else:
-            source.await_gate(30)
-        env.close()
+            now.source.await_gate(30)
+        now.env.close()
         assert calls.all == [(2, list(range(10)))]
-        assert job.wait("4min") == job.status() == "cancelled"
+        assert now.job.wait("4min") == now.job.status() == "cancelled"
     again = Calls()
     resumed(tmp_path, again)
     assert again.rows == list(range(10, 40))

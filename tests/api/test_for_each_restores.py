@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from checkpoint_calls import Calls, calling, interrupted, resumed
+from checkpoint_calls import Calls, HeldCalls, calling, checkpoint_at, interrupted, resumed, running
 from local_jobs import (
     NO_RESTART,
     WAIT_S,
@@ -26,6 +26,7 @@ import tidegate as tg
 from tidegate import recovery
 from tidegate.actors.runtimes.local.local_runtime import LocalRuntime
 from tidegate.actors.runtimes.running_job import SnapshotRequest
+from tidegate.api.accompanied_job import AccompaniedJob
 from tidegate.storage.checkpoints.metadata import SnapshotKind
 from tidegate.storage.errors import StorageError
 from tidegate.storage.tables.handed_rows import HandedRows
@@ -45,14 +46,13 @@ def test_a_restored_job_goes_on_after_what_was_done(tmp_path: Path) -> None:
 
 def test_what_was_committed_and_not_called_is_called_by_the_next_driver(tmp_path: Path) -> None:
     """Under the ids that it had."""
-    go = threading.Event()
-    held = Calls(lambda number: go.wait(WAIT_S))
+    held = HeldCalls(ValueError("too late"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("tidegate.api.checkpoint_calls.LEAVE_WAIT_S", 0.01)
         interrupted(tmp_path, held, 10, 20, 30, called=0)
     second = Calls()
     resumed(tmp_path, second)
-    go.set()
+    held.go.set()
 
     assert second.ids[:2] == [2, 3]
     assert [rows for _, rows in second.all[:2]] == [list(range(10)), list(range(10, 20))]
@@ -66,14 +66,11 @@ def test_a_call_whose_mark_was_lost_is_made_again_with_the_same_id(tmp_path: Pat
     def lost(self: HandedRows, commit: object) -> None:
         raise OSError("the driver is gone")
 
-    with pytest.MonkeyPatch.context() as patch, opening(GatedSource(40, gates=[10, 20])) as source, local(1) as env:
+    text = r"for_each_checkpoint \(uid 'out'\): OSError: the driver is gone"
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(HandedRows, "done", lost)
-        calling(env, source, first)
-        job = env.execute("calls", checkpoints=config(tmp_path), restart=NO_RESTART)
-        source.await_gate(10)
-        job.trigger_checkpoint("4min")
-        with pytest.raises(tg.JobFailedError, match=r"for_each_checkpoint \(uid 'out'\): OSError: the driver is gone"):
-            job.wait("4min")
+        with running(tmp_path, first, 10, 20) as now, pytest.raises(tg.JobFailedError, match=text):
+            now.job.wait("4min")
     second = Calls()
     resumed(tmp_path, second)
 
@@ -162,9 +159,7 @@ def test_a_job_that_restarts_calls_with_each_row_once(tmp_path: Path) -> None:
         restart = tg.RestartStrategy.fixed_delay(9, "1ms")
         job = env.execute("calls", checkpoints=config(tmp_path), restart=restart)
         for gate in (120, 200):
-            source.await_gate(gate)
-            job.trigger_checkpoint("4min")
-            source.open_gate(gate)
+            checkpoint_at(source, job, gate)
         assert job.wait("4min") == "finished"
     assert failed == [150, 250]
     assert calls.rows == list(range(400))
@@ -172,53 +167,55 @@ def test_a_job_that_restarts_calls_with_each_row_once(tmp_path: Path) -> None:
 
 def test_a_driver_whose_job_was_taken_over_makes_no_more_calls(tmp_path: Path) -> None:
     """A newer job owns the table: it makes the calls that wait, and the old one fails."""
-    go, called = threading.Event(), threading.Event()
-
-    def wait_for_go(number: int) -> None:
-        called.set()
-        assert go.wait(WAIT_S)
-
-    old, new = Calls(wait_for_go), Calls()
-    with opening(GatedSource(40, gates=[10, 20, 30])) as source, local(1) as env:
-        calling(env, source, old)
-        job = env.execute("calls", checkpoints=config(tmp_path), restart=NO_RESTART)
-        for gate in (10, 20):
-            source.await_gate(gate)
-            job.trigger_checkpoint("4min")
-            source.open_gate(gate)
-        assert called.wait(WAIT_S)
-        thought_dead(job)
+    old, new = HeldCalls(), Calls()
+    with running(tmp_path, old, 10, 20, 30) as now:
+        old.await_call()
+        thought_dead(now.job)
         resumed(tmp_path, new)
-        go.set()
-        source.open_gate(30)
+        old.go.set()
+        now.source.open_gate(30)
         with pytest.raises(tg.JobFailedError):
-            job.wait("4min")
+            now.job.wait("4min")
 
     assert new.ids[:2] == [2, 3]
     assert new.rows == list(range(40))
     assert old.ids == [2]
 
 
+def test_the_call_that_runs_when_its_job_is_cancelled_is_made_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next job is restored at once, and makes its calls when that one is noted."""
+    first, second, wait = HeldCalls(), Calls(), AccompaniedJob.wait
+
+    def go_and_wait(self: AccompaniedJob, timeout_s: float | None) -> object:
+        first.go.set()
+        return wait(self, timeout_s)
+
+    with running(tmp_path, first, 10, 20, 30) as now:
+        first.await_call()
+        now.job.cancel()
+        monkeypatch.setattr(AccompaniedJob, "wait", go_and_wait)
+        calling(now.env, GatedSource(40), second)
+        job = now.env.execute("calls", checkpoints=config(tmp_path), restart=NO_RESTART, restore="latest")
+        assert job.wait("4min") == "finished"
+    assert first.all == [(2, list(range(10)))]
+    assert second.rows == list(range(10, 40))
+
+
 def test_a_relocated_savepoint_knows_what_was_done(tmp_path: Path) -> None:
     """It has the rows that wait, and not those that were handed on: the old place is not needed."""
-    go = threading.Event()
-    first = Calls(lambda number: number == 2 or go.wait(WAIT_S))
+    first = HeldCalls(ValueError("too late"), from_id=3)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("tidegate.api.checkpoint_calls.LEAVE_WAIT_S", 0.01)
-        with opening(GatedSource(40, gates=[10, 20, 30])) as source, local(1) as env:
-            calling(env, source, first)
-            job = env.execute("calls", checkpoints=config(tmp_path / "old"), restart=NO_RESTART)
-            for gate in (10, 20):
-                source.await_gate(gate)
-                job.trigger_checkpoint("4min")
-                source.open_gate(gate)
-            source.await_gate(30)
+        with running(tmp_path / "old", first, 10, 20, 30) as now:
+            now.source.await_gate(30)
             first.await_calls(1)
-            savepoint = job.savepoint(tmp_path / "savepoints", "4min")
-            job.cancel()
-            assert job.wait("4min") == "cancelled"
+            savepoint = now.job.savepoint(tmp_path / "savepoints", "4min")
+            now.job.cancel()
+            assert now.job.wait("4min") == "cancelled"
     moved = recovery.relocate(savepoint, str(tmp_path / "new"))
-    go.set()
+    first.go.set()
     shutil.rmtree(tmp_path / "old")
     shutil.rmtree(tmp_path / "savepoints")
 

@@ -3,73 +3,20 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+import threading
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from fake_queries import FakeStream, without_spark
-from local_jobs import NO_RESTART, config, local, thought_dead
+from fake_queries import SETTINGS, FakeQuery, FakeStream, Streaming
+from local_jobs import WAIT_S, config, local, thought_dead
 from waiting import until
 
 import tidegate as tg
-from tidegate.spark_bridge.streams.batch_log import BatchLog
-from tidegate.spark_bridge.streams.log_place import log_at
+from tidegate.api.accompanied_job import AccompaniedJob
+from tidegate.spark_bridge.streams.stream_feed import StreamFeed
 from tidegate.storage.errors import ConfigurationError, JobFailedError
 from tidegate.storage.files.file_system_store import open_store
-
-SETTINGS = {"interval": "20ms"}
-
-
-@pytest.fixture(autouse=True)
-def _queries() -> Iterator[None]:
-    """Of streams that need no Spark."""
-    with without_spark():
-        yield
-
-
-class Streaming:
-    """A program over a stream, and where it keeps its things."""
-
-    def __init__(self, folder: Path) -> None:
-        self.stream = FakeStream()
-        self.root, self.out, self.savepoints = folder / "checkpoints", folder / "out", folder / "savepoints"
-        self.table: tg.OutputTable | None = None
-
-    def execute(self, env: tg.StreamEnvironment, name: str = "job", **options: object) -> tg.Job:
-        """Run it, with a checkpoint every 20 ms."""
-        rows = env.from_dataframe(self.stream, uid="stream")  # type: ignore[arg-type]
-        self.table = rows.map(self.row, schema=rows.schema, uid="row").to_table(str(self.out), uid="table")
-        settings = {**SETTINGS, **options.pop("settings", {})}  # type: ignore[dict-item]
-        options = {"restart": NO_RESTART, **options}
-        return env.execute(name, checkpoints=config(self.root, **settings), **options)  # type: ignore[arg-type]
-
-    def row(self, row: dict[str, int]) -> dict[str, int]:
-        """What becomes of a row."""
-        return row
-
-    def values(self) -> list[int]:
-        """What the table shows."""
-        assert self.table is not None
-        return sorted(self.table.to_arrow().column("x").to_pylist())
-
-    def until_all_are_there(self) -> None:
-        """Every row of the stream, once."""
-        until("all rows", lambda: len(self.values()) >= len(self.stream.values), self.values)
-        assert self.values() == self.stream.values
-
-    def log_of(self, job: tg.Job) -> BatchLog:
-        """The log that a job reads."""
-        return BatchLog(log_at(f"{self.root}/{job.job_id}/taskowned/source-stream"))
-
-
-@pytest.fixture
-def streaming(tmp_path: Path) -> Streaming:
-    """A stream with two batches."""
-    program = Streaming(tmp_path)
-    program.stream.put([1, 2, 3], [4, 5])
-    program.stream.put([6])
-    return program
 
 
 def test_rows_are_in_the_table_once_and_go_from_the_log(streaming: Streaming) -> None:
@@ -97,7 +44,7 @@ def test_a_job_that_fails_and_restarts_repeats_nothing(streaming: Streaming, tmp
             raise ValueError("13 breaks the first time")
         return row
 
-    streaming.row = fail_once  # type: ignore[method-assign]
+    streaming.row = fail_once
     with local() as env:
         job = streaming.execute(env, restart=tg.RestartStrategy.fixed_delay(attempts=3, delay="0s"))
         streaming.until_all_are_there()
@@ -143,7 +90,7 @@ def test_a_job_goes_on_from_a_savepoint(streaming: Streaming) -> None:
         job = streaming.execute(env)
         streaming.until_all_are_there()
         path = job.stop(savepoint=str(streaming.savepoints))
-        until("the end of the query", lambda: streaming.stream.active == [])
+        assert streaming.stream.active == []
         streaming.stream.put([7], [8])
         streaming.execute(env, restore=path)
         streaming.until_all_are_there()
@@ -173,10 +120,12 @@ def test_a_query_that_fails_ends_its_job_with_the_cause(streaming: Streaming) ->
     with local() as env:
         job = streaming.execute(env, settings=settings)
         streaming.until_all_are_there()
+        attached = env.attach("job")
         streaming.stream.broken = OSError("no such topic")
-        with pytest.raises(JobFailedError, match=r"query of source 'stream' has failed: OSError: no such topic\. Mend"):
-            job.wait("4min")
-        assert job.status() == "failed"
+        for handle in (job, attached):
+            with pytest.raises(JobFailedError, match=r"of source 'stream' has failed: OSError: no such topic\. Mend"):
+                handle.wait("4min")
+            assert handle.status() == "failed"
         assert job.checkpoints()
         streaming.stream.broken = None
         streaming.stream.put([7])
@@ -201,6 +150,89 @@ def test_a_query_ends_with_its_environment(streaming: Streaming) -> None:
         streaming.until_all_are_there()
         assert len(streaming.stream.active) == 1
     assert streaming.stream.active == []
+
+
+def test_a_query_ends_with_a_job_that_is_drained(streaming: Streaming) -> None:
+    """What is in the log is read, and the job has finished."""
+    with local() as env:
+        job = streaming.execute(env)
+        streaming.until_all_are_there()
+        job.stop(drain=True, savepoint=str(streaming.savepoints))
+        assert job.status() == "finished"
+        assert streaming.stream.active == []
+
+
+def test_a_query_ends_with_a_job_that_fails(streaming: Streaming) -> None:
+    """Whoever has waited for the job finds no query."""
+
+    def fail(row: dict[str, int]) -> dict[str, int]:
+        raise ValueError("no row is good enough")
+
+    streaming.row = fail
+    with local() as env:
+        job = streaming.execute(env)
+        with pytest.raises(JobFailedError, match="no row is good enough"):
+            job.wait("4min")
+        assert streaming.stream.active == []
+
+
+def test_a_job_is_restored_while_it_is_being_cancelled(streaming: Streaming, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody has waited for its end: the next job does, whose query begins when the first has ended."""
+    reached, go = threading.Event(), threading.Event()
+    wait = AccompaniedJob.wait
+
+    def hold(row: dict[str, int]) -> dict[str, int]:
+        if row["x"] == 13:
+            reached.set()
+            assert go.wait(WAIT_S)
+        return row
+
+    def go_and_wait(self: AccompaniedJob, timeout_s: float | None) -> object:
+        go.set()
+        return wait(self, timeout_s)
+
+    streaming.row = hold
+    with local() as env:
+        job = streaming.execute(env)
+        streaming.until_all_are_there()
+        streaming.stream.put([13])
+        assert reached.wait(WAIT_S)
+        job.cancel()
+        monkeypatch.setattr(AccompaniedJob, "wait", go_and_wait)
+        streaming.execute(env, restore="latest")
+        streaming.until_all_are_there()
+    assert streaming.stream.most_active == 1
+
+
+def test_a_query_has_ended_before_the_next_job_begins_one(
+    streaming: Streaming, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where another handle has cancelled the job, which says that its tasks are over and knows of no query."""
+    leave = threading.Event()
+    stop, wait = FakeQuery.stop, StreamFeed.wait
+
+    def stop_slowly(self: FakeQuery) -> None:
+        assert leave.wait(WAIT_S)
+        stop(self)
+
+    def wait_and_leave(self: StreamFeed, timeout_s: float | None) -> bool:
+        if timeout_s is None:
+            leave.set()
+        return wait(self, timeout_s)
+
+    monkeypatch.setattr(FakeQuery, "stop", stop_slowly)
+    monkeypatch.setattr(StreamFeed, "wait", wait_and_leave)
+    with local() as env:
+        streaming.execute(env)
+        streaming.until_all_are_there()
+        attached = env.attach("job")
+        attached.cancel()
+        assert attached.wait("4min") == "cancelled"
+        assert len(streaming.stream.active) == 1
+        streaming.execute(env, restore="latest")
+        streaming.stream.put([7])
+        streaming.until_all_are_there()
+    assert streaming.stream.most_active == 1
 
 
 def test_another_job_cannot_feed_the_log_of_one_that_lives(streaming: Streaming) -> None:

@@ -8,8 +8,8 @@ Rules:
 - A companion that fails cancels the job, whose checkpoints stay; the job has failed then, for the companion's reason.
 - Whoever cancels the job, or closes its environment, stops its companions. They leave within a bounded time. What has
   not been done then makes a job whose tasks have finished a cancelled one.
-- A job that was cancelled is over before the environment's next one is submitted, and companions that are leaving have
-  left before those of the next one start: it may go on with what they had.
+- The next job of the environment may go on with what this one had. So one that was cancelled here is over before the
+  next one is submitted, and companions that are leaving have left before those of the next one start.
 """
 
 from __future__ import annotations
@@ -63,6 +63,8 @@ class AccompaniedJob:
         """Another job is asked for: if this one was cancelled, return when it is over, or after a bounded time."""
         if not self._cancelled:
             return
+        if not self.over:
+            log.info("a job that was cancelled is waited for, for %g s at most", CANCELLED_WAIT_S)
         try:
             if self.wait(CANCELLED_WAIT_S) is None:
                 log.warning("a job that was cancelled is not over after %g s", CANCELLED_WAIT_S)

@@ -28,6 +28,7 @@ class Companion(ABC):
         self._stopping = threading.Event()
         self._changed = threading.Condition()
         self._threads = 0
+        self._left_behind = False
 
     @abstractmethod
     def start(self, fail: Callable[[str], None]) -> None:
@@ -69,7 +70,9 @@ class Companion(ABC):
                 return True
             if time.monotonic() < self._leave_by:
                 return False
-        log.warning("%s has not come back within %g s: it is left behind", self.text, self._leave_s)
+            told, self._left_behind = self._left_behind, True
+        if not told:
+            log.warning("%s has not come back within %g s: it is left behind", self.text, self._leave_s)
         return True
 
     def _begin(self, name: str, action: Callable[[], None]) -> None:
