@@ -35,3 +35,9 @@ def shown_at(store: FileSystemStore) -> list[str]:
 def commit(log: TableLog, job: JobId, number: int, *names: str) -> None:
     """A job commits files with a checkpoint."""
     log.commit(job, CheckpointId(number), tuple(map(file_of, names)))
+
+
+def owner_of(log: TableLog) -> JobId | None:
+    """Who may commit."""
+    owner = log.owner()
+    return None if owner is None else owner.job_id

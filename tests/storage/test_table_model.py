@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import datetime as dt
+from collections.abc import Iterable
 from typing import Literal
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from table_logs import INFO, commit, file_of
+from table_logs import INFO, commit, file_of, owner_of
 
+from tidegate.storage.checkpoints.metadata import DataFile
 from tidegate.storage.errors import FencedError, TableError
 from tidegate.storage.files.file_system_store import open_store
 from tidegate.storage.ids import CheckpointId, JobId
 from tidegate.storage.tables.log_entries import covers
 from tidegate.storage.tables.log_versions import TableVersions
-from tidegate.storage.tables.table_log import LOG_FOLDER, TableLog, TableSnapshot
+from tidegate.storage.tables.table_log import LOG_FOLDER, TableLog
 
 
 class TableLogMachine(RuleBasedStateMachine):
@@ -42,6 +44,10 @@ class TableLogMachine(RuleBasedStateMachine):
         self.cuts: dict[JobId, dict[int, list[str]]] = {}
         self.found: dict[JobId, list[str]] = {}
         self.next_checkpoint: dict[JobId, int] = {}
+        self.compacting = False
+        """Whether a compaction owns the table that has not committed."""
+        self.merged: dict[str, list[str]] = {}
+        """Files that compactions have made, and those whose rows they hold."""
         self.clock_ms = 0
         self.newest_ms = 0
         self.versions: dict[int, tuple[int, list[str]]] = {}
@@ -143,14 +149,14 @@ class TableLogMachine(RuleBasedStateMachine):
         if hasattr(self, "reader"):
             expected = self._in_order(self.shown)
             for reader in (self.reader, TableLog(self.store)):
-                assert self._files(reader.snapshot()) == expected
+                assert self._paths(reader.snapshot().files) == expected
                 assert reader.rows() == len(expected)
 
     @invariant()
     def keeps_few_files_and_everything_that_was_written(self) -> None:
         """Hidden rows stay referred to: a restore may show them again."""
         if hasattr(self, "reader"):
-            assert self.reader.referenced_paths() == {f"data/{name}.parquet" for name in self.order}
+            assert self.reader.referenced_paths() == {f"data/{name}.parquet" for name in [*self.order, *self.merged]}
             assert len(self.store.list(LOG_FOLDER)) <= 3 * 3 + 2
 
     def teardown(self) -> None:
@@ -165,15 +171,15 @@ class TableLogMachine(RuleBasedStateMachine):
         for version in versions.commits():
             at_ms, names = self.versions[version.number]
             number, shown = versions.shown_at(version.number)
-            found = [file.path for entry in entries if covers(shown, entry.seq) for file in entry.files]
-            assert (number, found, version.rows) == (version.number, self._in_order(names), len(names))
+            files = [file for entry in entries if covers(shown, entry.seq) for file in entry.files]
+            assert (number, self._paths(files), version.rows) == (version.number, self._in_order(names), len(names))
             assert version.at == _time(at_ms)
             assert versions.shown_at(_time(at_ms))[0] == newest_at[at_ms]
         for number, (_, names) in list(self.versions.items())[:1]:
-            assert self._files(reader.snapshot(number)) == self._in_order(names)
+            assert self._paths(reader.snapshot(number).files) == self._in_order(names)
 
-    def _files(self, snapshot: TableSnapshot) -> list[str]:
-        return [file.path for file in snapshot.files]
+    def _paths(self, files: Iterable[DataFile]) -> list[str]:
+        return [file.path for file in files]
 
     def _in_order(self, names: list[str]) -> list[str]:
         return [f"data/{name}.parquet" for name in sorted(names, key=self.order.index)]
@@ -203,5 +209,45 @@ def _time(at_ms: int) -> dt.datetime:
     return dt.datetime.fromtimestamp(at_ms / 1000, dt.UTC)
 
 
+class CompactedTableMachine(TableLogMachine):
+    """The same with compactions, of which the model knows nothing: rows are what they would be without."""
+
+    @precondition(lambda self: self.shown)
+    @rule(log=st.integers(0, 1), data=st.data(), killed=st.booleans())
+    def compact(self, log: int, data: st.DataObject, killed: bool) -> None:
+        """The files of a line become one, or nothing happens, where a job is about to hide rows. Some never commit."""
+        handle = self.logs[log]
+        line = data.draw(st.sampled_from(list(handle.files_by_line())))
+        job = JobId(f"compaction_{len(handle.entries())}")
+        if self.next is not None and not self.compacting:
+            with pytest.raises(TableError, match="will hide rows of it"):
+                handle.claim_compaction(job, line, owner_of(handle))
+            return
+        replaced = self._expanded(handle.claim_compaction(job, line, owner_of(handle)))
+        self.owner, self.compacting = None, True
+        if killed:
+            return
+        handle.commit(job, CheckpointId(0), (file_of(str(job), len(replaced)),))
+        self.merged[job] = replaced
+        self.compacting, self.newest_ms = False, max(self.newest_ms, self.clock_ms)
+        self.versions[self.reader.snapshot().seq] = self.newest_ms, list(self.shown)
+
+    def _paths(self, files: Iterable[DataFile]) -> list[str]:
+        return sorted(f"data/{name}.parquet" for name in self._expanded(files))
+
+    def _in_order(self, names: list[str]) -> list[str]:
+        return sorted(super()._in_order(names))
+
+    def _expanded(self, files: Iterable[DataFile]) -> list[str]:
+        names = [file.path.removeprefix("data/").removesuffix(".parquet") for file in files]
+        return [one for name in names for one in self.merged.get(name, [name])]
+
+    def _goes_on(self, job: JobId, own: list[str]) -> None:
+        super()._goes_on(job, own)
+        self.compacting = False
+
+
+TestCompactedTableMachine = CompactedTableMachine.TestCase
+TestCompactedTableMachine.settings = settings(max_examples=40, stateful_step_count=20)
 TestTableLogMachine = TableLogMachine.TestCase
 TestTableLogMachine.settings = settings(max_examples=60, stateful_step_count=25)

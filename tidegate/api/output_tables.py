@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from tidegate.api.given_names import location
+from tidegate.api.submission.compacted_tables import TableCompaction, compact_table
 from tidegate.storage.errors import TableError
 from tidegate.storage.files.file_system_store import join_url, open_store
 from tidegate.storage.files.store import OpenStore, Store
 from tidegate.storage.ids import OperatorUid
 from tidegate.storage.tables.log_versions import AsOf, TableCommit
 from tidegate.storage.tables.partition_filters import PartitionFilter, matching_files
+from tidegate.storage.tables.small_files import FILE_BYTES
 from tidegate.storage.tables.table_files import read_table
 from tidegate.storage.tables.table_log import IfExists, TableInfo, TableLog
 
@@ -79,6 +81,14 @@ class OutputTable:
     def history(self) -> tuple[TableCommit, ...]:
         """Every commit of the table, oldest first: its number, time, job, checkpoint, rows and files."""
         return TableLog(self._store).history()
+
+    def compact(self, *, file_bytes: int = FILE_BYTES) -> TableCompaction:
+        """Put the rows of many small files into few of up to `file_bytes`, with one commit; readers see the same rows.
+
+        For a table at rest: it is refused while the job that owns the table lives, and fails if one takes it meanwhile.
+        Everything stays as restorable and readable as it was. See `docs/tables.md`.
+        """
+        return compact_table(self.url, self._open_store, file_bytes)
 
     def rows_committed(self) -> int:
         """Number of rows in committed files; in upsert mode several may be versions of one."""

@@ -1,7 +1,6 @@
 """Takes over the tables of a job: nothing that a restored checkpoint covers may be lost, nor anybody be evicted.
 
-- A table is refused while the job that owns it lives: its lease says so, under the checkpoint root that its claim
-  names. This is a courtesy, decided by a clock; what keeps rows exactly-once is that only the owner commits.
+- A table is refused while the job that owns it lives (`table_owners.py`).
 - A job that died between completing a checkpoint and committing it has left its sink files to whoever restores it:
   the claim of the new job takes them along, and its first commit shows them.
 - A job that is restored from a final checkpoint has nothing to process and completes none: it commits at once.
@@ -13,10 +12,9 @@ import logging
 from collections.abc import Mapping, Sequence
 
 from tidegate.api.output_tables import OutputTable
-from tidegate.storage.checkpoints.layout import CheckpointLayout
-from tidegate.storage.checkpoints.lease import is_alive
+from tidegate.api.submission.table_owners import check_owner_is_gone
 from tidegate.storage.checkpoints.metadata import CheckpointMetadata, DataFile
-from tidegate.storage.errors import ConfigurationError, StorageError
+from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.files.store import OpenStore
 from tidegate.storage.ids import CheckpointId, JobId
 from tidegate.storage.tables.table_log import TableLog
@@ -38,7 +36,7 @@ def check_tables(
 ) -> None:
     """Raise what `claim_tables` would refuse, before anything expensive is done; and refuse tables of living jobs."""
     for table in tables:
-        _check_owner_is_gone(table, job_id, open_store, now_ms)
+        check_owner_is_gone(table.url, job_id, open_store, now_ms)
         table.log.check_claim(table.info, job_id, _origin(covering), table.if_exists)
 
 
@@ -68,34 +66,6 @@ def claim_tables(
             table_log.commit(job_id, CheckpointId(0), ())
         first_versions[table.url] = table_log.claims() << EPOCH_BITS
     return first_versions
-
-
-def _check_owner_is_gone(table: OutputTable, job_id: JobId, open_store: OpenStore, now_ms: int) -> None:
-    if f"/{CheckpointLayout(job_id).taskowned_dir()}/" in table.url:
-        return  # A copy of collected rows in the job's own folder: whoever owned the original does not know of it.
-    owner = table.log.owner()
-    if owner is None or owner.job_id == job_id or owner.home is None:
-        return
-    try:
-        alive = is_alive(open_store(owner.home), owner.job_id, now_ms)
-    except (StorageError, ConfigurationError) as error:
-        if isinstance(error, StorageError) and "memory" not in owner.home.partition(":")[0]:
-            raise StorageError(
-                f"nobody can tell whether job {owner.job_id}, which owns the table at {table.url}, lives, because its "
-                f"checkpoints cannot be read: {error}. See that {owner.home} can be read, or write to another url"
-            ) from error
-        # Memory goes with its processes, and the job with its memory.
-        log.warning(
-            "the table at %s belongs to job %s, and %s cannot tell whether it lives: %s",
-            table.url, owner.job_id, owner.home, error,
-        )  # fmt: skip
-        return
-    if alive:
-        raise ConfigurationError(
-            f"the table at {table.url} is being written by job {owner.job_id}, which lives (its checkpoints are under "
-            f"{owner.home}): wait for its end, or stop or cancel it first, or write to another url. A job that was "
-            "killed on another machine counts as living until its lease has expired"
-        )
 
 
 def _origin(covering: Sequence[CheckpointMetadata]) -> tuple[JobId, CheckpointId] | None:

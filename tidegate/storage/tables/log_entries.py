@@ -51,6 +51,8 @@ class TableClaim:
     """Of an owner that goes on from an older checkpoint of its own."""
     next_checkpoint_id: int = 0
     """Checkpoints of the job below this one, and after the one that it falls back to, are never committed any more."""
+    replaces: Ranges = ()
+    """Of a compaction: what the line showed, the rows of which are in the files of its one commit."""
 
 
 @wire

@@ -3,6 +3,9 @@
 A job that is restored from a checkpoint of another one goes on with the *line* of that job. What a line shows is
 decided by the newest job of it that has committed: the rows that its checkpoint covered, and its own. Rows of other
 lines are left alone; only a job that was told to overwrite the table hides them.
+
+A compaction is of a line like a job of it. A job that goes on from a checkpoint which covers all that was replaced has
+the compacted files; from any other checkpoint, those that were replaced.
 """
 
 from __future__ import annotations
@@ -70,6 +73,31 @@ class TableHistory:
         assert first is not None
         return self._goes_on(first.line, self.covered(*restored_from))
 
+    def shown_by_line(self) -> dict[JobId, list[int]]:
+        """The entries that show, by the line whose jobs have made them."""
+        line_of = {e.job_id: e.claim.line for e in self._entries if e.claim is not None}
+        found: dict[JobId, list[int]] = {}
+        for seq in self._bearing:
+            if covers(self._fold.shown, seq):
+                found.setdefault(line_of[self._entries[seq].job_id], []).append(seq)
+        return found
+
+    def compaction(self, line: JobId) -> TableClaim:
+        """The claim of whoever is to compact what a line shows. TableError where a job is about to change that."""
+        fold = self._fold
+        if fold.switches and not (fold.claim is not None and fold.claim.replaces):
+            raise TableError(
+                f"job {fold.owner!r} has claimed the table at {self._url}, and will hide rows of it with its first "
+                "commit: let it go on, or restore it, and compact the table then"
+            )
+        by_line = self.shown_by_line()
+        replaced = set(by_line.pop(line, ()))
+        shows = {seq for seqs in by_line.values() for seq in seqs}
+        return TableClaim(
+            line, (), ranges_of(shows, self._bearing), sum(self._entries[seq].rows for seq in shows),
+            replaces=ranges_of(replaced, self._bearing),
+        )  # fmt: skip
+
     def _fresh(self, job_id: JobId, if_exists: IfExists) -> TableClaim:
         fold = self._fold
         if not fold.rows or if_exists == "append":
@@ -115,17 +143,44 @@ class TableHistory:
         jobs = {entry.job_id for entry in claims}
         root = claims[0]
         assert root.claim is not None
+        own = self._compacted(own, line)
         shown = {seq for seq in self._bearing if covers(self._fold.shown, seq)}
         overwrites = root.claim.overwrites and not any(
             e.kind is TableEntryKind.COMMITTED and e.job_id in jobs for e in self._entries
         )
         if overwrites:
-            shown = {seq for seq in shown if seq > root.seq}
+            # A compaction that came later may hold rows that were there before.
+            shown = {seq for seq in self._originals(shown) if seq > root.seq}
         shows = own | {seq for seq in shown if self._entries[seq].job_id not in jobs}
         rows = sum(self._entries[seq].rows for seq in shows)
         return TableClaim(
             line, ranges_of(own, self._bearing), ranges_of(shows, self._bearing), rows, overwrites=overwrites
         )
+
+    def _compacted(self, own: frozenset[int], line: JobId) -> frozenset[int]:
+        """What a checkpoint covers of a line, with the commits of compactions for all that they have replaced."""
+        for commit, replaced in self._compactions(line):
+            if replaced <= own:
+                own = own - replaced | {commit}
+        return own
+
+    def _originals(self, shown: set[int]) -> set[int]:
+        """What shows, with what was replaced for the commits of compactions."""
+        for commit, replaced in reversed(self._compactions()):
+            if commit in shown:
+                shown = shown - {commit} | replaced
+        return shown
+
+    def _compactions(self, line: JobId | None = None) -> list[tuple[int, frozenset[int]]]:
+        """The commits of compactions, of one line or of all, oldest first, each with what it has replaced."""
+        found = []
+        for entry in self._entries:
+            claim = entry.claim
+            if claim is None or not claim.replaces or entry.job_id is None or (line is not None and claim.line != line):
+                continue
+            replaced = frozenset(seq for seq in self._bearing if covers(claim.replaces, seq))
+            found += [(commit.seq, replaced) for commit in self._commits(entry.job_id, entry.seq)]
+        return found
 
     def _claims(self, job_id: JobId) -> list[TableEntry]:
         return [e for e in self._entries if e.kind is TableEntryKind.CLAIMED and e.job_id == job_id]
@@ -143,7 +198,7 @@ class TableHistory:
         )
 
 
-def owned_by(url: str, owner: JobId | None, job_id: JobId) -> str:
+def owned_by(url: str, owner: JobId | None, job_id: JobId | None) -> str:
     """Why a job may not write to a table."""
     return f"the table at {url} is owned by {repr(owner) if owner else 'no job'}, not by {job_id!r}"
 

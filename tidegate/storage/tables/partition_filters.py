@@ -24,13 +24,12 @@ from tidegate.storage.checkpoints.layout import unescape
 from tidegate.storage.checkpoints.metadata import DataFile
 from tidegate.storage.errors import ConfigurationError, CorruptionError
 from tidegate.storage.schemas.dictionaries import decoded_type
-from tidegate.storage.tables.partitions import HIVE_NULL
+from tidegate.storage.tables.partitions import HIVE_NULL, folder_of
 from tidegate.storage.tables.table_info import TableInfo
 
 PartitionFilter = tuple[str, str, object]
 """Column, comparison and value, such as `("carrier", "=", "AA")` or `("day", "in", [1, 2])`."""
 
-_ATTEMPT_PARTS = 3
 _ORDER: dict[str, Callable[[Any, Any], bool]] = {
     "=": operator.eq,
     "!=": operator.ne,
@@ -59,7 +58,7 @@ def matching_files(
         values = _values(folder, types)
         return all(test(values[position]) for position, test in tests)
 
-    return tuple(file for file in files if matches(_folder_of(file.path)))
+    return tuple(file for file in files if matches(folder_of(file.path)))
 
 
 def _test(info: TableInfo, given: PartitionFilter) -> tuple[int, _Test]:
@@ -104,11 +103,6 @@ def _checked(given: PartitionFilter, data_type: pa.DataType, value: object) -> o
     if not fits and value is not None:
         raise ConfigurationError(f"filter {given!r}: {value!r} is no value of a column of type {data_type}")
     return value
-
-
-def _folder_of(path: str) -> str:
-    """The folders of partitions in the path of a data file."""
-    return "/".join(path.split("/")[_ATTEMPT_PARTS:-1])
 
 
 def _values(folder: str, data_types: Sequence[pa.DataType]) -> list[object]:

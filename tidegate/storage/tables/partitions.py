@@ -29,6 +29,7 @@ TEXT_BYTES_MAX = 64
 """Of a value, in UTF-8: encoded, with the name of its column, it fits into the 255 bytes that a name may have."""
 
 _ESCAPED_COLUMN_BYTES_MAX = 60
+_ATTEMPT_PARTS = 3
 
 
 def check_partitioning(schema: pa.Schema, partition_by: Sequence[str], keys: Sequence[str]) -> None:
@@ -83,6 +84,11 @@ def partition_folders(rows: pa.RecordBatch, partition_by: Sequence[str]) -> list
 def folder_name(column: str, value: object) -> str:
     """The name of the folder of a column's value."""
     return f"{escape(column)}={_text(value)}"
+
+
+def folder_of(path: str) -> str:
+    """The folders of partitions in the path of a data file; empty where it is in none."""
+    return "/".join(path.split("/")[_ATTEMPT_PARTS:-1])
 
 
 def _text(value: object) -> str:

@@ -78,7 +78,7 @@ def read_table(store: Store, as_of: AsOf | None = None, filters: Sequence[Partit
     files = matching_files(snapshot.info, snapshot.files, filters)
     table = read_files(store, snapshot.info, files)
     if files and snapshot.info.mode == "upsert":
-        table = _newest_rows(table, snapshot.info.keys)
+        table = newest_rows(table, snapshot.info.keys).drop_columns([VERSION_COLUMN])
     return table
 
 
@@ -175,8 +175,8 @@ def _in_schema(store: Store, info: TableInfo, file: DataFile) -> pa.Table:
         raise CorruptionError(f"{where} does not have the columns of its table: {error}") from error
 
 
-def _newest_rows(table: pa.Table, keys: tuple[str, ...]) -> pa.Table:
-    """One row a key, that of the highest version, in the order of the log; the version column is dropped."""
+def newest_rows(table: pa.Table, keys: tuple[str, ...]) -> pa.Table:
+    """Of the rows of an upsert table, with their versions, one a key: that of the highest version, in their order."""
     # Imported late: every task imports this module, and only readers of upsert tables need polars.
     import polars as pl
 
@@ -191,4 +191,4 @@ def _newest_rows(table: pa.Table, keys: tuple[str, ...]) -> pa.Table:
         .get_column(_ROW_NUMBER)
         .sort()
     )
-    return table.drop_columns([VERSION_COLUMN]).take(newest.to_arrow())
+    return table.take(newest.to_arrow())

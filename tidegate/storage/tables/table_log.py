@@ -176,6 +176,22 @@ class TableLog:
                     return
             raise self._lost_races("commit")
 
+    def claim_compaction(self, job_id: JobId, line: JobId, owner: JobId | None) -> tuple[DataFile, ...]:
+        """Make a compaction the owner after `owner`: its one commit will take the place of what a line shows.
+
+        Returns the files that it replaces, in order; until it commits, or another job claims the table, nothing else
+        is committed. Raises TableError where a job has claimed the table that will hide rows with its first commit,
+        FencedError if the owner is another one by now.
+        """
+        with self._lock:
+            for _ in range(RACES_MAX):
+                claim = self._tail.with_parts(self._history).compaction(line)
+                if self._existing().owner != owner:
+                    raise FencedError(owned_by(self._store.url, self._existing().owner, owner))
+                if self._tail.append(self._claim_entry(job_id, claim, None, ())):
+                    return self._tail.with_parts(lambda claim=claim: self._files_of(claim.replaces))  # type: ignore[misc]
+            raise self._lost_races("claim")
+
     # --- reading --------------------------------------------------------------------------------------------------
 
     def snapshot(self, as_of: AsOf | None = None) -> TableSnapshot:
@@ -190,6 +206,11 @@ class TableLog:
         """Every commit, oldest first. TableError if there is no table."""
         with self._lock:
             return self._tail.with_parts(lambda: self._versions().commits())
+
+    def files_by_line(self) -> dict[JobId, tuple[DataFile, ...]]:
+        """The files that are shown, by the line of jobs that has written them. TableError if there is no table."""
+        with self._lock:
+            return self._tail.with_parts(self._files_by_line)
 
     def rows(self) -> int:
         """Rows in the files that are shown. TableError if there is no table."""
@@ -291,6 +312,13 @@ class TableLog:
         ]
         files += [file for entry in self._tail.loose if covers(shown, entry.seq) for file in entry.files]
         return tuple(files)
+
+    def _files_by_line(self) -> dict[JobId, tuple[DataFile, ...]]:
+        entries = self._all_entries()
+        return {
+            line: tuple(file for seq in seqs for file in entries[seq].files)
+            for line, seqs in self._history().shown_by_line().items()
+        }
 
     def _versions(self) -> TableVersions:
         fold = self._existing()

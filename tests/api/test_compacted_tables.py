@@ -1,0 +1,103 @@
+"""Tables at rest that are compacted: same rows, fewer files, and jobs that go on with them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from local_jobs import NO_RESTART, GatedSource, config, finish, local, opening, rows
+
+import tidegate as tg
+from tidegate.api.submission import compacted_tables
+from tidegate.storage.errors import FencedError
+from tidegate.storage.ids import JobId
+
+
+def written(folder: Path, values: list[int]) -> tg.OutputTable:
+    """A job adds files of three partitions, by two subtasks."""
+    data = pa.table({"k": [value % 3 for value in values], "v": values})
+    with local(parallelism=2, rows_max=2) as env:
+        table = env.from_batches(data, splits=2).to_table(folder / "out", partition_by=["k"], if_exists="append")
+        finish(env, folder / f"checkpoints{values[0]}")
+    return table
+
+
+def data_files(folder: Path) -> int:
+    """All files of rows that lie there, whether they count or not."""
+    return len(list(folder.glob("out/data/**/*.parquet")))
+
+
+def test_readers_see_the_same_rows_in_fewer_files(tmp_path: Path) -> None:
+    """Of two jobs, in three partitions; a second time there is nothing to do, and older versions stay."""
+    written(tmp_path, list(range(12)))
+    table = written(tmp_path, list(range(100, 112)))
+    before, newest = table.to_arrow(), table.history()[-1].number
+
+    done = table.compact()
+
+    assert done.files_after == 6 < done.files_before
+    assert len(table.log.snapshot().files) == 6
+    assert rows(table.to_arrow()) == rows(before) == rows(table.to_arrow(as_of=newest))
+    assert rows(table.to_arrow(filters=[("k", "=", 1)])) == [row for row in rows(before) if row[0] == 1]
+    entries = len(table.log.entries())
+    assert table.compact() == compacted_tables.TableCompaction(6, 6)
+    assert len(table.log.entries()) == entries
+
+
+def test_a_table_whose_job_lives_is_left_alone(tmp_path: Path) -> None:
+    """Then a restored job goes on with the large files, and every row is there once."""
+    with opening(GatedSource(30, gates=[10, 20])) as source, local() as env:
+        table = env.from_source(source, parallelism=1, uid="in").to_table(tmp_path / "out", uid="out")
+        job = env.execute("lives", checkpoints=config(tmp_path / "checkpoints"), restart=NO_RESTART)
+        for gate in (10, 20):
+            source.await_gate(gate)
+            job.savepoint(str(tmp_path / f"saved{gate}"))
+            with pytest.raises(tg.ConfigurationError, match=r"is being written by job lives-.*, which lives"):
+                table.compact(file_bytes=10**9)
+            source.open_gate(gate)
+        assert job.wait("60s") == "finished"
+    assert table.compact().files_after == 1
+
+    with opening(GatedSource(30)) as source, local() as env:
+        table = env.from_source(source, parallelism=1, uid="in").to_table(tmp_path / "out", uid="out")
+        job = env.execute("lives", checkpoints=config(tmp_path / "checkpoints"), restart=NO_RESTART, restore="latest")
+        assert job.wait("60s") == "finished"
+    assert sorted(table.to_arrow()["x"].to_pylist()) == list(range(30))
+    assert len(table.log.snapshot().files) == 1
+
+
+def test_what_was_written_in_vain_is_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a compaction that a job has overtaken; and by the next one, where it was killed."""
+    table = written(tmp_path, list(range(12)))
+    there = data_files(tmp_path)
+    write = compacted_tables.rewritten
+
+    def overtaken(*args: object) -> object:
+        files = write(*args)  # type: ignore[arg-type]
+        table.log.claim(JobId("b-1"), None, "append")
+        return files
+
+    monkeypatch.setattr(compacted_tables, "rewritten", overtaken)
+    with pytest.raises(FencedError, match="is owned by 'b-1'"):
+        table.compact()
+    assert data_files(tmp_path) == there
+
+    def killed(*args: object) -> object:
+        write(*args)  # type: ignore[arg-type]
+        monkeypatch.setattr(compacted_tables, "delete_unreferenced", lambda *_: 0)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(compacted_tables, "rewritten", killed)
+    with pytest.raises(KeyboardInterrupt):
+        table.compact()
+    assert data_files(tmp_path) > there
+    monkeypatch.undo()
+    done = table.compact()
+    assert (done.files_after, data_files(tmp_path)) == (3, there + 3)
+
+
+def test_a_size_that_is_none_is_refused(tmp_path: Path) -> None:
+    """Before the table is looked at."""
+    with pytest.raises(tg.ConfigurationError, match="file_bytes must be positive, not 0"):
+        written(tmp_path, [1]).compact(file_bytes=0)

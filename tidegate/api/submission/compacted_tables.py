@@ -1,0 +1,87 @@
+"""`compact_table`: the small files of a table at rest become few large ones.
+
+Rules:
+
+- It owns the table while it works, as a job does: a living owner is not disturbed, and a job that takes the table
+  meanwhile wins. Then nothing has changed.
+- Each line of jobs has a compaction, and a commit, of its own. Where there is nothing to gain there is none.
+- What a compaction has written and not committed is deleted: by itself, or, if it was killed, by the next one.
+"""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass
+
+from tidegate.actors.hosts.clock import now_ms
+from tidegate.api.submission.table_owners import check_owner_is_gone
+from tidegate.storage.checkpoints.metadata import DataFile
+from tidegate.storage.errors import ConfigurationError, FencedError
+from tidegate.storage.files.store import OpenStore, Store
+from tidegate.storage.ids import CheckpointId, JobId
+from tidegate.storage.tables.small_files import rewrites_of, rewritten, worth_it
+from tidegate.storage.tables.table_files import DATA_FOLDER, delete_unreferenced
+from tidegate.storage.tables.table_info import TableInfo
+from tidegate.storage.tables.table_log import TableLog
+
+_PREFIX = "compaction_"
+"""No job's id begins so and goes on without the dash and the digits of a job."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableCompaction:
+    """How many files a table showed before it was compacted, and how many since."""
+
+    files_before: int
+    files_after: int
+
+
+def compact_table(url: str, open_store: OpenStore, file_bytes: int) -> TableCompaction:
+    """Compact what each line of jobs shows in the table at `url`.
+
+    Raises TableError if there is no table, ConfigurationError while its owner lives, FencedError if a job has taken the
+    table meanwhile, StorageError.
+    """
+    if file_bytes <= 0:
+        raise ConfigurationError(f"file_bytes must be positive, not {file_bytes}")
+    store = open_store(url)
+    log = TableLog(store)
+    by_line = log.files_by_line()
+    found = log.owner()
+    owner = None if found is None else found.job_id
+    check_owner_is_gone(url, JobId(_PREFIX), open_store, now_ms())
+    before = after = sum(len(files) for files in by_line.values())
+    swept = False
+    for line, files in by_line.items():
+        if not worth_it(rewrites_of(files, file_bytes)):
+            continue
+        job_id = JobId(f"{_PREFIX}{uuid.uuid4().hex[:12]}")
+        files, owner = log.claim_compaction(job_id, line, owner), job_id
+        if not swept:
+            swept = _sweep(store, job_id)
+        after -= len(files) - _compact(store, log, log.snapshot().info, job_id, files, file_bytes)
+    return TableCompaction(before, after)
+
+
+def _compact(
+    store: Store, log: TableLog, info: TableInfo, job_id: JobId, files: tuple[DataFile, ...], file_bytes: int
+) -> int:
+    committing = False
+    try:
+        new = rewritten(store, info, job_id, rewrites_of(files, file_bytes))
+        committing = True
+        log.commit(job_id, CheckpointId(0), new)
+    except BaseException as error:
+        # Where a commit has failed for another reason, it may be there.
+        if not committing or isinstance(error, FencedError):
+            delete_unreferenced(store, job_id, None)
+        raise
+    return len(new)
+
+
+def _sweep(store: Store, own: JobId) -> bool:
+    """Delete what compactions that are fenced by now have left."""
+    for name in store.list(DATA_FOLDER):
+        if name.startswith(_PREFIX) and name != own:
+            delete_unreferenced(store, JobId(name), None)
+    return True
