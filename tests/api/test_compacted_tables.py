@@ -97,6 +97,20 @@ def test_what_was_written_in_vain_is_deleted(tmp_path: Path, monkeypatch: pytest
     assert (done.files_after, data_files(tmp_path)) == (3, there + 3)
 
 
+def test_rows_that_are_handed_on_are_not_written_again(tmp_path: Path) -> None:
+    """They would come to the function a second time, under another id."""
+    handed: list[int] = []
+    with local() as env:
+        env.from_batches(pa.table({"x": [1, 2]})).for_each_checkpoint(
+            lambda found, _: handed.extend(found["x"].to_pylist()), uid="calls"
+        )
+        finish(env, tmp_path / "checkpoints")
+    (folder,) = tmp_path.glob("checkpoints/*/taskowned/collect-*")
+    assert sorted(handed) == [1, 2]
+    with pytest.raises(tg.TableError, match="are handed to a function"):
+        tg.open_table(folder).compact()
+
+
 def test_a_size_that_is_none_is_refused(tmp_path: Path) -> None:
     """Before the table is looked at."""
     with pytest.raises(tg.ConfigurationError, match="file_bytes must be positive, not 0"):

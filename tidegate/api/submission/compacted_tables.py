@@ -16,9 +16,10 @@ from dataclasses import dataclass
 from tidegate.actors.hosts.clock import now_ms
 from tidegate.api.submission.table_owners import check_owner_is_gone
 from tidegate.storage.checkpoints.metadata import DataFile
-from tidegate.storage.errors import ConfigurationError, FencedError
+from tidegate.storage.errors import ConfigurationError, FencedError, TableError
 from tidegate.storage.files.store import OpenStore, Store
 from tidegate.storage.ids import CheckpointId, JobId
+from tidegate.storage.tables.handed_rows import newest_mark
 from tidegate.storage.tables.small_files import rewrites_of, rewritten, worth_it
 from tidegate.storage.tables.table_files import DATA_FOLDER, delete_unreferenced
 from tidegate.storage.tables.table_info import TableInfo
@@ -39,12 +40,15 @@ class TableCompaction:
 def compact_table(url: str, open_store: OpenStore, file_bytes: int) -> TableCompaction:
     """Compact what each line of jobs shows in the table at `url`.
 
-    Raises TableError if there is no table, ConfigurationError while its owner lives, FencedError if a job has taken the
-    table meanwhile, StorageError.
+    Raises TableError if there is no table, or one whose rows are handed to a function, ConfigurationError while its
+    owner lives, FencedError if a job has taken the table meanwhile, StorageError.
     """
     if file_bytes <= 0:
         raise ConfigurationError(f"file_bytes must be positive, not {file_bytes}")
     store = open_store(url)
+    if newest_mark(store)[0]:
+        # The compacted rows would be a commit that was not handed on yet.
+        raise TableError(f"rows of the table at {url} are handed to a function, and deleted then: compact other tables")
     log = TableLog(store)
     by_line = log.files_by_line()
     found = log.owner()
