@@ -15,6 +15,12 @@ other, and `--faults-a-run` faults strike it:
     node of the coordinator lost the same where the coordinator is, if that is not the head of Ray
     S3 restarted                 SIGKILL of the S3 server, which is started again at once
     S3 refuses, S3 silent        no server takes connections for 15 s; it takes them and does not answer for 30 s
+    link cut                     that of a host with tasks, without the coordinator, for 5, 30 or 120 s
+    link of the coordinator cut  that of the host where the coordinator is
+
+Links need hosts, which are nodes in network namespaces of their own (`--hosts`, or `--only` with such a kind); only
+root can make these, on Linux. Then the whole benchmark runs in namespaces of its own, and nothing of it can be left
+behind.
 
 One of five comes on top of another one, while the job recovers. The seed decides configurations, faults, victims and
 moments; what the machine does meanwhile differs from run to run. In the end the tables of a run must hold the rows of
@@ -41,9 +47,10 @@ os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).resolve().parent)
 # Deaths that are brought about on purpose are no news. Ray reads this when it is imported.
 os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", "A worker died|has been marked dead|Raylet is terminated")
 
-from chaos_cluster import Nodes, nodes_on_this_machine
+from chaos_cluster import LocalNodes, Nodes, running
 from chaos_job import CONFIGURATIONS, Plan
-from chaos_run import KINDS, Fault, Outcome, Run
+from chaos_links import BRIDGE_ADDRESS, Hosts, move_in
+from chaos_run import KINDS, LINK_KINDS, Fault, Outcome, Run
 from common import describe_machine
 from rich.console import Console
 from rich.table import Table
@@ -138,7 +145,8 @@ def main() -> int:
     parser.add_argument("--faults", type=int, default=30, help="of all runs together (default 30)")
     parser.add_argument("--faults-a-run", type=int, default=5, help="default 5")
     parser.add_argument("--seed", type=int, default=1, help="decides faults, victims and moments (default 1)")
-    parser.add_argument("--only", nargs="+", choices=KINDS, default=list(KINDS), metavar="KIND", help="of these kinds")
+    parser.add_argument("--only", nargs="+", choices=KINDS, metavar="KIND", help="of these kinds")
+    parser.add_argument("--hosts", action="store_true", help="nodes have a network each, and links are cut as well")
     parser.add_argument("--configuration", choices=CONFIGURATIONS, help="this one alone")
     parser.add_argument("--nodes", type=int, default=3, help="of Ray, beside its head, 2 CPUs each (default 3)")
     parser.add_argument("--standbys", type=int, default=1, help="spare processes of each job (default 1)")
@@ -147,25 +155,32 @@ def main() -> int:
     parser.add_argument("--limit-s", type=float, default=180.0, help="what takes longer is a hang (default 180)")
     parser.add_argument("--folder", type=Path, default=Path(".bench/chaos"), help="where files go")
     arguments = parser.parse_args()
+    kinds = arguments.only or [kind for kind in KINDS if arguments.hosts or kind not in LINK_KINDS]
+    hosts = arguments.hosts or any(kind in LINK_KINDS for kind in kinds)
+    if hosts:
+        try:
+            move_in()
+        except RuntimeError as error:
+            parser.error(f"there can be no hosts here, whose links could be cut: {error}")
     console = Console()
     describe_machine(console)
 
     def say(line: str) -> None:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
 
-    runs = draw(arguments.faults, arguments.faults_a_run, arguments.only, random.Random(arguments.seed))
+    runs = draw(arguments.faults, arguments.faults_a_run, kinds, random.Random(arguments.seed))
     outcomes = []
     folder = arguments.folder.resolve() / "s3"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    with _SEAWEED.run_seaweed(folder) as server:
+    with _SEAWEED.run_seaweed(folder, BRIDGE_ADDRESS if hosts else _SEAWEED.LOOPBACK) as server:
         os.environ |= {
             "AWS_DEFAULT_REGION": "us-east-1",
             "AWS_ACCESS_KEY_ID": str(server.options["key"]),
             "AWS_SECRET_ACCESS_KEY": str(server.options["secret"]),
             "AWS_ENDPOINT_URL": str(server.endpoint_url),
         }
-        with nodes_on_this_machine(arguments.nodes) as nodes:
+        with running(Hosts if hosts else LocalNodes, arguments.nodes) as nodes:
             say(f"logs: {nodes.logs}")
             for number, faults in enumerate(runs, 1):
                 say(f"run {number}/{len(runs)}, {time.strftime('%H:%M:%S')}: {', '.join(_words(f) for f in faults)}")

@@ -1,7 +1,8 @@
 """What `chaos.py` breaks beside processes of a job: a Ray of several nodes on this machine, an S3 server, a driver.
 
-Rules: every process that is started here is known by its id and stopped by it. Nodes are Ray's own (raylets that
-think they are machines); the head node has no CPUs, and is not lost: a Ray without it is no Ray any more.
+Rules: every process that is started here is known by its id and stopped by it. Nodes are raylets that think they are
+machines (`LocalNodes`), or hosts with a network of their own (`chaos_links.py`). The head node has no CPUs, and is not
+lost: a Ray without it is no Ray any more.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -27,21 +29,57 @@ CPUS_A_NODE = 2
 RAYLET = "raylet"
 
 
-class Nodes:
-    """The nodes of a Ray on this machine."""
+class Nodes(ABC):
+    """A Ray on this machine: its head, and nodes that may be lost. `head`: options of the head node."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, **head: Any) -> None:
         # Ray's types know nothing of its clusters for tests.
         make: Any = Cluster
-        self._cluster = make(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
-        self._nodes: dict[str, Any] = {}
-        for _ in range(count):
-            self.start_one()
+        self._cluster = make(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False, **head})
         self.address: str = self._cluster.address
         context: Any = ray.init(
             address=self.address, namespace="tidegate", log_to_driver=False, logging_level=logging.ERROR
         )
         self.logs = Path(context.address_info["session_dir"]) / "logs"
+
+    @abstractmethod
+    def start_one(self) -> None:
+        """One more."""
+
+    @property
+    @abstractmethod
+    def ids(self) -> set[str]:
+        """Those that may be lost."""
+
+    @abstractmethod
+    def kill(self, node_id: str) -> None:
+        """The raylet of a node; everything on the node goes with it."""
+
+    @abstractmethod
+    def clear_up(self, node_id: str) -> None:
+        """What is left of a node that was lost."""
+
+    def take_free_cpus(self) -> PlacementGroup | None:
+        """Leave no CPU to anybody, until the group is removed. None where there is none."""
+        free = int(ray.available_resources().get("CPU", 0))
+        if free == 0:
+            return None
+        group: PlacementGroup = ray.util.placement_group([{"CPU": 1}] * free)
+        ray.get(group.ready())
+        return group
+
+    def close(self) -> None:
+        """Stop all of them."""
+        ray.shutdown()
+        self._cluster.shutdown()
+
+
+class LocalNodes(Nodes):
+    """Raylets that think they are machines, all at one address."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._nodes: dict[str, Any] = {}
 
     def start_one(self) -> None:
         """One more."""
@@ -62,26 +100,14 @@ class Nodes:
         """What is left of a node that was killed."""
         self._cluster.remove_node(self._nodes.pop(node_id), allow_graceful=False)
 
-    def take_free_cpus(self) -> PlacementGroup | None:
-        """Leave no CPU to anybody, until the group is removed. None where there is none."""
-        free = int(ray.available_resources().get("CPU", 0))
-        if free == 0:
-            return None
-        group: PlacementGroup = ray.util.placement_group([{"CPU": 1}] * free)
-        ray.get(group.ready())
-        return group
-
-    def close(self) -> None:
-        """Stop all of them."""
-        ray.shutdown()
-        self._cluster.shutdown()
-
 
 @contextmanager
-def nodes_on_this_machine(count: int) -> Iterator[Nodes]:
+def running(make: Callable[[], Nodes], count: int) -> Iterator[Nodes]:
     """A Ray of so many nodes beside its head, until the block ends."""
-    nodes = Nodes(count)
+    nodes = make()
     try:
+        for _ in range(count):
+            nodes.start_one()
         yield nodes
     finally:
         nodes.close()

@@ -7,7 +7,9 @@ Rules:
   in one. One that comes *on top* waits for nothing: it strikes while the job recovers.
 - A fault that ends processes is over when the job has noticed (a restart, another coordinator), and goes on as before.
 - Every wait has a limit. What has not happened by then is a hang.
-- A process that the job leaves behind is a problem like a wrong row.
+- A link that is cut is healed after a while, whatever the job does meanwhile. What Ray has given up by then, or gives
+  up until all goes on as before, is watched until its processes have ended, and replaced.
+- A process that the job leaves behind is a problem like a wrong row. So is a word of one that was replaced in storage.
 """
 
 from __future__ import annotations
@@ -20,12 +22,15 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import polars as pl
 import ray
 from chaos_cluster import Nodes, end_of, start_driver
+from chaos_fence import written_by_the_replaced
 from chaos_job import Plan, build, reference, rows_came_since, slots, stood_still_ms, submit
+from chaos_links import Hosts
 from common import ENDED
 
 import tidegate as tg
@@ -36,6 +41,9 @@ from tidegate.actors.runtimes.running_job import TaskProcessInfo
 POLL_S = 0.1
 S3_SILENT_S = 30.0
 S3_REFUSES_S = 15.0
+CUTS_S = (5, 30, 120)
+MOVES_MAX = 20
+"""A coordinator is lost so often, at most, until it is not on the head of Ray."""
 GONE = ("", "Z", "X")
 SHOWN_MAX = 5
 
@@ -156,6 +164,7 @@ class Run:
         self._steady(time.time_ns())
         (first, *more) = faults
         still_ms = stood_still_ms(self.plan, first.at_ns, time.time_ns())
+        self._replace_lost()
         if not more:
             first.still_ms = still_ms
         kinds = " and ".join(f"{one.fault.kind} ({one.victim})" for one in faults)
@@ -199,7 +208,8 @@ class Run:
         self._driver.wait()
         _, self._job = self._runtime.attach(self.plan.name)
 
-    def _node(self, struck: Struck, of_coordinator: bool = False, crowded: bool = False) -> None:
+    def _choose(self, of_coordinator: bool) -> tuple[str, str]:
+        """A node, and what is on it: that of the coordinator unless that is the head, or one with tasks without it."""
         coordinator = self._job.coordinator().node_id
         self._until("a process of a task", lambda _: bool(self._processes()))
         busy = sorted({process.node_id for process in self._processes()} & self.nodes.ids)
@@ -207,7 +217,10 @@ class Run:
         here = of_coordinator and coordinator in self.nodes.ids
         node = coordinator if here else self.rng.choice(others or busy)
         on_it = [process for process in self._processes() if process.node_id == node]
-        struck.victim = f"node {node[:8]}, {len(on_it)} tasks{', the coordinator' if node == coordinator else ''}"
+        return node, f"node {node[:8]}, {len(on_it)} tasks{', the coordinator' if node == coordinator else ''}"
+
+    def _node(self, struck: Struck, of_coordinator: bool = False, crowded: bool = False) -> None:
+        node, struck.victim = self._choose(of_coordinator)
         taken = self.nodes.take_free_cpus() if crowded else None
         struck.at_ns = time.time_ns()
         self.nodes.kill(node)
@@ -218,6 +231,41 @@ class Run:
             self._until("a word about the room that is missing", lambda p: p.waits_for is not None)
             ray.util.remove_placement_group(taken)
         self.nodes.start_one()
+
+    def _link(self, struck: Struck, cut_s: float, of_coordinator: bool = False) -> None:
+        assert isinstance(self.nodes, Hosts)
+        if of_coordinator:
+            self._move_coordinator(self.nodes)
+        node, words = self._choose(of_coordinator)
+        struck.victim = f"{self.nodes.name(node)}: {words}"
+        struck.at_ns = time.time_ns()
+        self.nodes.cut(node)
+        time.sleep(cut_s)
+        self.nodes.heal(node)
+        self._replace_lost()
+
+    def _move_coordinator(self, hosts: Hosts) -> None:
+        """Ray starts it on the head as well, whose link cannot be cut: there it is lost, until it starts elsewhere."""
+        for _ in range(MOVES_MAX):
+            info = self._job.coordinator()
+            if info.node_id in hosts.ids:
+                return
+            self._lose(info.pid)
+        raise Hang(f"the coordinator was lost {MOVES_MAX} times and is still on the head of Ray")
+
+    def _lose(self, coordinator: int) -> None:
+        losses = self._job.progress().coordinator_losses
+        end_of(coordinator, signal.SIGKILL)
+        self._until("another coordinator", lambda p: p.coordinator_losses > losses)
+        self._steady(time.time_ns())
+
+    def _replace_lost(self) -> None:
+        """Hosts that Ray has given up, once their processes have ended."""
+        if isinstance(self.nodes, Hosts):
+            for what, left in self.nodes.replace_lost():
+                self.say(f"  {what}")
+                if left:
+                    self.outcome.problems.append(f"{what}: {left}")
 
     def _s3(self, struck: Struck, away_s: float) -> None:
         struck.at_ns = time.time_ns()
@@ -258,6 +306,7 @@ class Run:
         tables = build(env, self.plan)
         for name, expected in reference(self.plan).items():
             self._differences(name, pl.DataFrame(tables[name].to_arrow()), expected)
+        self.outcome.problems += written_by_the_replaced(self.plan)
 
     def _differences(self, name: str, found: pl.DataFrame, expected: pl.DataFrame) -> None:
         if found.columns == expected.columns and found.sort(found.columns).equals(expected.sort(expected.columns)):
@@ -283,11 +332,16 @@ class Run:
             self._driver.kill()
             self._driver.wait()
         deadline = time.monotonic() + self.limit_s
-        while left := {pid: what for pid, what in self._seen.items() if state_of(pid) not in GONE}:
+        while left := self._left():
             if time.monotonic() > deadline:
                 self.outcome.problems.append(f"processes are left behind: {left}")
                 return
             time.sleep(POLL_S)
+
+    def _left(self) -> dict[int, str]:
+        """Processes of the job that are there, by id: those that were seen, and all actors on hosts."""
+        seen = {pid: what for pid, what in self._seen.items() if state_of(pid) not in GONE}
+        return seen | self.nodes.actors() if isinstance(self.nodes, Hosts) else seen
 
 
 _STRIKES: dict[str, Callable[[Run, Struck], None]] = {
@@ -302,6 +356,14 @@ _STRIKES: dict[str, Callable[[Run, Struck], None]] = {
     "S3 refuses for 15 s": lambda run, struck: run._s3(struck, S3_REFUSES_S),
     "S3 silent for 30 s": Run._s3_silent,
 }
+_CUTS: dict[str, Callable[[Run, Struck], None]] = {
+    f"link{whose} cut for {cut_s} s": partial(Run._link, cut_s=cut_s, of_coordinator=bool(whose))
+    for whose in ("", " of the coordinator")
+    for cut_s in CUTS_S
+}
+LINK_KINDS = tuple(_CUTS)
+"""These need hosts."""
+_STRIKES |= _CUTS
 KINDS = tuple(_STRIKES)
 _NOTICED = tuple(kind for kind in KINDS if kind.startswith(("task", "coordinator", "node")))
 

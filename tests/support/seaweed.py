@@ -1,4 +1,4 @@
-"""A real S3 server for tests: SeaweedFS from its wheel, on loopback, gone when the block ends."""
+"""A real S3 server for tests: SeaweedFS from its wheel, on loopback unless told otherwise, gone when the block ends."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ _KEY = "tidegate"
 _LIBC = ctypes.CDLL(None)
 _PR_SET_PDEATHSIG = 1
 _START_TRIES_MAX = 5
+LOOPBACK = "127.0.0.1"
 
 
 @dataclass(slots=True)
@@ -33,6 +34,7 @@ class S3Process:
     """The process of a server, for those who stop it: it keeps its files and its place, and comes back with both."""
 
     folder: Path
+    address: str
     ports: list[int]
     running: subprocess.Popen[bytes]
 
@@ -43,7 +45,7 @@ class S3Process:
 
     def start(self) -> None:
         """After `kill`. Returns before it answers."""
-        self.running = _start(self.folder, self.ports)
+        self.running = _start(self.folder, self.address, self.ports)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +64,11 @@ class S3Server:
 
 
 @contextmanager
-def run_seaweed(folder: Path) -> Iterator[S3Server]:
-    """Start a server on `folder`, wait until it has made the bucket, and stop it at the end."""
+def run_seaweed(folder: Path, address: str = LOOPBACK) -> Iterator[S3Server]:
+    """Start a server on `folder`, wait until it has made the bucket, and stop it at the end.
+
+    It speaks plain HTTP: another `address` than loopback has to be one that nobody outside of this machine reaches.
+    """
     secret = uuid.uuid4().hex
     identity = {"accessKey": _KEY, "secretKey": secret}
     actions = ["Admin", "Read", "Write", "List", "Tagging"]
@@ -72,10 +77,10 @@ def run_seaweed(folder: Path) -> Iterator[S3Server]:
     for attempt in range(_START_TRIES_MAX):
         # Another process may take a port between the choice and the start, so a start that dies is tried again, on
         # other ports.
-        ports = _free_ports(5)
-        process = S3Process(folder, ports, _start(folder, ports))
+        ports = _free_ports(address, 5)
+        process = S3Process(folder, address, ports, _start(folder, address, ports))
         try:
-            server = S3Server(f"http://127.0.0.1:{ports[0]}", secret, process)
+            server = S3Server(f"http://{address}:{ports[0]}", secret, process)
             if _make_bucket(process.running, server):
                 yield server
                 return
@@ -91,13 +96,13 @@ def forget_clients() -> None:
         kind.clear_instance_cache()
 
 
-def _start(folder: Path, ports: list[int]) -> subprocess.Popen[bytes]:
+def _start(folder: Path, address: str, ports: list[int]) -> subprocess.Popen[bytes]:
     s3, master, filer, volume, admin = ports
     command = [
         str(Path(sysconfig.get_path("scripts")) / "weed"),
         "mini",
-        "-ip=127.0.0.1",
-        "-ip.bind=127.0.0.1",
+        f"-ip={address}",
+        f"-ip.bind={address}",
         f"-dir={folder}",
         f"-s3.config={folder / 's3.json'}",
         f"-s3.port={s3}",
@@ -152,10 +157,10 @@ def _make_bucket(process: subprocess.Popen[bytes], server: S3Server) -> bool:
     return made
 
 
-def _free_ports(count: int) -> list[int]:
-    """Loopback ports that are free now, and the ports 10,000 above them, which SeaweedFS takes for gRPC."""
+def _free_ports(address: str, count: int) -> list[int]:
+    """Ports of an address that are free now, and the ports 10,000 above them, which SeaweedFS takes for gRPC."""
     ports: list[int] = []
-    with _Sockets() as sockets:
+    with _Sockets(address) as sockets:
         for candidate in range(20_000 + os.getpid() % 10_000, 45_000):
             if sockets.bind(candidate) and sockets.bind(candidate + 10_000):
                 ports.append(candidate)
@@ -165,7 +170,8 @@ def _free_ports(count: int) -> list[int]:
 
 
 class _Sockets:
-    def __init__(self) -> None:
+    def __init__(self, address: str) -> None:
+        self._address = address
         self._open: list[socket.socket] = []
 
     def __enter__(self) -> _Sockets:
@@ -179,7 +185,7 @@ class _Sockets:
         probe = socket.socket()
         self._open.append(probe)
         try:
-            probe.bind(("127.0.0.1", port))
+            probe.bind((self._address, port))
         except OSError:
             return False
         return True
