@@ -33,8 +33,10 @@ from tidegate.actors.runtimes.ray.task_actor import TaskProcess
 BRIDGE, BRIDGE_ADDRESS, PREFIX_BITS = "hosts", "10.99.0.1", 16
 HOSTS_MAX = 200
 """Started one after the other, each with an address of its own."""
-START_S = 240
-"""How long a raylet may take; Ray's own 30 s are short on a busy machine."""
+START_S = 60
+"""How long a raylet may take to join; Ray's own 30 s are short on a busy machine."""
+STARTS_MAX = 5
+"""A raylet ends itself where its agents take too long to start, so it is tried again, on another host."""
 ENDS_S = 90.0
 """How long the processes of a host that Ray has given up may take to end by themselves, once its link is healed."""
 KILLED_S = 15.0
@@ -98,6 +100,16 @@ class Hosts(Nodes):
 
     def start_one(self) -> None:
         """One more."""
+        for _ in range(STARTS_MAX):
+            host = self._start_host()
+            node_id = self._node_of(host)
+            if node_id is not None:
+                self._hosts[node_id] = host
+                return
+            _end(host)
+        raise RuntimeError(f"{STARTS_MAX} hosts have not joined Ray; see host*.log and raylet*.err in {self.logs}")
+
+    def _start_host(self) -> Host:
         if self._started == HOSTS_MAX:
             raise RuntimeError(f"{HOSTS_MAX} hosts have been started: choose fewer faults")
         self._started += 1
@@ -134,10 +146,10 @@ class Hosts(Nodes):
             f"--num-cpus={CPUS_A_NODE}",
             f"--object-store-memory={OBJECT_STORE_BYTES}",
             "--disable-usage-stats",
+            "--include-log-monitor=false",
             "--block",
         ]
-        log = self.logs / f"{name}.log"
-        with log.open("wb") as output:
+        with (self.logs / f"{name}.log").open("wb") as output:
             started = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
@@ -145,17 +157,16 @@ class Hosts(Nodes):
                 stderr=subprocess.STDOUT,
                 env=os.environ | {"RAY_raylet_start_wait_time_s": str(START_S)},
             )
-        host = Host(name, address, holder, started)
-        self._hosts[self._node_of(host, log)] = host
+        return Host(name, address, holder, started)
 
-    def _node_of(self, host: Host, log: Path) -> str:
+    def _node_of(self, host: Host) -> str | None:
         deadline = time.monotonic() + START_S
         while host.ray.poll() is None and time.monotonic() < deadline:
             for node in ray.nodes():
                 if node["Alive"] and node["NodeManagerAddress"] == host.address:
                     return str(node["NodeID"])
             time.sleep(POLL_S)
-        raise RuntimeError(f"{host.name} has not joined Ray: {log.read_text(errors='replace')[-2000:]}")
+        return None
 
     @property
     def ids(self) -> set[str]:
@@ -174,17 +185,7 @@ class Hosts(Nodes):
 
     def clear_up(self, node_id: str) -> None:
         """What is left of a host; its link goes with its namespace."""
-        host = self._hosts.pop(node_id)
-        deadline = time.monotonic() + KILLED_S
-        while left := host.processes():
-            if time.monotonic() > deadline:
-                raise RuntimeError(f"processes of {host.name} cannot be killed: {left}")
-            for pid in left:
-                end_of(pid, signal.SIGKILL)
-            time.sleep(POLL_S)
-        host.ray.wait()
-        host.holder.kill()
-        host.holder.wait()
+        _end(self._hosts.pop(node_id))
 
     def cut(self, node_id: str) -> None:
         """Nothing comes to this host any more, and nothing from it."""
@@ -224,6 +225,19 @@ class Hosts(Nodes):
         for node_id in self.ids:
             self.clear_up(node_id)
         self._cluster.shutdown()
+
+
+def _end(host: Host) -> None:
+    deadline = time.monotonic() + KILLED_S
+    while left := host.processes():
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"processes of {host.name} cannot be killed: {left}")
+        for pid in left:
+            end_of(pid, signal.SIGKILL)
+        time.sleep(POLL_S)
+    host.ray.wait()
+    host.holder.kill()
+    host.holder.wait()
 
 
 def _run(*command: str) -> None:
