@@ -45,7 +45,7 @@ OBJECT_STORE_BYTES = 150 * 1024 * 1024
 _MOVED = "TIDEGATE_CHAOS_MOVED"
 _ACTORS = tuple(f"ray::{actor.__name__}" for actor in (TaskProcess, CoordinatorProcess))
 """How Ray calls their processes."""
-_TOOLS = ("ip", "nsenter", "unshare")
+_TOOLS = ("ip", "nsenter", "setpriv", "unshare")
 _UNSHARE = ("unshare", "--net", "--pid", "--fork", "--kill-child", "--mount-proc")
 
 
@@ -63,8 +63,12 @@ def move_in() -> None:
     if missing:
         raise RuntimeError(f"there is no {', '.join(missing)} (Debian: apt install iproute2 util-linux)")
     _run(*_UNSHARE, "ip", "link", "add", BRIDGE, "type", "bridge")
-    os.environ[_MOVED] = "yes"
-    os.execvp(_UNSHARE[0], [*_UNSHARE, sys.executable, *sys.orig_argv[1:]])
+    # `unshare` ignores what is to end it, but for SIGKILL: it gets that when this process ends, whatever ends it.
+    inside = subprocess.Popen(
+        ["setpriv", "--pdeathsig", "KILL", *_UNSHARE, sys.executable, *sys.orig_argv[1:]],
+        env=os.environ | {_MOVED: "yes"},
+    )
+    sys.exit(inside.wait())
 
 
 @dataclass
