@@ -1,8 +1,8 @@
-"""Spark beside Ray: sessions, DataFrames as replayable sources, tables as DataFrames.
+"""Spark beside Ray: sessions, DataFrames as replayable sources, and tables as DataFrames.
 
-`RayDPSession` starts both and reserves executors and task slots together; `stage_dataframe` turns a DataFrame
-into a `ParquetSource`; `table_to_dataframe` shows a tidegate table. The names are imported on first use,
-because a task actor that only reads staged files must not pay a second for importing RayDP.
+`RayDPSession` starts Ray and Spark, and reserves executors and task slots together. `stage_dataframe` turns a DataFrame
+into a `ParquetSource`. `table_to_dataframe` shows a tidegate table. Names are imported on first use, because a task
+actor that only reads staged files should not spend a second on importing RayDP.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""Makes calls into Ray and Spark end in time, whatever the cluster does.
+"""Bounds the time of calls into Ray and Spark, whatever the cluster does.
 
-A Spark action issued after an executor's node died may never return, and neither may `raydp.stop_spark` on a
-dead cluster. Rules kept here: every such call runs in a daemon thread of its own (which cannot keep the
-process alive); the caller waits for a bounded time; a Spark action that is given up on has its job group
-cancelled.
+A Spark action may never return after an executor's node has died, and neither may `raydp.stop_spark` on a dead cluster.
+Rules:
+* Every such call runs in a daemon thread of its own, which cannot keep the process alive.
+* The caller waits for a bounded time.
+* If the call is a Spark action and the time is over, its jobs are cancelled.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ T = TypeVar("T")
 
 
 class _Outcome(Generic[T]):
-    """What a thread left behind: a value or an error, and the signal that it is there."""
+    """What a call in a thread came to: a value or an error, and an event that says it is there."""
 
     def __init__(self, call: Callable[[], T]) -> None:
         self._call = call
@@ -31,7 +32,7 @@ class _Outcome(Generic[T]):
         self._done = threading.Event()
 
     def run(self) -> None:
-        """Body of the thread. The error is kept for the waiting caller."""
+        """Body of the thread. Keeps any error for the caller."""
         try:
             self._values.append(self._call())
         except BaseException as error:  # noqa: BLE001 - raised again in the caller by `result`
@@ -40,21 +41,20 @@ class _Outcome(Generic[T]):
             self._done.set()
 
     def wait(self, timeout_s: float) -> bool:
-        """Whether the call has ended within the time."""
+        """Whether the call ended within the time."""
         return self._done.wait(timeout_s)
 
     def result(self) -> T:
-        """The value, or the call's own error raised in the caller."""
+        """The value. If the call raised, raises its error in the caller."""
         if self._error is not None:
             raise self._error
         return self._values[0]
 
 
 def call_bounded(call: Callable[[], T], *, timeout_s: float, what: str, advice: str) -> T:
-    """Result of `call`, run in a daemon thread, or SparkTimeoutError after `timeout_s` seconds.
+    """Result of `call`, run in a daemon thread. SparkTimeoutError after `timeout_s` seconds.
 
-    Errors of `call` pass through. On a timeout the thread is left behind; the message says `what` did not end
-    and gives the `advice`.
+    Errors of `call` pass through. After a timeout the thread goes on alone. `what` and `advice` go into the message.
     """
     outcome = _Outcome(call)
     threading.Thread(target=outcome.run, name=f"tidegate {what}", daemon=True).start()
@@ -66,10 +66,10 @@ def call_bounded(call: Callable[[], T], *, timeout_s: float, what: str, advice: 
 def run_spark_action(
     spark: SparkSession, action: Callable[[], T], *, timeout_s: float, what: str, job_group: str | None = None
 ) -> T:
-    """Result of a Spark action, or SparkTimeoutError after `timeout_s` seconds with its jobs cancelled.
+    """Result of a Spark action. After `timeout_s` seconds its jobs are cancelled: SparkTimeoutError.
 
-    The action runs in a thread with the caller's Spark properties and a job group of its own, or in the one that is
-    named. An interrupt of the caller (Ctrl-C) cancels the jobs too.
+    The action runs in a thread with the caller's Spark properties. Its job group is `job_group`, or a new one. Ctrl-C
+    in the caller cancels the jobs too.
     """
     group = job_group or f"tidegate-{uuid.uuid4().hex[:12]}"
     context = spark.sparkContext

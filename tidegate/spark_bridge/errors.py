@@ -10,8 +10,8 @@ class SparkBridgeError(TidegateError):
 
 
 class SparkTimeoutError(SparkBridgeError):
-    """Ray or Spark did not answer within the time that the caller allowed."""
+    """Ray or Spark did not answer in the allowed time."""
 
 
 class QueryFailedError(SparkBridgeError, ConfigurationError):
-    """The streaming query that fed a job has failed. As a ConfigurationError it ends the job: no restart helps."""
+    """The streaming query that feeds a job has failed. A ConfigurationError, because a restart does not help."""

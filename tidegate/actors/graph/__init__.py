@@ -1,1 +1,1 @@
-"""The logical graph of a program, and the job graph that runs."""
+"""The two graphs of a job: the stream graph that a program builds, and the job graph that runs."""

@@ -1,4 +1,8 @@
-"""`JobGraph`: what runs: vertices are chains of operators, edges repartition rows between them."""
+"""`JobGraph`: what runs. Its vertices are chains of operators, its edges repartition rows between them.
+
+`translate` makes it of the stream graph. The coordinator deploys its tasks, checkpoints name its operators and edges,
+and a restore maps the state of a checkpoint onto it.
+"""
 
 from __future__ import annotations
 
@@ -13,21 +17,21 @@ from tidegate.storage.checkpoints.metadata import OperatorInfo
 from tidegate.storage.ids import OperatorUid, SubtaskIndex, VertexId
 
 MAX_PARALLELISM = 128
-"""Key groups of a job for which no number is set and that has few subtasks."""
+"""The least default number of key groups; `default_max_parallelism` gives jobs with many subtasks more."""
 MAX_PARALLELISM_LIMIT = 1 << 15
-"""Key groups are stored in two bytes, with a sign."""
+"""Key groups are stored as signed 16-bit integers."""
 
 
 @dataclass(frozen=True, slots=True)
 class OperatorSpec:
-    """How to make an operator. `table` is the url of the output table where the operator is a table sink."""
+    """How to make an operator. `table` is the url of the output table if the operator is a table sink."""
 
     uid: OperatorUid
     name: str
     factory: OperatorFactory
     table: str | None = None
     batch_rows: BatchRows | None = None
-    """Bounds on the rows that it is given at once, where its user has set them."""
+    """Bounds on the rows of a batch that the operator gets, if the user has set them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +55,12 @@ class JobVertex:
 
     @property
     def head(self) -> OperatorUid:
-        """The operator that the input goes to, or the source."""
+        """The uid of the source, or else of the first operator: where input arrives."""
         return self.source.uid if self.source is not None else self.operators[0].uid
 
     @property
     def tail(self) -> OperatorUid:
-        """The operator that the output comes from."""
+        """The uid of the last operator in the chain: where output leaves."""
         if self.operators:
             return self.operators[-1].uid
         assert self.source is not None, "a vertex has an operator or a source"
@@ -67,7 +71,7 @@ class JobVertex:
 class JobEdge:
     """Batches go from `upstream` to `downstream`, repartitioned. Edges are numbered in the order of the graph.
 
-    `input` is the input of the downstream's first operator that they come by; several edges may share one (a union).
+    `input` is the input of the first downstream operator at which they arrive. Several edges may share one (a union).
     """
 
     index: int
@@ -94,12 +98,12 @@ class JobGraph:
         return tuple(TaskId(v.vertex, SubtaskIndex(i)) for v in self.vertices for i in range(v.parallelism))
 
     def keyed_tasks(self) -> tuple[TaskId, ...]:
-        """Subtasks that may have keyed state. Makes an operator of each kind, which knows."""
+        """Subtasks that may have keyed state. Makes one operator of each spec to ask it."""
         keyed = {v.vertex for v in self.vertices if any(spec.factory().has_keyed_state for spec in v.operators)}
         return tuple(task for task in self.tasks() if task.vertex in keyed)
 
     def operator_infos(self) -> tuple[OperatorInfo, ...]:
-        """Every operator, sources first in their chain, as checkpoint metadata names them."""
+        """What checkpoint metadata says of each operator. In a chain, the source comes first."""
         return tuple(
             OperatorInfo(spec.uid, spec.name, v.vertex, v.parallelism, self.max_parallelism, self._keys(v, spec.uid))
             for v in self.vertices
@@ -115,12 +119,15 @@ class JobGraph:
         )
 
     def edge_name(self, edge: JobEdge) -> str:
-        """Name of an edge in checkpoints: by the operators that it joins, whatever these are chained to."""
+        """Name of an edge in checkpoints.
+
+        It is made of the uids of the two operators that the edge joins, so it does not depend on how they are chained.
+        """
         between = [e.index for e in self.edges if (e.upstream, e.downstream) == (edge.upstream, edge.downstream)]
         return f"{self.vertex(edge.upstream).tail}->{edge.downstream}#{between.index(edge.index)}"
 
     def channels(self, edge: JobEdge) -> tuple[ChannelId, ...]:
-        """All channels of an edge: subtask to subtask where it is forward, else all to all."""
+        """All channels of an edge: subtask i to subtask i for a forward edge, all to all for any other."""
         up, down = self.vertex(edge.upstream).parallelism, self.vertex(edge.downstream).parallelism
         if edge.partitioning.kind is PartitioningKind.FORWARD:
             assert up == down, "a forward edge joins equal parallelisms"
@@ -128,10 +135,11 @@ class JobGraph:
         return tuple(ChannelId(edge.index, SubtaskIndex(i), SubtaskIndex(j)) for i in range(up) for j in range(down))
 
     def supports_unaligned(self, edge: JobEdge) -> bool:
-        """Whether a barrier may overtake what is in flight on an edge (Flink's rule).
+        """Whether a barrier may overtake in-flight data on an edge (Flink's rule).
 
-        Not on a forward or broadcast edge: its in-flight batches could not be routed again at another parallelism; nor
-        on the other edges into the same vertex, whose barriers would come long before those that wait in line.
+        Not on a forward or broadcast edge: at another parallelism its in-flight batches could not be routed again. Then
+        not on the other edges into the same vertex either: their barriers would arrive long before those that wait
+        their turn.
         """
         fixed = (PartitioningKind.FORWARD, PartitioningKind.BROADCAST)
         return not any(e.downstream == edge.downstream and e.partitioning.kind in fixed for e in self.edges)

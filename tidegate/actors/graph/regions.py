@@ -1,7 +1,8 @@
 """Pipelined regions: the parts of a job that fail and restart on their own (Flink's `PipelinedRegion`).
 
-Two tasks that a channel joins depend on each other: rows that one had sent and the other had not taken are lost with
-either. So a region is a connected component of the tasks, and nothing that is in flight leaves it.
+Two tasks that a channel joins depend on each other. If either fails, the rows on the channel are lost: one has sent
+them, the other has not taken them. So a region is a connected component of the tasks, and no channel leaves it. The
+coordinator restarts a region at a time.
 """
 
 from __future__ import annotations
@@ -13,14 +14,15 @@ from tidegate.actors.protocol.identity import TaskId
 from tidegate.storage.ids import VertexId
 
 Joined = tuple[VertexId, VertexId, bool]
-"""Upstream and downstream vertex of an edge; True: it joins subtask i to subtask i alone."""
+"""Upstream and downstream vertex of an edge, and whether it is pointwise: it joins subtask i to subtask i only."""
 
 
 def pipelined_regions(tasks: Sequence[TaskId], edges: Iterable[Joined]) -> tuple[tuple[TaskId, ...], ...]:
-    """The regions of a job, and the tasks of each, in the order of the job. The cost is linear in tasks and edges.
+    """The regions of a job, each as its tasks, in the order of the job.
 
-    Over an edge from all to all every task of both vertices is in one region; over a pointwise one subtask i is in that
-    of subtask i. A vertex without edges has as many regions as it has subtasks.
+    An all-to-all edge puts every task of both vertices into one region. A pointwise edge puts subtask i of one vertex
+    with subtask i of the other. A vertex without edges has as many regions as subtasks. An edge costs one step a task
+    of its two vertices.
     """
     regions = _Components(tasks)
     of_vertex: dict[VertexId, list[TaskId]] = {}
@@ -41,9 +43,9 @@ def pipelined_regions(tasks: Sequence[TaskId], edges: Iterable[Joined]) -> tuple
 
 
 def cut_edge(part: Iterable[TaskId], tasks: Iterable[TaskId], edges: Iterable[Joined]) -> Joined | None:
-    """An edge over which a channel joins some of these tasks of a job to one that is not among them, if there is one.
+    """An edge with a channel between one of the tasks in `part` and a task outside; None if there is none.
 
-    What was on its way there is lost with either end, so both have to go back to the same checkpoint.
+    If either end fails, the rows on that channel are lost. So both ends must go back to the same checkpoint.
     """
     subtasks: dict[VertexId, set[int]] = {}
     for task in part:
@@ -58,18 +60,21 @@ def cut_edge(part: Iterable[TaskId], tasks: Iterable[TaskId], edges: Iterable[Jo
 
 
 class _Components:
-    """Which tasks belong together: a forest, whose trees are joined at their roots (union-find)."""
+    """Which tasks belong together: union-find, with path halving.
+
+    Source: Tarjan and van Leeuwen, Worst-case Analysis of Set Union Algorithms, 1984.
+    """
 
     def __init__(self, tasks: Iterable[TaskId]) -> None:
         self._parent = {task: task for task in tasks}
 
     def of(self, task: TaskId) -> TaskId:
-        """The task that stands for the component of this one."""
+        """The root of this task's tree, which stands for its component."""
         while (parent := self._parent[task]) != task:
-            # Halving the way makes the next one shorter.
+            # Path halving: point to the grandparent, so that the next search is shorter.
             self._parent[task] = task = self._parent[parent]
         return task
 
     def join(self, one: TaskId, other: TaskId) -> None:
-        """Both are in one component from now on."""
+        """Put both tasks into one component."""
         self._parent[self.of(other)] = self.of(one)

@@ -1,10 +1,10 @@
-"""Checks what a source says where it comes in: a source may be code of the user.
+"""Checks what a source returns. A source may be user code, so the answers are checked where they come in.
 
-Whatever its code raises when the job is submitted is the source's mistake, also an exit: a driver must not end without
-a word because of it. Only Ctrl-C comes out as it is.
-
-A wrong answer to a read that passed here would make a finished job whose table nobody can read, or rows that a replay
-does not find again. The same answer would come again after a restart, so it is a ConfigurationError.
+Rules:
+- A wrong answer is a ConfigurationError: a restart would get the same answer again. If it passed, the job could finish
+  with a table that nobody can read, or a replay could miss rows.
+- Anything that `splits()` raises at submission counts as the source's fault, even SystemExit: a driver must not end
+  without a word. Only Ctrl-C passes through.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tidegate.storage.schemas.columns_text import columns_text
 
 
 def checked_read(source: SourceSpec, schema: pa.Schema, split: SourceSplit, offset: int, result: object) -> ReadResult:
-    """The answer to a read of a split from `offset` on; `schema` is the source's. ConfigurationError if it is wrong."""
+    """The source's answer to a read of a split at `offset`. Raises ConfigurationError if it is wrong."""
     reason = _fault(schema, offset, result)
     if reason is None:
         assert isinstance(result, ReadResult)
@@ -30,7 +30,7 @@ def checked_read(source: SourceSpec, schema: pa.Schema, split: SourceSplit, offs
 
 
 def splits_of(source: SourceSpec) -> tuple[SourceSplit, ...]:
-    """The splits of a source. ConfigurationError, which names the source, for whatever its own code raises."""
+    """The splits of a source. Raises ConfigurationError, which names the source, for any failure of its code."""
     named = f"source {source.name!r} (uid {source.uid!r})"
     try:
         splits = tuple(source.source.splits())

@@ -1,7 +1,7 @@
-"""`StreamNode`: the logical graph that a driver script builds. `translate` makes a job graph of it.
+"""`StreamNode`: the stream graph, which a program builds. `translate` turns it into a job graph.
 
-An operator is chained to its input, so that batches pass by a plain call, when the input is one operator of the same
-parallelism, joined without repartitioning, and nobody else reads it.
+An operator is chained to its input if it can take batches by a plain call. For that it must have one input, of the same
+parallelism, without repartitioning, which no other operator reads.
 """
 
 from __future__ import annotations
@@ -33,10 +33,11 @@ REBALANCE = Partitioning(PartitioningKind.REBALANCE)
 
 @dataclass(frozen=True, eq=False, slots=True)
 class StreamNode:
-    """One operator or source of the logical graph. `schema` is None where it is known only when the job runs.
+    """A source or an operator of the stream graph. `schema` is None if it is known only when the job runs.
 
-    An input without a partitioning is forward where the parallelisms are equal, else rebalanced. `ordinals` says for
-    each of `inputs` by which input of the operator it comes, from 0 on; empty: the operator has one, by which all come.
+    An input without a partitioning is forward if the parallelisms are equal, else rebalanced. For an operator with
+    several inputs, `ordinals[i]` is the number of the input at which `inputs[i]` arrives, from 0. Empty means input 0
+    for all.
     """
 
     uid: OperatorUid
@@ -58,19 +59,20 @@ class StreamNode:
 
 
 def default_max_parallelism(parallelism: int) -> int:
-    """Key groups of a job whose widest operator has so many subtasks: room to grow by half, and 128 at least.
+    """The default number of key groups, for an operator of this parallelism.
 
-    Flink's rule (`KeyGroupRangeAssignment.computeDefaultMaxParallelism`): half as many again, up to a power of two.
+    Flink's rule (`KeyGroupRangeAssignment.computeDefaultMaxParallelism`): half as many again, rounded up to a power of
+    two, and at least 128.
     """
     widest = 1 << (parallelism + parallelism // 2 - 1).bit_length()
     return min(max(MAX_PARALLELISM, widest), MAX_PARALLELISM_LIMIT)
 
 
 def translate(nodes: Sequence[StreamNode], max_parallelism: int | None = None) -> JobGraph:
-    """The job graph of all nodes, given in the order in which they were made (inputs first).
+    """The job graph of all nodes, which are given in the order of their creation (inputs first).
 
-    `max_parallelism` is the number of key groups, by default that of `default_max_parallelism`.
-    Raises ConfigurationError for two operators of one uid, a parallelism out of range and a job without a source.
+    `max_parallelism` is the number of key groups; None takes `default_max_parallelism` of the widest operator. Raises
+    ConfigurationError for two operators with one uid, a parallelism out of range, or a job without a source.
     """
     if max_parallelism is None:
         max_parallelism = default_max_parallelism(max((node.parallelism for node in nodes), default=1))

@@ -1,8 +1,9 @@
-"""Arrow columns as plain arrays, for kernels: no copy where the bytes are already right.
+"""Arrow columns as plain arrays for kernels, without a copy where possible.
 
-Rules: a slice of an array is honoured (only its own rows come out), whatever lies beneath a null is undefined
-and kernels never use it, and every type that may be a key has one canonical form: a 64-bit word, or a string
-of bytes.
+Rules:
+- Only the rows of a slice come out, never those of its parent.
+- The value under a null is undefined, and kernels never use it.
+- Every type that may be a key has one canonical form: a 64-bit word, or a string of bytes.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class Strings:
 
 
 def key_column(batch: pa.RecordBatch, name: str) -> pa.Array:
-    """A column by name, dictionaries and views decoded. ConfigurationError when there is not exactly one."""
+    """A column by name, decoded (`plain`). ConfigurationError unless exactly one column has the name."""
     position = batch.schema.get_field_index(name)
     if position < 0:
         raise ConfigurationError(
@@ -61,7 +62,7 @@ def key_column(batch: pa.RecordBatch, name: str) -> pa.Array:
 
 
 def plain(column: pa.Array) -> pa.Array:
-    """The column with dictionary, view and extension encodings undone; as it is if it has none."""
+    """The column without dictionary, run-end, view and extension encodings."""
     if isinstance(column, pa.ExtensionArray):
         column = column.storage
     data_type = column.type
@@ -77,7 +78,7 @@ def plain(column: pa.Array) -> pa.Array:
 
 
 def valid_mask(column: pa.Array) -> NDArray[np.uint8]:
-    """1 where the column has a value, 0 where it is null; `NO_MASK` when nothing is null."""
+    """1 for each row with a value, 0 for each null. `NO_MASK` if there are no nulls."""
     if column.null_count == 0:
         return NO_MASK
     bitmap = column.buffers()[0]
@@ -87,7 +88,7 @@ def valid_mask(column: pa.Array) -> NDArray[np.uint8]:
 
 
 def fixed_values(column: pa.Array) -> NDArray[Any]:
-    """Raw values of a column of a type that has a `storage_dtype`; read-only, no copy."""
+    """Raw values of a column whose type has a `storage_dtype`. Read-only, no copy."""
     dtype = storage_dtype(column.type)
     assert dtype is not None, f"{column.type} has no fixed-width storage"
     buffer = column.buffers()[1]
@@ -98,10 +99,11 @@ def fixed_values(column: pa.Array) -> NDArray[Any]:
 
 
 def key_form(column: pa.Array, name: str) -> Words | Strings:
-    """Canonical form of a key column (after `plain`). ConfigurationError for a type that cannot be a key.
+    """Canonical form of a key column that went through `plain`.
 
-    Integers, booleans, dates, times, timestamps and durations are widened to int64 (uint64 keeps its bits);
-    floats are widened to float64, with one NaN and one zero; decimals and fixed-size binary are their bytes.
+    Integers, booleans, dates, times, timestamps and durations are widened to int64; uint64 keeps its bits. Floats are
+    widened to float64, with one NaN and one zero. Decimals and fixed-size binary are taken as their bytes. Raises
+    ConfigurationError for a type that cannot be a key.
     """
     data_type = column.type
     if pa.types.is_null(data_type):
@@ -133,7 +135,7 @@ def key_forms(batch: pa.RecordBatch, columns: Sequence[str]) -> list[Words | Str
 
 
 def _read_only(values: NDArray[Any]) -> NDArray[Any]:
-    """The same array. numba compiles a kernel once more for arrays that may be written to: let there be one kind."""
+    """The same array, made read-only. numba would compile every kernel again for writable arrays."""
     values.flags.writeable = False
     return values
 

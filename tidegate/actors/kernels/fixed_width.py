@@ -1,4 +1,4 @@
-"""Fixed-width Arrow types as NumPy sees them: the type of their values buffer, and arrays over such memory."""
+"""Fixed-width Arrow types in NumPy: the dtype of their values, and Arrow arrays over such values."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-# By the ids of the types: to hash a type itself takes longer than a kernel does for a batch.
+# Keyed by type id: to hash the type itself takes longer than a kernel takes for a batch.
 _NUMBERS: dict[int, np.dtype[Any]] = {
     pa.from_numpy_dtype(name).id: np.dtype(name)
     for name in (
@@ -19,7 +19,7 @@ _NUMBERS: dict[int, np.dtype[Any]] = {
 
 
 def storage_dtype(data_type: pa.DataType) -> np.dtype[Any] | None:
-    """NumPy type of the values buffer of a fixed-width Arrow type of 1 to 8 bytes.
+    """NumPy dtype of the values buffer of a fixed-width Arrow type of 1 to 8 bytes.
 
     None for any other type.
     """
@@ -32,6 +32,6 @@ def storage_dtype(data_type: pa.DataType) -> np.dtype[Any] | None:
 
 
 def array_of(values: NDArray[Any], valid: NDArray[np.uint8] | None, data_type: pa.DataType) -> pa.Array:
-    """Arrow array over the memory of `values` (raw, in `storage_dtype`); entries with `valid` 0 are null."""
+    """Arrow array over the memory of `values` (raw, in `storage_dtype`). Entries with `valid` 0 are null."""
     bitmap = None if valid is None else pa.py_buffer(np.packbits(valid, bitorder="little"))
     return pa.Array.from_buffers(data_type, len(values), [bitmap, pa.py_buffer(values)])

@@ -1,1 +1,1 @@
-"""Values that tasks, coordinator and graph share: ids, stream elements, reasons of failure."""
+"""Values that tasks, the coordinator and the graph share: ids, stream elements, failure reasons."""

@@ -1,4 +1,4 @@
-"""`OperatorError`: what went wrong inside an operator or a function of the user, and in which."""
+"""`OperatorError`: wraps what an operator or a user function raised, and names the operator."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ from tidegate.storage.errors import TidegateError
 class OperatorError(TidegateError):
     """An operator failed on a batch.
 
-    Code of the user raised, or data does not fit what the operator was told.
+    Either user code raised, or the data does not fit what the program declared.
     """

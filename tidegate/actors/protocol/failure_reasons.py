@@ -1,9 +1,10 @@
-"""Why checkpoints and tasks fail: the closed list of reasons, and errors as bounded text.
+"""Why checkpoints and tasks fail: a closed list of reasons, and errors as bounded text.
 
-The reasons for which a checkpoint fails are a closed list, those of Flink's `CheckpointFailureReason` that tidegate can
-meet. A reason that is *counted* brings the job nearer to its tolerable number of failed checkpoints; the others are
-nobody's fault (a request that came too early, a task that had just finished, an attempt that failed for a reason of its
-own).
+The reasons are those of Flink's `CheckpointFailureReason` that can happen in tidegate. A *counted* reason counts
+towards the tolerable number of failed checkpoints. The others are nobody's fault: a request that came too early, a task
+that had just finished, an attempt that failed for another reason.
+
+Runtimes, hosts and the API turn errors into text here. Whatever a user's error class does, that never raises.
 """
 
 from __future__ import annotations
@@ -70,8 +71,8 @@ _NOTE_BYTES = 64
 def bounded_text(text: str) -> str:
     """The text in at most `TEXT_BYTES_MAX` bytes of UTF-8, for events, logs and messages.
 
-    What is left out is left out of the middle: an error begins with what failed and ends with the cause. Lone
-    surrogates, which no encoding takes, are escaped.
+    A longer text loses its middle: an error begins with what failed and ends with the cause. Lone surrogates are
+    escaped, because UTF-8 cannot encode them.
     """
     if len(text) <= TEXT_BYTES_MAX:
         encoded = text.encode("utf-8", "backslashreplace")
@@ -84,17 +85,17 @@ def bounded_text(text: str) -> str:
 
 
 def error_text(error: BaseException) -> str:
-    """The error's class and message, bounded. Never raises, whatever the code of the error's class does."""
+    """The error's class and message, bounded. Never raises, even if the error's own code does."""
     try:
         name = str.__str__(type(error).__name__)
         message = str.__str__(str(error))
-    except BaseException as raised:  # noqa: BLE001 (code of the user; the failure must be told all the same)
+    except BaseException as raised:  # noqa: BLE001 (user code; the failure must still be reported)
         return f"{type.__dict__['__name__'].__get__(type(error))}, whose text cannot be read: {type(raised).__name__}"
     return bounded_text(f"{name}: {message}" if message else name)
 
 
 def is_permanent(error: BaseException) -> bool:
-    """Whether a restart cannot help, because the program itself is wrong: a ConfigurationError, also in an operator."""
+    """Whether the program itself is wrong, so that no restart helps: a ConfigurationError, perhaps in an operator."""
     at: BaseException | None = error
     while isinstance(at, OperatorError):
         at = at.__cause__
@@ -102,7 +103,7 @@ def is_permanent(error: BaseException) -> bool:
 
 
 def value_text(value: object, characters_max: int = 500) -> str:
-    """What a value looks like, for an error's text. Never raises, whatever the code of the value's class does."""
+    """The repr of a value, shortened, for an error's text. Never raises, even if the value's own code does."""
     try:
         text = str.__str__(repr(value))
     except BaseException as raised:  # noqa: BLE001 (as in `error_text`)
@@ -112,20 +113,21 @@ def value_text(value: object, characters_max: int = 500) -> str:
 
 
 def interrupts(error: BaseException) -> bool:
-    """Whether somebody pressed Ctrl-C, which only the main thread is told: no failure of what happened to run there.
+    """Whether this is Ctrl-C. It reaches only the main thread, and says nothing about the code that ran there.
 
-    In any other thread code of the user has raised it, as any other error.
+    In any other thread user code has raised KeyboardInterrupt itself, and it is an error like any other.
     """
     return isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread()
 
 
 def log_failure(log: logging.Logger, message: str, error: BaseException) -> None:
-    """Log what failed and its cause in a line, and where it was raised for those who want details.
+    """Log what failed and its cause in one line, and the stack trace at DEBUG.
 
-    Never raises: user code may have closed what the log is written to, and the failure is told elsewhere.
+    Never raises: user code may have closed the stream that the log writes to, and the failure is reported elsewhere
+    too.
     """
     try:
         log.warning("%s: %s", message, error_text(error))
         log.debug("%s", message, exc_info=error)
-    except BaseException:  # noqa: BLE001 (there is nowhere left to say it)
+    except BaseException:  # noqa: BLE001 (nowhere is left to report it)
         return

@@ -1,4 +1,4 @@
-"""`TaskId` and `ChannelId`: which subtask, and which channel between two subtasks."""
+"""`TaskId` and `ChannelId`: names for a subtask, and for a channel between two subtasks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class TaskId:
 @wire
 @dataclass(frozen=True, slots=True, order=True)
 class ChannelId:
-    """One upstream subtask to one downstream subtask over one edge of the job graph."""
+    """The channel from an upstream subtask to a downstream subtask, on one edge of the job graph."""
 
     edge: int
     upstream: SubtaskIndex

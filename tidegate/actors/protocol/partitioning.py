@@ -1,4 +1,4 @@
-"""`Partitioning`: how an edge of the job graph repartitions batches. It travels with the graph."""
+"""`Partitioning`: how an edge of the job graph distributes rows over the downstream subtasks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tidegate.storage.errors import ConfigurationError
 
 @wire
 class PartitioningKind(enum.Enum):
-    """Who gets a row: the same subtask, the owner of its key, one after the other, or everybody."""
+    """Who gets a row: the same subtask, the owner of its key, each subtask in turn, or all subtasks."""
 
     FORWARD = "forward"
     HASH = "hash"
@@ -22,7 +22,7 @@ class PartitioningKind(enum.Enum):
 @wire
 @dataclass(frozen=True, slots=True)
 class Partitioning:
-    """The kind and, for HASH and only there, the key columns. ConfigurationError if the two contradict."""
+    """The kind, and the key columns, which HASH must have and no other kind may. Else ConfigurationError."""
 
     kind: PartitioningKind
     keys: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""`SnapshotMetrics`: what a task tells of one of its snapshots (Flink's `CheckpointMetrics`)."""
+"""`SnapshotMetrics`: what a task reports about one of its snapshots (Flink's `CheckpointMetrics`)."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ class SnapshotMetrics:
     """Times in ms, sizes in bytes.
 
     `start_delay_ms`: from the trigger to the first barrier at this task. `alignment_ms`: from the first barrier to the
-    last one. `sync_ms`, `async_ms`: the two parts of the snapshot. `in_flight_bytes`: what the barrier has overtaken.
-    `state_bytes`: all state that the snapshot refers to, `incremental_bytes`: what of that was written for it.
+    last. `sync_ms`, `async_ms`: the two parts of the snapshot. `in_flight_bytes`: data that the barrier overtook.
+    `state_bytes`: all state that the snapshot refers to. `incremental_bytes`: the part of it that this snapshot wrote.
     """
 
     start_delay_ms: int = 0
@@ -28,4 +28,4 @@ class SnapshotMetrics:
 
 
 NO_METRICS = SnapshotMetrics()
-"""Where a task has told nothing."""
+"""For a task that has reported nothing."""

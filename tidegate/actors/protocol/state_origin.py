@@ -1,4 +1,7 @@
-"""`StateOrigin`: where a task of an attempt has its state from. State is taken from the cheapest place that has it."""
+"""`StateOrigin`: where a task of an attempt got its state from.
+
+A restore reads each piece of state from the cheapest place that has it.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,11 @@ from tidegate.storage.codec import wire
 
 @wire
 class StateOrigin(enum.Enum):
-    """The dearest place that a task needed; small parts of it may come from storage all the same."""
+    """The most expensive place that the task needed. Small parts may come from storage in any case."""
 
     MEMORY = "memory"
-    """The task before it in the same process has left it there."""
+    """The previous task in the same process left it there."""
     LOCAL_COPY = "local copy"
     """Files on the disk of the node."""
     STORAGE = "checkpoint storage"
-    """The primary, or the metadata of the checkpoint."""
+    """The primary copy in checkpoint storage, or the checkpoint's metadata."""

@@ -1,6 +1,6 @@
 """The elements of a channel: record batches, and control elements that keep their place among them.
 
-A control element never overtakes a batch on an aligned checkpoint, because both are elements of one sequence.
+Batches and control elements share one sequence. So on an aligned checkpoint a barrier never overtakes a batch.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ class Watermark:
 @wire
 @dataclass(frozen=True, slots=True)
 class WatermarkStatus:
-    """Whether the channel takes part in event time (idle channels do not hold the watermark back)."""
+    """Whether the channel takes part in event time. An idle channel does not hold the watermark back."""
 
     idle: bool
 
 
 @wire
 class Alignment(enum.Enum):
-    """What a barrier does to the elements around it (Flink's `AlignmentType`).
+    """What a barrier does to the data around it (Flink's `AlignmentType`).
 
-    AT_LEAST_ONCE blocks nothing; ALIGNED blocks each channel from its barrier on; UNALIGNED overtakes what is queued,
-    which is stored with the checkpoint; FORCED_ALIGNED is unaligned on an edge that cannot do it.
+    AT_LEAST_ONCE blocks nothing. ALIGNED blocks each channel from its barrier on. UNALIGNED overtakes queued data,
+    which is stored with the checkpoint. FORCED_ALIGNED is what UNALIGNED becomes on an edge that does not support it.
     """
 
     AT_LEAST_ONCE = "at_least_once"
@@ -56,8 +56,8 @@ class Alignment(enum.Enum):
 class BarrierOptions:
     """How a checkpoint is taken; travels with its barrier.
 
-    `aligned_timeout_ms`: an ALIGNED barrier that has not got through so long after it was triggered becomes UNALIGNED;
-    None: never. Savepoints are never UNALIGNED; `savepoint_format` counts for them alone.
+    `aligned_timeout_ms`: after so long since the trigger an ALIGNED barrier that is still waiting becomes UNALIGNED;
+    None: never. Savepoints are never UNALIGNED. `savepoint_format` is for savepoints only.
     """
 
     alignment: Alignment = Alignment.ALIGNED
@@ -67,7 +67,7 @@ class BarrierOptions:
 
     @property
     def canonical(self) -> bool:
-        """Whether state is written as sorted rows, built on nothing."""
+        """Whether state is written as sorted rows, as a full snapshot: a savepoint in canonical format."""
         return self.kind.is_savepoint and self.savepoint_format is SavepointFormat.CANONICAL
 
     @property
@@ -77,7 +77,7 @@ class BarrierOptions:
 
 
 ALIGNED_BARRIER = BarrierOptions()
-"""How a checkpoint is taken where nothing else is said."""
+"""The default options of a checkpoint."""
 
 
 @wire
@@ -85,7 +85,8 @@ ALIGNED_BARRIER = BarrierOptions()
 class Barrier:
     """Separates what belongs to checkpoint `checkpoint_id` (before) from what does not (after).
 
-    `base`: the completed checkpoint on which it may be built, whose files stay for that long. None: there is none.
+    `base`: a completed checkpoint that an incremental snapshot may build on. Its files are kept for that long. None:
+    full.
     """
 
     checkpoint_id: CheckpointId
@@ -105,9 +106,9 @@ class CancelBarrier:
 @wire
 @dataclass(frozen=True, slots=True)
 class EndOfData:
-    """The upstream operators have finished. With `drain` the downstream ones finish too, without it they suspend.
+    """The upstream operators have finished. With `drain` the downstream ones finish too; without it they suspend.
 
-    `stop`: the savepoint after which the job ends, where that has ended the data; None where a source ran dry.
+    `stop`: the savepoint that ended the data, in a stop with savepoint. None if the source reached its end.
     """
 
     drain: bool
@@ -125,9 +126,9 @@ Element: TypeAlias = pa.RecordBatch | Control
 
 
 def element_size_bytes(element: Element) -> int:
-    """Bytes that an element counts against credit. Control elements are free: their number is bounded elsewhere.
+    """Bytes of credit that an element uses. Control elements are free: another limit bounds their number.
 
-    Both ends of a channel must count the same, or credit drains away. `nbytes` does not: a copy that went through
-    pickle may lack a validity bitmap that the original has. The size in Arrow's IPC format is one of content alone.
+    Both ends of a channel must count the same number, or credit leaks. `nbytes` would not do: a batch that went through
+    pickle may lack a validity bitmap that the original has. The size in Arrow's IPC format depends on content alone.
     """
     return pa.ipc.get_record_batch_size(element) if isinstance(element, pa.RecordBatch) else 0

@@ -1,5 +1,5 @@
-"""Restores: finds what each task of a job starts with in a checkpoint or savepoint, at any parallelism.
+"""Restores: what each task of a job starts with, from a checkpoint or savepoint, at any parallelism.
 
-`restore_checks.py` refuses at submission what does not fit; `restore_task.py` and `restore_in_flight.py` deal state and
-in-flight rows out, when tasks are deployed.
+At submission `restore_checks.py` refuses a program that does not fit the checkpoint. When tasks are deployed,
+`restore_task.py` and `restore_in_flight.py` distribute state and in-flight rows over them.
 """

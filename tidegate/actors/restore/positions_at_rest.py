@@ -1,11 +1,10 @@
-"""Which rows of a source checkpoints at rest still need: the positions of its splits in each that can be restored.
+"""The source positions that stored checkpoints hold: which rows of a source may still be read after a restore.
 
-Rules kept here:
-
-* What counts are the completed checkpoints of one job, and the savepoints in its folder of checkpoints and in the one
-  that is set for savepoints, of whatever job: a savepoint is the user's, and may be restored at any time.
+The feed of a streaming DataFrame asks before it deletes rows from its log. Rules:
+* It looks at the completed checkpoints of one job, and at the savepoints of any job, in the job's checkpoint folder and
+  in the configured savepoint folder. A savepoint belongs to the user, who may restore it at any time.
 * None of them ever changes, so each is read once.
-* One that cannot be read may need anything: whoever deletes must wait until it is gone or readable.
+* One that cannot be read may need any row. Nothing may be deleted until it is readable or gone.
 """
 
 from __future__ import annotations
@@ -32,13 +31,15 @@ from tidegate.storage.subtasks.subtask_state import read_subtask_state
 _logger = logging.getLogger(__name__)
 
 Positions = Mapping[str, int]
-"""By the id of a split, its first row that was not processed."""
+"""The first unprocessed row of each split, by the id of the split."""
 
 
 @dataclass(frozen=True, slots=True)
 class RestingPositions:
-    """Positions in the checkpoints of a job, oldest first, and in savepoints that know the source. `whole`: all of them
-    could be read."""
+    """Positions in the job's checkpoints, oldest first, and in savepoints that know the source.
+
+    `whole`: all of them could be read.
+    """
 
     checkpoints: tuple[Positions, ...]
     savepoints: tuple[Positions, ...]
@@ -46,7 +47,7 @@ class RestingPositions:
 
 
 class PositionsAtRest:
-    """Looks for the positions of one source again and again."""
+    """Finds the positions of one source, again and again."""
 
     def __init__(
         self, open_store: OpenStore, root: str, job_id: JobId, uid: OperatorUid, savepoints: str | None = None
@@ -57,10 +58,10 @@ class PositionsAtRest:
         self._uid = uid
         self._folders = tuple(dict.fromkeys((root, savepoints or root)))
         self._known: dict[CheckpointPointer, Positions | None] = {}
-        """None for one that cannot be read."""
+        """None for a checkpoint or savepoint that cannot be read."""
 
     def look(self) -> RestingPositions:
-        """What rests now. Raises StorageError for a storage that does not answer."""
+        """The positions that are stored now. Raises StorageError if the storage does not answer."""
         checkpoints, savepoints = list(self._checkpoints()), list(self._savepoints())
         found = {at: self._known[at] for at in (*checkpoints, *savepoints) if self._is_known(at)}
         self._known = found
@@ -83,7 +84,7 @@ class PositionsAtRest:
                     yield CheckpointPointer(join_url(folder, name), *named, savepoint=True)
 
     def _is_known(self, at: CheckpointPointer) -> bool:
-        """Read one that is not known yet. False for one that is not complete, was given up, or is gone."""
+        """Read its positions if that is still to do. False if it is incomplete, void, or gone."""
         if self._known.get(at) is not None:
             return True
         told = at in self._known
@@ -101,7 +102,7 @@ class PositionsAtRest:
         return positions is not None
 
     def _read(self, at: CheckpointPointer) -> Positions | None:
-        """None for one that was given up. NotFoundError, CorruptionError, CodecError."""
+        """None if it is void. Raises NotFoundError, CorruptionError, CodecError."""
         store = self._open_store(at.root)
         metadata = read_pointed(store, at)
         if metadata.void:

@@ -1,8 +1,12 @@
-"""Refuses a job whose graph does not fit the checkpoint that it starts from, when it is submitted.
+"""Refuses a program whose graph does not fit the checkpoint that it starts from, at submission.
 
-Rules: state and in-flight elements have a place in the graph; the number of key groups is that of the checkpoint; a
-source is the one that the checkpoint knows; and what had finished gets no more input (FLIP-147, Flink's
-`VertexFinishedStateChecker`). All that is wrong is said at once.
+Rules:
+- All state and all in-flight data of the checkpoint has a place in the graph.
+- The number of key groups is that of the checkpoint.
+- Each source has the splits that the checkpoint knows.
+- An operator that had finished gets no more input (FLIP-147, Flink's `VertexFinishedStateChecker`).
+
+One error lists everything that does not fit.
 """
 
 from __future__ import annotations
@@ -38,12 +42,11 @@ def check_restorable(
     ignore_in_flight: bool = False,
     allow_non_restored_state: bool = False,
 ) -> None:
-    """Raise ConfigurationError for a checkpoint whose content this graph has no place for, or may not go on from.
+    """Raise ConfigurationError if the graph cannot go on from the checkpoint.
 
-    One error says everything that does not fit, so that who has changed much can mend it in one go. `store` is opened
-    at the root of the checkpoint. With `allow_non_restored_state` the state of operators that the graph does not have
-    is left behind, with a line in the log; what is wrong for another reason is refused all the same. StorageError where
-    the positions of a source cannot be read.
+    The error lists every problem, so that the user can mend them all at once. `store` is opened at the root of the
+    checkpoint. With `allow_non_restored_state` the state of operators that the graph lacks is dropped, with a warning;
+    all other problems are still errors. Raises StorageError if the positions of a source cannot be read.
     """
     found = misfits(
         metadata, graph, ignore_in_flight=ignore_in_flight, allow_non_restored_state=allow_non_restored_state
@@ -60,7 +63,7 @@ def misfits(
     ignore_in_flight: bool = False,
     allow_non_restored_state: bool = False,
 ) -> list[str]:
-    """What does not fit as far as metadata and graph tell, a text each; what sources say is not asked."""
+    """The problems that metadata and graph alone show, one text each. Asks no source for its splits."""
     return [
         *(() if allow_non_restored_state else _without_an_operator(metadata, graph)),
         *_changed_key_groups(metadata, graph),
@@ -70,7 +73,7 @@ def misfits(
 
 
 def refuse(metadata: CheckpointMetadata, problems: Sequence[str]) -> None:
-    """Raise one ConfigurationError that says all problems, if there are any."""
+    """Raise one ConfigurationError that lists all problems, if there are any."""
     if len(problems) == 1:
         raise ConfigurationError(problems[0])
     if problems:
@@ -81,9 +84,9 @@ def refuse(metadata: CheckpointMetadata, problems: Sequence[str]) -> None:
 
 
 def with_key_groups_of(metadata: CheckpointMetadata, graph: JobGraph) -> JobGraph:
-    """The graph with as many key groups as the checkpoint has: state of one number cannot be dealt out by another.
+    """The graph with the checkpoint's number of key groups, because stored state cannot change that number.
 
-    ConfigurationError for an operator that has more subtasks than there are key groups.
+    Raises ConfigurationError for an operator with more subtasks than key groups.
     """
     found = {info.max_parallelism for info in metadata.operators}
     if len(found) != 1:
@@ -104,9 +107,9 @@ def _where(metadata: CheckpointMetadata) -> str:
 
 
 def _non_restored(metadata: CheckpointMetadata, graph: JobGraph) -> dict[OperatorUid, tuple[int, int]]:
-    """Operators of which the checkpoint has state and the graph nothing: how many states, in how many bytes.
+    """Operators with state in the checkpoint that the graph lacks: how many states, and how many bytes.
 
-    Files of a backend count as one state: what is in them is not read.
+    The native files of a backend count as one state, because nobody opens them here.
     """
     known = {info.uid for info in graph.operator_infos()}
     found: dict[OperatorUid, tuple[set[str], int]] = {}
@@ -131,7 +134,7 @@ def _say_what_is_left_behind(metadata: CheckpointMetadata, graph: JobGraph) -> N
 
 
 def _without_an_operator(metadata: CheckpointMetadata, graph: JobGraph) -> Iterator[str]:
-    """State whose operator is gone, or has another uid now: it would silently be lost."""
+    """State whose operator is gone or has another uid: it would be lost silently."""
     names = {info.uid: info.name for info in metadata.operators}
     uids = [info.uid for info in graph.operator_infos()]
     new = [uid for uid in uids if uid not in names]
@@ -173,10 +176,10 @@ def _without_an_edge(metadata: CheckpointMetadata, graph: JobGraph) -> Iterator[
 
 
 def _changed_sources(store: Store, metadata: CheckpointMetadata, graph: JobGraph) -> Iterator[str]:
-    """Sources whose splits are not those that the checkpoint knows: they would skip rows, or read others.
+    """Sources whose splits are not those in the checkpoint: they would skip rows, or read others.
 
-    Of a subtask that had left, or was restored as finished, nothing is known but that its splits are read to the end.
-    A source that is staged is read again from what was staged, so it is not compared.
+    If a subtask had finished, its splits may be missing from the checkpoint; then only the splits that are there are
+    compared. A staged source is read again from the staged files, so it is not compared.
     """
     known = {info.uid for info in metadata.operators}
     for vertex in graph.vertices:
@@ -199,7 +202,7 @@ def _changed_sources(store: Store, metadata: CheckpointMetadata, graph: JobGraph
 
 
 class _Finished(enum.Enum):
-    """How much of a vertex had finished; a new operator has not."""
+    """How many subtasks of a vertex had finished. A new operator counts as not finished."""
 
     NONE = "not finished"
     PARTLY = "partly finished"
@@ -230,14 +233,14 @@ def _fed_after_the_end(metadata: CheckpointMetadata, graph: JobGraph) -> Iterato
 def _may_feed(upstream: _Finished, downstream: _Finished, edge: JobEdge) -> bool:
     if downstream is _Finished.NONE or upstream is _Finished.FULLY:
         return True
-    # Subtask i of a forward edge depends on subtask i alone, so some on both sides may have finished. A forward edge
-    # is rebalanced where the parallelism has changed since: what is left goes to what is left of the operator.
+    # On a forward edge subtask i feeds subtask i alone, so some subtasks of both may have finished. If the parallelism
+    # has changed since, the edge is rebalanced now: the unfinished rest feeds the unfinished rest.
     was_pointwise = edge.partitioning.kind in (PartitioningKind.FORWARD, PartitioningKind.REBALANCE)
     return downstream is _Finished.PARTLY and was_pointwise and upstream is _Finished.PARTLY
 
 
 def _finished(metadata: CheckpointMetadata, vertex: JobVertex) -> dict[_Finished, OperatorUid]:
-    """The conditions of the operators of a vertex, each with an operator in it. A new one is NONE."""
+    """What the operators of a vertex had reached, with one operator as an example of each. A new one is NONE."""
     known = {info.uid for info in metadata.operators}
     sources = () if vertex.source is None else (vertex.source,)
     found: dict[_Finished, OperatorUid] = {}

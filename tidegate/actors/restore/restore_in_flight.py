@@ -1,15 +1,14 @@
-"""Deals the in-flight elements of a checkpoint out to the channels of the tasks that start from it.
+"""Distributes the in-flight data of a checkpoint over the input channels of the tasks that start from it.
 
-Everything becomes in-flight input of the downstream task, also what a sender had not sent: output queues start empty
-(as in Flink with `execution.checkpointing.unaligned.recover-output-on-downstream`). Rules:
-
-- The order of an old channel is kept: first what its receiver held, then what its sender had not sent yet.
+All of it becomes input of the downstream task, even what a sender had not sent yet. Output queues start empty, as in
+Flink with `execution.checkpointing.unaligned.recover-output-on-downstream`. Rules:
+- The order of an old channel is kept: first the receiver's part, then what the sender had not sent.
 - HASH: a row goes to the owner of its key group. A subtask reads only old channels that can have such rows.
-- REBALANCE: whole old channels are dealt out. So it is on a forward edge that was rebalanced before, because its two
-  ends had other parallelisms; apart from that, forward and broadcast edges never have any.
-- Of the channels of a task, the one from upstream subtask `old upstream % new parallelism` gets them.
+- REBALANCE: each old channel goes to one subtask, whole. So it is on an edge that was rebalanced because its two ends
+  had different parallelisms, and is forward now. Other forward edges, and broadcast edges, have no in-flight data.
+- A task takes them in on its channel from upstream subtask `old upstream % new parallelism`.
 
-With both parallelisms unchanged these rules give every old channel to the new one of the same ends.
+If both parallelisms are unchanged, these rules map every old channel to itself.
 """
 
 from __future__ import annotations
@@ -33,9 +32,9 @@ RestoredChannels = tuple[tuple[ChannelId, tuple[pa.RecordBatch, ...]], ...]
 
 
 def restore_in_flight(store: Store, metadata: CheckpointMetadata, graph: JobGraph, task: TaskId) -> RestoredChannels:
-    """What waits on the input channels of a task, oldest first; channels with nothing are left out.
+    """What the input channels of a task start with, oldest first. Empty channels are left out.
 
-    Raises StorageError (CorruptionError among them), and ConfigurationError for rows whose key was another one.
+    Raises StorageError (CorruptionError is one), and ConfigurationError for rows that were keyed by other columns.
     """
     restored: dict[ChannelId, list[pa.RecordBatch]] = {}
     for edge in graph.edges:
@@ -50,7 +49,7 @@ def restore_in_flight(store: Store, metadata: CheckpointMetadata, graph: JobGrap
 
 
 def edges_with_in_flight(metadata: CheckpointMetadata) -> frozenset[str]:
-    """Names of the edges of which a checkpoint holds in-flight elements."""
+    """Names of the edges that have in-flight data in a checkpoint."""
     return frozenset(
         name
         for subtask in metadata.subtasks
@@ -60,7 +59,7 @@ def edges_with_in_flight(metadata: CheckpointMetadata) -> frozenset[str]:
 
 
 def can_take_in_flight(metadata: CheckpointMetadata, graph: JobGraph, edge: JobEdge) -> bool:
-    """Whether the in-flight elements of an edge can be routed over it as it is now."""
+    """Whether in-flight data of an edge can be routed over the edge as it is now."""
     match edge.partitioning.kind:
         case PartitioningKind.HASH | PartitioningKind.REBALANCE:
             return True
@@ -72,7 +71,7 @@ def can_take_in_flight(metadata: CheckpointMetadata, graph: JobGraph, edge: JobE
 
 
 class _Route:
-    """Which rows of which old channel of an edge are one downstream subtask's, and by which channel they come."""
+    """Which rows of which old channels belong to one downstream subtask, and on which channel they arrive."""
 
     def __init__(self, metadata: CheckpointMetadata, graph: JobGraph, edge: JobEdge, subtask: SubtaskIndex) -> None:
         self.edge = edge
@@ -87,7 +86,7 @@ class _Route:
         self._own = key_group_range(subtask, graph.max_parallelism, self._downstreams)
 
     def reads(self, end: ChannelEnd) -> bool:
-        """Whether this old channel may have rows of the subtask. CorruptionError where none can have any."""
+        """Whether this old channel may have rows for the subtask. CorruptionError if it cannot have any at all."""
         if not self._takes_any or end.downstream >= self._old_downstreams:
             raise CorruptionError(
                 f"{self._where} has in-flight elements of channel {end.upstream}>{end.downstream} of the "
@@ -99,7 +98,7 @@ class _Route:
         return (end.upstream * self._old_downstreams + end.downstream) % self._downstreams == self._subtask
 
     def mine(self, end: ChannelEnd, batch: pa.RecordBatch) -> pa.RecordBatch | None:
-        """Rows of a batch of an old channel that is read; None when it has none for the subtask."""
+        """The subtask's rows of a batch, of an old channel that `reads` accepts. None if there are none."""
         if self.edge.partitioning.kind is not PartitioningKind.HASH:
             return batch
         groups = hash_columns(batch, self.edge.partitioning.keys) % np.uint64(self._max_parallelism)
@@ -116,7 +115,7 @@ class _Route:
         return gather(batch, rows) if len(rows) else None
 
     def channel(self, end: ChannelEnd) -> ChannelId:
-        """The input channel that the rows of an old channel come by."""
+        """The input channel on which the rows of an old channel arrive."""
         if self.edge.partitioning.kind is PartitioningKind.FORWARD:
             return ChannelId(self.edge.index, self._subtask, self._subtask)
         return ChannelId(self.edge.index, SubtaskIndex(end.upstream % self._upstreams), self._subtask)
@@ -126,7 +125,7 @@ class _Route:
 
 
 def _held(store: Store, metadata: CheckpointMetadata, route: _Route) -> list[InFlightRows]:
-    """What the old subtasks at both ends of an edge held, in the order of the channels, the receiver's part first."""
+    """What the old subtasks at both ends of an edge held, by channel, the receiver's part first."""
     found: list[InFlightRows] = []
     for subtask in metadata.subtasks:
         if subtask.in_flight is not None:
@@ -135,5 +134,5 @@ def _held(store: Store, metadata: CheckpointMetadata, route: _Route) -> list[InF
 
 
 def _old_parallelism(metadata: CheckpointMetadata, uid: OperatorUid) -> int:
-    """Subtasks of an operator in the checkpoint, whatever it was chained to; 0 if it is new."""
+    """Parallelism of an operator in the checkpoint, whatever it was chained to. 0 if it is new."""
     return next((info.parallelism for info in metadata.operators if info.uid == uid), 0)

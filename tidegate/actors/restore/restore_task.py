@@ -1,15 +1,14 @@
-"""Restores tasks: from a checkpoint or savepoint to what each of them starts with.
+"""Restores a task: finds what it starts with in a checkpoint or savepoint.
 
 The host of a task calls `restore_task` before the task is ready. Rules:
-
-- Keyed state is cut to the key groups of the subtask. Its layers come in their order, oldest first.
-- List state stays where it was at the same parallelism, and is dealt out element by element at another one. Union state
-  goes to every subtask, whole. Broadcast state goes to every subtask too, from one subtask that was running.
-- A vertex is restored as finished, without state, only if all its subtasks were (FLIP-147). Of another vertex the state
-  of its finished subtasks is left out.
-- Of a source some of whose subtasks had finished, the first subtask keeps the splits that nobody else has, as read to
-  the end. Otherwise a savepoint that is taken before all of them have finished again would not know these splits.
-- In-flight elements have rules of their own, in `restore_in_flight.py`.
+- Keyed state is cut to the key groups of the subtask. Its layers come oldest first.
+- List state stays with its subtask at the same parallelism. At another one its elements are dealt out round robin.
+  Union state goes whole to every subtask. Broadcast state goes to every subtask, from one that had not finished.
+- A vertex is restored as finished, without state, only if all its subtasks had finished (FLIP-147). If only some had,
+  their state is left out.
+- If some subtasks of a source had finished, subtask 0 takes over their splits, as read to the end. Otherwise a
+  savepoint taken before all subtasks have finished again would not know these splits.
+- `restore_in_flight.py` has the rules for in-flight data.
 """
 
 from __future__ import annotations
@@ -48,13 +47,13 @@ class RestoredTask:
     """What one task starts with."""
 
     tables: tuple[tuple[OperatorUid, Sequence[StateTable]], ...]
-    """Of each operator what it takes in, and lets go of (`Handover`)."""
+    """The state of each operator. The operator consumes its tables, and so frees them (`Handover`)."""
     finished: bool
     in_flight: RestoredChannels = ()
     part: SubtaskState | None = None
-    """What the same subtask had in the checkpoint; None where it had finished, or there were more or fewer of them."""
+    """The same subtask's part of the checkpoint. None if it had finished, or the parallelism was another one."""
     kept: frozenset[OperatorUid] = frozenset()
-    """Operators whose keyed state is in memory: tables without rows stand for it."""
+    """Operators whose keyed state is in memory already. Tables without rows stand for it."""
     origin: StateOrigin = StateOrigin.STORAGE
 
 
@@ -70,16 +69,18 @@ def restore_task(
     kept: Mapping[OperatorUid, Sequence[StateTable]] = MappingProxyType({}),
     spool_folder: str | None = None,
 ) -> RestoredTask:
-    """Read the state of one task; `store` is opened at the root of the restore point, `splits` are all of each source.
-    Up to `readers` threads read state at a time. With `spool_folder` keyed state is not held in memory: beyond a few MB
-    it waits in that folder to be taken in, one read after the other.
+    """Read what one task starts with. `store` is opened at the root of the restore point.
 
-    State of which there is a copy that is right in the folder `local_copies` is read from there. With `native_folder`,
-    files of a backend whose key groups are still those of the task are brought there, for the backend to go on with;
-    tables without rows stand for them. So they do for states that a backend in this process has `kept` for the
-    checkpoint: of these nothing is read.
+    - `splits`: the current splits of each source.
+    - `readers`: up to so many threads read state at a time.
+    - `spool_folder`: keyed state beyond a few MB waits in this folder, not in memory, until the backend loads it.
+    - `local_copies`: state is read from this folder where a copy there verifies.
+    - `native_folder`: files of a backend go there if their key groups are still those of the task. The backend then
+      opens them, and tables without rows stand for them.
+    - `kept`: states that a backend in this process still holds for the checkpoint. They are not read; tables without
+      rows stand for them too.
 
-    Raises StorageError (CorruptionError among them), and ConfigurationError for in-flight rows of another key.
+    Raises StorageError (CorruptionError is one), and ConfigurationError for in-flight rows keyed by other columns.
     """
     metadata = read_metadata(store, restore.job_id, restore.checkpoint_id, savepoint=restore.savepoint)
     if local_copies is not None and not restore.savepoint:
@@ -127,7 +128,7 @@ def restore_task(
 
 
 def part_of(metadata: CheckpointMetadata, vertex: JobVertex, task: TaskId) -> SubtaskState | None:
-    """What the same subtask had; None where it had finished, or there were more or fewer of them."""
+    """The same subtask's part of a checkpoint. None if it had finished, or the parallelism was another one."""
     parts = [subtask for subtask in metadata.subtasks if subtask.vertex == task.vertex]
     own = next((part for part in parts if part.subtask == task.subtask), None)
     return None if own is None or own.finished or len(parts) != vertex.parallelism else own
@@ -136,7 +137,7 @@ def part_of(metadata: CheckpointMetadata, vertex: JobVertex, task: TaskId) -> Su
 def _read_to_the_end(
     store: Store, metadata: CheckpointMetadata, uid: OperatorUid, splits: Sequence[SplitPosition]
 ) -> list[StateTable]:
-    """The splits of subtasks of a source that had finished: those that the subtasks that had not do not know."""
+    """Splits of finished subtasks of a source: those that no unfinished subtask knows."""
     subtasks = subtasks_of(metadata, uid)
     if not any(subtask.finished for subtask in subtasks):
         return []
@@ -149,7 +150,7 @@ def _read_to_the_end(
 
 
 def subtasks_of(metadata: CheckpointMetadata, uid: OperatorUid) -> list[SubtaskState]:
-    """The subtasks that ran an operator of the checkpoint."""
+    """The parts of a checkpoint of the subtasks that ran an operator."""
     vertex = next(info.vertex for info in metadata.operators if info.uid == uid)
     return [subtask for subtask in metadata.subtasks if subtask.vertex == vertex]
 
@@ -165,7 +166,7 @@ def _tables_of(
     kept: Sequence[StateTable],
     spool: Spool | None,
 ) -> Handover:
-    """What one operator of an unfinished vertex starts with in one subtask."""
+    """The state with which one subtask of an operator starts, in a vertex that has not finished."""
     groups = key_group_range(subtask, info.max_parallelism, parallelism)
     rescaled = info.parallelism != parallelism
     broadcast_from: dict[str, SubtaskIndex] = {}
@@ -208,7 +209,7 @@ def _tables_of(
 def _deal_out(
     tables: Sequence[StateTable | SpooledTables], subtask: int, parallelism: int
 ) -> list[StateTable | SpooledTables]:
-    """The part of one subtask: of each list state every row whose turn it is, so that all have as many but for one."""
+    """One subtask's share: of list state every `parallelism`-th row. Shares differ by at most one row."""
     dealt: list[StateTable | SpooledTables] = []
     rows_before: Counter[str] = Counter()
     for table in tables:

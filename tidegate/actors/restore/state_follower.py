@@ -1,20 +1,17 @@
-"""`StateFollower`: the keyed state of a task in a process that does not run it, as it was at a checkpoint.
+"""`StateFollower`: keeps a copy of a task's keyed state in a standby process, as of the newest checkpoint.
 
-It is told of every checkpoint that is complete, and takes in what is new. When the task comes to its process it hands
-its backends over, as a survivor does (docs/decisions/0020).
-
-Rules:
-
-- Layers of state never change once they are written. A checkpoint whose layers begin with those that are held costs the
-  others. Of any other one (its base is new, or it is an older one) everything is read, and what was held goes before:
-  there is room for one.
-- The backend keeps what it holds under the number of its checkpoint. A restore from any other checkpoint does not find
-  that number, and reads; so does one at another parallelism, which has no such part.
-- Operators are made and opened as in a task, because they say what their state is made of. No row comes to them.
-- What fails leaves nothing that is half done: the next checkpoint begins afresh. After a few failures in a row nobody
-  follows any more; that a checkpoint was deleted meanwhile is none. The task itself is never concerned.
-- Only what lies in layers is followed: keyed state of the columnar backend, written incrementally. The rest of a task's
-  state is small, and read when it is restored.
+A warm standby has one. It hears of every completed checkpoint, and reads what is new in it. When the task is deployed
+in its process, the follower hands its backends over, and the task reads next to nothing (docs/decisions/0020). Rules:
+- Layers of state never change. If a checkpoint's layers begin with those already read, only the others are read. For
+  any other checkpoint (an older one, or one with a new base) the follower drops its state first, for there is memory
+  for one copy, and reads everything.
+- A backend remembers the number of its checkpoint. A restore from another checkpoint does not find that number, and
+  reads from storage. So does a restore at another parallelism.
+- Operators are created and opened as in a task, because only they know their states. They get no rows.
+- A failure drops everything; the next checkpoint starts afresh. After `FAILURES_MAX` failures in a row the follower
+  gives up. A checkpoint that was deleted meanwhile is no failure. The task itself never notices.
+- Only state in layers is followed: keyed state of the columnar backend, written incrementally. The rest of a task's
+  state is small, and read at restore.
 """
 
 from __future__ import annotations
@@ -47,11 +44,11 @@ log = logging.getLogger(__name__)
 
 FAILURES_MAX = 3
 TAKE_TIMEOUT_S = 60.0
-"""How long a task waits for what is being read for it: to begin again would take as long."""
+"""How long a task waits for a read that is under way. To start over would take as long."""
 
 
 def can_follow(backend: StateBackendOptions) -> bool:
-    """Whether the keyed state of these options lies in layers, and can be held for a checkpoint."""
+    """Whether keyed state with these options lies in layers, and can be kept for a checkpoint."""
     return backend.kind == "columnar" and backend.incremental and not backend.changelog and backend.undo_bytes > 0
 
 
@@ -62,11 +59,11 @@ class _Held:
     operator: Operator
     backend: KeyedBackend
     layers: tuple[StateHandle, ...]
-    """What it was made of."""
+    """The layers that it was read from."""
 
 
 class StateFollower:
-    """That of one task. `follow` runs on one thread at a time; `take` and `close` may come from another one."""
+    """Follows one task. `follow` runs on one thread at a time; any thread may call `take` and `close`."""
 
     def __init__(
         self,
@@ -91,10 +88,10 @@ class StateFollower:
         self._failures = 0
         self._held: dict[OperatorUid, _Held] = {}
         self.checkpoint_id: CheckpointId | None = None
-        """The checkpoint whose state is held. From any thread."""
+        """The checkpoint whose state it holds. Any thread may read this."""
 
     def follow(self, restore: RestorePoint) -> None:
-        """Hold the state of a checkpoint of the job; whatever goes wrong is logged. Takes as long as reading does."""
+        """Hold the state of this checkpoint. Reads it in this call. Logs any failure."""
         with self._lock:
             if self._closed or self._failures >= FAILURES_MAX:
                 return
@@ -103,7 +100,7 @@ class StateFollower:
             except NotFoundError as error:
                 self._drop()
                 log.info("checkpoint %d of %s has gone meanwhile: %s", restore.checkpoint_id, self.task, error)
-            except Exception as error:  # noqa: BLE001 (functions of users are opened; nothing depends on this)
+            except Exception as error:  # noqa: BLE001 (user functions are opened; nothing depends on this)
                 self._failures += 1
                 self._drop()
                 log.warning(
@@ -119,9 +116,10 @@ class StateFollower:
                 self._drop()
 
     def take(self, restore: RestorePoint) -> Mapping[OperatorUid, KeyedBackend]:
-        """The backends, for a task that starts from a checkpoint: empty unless what they lack is layers above theirs.
+        """Hand the backends over to a task that starts from this checkpoint.
 
-        Waits for what is being read. Nothing is held afterwards.
+        Empty unless what they lack is only layers on top of theirs, which are read now. Waits for a read that is under
+        way. Afterwards the follower holds nothing.
         """
         acquired = self._lock.acquire(timeout=TAKE_TIMEOUT_S)
         self._closed = True
@@ -134,7 +132,7 @@ class StateFollower:
             backends = {uid: held.backend for uid, held in self._held.items()}
             for held in self._held.values():
                 held.operator.hand_over()
-        except Exception as error:  # noqa: BLE001 (as in `follow`: then the task reads)
+        except Exception as error:  # noqa: BLE001 (as in `follow`; the task then reads from storage)
             log.warning("the state of %s that is held is of no use: %s", self.task, error_text(error))
             backends = {}
         finally:
@@ -143,16 +141,16 @@ class StateFollower:
         return backends
 
     def close(self) -> None:
-        """Hold nothing any more, from the end of what is being read on."""
+        """Drop everything, at the latest when a read that is under way ends."""
         self._closed = True
         if self._lock.acquire(blocking=False):
             self._drop()
             self._lock.release()
 
     def _advance(self, restore: RestorePoint, anew: bool) -> None:
-        """Hold a checkpoint: by the layers that are missing, or (`anew`) by reading everything where these are not all.
+        """Hold this checkpoint's state: read the layers that are missing.
 
-        Without `anew` what cannot be gone on with is dropped.
+        With `anew`, an operator whose layers do not match is read from scratch. Without it, that operator is dropped.
         """
         store = self._open_store(restore.root)
         metadata = read_metadata(store, restore.job_id, restore.checkpoint_id, savepoint=restore.savepoint)
@@ -162,7 +160,7 @@ class StateFollower:
             return
         layers = Lineage.of(restore.checkpoint_id, part).layers
         if anew and not layers:
-            return  # that of a canonical savepoint: later ones go on with the layers before it
+            return  # a canonical savepoint has no layers; the next checkpoint builds on those from before it
         part = replace(part, handle=None, in_flight=None, layers=layers)
         if self._local_copies is not None:
             store = LocalFirstStore(store, self._local_copies, restore.job_id, metadata.subtasks)
@@ -201,7 +199,7 @@ class StateFollower:
 
     def _go_on(self, store: Store, part: SubtaskState, held: _Held, uid: OperatorUid, number: CheckpointId) -> None:
         tables = self._read(store, part, uid, len(held.layers))
-        # What leads back to the checkpoint before is of no use, so nothing is noted of what changes now.
+        # Nobody goes back to the checkpoint before, so these changes need no undo log.
         held.backend.completed(number)
         held.operator.load(tables)
         held.backend.leave()
@@ -209,7 +207,7 @@ class StateFollower:
         held.backend.keep(number)
 
     def _read(self, store: Store, part: SubtaskState, uid: OperatorUid, first: int) -> Handover:
-        """The rows of one operator in the layers from the `first` on."""
+        """The rows of one operator, from the layer `first` on."""
         groups = key_group_range(self.task.subtask, self._max_parallelism, self._vertex.parallelism)
         above = replace(part, layers=part.layers[first:])
         tables = read_subtask_state(store, above, uid, groups, wanted=_is_keyed, readers=self._readers)
@@ -224,7 +222,7 @@ class StateFollower:
         operator = self._held.pop(uid).operator
         try:
             operator.close()
-        except Exception as error:  # noqa: BLE001 (a function of the user, of which nobody wants anything any more)
+        except Exception as error:  # noqa: BLE001 (user code, and nobody needs it any more)
             log.warning("closing %s of %s, which was only held, failed: %s", uid, self.task, error_text(error))
 
 
@@ -233,5 +231,5 @@ def _is_keyed(section: SectionRef) -> bool:
 
 
 def _is_above(part: SubtaskState, held: _Held) -> bool:
-    """Whether a checkpoint has the layers that are held, and maybe others above them."""
+    """Whether a checkpoint has the held layers, perhaps with others on top."""
     return part.layers[: len(held.layers)] == held.layers

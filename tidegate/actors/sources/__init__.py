@@ -1,1 +1,1 @@
-"""What a source is, one over data in memory, and hooks for systems outside the job."""
+"""The contract of sources, a source over data in memory, and hooks for systems outside the job."""

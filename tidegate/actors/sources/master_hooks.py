@@ -1,7 +1,7 @@
-"""Master hooks: what a system outside the job is told about its checkpoints (Flink's `MasterTriggerRestoreHook`).
+"""Master hooks: tell a system outside the job about its checkpoints (Flink's `MasterTriggerRestoreHook`).
 
-A source that decides itself when a checkpoint starts needs one: the hook tells the system outside which checkpoint is
-wanted, and that system puts a mark into the data, at which the source takes its part of the checkpoint.
+An externally induced source needs one. The hook tells the outside system that a checkpoint is wanted. The system puts a
+mark into the data, and the source begins the checkpoint at that mark.
 """
 
 from __future__ import annotations
@@ -13,26 +13,26 @@ from tidegate.storage.ids import CheckpointId
 
 @runtime_checkable
 class MasterHook(Protocol):
-    """Called by the coordinator's process, one call at a time for each checkpoint. Travels with the job by cloudpickle.
+    """The coordinator calls it, for one checkpoint at a time. It travels with the job by cloudpickle.
 
-    A call may be repeated, and a checkpoint that was triggered may fail: what is outside must be able to bear both.
+    A call may be repeated, and a checkpoint may fail after its trigger. The outside system must cope with both.
     """
 
     @property
     def identifier(self) -> str:
-        """Name that finds the hook's data in a checkpoint again: the same in every run of the job, unique within it."""
+        """The key of the hook's data in a checkpoint: unique in the job, and the same in every run."""
         ...
 
     def trigger(self, checkpoint_id: CheckpointId, timestamp_ms: int) -> bytes | None:
-        """A checkpoint starts; no task has been told yet. Returns what is to be kept with it.
+        """A checkpoint begins; no task has been told yet. Returns the data to store with it.
 
-        Whatever it raises fails the checkpoint.
+        Any error fails the checkpoint.
         """
         ...
 
     def restore(self, checkpoint_id: CheckpointId, data: bytes | None) -> None:
-        """An attempt is about to start from this checkpoint; `data` is what was kept with it.
+        """An attempt is about to start from this checkpoint. `data` is what `trigger` returned for it.
 
-        Called again a bounded number of times when it raises; then the attempt has failed.
+        If it raises it is called again, a bounded number of times. Then the attempt fails.
         """
         ...

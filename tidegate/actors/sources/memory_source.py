@@ -1,4 +1,7 @@
-"""`MemorySource`: Arrow data that the driver holds in memory. It can be replayed, because it travels with the job."""
+"""`MemorySource`: Arrow data that the driver holds in memory, for `from_batches` and for simulated programs.
+
+It can be replayed, because the data travels with the job.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +20,11 @@ if TYPE_CHECKING:
     import polars as pl
 
 InMemory: TypeAlias = "pa.Table | pa.RecordBatch | pl.DataFrame | Sequence[pa.RecordBatch | pl.DataFrame]"
-"""What a driver may have in memory."""
+"""What `from_batches` takes."""
 
 
 class MemorySource:
-    """Splits a table into `splits` parts of contiguous rows."""
+    """Splits a table into `splits` ranges of consecutive rows."""
 
     def __init__(self, data: pa.Table, splits: int) -> None:
         if splits < 1:
@@ -39,7 +42,7 @@ class MemorySource:
 
     @staticmethod
     def of(data: InMemory, splits: int) -> MemorySource:
-        """From a table, a polars frame, a batch, or batches of one schema."""
+        """A source of a table, a polars DataFrame, a record batch, or batches with one schema."""
         if is_polars_frame(data):
             data = _table_of(data)
         if isinstance(data, pa.RecordBatch):
@@ -55,7 +58,7 @@ class MemorySource:
         return self._schema
 
     def splits(self) -> Sequence[SourceSplit]:
-        """Contiguous parts; the payload is the first row. Ids differ also where parts are empty."""
+        """The ranges. The payload is the first row; the number in the id keeps empty ranges apart."""
         bounds = [self._rows * i // self._splits for i in range(self._splits + 1)]
         return [
             SourceSplit(f"{number}: rows {start} to {stop}", f"{start}".encode(), stop - start)
@@ -72,7 +75,7 @@ class _MemoryReader:
         self._table = table
 
     def read(self, split: SourceSplit, offset: int, rows_max: int) -> ReadResult:
-        """Rows of one part."""
+        """Rows of one range."""
         rows = min(rows_max, split.rows - offset)
         if rows <= 0:
             return ReadResult(None, offset, True)
@@ -90,7 +93,7 @@ def _table_of(frame: pl.DataFrame) -> pa.Table:
 
 
 def _joined(given: Sequence[pa.RecordBatch | pl.DataFrame]) -> pa.Table:
-    """Batches as a table. ConfigurationError if there are none, or their columns differ."""
+    """The batches as one table. Raises ConfigurationError if there are none, or their schemas differ."""
     if isinstance(given, str | bytes) or not isinstance(given, Sequence):
         raise ConfigurationError(
             f"from_batches takes an Arrow table, a polars DataFrame, or record batches, not {type(given).__name__}"

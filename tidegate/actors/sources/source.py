@@ -1,8 +1,8 @@
-"""`Source`: the contract of a source, whose splits can be read again from any row offset.
+"""`Source`: the contract of a source. Its splits can be read again from any row offset.
 
-A source does I/O, so the machine never calls it: the machine asks the runtime to read, and gets a batch back as an
-event. The position (which splits, which row of each) is the machine's, is stored in every checkpoint, and is what
-makes replay exact. `read` must therefore be a function of its arguments alone.
+Reading is I/O, so the task's machine never does it: the machine asks for a read, and gets the batch as an event. The
+machine keeps the positions (its splits, and the next row of each) and stores them in every checkpoint. So replay is
+exact only if the rows that `read` returns depend on its arguments alone.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tidegate.storage.ids import CheckpointId
 @wire
 @dataclass(frozen=True, slots=True)
 class SourceSplit:
-    """A part of the input with rows in a fixed order. `rows` is -1 where the length is not known."""
+    """A part of the input with rows in a fixed order. `rows` is -1 if the length is not known."""
 
     split_id: str
     payload: bytes
@@ -29,12 +29,11 @@ class SourceSplit:
 
 @dataclass(frozen=True, slots=True)
 class ReadResult:
-    """Rows `[offset, next_offset)` of a split. `batch` is None when there was nothing; `at_end` after the last row.
+    """Rows `[offset, next_offset)` of a split. `at_end`: no rows follow. `batch` is None if there were none.
 
-    Nothing, and not at the end: there is nothing at the moment. The task asks the next split, where the source is
-    unbounded, and asks again after a pause of 1 to 100 ms when no split has anything.
-
-    `induces`: an externally induced source wants this checkpoint to begin right after these rows.
+    No batch and not at the end means that nothing is there yet. Then the task tries the next split of an unbounded
+    source. When no split has anything it pauses for 1 to 100 ms. `induces`: an externally induced source wants this
+    checkpoint to begin right after these rows.
     """
 
     batch: pa.RecordBatch | None
@@ -44,10 +43,10 @@ class ReadResult:
 
 
 class SourceReader(Protocol):
-    """Reads splits; one reader a subtask, called from one thread at a time."""
+    """Reads the splits of one subtask. Called from one thread at a time."""
 
     def read(self, split: SourceSplit, offset: int, rows_max: int) -> ReadResult:
-        """Read up to `rows_max` rows from row `offset` on. The same arguments give the same rows, always."""
+        """Up to `rows_max` rows from row `offset` on. The same arguments must always give the same rows."""
         ...
 
     def close(self) -> None:
@@ -58,7 +57,7 @@ class SourceReader(Protocol):
 class Source(Protocol):
     """A replayable input. Must be picklable by cloudpickle.
 
-    Its splits are read one after the other to their end. One that never ends is an `UnboundedSource`.
+    A subtask reads its splits one after the other, each to its end. Splits that never end need an `UnboundedSource`.
     """
 
     @property
@@ -77,10 +76,10 @@ class Source(Protocol):
 
 @runtime_checkable
 class ExternallyInducedSource(Protocol):
-    """A source that decides itself where in its rows a checkpoint begins (Flink's ExternallyInducedSource).
+    """A source that decides after which row a checkpoint begins (Flink's ExternallyInducedSource).
 
-    The coordinator's trigger starts nothing at such a source; a master hook tells the outside world of the checkpoint,
-    and the reader answers with `ReadResult.induces`. Savepoints are triggered as everywhere.
+    The coordinator's trigger starts nothing at such a source. A master hook tells the outside system of the checkpoint,
+    and the reader answers with `ReadResult.induces`. Savepoints are triggered as for any source.
     """
 
     externally_induced: Literal[True]
@@ -88,11 +87,11 @@ class ExternallyInducedSource(Protocol):
 
 @runtime_checkable
 class UnboundedSource(Protocol):
-    """A source whose splits go on (partitions, lanes of a log): a subtask reads its own in turn, a batch of each."""
+    """A source whose splits never end, such as partitions. A subtask reads its splits in turn, a batch of each."""
 
     unbounded: Literal[True]
 
 
 def is_unbounded(source: Source) -> bool:
-    """Whether the splits of a source are read in turn."""
+    """Whether subtasks read the splits of this source in turn."""
     return isinstance(source, UnboundedSource) and source.unbounded

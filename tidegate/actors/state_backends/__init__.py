@@ -1,1 +1,1 @@
-"""Keyed state of operators: the backends that hold it while a job runs, vectorised and key by key."""
+"""State backends: hold the keyed state of operators while a job runs."""

@@ -1,4 +1,4 @@
-"""Opens the backend that a job asks for. Operators call it through `make_backend` in `operator_backend.py`."""
+"""Opens the backend that a job asks for. `make_backend` in `operator_backend.py` calls it for an operator."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from tidegate.storage.ids import OperatorUid
 
 
 def open_backend(options: StateBackendOptions, place: BackendPlace) -> KeyedBackend:
-    """The keyed state of one operator in one subtask, empty."""
+    """A backend for the keyed state of one operator in one subtask, empty or on the files in its folder."""
     if options.kind == "columnar":
-        # With a changelog it is frozen for segments of that, and not for checkpoints.
+        # With a changelog, freezes are for its segments and not for checkpoints: there is nothing to go back to.
         undo_bytes = 0 if options.changelog else options.undo_bytes
         return ColumnarBackend(
             place.max_parallelism, place.key_names, options.incremental, undo_bytes, options.restore_threads
         )
     if options.directory is None:
         raise ConfigurationError("the rocksdb backend needs a local folder to work in; this runtime has none")
-    # Imported late: a job in memory does not pay for loading RocksDB.
+    # Imported late: a job with state in memory should not pay for loading RocksDB.
     from tidegate.actors.state_backends.rocksdb.rocksdb_backend import RocksBackend
 
     folder = backend_folder(options.directory, place.uid)
@@ -30,5 +30,5 @@ def open_backend(options: StateBackendOptions, place: BackendPlace) -> KeyedBack
 
 
 def backend_folder(directory: str, uid: OperatorUid) -> str:
-    """Where the backend of an operator works, and expects the files with which it is to go on."""
+    """The folder in which an operator's backend works. Files to restore from are put there first."""
     return os.path.join(directory, escape(uid))

@@ -1,1 +1,1 @@
-"""DataFrames in and out: staged as files that replay exactly, tables read back."""
+"""DataFrames as sources, staged in files that replay exactly, and tables as DataFrames."""

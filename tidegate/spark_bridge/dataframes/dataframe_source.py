@@ -1,4 +1,4 @@
-"""`DataFrameSource`: a bounded DataFrame as a source: staged when the job is submitted, read from what was staged."""
+"""`DataFrameSource`: a bounded DataFrame as a source. Submission stages it; tasks read the staged files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tidegate.storage.errors import ConfigurationError
 
 
 class DataFrameSource:
-    """Describes the input until it is staged. ConfigurationError for a streaming DataFrame."""
+    """Stands for the input until it is staged. ConfigurationError for a streaming DataFrame."""
 
     def __init__(self, df: DataFrame) -> None:
         if df.isStreaming:
@@ -30,17 +30,17 @@ class DataFrameSource:
         return self._schema
 
     def stage(self, url: str) -> ParquetSource:
-        """Write the rows under `url`, distributed by Spark."""
+        """Let Spark's executors write the rows under `url`."""
         return stage_dataframe(self._df, url)
 
     def reopen(self, url: str) -> ParquetSource:
-        """What was staged under `url` before. NotFoundError if nothing was."""
+        """The source that was staged under `url` before. NotFoundError if there is none."""
         return ParquetSource.open(url)
 
     def splits(self) -> Sequence[SourceSplit]:
-        """Only what is staged has splits."""
+        """Raises: only the staged source has splits."""
         raise SparkBridgeError("a DataFrame is read only after it was staged")
 
     def reader(self) -> SourceReader:
-        """Only what is staged can be read."""
+        """Raises: only the staged source can be read."""
         raise SparkBridgeError("a DataFrame is read only after it was staged")

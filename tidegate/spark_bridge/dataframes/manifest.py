@@ -1,8 +1,10 @@
-"""The manifest of a staged DataFrame: it makes a folder of Parquet files a source.
+"""The manifest of a staged DataFrame: it turns a folder of Parquet files into a source.
 
-Rules kept here: the manifest is created once, conditionally, after every file is complete, so a folder either
-holds a whole staged DataFrame or none; files are named relative to the folder's url; the manifest carries the
-checksum of each file and one of its own.
+`stage_dataframe` creates it, `ParquetSource.open` reads it. Rules:
+* It is created once, by a conditional create, when every file is complete. So a folder holds a whole staged DataFrame,
+  or none.
+* File names are relative to the folder's url.
+* It has a checksum of each file, and one of its own.
 """
 
 from __future__ import annotations
@@ -36,14 +38,14 @@ class StagedFile:
 @wire
 @dataclass(frozen=True, slots=True)
 class StagedManifest:
-    """The files of a staged DataFrame, in the order of its partitions, and the schema they all have."""
+    """The files of a staged DataFrame, in the order of its partitions, and their common schema."""
 
     schema: pa.Schema
     files: tuple[StagedFile, ...]
 
 
 def write_manifest(store: Store, schema: pa.Schema, files: tuple[StagedFile, ...]) -> None:
-    """Create the manifest. Raises AlreadyExistsError when the folder holds staged data already."""
+    """Create the manifest. AlreadyExistsError if the folder has staged data already."""
     data = seal(_MAGIC, MANIFEST_VERSION, encode(StagedManifest(schema, files)))
     try:
         store.create(MANIFEST_PATH, data)
@@ -52,7 +54,7 @@ def write_manifest(store: Store, schema: pa.Schema, files: tuple[StagedFile, ...
 
 
 def already_staged(url: str) -> AlreadyExistsError:
-    """The error for a folder that holds staged data already."""
+    """The error for a folder that has staged data already."""
     return AlreadyExistsError(
         f"{url} holds a staged DataFrame already. Open it with ParquetSource.open(url), or stage to a new folder."
     )
@@ -61,8 +63,8 @@ def already_staged(url: str) -> AlreadyExistsError:
 def read_manifest(store: Store) -> StagedManifest:
     """The manifest of a folder.
 
-    Raises NotFoundError when nothing was staged there, CorruptionError for damaged bytes, CodecError for
-    those of a newer tidegate.
+    Raises NotFoundError if nothing was staged there, CorruptionError for damaged bytes, and CodecError for a manifest
+    of a newer tidegate.
     """
     where = f"{store.url}/{MANIFEST_PATH}"
     try:

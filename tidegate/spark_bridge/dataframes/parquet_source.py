@@ -1,10 +1,11 @@
-"""`ParquetSource`: a staged DataFrame as a source: one Parquet file a split, read again exactly from any row.
+"""`ParquetSource`: a staged DataFrame as a source. Each Parquet file is a split that replays exactly from any row.
 
-Rules kept here: rows of a split are its file's rows in file order, so `(split, offset, rows_max)` alone
-decides what a read returns; a file is checked whole (size and checksum) each time a reader opens it, before a
-row of it is given out; a reader holds one file and one decoded row group, and gives out zero-copy slices of
-that group. A read ends at the end of its row group, so it may return fewer rows than asked for; offsets stay
-exact.
+Rules:
+* The rows of a split are the file's rows in file order. So `(split, offset, rows_max)` alone decides what a read
+  returns.
+* A reader verifies size and checksum of the whole file each time it opens it, before it returns any row.
+* A reader holds one file and one decoded row group, and returns zero-copy slices of that group.
+* A read stops at the end of its row group, so it may return fewer rows than asked for. Offsets stay exact.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _RANGE_BYTES = 16 * 2**20
 
 @dataclass(frozen=True, slots=True)
 class ParquetSource:
-    """A bounded source over files that `stage_dataframe` wrote under `url`.
+    """A bounded source over the files that `stage_dataframe` wrote under `url`.
 
     `schema` is that of every batch.
     """
@@ -44,9 +45,9 @@ class ParquetSource:
 
     @classmethod
     def open(cls, url: str) -> ParquetSource:
-        """The source staged at `url` by this process or another one.
+        """The source staged at `url`, by this process or another one.
 
-        Raises NotFoundError when staging never finished there, CorruptionError for a damaged manifest.
+        Raises NotFoundError if no staging has finished there, CorruptionError for a damaged manifest.
         """
         manifest = read_manifest(open_store(url))
         return cls(url, manifest.files, manifest.schema)
@@ -57,7 +58,7 @@ class ParquetSource:
         return sum(file.rows for file in self.files)
 
     def splits(self) -> Sequence[SourceSplit]:
-        """One split a file, in the order of the DataFrame's partitions. Empty for an empty DataFrame."""
+        """One split for each file, in the order of the DataFrame's partitions. Empty for an empty DataFrame."""
         return tuple(SourceSplit(file.path, encode(file), file.rows) for file in self.files)
 
     def reader(self) -> SourceReader:
@@ -75,10 +76,10 @@ class _OpenFile:
 
 
 class ParquetReader:
-    """Reads the splits of a `ParquetSource`; called from one thread at a time."""
+    """Reads the splits of a `ParquetSource`. Called from one thread at a time."""
 
     def __init__(self, url: str, schema: pa.Schema) -> None:
-        """Opens nothing yet. `url` is the folder that the splits' paths are relative to."""
+        """Opens nothing yet. The paths of splits are relative to `url`."""
         self._url = url
         self._schema = schema
         self._open: _OpenFile | None = None
@@ -86,10 +87,10 @@ class ParquetReader:
         self._group: pa.RecordBatch | None = None
 
     def read(self, split: SourceSplit, offset: int, rows_max: int) -> ReadResult:
-        """Rows from `offset` on, up to `rows_max` and to the end of the row group: a zero-copy slice.
+        """Up to `rows_max` rows from `offset` on, to the end of the row group at most: a zero-copy slice.
 
-        Raises ConfigurationError for an offset outside the split, NotFoundError or CorruptionError for a file
-        that is gone or is not the one that was staged.
+        Raises ConfigurationError for an offset outside the split, and NotFoundError or CorruptionError if the file is
+        gone or is not the one that was staged.
         """
         opened = self._opened(decode(split.payload))
         rows = opened.file.rows
@@ -108,7 +109,7 @@ class ParquetReader:
         return ReadResult(batch, next_offset, at_end=next_offset == rows)
 
     def close(self) -> None:
-        """Release the file and the decoded row group. Reading again opens anew."""
+        """Release the file and the decoded row group. A later read opens the file again."""
         self._group_index, self._group = -1, None
         opened, self._open = self._open, None
         if opened is not None:
@@ -130,8 +131,7 @@ class ParquetReader:
                 "wrote into the folder; stage the DataFrame again and start the job without restoring it."
             )
         try:
-            # A memory map over a verified buffer: column chunks are decompressed straight from the page
-            # cache.
+            # The verified buffer may be a memory map: column chunks are then decompressed from the page cache.
             parquet = pq.ParquetFile(pa.BufferReader(data), pre_buffer=False)
         except (pa.ArrowException, OSError) as error:
             raise CorruptionError(f"{file.path} at {self._url} is not a Parquet file: {error}") from error
@@ -151,7 +151,7 @@ class ParquetReader:
             return pa.py_buffer(_read_in_ranges(open_store(self._url), file))
         try:
             with (root / file.path).open("rb") as handle:
-                # An empty file cannot be mapped; it is no Parquet file either, and its size will say so.
+                # An empty file cannot be mapped. It is no Parquet file either: the check of its size fails.
                 size_bytes = handle.seek(0, 2)
                 mapped = mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ) if size_bytes else b""
         except FileNotFoundError as error:
@@ -163,7 +163,7 @@ class ParquetReader:
 
     def _decoded(self, opened: _OpenFile, index: int) -> pa.RecordBatch:
         if self._group is None or self._group_index != index:
-            # Threads were measured to gain nothing at this size, and would fight the operators for cores.
+            # Measured: threads gain nothing at this size, and they would compete with operators for cores.
             table = opened.parquet.read_row_group(index, use_threads=False)
             (group,) = table.combine_chunks().to_batches()
             self._group_index, self._group = index, group.replace_schema_metadata(None)
@@ -171,16 +171,15 @@ class ParquetReader:
 
 
 def _read_in_ranges(store: Store, file: StagedFile) -> bytes:
-    """A whole remote file. Each request is bounded in time by the store, so each asks for a bounded part."""
-    # One byte more than staged is asked for, so that a file that grew does not pass for the one that was
-    # staged.
+    """A whole remote file, in parts. The store bounds the time of a request, so each asks for little."""
+    # Ask for one byte more than was staged, to notice a file that has grown.
     end = file.size_bytes + 1
     parts = [store.read(file.path, at, min(_RANGE_BYTES, end - at)) for at in range(0, end, _RANGE_BYTES)]
     return b"".join(parts)
 
 
 def local_root(url: str) -> Path | None:
-    """The folder of a local url ("/a/b", "file:///a/b"), None for any other file system."""
+    """The folder of a local url ("/a/b", "file:///a/b"). None for any other file system."""
     if get_protocol(url) not in ("file", "local"):
         return None
     return Path(LocalFileSystem._strip_protocol(url))

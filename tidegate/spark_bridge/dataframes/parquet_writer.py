@@ -1,10 +1,13 @@
 """Writes a stream of Arrow batches as Parquet files that can be read again from any row, fast.
 
-Rules kept here: every row group but the last of a file has exactly `rows_per_group` rows, unless its bytes
-reach a limit first; files are bounded in rows and bytes; at no time is more than one row group in memory.
-Encoding was measured (int64 with 1e6 distinct values and float64): LZ4 with byte-stream split took 10 bytes a
-row and read 126 million rows a second on one core; dictionaries made the files larger and both directions
-slower. Strings keep dictionaries, which Parquet gives up by itself when there are too many values.
+Staging calls it in Spark's Python workers. Rules:
+* Every row group but the last of a file has exactly `rows_per_group` rows, unless it reaches a limit of bytes first.
+* Files are bounded in rows and bytes.
+* At most one row group is in memory.
+
+The encoding was measured on int64 (1e6 distinct values) and float64 columns. LZ4 with byte-stream split took 10 bytes a
+row, and read 126 million rows/s on one core. Dictionaries made files larger, and both reads and writes slower. Strings
+keep dictionaries; Parquet drops them by itself when there are too many distinct values.
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ FILE_ROWS_MAX = 16 * ROWS_PER_GROUP
 
 @dataclass(frozen=True, slots=True)
 class FileLimits:
-    """Where row groups and files end: at whichever limit is reached first."""
+    """Where row groups and files end: at the limit that is reached first."""
 
     rows_per_group: int = ROWS_PER_GROUP
     group_bytes_max: int = 32 * 2**20
@@ -42,7 +45,7 @@ def write_files(
 ) -> Iterator[StagedFile]:
     """Write batches as `<name>-0000.parquet`, `<name>-0001.parquet`, …; yields each file when it is complete.
 
-    No rows, no files. Batches are cast to `schema`. Raises StorageError for faults of the store.
+    Without rows there is no file. Batches are cast to `schema`. Raises StorageError.
     """
     groups = _row_groups(batches, schema, limits)
     for number in itertools.count():
@@ -74,7 +77,7 @@ def _row_groups(batches: Iterable[pa.RecordBatch], schema: pa.Schema, limits: Fi
 
 
 class _FileEncoder:
-    """Encodes one file as chunks of bytes and keeps count and checksum of what it gave out."""
+    """Encodes one file as chunks of bytes. Keeps the row count, the size and the checksum."""
 
     def __init__(self, schema: pa.Schema, limits: FileLimits) -> None:
         self._schema = schema
@@ -84,7 +87,7 @@ class _FileEncoder:
         self._digest = xxhash.xxh3_64()
 
     def chunks(self, groups: Iterator[pa.Table]) -> Iterator[bytes]:
-        """Bytes of the file, drawing row groups until a limit is reached or none is left."""
+        """The bytes of the file. Draws row groups until a limit is reached or none is left."""
         sink = _ChunkSink()
         options = _parquet_options(self._schema)
         with pq.ParquetWriter(sink, self._schema, **options) as writer:
@@ -97,7 +100,7 @@ class _FileEncoder:
         yield from self._drain(sink)
 
     def staged(self, path: str, size_bytes: int) -> StagedFile:
-        """What was written, checked against what the store says it stored."""
+        """The file as written. StorageError if the store reports another size."""
         if size_bytes != self._size_bytes:
             raise StorageError(f"{path}: the store wrote {size_bytes} of {self._size_bytes} bytes of staged rows")
         return StagedFile(path, self._rows, size_bytes, format_checksum(self._digest.intdigest()))
@@ -110,7 +113,7 @@ class _FileEncoder:
 
 
 class _ChunkSink(io.RawIOBase):
-    """A file object that hands out what was written to it, so that a file never lies in memory as a whole."""
+    """A file object that hands out what was written to it, so that no whole file is in memory."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,9 +1,10 @@
 """Translates Spark schemas into Arrow schemas, and back.
 
-Rules kept here: a column keeps its values exactly or is refused by name. Timestamps are microseconds, those
-with a time zone in UTC. Arrow types that Spark lacks (unsigned and half-precision numbers, times,
-nanoseconds, …) are given the next larger type that Spark has; `for_spark` says which, and a cast to it is
-checked for overflow.
+Rules:
+* A column keeps its values exactly, or an error names it.
+* Timestamps are in microseconds. Those with a time zone are in UTC.
+* An Arrow type that Spark lacks (unsigned or half-precision numbers, nanoseconds, …) becomes a larger or similar type
+  that Spark has (`for_spark`). A cast to it is checked for overflow.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ _WIDENED = {
 def arrow_schema_of(schema: StructType) -> pa.Schema:
     """Arrow schema of a Spark schema.
 
-    Raises ConfigurationError naming the column for a type that Arrow cannot hold, for a column without a type
-    (void), for user-defined types, for two columns of one name, and when there are no columns.
+    Raises ConfigurationError if there are no columns, or two of one name. The error names a column whose type Arrow
+    cannot hold, that has no type (void), or that has a user-defined type.
     """
     if not schema.fields:
         raise ConfigurationError("the DataFrame has no columns; select at least one")
@@ -64,17 +65,17 @@ def readable_schema(df: DataFrame) -> StructType:
 
 
 def spark_schema_of(schema: pa.Schema) -> StructType:
-    """Spark schema of an Arrow schema; its Arrow form is `for_spark(schema)`.
+    """Spark schema of an Arrow schema. Rows must come in its Arrow form, `for_spark(schema)`.
 
-    Raises ConfigurationError naming the column for a type that Spark has nothing for.
+    Raises ConfigurationError, which names the column, for a type that Spark has nothing for.
     """
     return from_arrow_schema(for_spark(schema), prefer_timestamp_ntz=True)
 
 
 def for_spark(schema: pa.Schema) -> pa.Schema:
-    """The Arrow schema that Spark can take rows of `schema` in: the same where Spark has the type.
+    """The Arrow schema in which Spark can take rows of `schema`. Types that Spark has are unchanged.
 
-    Raises ConfigurationError naming the column for a type that Spark has nothing for.
+    Raises ConfigurationError, which names the column, for a type that Spark has nothing for.
     """
     return pa.schema([pa.field(field.name, _spark_form(field.name, field.type), field.nullable) for field in schema])
 

@@ -1,12 +1,11 @@
-"""Stages a DataFrame: Spark's executors write its rows as files of ours, which replay exactly.
+"""Stages a DataFrame: Spark's executors write its rows to Parquet files, which replay exactly.
 
-A DataFrame is a recipe, and running it twice may give other rows in another order; what a job must be able to
-read again is therefore written down first. Rules kept here:
-
-* Executors write through tidegate's own store (any url that `open_store` takes), so S3 needs no Hadoop jars.
-* File names are unique to the attempt of a Spark task; only files that a successful attempt reported count,
-  and what other attempts left in this staging's folder is deleted.
-* The folder becomes a source by one conditional create of its manifest, at the end.
+A DataFrame is a recipe: to run it twice may give other rows, or another order. A job must be able to read its input
+again, so the rows are written first. Rules:
+* Executors write through tidegate's own store (any url that `open_store` takes). So S3 needs no Hadoop jars.
+* Each attempt of a Spark task has its own file names. Only files that a successful attempt reported count. What other
+  attempts left in this staging's folder is deleted.
+* At the end, one conditional create of the manifest turns the folder into a source.
 * The one Spark action is bounded in time.
 """
 
@@ -42,7 +41,7 @@ BatchFunction = Callable[[Iterable[pa.RecordBatch]], Iterable[pa.RecordBatch]]
 _FILE_SCHEMA = pa.schema(
     [("path", pa.string()), ("rows", pa.int64()), ("size_bytes", pa.int64()), ("checksum", pa.string())]
 )
-# "pkg.SomeError: reason", as Python and Java end a stack trace.
+# "pkg.SomeError: reason": the line of a Python or Java stack trace that names the cause.
 _NAMES_CAUSE = re.compile(r"(Caused by: )?[\w.$]*(Error|Exception): ")
 _FILE_SPARK_SCHEMA = "path string, rows long, size_bytes long, checksum string"
 
@@ -55,15 +54,13 @@ def stage_dataframe(
     files_max_rows: int = FILE_ROWS_MAX,
     timeout_s: float = 1800.0,
 ) -> ParquetSource:
-    """Write a bounded DataFrame under `url` and return it as a replayable source.
+    """Write a bounded DataFrame under `url`, and return it as a replayable source.
 
-    Each partition of `df` gives one file or more (of at most `files_max_rows` rows), none when it is empty;
-    each file is one split, so repartition `df` for more parallelism. The order of rows within a partition is
-    kept.
+    Each partition of `df` gives files of at most `files_max_rows` rows, and none if it is empty. Each file is one
+    split, so repartition `df` for more parallelism. Rows keep their order within a partition.
 
-    Raises ConfigurationError for a streaming DataFrame or a column type that cannot be held,
-    AlreadyExistsError when `url` holds staged data, SparkTimeoutError after `timeout_s` seconds,
-    SparkBridgeError when Spark fails.
+    Raises ConfigurationError for a streaming DataFrame or an unsupported column type, AlreadyExistsError if `url` has
+    staged data, SparkTimeoutError after `timeout_s` seconds, and SparkBridgeError if Spark fails.
     """
     if df.isStreaming:
         raise ConfigurationError("a streaming DataFrame has no end and cannot be staged; give a bounded one")
@@ -87,8 +84,8 @@ def stage_dataframe(
     try:
         write_manifest(store, schema, files)
     except AlreadyExistsError:
-        # Somebody else staged here meanwhile. Any other fault leaves open whether the manifest is there, and
-        # the files must then stay with it.
+        # Somebody else has staged here meanwhile. After any other error the manifest may be there all the same, and
+        # then it needs its files.
         _delete_abandoned(store, folder)
         raise
     return ParquetSource(store.url, files, schema)
@@ -105,9 +102,9 @@ def stage_files(
     job_group: str | None = None,
     advice: str = "",
 ) -> tuple[StagedFile, ...]:
-    """Write the rows of a DataFrame as files of `folder`, in the order of its partitions; nobody refers to them yet.
+    """Write the rows of a DataFrame as files in `folder`, in the order of its partitions. No manifest refers to them.
 
-    After an error nothing of them is left. Raises SparkTimeoutError, SparkBridgeError with Spark's reason,
+    After an error none of them is left. Raises SparkTimeoutError, SparkBridgeError with Spark's reason, or
     StorageError.
     """
     try:
@@ -139,19 +136,19 @@ def _write_from_executors(
 
 
 def reason_of(error: Exception) -> str:
-    """The line that names the cause; a Spark error comes with the stacks of Python and the JVM around it."""
+    """The line of a Spark error that names the cause, without the stack traces of Python and the JVM."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     named = [line for line in lines if _NAMES_CAUSE.match(line)]
     return (named or lines or [type(error).__name__])[-1].rstrip(".")
 
 
 def _partition_writer(store: Store, folder: str, schema: pa.Schema, limits: FileLimits) -> BatchFunction:
-    """The function that runs in Spark's Python workers, once a task attempt."""
+    """The function that runs in Spark's Python workers, once for each task attempt."""
 
     def write_partition(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         task = TaskContext.get()
         assert task is not None, "runs in a Spark task"
-        # Padded, so that the order of names is the order of partitions; the attempt makes them unique.
+        # Padded, so that names sort by partition. The attempt makes them unique.
         name = f"{folder}/part-{task.partitionId():06d}-{task.taskAttemptId()}"
         for file in write_files(store, name, batches, schema, limits):
             yield pa.RecordBatch.from_pylist([asdict(file)], schema=_FILE_SCHEMA)
@@ -160,7 +157,7 @@ def _partition_writer(store: Store, folder: str, schema: pa.Schema, limits: File
 
 
 def _delete_leftovers(store: Store, folder: str, files: tuple[StagedFile, ...]) -> None:
-    """Delete what failed or repeated attempts of tasks wrote. A fault here costs space, not correctness."""
+    """Delete files of failed or repeated task attempts. A failure here costs space, not correctness."""
     wanted = {file.path for file in files}
     try:
         for name in store.list(folder):
@@ -171,7 +168,7 @@ def _delete_leftovers(store: Store, folder: str, files: tuple[StagedFile, ...]) 
 
 
 def _delete_abandoned(store: Store, folder: str) -> None:
-    """Delete a staging that failed; the reason of the failure goes to the caller whatever happens here."""
+    """Delete the files of a failed staging. An error here is logged, so that the caller sees the first one."""
     try:
         store.delete_tree(folder)
     except StorageError as error:

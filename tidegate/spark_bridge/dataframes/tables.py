@@ -1,9 +1,10 @@
 """Shows the committed rows of a tidegate table as a Spark DataFrame.
 
-Rules kept here: a DataFrame shows the files of one snapshot of the table's log, whatever is committed
-afterwards; in upsert mode it has one row per key, that of the highest version; the version column is never
-shown. Local files of types that Spark and Parquet share are read by Spark's own Parquet reader, everything
-else by executors through tidegate's store, which needs no Hadoop jars and verifies checksums.
+Rules:
+* A DataFrame shows the files of one snapshot of the table's log, whatever is committed later.
+* In upsert mode it has one row for each key: the one with the highest version. The version column is never shown.
+* Spark's own Parquet reader reads local files, if Spark and Parquet share all column types. Executors read anything
+  else through tidegate's store, which needs no Hadoop jars and verifies checksums.
 """
 
 from __future__ import annotations
@@ -40,13 +41,13 @@ def table_to_dataframe(
     filters: Sequence[PartitionFilter] = (),
     timeout_s: float = 120.0,
 ) -> DataFrame:
-    """The rows of the table at `url` that are committed now, or were then; later commits do not show in this DataFrame.
+    """The rows of the table at `url` as committed now, or at `as_of`. Later commits do not show in this DataFrame.
 
-    Columns are those of the table, all nullable, as `spark_schema_of` types them. The DataFrame is lazy. With `filters`
-    it has only files of partitions that match.
-    `timeout_s` bounds what Spark does to list the files. Raises TableError when there is no table, or no such commit,
-    ConfigurationError for a column type that Spark lacks, for a table in memory and for a filter that is none,
-    SparkTimeoutError.
+    It has the columns of the table, all nullable, with the types of `spark_schema_of`. It is lazy. With `filters` it
+    has only files of matching partitions. `timeout_s` bounds the time in which Spark lists the files.
+
+    Raises TableError if there is no table or no such commit, and SparkTimeoutError. Raises ConfigurationError for a
+    column type that Spark lacks, a table in memory, or an invalid filter.
     """
     _check_readable(url)
     store = open_store(url)
@@ -64,12 +65,12 @@ def table_to_dataframe(
 def files_to_dataframe(
     spark: SparkSession, url: str, schema: pa.Schema, files: tuple[DataFile, ...], *, timeout_s: float = 120.0
 ) -> DataFrame:
-    """The rows of some files, at least one, of the append table of these columns at `url`.
+    """The rows of some files of the append table at `url`. At least one file; `schema` is that of the table.
 
     Raises ConfigurationError and SparkTimeoutError as `table_to_dataframe` does.
     """
     _check_readable(url)
-    # A store that executors can be sent: whoever follows the table may have one that is tied to the driver.
+    # Opened anew, because it is sent to executors, and the caller's store may be tied to the driver.
     return _rows_of(spark, open_store(url), files, _stored_schema(schema, upsert=False), timeout_s)
 
 
@@ -89,25 +90,25 @@ def _rows_of(
     if root is None or not _spark_can_read(paths, stored):
         return _read_through_store(spark, store, files, stored)
     reader = spark.read.schema(spark_schema_of(stored))
-    # With many files Spark lists them in a job of its own.
+    # Spark lists many files in a job, so this is an action.
     return run_spark_action(
         spark, lambda: reader.parquet(*paths), timeout_s=timeout_s, what=f"listing the files of {store.url}"
     )
 
 
 def _stored_schema(table_schema: pa.Schema, upsert: bool) -> pa.Schema:
-    """Schema of the data files as they are read:
+    """Schema in which the data files are read.
 
-    Without metadata, nullable, with the version in upsert mode.
+    Nullable, without metadata, and with the version column in upsert mode.
     """
     fields = [pa.field(field.name, field.type, nullable=True) for field in table_schema if field.name != VERSION_COLUMN]
     return pa.schema([*fields, pa.field(VERSION_COLUMN, pa.int64())] if upsert else fields)
 
 
 def _spark_can_read(paths: Iterable[str], schema: pa.Schema) -> bool:
-    """Whether Spark's Parquet reader gives the same values:
+    """Whether Spark's Parquet reader gives the same values.
 
-    No path it takes for a pattern (names of files begin with the uid of their sink), no type it lacks.
+    It lacks some types. And it takes some paths for glob patterns: file names begin with the uid of their sink.
     """
     if any(not _GLOB_CHARACTERS.isdisjoint(path) for path in paths):
         return False
@@ -124,7 +125,7 @@ def _read_through_store(spark: SparkSession, store: Store, files: tuple[DataFile
 def _files_reader(
     store: Store, files: tuple[DataFile, ...], schema: pa.Schema
 ) -> Callable[[Iterable[pa.RecordBatch]], Iterable[pa.RecordBatch]]:
-    """The function that runs in Spark's Python workers: partition p reads the p-th run of files."""
+    """The function that runs in Spark's Python workers. Partition p reads the p-th run of files."""
 
     def read_files(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:

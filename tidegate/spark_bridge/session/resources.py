@@ -1,4 +1,4 @@
-"""`SessionResources`: what a session asks of a cluster, as arithmetic over executors, cores, memory and task slots."""
+"""`SessionResources`: what a session asks of a cluster, computed from executors, cores, memory and task slots."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from dataclasses import dataclass
 from tidegate.storage.errors import ConfigurationError
 
 APP_MASTER_CPUS = 1
-"""RayDP's app master is an actor that needs one CPU to be placed."""
+"""RayDP's app master is an actor that takes one CPU."""
 
 EXECUTOR_MEMORY_MIN_BYTES = 450 * 2**20
-"""Spark refuses executors with less: 1.5 times the 300 MiB that it reserves for itself."""
+"""Spark refuses smaller executors: this is 1.5 times the 300 MiB that it reserves for itself."""
 
 _MEMORY = re.compile(r"(\d+)\s*([kmgt])i?b?", re.IGNORECASE)
 _UNIT_BYTES = {"k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 
 
 def parse_executor_memory_bytes(memory: str | int) -> int:
-    """Bytes of Spark's notation ("512m", "1g", "1GB": powers of 1024) or of a number of bytes.
+    """Bytes of a size in Spark's notation ("512m", "1g", "1GB": powers of 1024), or of a number of bytes.
 
-    Raises ConfigurationError for anything else and for less than Spark accepts.
+    Raises ConfigurationError for anything else, and for less than Spark accepts.
     """
     if isinstance(memory, str):
         match = _MEMORY.fullmatch(memory.strip())
@@ -39,7 +39,7 @@ def parse_executor_memory_bytes(memory: str | int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class SessionResources:
-    """Executors and slots of one session. Build it with `of`, which checks the numbers."""
+    """Executors and slots of a session. Build it with `of`, which checks the numbers."""
 
     executors: int
     executor_cores: int
@@ -50,7 +50,7 @@ class SessionResources:
     def of(
         cls, executors: int, executor_cores: int, executor_memory: str | int, slots_per_executor: int
     ) -> SessionResources:
-        """Checked resources. Raises ConfigurationError naming the argument that is wrong."""
+        """Checked resources. Raises ConfigurationError, which names the wrong argument."""
         counts = {
             "executors": executors,
             "executor_cores": executor_cores,
@@ -68,21 +68,21 @@ class SessionResources:
 
     @property
     def cluster_cpus(self) -> int:
-        """CPUs of a Ray made for this session alone: its bundles and RayDP's app master."""
+        """CPUs of a Ray cluster for this session alone: its bundles and RayDP's app master."""
         return self.executors * (self.executor_cores + self.slots_per_executor) + APP_MASTER_CPUS
 
     @property
     def executor_memory_mib(self) -> str:
-        """The heap of an executor as Spark is told it (whole MiB, rounded down)."""
+        """The heap of an executor in Spark's notation (whole MiB, rounded down)."""
         return f"{self.executor_memory_bytes // 2**20}m"
 
     def bundles(self) -> list[dict[str, float]]:
-        """One bundle an executor: the executor's cores and heap, and one CPU a slot."""
+        """One bundle for each executor: its cores, its heap, and one CPU for each slot."""
         cpus = float(self.executor_cores + self.slots_per_executor)
         return [{"CPU": cpus, "memory": float(self.executor_memory_bytes)} for _ in range(self.executors)]
 
     def bundle_of_slot(self, slot: int) -> int:
-        """Bundle of a slot: round robin, so that few subtasks spread over many executors."""
+        """The bundle of a slot. Round robin, so that few subtasks spread over many executors."""
         if not 0 <= slot < self.slots:
             raise ConfigurationError(f"slot {slot} is not one of the {self.slots} slots 0..{self.slots - 1}")
         return slot % self.executors

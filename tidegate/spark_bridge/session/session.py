@@ -1,13 +1,12 @@
-"""`RayDPSession`: a Spark session on Ray (RayDP) whose executors share their reservation with task slots.
+"""`RayDPSession`: a Spark session on Ray (by RayDP). Executors and task slots share one reservation.
 
-Rules kept here:
-
-* One placement group, one bundle an executor, large enough for the Spark executor *and* its task slots. RayDP
-  puts executor i into bundle i; the task actors of slot s go into `bundle_of_slot(s)`.
-* Ray is started by us on this machine, joined at `ray_address`, or taken as the caller initialised it; only
-  what we started or joined is shut down.
-* Starting and stopping are bounded. What fails half-way is taken down again.
-* One session a process, because Spark allows one context a process.
+Rules:
+* There is one placement group, with one bundle for each executor. A bundle has room for the executor *and* its task
+  slots. RayDP puts executor i into bundle i; the task actor of slot s goes into bundle `bundle_of_slot(s)`.
+* We start Ray on this machine, join it at `ray_address`, or use what the caller has initialised. We shut down only what
+  we started or joined.
+* Start and stop are bounded in time. A start that fails half-way is undone.
+* A process has one session, because Spark allows one context a process.
 """
 
 from __future__ import annotations
@@ -46,13 +45,13 @@ _GATEWAY_KILL_TIMEOUT_S = 5.0
 _EXECUTOR_POLL_S = 0.1
 _RAY_STARTS_MAX = 3
 
-# RayDP registers an unbounded stop that would hang the exit of a process whose cluster has died. Ours, below,
-# is registered when a session starts.
+# RayDP registers an unbounded stop, which would hang the exit of this process if the cluster has died. A session
+# registers its own bounded one.
 atexit.unregister(raydp.stop_spark)
 
 
 class RayDPSession:
-    """Ray and Spark together, started by `start` and ended by `stop` (or a `with` block)."""
+    """Ray and Spark together. `start` starts them; `stop`, or the end of a `with` block, stops them."""
 
     _active: RayDPSession | None = None
     _active_lock = threading.Lock()
@@ -84,14 +83,14 @@ class RayDPSession:
         placement_strategy: str = "SPREAD",
         start_timeout_s: float = 180.0,
     ) -> RayDPSession:
-        """Start Ray where needed, reserve the bundles, start Spark in them, and wait for the executors.
+        """Start Ray if needed, reserve the bundles, start Spark in them, and wait for the executors.
 
-        `executor_memory` is Spark's ("1g") or bytes; it is the executor's heap and what its bundle reserves.
-        `spark_configs` override tidegate's own Spark settings, `ray_options` those of `ray.init`. Each step
-        (reservation, Spark, executors) has `start_timeout_s` seconds.
+        `executor_memory` is in Spark's notation ("1g") or in bytes. It is the executor's heap, and what its bundle
+        reserves. `spark_configs` override tidegate's Spark settings, and `ray_options` those of `ray.init`. Each of the
+        three steps after Ray (reservation, Spark, executors) may take `start_timeout_s` seconds.
 
-        Raises ConfigurationError for arguments that cannot work and for a second session in the process,
-        SparkTimeoutError when the cluster lacks the resources or does not answer.
+        Raises ConfigurationError for wrong arguments and for a second session in the process, SparkTimeoutError if the
+        cluster lacks the resources or does not answer.
         """
         resources = SessionResources.of(executors, executor_cores, executor_memory, slots_per_executor)
         session = cls(app_name, resources)
@@ -111,30 +110,30 @@ class RayDPSession:
 
     @property
     def spark(self) -> SparkSession:
-        """The Spark session. Raises SparkBridgeError once stopped."""
+        """The Spark session. SparkBridgeError after `stop`."""
         if self._spark is None:
             raise SparkBridgeError(f"session {self._app_name!r} is stopped; start a new one")
         return self._spark
 
     @property
     def placement_group(self) -> PlacementGroup:
-        """The reservation that executors and task actors share. Raises SparkBridgeError once stopped."""
+        """The reservation that executors and task actors share. SparkBridgeError after `stop`."""
         if self._placement_group is None:
             raise SparkBridgeError(f"session {self._app_name!r} is stopped; start a new one")
         return self._placement_group
 
     @property
     def dashboard_url(self) -> str | None:
-        """Where Ray's dashboard is; None without one, and when the caller had initialised Ray."""
+        """Url of Ray's dashboard. None if there is none, or if the caller had initialised Ray."""
         return self._dashboard_url
 
     @property
     def slots(self) -> int:
-        """Task slots of all executors together; each is one CPU of its bundle."""
+        """Task slots of all executors together. Each is one CPU of its bundle."""
         return self._resources.slots
 
     def bundle_of_slot(self, slot: int) -> int:
-        """Index of the bundle that holds a slot (0-based). Neighbouring slots lie in different bundles."""
+        """Index of the bundle that holds a slot (from 0). Neighbouring slots are in different bundles."""
         return self._resources.bundle_of_slot(slot)
 
     def __enter__(self) -> RayDPSession:
@@ -146,10 +145,9 @@ class RayDPSession:
         self.stop()
 
     def stop(self) -> None:
-        """Stop Spark, release the reservation, shut down the Ray that this session started. Idempotent,
-        bounded.
+        """Stop Spark, release the reservation, and shut down or leave the Ray that we started or joined.
 
-        On a dead cluster Spark may not stop by itself: its JVM is then killed, and a warning says so.
+        Idempotent and bounded. On a dead cluster Spark may not stop by itself. Then its JVM is killed, with a warning.
         """
         if self._stopped:
             return
@@ -158,8 +156,7 @@ class RayDPSession:
         try:
             self._stop_spark()
             group, self._placement_group = self._placement_group, None
-            # A Ray of our own takes its reservations with it; asking a dead one to release them takes its
-            # time.
+            # A cluster that we started ends with its reservations. To ask a dead one to release them takes long.
             if group is not None and ray.is_initialized() and not self._started_cluster:
                 self._attempt("releasing the placement group", lambda: ray.util.remove_placement_group(group))
             if self._owns_ray:
@@ -186,7 +183,7 @@ class RayDPSession:
             settings: dict[str, Any] = {
                 "num_cpus": self._resources.cluster_cpus,
                 "include_dashboard": include_dashboard,
-                # What Ray says at INFO while it starts is its dashboard's address, which `dashboard_url` has.
+                # All that Ray logs at INFO here is the address of its dashboard, which `dashboard_url` has.
                 "logging_level": logging.WARNING,
             }
         elif address.startswith("ray://"):
@@ -253,7 +250,7 @@ class RayDPSession:
             "spark.sql.execution.arrow.pyspark.enabled": "true",
         }
         if self._started_cluster:
-            # Everything is on this machine: nothing of Spark's driver needs to be reachable from outside.
+            # Everything is on this machine, so Spark's driver need not be reachable from outside.
             defaults |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
         return defaults
 
@@ -275,7 +272,7 @@ class RayDPSession:
             _kill_gateway()
 
     def _attempt(self, what: str, call: Callable[[], object]) -> bool:
-        """Run one step of the stop; a step that fails or hangs is logged, and the next ones still run."""
+        """Run one step of `stop`. If it fails or hangs, log that and return False."""
         try:
             call_bounded(call, timeout_s=_STOP_TIMEOUT_S, what=what, advice="Its cluster seems to be dead.")
         except Exception as error:  # noqa: BLE001 - the remaining steps of the stop must still run
@@ -285,12 +282,12 @@ class RayDPSession:
 
 
 def _start_local_ray(settings: dict[str, Any]) -> Any:
-    """A Ray of our own. Without an address it would be whatever cluster Ray last saw on this machine."""
+    """Start a Ray cluster of our own. Without an address Ray would join the last one seen on this machine."""
     for _ in range(_RAY_STARTS_MAX - 1):
         try:
             return ray.init(address="local", **settings)
         except Exception as error:
-            # Ray gives its processes 30 s, come what may, which a busy machine may need for other things.
+            # Ray allows its processes a fixed 30 s, which can be too little on a busy machine.
             if "timed out during startup" not in str(error):
                 raise
             logger.warning("Ray has not started yet, and is started again: %s", error)
@@ -313,7 +310,7 @@ def _refuse_second_session(active: RayDPSession | None) -> None:
 
 @contextmanager
 def _without_notice_of_tokens() -> Iterator[None]:
-    """Ray warns that it protects a cluster of its own by a token, which is what one wants, and tells how to stop it."""
+    """Silence Ray's warning that it protects its own cluster by a token: that is what we want."""
     notices = logging.getLogger("ray._private.authentication.authentication_token_setup")
     level = notices.level
     notices.setLevel(logging.ERROR)
@@ -324,7 +321,7 @@ def _without_notice_of_tokens() -> Iterator[None]:
 
 
 def _registered_executors(context: SparkContext) -> int:
-    """Executors that Spark's scheduler knows; the driver is listed with them and is not one."""
+    """How many executors Spark's scheduler knows. Its list has the driver too, which is not counted."""
     status = context._jsc.sc().getExecutorMemoryStatus()
     return int(status.size()) - 1
 
@@ -335,7 +332,7 @@ def _summary(resources: Mapping[str, float]) -> str:
 
 
 def _kill_gateway() -> None:
-    """End a Spark driver JVM that does not stop, and let this process start another one later."""
+    """Kill a Spark driver JVM that does not stop. This process can then start another one."""
     gateway = SparkContext._gateway
     process = getattr(gateway, "proc", None)
     if process is None:

@@ -1,1 +1,1 @@
-"""Streaming DataFrames: Spark's micro-batches land in a log, which tasks follow and checkpoints let go of."""
+"""Streaming DataFrames: a query writes Spark's micro-batches to a log, tasks read it, and checkpoints free it."""

@@ -1,18 +1,17 @@
-"""The batch log: where the micro-batches of a streaming query land, each of them once.
+"""The batch log: holds the micro-batches of a streaming query, each exactly once.
 
-    <log>/_log                            the header: columns, number of lanes, where Spark's checkpoint is
+    <log>/_log                            the header: columns, number of lanes, place of Spark's checkpoint
     <log>/batches/000000000017            the commit of batch 17: its files, and how many rows each lane has after it
-    <log>/data/000000000017-3f9a…/part…   files of batch 17, as one attempt to write it has staged them
-    <log>/spark/…                         Spark's own checkpoint, where the log is a local folder
+    <log>/data/000000000017-3f9a…/part…   files of batch 17, staged by one attempt to write it
+    <log>/spark/…                         Spark's own checkpoint, if the log is a local folder
 
-Rules kept here:
-
-* A batch is in the log when its commit is there. That is one conditional create, after every file is complete, so of
-  several attempts to write a batch one counts.
-* Commits follow each other without a gap, and are deleted from the oldest on; the newest one always stays.
-* File i of batch n is in lane (n + i) % lanes. So the rows of a lane have a fixed order, which follows from the commits
-  alone, and a lane is a split whose offsets are numbers of its rows.
-* A commit goes before its files, so that nobody finds a batch half deleted.
+`BatchWriter` writes it, `LogSource` reads it, and `StreamFeed` deletes what no checkpoint needs. Rules:
+* A batch is in the log when its commit is there. The commit is one conditional create, after all files are complete. So
+  of several attempts to write a batch, one counts.
+* Commits have consecutive numbers. They are deleted oldest first, and the newest always stays.
+* File i of batch n is in lane (n + i) % lanes. So the commits alone decide the order of a lane's rows. A lane is a
+  split; its offsets are row numbers in the lane.
+* A commit is deleted before its files, so that nobody sees half a batch.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ T = TypeVar("T")
 @wire
 @dataclass(frozen=True, slots=True)
 class LogHeader:
-    """What never changes in a log. `spark_checkpoint` is None where it lies in the log's own folder."""
+    """What never changes in a log. `spark_checkpoint` None: Spark's checkpoint is in the log's own folder."""
 
     log_id: str
     schema: pa.Schema
@@ -53,9 +52,9 @@ class LogHeader:
 @wire
 @dataclass(frozen=True, slots=True)
 class LogBatch:
-    """A commit: the files of a micro-batch, in order, and the rows of each lane up to the end of this batch.
+    """A commit: the files of a micro-batch, in order. `ends` is how many rows each lane has up to and with it.
 
-    `query_id` names the query that wrote it: it lives in Spark's checkpoint, and is the same after every restart.
+    `query_id` is that of the query that wrote it. Spark's checkpoint stores it, so a restarted query keeps it.
     """
 
     batch_id: int
@@ -65,11 +64,11 @@ class LogBatch:
 
     @property
     def size_bytes(self) -> int:
-        """Of all files."""
+        """Size of all files."""
         return sum(file.size_bytes for file in self.files)
 
     def in_lane(self, lane: int) -> Iterator[tuple[int, StagedFile]]:
-        """The files of a lane, each with the number of its first row in the lane."""
+        """The files in a lane, each with its first row number in the lane."""
         files = self.files[(lane - self.batch_id) % len(self.ends) :: len(self.ends)]
         start = self.ends[lane] - sum(file.rows for file in files)
         for file in files:
@@ -77,14 +76,14 @@ class LogBatch:
             start += file.rows
 
     def start_of(self, lane: int) -> int:
-        """The number of the first row of a lane that is not before this batch."""
+        """The lane's row number at which this batch begins."""
         return self.ends[lane] - sum(file.rows for _, file in self.in_lane(lane))
 
 
 def batch_after(
     previous: LogBatch | None, batch_id: int, query_id: str, files: tuple[StagedFile, ...], lanes: int
 ) -> LogBatch:
-    """The commit that follows on `previous`, which is None for the first one."""
+    """The commit that follows `previous`, which is None for the first batch."""
     ends = [0] * lanes if previous is None else list(previous.ends)
     for index, file in enumerate(files):
         ends[(batch_id + index) % lanes] += file.rows
@@ -92,12 +91,12 @@ def batch_after(
 
 
 def data_folder(batch_id: int, attempt: str) -> str:
-    """Where one attempt to write a batch puts its files."""
+    """The folder for the files of one attempt to write a batch."""
     return f"{DATA_FOLDER}/{_padded(batch_id)}-{attempt}"
 
 
 class BatchLog:
-    """A log in a store. Every method raises StorageError; CorruptionError and CodecError for what cannot be read."""
+    """A log in a store. Any method may raise StorageError, or CorruptionError and CodecError for unreadable data."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -109,44 +108,44 @@ class BatchLog:
 
     @property
     def store(self) -> Store:
-        """What the log lies in; paths of files are relative to it."""
+        """The store of the log. Paths of files are relative to it."""
         return self._store
 
     def create(self, header: LogHeader) -> None:
-        """Make the log. AlreadyExistsError if there is one."""
+        """Create the log. AlreadyExistsError if there is one."""
         self._store.create(HEADER_PATH, seal(_MAGIC, LOG_VERSION, encode(header)))
 
     def header(self) -> LogHeader:
-        """NotFoundError if there is no log."""
+        """The header. NotFoundError if there is no log."""
         try:
             return self._read(HEADER_PATH, LogHeader)
         except NotFoundError as error:
             raise NotFoundError(f"there is no log of a streaming DataFrame at {self.url}") from error
 
     def batch_ids(self) -> list[int]:
-        """The batches that are in the log, oldest first."""
+        """The numbers of the batches in the log, oldest first."""
         names = self._store.list(BATCHES_FOLDER)
         return sorted(int(name) for name in names if name.isascii() and name.isdigit())
 
     def read(self, batch_id: int) -> LogBatch:
-        """A commit. NotFoundError if it is not there: not yet, or not any more."""
+        """A commit. NotFoundError if it is not there yet, or was deleted."""
         return self._read(_path(batch_id), LogBatch)
 
     def commit(self, batch: LogBatch) -> None:
-        """Make a batch part of the log. AlreadyExistsError if somebody else has."""
+        """Add a batch to the log. AlreadyExistsError if somebody else has."""
         self._store.create(_path(batch.batch_id), seal(_MAGIC, LOG_VERSION, encode(batch)))
 
     def delete(self, batches: Iterable[LogBatch]) -> None:
-        """Delete batches, which must be the oldest ones, in their order."""
+        """Delete these batches in their order. They must be the oldest ones."""
         for batch in batches:
             self._store.delete(_path(batch.batch_id))
             for folder in sorted({file.path.rpartition("/")[0] for file in batch.files}):
                 self._store.delete_tree(folder)
 
     def delete_leftovers(self, batches: Iterable[LogBatch]) -> int:
-        """Delete what was written for batches up to the newest, `batches` being all, and is in none; returns how much.
+        """Delete data folders up to the newest batch that no batch uses. Returns how many.
 
-        Attempts to write a batch, and deletions, may have been cut short.
+        `batches` must be all batches of the log. An attempt to write or delete a batch may have been cut short.
         """
         known = list(batches)
         if not known:

@@ -1,12 +1,11 @@
-"""`BatchWriter`: puts the micro-batches of a query into a log, each once, in their order.
+"""`BatchWriter`: writes the micro-batches of a query to a log, each once and in order.
 
-Spark numbers its micro-batches from 0 on, writes down what a batch reads before it begins and that it is done at its
-end, and after a crash it does the last batch again. Rules kept here:
-
-* A batch that is in the log is skipped: it was written before the crash.
-* The batch after the newest one is written. Any other number, and a batch of another query, means that Spark's
-  checkpoint and the log do not belong together; to write it would lose or repeat rows, so it is an error.
-* Of two writers that write one batch at a time the first one counts, and the other drops its files.
+`StreamFeed` calls it from Spark's `foreachBatch`. Spark numbers micro-batches from 0. Its checkpoint records what a
+batch reads before it begins, and that it is done afterwards. After a crash Spark runs the last batch again. Rules:
+* A batch that is in the log already is skipped: it was written before the crash.
+* Only the batch after the newest one is written. Any other number, or another query, means that Spark's checkpoint and
+  the log do not belong together. To write it would lose or repeat rows, so it is an error.
+* If two writers write the same batch, the first one counts, and the other drops its files.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ R = TypeVar("R")
 
 
 class BatchWriter(Generic[R]):
-    """Writes one batch at a time; `stage` writes its rows as files of a folder, with whatever has the rows."""
+    """Writes one batch at a time. `stage(rows, folder)` writes the rows of a batch as files in a folder."""
 
     def __init__(
         self,
@@ -46,9 +45,9 @@ class BatchWriter(Generic[R]):
         self._stage = stage
 
     def write(self, rows: R, batch_id: int, query_id: str) -> None:
-        """Put a batch into the log, when there is room. It is there when this returns, written now or before.
+        """Wait for room, and put a batch into the log. It is there when this returns, written now or earlier.
 
-        Raises SparkBridgeError if it cannot follow on what is there, or another job feeds the log, StorageError,
+        Raises SparkBridgeError if the batch does not follow the newest one or another job feeds the log, StorageError,
         WriterStopped, and what `stage` raises.
         """
         self._claim.check()
@@ -62,7 +61,7 @@ class BatchWriter(Generic[R]):
         self._ledger.append(self._committed(batch, folder))
 
     def _newest_before(self, batch_id: int) -> LogBatch | None:
-        """The newest batch. A writer that was thought dead may have written some since the log was read."""
+        """The newest batch. Reads those that a writer believed dead has added since the log was read."""
         newest = self._ledger.newest
         while batch_id > (expected := 0 if newest is None else newest.batch_id + 1):
             try:
@@ -78,7 +77,7 @@ class BatchWriter(Generic[R]):
         except AlreadyExistsError:
             there = self._log.read(batch.batch_id)
             if there == batch:
-                return batch  # Its first attempt had worked, and the answer was lost.
+                return batch  # An earlier try of this create had worked, but its answer was lost.
             self._drop(folder)
             if there.query_id != batch.query_id:
                 raise self._other_query(there, batch.query_id) from None

@@ -1,12 +1,12 @@
-"""Claims: whose query writes a log now. A log has one writer, whichever jobs were restored from one another.
+"""Claims: which job may write a log. A log has one writer, whichever jobs were restored from one another.
 
-    <log>/claims/00000003    the third job, or run of a job, that has fed the log
+    <log>/claims/00000003    the claim of the third job, or run of a job, that has fed the log
 
-Rules kept here:
-
-* The newest claim counts. It is taken by a conditional create; nobody takes one while the job of the newest lives.
-* Whoever has a claim looks whether it is still the newest before it writes or deletes. So a writer that was thought
-  dead stops when it comes back; until it looks, the conditional create of a commit still lets one of two win.
+Rules:
+* The newest claim counts. It is taken by a conditional create, and only if the job of the previous claim is dead.
+* Before a writer writes or deletes, it checks that its claim is still the newest. So a writer that was taken for dead
+  stops when it comes back. If it writes between two checks, the conditional create of the commit lets one of the two
+  win.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _VERSION = 1
 @wire
 @dataclass(frozen=True, slots=True)
 class LogClaim:
-    """A run of a job that feeds a log; `root` is where its checkpoints are, and its lease."""
+    """A run of a job that feeds a log. `root` is where its checkpoints and its lease are."""
 
     root: str
     job_id: JobId
@@ -37,14 +37,14 @@ class LogClaim:
 
 
 class HeldClaim:
-    """A claim that was taken."""
+    """A claim that this process has taken."""
 
     def __init__(self, store: Store, number: int) -> None:
         self._store = store
         self._number = number
 
     def check(self) -> None:
-        """Raise SparkBridgeError if somebody else has claimed the log since."""
+        """SparkBridgeError if another job has claimed the log since."""
         if self._store.exists(_path(self._number + 1)):
             newer = newest_claim(self._store)[1]
             who = "another job" if newer is None else f"job {newer.job_name!r} ({newer.job_id})"
@@ -55,7 +55,7 @@ class HeldClaim:
 
 
 def newest_claim(store: Store) -> tuple[int, LogClaim | None]:
-    """The newest claim and its number; 0 and None for a log that nobody has fed. StorageError, CorruptionError."""
+    """The newest claim and its number; (0, None) without any. StorageError, CorruptionError."""
     numbers = [int(name) for name in store.list(CLAIMS_FOLDER) if name.isascii() and name.isdigit()]
     if not numbers:
         return 0, None
@@ -68,9 +68,9 @@ def newest_claim(store: Store) -> tuple[int, LogClaim | None]:
 
 
 def check_free(store: Store, job_name: str, open_store: OpenStore, now_ms: int) -> int:
-    """The number of the newest claim, if the next may be taken. ConfigurationError while its job lives.
+    """The number of the newest claim, if its job is dead. ConfigurationError while that job may live.
 
-    Of a job of the same name it is known that it does not live: whoever takes the name has made sure.
+    A job of the same name is dead for certain: whoever runs under a name has made sure of that.
     """
     number, claim = newest_claim(store)
     if claim is None or claim.job_name == job_name:
@@ -86,7 +86,7 @@ def check_free(store: Store, job_name: str, open_store: OpenStore, now_ms: int) 
 
 
 def take_claim(store: Store, claim: LogClaim, open_store: OpenStore, now_ms: int) -> HeldClaim:
-    """Feed the log from now on. ConfigurationError while the job of another claim lives, or has just been quicker."""
+    """Claim the log. ConfigurationError if the job of the newest claim lives, or another job was faster."""
     number = check_free(store, claim.job_name, open_store, now_ms) + 1
     try:
         store.create(_path(number), seal(_MAGIC, _VERSION, encode(claim)))

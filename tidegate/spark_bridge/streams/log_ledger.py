@@ -1,12 +1,10 @@
-"""`LogLedger`: what the one who writes a log knows of it: how much waits to be read, and what nobody needs any more.
+"""`LogLedger`: what the writer of a log knows about it: how much waits to be read, and what can be deleted.
 
-Rules kept here:
-
-* Nothing is deletable that a position needs: a batch is, when all its rows are before the positions of all lanes, and
-  so are those of every batch before it.
-* The newest batch always stays: the next one follows on it, also after a restart of the driver.
-* A writer waits while more than a limit of bytes is not covered by the newest checkpoint. What only older checkpoints
-  and savepoints hold does not count: their user has decided to keep it, and the stream goes on.
+`StreamFeed` and `BatchWriter` share it. Rules:
+* A batch can be deleted if all its rows are before the positions of all lanes, and so are those of every older batch.
+* The newest batch always stays: the next one continues from it, even after a restart of the driver.
+* The writer waits while more than a limit of bytes is not covered by the newest checkpoint. Batches that only older
+  checkpoints and savepoints need do not count: the user chose to keep those, and the stream goes on.
 """
 
 from __future__ import annotations
@@ -22,11 +20,11 @@ WAIT_STEP_S = 1.0
 
 
 class WriterStopped(Exception):
-    """Whoever waited is to stop, and not to write."""
+    """The feed stops, so the batch must not be written."""
 
 
 def needed_rows(log_id: str, lanes: int, positions: Iterable[Mapping[str, int]]) -> tuple[int, ...]:
-    """Of each lane the first row that any of several checkpoints needs; all rows where one does not know the lane."""
+    """For each lane, the first row that any of these checkpoints needs. 0 if one does not know the lane."""
     known = list(positions)
     ids = [split_id(log_id, lane) for lane in range(lanes)]
     return tuple(min((each.get(name, 0) for each in known), default=0) for name in ids)
@@ -44,19 +42,19 @@ class LogLedger:
 
     @property
     def newest(self) -> LogBatch | None:
-        """The last batch; None for an empty log."""
+        """The newest batch; None for an empty log."""
         with self._changed:
             return self._batches[-1] if self._batches else None
 
     @property
     def batches(self) -> tuple[LogBatch, ...]:
-        """All of them, oldest first."""
+        """All batches, oldest first."""
         with self._changed:
             return tuple(self._batches)
 
     @property
     def uncovered_bytes(self) -> int:
-        """Bytes of files with rows that the newest checkpoint does not cover."""
+        """Size of the batches that the newest checkpoint does not cover."""
         with self._changed:
             return self._uncovered_bytes()
 
@@ -67,13 +65,13 @@ class LogLedger:
             self._batches.append(batch)
 
     def cover(self, rows: Sequence[int]) -> None:
-        """The newest checkpoint has processed so many rows of each lane."""
+        """The newest checkpoint covers this many rows of each lane."""
         with self._changed:
             self._covered = rows
             self._changed.notify_all()
 
     def deletable(self, needed: Sequence[int]) -> tuple[LogBatch, ...]:
-        """The oldest batches, as far as nobody needs a row of them."""
+        """The oldest batches, up to the first with a row that somebody needs. `needed` is by lane."""
         with self._changed:
             found = []
             for batch in list(self._batches)[:-1]:
@@ -83,13 +81,13 @@ class LogLedger:
             return tuple(found)
 
     def deleted(self, batch: LogBatch) -> None:
-        """The oldest batch is gone."""
+        """The oldest batch was deleted."""
         with self._changed:
             assert self._batches[0] == batch
             self._batches.popleft()
 
     def await_room(self) -> None:
-        """Return when no more than the limit waits to be covered. WriterStopped as soon as `stop` was called."""
+        """Wait until at most the limit is uncovered. WriterStopped once `stop` was called."""
         with self._changed:
             while not self._stopped and self._uncovered_bytes() > self._limit_bytes:
                 self._changed.wait(WAIT_STEP_S)
@@ -97,7 +95,7 @@ class LogLedger:
                 raise WriterStopped
 
     def stop(self) -> None:
-        """Nobody is to write any more."""
+        """Nothing may be written any more."""
         with self._changed:
             self._stopped = True
             self._changed.notify_all()

@@ -1,7 +1,7 @@
-"""Where the log of a source is: in the folder of the first job of its line; later jobs have a note in theirs.
+"""Where the log of a source is: in the folder of the first job of the line. Later jobs have a note in theirs.
 
-Without the note a job could find the log only along the checkpoints that each job before it was restored from, and
-these are deleted in time.
+Without the note a job could find the log only through the checkpoints that earlier jobs were restored from, and these
+are deleted in time.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ PLACE_PATH = "_log_at"
 
 
 def remember_log(folder: str, url: str) -> None:
-    """Leave a note in the folder of a job's source, unless that is where the log is."""
+    """Leave a note in the folder of a job's source, unless the log itself is there."""
     store = open_store(folder)
     if store.url == url:
         return
@@ -25,7 +25,7 @@ def remember_log(folder: str, url: str) -> None:
 
 
 def log_at(folder: str) -> Store:
-    """The log of the job that has this folder for the source. There may be none."""
+    """The store of the log, for a job whose source has this folder. It may have no log."""
     store = open_store(folder)
     try:
         return open_store(store.read(PLACE_PATH).decode())

@@ -1,13 +1,12 @@
-"""`LogSource`: a batch log as a source without an end: a lane is a split, an offset the number of a row in it.
+"""`LogSource`: a batch log as an unbounded source. A lane is a split, and an offset is a row number in it.
 
-Rules kept here:
-
-* A row has a place that never changes, so `(split, offset, rows_max)` alone decides which rows a read returns. What
-  depends on the moment is only whether they are there: "nothing now" is an answer.
-* Lanes of a subtask are read in the order of their batches: none runs ahead of another one that has rows of an older
-  batch. Else a subtask that catches up would mix old with new rows, and event time would take the old ones for late.
-* A query that has failed leaves a note for the run of the job that it fed. Who has read all that is in the log finds
-  it, and fails with Spark's cause: permanently, because the query does not come back in this run.
+Rules:
+* A row never changes its place. So `(split, offset, rows_max)` decides which rows a read returns. Only whether they are
+  there yet depends on the moment.
+* A subtask reads its lanes in the order of batches: no lane runs ahead of one that has rows of an older batch.
+  Otherwise a subtask that catches up would mix old with new rows, and watermarks would make the old ones late.
+* A failed query leaves a note for the run of the job that it fed. A reader that has read the whole log finds the note,
+  and fails with Spark's cause. The failure is permanent, because the query does not come back in this run.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ LOCAL_POLL_S, REMOTE_POLL_S = 0.02, 0.5
 
 @dataclass(frozen=True, slots=True)
 class LogSource:
-    """A source over the log at `url`. `run` names the run of a job whose query may leave a note of its failure."""
+    """A source over the log at `url`. `run` is the run of the job; a failed query leaves its note under it."""
 
     url: str
     log_id: str
@@ -45,12 +44,12 @@ class LogSource:
 
     @classmethod
     def open(cls, url: str, run: str | None = None) -> LogSource:
-        """The source of a log that is there. NotFoundError, CorruptionError."""
+        """The source of an existing log. NotFoundError, CorruptionError."""
         header = BatchLog(open_store(url)).header()
         return cls(url, header.log_id, header.lanes, header.schema, run)
 
     def splits(self) -> Sequence[SourceSplit]:
-        """One a lane; their number never changes."""
+        """One split for each lane. The number of lanes never changes."""
         return tuple(SourceSplit(split_id(self.log_id, lane), b"%d" % lane) for lane in range(self.lanes))
 
     def reader(self) -> SourceReader:
@@ -59,18 +58,18 @@ class LogSource:
 
 
 def split_id(log_id: str, lane: int) -> str:
-    """Name of a lane in checkpoints: it says of which log."""
+    """Name of a lane in checkpoints. It contains the id of the log."""
     return f"{log_id}-lane-{lane:03d}"
 
 
 def failure_path(run: str) -> str:
-    """Where the note about a failed query is, below the log's folder."""
+    """Where the note about a failed query is, in the log's folder."""
     return f"failures/{run}"
 
 
 @dataclass(slots=True)
 class _Lane:
-    """What is known of a lane: the row that is asked for next, and a batch before which it has no rows any more."""
+    """What a reader knows of a lane: the next row, and a batch before which the lane has no more rows."""
 
     parquet: ParquetReader
     row: int = -1
@@ -78,7 +77,7 @@ class _Lane:
 
 
 class LogReader:
-    """Reads the lanes of one subtask; called from one thread at a time."""
+    """Reads the lanes of one subtask. Called from one thread at a time."""
 
     def __init__(self, source: LogSource, clock: Callable[[], float] = time.monotonic) -> None:
         """Opens nothing yet."""
@@ -93,10 +92,10 @@ class LogReader:
         self._put_off = 0
 
     def read(self, split: SourceSplit, offset: int, rows_max: int) -> ReadResult:
-        """Rows from `offset` on, to the end of a row group at most; none if they are not there yet.
+        """Rows from `offset` on, to the end of a row group at most. No rows if they are not there yet.
 
-        Raises ConfigurationError for rows that were deleted and for a split of another log, QueryFailedError when no
-        more rows will come, NotFoundError or CorruptionError for a file that is gone or damaged.
+        Raises ConfigurationError for deleted rows and for a split of another log, QueryFailedError if no more rows will
+        come, NotFoundError or CorruptionError for a missing or damaged file.
         """
         number = self._lane_of(split)
         if offset < 0 or rows_max < 1:
@@ -125,7 +124,7 @@ class LogReader:
         return ReadResult(result.batch, lane.row, at_end=False)
 
     def close(self) -> None:
-        """Release files and decoded row groups. Reading again opens anew."""
+        """Release files and decoded row groups. A later read opens them again."""
         for lane in self._lanes.values():
             lane.parquet.close()
         self._lanes.clear()
@@ -140,7 +139,7 @@ class LogReader:
         return lane
 
     def _is_ahead(self, lane: _Lane) -> bool:
-        """Whether another lane has rows of older batches. One that nobody reads any more holds nobody up for long."""
+        """Whether another lane has rows of older batches. A lane that nobody reads any more delays others only briefly."""
         if all(lane.batch_id <= other.batch_id for other in self._lanes.values()):
             return False
         self._put_off += 1
@@ -152,7 +151,7 @@ class LogReader:
         return False
 
     def _check_query(self) -> None:
-        """Fail if the query that writes the log has."""
+        """Raise QueryFailedError if the query that writes the log has failed."""
         if self._source.run is None or self._clock() < self._note_not_before_s:
             return
         self._note_not_before_s = self._clock() + self._poll_s

@@ -1,14 +1,13 @@
-"""`LogWindow`: the commits around the rows that a subtask reads now, so that a row finds its file.
+"""`LogWindow`: the commits around the rows that a subtask reads now. It finds the file of a row.
 
-Rules kept here:
-
-* The window is a run of commits without a gap. It grows at its end, one commit at a time, which needs no listing of the
-  log; commits in front go when there are too many. A row before the window makes it begin anew, found by bisection.
-* A commit that is not there yet is asked for again after a pause, whoever asks. So an idle log costs a bounded number
-  of requests, however often its lanes are read.
-* Rows that were deleted are an error, never silence. A commit that was deleted before this reader came to it is none:
-  it goes when all lanes have been read beyond it, also those that have no rows in it. So the window begins anew then,
-  and the numbers of its rows say whether any are missing.
+Rules:
+* The window is a run of consecutive commits. It grows at its end, one commit at a time, without listing the log. When
+  it is too long, commits at its front go. A row before the window starts it anew, by bisection.
+* After a commit was not there, nobody asks again before a pause is over. So an idle log costs a bounded number of
+  requests, however often its lanes are read.
+* A read of deleted rows is an error, never silence. But it is no error if a commit is deleted before this reader comes
+  to it: all lanes may have been read beyond it, among them lanes without rows in it. Then the window starts anew, and
+  its row numbers show whether any row is missing.
 """
 
 from __future__ import annotations
@@ -25,14 +24,14 @@ from tidegate.storage.errors import ConfigurationError, CorruptionError, NotFoun
 BATCHES_MAX = 1_024
 SEEKS_MAX = 5
 LOOKS_MAX = 16
-"""How often a commit is looked for before somebody asks whether it was deleted."""
+"""After so many looks for a missing commit, check whether it was deleted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a row of a lane is: in this file, which begins with row `start` of the lane. `end`: rows up to the batch's.
+    """Where a row of a lane is: in `file`, whose first row is row `start` of the lane.
 
-    The rows of the lane from `end` on are in later batches.
+    `end` is the lane's row number at which the batch ends; rows from there on are in later batches.
     """
 
     batch_id: int
@@ -61,11 +60,11 @@ class LogWindow:
 
     @property
     def next_batch_id(self) -> int:
-        """The batch that comes after the window."""
+        """The number of the batch after the window."""
         return self._batches[-1].batch_id + 1 if self._batches else 0
 
     def find(self, lane: int, row: int) -> Place | None:
-        """Where a row is; None while its batch is not in the log. ConfigurationError for one that was deleted."""
+        """Where a row is. None while its batch is not in the log. ConfigurationError if it was deleted."""
         if (not self._batches or row < self._batches[0].start_of(lane)) and not self._seek(lane, row):
             return None
         while row >= self._batches[-1].ends[lane]:
@@ -78,7 +77,7 @@ class LogWindow:
         raise CorruptionError(f"batch {batch.batch_id} of {self._log.url} has no file with row {row} of lane {lane}")
 
     def _grow(self) -> bool:
-        """Take in the next commit, if it is there. If it was deleted, nothing stays in the window."""
+        """Add the next commit, if it is there. If it was deleted, empty the window."""
         if self._waits():
             return False
         try:
@@ -98,9 +97,9 @@ class LogWindow:
         return True
 
     def _seek(self, lane: int, row: int) -> bool:
-        """Begin anew with the batch of a row, or with the newest one; False for a log without a batch.
+        """Start anew with the batch of a row, or with the newest one. False if the log has no batch.
 
-        Only an empty log is asked again after a pause: rows that are there wait for nothing, whatever other lanes lack.
+        Only an empty log is subject to the pause: rows that are there must not wait because another lane found nothing.
         """
         if not self._batches and self._waits():
             return False
@@ -116,7 +115,7 @@ class LogWindow:
             try:
                 found = self._bisect(ids, lane, row)
             except NotFoundError:
-                continue  # It was deleted in between: the log begins later now.
+                continue  # Deleted since the listing: the log now begins with a later batch.
             if found.start_of(lane) > row:
                 raise self._deleted(lane, row, found)
             self._batches = [found]
@@ -126,7 +125,7 @@ class LogWindow:
         )
 
     def _bisect(self, ids: list[int], lane: int, row: int) -> LogBatch:
-        """The first batch with rows of the lane after `row`, or the newest one."""
+        """The first batch whose end in this lane is after `row`, or the newest batch."""
         low, high = 0, len(ids) - 1
         newest = self._log.read(ids[high])
         if row >= newest.ends[lane]:

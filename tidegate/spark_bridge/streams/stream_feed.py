@@ -1,13 +1,13 @@
-"""`StreamFeed`: feeds one source of one job: runs the query, and deletes what no checkpoint needs any more.
+"""`StreamFeed`: feeds one source of a job. It runs the query, and deletes what no checkpoint needs any more.
 
-It lives in the driver, beside the Spark session, from the submission of the job to its end. Rules kept here:
-
-* One thread does all of it but the writing of batches, which Spark calls. What goes wrong in it fails the job: a note
-  in the log tells the source why (`log_source.py`), and so everybody who looks at the job. Only what is stopped on
+It lives in the driver, beside the Spark session, from submission to the end of the job. Rules:
+* One thread does everything but write batches, which Spark's thread does. If this thread fails, the job fails: a note
+  in the log tells the source why (`log_source.py`), and so everybody who looks at the job. A feed that is stopped on
   purpose leaves no note.
-* It ends with the job: nothing is left to do then, whatever the job's end was.
-* Before the job has completed a checkpoint of its own nothing is deleted: it may have to begin where it was restored.
-* A deletion that fails is tried again in the next round; a storage that is away must not end a job that can go on.
+* It ends with the job, however the job ends.
+* Nothing is deleted before the job has completed a checkpoint of its own: it may have to begin again where it was
+  restored.
+* A deletion that fails is tried again in the next round. A job that can go on must not end because storage is away.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ from tidegate.storage.files.store import Store
 _logger = logging.getLogger(__name__)
 
 LOOK_S = 0.5
-"""How long one wait for the query's end lasts."""
+"""How long one wait for the end of the query takes."""
 ROUND_LOOKS = 4
-"""After so many of them it is time to look for what can be deleted."""
+"""After so many waits, look for what can be deleted."""
 STAGE_TIMEOUT_S = 1_800.0
 STOP_TIMEOUT_S = 90.0
 NOTE_STEP_S = 1.0
@@ -51,9 +51,11 @@ NOTE_STEP_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class StreamSettings:
-    """What a user may say. `spark_checkpoint`: under which url Spark's checkpoint goes; None: beside the log.
+    """Settings of a streaming source.
 
-    `trigger_ms`: how far apart micro-batches begin; None: each as soon as the one before is done.
+    `spark_checkpoint`: the url under which Spark keeps its checkpoint; None: beside the log. `trigger_ms`: time between
+    the starts of micro-batches; None: each starts when the one before is done. `log_bytes_max`: how much may wait to be
+    covered by a checkpoint.
     """
 
     spark_checkpoint: str | None = None
@@ -72,16 +74,16 @@ class StreamFeed(Companion):
         self._job = job
 
     def start(self, fail: Callable[[str], None]) -> None:
-        """Begin. What goes wrong from now on fails the job by a note, which others see as well."""
+        """Start the thread. It reports a failure by the note, so that other readers of the log see it too."""
         self._begin(f"tidegate feed of {self._job.uid}", self._run)
 
     def job_ended(self, status: str) -> None:
-        """Nobody reads on."""
+        """Stop: nobody reads the log any more."""
         self.stop()
 
     @property
     def complete(self) -> bool:
-        """A job that has finished has read what it was to read."""
+        """Always: a job that has finished has read all that it was to read."""
         return True
 
     def _run(self) -> None:
@@ -132,7 +134,7 @@ class StreamFeed(Companion):
         )
 
     def _leave_note(self, store: Store, reason: str) -> None:
-        """Tell the source; as long as the job runs it must come to know."""
+        """Leave the note for the source. Tries until it is there, or the feed is stopped."""
         text = (
             f"{self.text} has failed: {reason}. Mend the cause and execute the job "
             'again with restore="latest": the query goes on where it was'
@@ -152,9 +154,9 @@ class StreamFeed(Companion):
 
 
 def let_go(log: BatchLog, header: LogHeader, ledger: LogLedger, claim: HeldClaim, positions: PositionsAtRest) -> None:
-    """One round: make room for what the newest checkpoint covers, and delete what no checkpoint needs.
+    """One round: tell the ledger what the newest checkpoint covers, and delete what no checkpoint needs.
 
-    SparkBridgeError if another job feeds the log; a storage that does not answer is asked again in the next round.
+    SparkBridgeError if another job feeds the log. If storage does not answer, the next round tries again.
     """
     try:
         resting = positions.look()

@@ -1,10 +1,10 @@
-"""`StreamingQuery`: Spark's side of a streaming DataFrame: one query whose micro-batches go to a function of ours.
+"""`StreamingQuery`: the Spark side of a streaming DataFrame: one query that hands its micro-batches to a function.
 
-Rules kept here:
-
-* The query's checkpoint folder is the log's: the query goes on where the log ends, whatever the job is restored from.
-* No call into Spark lasts for ever, and the wait for the query's end is a series of short ones.
-* Why a query failed is what our function raised, if it did; else the line of Spark's error that names the cause.
+`StreamFeed` starts and stops it. Rules:
+* The query's checkpoint belongs to the log. So the query goes on where the log ends, whatever the job is restored from.
+* Every call into Spark is bounded. The wait for the query's end is a series of short waits.
+* The reason of a failure is what our function raised, if it did. Otherwise it is the line of Spark's error that names
+  the cause.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ CALL_TIMEOUT_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """A micro-batch as Spark gives it: its rows, its number, the query, and a job group for what is done with it."""
+    """A micro-batch from Spark: its rows, its number, its query, and the job group for work on it."""
 
     rows: DataFrame
     batch_id: int
@@ -43,7 +43,7 @@ class MicroBatch:
 
 
 class StreamingQuery:
-    """A query that runs."""
+    """One query. `write` gets each micro-batch."""
 
     def __init__(self, df: DataFrame, write: Callable[[MicroBatch], None]) -> None:
         self._df = df
@@ -68,12 +68,12 @@ class StreamingQuery:
         self._query_id.set_result(self._query.id)
 
     def ended(self, timeout_s: float) -> bool:
-        """Wait for its end for so long; whether it has ended by itself. Raises what Spark raises when it has failed."""
+        """Wait so long for its end. True if it was stopped; raises Spark's error if it has failed."""
         assert self._query is not None
         return bool(self._query.awaitTermination(timeout_s))  # type: ignore[arg-type]
 
     def reason(self, error: BaseException) -> str:
-        """Why it failed, in a line, `error` being what Spark has raised."""
+        """Why it failed, in one line. `error` is what Spark raised."""
         cause = self._raised
         if cause is not None and not isinstance(cause, PySparkException | Py4JError):
             return error_text(cause)
@@ -81,7 +81,7 @@ class StreamingQuery:
         return reason_of(of_spark) if isinstance(of_spark, PySparkException | Py4JError) else error_text(of_spark)
 
     def stop(self) -> None:
-        """Stop it, and what it is doing. A query that does not stop in time is left behind, with a warning."""
+        """Stop it and its jobs. If it does not stop in time, it is left behind, with a warning."""
         query = self._query
         if query is None:
             return
@@ -93,11 +93,11 @@ class StreamingQuery:
         try:
             call_bounded(stop, timeout_s=CALL_TIMEOUT_S, what="stopping a streaming query", advice="Is Spark alive?")
         except (PySparkException, Py4JError, SparkTimeoutError, OSError) as error:
-            # Its writer has been told to stop, so whatever it still does is not written.
+            # Its writer was told to stop, so nothing it still does is written.
             _logger.warning("a streaming query could not be stopped: %s", error)
 
     def _batch(self, rows: DataFrame, batch_id: int) -> None:
-        """Called by Spark, in a thread of its own."""
+        """Spark calls this, in a thread of its own."""
         try:
             query_id = self._query_id.result(START_TIMEOUT_S)
             self._write(MicroBatch(rows, batch_id, query_id, self._job_group))

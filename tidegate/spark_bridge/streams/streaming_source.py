@@ -1,4 +1,7 @@
-"""`StreamingDataFrameSource`: a streaming DataFrame as a source: a log when the job is submitted, fed while it runs."""
+"""`StreamingDataFrameSource`: a streaming DataFrame as a source.
+
+Submission creates its log. A `StreamFeed` writes the log while the job runs, and tasks read it.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ from tidegate.storage.schemas.columns_text import columns_text
 
 
 class StreamingDataFrameSource:
-    """Describes the input until it has a log, of so many lanes. ConfigurationError for columns of unsupported types."""
+    """Stands for the input until it has a log, with `lanes` lanes. ConfigurationError for unsupported types."""
 
     unbounded = True
 
@@ -43,7 +46,7 @@ class StreamingDataFrameSource:
         return self._schema
 
     def stage(self, url: str) -> LogSource:
-        """Make an empty log at `url`. ConfigurationError where a log, or Spark's checkpoint, cannot be."""
+        """Create an empty log at `url`. ConfigurationError if the log or Spark's checkpoint cannot be there."""
         if "memory" in get_protocol(url):
             raise ConfigurationError(
                 f"the rows of a streaming DataFrame cannot go to {url}: Spark's executors are other processes and do "
@@ -60,7 +63,7 @@ class StreamingDataFrameSource:
         return LogSource(url, log_id, self._lanes, self._schema, _new_run())
 
     def reopen(self, url: str) -> LogSource:
-        """The log that the job of this folder has read. NotFoundError if there is none."""
+        """The log that the job with this folder has read. NotFoundError if there is none."""
         store = log_at(url)
         header = BatchLog(store).header()
         if not header.schema.equals(self._schema):
@@ -71,17 +74,17 @@ class StreamingDataFrameSource:
         return LogSource(store.url, header.log_id, header.lanes, header.schema, _new_run())
 
     def feed(self, staged: Source, job: FedJob) -> Companion:
-        """What writes the log while the job runs. ConfigurationError while another job feeds it."""
+        """The companion that writes the log while the job runs. ConfigurationError if another job feeds it."""
         assert isinstance(staged, LogSource)
         check_free(open_store(staged.url), job.name, job.open_store, now_ms())
         return StreamFeed(self._df, staged, self._settings, job)
 
     def splits(self) -> Sequence[SourceSplit]:
-        """Only the log has splits."""
+        """Raises: only the log has splits."""
         raise SparkBridgeError("a streaming DataFrame is read only through its log")
 
     def reader(self) -> SourceReader:
-        """Only the log can be read."""
+        """Raises: only the log can be read."""
         raise SparkBridgeError("a streaming DataFrame is read only through its log")
 
 

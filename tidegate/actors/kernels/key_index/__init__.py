@@ -1,1 +1,1 @@
-"""From keys to slots: an index for keys that fit into a word, and one for bytes."""
+"""Indexes from keys to slots: one for keys that fit into a word, and one for keys of bytes."""

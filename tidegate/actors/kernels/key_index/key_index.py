@@ -1,7 +1,7 @@
-"""`KeyIndex`: from the key columns of a batch to slots, by the index that suits the types of the columns.
+"""`KeyIndex`: maps the key columns of a batch to slots, with the index that suits their types.
 
-One column of a fixed-width type goes to `WordIndex`; one string column goes to `BytesIndex` as it lies in
-Arrow's buffers; several columns are encoded into rows first.
+The key space of a state backend has one. One fixed-width column goes to `WordIndex`. One string column goes to
+`BytesIndex`, straight from Arrow's buffers. Several columns are first encoded into rows of bytes.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from tidegate.actors.kernels.row_encoding import encode_rows
 
 
 class KeyIndex:
-    """Keys (rows of the named columns) → slots 0, 1, 2, … in order of first appearance.
+    """Keys (rows of the named columns) → slots 0, 1, 2, … in the order in which keys first appear.
 
-    Nulls are keys like any other; all NaN are one key, and so are 0.0 and -0.0. Column types must not change
-    between batches.
+    A null is a key like any other. All NaN are one key, and so are 0.0 and -0.0. The types of the columns must not
+    change between batches.
     """
 
     __slots__ = ("_columns", "_index")
@@ -32,13 +32,13 @@ class KeyIndex:
 
     @property
     def size(self) -> int:
-        """Number of keys, also the next free slot."""
+        """How many keys there are. Also the next free slot."""
         return 0 if self._index is None else self._index.size
 
     def upsert(self, batch: pa.RecordBatch) -> Upserted:
-        """Slots of the keys of a batch; keys that are not known yet get one.
+        """Slots of the keys of a batch. New keys get the next free slots.
 
-        Raises ConfigurationError for a column that is missing or of a type that cannot be a key.
+        Raises ConfigurationError if a column is missing, or has a type that cannot be a key.
         """
         keys = self._form(batch)
         if isinstance(keys, Words):
@@ -46,10 +46,10 @@ class KeyIndex:
         return self._of_bytes().upsert(keys, hash_forms([keys], batch.num_rows))
 
     def fill(self, batch: pa.RecordBatch, keys_to_come: int = 0) -> bool:
-        """Give the next slots to the keys of a batch, in their order: much faster than `upsert` where they are many.
+        """Give the next slots to the keys of a batch, in their order. For many keys far faster than `upsert`.
 
-        So many more keys are about to be filled in after these. False if a key comes twice or was known: then the index
-        is of no use any more. Raises as `upsert`.
+        `keys_to_come` more keys will follow in later calls; room is made for them now. Returns False if a key comes
+        twice or was known already; the index is then useless. Raises as `upsert`.
         """
         keys = self._form(batch)
         if isinstance(keys, Words):
@@ -57,7 +57,7 @@ class KeyIndex:
         return self._of_bytes().fill(keys, hash_forms([keys], batch.num_rows), keys_to_come)
 
     def _form(self, batch: pa.RecordBatch) -> Words | Strings:
-        """The keys as one column of words, or of strings."""
+        """The keys as one column of words, or of byte strings."""
         forms = key_forms(batch, self._columns)
         return forms[0] if len(forms) == 1 else encode_rows(forms, batch.num_rows)
 

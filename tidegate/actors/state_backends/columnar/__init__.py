@@ -1,1 +1,1 @@
-"""Keyed state in memory: columns in pages that snapshots share with the task."""
+"""The columnar backend: keyed state in memory, in columns of pages that snapshots share with the task."""

@@ -1,10 +1,10 @@
-"""States of row-wise functions in memory: pages of Python objects, a value, a list or a map for each slot.
+"""States of row-wise functions in memory: a value, list or map for each slot, in pages of Python objects.
 
-A slot without state holds None.
-
-Rules: a page that a snapshot still reads is copied before the first write to it (references only). A list or map that a
-snapshot may hold is copied at its first change in place after that: each knows in which epoch it was made, and a freeze
-begins the next one. Values are never changed in place. So what the undo log notes of a slot is the object itself.
+A slot without state holds None. Rules:
+- A page that a snapshot still reads is copied (its references only) before the first write to it.
+- Each list or map knows the epoch in which it was made, and every freeze begins the next epoch. One from an older epoch
+  may be in a snapshot, so its first change makes a copy. Values are never changed in place.
+- So the undo log can note the object in a slot itself.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class _Map(dict[Any, Any]):
 
 
 class Cells(ABC):
-    """What the kinds of cells share. A ref is a slot."""
+    """What value, list and map states share. A ref is a slot."""
 
     def __init__(self, space: KeySpace, spec: CellSpec, incremental: bool) -> None:
         self.spec = spec
@@ -65,10 +65,10 @@ class Cells(ABC):
         self._pins = Pins()
         self.dirty = DirtySlots() if incremental else None
         self._changed: list[int] = []
-        """Slots that were changed since `flush`."""
+        """Slots that have changed since `flush`."""
         self._epoch = 0
         self._notes: CellNotes | None = None
-        """Where it is noted what slots hold before they are changed."""
+        """The undo log's notes: what slots held before they changed."""
         self._rows = 0
         space.add(self)
 
@@ -83,39 +83,39 @@ class Cells(ABC):
         return self._rows
 
     def remove(self, ref: int) -> None:
-        """Forget what is kept for a key."""
+        """Remove the state of a key."""
         if self._held(ref) is not None:
             self._set(ref, None)
 
     @abstractmethod
     def expire(self, ref: int) -> None:
-        """Forget what of a key has expired."""
+        """Remove what has expired of a key's state."""
 
     @abstractmethod
     def _loaded(self, stored: Any) -> Any:
-        """What is kept for a value of a stored column; None for nothing."""
+        """The object to hold for a stored value; None for nothing."""
 
     @abstractmethod
     def stored(self, held: Any) -> Any:
-        """The value of a stored column for what is kept."""
+        """The value to store for a held object."""
 
     def stored_in_order(self, held: Any) -> Any:
-        """The same, alike in every backend."""
+        """The same, in the order that all backends share."""
         return self.stored(held)
 
     def flush(self) -> None:
-        """Note the slots that have changed, for snapshots to come."""
+        """Mark the changed slots as dirty, for later snapshots."""
         if self._changed:
             if self.dirty is not None:
                 self.dirty.mark(np.array(self._changed, dtype=np.int32))
             self._changed = []
 
     def live(self, slots: NDArray[np.int32]) -> NDArray[np.bool_]:
-        """Which of some slots have the state."""
+        """Which of these slots have the state."""
         return _live(self._pages, slots)
 
     def grow(self, slots: int) -> None:
-        """There are so many slots now."""
+        """Grow to this many slots."""
         pages = pages_for(slots)
         self._pages += [[None] * PAGE_ROWS for _ in range(pages - len(self._pages))]
         self._pins.grow(pages)
@@ -123,11 +123,11 @@ class Cells(ABC):
             self.dirty.grow(slots)
 
     def needed(self, slots: int) -> NDArray[np.bool_]:
-        """Which slots have the state, or had it and a snapshot to come may have to tell of it."""
+        """Which slots have the state, or lost it and a later snapshot may have to say so."""
         return live_or_marked(self.live(np.arange(slots, dtype=np.int32)), self.dirty)
 
     def rebuild(self, kept: NDArray[np.int32], slots: int) -> None:
-        """Slot i is now what was slot `kept[i]`."""
+        """Renumber slots: slot `kept[i]` becomes slot i."""
         old, self._pages, self._pins = self._pages, [], Pins()
         for start in range(0, len(kept), PAGE_ROWS):
             page = [old[slot >> PAGE_BITS][slot & _IN_PAGE] for slot in kept[start : start + PAGE_ROWS].tolist()]
@@ -137,7 +137,7 @@ class Cells(ABC):
             self.dirty.rebuild(kept, slots)
 
     def freeze(self, cut: Cut) -> tuple[FrozenSlots | SortedSlots, ...]:
-        """All cells, or what has changed since the base. Costs a reference a page."""
+        """All cells, or what has changed since the base. Takes one reference a page."""
         self.flush()
         self._epoch += 1
         if cut.in_order:
@@ -152,7 +152,7 @@ class Cells(ABC):
         return self._frozen(dirty, False), self._frozen(dirty, True)
 
     def load(self, rows: pa.RecordBatch, layer: int) -> None:
-        """Put stored rows. CorruptionError for a key that has the state already, in layer 0."""
+        """Put stored rows. In layer 0 raises CorruptionError for a key that has the state already."""
         schema = self._space.schema
         assert schema is not None
         keys = rows.select(schema.names)
@@ -166,20 +166,20 @@ class Cells(ABC):
                     f"state {self.spec.name!r} holds a key twice: the key groups of the checkpoint's tables overlap"
                 )
             self._set(slot, self._loaded(value))
-        self._changed = []  # what was stored is no change
+        self._changed = []  # loaded rows are no changes
 
     def begin_notes(self) -> CellNotes:
-        """Note what changes from now on. No list or map that there is now is changed in place any more."""
+        """Note changes from now on. Existing lists and maps are no longer changed in place."""
         self._epoch += 1
         self._notes = CellNotes(self._space.slots, self._rows)
         return self._notes
 
     def end_notes(self) -> None:
-        """Note nothing any more."""
+        """Stop noting changes."""
         self._notes = None
 
     def undo(self, notes: Notes) -> None:
-        """Be again what it was when these notes were begun."""
+        """Restore what the state held when these notes began."""
         assert isinstance(notes, CellNotes)
         later = np.arange(notes.slots_below, self._space.slots, dtype=np.int32)
         for slot, held in (notes.held | dict.fromkeys(later[self.live(later)].tolist())).items():
@@ -190,7 +190,7 @@ class Cells(ABC):
             self.dirty = DirtySlots.none_of(self._space.slots)
 
     def _append(self, keys: pa.RecordBatch, stored: list[Any]) -> None:
-        """Put stored values of keys that nobody has."""
+        """Put stored values of new keys."""
         slot = self._space.slots
         self._space.append(self, keys)
         held = list(map(self._loaded, stored))
@@ -203,7 +203,7 @@ class Cells(ABC):
             done, slot = done + count, slot + count
 
     def forget(self, keys: pa.RecordBatch) -> None:
-        """Remove what is kept for stored keys."""
+        """Remove the state of stored keys."""
         for slot in self._space.upsert(keys).slots.tolist():
             self.remove(slot)
         self._changed = []
@@ -220,7 +220,7 @@ class Cells(ABC):
         self._changed.append(ref)
 
     def _own_page(self, ref: int) -> list[Any]:
-        """The page of a slot, to write to: a copy if a snapshot still reads it."""
+        """The page of a slot, to write to. A copy if a snapshot still reads it."""
         number = ref >> PAGE_BITS
         if self._pins.shared[number]:
             self._pages[number] = list(self._pages[number])
@@ -236,7 +236,7 @@ class Cells(ABC):
         )
 
     def _sorted(self) -> SortedSlots:
-        """For a savepoint, on which nothing is built: what has changed is collected on as if there were none."""
+        """For a canonical savepoint. Nothing builds on it, so changes are collected on as if it were not there."""
         keys, groups = self._space.freeze()
         values = _FrozenCells(self, list(self._pages), self.stored_in_order)
         return SortedSlots(self.spec.name, (self.spec.name,), keys, groups, self._space.slots, values, self._pins.pin())
@@ -246,15 +246,15 @@ class ColumnarValues(Cells):
     """`ValueCells` over slots."""
 
     def get(self, ref: int) -> Any:
-        """The value; None where there is none."""
+        """The value; None if there is none."""
         return self._held(ref)
 
     def put(self, ref: int, value: Any) -> None:
-        """Keep a value that is not None."""
+        """Set the value, which is not None."""
         self._set(ref, value)
 
     def expire(self, ref: int) -> None:
-        """Forget the value if its time is over."""
+        """Remove the value if it has expired."""
         value = self._held(ref)
         if value is not None and self.spec.has_expired is not None and self.spec.has_expired(value):
             self._set(ref, None)
@@ -271,7 +271,7 @@ class ColumnarLists(Cells):
     """`ListCells` over slots."""
 
     def get(self, ref: int) -> Sequence[Any]:
-        """The values; empty where there are none."""
+        """The values; empty if there are none."""
         return self._held(ref) or ()
 
     def extend(self, ref: int, values: Sequence[Any]) -> None:
@@ -292,7 +292,7 @@ class ColumnarLists(Cells):
             self.remove(ref)
 
     def expire(self, ref: int) -> None:
-        """Forget the elements whose time is over."""
+        """Remove the elements that have expired."""
         values, has_expired = self._held(ref), self.spec.has_expired
         if values is not None and has_expired is not None:
             left = [value for value in values if not has_expired(value)]
@@ -308,14 +308,14 @@ class ColumnarLists(Cells):
 
 
 class ColumnarMaps(Cells):
-    """`MapCells` over slots. Entries are in the order in which their map keys first came."""
+    """`MapCells` over slots. Entries keep the order in which their map keys first came."""
 
     def __init__(self, space: KeySpace, spec: CellSpec, incremental: bool) -> None:
         super().__init__(space, spec, incremental)
         self._key_codec = map_key_codec(spec.column_type.key_type)
 
     def get(self, ref: int, map_key: Any) -> Any:
-        """The value at a map key; None where there is none."""
+        """The value at a map key; None if there is none."""
         held = self._held(ref)
         return None if held is None else held.get(map_key)
 
@@ -334,19 +334,19 @@ class ColumnarMaps(Cells):
             del self._own(ref)[map_key]
 
     def items(self, ref: int) -> Mapping[Any, Any] | Iterable[tuple[Any, Any]]:
-        """Entries as they are now."""
+        """The current entries."""
         held = self._held(ref)
         return () if held is None else list(held.items())
 
     def expire(self, ref: int) -> None:
-        """Forget the entries whose time is over."""
+        """Remove the entries that have expired."""
         held, has_expired = self._held(ref), self.spec.has_expired
         if held is not None and has_expired is not None:
             for map_key in [key for key, value in held.items() if has_expired(value)]:
                 self.discard(ref, map_key)
 
     def _own(self, ref: int) -> dict[Any, Any]:
-        """The map of a key, made if need be, to be changed in place."""
+        """The map of a key, to change in place. Copied or created if need be."""
         held = self._held(ref)
         if held is not None and held.epoch == self._epoch:
             self._changed.append(ref)
@@ -357,7 +357,7 @@ class ColumnarMaps(Cells):
         return entries
 
     def _loaded(self, stored: Any) -> Any:
-        # NaN as the one object as which it is put in: a dictionary finds no other again.
+        # A dictionary finds a NaN key by identity alone, so all NaN keys are the one object math.nan.
         entries = [(math.nan if key != key else key, value) for key, value in stored or ()]
         return _Map(entries, self._epoch) if entries else None
 
@@ -366,7 +366,7 @@ class ColumnarMaps(Cells):
         return list(held.items())
 
     def stored_in_order(self, held: Any) -> Any:
-        """The entries by the bytes of their map keys."""
+        """The entries, sorted by the bytes of their map keys."""
         codec = self._key_codec
         entries = sorted(((codec.encode(key), value) for key, value in held.items()), key=itemgetter(0))
         return [(codec.decode(key), value) for key, value in entries]

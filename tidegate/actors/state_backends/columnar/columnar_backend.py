@@ -1,8 +1,8 @@
-"""`ColumnarBackend`: keeps all keyed state in memory, in pages, over one `KeySpace`.
+"""`ColumnarBackend`: keeps all keyed state of an operator in memory, in pages over one `KeySpace`.
 
-Its snapshots cost a reference a page while processing waits; values are copied page by page as they change meanwhile.
-With `incremental` a snapshot may hold only what has changed since another one. With memory for an undo log it can go
-back to the newest checkpoint; it is then bound again, by the operator of the next attempt, with the states that it has.
+While a snapshot is taken, processing waits only for one reference a page. Pages are copied later, as they change. With
+`incremental`, a snapshot can hold only what has changed since another one. With memory for an undo log, the backend can
+go back to the newest checkpoint; then the operator of the next attempt binds its states again.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ class ColumnarBackend:
         self._cells: dict[str, Cells] = {}
         self._gone_back = False
         self._unbound: set[str] = set()
-        """States that it had when it went back, and that are not bound again yet."""
+        """After `go_back`: states that are not bound again yet."""
         self._swept = 0
         """The slot at which the next sweep begins."""
 
     def fix_keys(self, schema: pa.Schema) -> None:
-        """Names and types of the stored key columns."""
+        """Set the stored key columns."""
         self._space.fix(schema)
         self.timers.fix_keys(schema)
 
@@ -69,7 +69,7 @@ class ColumnarBackend:
         return table
 
     def retype(self, name: str, columns: Sequence[ValueSpec], migrate: Migrate) -> ColumnarTable:
-        """A vectorised state with other types that takes the rows of the one of that name."""
+        """Replace a vectorised state by one with the same name and other types, and convert its rows."""
         former = self._tables.pop(name)
         self._space.undo.clear()
         self._space.drop(former)
@@ -93,19 +93,19 @@ class ColumnarBackend:
         return self._bound(ColumnarMaps, spec)
 
     def enter(self, keys: pa.RecordBatch) -> list[int]:
-        """Begin with a batch of keys: the slot of each row's key."""
+        """Begin a batch of keys: returns the slot of each row's key."""
         slots: list[int] = self._space.upsert(keys).slots.tolist()
         return slots
 
     def leave(self) -> None:
-        """End of the batch."""
+        """End the batch."""
         for cells in self._cells.values():
             cells.flush()
         self._space.settle()
         self.timers.settle()
 
     def sweep(self, keys_max: int) -> None:
-        """Look at up to so many keys, where the last call ended, and forget what has expired."""
+        """Remove expired state of the next `keys_max` slots, from where the last call ended."""
         expiring = [cells for cells in self._cells.values() if cells.spec.has_expired is not None]
         if not expiring or not self._space.slots:
             return
@@ -118,49 +118,49 @@ class ColumnarBackend:
             cells.flush()
 
     def keys(self, state: str, rows_max: int) -> Iterator[pa.RecordBatch]:
-        """Keys that have a state, in slot order."""
+        """Keys that have this state, in slot order."""
         return (keys for keys, _ in key_pieces(self._space, self._state(state).live, rows_max))
 
     def changed_rows(self, base: CheckpointId) -> tuple[int, int]:
-        """Of each state the slots that are marked, and its rows."""
+        """Slots of all states that are marked as changed since the base, and rows of all states."""
         states: list[ColumnarTable | Cells] = [*self._tables.values(), *self._cells.values()]
         timers_marked, timers = self.timers.changed_rows(base)
         marked = (s.dirty.changed_since(base, self._space.slots) for s in states if s.dirty is not None)
         return timers_marked + sum(marked), timers + sum(state.rows for state in states)
 
     def freeze(self, cut: Cut) -> Sequence[FrozenState]:
-        """All states that hold something, or with `cut.base` what has changed since that."""
+        """All states that are not empty. With `cut.base`: what has changed since that checkpoint."""
         frozen: list[FrozenState] = []
         for table in self._tables.values():
             frozen += (part.now() if isinstance(part, FrozenSlots) else part for part in table.freeze(cut))
         for cells in self._cells.values():
-            # A single value may be large: all of them are encoded beside processing.
+            # One Python value may be large, so cells are always encoded in the asynchronous part.
             frozen += cells.freeze(cut)
         frozen += self.timers.freeze(cut)
         self.keep(cut.checkpoint_id)
         return frozen
 
     def freeze_native(self, cut: Cut) -> FrozenNative | None:
-        """None: there are no files."""
+        """None: this backend has no files."""
         return None
 
     @property
     def stored_keys(self) -> pa.Schema | None:
-        """The key columns of one that has gone back; None for another one: it begins empty."""
+        """The key columns, if it has gone back to a checkpoint. Else None, for it began empty."""
         return self._space.schema if self._gone_back else None
 
     def stored_schema(self, state: str) -> pa.Schema | None:
-        """Likewise the columns of a state."""
+        """The columns of a state, if it has gone back to a checkpoint."""
         return self._schema_of(state) if self._gone_back and state in {*self._tables, *self._cells} else None
 
     def keep(self, checkpoint_id: CheckpointId) -> None:
-        """What it holds now is the state of a checkpoint: be able to go back to it, if memory allows that."""
+        """The current state is that of this checkpoint. Starts noting changes, if the undo log has memory."""
         if self._space.schema is not None:
             self._space.undo.begin(checkpoint_id, (*self._tables.values(), *self._cells.values()))
             self.timers.keep(checkpoint_id)
 
     def completed(self, checkpoint_id: CheckpointId) -> None:
-        """A checkpoint is complete: nobody goes back to an older one."""
+        """A checkpoint has completed: nobody goes back to an older one."""
         self._space.undo.completed(checkpoint_id)
         self.timers.completed(checkpoint_id)
 
@@ -170,7 +170,7 @@ class ColumnarBackend:
         return not self._space.undo.empty and self.timers.goes_back
 
     def kept(self, checkpoint_id: CheckpointId) -> Sequence[StateTable] | None:
-        """Of a checkpoint that can be gone back to a table without rows for each state; None for any other one."""
+        """A table without rows for each state, if it can go back to this checkpoint; else None."""
         if not (self._space.undo.keeps(checkpoint_id) and self.timers.keeps(checkpoint_id)):
             return None
         schemas = {state: self._schema_of(state) for state in (*self._tables, *self._cells)}
@@ -180,7 +180,7 @@ class ColumnarBackend:
         ] + self.timers.kept()
 
     def go_back(self, checkpoint_id: CheckpointId) -> None:
-        """Be what it was at a checkpoint that is kept. Its states are to be bound again."""
+        """Restore the state at a checkpoint that is kept. Its states must be bound again."""
         self._space.undo.go_back(checkpoint_id)
         self.timers.go_back(checkpoint_id)
         self._gone_back = True
@@ -188,14 +188,15 @@ class ColumnarBackend:
         self._swept = 0
 
     def expect(self, keys: int) -> None:
-        """So many keys at most are about to be loaded in layer 0."""
+        """At most so many keys will be loaded in layer 0."""
         self._space.expect(keys)
 
     def load(self, table: StateTable) -> None:
-        """Take a stored table in.
+        """Load a stored table.
 
-        CorruptionError for other columns; for a key that is twice in layer 0, here or later, in `loaded` at last;
-        ConfigurationError for a state that is not bound.
+        Raises CorruptionError if its columns are wrong. A key that comes twice in layer 0 is a CorruptionError too,
+        raised here, by a later call, or at the latest by `loaded`. Raises ConfigurationError for a state that is not
+        bound.
         """
         if table.state == TIMERS_STATE:
             self.timers.load(table)
@@ -213,12 +214,12 @@ class ColumnarBackend:
             cells.load(table.rows, table.layer)
 
     def loaded(self) -> None:
-        """Build the index of keys. CorruptionError if a key was twice in layer 0."""
+        """Build the key index. Raises CorruptionError if a key came twice in layer 0."""
         self._space.build_index()
         self.timers.loaded()
 
     def close(self) -> None:
-        """Memory goes with the backend."""
+        """End the threads of an unfinished restore. The memory goes with the backend."""
         self._space.close()
 
     def _bound(self, kind: type[C], spec: CellSpec) -> C:

@@ -1,9 +1,11 @@
-"""Tracks which slots of a state have changed since which snapshot: what an incremental snapshot has to hold.
+"""Tracks which slots of a state have changed since a snapshot: what an incremental snapshot must contain.
 
-Rules: one bitmap collects the changes since the last freeze. A freeze closes it under the number of its checkpoint and
-begins an empty one, so it costs nothing that grows with the state. A snapshot on top of checkpoint B holds the bitmaps
-that were closed after B; those up to B are dropped then, because what is built on next is not older. A superset of what
-has changed is always right: beyond `COLLECTIONS_MAX` bitmaps the two oldest become one.
+Rules:
+- One bitmap collects the changes since the last freeze. A freeze files it under the number of its checkpoint and starts
+  an empty one, so its cost does not grow with the state.
+- A snapshot with base B contains the bitmaps filed after B. Those up to B are dropped then, because no later snapshot
+  has an older base.
+- To mark too many slots is always safe. Beyond `COLLECTIONS_MAX` bitmaps the two oldest are merged.
 """
 
 from __future__ import annotations
@@ -20,11 +22,11 @@ from tidegate.storage.ids import CheckpointId
 _WORDS_MIN = 16
 
 Bitmaps: TypeAlias = tuple[Bitmap, ...]
-"""Slots that are marked in any of them; one may be shorter than there are slots."""
+"""A slot is marked if any of these has its bit. A bitmap may be shorter than the number of slots."""
 
 
 class DirtySlots:
-    """Changes of one state, a bit a slot."""
+    """The changes of one state, one bit a slot."""
 
     __slots__ = ("_current", "_history")
 
@@ -34,13 +36,13 @@ class DirtySlots:
 
     @staticmethod
     def none_of(slots: int) -> DirtySlots:
-        """Of so many slots none has changed."""
+        """Changes of a state with so many slots, none of which has changed."""
         dirty = DirtySlots()
         dirty.grow(slots)
         return dirty
 
     def grow(self, slots: int) -> None:
-        """Slots up to so many may be marked."""
+        """Make room to mark this many slots."""
         words = words_for(slots)
         if words > len(self._current):
             larger = np.zeros(max(words, 2 * len(self._current)), dtype=np.uint64)
@@ -48,16 +50,16 @@ class DirtySlots:
             self._current = larger
 
     def mark(self, slots: NDArray[np.int32]) -> None:
-        """Some slots have changed."""
+        """These slots have changed."""
         mark_slots(self._current, slots)
 
     def unmark(self, slots: NDArray[np.int32]) -> None:
-        """Some slots, each once, have not changed since the last freeze after all."""
+        """These slots, each given once, have not changed since the last freeze after all."""
         bits = np.uint64(1) << (slots & 63).astype(np.uint64)
         np.bitwise_and.at(self._current, slots >> 6, ~bits)
 
     def close(self, checkpoint_id: CheckpointId, base: CheckpointId | None) -> Bitmaps:
-        """End what was collected as that of a checkpoint; with a base, the bitmaps of what has changed since that."""
+        """File the current bitmap under this checkpoint. With a base, the result is what has changed since then."""
         if base is not None:
             self._history = [entry for entry in self._history if entry[0] > base]
         self._history.append((checkpoint_id, self._current))
@@ -68,16 +70,16 @@ class DirtySlots:
         return tuple(bitmap for _, bitmap in self._history)
 
     def changed_since(self, base: CheckpointId, slots: int) -> int:
-        """How many of the first slots a snapshot on top of a checkpoint would tell of. A look at each word of bits."""
+        """How many of the first `slots` slots a snapshot on this base would contain. O(slots / 64)."""
         since = (*(bitmap for number, bitmap in self._history if number > base), self._current)
         return int(np.bitwise_count(union(since, 0, slots)).sum())
 
     def marked(self, slots: int) -> NDArray[np.bool_]:
-        """Which of the first slots a coming snapshot may have to tell of. O(slots)."""
+        """Which of the first `slots` slots a later snapshot may have to contain. O(slots)."""
         return flags((*(bitmap for _, bitmap in self._history), self._current), 0, slots)
 
     def rebuild(self, kept: NDArray[np.int32], slots: int) -> None:
-        """Slot i is now what was slot `kept[i]`, of so many slots."""
+        """Renumber: of so many slots, slot `kept[i]` becomes slot i."""
 
         def moved(bitmap: Bitmap) -> Bitmap:
             packed = np.zeros(words_for(len(kept)) * 8, dtype=np.uint8)
@@ -90,17 +92,17 @@ class DirtySlots:
 
 
 def live_or_marked(live: NDArray[np.bool_], dirty: DirtySlots | None) -> NDArray[np.bool_]:
-    """Which of the first slots have a state, or had it and a snapshot to come may have to tell. O(slots)."""
+    """Slots that have the state, or lost it and a later snapshot may have to say so. O(slots)."""
     return live if dirty is None else live | dirty.marked(len(live))
 
 
 def words_for(slots: int) -> int:
-    """Words of a bitmap of so many slots."""
+    """How many words a bitmap of this many slots has."""
     return slots // 64 + 1
 
 
 def union(bitmaps: Bitmaps, start: int, stop: int) -> Bitmap:
-    """Bits of the slots from `start` to `stop` that are set in any bitmap; `start` is a multiple of 64."""
+    """The bits of slots `start` to `stop`, set if any bitmap has them set. `start` is a multiple of 64."""
     first, last = start // 64, (stop + 63) // 64
     bits = np.zeros(last - first, dtype=np.uint64)
     for bitmap in bitmaps:
@@ -110,13 +112,13 @@ def union(bitmaps: Bitmaps, start: int, stop: int) -> Bitmap:
 
 
 def flags(bitmaps: Bitmaps, start: int, stop: int) -> NDArray[np.bool_]:
-    """The same, a flag a slot."""
+    """The same as one bool a slot."""
     bits = np.unpackbits(union(bitmaps, start, stop).view(np.uint8), bitorder="little", count=stop - start)
     return bits.view(np.bool_)
 
 
 def slots_in(bitmaps: Bitmaps, stop: int) -> NDArray[np.int32]:
-    """The marked slots below `stop`, ascending; costs a look at each word, and what is marked."""
+    """The marked slots below `stop`, ascending. O(stop / 64 + marked slots)."""
     words = union(bitmaps, 0, stop)
     found = np.flatnonzero(words)
     bits = np.unpackbits(words[found].view(np.uint8), bitorder="little").reshape(-1, 64)
@@ -126,5 +128,5 @@ def slots_in(bitmaps: Bitmaps, stop: int) -> NDArray[np.int32]:
 
 
 def marked(bitmaps: Bitmaps) -> int:
-    """How many slots are marked, those that are in several bitmaps as often as that."""
+    """How many slots are marked. A slot that is in several bitmaps counts several times."""
     return sum(int(np.bitwise_count(bitmap).sum()) for bitmap in bitmaps)

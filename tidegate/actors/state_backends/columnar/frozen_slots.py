@@ -1,10 +1,12 @@
-"""Frozen keyed state on its way to storage: its rows, or the keys that are gone, by blocks of slots.
+"""Frozen keyed state on its way to storage: rows, or the keys that are gone, a block of slots at a time.
 
-Rules: what is produced is taken from `BLOCK_ROWS` slots or more at a time, at most twice as many rows, sorted by key
-group and cut between two groups into chunks of `CHUNK_ROWS_MIN` rows or more. As soon as a block is encoded its pages
-are let go of, so that the owner need not copy them and their memory is free if it did. A few changes are gathered when
-they are frozen, and pin nothing. A snapshot that is given up without being written keeps its pins: a page then is
-copied once at its next change, and nothing more.
+The asynchronous part of a snapshot draws the chunks. Rules:
+- A block is `BLOCK_ROWS` slots or more, and less than twice as many rows. Its rows are sorted by key group and cut
+  between key groups into chunks of at least `CHUNK_ROWS_MIN` rows.
+- The pages of a block are released as soon as it is encoded. Then the owner need not copy them any more, and if it has,
+  their memory is free.
+- If only a few slots have changed, their rows are gathered at the freeze, and no page stays pinned.
+- A snapshot that is dropped unwritten keeps its pins. That costs one copy of each page, at its next change.
 """
 
 from __future__ import annotations
@@ -26,29 +28,29 @@ from tidegate.storage.state.snapshot import FrozenState, StateChunk
 
 BLOCK_ROWS = 16 * PAGE_ROWS
 GATHERED_ROWS_MAX = 8192
-"""So few rows are gathered at once: that takes a few ms, where pinned pages would be copied one by one."""
+"""Up to so many rows are gathered at the freeze. It takes a few ms; pinned pages would be copied one by one."""
 CHUNK_ROWS_MIN = 8192
 
 
 class FrozenValues(Protocol):
-    """What a state held in its pages."""
+    """What the pages of a state held at the freeze."""
 
     def live(self, slots: NDArray[np.int32]) -> NDArray[np.bool_]:
-        """Which of some slots had the state."""
+        """Which of these slots had the state."""
         ...
 
     def columns(self, slots: NDArray[np.int32]) -> Sequence[pa.Array]:
-        """Their value columns; all of them had the state."""
+        """The value columns of these slots, all of which had the state."""
         ...
 
     def let_go(self, start: int, stop: int) -> None:
-        """Hold some pages no longer."""
+        """Drop the pages from `start` to `stop`."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class FrozenSlots:
-    """A `FrozenState`. `dirty` None: of all slots; otherwise of those that are marked."""
+    """A `FrozenState` of all slots, or if `dirty` is set, of those that are marked in it."""
 
     state: str
     names: tuple[str, ...]
@@ -62,7 +64,7 @@ class FrozenSlots:
     kind: StateKind = StateKind.KEYED
 
     def chunks(self) -> Iterator[StateChunk]:
-        """Rows (or keys that are gone) by blocks. Called once."""
+        """Rows, or keys that are gone, block by block. Can be called once."""
         try:
             pages_done = 0
             for slots, pages in self._blocks():
@@ -74,7 +76,7 @@ class FrozenSlots:
             self.pinned.release(pages_for(self.slots))
 
     def now(self) -> FrozenState:
-        """The same; what is little is gathered at once, so that no page stays pinned."""
+        """The same state; a few rows are gathered right here, so that no page stays pinned."""
         if self.dirty is None or marked(self.dirty) > GATHERED_ROWS_MAX:
             return self
         slots = self._wanted(slots_in(self.dirty, self.slots))
@@ -83,7 +85,7 @@ class FrozenSlots:
         return GatheredSlots(self.state, chunks, self.removed)
 
     def _blocks(self) -> Iterator[tuple[NDArray[np.int32], int]]:
-        """Slots to write, ascending, and the page up to which everything is done then."""
+        """Slots to write, ascending. With each block, the page below which everything is then done."""
         collected: list[NDArray[np.int32]] = []
         for start in range(0, self.slots, BLOCK_ROWS):
             stop = min(start + BLOCK_ROWS, self.slots)
@@ -99,14 +101,14 @@ class FrozenSlots:
                 collected = []
 
     def _wanted(self, slots: NDArray[np.int32]) -> NDArray[np.int32]:
-        """Those of some slots that have the state, or of keys that are gone those that have not."""
+        """Those of these slots that have the state; if we look for keys that are gone, those that lack it."""
         if not len(slots):
             return slots
         live = self.values.live(slots)
         return slots[~live] if self.removed else slots if live.all() else slots[live]
 
     def _encoded(self, slots: NDArray[np.int32]) -> StateChunk:
-        """Rows of some slots, ascending, sorted by key group; each value is moved once."""
+        """Rows of these ascending slots, sorted by key group. Each value is moved once."""
         groups = self.groups.raw(slots)
         first = int(groups.min())
         starts = np.concatenate(([0], np.cumsum(np.bincount(groups - first))))
@@ -125,7 +127,7 @@ class FrozenSlots:
 
 @dataclass(frozen=True, slots=True)
 class GatheredSlots:
-    """A `FrozenState` whose rows are there already."""
+    """A `FrozenState` whose rows were gathered at the freeze."""
 
     state: str
     gathered: list[StateChunk]
@@ -133,12 +135,12 @@ class GatheredSlots:
     kind: StateKind = StateKind.KEYED
 
     def chunks(self) -> Iterator[StateChunk]:
-        """Rows, or keys that are gone."""
+        """The gathered rows, or keys that are gone."""
         return iter(self.gathered)
 
 
 def _cut(chunk: StateChunk) -> Iterator[StateChunk]:
-    """Chunks of `CHUNK_ROWS_MIN` rows or more, cut between two key groups."""
+    """Cut between key groups into chunks of at least `CHUNK_ROWS_MIN` rows."""
     starts = np.array(chunk.group_rows)
     groups, first = len(starts) - 1, 0
     while first < groups:

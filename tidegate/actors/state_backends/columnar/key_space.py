@@ -1,13 +1,14 @@
-"""`KeySpace`: the keys of one operator in one subtask: key → slot, shared by all its states.
+"""`KeySpace`: maps the keys of one operator in one subtask to slots, which all its states share.
 
-Rules: a slot is given to a key for good, in order of first appearance; its key columns and its key group lie beside it
-and never change, so freezing them takes references. A state has pages over all slots, whether a key has it or not.
-When more than half of the slots are dead (no state has them, and no snapshot to come has to tell that they are gone)
-everything is rebuilt without them: slots then mean other keys. Snapshots that were frozen before keep what they hold.
-
-A restore appends the keys of one state without looking them up, because each comes once (`append`); the index over them
-is built when somebody first asks for a key, in one go, and finds out then if one came twice. Where many keys are
-expected and there are threads for it, it is filled meanwhile (`RestoreThreads`).
+Rules:
+- A key gets its slot when it first appears, and keeps it until a rebuild. Key columns and key group of a slot never
+  change, so to freeze them is to take references.
+- Every state has pages for all slots, whether a key has the state or not.
+- A slot is dead if no state has it, and no later snapshot must say that it is gone. When more than half of the slots
+  are dead, everything is rebuilt without them, and slots get new numbers. Older snapshots keep what they hold.
+- A restore appends the keys of one state without a lookup, because each key comes once (`append`). The index is built
+  when somebody first asks for a key, and then finds any key that came twice. If many keys are expected and there are
+  threads for it, the index is filled meanwhile (`RestoreThreads`).
 """
 
 from __future__ import annotations
@@ -38,12 +39,12 @@ _CHUNK_ROWS_MAX = 1 << 20
 _CHUNK_BYTES_MAX = 1 << 28
 _PIECE_ROWS = 16 * PAGE_ROWS
 _THREADED_KEYS_MIN = 1 << 17
-"""Fewer keys are restored before threads have begun to."""
+"""Fewer keys than this are loaded before threads have even started."""
 _GROUP = ValueSpec("group", pa.uint16(), 0)
 
 
 class SlotState(Protocol):
-    """A state with something for some of the slots, as the keys see it."""
+    """A state over the slots, as the key space sees it."""
 
     @property
     def name(self) -> str:
@@ -52,26 +53,27 @@ class SlotState(Protocol):
 
     @property
     def rows(self) -> int:
-        """Slots that have it."""
+        """How many slots have the state."""
         ...
 
     def grow(self, slots: int) -> None:
-        """There are so many slots now."""
+        """Grow to this many slots."""
         ...
 
     def needed(self, slots: int) -> NDArray[np.bool_]:
-        """Which slots have it, or had it and a snapshot to come may have to tell. O(slots)."""
+        """Which slots have the state, or lost it and a later snapshot may have to say so. O(slots)."""
         ...
 
     def rebuild(self, kept: NDArray[np.int32], slots: int) -> None:
-        """Slot i is now what was slot `kept[i]` of so many slots."""
+        """Renumber: of so many slots, slot `kept[i]` becomes slot i."""
         ...
 
 
 class KeyColumns:
     """Keys in slot order, append-only.
 
-    Chunks are merged, up to a bound, so that there are about log2(rows) small ones; a key is copied as often as that.
+    Neighbouring chunks are merged unless the former is at least twice as long. So there are about log2(rows) small
+    chunks, and a key is copied about as often. Chunks of a certain size are merged no further.
     """
 
     __slots__ = ("_chunks", "rows", "schema")
@@ -82,9 +84,9 @@ class KeyColumns:
         self._chunks: list[pa.RecordBatch] = []
 
     def append(self, keys: pa.RecordBatch) -> None:
-        """Add keys.
+        """Add keys, for the next slots.
 
-        Their slots are the next ones. `keys` must own its buffers (be no slice of something large).
+        `keys` must own its buffers: a slice would keep its whole parent alive.
         """
         assert keys.schema.equals(self.schema), f"keys of {keys.schema} in a state of {self.schema}"
         self._chunks.append(keys)
@@ -94,7 +96,7 @@ class KeyColumns:
             self._chunks[-1] = pa.concat_batches([self._chunks[-1], last])
 
     def pieces(self) -> Iterator[pa.RecordBatch]:
-        """All keys in slot order, in as few batches as have no more than `PIECE_BYTES` each."""
+        """All keys in slot order, in batches of at most `PIECE_BYTES`, or of one larger chunk."""
         piece: list[pa.RecordBatch] = []
         for chunk in self._chunks:
             if piece and sum(each.nbytes for each in piece) + chunk.nbytes > PIECE_BYTES:
@@ -112,14 +114,14 @@ class KeyColumns:
 
 @dataclass(frozen=True, slots=True)
 class FrozenKeys:
-    """The keys as they were: chunks, and the slot at which each begins."""
+    """The keys at the time of a freeze: chunks, and the first slot of each."""
 
     schema: pa.Schema
     chunks: tuple[pa.RecordBatch, ...]
     bounds: NDArray[np.int64]
 
     def take(self, slots: NDArray[np.int32]) -> pa.RecordBatch:
-        """Keys of some slots, ascending."""
+        """Keys of these ascending slots."""
         edges = np.searchsorted(slots, self.bounds)
         parts = [
             _picked(chunk, slots[start:stop] - first)
@@ -132,9 +134,9 @@ class FrozenKeys:
 
 
 class KeySpace:
-    """Keys, their slots and key groups, and the undo log of what lies there. `key_names` are the stored key columns.
+    """Keys, their slots and key groups, and the undo log of their states. `key_names` are the stored key columns.
 
-    The key group is that of the columns `grouped_by`, where those are not all.
+    `grouped_by` are the columns that choose the key group, if not all do.
     """
 
     def __init__(
@@ -151,56 +153,56 @@ class KeySpace:
         self._grouped_by = key_names if grouped_by is None else grouped_by
         self._index = KeyIndex(key_names)
         self._keys: KeyColumns | None = None
-        """Where the pages of all states over these keys come from."""
+        """None until the key columns are known."""
         self._groups = PagedColumn(_GROUP)
         self.undo = UndoLog(0) if undo is None else undo
         self._states: list[SlotState] = [self.undo]
         self._appended_by: SlotState | None = None
-        """The state whose keys all keys are, while they are appended."""
+        """During a restore: the state that has appended all keys so far."""
         self._restore_threads = restore_threads
         self._threads: RestoreThreads | None = None
-        """Those that take the keys in which are appended, where these are many."""
+        """The threads that index appended keys, if there are many."""
         self._readers = 0
         self._looked_at = (0, 0)
-        """Slots, and rows of the largest state, when the last look found too few dead slots."""
+        """Number of slots, and of rows of the largest state, when the last look found too few dead slots."""
 
     @property
     def slots(self) -> int:
-        """Slots in use, and the next free one."""
+        """How many slots are in use. Also the number of the next free slot."""
         return 0 if self._keys is None else self._keys.rows
 
     @property
     def schema(self) -> pa.Schema | None:
-        """Key columns; None before the first key."""
+        """Key columns; None until they are known."""
         return None if self._keys is None else self._keys.schema
 
     def fix(self, schema: pa.Schema) -> None:
-        """Names and types of the key columns."""
+        """Set the key columns."""
         assert tuple(schema.names) == self.names, f"key columns {schema.names} are not {self.names}"
         assert self._keys is None or self._keys.schema.equals(schema), "key columns have changed"
         if self._keys is None:
             self._keys = KeyColumns(schema)
 
     def add(self, state: SlotState) -> None:
-        """A state has slots from now on."""
+        """Add a state."""
         self._states.append(state)
         state.grow(self.slots)
 
     def drop(self, state: SlotState) -> None:
-        """A state has no slots any more."""
+        """Remove a state."""
         self._states.remove(state)
 
     def can_append(self, state: SlotState) -> bool:
-        """Whether no key has been asked for yet, and all that are there are those that a state has appended."""
+        """Whether this state has appended all keys so far, if any, and nobody has asked for a key yet."""
         return self.slots == 0 or self._appended_by is state
 
     def expect(self, keys: int) -> None:
-        """Up to so many keys are about to be appended."""
+        """At most so many keys will be appended."""
         if self._restore_threads > 1 and keys >= _THREADED_KEYS_MIN and self.slots == 0:
             self._threads = RestoreThreads(self._index, keys, self._restore_threads)
 
     def side_by_side(self, steps: Sequence[Callable[[], None]]) -> None:
-        """Take steps that touch nothing in common, on several threads where a large state is restored."""
+        """Run steps that share no memory, on several threads if a large state is being restored."""
         if self._threads is not None:
             self._threads.side_by_side(steps)
         else:
@@ -208,9 +210,9 @@ class KeySpace:
                 step()
 
     def append(self, state: SlotState, keys: pa.RecordBatch) -> None:
-        """Give the next slots to keys of a state for which `can_append`: each comes once, in this batch or any other.
+        """Give the next slots to keys of a state for which `can_append`. Each key must come once in all batches.
 
-        A key that comes twice is found by `build_index`.
+        If one comes twice, `build_index` finds it.
         """
         assert self._keys is not None and self.can_append(state)
         self._appended_by = state
@@ -222,7 +224,7 @@ class KeySpace:
             each.grow(self.slots)
 
     def build_index(self) -> None:
-        """Index the keys that were appended, if that has not been done. CorruptionError if one of them came twice."""
+        """Index the appended keys, if that is still to do. CorruptionError if one came twice."""
         state, self._appended_by = self._appended_by, None
         threads, self._threads = self._threads, None
         if state is None:
@@ -235,12 +237,12 @@ class KeySpace:
             )
 
     def close(self) -> None:
-        """End threads that a restore has left behind which failed."""
+        """End the threads of a restore that failed."""
         if self._threads is not None:
             self._threads.end()
 
     def upsert(self, keys: pa.RecordBatch) -> Upserted:
-        """Slots of the keys of a batch (key columns alone); new ones for keys that are not known."""
+        """Slots of a batch of keys (the key columns alone). New keys get new slots."""
         assert self._keys is not None, "keys before their columns are known"
         self.build_index()
         upserted = self._index.upsert(keys)
@@ -251,7 +253,7 @@ class KeySpace:
         return upserted
 
     def keys_of(self, slots: NDArray[np.int32]) -> pa.RecordBatch:
-        """Keys of some slots, in any order."""
+        """Keys of these slots, in the given order."""
         assert self._keys is not None, "slots before their columns are known"
         order = np.argsort(slots, kind="stable")
         ranks = np.empty(len(order), dtype=np.int64)
@@ -259,13 +261,13 @@ class KeySpace:
         return self._keys.freeze().take(slots[order]).take(pa.array(ranks))
 
     def freeze(self) -> tuple[FrozenKeys, FrozenColumn]:
-        """Keys and key groups of all slots. Costs a reference a page."""
+        """Keys and key groups of all slots. Takes one reference a page."""
         assert self._keys is not None, "a state without keys"
         return self._keys.freeze(), self._groups.freeze()
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """Slots stay what they are meanwhile."""
+        """Within this context no slot gets another number."""
         self._readers += 1
         try:
             yield
@@ -273,9 +275,9 @@ class KeySpace:
             self._readers -= 1
 
     def settle(self) -> None:
-        """Between two batches: rebuild without dead slots, if more than half of at least 4,096 are dead.
+        """Between batches: trim the undo log, and drop dead slots if more than half of at least 4,096 are dead.
 
-        Keeps the undo log to its limit. Looks only when so much has gone or come since the last look that it pays.
+        Looks for dead slots only when enough has come or gone since the last look.
         """
         self.undo.settle()
         slots, rows = self.slots, max((state.rows for state in self._states), default=0)
@@ -294,7 +296,7 @@ class KeySpace:
         self._looked_at = (slots, rows)
 
     def look_again(self) -> None:
-        """A snapshot has told what is gone: dead slots that were needed for it may not be any more."""
+        """A snapshot was taken: slots that were needed to report a deletion may be dead now."""
         self._looked_at = (0, 0)
 
     def _fill_index(self) -> bool:
@@ -308,7 +310,7 @@ class KeySpace:
         return True
 
     def _add(self, keys: pa.RecordBatch) -> None:
-        """The next slots are those of these keys."""
+        """Give the next slots to these keys."""
         assert self._keys is not None
         groups = (hash_columns(keys, self._grouped_by) % np.uint64(self._max_parallelism)).astype(np.uint16)
         self._groups.extend(self.slots, pa.array(groups))
@@ -335,7 +337,7 @@ LiveSlots = Callable[[NDArray[np.int32]], NDArray[np.bool_]]
 
 
 def key_pieces(space: KeySpace, live: LiveSlots, rows_max: int) -> Iterator[tuple[pa.RecordBatch, NDArray[np.int32]]]:
-    """Keys of the slots that are live when their turn comes, in slot order, with these slots."""
+    """Keys and slots, in slot order, of the slots that are live when their batch is drawn."""
     if space.schema is None:
         return
     with space.reading():
@@ -355,7 +357,7 @@ def _mergeable(former: pa.RecordBatch, latter: pa.RecordBatch) -> bool:
 
 
 def _picked(chunk: pa.RecordBatch, rows: NDArray[np.int64]) -> pa.RecordBatch:
-    """Rows of a chunk, ascending; a slice where they lie side by side."""
+    """Rows of a chunk, ascending. A slice if they are consecutive."""
     if int(rows[-1]) - int(rows[0]) == len(rows) - 1:
         return chunk.slice(int(rows[0]), len(rows))
     return chunk.take(pa.array(rows))

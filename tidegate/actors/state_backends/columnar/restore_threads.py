@@ -1,7 +1,7 @@
-"""`RestoreThreads`: the threads that take a large state in: columns are copied side by side, and the index follows.
+"""`RestoreThreads`: load a large state on several threads: some copy columns, one fills the key index.
 
-Rules: while they work, nobody but them touches the index; what is copied side by side are different columns, whose
-pages nobody else reads or writes. So the result is what one thread would make of it, in whatever order they run.
+Rules: while they work, no other thread touches the index. Threads copy different columns, whose pages nobody else reads
+or writes. So the result does not depend on the order in which they run.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import pyarrow as pa
 from tidegate.actors.kernels.key_index.key_index import KeyIndex
 
 PIECE_BYTES = 1 << 23
-"""So many bytes of keys are indexed at a time: that takes several times their memory."""
+"""Keys are indexed in pieces of about so many bytes. To index a piece takes several times its memory."""
 _PIECES_AHEAD_MAX = 4
-"""Pieces that wait to be indexed: whoever brings more waits for the oldest."""
+"""How many pieces may wait to be indexed. Then the caller waits for the oldest."""
 
 
 class RestoreThreads:
-    """Up to `threads` that copy, and one that fills `index`, in which there is nothing yet, with up to `keys` keys."""
+    """Up to `threads` threads that copy, and one that fills `index`, which is empty, with up to `keys` keys."""
 
     def __init__(self, index: KeyIndex, keys: int, threads: int) -> None:
         self._index = index
@@ -34,20 +34,20 @@ class RestoreThreads:
         self._distinct = True
 
     def side_by_side(self, steps: Sequence[Callable[[], None]]) -> None:
-        """Take steps that do not touch what others touch; all are done afterwards. Raises what one of them raises."""
+        """Run steps that share no memory, and wait for all. Raises what one of them raises."""
         shares = [steps[first :: self._threads] for first in range(min(self._threads, len(steps)))]
         pending = [self._copiers.submit(_take, share) for share in shares]
         for taken in pending:
             taken.result()
 
     def index(self, keys: pa.RecordBatch) -> None:
-        """Give the next slots to keys, of which none may come twice, soon."""
+        """Give the next slots to these keys, in the background. No key may come twice."""
         self._piece.append(keys)
         if sum(part.nbytes for part in self._piece) >= PIECE_BYTES:
             self._fill()
 
     def finish(self) -> bool:
-        """Wait until all keys are in the index, and end. False if one came twice: then the index is of no use."""
+        """Wait until all keys are indexed, and end. False if a key came twice; the index is then useless."""
         try:
             if self._piece:
                 self._fill()
@@ -58,7 +58,7 @@ class RestoreThreads:
         return self._distinct
 
     def end(self) -> None:
-        """Begin nothing any more, and wait for what has begun."""
+        """Cancel what has not begun, and wait for what has."""
         self._copiers.shutdown(cancel_futures=True)
         self._filler.shutdown(cancel_futures=True)
 

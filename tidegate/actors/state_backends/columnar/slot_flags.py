@@ -1,4 +1,4 @@
-"""`SlotFlags`: one flag for each slot."""
+"""`SlotFlags`: a bool for each slot. Timers note in it which slots stand in a queue."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 
 class SlotFlags:
-    """None is set at first."""
+    """Flags, all clear at first."""
 
     __slots__ = ("_flags",)
 
@@ -15,24 +15,24 @@ class SlotFlags:
         self._flags: NDArray[np.bool_] = np.zeros(1024, dtype=np.bool_)
 
     def grow(self, slots: int) -> None:
-        """Slots up to so many may be set."""
+        """Make room for this many slots."""
         if slots > len(self._flags):
             added = np.zeros(max(slots, 2 * len(self._flags)) - len(self._flags), dtype=np.bool_)
             self._flags = np.concatenate((self._flags, added))
 
     def set(self, slots: NDArray[np.int32]) -> None:
-        """Set those of some slots."""
+        """Set the flags of these slots."""
         self._flags[slots] = True
 
     def clear(self, slots: NDArray[np.int32]) -> None:
-        """Clear those of some slots."""
+        """Clear the flags of these slots."""
         self._flags[slots] = False
 
     def of(self, slots: NDArray[np.int32]) -> NDArray[np.bool_]:
-        """Those of some slots."""
+        """The flags of these slots."""
         return self._flags[slots]
 
     def only(self, slots: NDArray[np.int32], total: int) -> None:
-        """Of so many slots, set those of some and clear all others."""
+        """Set the flags of these slots, clear all others, and have `total` slots in all."""
         self._flags = np.zeros(max(1024, total), dtype=np.bool_)
         self._flags[slots] = True

@@ -1,8 +1,9 @@
-"""Frozen keyed state in the canonical order: all slots by key group, then by key.
+"""Frozen keyed state in canonical order: all slots, by key group and then by key.
 
-Slots are in the order in which their keys came, so the rows of a key group lie all over the pages. They are gathered a
-run of key groups at a time: memory grows with a run, and with 12 bytes a slot for the order of the groups. The pages
-are held until the last row was gathered, so each is copied if it changes meanwhile.
+Canonical savepoints have this order. Slots are in the order in which keys first came, so the rows of a key group are
+scattered over all pages. They are gathered a run of key groups at a time. That takes memory for one run, and 12 bytes a
+slot to sort by key group. All pages are held until the last row is gathered, so each page that changes meanwhile is
+copied.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ from tidegate.storage.state.snapshot import StateChunk
 
 
 def by_bytes(keys: pa.RecordBatch, groups: NDArray[np.uint16]) -> pa.Array:
-    """Positions of keys in the order of their key groups, then of their bytes."""
+    """Positions of these keys, ordered by key group and then by their bytes."""
     return pc.sort_indices(sortable_keys(keys, groups))
 
 
 @dataclass(frozen=True, slots=True)
 class SortedSlots:
-    """A `FrozenState`: rows of all slots that have the state."""
+    """A `FrozenState` with the rows of all slots that have the state."""
 
     state: str
     names: tuple[str, ...]
@@ -40,12 +41,12 @@ class SortedSlots:
     values: FrozenValues
     pinned: Pinned
     order: Callable[[pa.RecordBatch, NDArray[np.uint16]], pa.Array] = by_bytes
-    """Positions of keys, of whole key groups, in the canonical order."""
+    """Gives the positions of keys in canonical order. The keys are those of whole key groups."""
     removed: bool = False
     kind: StateKind = StateKind.KEYED
 
     def chunks(self) -> Iterator[StateChunk]:
-        """Rows by runs of key groups. Called once."""
+        """Rows, a run of key groups at a time. Can be called once."""
         pages = pages_for(self.slots)
         try:
             live = self._live()
@@ -66,7 +67,7 @@ class SortedSlots:
         return np.concatenate(found)
 
     def _encoded(self, slots: NDArray[np.int32]) -> StateChunk:
-        """Rows of some slots, ascending, of whole key groups."""
+        """Rows of these ascending slots, which are all of some key groups."""
         keys, groups = self.keys.take(slots), self.groups.raw(slots)
         order = self.order(keys, groups)
         keys, sorted_slots = keys.take(order), slots[order.to_numpy()]
@@ -78,7 +79,7 @@ class SortedSlots:
 
 
 def _runs(groups: NDArray[np.uint16]) -> Iterator[tuple[int, int]]:
-    """Bounds of runs of whole key groups with `BLOCK_ROWS` rows or more, but for the last; `groups` ascend."""
+    """Bounds of runs of whole key groups, each of at least `BLOCK_ROWS` rows but the last. `groups` ascends."""
     start = 0
     while start < len(groups):
         last = groups[min(start + BLOCK_ROWS, len(groups)) - 1]

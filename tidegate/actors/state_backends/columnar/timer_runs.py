@@ -1,13 +1,14 @@
 """`TimerRuns`: the order in which the timers of one clock fire, as sorted runs of moments and slots.
 
-Rules:
-
-- What is registered together becomes a run, sorted by moment; runs are merged so that each is less than half of the one
-  before. So there are about log2(timers) of them, and a timer is moved as often as that.
-- What is first comes to the front: a run that is sorted by key too. Of no moment up to the horizon, the last one that
-  has come there, is anything left behind, but for what was registered since; that follows when somebody asks.
-- A slot stands in one place at most. One whose timer is gone is passed over when its turn comes, or at a merge; if the
-  timer is registered again before that, it stands there still.
+`ColumnarTimers` has one for each clock. Rules:
+- Timers that are registered together become a run, sorted by moment. Runs are merged until each is at most half as
+  long as the one before. So there are about log2(timers) runs, and a timer is moved about as often. This is the
+  logarithmic method (Bentley and Saxe, Decomposable Searching Problems, 1980).
+- The timers that are due first move to the front: runs that are sorted by moment and key. All timers up to the horizon,
+  the last moment that has moved there, are in front. Only those registered since may not be; they follow at the next
+  `due`.
+- A slot is in at most one run. Deleting a timer leaves its slot where it is; the slot is skipped when its turn comes,
+  or at a merge. If the timer is registered again before that, the slot is still in place.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from numpy.typing import NDArray
 from tidegate.actors.state_backends.columnar.slot_flags import SlotFlags
 
 FRONT_TIMERS = 4096
-"""About so many timers come to the front at once."""
+"""About so many timers move to the front at once."""
 
 _LOOK_MIN, _LOOK_MAX = 16, 65_536
 
@@ -31,7 +32,7 @@ Slots = NDArray[np.int32]
 
 @dataclass(slots=True, eq=False)
 class _Run:
-    """Timers in order; those before `at` have left."""
+    """Sorted timers. Those before position `at` have left."""
 
     moments: Moments
     slots: Slots
@@ -42,12 +43,15 @@ class _Run:
         return len(self.slots) - self.at
 
     def until(self, moment: int) -> int:
-        """The end of those up to a moment."""
+        """The position after the last timer up to a moment."""
         return self.at + int(np.searchsorted(self.moments[self.at :], moment, side="right"))
 
 
 class TimerRuns:
-    """`live` tells which slots have a timer, `order` sorts slots by moment and key, `queued` are those in a run."""
+    """The timers of one clock.
+
+    `live` tells which slots have a timer, `order` sorts slots by moment and key, `queued` flags the slots in a run.
+    """
 
     def __init__(
         self,
@@ -61,12 +65,12 @@ class TimerRuns:
         self._runs: list[_Run] = []
         self._fronts: list[_Run] = []
         self._horizon: int | None = None
-        """The greatest moment that has come to the front, while there is one."""
+        """The last moment that has moved to the front; None while nothing is in front."""
         self._first: int | None = None
         self._first_known = True
 
     def push(self, moments: Moments, slots: Slots) -> None:
-        """Timers are registered, in slots that stand nowhere."""
+        """Add timers, in slots that are in no run."""
         if not len(slots):
             return
         order = np.argsort(moments, kind="stable")
@@ -75,21 +79,21 @@ class TimerRuns:
         self.registered(int(moments[order[0]]))
 
     def registered(self, first_ms: int) -> None:
-        """Timers are registered, of which this is the first moment; those that stand somewhere need no more."""
+        """Timers were registered, the first of them at this moment. If their slots are in a run, this is all they need."""
         if self._first_known and (self._first is None or first_ms < self._first):
             self._first = first_ms
 
     def deleted(self, first_ms: int) -> None:
-        """Timers are gone, of which this is the first moment."""
+        """Timers were deleted, the first of them at this moment."""
         if self._first_known and self._first is not None and first_ms <= self._first:
             self._first_known = False
 
     def forget_first(self) -> None:
-        """Which is first has to be looked up."""
+        """The first moment is no longer known, and must be looked up."""
         self._first_known = False
 
     def first_ms(self) -> int | None:
-        """The moment of the first timer."""
+        """The moment of the first timer; None without one."""
         if not self._first_known:
             moments = [moment for run in (*self._runs, *self._fronts) if (moment := self._head(run)) is not None]
             self._first, self._first_known = min(moments, default=None), True
@@ -97,7 +101,7 @@ class TimerRuns:
         return self._first
 
     def due(self, time_ms: int, timers_max: int) -> tuple[Moments, Slots, bool]:
-        """The first timers up to a moment, in order; whether there may be more."""
+        """The first timers up to a moment, in order, and whether there may be more."""
         if self._horizon is not None:
             self._pull(self._horizon)
         while True:
@@ -106,7 +110,7 @@ class TimerRuns:
                 return moments, slots, len(slots) == timers_max
 
     def rebuild(self, kept: Slots) -> None:
-        """Slot i will be what is slot `kept[i]`; those that have a timer are among them."""
+        """Renumber: slot `kept[i]` becomes slot i. Every slot with a timer is kept."""
         for run in (*self._runs, *self._fronts):
             left = slice(run.at, None)
             live = self._live(run.slots[left])
@@ -115,11 +119,11 @@ class TimerRuns:
         self._drop_empty()
 
     def slots(self) -> Slots:
-        """All slots that stand here."""
+        """All slots that are in a run."""
         return np.concatenate([np.zeros(0, np.int32), *(run.slots[run.at :] for run in (*self._runs, *self._fronts))])
 
     def _head(self, run: _Run) -> int | None:
-        """The moment of the first timer of a run, once those that are gone have left."""
+        """The moment of a run's first timer; None if it has none left. Removes deleted timers before it."""
         width = _LOOK_MIN
         while run.left:
             block = run.slots[run.at : run.at + width]
@@ -156,7 +160,7 @@ class TimerRuns:
         return front.moments[positions], front.slots[positions]
 
     def _fill(self, time_ms: int, timers_max: int) -> bool:
-        """Bring more of what is due to the front; False where there is no more."""
+        """Move more due timers to the front. False if there are none."""
         wanted = max(timers_max, FRONT_TIMERS)
         runs = [run for run in self._runs if self._head(run) is not None]
         parts = [run.moments[run.at : min(run.until(time_ms), run.at + wanted)] for run in runs]
@@ -170,7 +174,7 @@ class TimerRuns:
         return True
 
     def _pull(self, cut: int) -> None:
-        """Everything up to a moment comes to the front."""
+        """Move all timers up to a moment to the front."""
         moments, slots = [], []
         for run in self._runs:
             stop = run.until(cut)
@@ -187,7 +191,7 @@ class TimerRuns:
         self._drop_empty()
 
     def _add(self, runs: list[_Run], run: _Run, by_key: bool) -> None:
-        """Add a run behind the others, and merge what is too small."""
+        """Append a run, and merge runs that are too short."""
         runs.append(run)
         while len(runs) > 1 and runs[-2].left < 2 * runs[-1].left:
             last, before = runs.pop(), runs.pop()

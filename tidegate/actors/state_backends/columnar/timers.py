@@ -1,7 +1,7 @@
-"""`ColumnarTimers`: timers in memory, as a table without values whose keys are key, clock and moment.
+"""`ColumnarTimers`: timers in memory, as a table without values whose keys are (key, clock, moment).
 
-Rules: everything that snapshots and the undo log do with a state they do with this table. What was registered and is
-gone again before any snapshot could tell of it is forgotten: a snapshot costs what has changed between two of them.
+Rules: snapshots and the undo log treat this table like any other state. A timer that comes and goes between two
+snapshots leaves no trace in either, so a snapshot costs only what has changed between the two.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from tidegate.storage.state.timer_rows import (
 )
 
 _QUEUED_SLOTS = 1 << 20
-"""Slots that are looked at together, after a restore, to be put in order."""
+"""After a restore, timers are put into order so many slots at a time."""
 
 
 class ColumnarTimers:
-    """A `KeyedTimers` over a key space of its own. `beside` is the undo log of the states of the same operator."""
+    """A `KeyedTimers` with a key space of its own. `beside` is the undo log of the operator's other states."""
 
     def __init__(self, max_parallelism: int, key_names: tuple[str, ...], incremental: bool, beside: UndoLog) -> None:
         names = (*key_names, TIMER_DOMAIN, TIMER_MOMENT)
@@ -52,18 +52,18 @@ class ColumnarTimers:
         """Whether there has ever been a timer."""
 
     def count(self, limit: int) -> int:
-        """How many timers there are, or the limit."""
+        """The number of timers, but at most `limit`."""
         return min(self._table.rows, limit)
 
     def fix_keys(self, schema: pa.Schema) -> None:
-        """Names and types of the stored key columns."""
+        """Set the stored key columns."""
         self._keys = schema
         self._space.fix(pa.schema([*schema, (TIMER_DOMAIN, pa.uint8()), (TIMER_MOMENT, pa.int64())]))
 
     def change(
         self, keys: pa.RecordBatch, domains: Sequence[int], moments: Sequence[int], registered: Sequence[bool]
     ) -> None:
-        """Register timers, or delete them; of several changes of one timer the last counts."""
+        """Register or delete timers. If one timer is changed several times, the last change counts."""
         schema = self._space.schema
         assert schema is not None, "timers before their key columns are known"
         self.used = True
@@ -76,28 +76,28 @@ class ColumnarTimers:
         self._space.settle()
 
     def first_ms(self, domain: int) -> int | None:
-        """The moment of the first timer of a clock."""
+        """The moment of a clock's first timer; None without one."""
         return self._table.queues[domain].first_ms()
 
     def due(self, domain: int, time_ms: int, timers_max: int) -> DueTimers:
-        """The first timers of a clock up to a moment."""
+        """A clock's first timers up to a moment."""
         assert self._keys is not None, "timers before their key columns are known"
         moments, slots, more = self._table.queues[domain].due(time_ms, timers_max)
         keys = self._space.keys_of(slots).select(self._keys.names)
         return DueTimers(moments.tolist(), keys, more)
 
     def changed_rows(self, base: CheckpointId) -> tuple[int, int]:
-        """Timers that are marked, and all timers."""
+        """Timers that are marked as changed since the base, and all timers."""
         dirty = self._table.dirty
         return 0 if dirty is None else dirty.changed_since(base, self._space.slots), self._table.rows
 
     def freeze(self, cut: Cut) -> list[FrozenState]:
-        """All timers, or what has changed since the base. Costs a reference a page."""
+        """All timers, or what has changed since the base. Takes one reference a page."""
         parts = self._table.freeze(cut) if self.used else ()
         return [FrozenTimers(part.now() if isinstance(part, FrozenSlots) else part) for part in parts]
 
     def load(self, table: StateTable) -> None:
-        """Take a stored table in. CorruptionError for other columns; for a timer twice in layer 0, here or later."""
+        """Load a stored table. CorruptionError for wrong columns, or (here or later) a timer twice in layer 0."""
         assert self._keys is not None and self._space.schema is not None, "timers before their key columns are known"
         check_timers(table.rows, self._keys)
         self.used = True
@@ -113,21 +113,21 @@ class ColumnarTimers:
             self._table.load(rows, table.layer)
 
     def loaded(self) -> None:
-        """No stored table is left. CorruptionError if a timer was twice in layer 0."""
+        """All stored tables are loaded. CorruptionError if a timer came twice in layer 0."""
         self._space.build_index()
         self._table.loaded()
 
     def keep(self, checkpoint_id: CheckpointId) -> None:
-        """What there is now is that of a checkpoint."""
+        """The current timers are those of this checkpoint."""
         if self._space.schema is not None:
             self._space.undo.begin(checkpoint_id, (self._table,))
 
     def completed(self, checkpoint_id: CheckpointId) -> None:
-        """A checkpoint is complete."""
+        """A checkpoint has completed: nobody goes back to an older one."""
         self._space.undo.completed(checkpoint_id)
 
     def settle(self) -> None:
-        """Keep the undo log to its limit."""
+        """Trim the undo log to its limit."""
         self._space.undo.settle()
 
     @property
@@ -136,29 +136,29 @@ class ColumnarTimers:
         return not self._space.undo.empty
 
     def keeps(self, checkpoint_id: CheckpointId) -> bool:
-        """Whether it is possible to go back to a checkpoint."""
+        """Whether it can go back to this checkpoint."""
         return self._space.undo.keeps(checkpoint_id)
 
     def kept(self) -> list[StateTable]:
-        """A table without rows that stands for the timers, if there have been any."""
+        """A table without rows that stands for the timers; empty if there was never a timer."""
         if not self.used or self._keys is None:
             return []
         rows = pa.RecordBatch.from_pylist([], timers_schema(self._keys))
         return [StateTable(TIMERS_STATE, StateKind.KEYED, rows)]
 
     def go_back(self, checkpoint_id: CheckpointId) -> None:
-        """Be what there was at a checkpoint that is kept."""
+        """Restore the timers at a checkpoint that is kept."""
         self._space.undo.go_back(checkpoint_id)
 
 
 class _TimerTable(ColumnarTable):
-    """A row for each timer, without values, and the order in which they fire."""
+    """One row for each timer, without values, and the order in which they fire."""
 
     def __init__(self, space: KeySpace, keys: int, incremental: bool) -> None:
         self._queued = SlotFlags()
-        """Slots that stand in a queue."""
+        """Slots that are in a queue."""
         self._told_below = 0
-        """A snapshot may have told of slots below this one."""
+        """Slots below this one may be in an earlier snapshot."""
         self._unqueued = False
         self._keys = keys
         super().__init__(space, TIMERS_STATE, (), incremental)
@@ -171,7 +171,7 @@ class _TimerTable(ColumnarTable):
         moments: NDArray[np.int64],
         registered: NDArray[np.bool_],
     ) -> None:
-        """Some slots, each once, have a timer now, or none."""
+        """Register or delete the timers of these slots, each given once."""
         self.set_live(slots, registered)
         if self.dirty is not None:
             self.dirty.unmark(slots[(slots >= self._told_below) & ~registered])
@@ -184,7 +184,7 @@ class _TimerTable(ColumnarTable):
                     told(int(moments[those].min()))
 
     def loaded(self) -> None:
-        """Put in order what was loaded."""
+        """Put the loaded timers into order."""
         self._told_below = self._space.slots
         if self._unqueued:
             self._unqueued = False
@@ -196,12 +196,12 @@ class _TimerTable(ColumnarTable):
         super().load(rows, layer)
 
     def grow(self, slots: int) -> None:
-        """There are so many slots now."""
+        """Grow to this many slots."""
         self._queued.grow(slots)
         super().grow(slots)
 
     def rebuild(self, kept: NDArray[np.int32], slots: int) -> None:
-        """Slot i is now what was slot `kept[i]`."""
+        """Renumber slots: slot `kept[i]` becomes slot i."""
         for queue in self.queues:
             queue.rebuild(kept)
         self._queued.only(np.concatenate([queue.slots() for queue in self.queues]), len(kept))
@@ -216,7 +216,7 @@ class _TimerTable(ColumnarTable):
         return frozen
 
     def undo(self, notes: Notes) -> None:
-        """Be again what it was when these notes were begun."""
+        """Restore the timers at the moment when these notes began."""
         super().undo(notes)
         self._told_below = self._space.slots
         for queue in self.queues:
@@ -224,7 +224,7 @@ class _TimerTable(ColumnarTable):
         self._queue(np.unique(notes.slots()))
 
     def _queue(self, slots: NDArray[np.int32]) -> None:
-        """Put in order those of some slots, ascending, that have a timer and stand nowhere."""
+        """Put those of these ascending slots into order that have a timer and are in no queue."""
         for start in range(0, len(slots), _QUEUED_SLOTS):
             some = slots[start : start + _QUEUED_SLOTS]
             some = some[self.live(some) & ~self._queued.of(some)]
@@ -236,7 +236,7 @@ class _TimerTable(ColumnarTable):
                 queue.push(moments[domains == domain], some[domains == domain])
 
     def _order(self, moments: NDArray[np.int64], slots: NDArray[np.int32]) -> NDArray[np.int64]:
-        """Positions by moment and key."""
+        """Positions, sorted by moment and then by key."""
         keys = self._space.keys_of(slots).columns[: self._keys]
         order: NDArray[np.int64] = _sorted([pa.array(moments), *keys]).to_numpy().view(np.int64)
         return order
@@ -251,7 +251,7 @@ class _TimerTable(ColumnarTable):
 
 @dataclass(frozen=True, slots=True)
 class FrozenTimers(FrozenChanged):
-    """A `FrozenState` of timers in their stored form."""
+    """A `FrozenState` of timers, in their stored form."""
 
     def chunks(self) -> Iterator[StateChunk]:
         """The rows."""
@@ -262,7 +262,7 @@ class FrozenTimers(FrozenChanged):
 
 
 def _sorted(columns: list[pa.Array]) -> pa.Array:
-    """Positions of rows in ascending order by all columns; NaN last, and null after it."""
+    """Positions of rows, sorted by all columns in ascending order. NaN comes last, and null after it."""
     plain = [_sortable(column) for column in columns]
     by = pa.RecordBatch.from_arrays(plain, names=[str(number) for number in range(len(plain))])
     return pc.sort_indices(by, sort_keys=[(name, "ascending") for name in by.schema.names])

@@ -1,17 +1,14 @@
-"""`UndoLog`: what a backend in memory needs to be again what it was at a checkpoint, without reading anything.
+"""`UndoLog`: lets a backend in memory go back to a checkpoint without reading anything.
 
-Before a slot is changed, what it holds is noted, once for each freeze. So going back costs what has changed since, and
-nothing where nothing has.
-
-Rules:
-
-- Every freeze begins a part of the log, by the number of its checkpoint. A part tells what slots held at its freeze;
-  slots that were given to keys later had nothing then, and are not noted.
-- Going back applies the parts from the newest one down to that of the checkpoint. Which checkpoint that is, the
-  coordinator says; one that has no part here, by its number, cannot be gone back to.
-- When a checkpoint is complete, nobody goes back to an older one: the parts before it go.
-- The notes of all parts together have a limit. Beyond it the oldest part goes, at last the only one: then nothing is
-  noted until the next freeze. With a limit of 0 nothing ever is.
+Before a slot changes for the first time after a freeze, its contents are noted. So to go back costs only what has
+changed since. Rules:
+- Every freeze begins a part of the log, under the number of its checkpoint. A part notes what slots held at its freeze.
+  Slots that got a key later were empty then, and are not noted.
+- To go back, parts are undone from the newest to that of the checkpoint. The coordinator chooses the checkpoint. If it
+  has no part here, the backend cannot go back to it.
+- When a checkpoint completes, nobody goes back to an older one, and the parts before it are dropped.
+- All notes together have a memory limit. Beyond it the oldest part is dropped. When the last one is dropped, nothing is
+  noted until the next freeze. With a limit of 0 nothing is ever noted.
 """
 
 from __future__ import annotations
@@ -26,7 +23,7 @@ from numpy.typing import NDArray
 from tidegate.storage.ids import CheckpointId
 
 _PARTS_MAX = 16
-"""Checkpoints that are gone back to at most: more than may be pending, and some that were given up."""
+"""At most so many checkpoints can be gone back to: more than may be pending, and some that failed."""
 
 
 class Notes(Protocol):
@@ -34,7 +31,7 @@ class Notes(Protocol):
 
     @property
     def size_bytes(self) -> int:
-        """About how much memory they take."""
+        """About how much memory the notes take."""
         ...
 
     def slots(self) -> NDArray[np.int32]:
@@ -42,12 +39,12 @@ class Notes(Protocol):
         ...
 
     def rebuild(self, kept: NDArray[np.int32]) -> None:
-        """Slot i is now what was slot `kept[i]`; all that are noted are kept. `kept` is ascending."""
+        """Renumber: slot `kept[i]` becomes slot i. `kept` ascends, and contains all noted slots."""
         ...
 
 
 class UndoableState(Protocol):
-    """A state that notes what it held."""
+    """A state that can note what its slots held."""
 
     @property
     def name(self) -> str:
@@ -55,31 +52,31 @@ class UndoableState(Protocol):
         ...
 
     def begin_notes(self) -> Notes:
-        """Note what changes from now on, beginning with nothing."""
+        """Start new notes: from now on note each slot before it changes."""
         ...
 
     def end_notes(self) -> None:
-        """Note nothing any more."""
+        """Stop noting changes."""
         ...
 
     def undo(self, notes: Notes) -> None:
-        """Be again what it was when these were begun, given that it is what it was when they were ended."""
+        """Go from the state at the end of these notes back to the state at their beginning."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """From the freeze for a checkpoint to the next one that may be gone back to."""
+    """From the freeze for one checkpoint to the next freeze that one can go back to."""
 
     checkpoint_id: CheckpointId
     notes: list[Mapping[str, Notes]]
-    """Those of each freeze in it, by state, oldest first."""
+    """The notes of each freeze in this part, by state, oldest first."""
 
 
 class UndoLog:
-    """The log of one key space; a `SlotState` without rows of its own, so that slots which it needs are not given up.
+    """The undo log of one key space. `bytes_max` limits this log and the log `beside` it together.
 
-    The limit is for it and the log `beside` it together.
+    It is a `SlotState` without rows, so that a rebuild keeps the slots that it has noted.
     """
 
     name = "undo log"
@@ -102,30 +99,30 @@ class UndoLog:
         return not self._parts
 
     def begin(self, checkpoint_id: CheckpointId, states: Iterable[UndoableState]) -> None:
-        """All states were just frozen for a checkpoint, or loaded from it."""
+        """All states were just frozen for this checkpoint, or loaded from it. Begin a part."""
         if self._parts and self._parts[-1].checkpoint_id >= checkpoint_id:
-            self.clear()  # numbers only ever grow: whatever has come about, these parts are of something else
+            self.clear()  # checkpoint numbers only grow, so these parts belong to something else
         if not self.bytes_max:
             return
         self._states = list(states)
         self._parts.append(_Part(checkpoint_id, [{state.name: state.begin_notes() for state in self._states}]))
         if len(self._parts) > _PARTS_MAX:
-            # The oldest may be the only one that is complete. Of the one above it only the notes are needed.
+            # The oldest checkpoint may be the only complete one, so it stays. The second is merged into it.
             self._parts[0].notes.extend(self._parts.pop(1).notes)
         self.settle()
 
     def keeps(self, checkpoint_id: CheckpointId) -> bool:
-        """Whether it is possible to go back to a checkpoint."""
+        """Whether one can go back to this checkpoint."""
         return any(part.checkpoint_id == checkpoint_id for part in self._parts)
 
     def completed(self, checkpoint_id: CheckpointId) -> None:
-        """A checkpoint is complete."""
+        """A checkpoint has completed: drop the parts before it."""
         self._parts = [part for part in self._parts if part.checkpoint_id >= checkpoint_id]
         if not self._parts:
             self.clear()
 
     def go_back(self, checkpoint_id: CheckpointId) -> None:
-        """Let all states be what they were at a checkpoint that is kept. It can be gone back to again."""
+        """Restore all states at a checkpoint that is kept. One can go back to it again later."""
         assert self.keeps(checkpoint_id), f"checkpoint {checkpoint_id} is not kept"
         states = {state.name: state for state in self._states}
         while self._parts and self._parts[-1].checkpoint_id >= checkpoint_id:
@@ -136,7 +133,7 @@ class UndoLog:
         self.begin(checkpoint_id, states.values())
 
     def settle(self) -> None:
-        """Keep to the limit."""
+        """Drop the oldest parts until the limit holds."""
         others_bytes = 0 if self._beside is None else self._beside.size_bytes
         while self._parts and self.size_bytes + others_bytes > self.bytes_max:
             del self._parts[0]
@@ -144,24 +141,24 @@ class UndoLog:
             self.clear()
 
     def clear(self) -> None:
-        """There is nothing to go back to any more."""
+        """Drop everything: there is no checkpoint to go back to any more."""
         self._parts.clear()
         for state in self._states:
             state.end_notes()
         self._states = []
 
     def grow(self, slots: int) -> None:
-        """New slots are not noted."""
+        """Nothing to do: new slots are not noted."""
 
     def needed(self, slots: int) -> NDArray[np.bool_]:
-        """Which slots hold something once this has gone back, as far as they hold nothing now."""
+        """Slots that are noted: they may be empty now, and are not after going back."""
         flags = np.zeros(slots, dtype=np.bool_)
         for notes in self._notes():
             flags[notes.slots()] = True
         return flags
 
     def rebuild(self, kept: NDArray[np.int32], slots: int) -> None:
-        """Slot i is now what was slot `kept[i]`."""
+        """Renumber slots: slot `kept[i]` becomes slot i."""
         for notes in self._notes():
             notes.rebuild(kept)
 

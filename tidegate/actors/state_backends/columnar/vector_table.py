@@ -1,7 +1,8 @@
-"""`ColumnarTable`: a vectorised state in memory, in columns of fixed width that kernels change in place.
+"""`ColumnarTable`: a vectorised state in memory, in fixed-width columns that kernels change in place.
 
-Rules: before a batch is handed out, its pages that a snapshot still reads are copied, what its slots hold is noted in
-the undo log, and they are marked as changed. Which slots have a row is one more column (a byte a slot).
+Rules: when a batch begins, three things happen to its slots before kernels may change them. Pages that a snapshot still
+reads are copied, what the slots hold goes into the undo log, and the slots are marked as changed. One more column, of
+one byte a slot, tells which slots have a row.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _NO_SLOTS: NDArray[np.int32] = np.zeros(0, dtype=np.int32)
 
 
 class TableColumn:
-    """A `ValueColumn` over pages. The pages are replaced when the keys are rebuilt."""
+    """A `ValueColumn` over pages. A rebuild of the key space replaces the pages."""
 
     __slots__ = ("_table", "paged")
 
@@ -51,22 +52,22 @@ class TableColumn:
 
     @property
     def valid_pages(self) -> Pages:
-        """Addresses of the pages of validity; empty while nothing has been null."""
+        """Addresses of the pages of validity; empty if nothing has ever been null."""
         return self.paged.valid_pages
 
     def track_nulls(self) -> Pages:
-        """Begin to keep validity: rows of this batch that are new are null, all others have values."""
+        """Start to track validity: new rows of this batch are null, all others valid. Returns `valid_pages`."""
         if not len(self.paged.valid_pages):
             self.paged.start_nulls()
             self.paged.reset_valid(self._table.new_slots)
         return self.paged.valid_pages
 
     def take(self, slots: NDArray[Any]) -> pa.Array:
-        """Values of some slots (a copy)."""
+        """Values of these slots (a copy)."""
         return self.paged.take(slots)
 
     def raw(self, slots: NDArray[Any]) -> NDArray[Any]:
-        """The same as plain values, whatever lies beneath a null."""
+        """The same as plain values. Undefined under a null."""
         return self.paged.raw(slots)
 
 
@@ -77,14 +78,14 @@ class ColumnarTable:
         self._name = name
         self.specs = tuple(specs)
         self.new_slots: NDArray[np.int32] = _NO_SLOTS
-        """Slots that got a row with this batch."""
+        """Slots that got a row in this batch."""
         self._space = space
         self._columns = {spec.name: TableColumn(self, spec) for spec in specs}
         self._live = PagedColumn(_LIVE)
         self._pins = Pins()
         self.dirty = DirtySlots() if incremental else None
         self._notes: TableNotes | None = None
-        """Where it is noted what slots hold before they are changed."""
+        """The undo log's notes: what slots held before they changed."""
         self._rows = 0
         space.add(self)
 
@@ -99,7 +100,7 @@ class ColumnarTable:
         return self._rows
 
     def upsert(self, keys: pa.RecordBatch) -> Upserted:
-        """Begin with a batch; keys without a row get one."""
+        """Begin a batch. Keys without a row get one."""
         upserted = self._space.upsert(keys)
         new_rows = self._begin(upserted)
         return Upserted(upserted.slots, upserted.first_rows, new_rows)
@@ -109,20 +110,20 @@ class ColumnarTable:
         return self._columns[name]
 
     def done(self) -> None:
-        """End of the batch."""
+        """End the batch."""
         self.new_slots = _NO_SLOTS
         self._space.settle()
 
     def scan(self, rows_max: int) -> Iterator[tuple[pa.RecordBatch, NDArray[Any]]]:
-        """All keys that have a row, in slot order, in batches with their slots."""
+        """All keys that have a row, in slot order, in batches, with their slots."""
         return key_pieces(self._space, self.live, rows_max)
 
     def live(self, slots: NDArray[np.int32]) -> NDArray[np.bool_]:
-        """Which of some slots have a row."""
+        """Which of these slots have a row."""
         return self._live.raw(slots).view(np.bool_)
 
     def grow(self, slots: int) -> None:
-        """There are so many slots now."""
+        """Grow to this many slots."""
         pages = pages_for(slots)
         for column in self._columns.values():
             column.paged.grow(pages)
@@ -132,11 +133,11 @@ class ColumnarTable:
             self.dirty.grow(slots)
 
     def needed(self, slots: int) -> NDArray[np.bool_]:
-        """Which slots have a row, or had one that a snapshot to come may have to tell of."""
+        """Which slots have a row, or lost it and a later snapshot may have to say so."""
         return live_or_marked(self.live(np.arange(slots, dtype=np.int32)), self.dirty)
 
     def rebuild(self, kept: NDArray[np.int32], slots: int) -> None:
-        """Slot i is now what was slot `kept[i]`."""
+        """Renumber slots: slot `kept[i]` becomes slot i."""
         for column in self._columns.values():
             column.paged = column.paged.rebuilt(kept)
         self._live = self._live.rebuilt(kept)
@@ -146,7 +147,7 @@ class ColumnarTable:
             self.dirty.rebuild(kept, slots)
 
     def freeze(self, cut: Cut) -> tuple[FrozenSlots | SortedSlots, ...]:
-        """Rows of all slots, or what has changed since the base. Costs a reference a page."""
+        """All rows, or what has changed since the base. Takes one reference a page."""
         if cut.in_order:
             return (self._sorted(),) if self._rows else ()
         dirty = None if self.dirty is None else self.dirty.close(cut.checkpoint_id, cut.base)
@@ -159,7 +160,7 @@ class ColumnarTable:
         return self._frozen(dirty, False), self._frozen(dirty, True)
 
     def load(self, rows: pa.RecordBatch, layer: int) -> None:
-        """Put stored rows. CorruptionError for a key that has a row already, in layer 0."""
+        """Put stored rows. In layer 0 raises CorruptionError for a key that has a row already."""
         keys = rows.select(self._key_names())
         if layer == 0 and self._space.can_append(self):
             self._append(keys, rows)
@@ -175,7 +176,7 @@ class ColumnarTable:
         self.new_slots = _NO_SLOTS
 
     def set_live(self, slots: NDArray[np.int32], live: NDArray[np.bool_]) -> None:
-        """Some slots, each once, have a row, or have none: of a table without values, whose rows come and go."""
+        """Give or take away the rows of these slots, each given once. For a table without value columns."""
         self._own(slots)
         if self._notes is not None:
             self._note(self._notes, slots)
@@ -185,16 +186,16 @@ class ColumnarTable:
             self.dirty.mark(slots)
 
     def begin_notes(self) -> TableNotes:
-        """Note what changes from now on."""
+        """Note changes from now on."""
         self._notes = TableNotes(self._space.slots, self._rows)
         return self._notes
 
     def end_notes(self) -> None:
-        """Note nothing any more."""
+        """Stop noting changes."""
         self._notes = None
 
     def undo(self, notes: Notes) -> None:
-        """Be again what it was when these notes were begun."""
+        """Restore what the state held when these notes began."""
         assert isinstance(notes, TableNotes)
         for noted in notes.noted:
             self._own(noted.slots)
@@ -209,7 +210,7 @@ class ColumnarTable:
             self.dirty = DirtySlots.none_of(self._space.slots)
 
     def _append(self, keys: pa.RecordBatch, rows: pa.RecordBatch) -> None:
-        """Put stored rows of keys that nobody has."""
+        """Put stored rows of new keys."""
         first_slot = self._space.slots
         live = pa.array(np.ones(rows.num_rows, dtype=np.uint8))
         columns = [(column.paged, rows.column(name)) for name, column in self._columns.items()]
@@ -229,19 +230,19 @@ class ColumnarTable:
         self._rows -= len(slots)
 
     def _clear(self, slots: NDArray[np.int32]) -> None:
-        """Some slots have no row."""
+        """Take away the rows of these slots."""
         self._own(slots)
         scatter(self._live.pages, slots, np.zeros(len(slots), dtype=np.uint8))
 
     def _begin(self, upserted: Upserted, mark: bool = True) -> NDArray[np.int32]:
-        """Make the slots of a batch ready to be changed; the rows whose key had no row."""
+        """Make the slots of a batch ready to be changed. Returns the rows whose key had no row."""
         self._own(upserted.slots)
         if self._notes is not None:
             self._note(self._notes, upserted.slots)
         if mark and self.dirty is not None:
             self.dirty.mark(upserted.slots)
         if self._rows == self._space.slots - len(upserted.new_rows):
-            candidates = upserted.new_rows  # every slot has a row but for the new ones
+            candidates = upserted.new_rows  # every older slot has a row
         else:
             candidates = upserted.first_rows
         revived = np.empty(len(candidates), dtype=np.int32)
@@ -258,7 +259,7 @@ class ColumnarTable:
         return new_rows
 
     def _note(self, notes: TableNotes, slots: NDArray[np.int32]) -> None:
-        """Note what some slots hold, those that have not been noted."""
+        """Note what these slots hold, if they are not noted yet."""
         slots = notes.first(slots)
         if len(slots):
             columns = [column.paged for column in self._columns.values()]
@@ -266,7 +267,7 @@ class ColumnarTable:
             notes.add(NotedRows(slots, self._live.raw(slots), values, valid))
 
     def _own(self, slots: NDArray[np.int32]) -> None:
-        """Copy the pages of some slots that a snapshot still reads."""
+        """Copy the pages of these slots that a snapshot still reads."""
         if not self._pins.any():
             return
         for page in touched_pages(slots, self._pins.counts).tolist():
@@ -291,7 +292,7 @@ class ColumnarTable:
         )
 
     def _sorted(self) -> SortedSlots:
-        """For a savepoint, on which nothing is built: what has changed is collected on as if there were none."""
+        """For a canonical savepoint. Nothing builds on it, so changes are collected on as if it were not there."""
         keys, groups = self._space.freeze()
         values = _FrozenTable(self._live.freeze(), tuple(column.paged.freeze() for column in self._columns.values()))
         pinned = self._pins.pin()

@@ -1,1 +1,1 @@
-"""What every backend has: its contract, its options, columns in pages."""
+"""What all state backends share: their contract, their options, and columns in pages."""

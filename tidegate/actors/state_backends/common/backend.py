@@ -1,17 +1,15 @@
 """The contract of state backends: what operators ask of one, vectorised and key by key.
 
-Every backend passes the same contract tests.
-
-Rules: a backend holds the keyed state of one operator in one subtask and is used by one thread. A state is a table with
-a row for each key that has it: that is the form in which it is stored, read and moved between backends. Between `enter`
-(or `VectorTable.upsert`) and `leave` (`VectorTable.done`) of a batch the backend may hold what was changed in a working
-set of its own; a snapshot is only taken after `leave`. What is put in is of the declared type already; null is absence.
-
-A backend may keep what it needs to go back to a checkpoint (`kept`, `go_back`), so that the task of the next attempt,
-in the same process, goes on with it and reads nothing. Operators see what a restore would have given them.
-
-Freezing (`freeze`) is the synchronous part of a snapshot and must not grow with the state. What it returns does not
-change any more, and is encoded by another thread while processing goes on.
+Every backend passes the same contract tests. Rules:
+- A backend holds the keyed state of one operator in one subtask. One thread uses it.
+- A state is a table with a row for each key that has the state. It is stored, read, and moved between backends as such.
+- A batch begins with `enter` (or `VectorTable.upsert`) and ends with `leave` (or `VectorTable.done`). Between the two
+  the backend may keep changes in a working set. Snapshots are taken only after `leave`.
+- Values that are put in have the declared type already. Null means absent.
+- A backend may remember how to go back to a checkpoint (`kept`, `go_back`). Then the task of the next attempt, in the
+  same process, goes on with it and reads nothing. Operators see what a restore would have given them.
+- `freeze` is the synchronous part of a snapshot, and its cost must not grow with the state. What it returns does not
+  change any more. Another thread encodes it while processing goes on.
 """
 
 from __future__ import annotations
@@ -30,20 +28,20 @@ from tidegate.storage.ids import CheckpointId
 from tidegate.storage.state.snapshot import Cut, FrozenNative, FrozenState, StateTable
 
 KeyRef: TypeAlias = Any
-"""How a backend knows a key within a batch: a slot, or encoded bytes. Only good until `leave`."""
+"""How a backend refers to a key within a batch: a slot, or encoded bytes. Valid until `leave`."""
 
 
 Migrate: TypeAlias = Callable[[pa.RecordBatch], pa.RecordBatch]
-"""Makes stored rows of one schema into those of another."""
+"""Turns stored rows of one schema into rows of another."""
 
 
 @dataclass(frozen=True, slots=True)
 class CellSpec:
     """One state of a row-wise function: its name, and the Arrow type of its column in the stored table.
 
-    A list state has a list type, a map state a map type; `has_expired` tells of a stored value (of a list or map: of an
-    element's value) whether its time to live is over, None where nothing expires. `metadata` is that of the column's
-    field. `migrate` makes of rows that a backend finds in files of its own what the state is now.
+    A list state has a list type, a map state a map type. `has_expired` tells whether the time to live of a stored value
+    is over; for a list or map it gets the value of one element. None: nothing expires. `metadata` is that of the
+    column's field. `migrate` converts rows that a backend finds in its own files to the current type.
     """
 
     name: str
@@ -66,23 +64,23 @@ class ValueCells(Protocol):
         ...
 
     def put(self, ref: KeyRef, value: Any) -> None:
-        """Keep a value that is not None."""
+        """Set the value, which is not None."""
         ...
 
     def remove(self, ref: KeyRef) -> None:
-        """Forget the value, if there is one."""
+        """Remove the value, if there is one."""
         ...
 
 
 class ListCells(Protocol):
-    """A list of Python values for each key; an empty one is absence."""
+    """A list of Python values for each key. An empty list is the same as none."""
 
     def get(self, ref: KeyRef) -> Sequence[Any]:
-        """The values, not to be changed by the caller; empty where there are none."""
+        """The values; empty if there are none. The caller must not change them."""
         ...
 
     def extend(self, ref: KeyRef, values: Sequence[Any]) -> None:
-        """Append values; what was there is not read or written again where the backend can avoid that."""
+        """Append values. Where it can, a backend neither reads nor rewrites the values already there."""
         ...
 
     def put(self, ref: KeyRef, values: Sequence[Any]) -> None:
@@ -90,12 +88,12 @@ class ListCells(Protocol):
         ...
 
     def remove(self, ref: KeyRef) -> None:
-        """Forget the list."""
+        """Remove the list."""
         ...
 
 
 class MapCells(Protocol):
-    """A map of Python values for each key; an empty one is absence."""
+    """A map of Python values for each key. An empty map is the same as none."""
 
     def get(self, ref: KeyRef, map_key: Any) -> Any:
         """The value at a map key; None where there is none."""
@@ -110,19 +108,19 @@ class MapCells(Protocol):
         ...
 
     def items(self, ref: KeyRef) -> Mapping[Any, Any] | Iterable[tuple[Any, Any]]:
-        """Entries as they are now, in the order in which the backend keeps them (the same on every run)."""
+        """The current entries, in the backend's own order, which is the same on every run."""
         ...
 
     def remove(self, ref: KeyRef) -> None:
-        """Forget the map."""
+        """Remove the map."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ValueSpec:
-    """A value column of a vectorised table: its name, its Arrow type, and what a new row holds (also beneath a null).
+    """A value column of a vectorised table: its name, its Arrow type, and what a new row holds, also under a null.
 
-    The type has a `storage_dtype`.
+    The type must have a `storage_dtype`.
     """
 
     name: str
@@ -131,9 +129,9 @@ class ValueSpec:
 
 
 class ValueColumn(Protocol):
-    """A column of a vectorised table, whose memory kernels change in place between `upsert` and `done`.
+    """A column of a vectorised table. Kernels change its memory in place between `upsert` and `done`.
 
-    `pages` are addresses of pages of `PAGE_ROWS` values each (`kernels/paged.py` has the access to them).
+    `pages` are addresses of pages of `PAGE_ROWS` values; `kernels/paged.py` reads and writes them.
     """
 
     @property
@@ -143,43 +141,44 @@ class ValueColumn(Protocol):
 
     @property
     def pages(self) -> NDArray[np.uintp]:
-        """Addresses of the pages of values, good until `done`."""
+        """Addresses of the pages of values, valid until `done`."""
         ...
 
     @property
     def valid_pages(self) -> NDArray[np.uintp]:
-        """Addresses of the pages of validity (uint8, 1 where a value is); empty while nothing has been null."""
+        """Addresses of the pages of validity (uint8, 1 for a value). Empty if nothing has ever been null."""
         ...
 
     def track_nulls(self) -> NDArray[np.uintp]:
-        """Begin to keep validity, if that has not begun, and `valid_pages`.
+        """Start to track validity, if that is not done yet. Returns `valid_pages`.
 
-        Rows have values so far, but for those that came with this batch: these are null until they are marked.
+        Existing rows count as valid. Rows that are new in this batch are null until a kernel marks them as valid.
         """
         ...
 
     def take(self, slots: NDArray[Any]) -> pa.Array:
-        """Values of some slots, as an Arrow array of the column's type (a copy)."""
+        """Values of these slots, as an Arrow array of the column's type (a copy)."""
         ...
 
     def raw(self, slots: NDArray[Any]) -> NDArray[Any]:
-        """Values of some slots in `dtype` (a copy), whatever lies beneath a null."""
+        """Values of these slots in `dtype` (a copy). Undefined under a null."""
         ...
 
 
 class VectorTable(Protocol):
-    """A table whose values are of fixed width, changed a batch at a time."""
+    """A table of fixed-width values, changed a batch at a time."""
 
     @property
     def rows(self) -> int:
-        """Keys that have a row (of a backend that does not count: an estimate)."""
+        """Keys that have a row. An estimate if the backend does not count."""
         ...
 
     def upsert(self, keys: pa.RecordBatch) -> Upserted:
-        """Begin with a batch: the slot of each row's key; keys without a row get one with the columns' identities.
+        """Begin a batch: returns the slot of each row's key. A key without a row gets one, with the identities.
 
-        `new_rows` are the rows of those (not always the highest slots). Where a column keeps validity they are null.
-        The rows of these slots may be changed until `done`. Slots of another batch mean other keys.
+        `new_rows` are the rows of these new keys; their slots are not always the highest. A column that tracks validity
+        has null for them. The values of the slots may change until `done`. In another batch the same slot may mean
+        another key.
         """
         ...
 
@@ -188,11 +187,11 @@ class VectorTable(Protocol):
         ...
 
     def done(self) -> None:
-        """End of the batch."""
+        """End the batch."""
         ...
 
     def scan(self, rows_max: int) -> Iterator[tuple[pa.RecordBatch, NDArray[Any]]]:
-        """All keys in batches, each with the slots where `column(...).take` finds their values until the next one."""
+        """All keys, in batches. `column(...).take` finds the values by the slots, until the next batch is drawn."""
         ...
 
 
@@ -200,15 +199,15 @@ class KeyedBackend(Protocol):
     """The keyed state of one operator in one subtask."""
 
     def fix_keys(self, schema: pa.Schema) -> None:
-        """Names and types of the stored key columns; called once, before the first key, after all states are bound."""
+        """Set the stored key columns. Called once, after all states are bound and before the first key."""
         ...
 
     def table(self, name: str, columns: Sequence[ValueSpec]) -> VectorTable:
-        """A vectorised state; `columns` are those of its values."""
+        """A vectorised state. `columns` are its value columns."""
         ...
 
     def retype(self, name: str, columns: Sequence[ValueSpec], migrate: Migrate) -> VectorTable:
-        """A vectorised state that takes the place of one with the same name and other types, and its rows.
+        """Replace a vectorised state by one with the same name and other types, and convert its rows.
 
         Only before the first batch after a restore. Raises what `migrate` raises.
         """
@@ -228,93 +227,95 @@ class KeyedBackend(Protocol):
 
     @property
     def timers(self) -> KeyedTimers:
-        """Moments at which keys want to be called; a state like the others, of the name `TIMERS_STATE`."""
+        """The timers of this operator: a state like the others, named `TIMERS_STATE`."""
         ...
 
     def enter(self, keys: pa.RecordBatch) -> Sequence[KeyRef]:
-        """Begin with a batch of keys (stored key columns): the ref of each row's key."""
+        """Begin a batch of keys (stored key columns): returns the ref of each row's key."""
         ...
 
     def leave(self) -> None:
-        """End of the batch: refs are no good any more."""
+        """End the batch. Its refs are invalid now."""
         ...
 
     def sweep(self, keys_max: int) -> None:
-        """Look at up to so many keys, where the last call ended, and forget what has expired (Flink's incremental
-        cleanup)."""
+        """Remove expired state: look at the next `keys_max` keys (Flink's incremental cleanup).
+
+        The next call goes on where this one ended.
+        """
         ...
 
     def keys(self, state: str, rows_max: int) -> Iterator[pa.RecordBatch]:
-        """Keys that have a state of that name, in batches, for functions that go through all of them."""
+        """Keys that have this state, in batches, for functions that visit all keys."""
         ...
 
     def changed_rows(self, base: CheckpointId) -> tuple[int, int]:
-        """About how many rows `freeze` would give with that base, and how many without; 0 where files are shared."""
+        """About how many rows `freeze` would give on that base, and without one. 0 if files are shared."""
         ...
 
     def freeze(self, cut: Cut) -> Sequence[FrozenState]:
-        """All states as they are now, or with `cut.base` only what has changed since that."""
+        """All states as they are now. With `cut.base`: only what has changed since that checkpoint."""
         ...
 
     def freeze_native(self, cut: Cut) -> FrozenNative | None:
-        """All states as files of the backend's own, where it has such and `cut` is not canonical; else `freeze` it is.
+        """All states as the backend's own files.
 
-        None also while there is no key.
+        None if the backend has none, or `cut` is canonical: then `freeze` is called. None also before the first key.
         """
         ...
 
     def keep(self, checkpoint_id: CheckpointId) -> None:
-        """What the backend holds now, after a restore, is the state of a checkpoint of this job."""
+        """The current state, after a restore, is that of this checkpoint of this job."""
         ...
 
     def completed(self, checkpoint_id: CheckpointId) -> None:
-        """A checkpoint is complete: nobody goes back to an older one."""
+        """A checkpoint has completed: nobody goes back to an older one."""
         ...
 
     @property
     def goes_back(self) -> bool:
-        """Whether there is a checkpoint that it can go back to."""
+        """Whether there is a checkpoint that the backend can go back to."""
         ...
 
     def kept(self, checkpoint_id: CheckpointId) -> Sequence[StateTable] | None:
-        """A table without rows for each state, where `go_back` leads to that checkpoint; else None. Changes nothing."""
+        """A table without rows for each state, if `go_back` works for this checkpoint; else None. Changes nothing."""
         ...
 
     def go_back(self, checkpoint_id: CheckpointId) -> None:
-        """Be what it was at the freeze for a checkpoint for which `kept` is not None.
+        """Restore the state at the freeze for this checkpoint, for which `kept` is not None.
 
-        Afterwards the backend is like one that was opened on files: its keys are fixed and its states bound again.
+        Afterwards the backend is like one that was opened on files: fix its keys and bind its states again.
         """
         ...
 
     @property
     def stored_keys(self) -> pa.Schema | None:
-        """Key columns of the files that the backend was opened on, or of the checkpoint that it went back to.
+        """The key columns that `fix_keys` must give, of the backend's files or of the checkpoint it went back to.
 
-        `fix_keys` wants them. None for a backend that begins empty.
+        None for a backend that began empty.
         """
         ...
 
     def stored_schema(self, state: str) -> pa.Schema | None:
-        """Key columns and value columns of a state that is there already: in files, or since `go_back`.
+        """Key and value columns of a state that is there without any `load`: from files, or since `go_back`.
 
-        It has that without any `load`. None where there is no such state.
+        None if there is no such state.
         """
         ...
 
     def expect(self, keys: int) -> None:
-        """So many keys at most are about to be loaded in layer 0: what they need can be had at once. A hint."""
+        """A hint: at most so many keys will be loaded in layer 0, so memory can be reserved at once."""
         ...
 
     def load(self, table: StateTable) -> None:
-        """Take a stored table in: rows are put, or keys removed.
+        """Load a stored table: put its rows, or remove its keys.
 
-        CorruptionError for a key that is twice in layer 0, here or in `loaded`.
+        If a key comes twice in layer 0, this or `loaded` raises CorruptionError.
         """
         ...
 
     def loaded(self) -> None:
-        """No stored table is left; before the first batch. CorruptionError for a key that was twice in layer 0."""
+        """All stored tables are loaded; no batch has come yet. CorruptionError for a key twice in layer 0."""
         ...
 
     def close(self) -> None:

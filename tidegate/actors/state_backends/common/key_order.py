@@ -11,7 +11,7 @@ from tidegate.actors.kernels.row_encoding import encode_rows
 
 
 def sortable_keys(keys: pa.RecordBatch, groups: NDArray[np.uint16]) -> pa.Array:
-    """Strings of bytes that sort as keys do, one for each row of stored key columns; row i is of group `groups[i]`."""
+    """A byte string for each row of stored key columns, which sorts as the key does. `groups` are their key groups."""
     rows = keys.num_rows
     heads = groups.astype(">u2").view(np.uint8).reshape(rows, 2)
     encoded = encode_rows(key_forms(keys, keys.schema.names), rows, heads)

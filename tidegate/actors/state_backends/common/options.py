@@ -14,36 +14,35 @@ MEMORY_BYTES = 64 * 1024 * 1024
 SEGMENT_BYTES = 1024 * 1024
 UNDO_BYTES = 256 * 1024 * 1024
 COLLECTIONS_MAX = 16
-"""Collections of what has changed, one between two checkpoints, that a backend keeps for one state."""
+"""How many collections of changes, each from one snapshot to the next, a backend keeps for one state."""
 
 
 @dataclass(frozen=True, slots=True)
 class StateBackendOptions:
-    """Settings of the keyed state of a job; `directory` becomes that of one task before operators see it."""
+    """Settings of a job's keyed state. Operators see them with `directory` set to their task's own folder."""
 
     kind: BackendKind = "columnar"
     incremental: bool = False
-    """Whether a checkpoint writes only what has changed since the one that it is built on."""
+    """Whether a checkpoint writes only what has changed since its base."""
     changelog: bool = False
     """Whether changes are written all the time, so that a checkpoint has little left to write."""
     segment_bytes: int = SEGMENT_BYTES
-    """With a changelog: about so many bytes of changes are written without waiting for a checkpoint."""
+    """With a changelog: a segment is written after about so many bytes of changes."""
     compression: Compression | None = None
     """How the chunks of state files are compressed."""
     directory: str | None = None
-    """Local folder in which a backend may work. Nothing in it outlives the task."""
+    """Local folder for a backend's files. Nothing in it outlives the task."""
     memory_bytes: int = MEMORY_BYTES
-    """What a backend that works on disk may keep in memory for each operator of a task."""
+    """How much memory a backend on disk may use for each operator of a task."""
     undo_bytes: int = UNDO_BYTES
-    """What a backend in memory may keep for each operator of a task to go back to a checkpoint without reading."""
+    """How much memory a backend in memory may use, for each operator of a task, to go back to a checkpoint."""
     restore_threads: int = 1
-    """Threads that take a large state in, besides one for the index of its keys; the host of a task sets it. With 1 it
-    is the task's own thread that does both."""
+    """Threads that load a large state, besides one for the key index. With 1 the task's own thread does both."""
 
 
 @dataclass(frozen=True, slots=True)
 class BackendPlace:
-    """Whose state it is: the operator, its key columns, and the key groups of the subtask."""
+    """Whose state it is: the operator, its key columns, and the subtask's key groups."""
 
     uid: OperatorUid
     key_names: tuple[str, ...]

@@ -1,11 +1,10 @@
-"""`PagedColumn`: a column in pages that snapshots share with its owner: copy-on-write.
+"""`PagedColumn`: a fixed-width column in pages, which snapshots share with its owner (copy-on-write).
 
-Freezing a column takes references to its pages and pins them; it never copies values. The owner asks which pages of a
-batch are pinned and copies those before it writes (`PagedColumn.copy_pages`); whoever writes the snapshot lets go of
-each page once it is encoded, on a thread of its own. A page that has been copied is a new one that nobody has pinned.
-
-Rules: only the owner's thread writes, pins and copies; any thread may let go. The owner looks at the pins without the
-lock: at worst it sees a pin that has just gone, and copies once more than needed.
+To freeze a column is to take references to its pages and to pin them. No value is copied. Before the owner writes to a
+pinned page it replaces the page by a copy (`PagedColumn.copy_page`), which nobody has pinned. The thread that writes
+the snapshot releases each page once it is encoded. Rules:
+- Only the owner's thread writes, pins and copies. Any thread may release.
+- The owner reads the pins without the lock. At worst it sees a pin that has just gone, and copies a page needlessly.
 """
 
 from __future__ import annotations
@@ -28,12 +27,12 @@ _VALID = np.dtype(np.uint8)
 
 
 def pages_for(slots: int) -> int:
-    """Pages that hold so many slots."""
+    """How many pages hold this many slots."""
     return (slots + PAGE_ROWS - 1) >> PAGE_BITS
 
 
 class Pins:
-    """How many snapshots still read each page of a state (page n of every column of it alike)."""
+    """How many snapshots still read page n of a state. It counts for page n of all its columns."""
 
     __slots__ = ("_lock", "_pages", "_versions", "counts", "shared")
 
@@ -42,12 +41,12 @@ class Pins:
         self._pages = 0
         self._versions = np.zeros(_PAGES_MIN, dtype=np.int32)
         self.counts: NDArray[np.int32] = np.zeros(_PAGES_MIN, dtype=np.int32)
-        """Snapshots that read each page, for kernels."""
+        """For each page, how many snapshots read it. For kernels."""
         self.shared = self.counts.data
-        """The same, for code that looks at one page at a time."""
+        """The same memory, for code that looks at single pages."""
 
     def grow(self, pages: int) -> None:
-        """There are so many pages now."""
+        """Grow to this many pages."""
         with self._lock:
             self._pages = pages
             if pages > len(self.counts):
@@ -57,7 +56,7 @@ class Pins:
                 self.shared = self.counts.data
 
     def any(self) -> bool:
-        """Whether a page is pinned."""
+        """Whether any page is pinned."""
         return bool(self.counts[: self._pages].any())
 
     def pin(self) -> Pinned:
@@ -67,20 +66,20 @@ class Pins:
             return Pinned(self, self._versions[: self._pages].copy())
 
     def replaced(self, page: int) -> None:
-        """The owner has put a copy in the place of a page: nobody has pinned that."""
+        """The owner has replaced a page by a copy, which nobody has pinned."""
         with self._lock:
             self.counts[page] = 0
             self._versions[page] += 1
 
     def unpin(self, versions: NDArray[np.int32], start: int) -> None:
-        """Let go of the pages from `start` on, where they are still those of `versions`."""
+        """Release the pages from `start` on that still have the version given."""
         stop = start + len(versions)
         with self._lock:
             self.counts[start:stop] -= self._versions[start:stop] == versions
 
 
 class Pinned:
-    """The pages that one snapshot has pinned; lets go of them in order."""
+    """The pages that one snapshot has pinned. Releases them in order."""
 
     __slots__ = ("_from", "_pins", "_versions")
 
@@ -90,16 +89,16 @@ class Pinned:
         self._from = 0
 
     def release(self, stop: int) -> None:
-        """Let go of the pages below `stop`. Again is the same as once."""
+        """Release the pages below `stop`. Idempotent."""
         if stop > self._from:
             self._pins.unpin(self._versions[self._from : stop], self._from)
             self._from = stop
 
 
 class PagedColumn:
-    """One value of fixed width a slot, in pages; new slots hold the identity of the spec.
+    """A fixed-width value for each slot, in pages. New slots hold the identity of the spec.
 
-    Validity has pages of its own (uint8, 1 where a value is) from the first null on.
+    From the first null on, validity has pages of its own (uint8, 1 for a value).
     """
 
     __slots__ = ("_addresses", "_arrays", "_valid", "_valid_addresses", "dtype", "spec")
@@ -116,16 +115,16 @@ class PagedColumn:
 
     @property
     def pages(self) -> Pages:
-        """Addresses of the pages of values, good until pages are added or copied."""
+        """Addresses of the pages of values, valid until pages are added or copied."""
         return self._addresses
 
     @property
     def valid_pages(self) -> Pages:
-        """Addresses of the pages of validity; `NO_PAGES` while nothing has been null."""
+        """Addresses of the pages of validity; `NO_PAGES` if nothing has ever been null."""
         return self._valid_addresses
 
     def grow(self, pages: int) -> None:
-        """Add pages until there are so many."""
+        """Grow to this many pages."""
         known = len(self._arrays)
         if pages <= known:
             return
@@ -136,24 +135,24 @@ class PagedColumn:
             self._valid_addresses = _extended(self._valid_addresses, self._valid)
 
     def start_nulls(self) -> Pages:
-        """Begin to keep validity, if that has not begun: every slot has a value so far. The pages of validity."""
+        """Start to track validity, if that is not done yet; all slots count as valid. Returns `valid_pages`."""
         if self._valid is None:
             self._valid = [np.full(PAGE_ROWS, 1, dtype=_VALID) for _ in self._arrays]
             self._valid_addresses = _extended(NO_PAGES, self._valid)
         return self._valid_addresses
 
     def reset(self, slots: NDArray[np.int32]) -> None:
-        """Some slots hold the identity, or null where nulls are kept."""
+        """Set these slots to the identity, or to null if validity is tracked."""
         scatter(self._addresses, slots, np.full(len(slots), self.spec.identity, dtype=self.dtype))
         self.reset_valid(slots)
 
     def reset_valid(self, slots: NDArray[np.int32]) -> None:
-        """Some slots are null, if nulls are kept."""
+        """Set these slots to null, if validity is tracked."""
         if self._valid is not None:
             scatter(self._valid_addresses, slots, np.zeros(len(slots), dtype=np.uint8))
 
     def copy_page(self, page: int) -> None:
-        """Put a copy in the place of a page, to write to."""
+        """Replace a page by a copy that the owner may write to."""
         self._arrays[page] = copied = self._arrays[page].copy()
         self._addresses[page] = copied.ctypes.data
         if self._valid is not None:
@@ -161,15 +160,15 @@ class PagedColumn:
             self._valid_addresses[page] = valid.ctypes.data
 
     def take(self, slots: NDArray[Any]) -> pa.Array:
-        """Values of some slots (a copy)."""
+        """Values of these slots (a copy)."""
         return _taken(self.spec, self.dtype, self._addresses, self._valid_addresses, slots)
 
     def raw(self, slots: NDArray[Any]) -> NDArray[Any]:
-        """Values of some slots (a copy), whatever lies beneath a null."""
+        """Values of these slots (a copy). Undefined under a null."""
         return gathered(self._addresses, slots, self.dtype)
 
     def put(self, slots: NDArray[np.int32], values: pa.Array) -> None:
-        """Set some slots from an Arrow array of this column's type."""
+        """Set these slots from an Arrow array of the column's type."""
         if values.null_count > 0:
             self.start_nulls()
         if self._valid is not None:
@@ -178,25 +177,25 @@ class PagedColumn:
         scatter(self._addresses, slots, self._raw_of(values))
 
     def raw_valid(self, slots: NDArray[Any]) -> NDArray[np.uint8] | None:
-        """Which of some slots have a value, 1 or 0 each; None while nothing has been null."""
+        """1 or 0 for each of these slots: whether it has a value. None if nothing has ever been null."""
         return None if self._valid is None else gathered(self._valid_addresses, slots, _VALID)
 
     def put_raw(self, slots: NDArray[np.int32], values: NDArray[Any], valid: NDArray[np.uint8] | None) -> None:
-        """Set some slots to what `raw` and `raw_valid` gave, also where nulls are only kept since then."""
+        """Set these slots to what `raw` and `raw_valid` gave. `valid` None: all have values."""
         scatter(self._addresses, slots, values)
         if self._valid is not None:
             scatter(self._valid_addresses, slots, np.ones(len(slots), dtype=np.uint8) if valid is None else valid)
 
     def extend(self, first_slot: int, values: pa.Array) -> None:
-        """The slots from `first_slot` on, of which none has held anything, get the values of an Arrow array.
+        """Set the slots from `first_slot` on, none of which was ever set, from an Arrow array.
 
-        `first_slot` is the first one behind those that have been filled so; pages that are missing are added, and hold
-        the identity behind the last value. Faster than `grow` and `put`: no page is written to twice.
+        `first_slot` is the first slot after those set in this way. Adds pages as needed, and puts the identity after
+        the last value. Faster than `grow` and `put`: it writes to each page once.
         """
         self.begin_extend(first_slot, values)()
 
     def begin_extend(self, first_slot: int, values: pa.Array) -> Callable[[], None]:
-        """The first half of `extend`: the pages are there. What it returns puts the values there, on any thread."""
+        """The first half of `extend`: add pages. Any thread may call the result, which copies the values."""
         if values.null_count > 0:
             self.start_nulls()
         raw = self._raw_of(values)
@@ -216,7 +215,7 @@ class PagedColumn:
         return put_both
 
     def _raw_of(self, values: pa.Array) -> NDArray[Any]:
-        """Plain values, with the identity beneath a null; no copy where nothing is null."""
+        """Plain values, with the identity for nulls. No copy if there are none."""
         raw = values.view(pa.from_numpy_dtype(self.dtype))
         if raw.null_count > 0:
             raw = raw.fill_null(self.spec.identity)
@@ -224,7 +223,7 @@ class PagedColumn:
         return plain
 
     def rebuilt(self, kept: NDArray[np.int32]) -> PagedColumn:
-        """A column of its own with the values of some slots, in that order."""
+        """A new column whose slot i has the value of slot `kept[i]`."""
         column = PagedColumn(self.spec)
         column.grow(pages_for(len(kept)))
         if self._valid is not None:
@@ -238,13 +237,13 @@ class PagedColumn:
         return column
 
     def freeze(self) -> FrozenColumn:
-        """The pages as they are; the caller pins them. Costs a reference a page."""
+        """References to the current pages. The caller pins them."""
         addresses = self._addresses.copy(), self._valid_addresses.copy()
         return FrozenColumn(self.spec, self.dtype, [*self._arrays], [*(self._valid or ())], *addresses)
 
 
 class FrozenColumn:
-    """The pages of a column as they were."""
+    """The pages of a column at the time of a freeze."""
 
     __slots__ = ("_addresses", "_arrays", "_dtype", "_valid", "_valid_addresses", "spec")
 
@@ -265,15 +264,15 @@ class FrozenColumn:
         self._valid_addresses = valid_addresses
 
     def take(self, slots: NDArray[Any]) -> pa.Array:
-        """Values of some slots, of pages that are still held."""
+        """Values of these slots. Their pages must still be held."""
         return _taken(self.spec, self._dtype, self._addresses, self._valid_addresses, slots)
 
     def raw(self, slots: NDArray[Any]) -> NDArray[Any]:
-        """The same as plain values, whatever lies beneath a null."""
+        """The same as plain values. Undefined under a null."""
         return gathered(self._addresses, slots, self._dtype)
 
     def let_go(self, start: int, stop: int) -> None:
-        """Hold some pages no longer."""
+        """Drop the pages from `start` to `stop`."""
         self._arrays[start:stop] = [None] * (stop - start)
         if self._valid:
             self._valid[start:stop] = [None] * (stop - start)
@@ -285,7 +284,7 @@ def _taken(spec: ValueSpec, dtype: np.dtype[Any], pages: Pages, valid_pages: Pag
 
 
 def _add_pages(pages: list[NDArray[Any]], slots: int, dtype: np.dtype[Any], rest: Any) -> None:
-    """Add pages until there are so many slots; only those that are left behind them hold something, `rest`."""
+    """Add pages for this many slots. Their memory is not set, but for `rest` after the last slot."""
     known, needed = len(pages), pages_for(slots)
     pages += [np.empty(PAGE_ROWS, dtype=dtype) for _ in range(known, needed)]
     if needed > known and slots & (PAGE_ROWS - 1):
@@ -293,6 +292,6 @@ def _add_pages(pages: list[NDArray[Any]], slots: int, dtype: np.dtype[Any], rest
 
 
 def _extended(addresses: Pages, arrays: list[NDArray[Any]]) -> Pages:
-    # `array.ctypes.data` says the same and makes three objects on the way.
+    # `array.ctypes.data` is the same address, but creates three objects to find it.
     added = [array.__array_interface__["data"][0] for array in arrays[len(addresses) :]]
     return np.concatenate((addresses, np.array(added, dtype=np.uintp)))

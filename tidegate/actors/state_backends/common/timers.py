@@ -1,8 +1,10 @@
 """The contract of timers in a state backend: what operators ask of it, a batch at a time.
 
-Rules: timers are keyed state. There is one for each key, clock (`storage/state/timer_rows.py` has their numbers) and
-moment, however often it was registered. To register one costs O(log n), and a snapshot what has changed. What is due
-comes in the order of the moment, then of the key: values of a key column ascend, NaN after them, null last.
+Rules:
+- Timers are keyed state. There is one for each key, clock and moment, however often it was registered
+  (`storage/state/timer_rows.py` has the numbers of the clocks).
+- To register a timer costs O(log n). A snapshot costs what has changed.
+- Due timers come in order of moment, then of key. Values of a key column ascend, then NaN, then null.
 """
 
 from __future__ import annotations
@@ -16,34 +18,34 @@ import pyarrow as pa
 
 @dataclass(frozen=True, slots=True)
 class DueTimers:
-    """The first timers that are due, in order; timer i is that of row i of `keys` (stored key columns)."""
+    """The first due timers, in order. Row i of `keys` (stored key columns) is the key of timer i."""
 
     moments: Sequence[int]
     keys: pa.RecordBatch
     more: bool
-    """Whether others may be due, after these."""
+    """Whether more timers may be due after these."""
 
 
 class KeyedTimers(Protocol):
     """The timers of one operator in one subtask."""
 
     def count(self, limit: int) -> int:
-        """How many timers there are, or the limit: a backend on disk looks at each."""
+        """The number of timers, but at most `limit`: a backend on disk must look at each."""
         ...
 
     def change(
         self, keys: pa.RecordBatch, domains: Sequence[int], moments: Sequence[int], registered: Sequence[bool]
     ) -> None:
-        """Register timers, or delete them; of several changes of one timer the last counts.
+        """Register or delete timers. If one timer is changed several times, the last change counts.
 
-        Change i is about the key of row i, a clock and a moment.
+        Change i is for the key of row i, the clock `domains[i]` and the moment `moments[i]`.
         """
         ...
 
     def first_ms(self, domain: int) -> int | None:
-        """The moment of the first timer of a clock."""
+        """The moment of a clock's first timer; None without one."""
         ...
 
     def due(self, domain: int, time_ms: int, timers_max: int) -> DueTimers:
-        """The first timers of a clock up to a moment, at least one if any is due; they stay registered."""
+        """A clock's first timers up to a moment, at least one if any is due. They stay registered."""
         ...

@@ -1,1 +1,1 @@
-"""Keyed state in RocksDB on the local disk."""
+"""The RocksDB backend: keyed state on the local disk."""

@@ -1,9 +1,11 @@
-"""States of row-wise functions in RocksDB: what a batch reads and changes of them, and how that is written.
+"""States of row-wise functions in RocksDB: what a batch reads and changes, and how that is written.
 
-Rules: within a batch every state has a working set, which is read through and written in one go at its end (`flush`);
-after that it is empty. The first value that is read is read for all keys of the batch. An entry of a map is read and
-written alone; what is appended to a list becomes a piece of its own, and the rest of the list is neither read nor
-written.
+Rules:
+- Within a batch each state has a working set. Reads go through it, and `flush` writes its changes with one call and
+  empties it.
+- The first value that is read is fetched for all keys of the batch.
+- Each entry of a map is read and written alone.
+- Values appended to a list become a piece of their own. The rest of the list is neither read nor written.
 """
 
 from __future__ import annotations
@@ -25,30 +27,30 @@ _ABSENT = object()
 
 
 class RocksCells:
-    """What the states of row-wise functions have in common. A ref is the key with state number 0."""
+    """What value, list and map states share. A ref is the key with state number 0."""
 
     def __init__(self, session: RocksSession, spec: CellSpec, state: RocksState) -> None:
         self.spec = spec
         self.state = state
         self.changes = RocksChanges(session, state) if session.keeps_changes else None
-        """Where keys are noted that have changed, if anybody wants to know."""
+        """The changed keys, if a changelog wants them."""
         self._session = session
         self._number = number_bytes(state.number)
 
     def flush(self, batch: rocksdict.WriteBatch) -> None:
-        """Add what has changed to a batch of writes, and forget the working set."""
+        """Add the changes to a write batch, and empty the working set."""
         raise NotImplementedError
 
     def replace(self, batch: rocksdict.WriteBatch, ref: bytes, value: Any) -> None:
-        """Add the writes that make a key hold a stored value (None: nothing), whatever it holds before."""
+        """Add the writes that give a key a stored value, whatever it has now. None removes it."""
         raise NotImplementedError
 
     def swept(self, batch: rocksdict.WriteBatch, key: bytes, data: bytes) -> bool:
-        """Add the writes that remove what has expired of an entry; whether there is something."""
+        """Add the writes that remove what has expired in one entry. Returns whether there are any."""
         raise NotImplementedError
 
     def has(self, ref: bytes) -> bool:
-        """Whether anything is stored for a key. StorageError."""
+        """Whether a key has anything stored. StorageError."""
         prefix = self._key(ref)
         with reported("read RocksDB", self._session.folder):
             cursor = self._session.database.iter()
@@ -61,7 +63,7 @@ class RocksCells:
         return key_of_state(ref, self._number)
 
     def _entries(self, prefix: bytes) -> list[tuple[bytes, bytes]]:
-        """Entries whose keys begin so, in order: the rest of each key, and the value."""
+        """Entries with this prefix, in order: the rest of the key, and the value."""
         found = []
         with reported("read RocksDB", self._session.folder):
             cursor = self._session.database.iter()
@@ -88,7 +90,7 @@ class RocksValues(RocksCells):
         self._changed: dict[bytes, None] = {}
 
     def get(self, ref: bytes) -> Any:
-        """The value; None where there is none."""
+        """The value; None if there is none."""
         value = self._values.get(ref, _ABSENT)
         if value is _ABSENT:
             if ref not in self._fetched:
@@ -98,12 +100,12 @@ class RocksValues(RocksCells):
         return value
 
     def put(self, ref: bytes, value: Any) -> None:
-        """Keep a value."""
+        """Set the value."""
         self._values[ref] = value
         self._changed[ref] = None
 
     def remove(self, ref: bytes) -> None:
-        """Forget the value."""
+        """Remove the value."""
         self.put(ref, None)
 
     def flush(self, batch: rocksdict.WriteBatch) -> None:
@@ -128,7 +130,7 @@ class RocksValues(RocksCells):
         return expired
 
     def _fetch(self, ref: bytes) -> None:
-        """Read the values of the whole batch, if that has not been done."""
+        """Read the values of the whole batch, if that is still to do."""
         refs = self._session.batch_refs if not self._fetched else (ref,)
         if ref not in refs:
             refs = (*refs, ref)
@@ -143,7 +145,7 @@ class RocksLists(RocksCells):
         super().__init__(session, spec, state)
         self._codec = list_codec(spec.column_type.value_type)
         self._lists: dict[bytes, list[Any]] = {}
-        """Whole lists, of keys whose list was read or replaced."""
+        """Whole lists of keys, once they were read or replaced."""
         self._added: dict[bytes, list[Any]] = {}
         self._replaced: dict[bytes, None] = {}
 
@@ -168,7 +170,7 @@ class RocksLists(RocksCells):
         self._added[ref] = list(values)
 
     def remove(self, ref: bytes) -> None:
-        """Forget the list."""
+        """Remove the list."""
         self.put(ref, ())
 
     def flush(self, batch: rocksdict.WriteBatch) -> None:
@@ -205,21 +207,21 @@ class RocksLists(RocksCells):
 
 
 class RocksMaps(RocksCells):
-    """A `MapCells`; entries are in the order of the bytes of their map keys: numbers and strings ascend."""
+    """A `MapCells`. Entries are in the order of the bytes of their map keys: numbers and strings ascend."""
 
     def __init__(self, session: RocksSession, spec: CellSpec, state: RocksState) -> None:
         super().__init__(session, spec, state)
         self._keys = map_key_codec(spec.column_type.key_type)
         self._items = value_codec(spec.column_type.item_type)
         self._entries_of: dict[bytes, dict[bytes, tuple[Any, Any]]] = {}
-        """By key and encoded map key: map key and value (None: no entry), as far as they are known."""
+        """Known entries by key and encoded map key: the map key and the value, None for no entry."""
         self._whole: set[bytes] = set()
-        """Keys of which all entries are known."""
+        """Keys whose entries are all known."""
         self._cleared: dict[bytes, None] = {}
         self._changed: dict[bytes, dict[bytes, None]] = {}
 
     def get(self, ref: bytes, map_key: Any) -> Any:
-        """The value at a map key; None where there is none."""
+        """The value at a map key; None if there is none."""
         encoded = self._keys.encode(map_key)
         entries = self._entries_of.setdefault(ref, {})
         entry = entries.get(encoded)
@@ -242,7 +244,7 @@ class RocksMaps(RocksCells):
         self.put(ref, map_key, None)
 
     def items(self, ref: bytes) -> Iterable[tuple[Any, Any]]:
-        """Entries as they are now."""
+        """The current entries."""
         entries = self._entries_of.setdefault(ref, {})
         if ref not in self._whole:
             for encoded, data in self._entries(self._key(ref)):
@@ -252,7 +254,7 @@ class RocksMaps(RocksCells):
         return [entries[encoded] for encoded in sorted(entries) if entries[encoded][1] is not None]
 
     def remove(self, ref: bytes) -> None:
-        """Forget the map."""
+        """Remove the map."""
         self._cleared[ref] = None
         self._changed.pop(ref, None)
         self._entries_of[ref] = {}
@@ -284,7 +286,7 @@ class RocksMaps(RocksCells):
         return expired
 
     def _lost(self, ref: bytes) -> bool:
-        """Whether an entry of a key's map was removed in this batch."""
+        """Whether this batch has removed an entry of a key's map."""
         return any(self._entries_of[ref][encoded][1] is None for encoded in self._changed[ref])
 
     def _write(self, batch: rocksdict.WriteBatch, key: bytes, value: Any) -> None:

@@ -1,13 +1,14 @@
-"""Tracks which keys of a state in RocksDB have changed since which snapshot: what a changelog segment has to hold.
+"""Tracks which keys of a state have changed since a snapshot: what a changelog segment must contain.
 
-Rules: what has changed since the last freeze is collected as keys, those from which something was removed apart. A
-freeze closes the collection under its number and begins an empty one. A snapshot on top of number B holds what was
-closed after B; what was closed up to B is dropped then, because what is built on next is not older. A superset of what
-has changed is always right: beyond `COLLECTIONS_MAX` collections the two oldest become one.
-
-Memory is bounded: beyond `KEYS_MAX` keys of one state a collection goes into the database itself, at the end of all key
-groups, and is read from there. Rows are not looked at before a snapshot is written: an iterator that was made at the
-freeze shows them as they were.
+Rules:
+- One collection holds the keys that have changed since the last freeze. Keys that something was removed from are apart.
+  A freeze files the collection under its number and starts an empty one.
+- A snapshot with base B contains the collections filed after B. Those up to B are dropped then, because no later
+  snapshot has an older base.
+- To hold too many keys is always safe. Beyond `COLLECTIONS_MAX` collections the two oldest are merged.
+- Memory is bounded. Beyond `KEYS_MAX` keys of one state, the largest collection moves into the database, behind all key
+  groups.
+- Rows are read only when the snapshot is written. An iterator made at the freeze shows them as they were.
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ from tidegate.storage.rocksdb.value_layout import HEAD, RocksDescription, RocksS
 from tidegate.storage.state.snapshot import StateChunk
 
 KEYS_MAX = 65_536
-"""Keys of one state that are kept in memory, all its collections together."""
+"""How many keys of one state stay in memory, in all its collections together."""
 
 _NO_GROUP = 0xFFFF
-"""In the place of a key group, where no key has one: there are 32,768 at most."""
+"""Stands where a key has its key group. No key group has this number: there are 32,768 at most."""
 _MARK = struct.Struct(">QB")
-"""After the head of a mark: the collection, and whether something was removed. The key that has changed follows."""
+"""Follows the head of a mark: the number of the collection, and whether something was removed. Then the key."""
 
 
 @dataclass(slots=True, eq=False)
@@ -43,9 +44,9 @@ class _Collection:
 
     number: int
     changed: set[bytes] = field(default_factory=set)
-    """Keys whose last change, as far as that goes, left a row."""
+    """Keys where something was put. They have a row, unless they are in `removed` too."""
     removed: set[bytes] = field(default_factory=set)
-    """Keys from which something was removed, now or before: they may have no row."""
+    """Keys that something was removed from. They may or may not have a row."""
     stored: tuple[int, ...] = ()
     """Numbers under which more of its keys are in the database."""
 
@@ -58,7 +59,7 @@ class _Collection:
 
 
 class RocksChanges:
-    """The changes of one state. Keys are those of the database, with the number of the state."""
+    """The changes of one state. Keys are database keys, with the number of the state."""
 
     def __init__(self, session: RocksSession, state: RocksState) -> None:
         self._session = session
@@ -68,19 +69,19 @@ class RocksChanges:
         self._history: list[tuple[CheckpointId, _Collection]] = []
 
     def put(self, keys: Iterable[bytes]) -> None:
-        """Something was put at some keys. StorageError."""
+        """Something was put at these keys. StorageError."""
         self._current.changed.update(keys)
         self._keep_bound()
 
     def removed(self, keys: Iterable[bytes]) -> None:
-        """Something was removed from some keys, which may have no row any more. StorageError."""
+        """Something was removed from these keys. They may have no row any more. StorageError."""
         self._current.removed.update(keys)
         self._keep_bound()
 
     def freeze(
         self, checkpoint_id: CheckpointId, base: CheckpointId | None, description: RocksDescription
     ) -> list[FrozenChanges]:
-        """Begin a new collection. With a base: the rows that have changed since that, and the keys that are gone.
+        """Begin a new collection. With a base: rows that have changed since then, and keys that are gone.
 
         StorageError.
         """
@@ -108,12 +109,12 @@ class RocksChanges:
         return _Collection(self._numbers)
 
     def _union(self, first: _Collection, second: _Collection) -> _Collection:
-        """A collection of its own, because a snapshot may still read the two."""
+        """A new collection, because a snapshot may still read the two."""
         changed, removed = first.changed | second.changed, first.removed | second.removed
         return _Collection(second.number, changed, removed, (*first.stored, *second.stored))
 
     def _keep_bound(self) -> None:
-        """Where there are too many keys, move the collection that has most of them into the database."""
+        """If there are too many keys in memory, move the largest collection into the database."""
         closed = [collection for _, collection in self._history]
         if sum(collection.keys for collection in (*closed, self._current)) <= KEYS_MAX:
             return
@@ -127,7 +128,7 @@ class RocksChanges:
                 batch.put(prefix + key, b"")
         with reported("write RocksDB", self._session.folder):
             self._session.database.write(batch, unlogged())
-        # Other sets, because a snapshot may still read these.
+        # New sets, because a snapshot may still read the old ones.
         collection.changed, collection.removed = set(), set()
         collection.stored = tuple(dict.fromkeys((*collection.stored, collection.number)))
 
@@ -141,7 +142,7 @@ class RocksChanges:
 
 
 class FrozenChanges:
-    """A `FrozenState`: rows of keys that have changed, or the keys that have no row any more."""
+    """A `FrozenState`: the rows of changed keys, or the keys that have no row any more."""
 
     kind = StateKind.KEYED
 
@@ -161,7 +162,7 @@ class FrozenChanges:
         kinds = (True,) if removed else (False, True)
         with reported("read RocksDB", session.folder):
             rows = session.database.iter()
-            # One for each part that is in the database: they are read side by side.
+            # One iterator for each part in the database, because the parts are merged.
             marks = [
                 (session.database.iter(), _prefix(source, number, kind))
                 for collection in collections
@@ -189,7 +190,7 @@ _Marks = list[tuple[rocksdict.RdictIter, bytes]]
 
 
 def _prefix(state: RocksState, number: int, removed: bool) -> bytes:
-    """How the marks of a collection begin that has gone into the database."""
+    """The prefix of the marks of a collection that is in the database."""
     return HEAD.pack(_NO_GROUP, state.number) + _MARK.pack(number, removed)
 
 

@@ -1,7 +1,8 @@
-"""`RocksSession`: one RocksDB database with its states, opened empty or on files of a checkpoint, described, frozen.
+"""`RocksSession`: the database of one operator in one subtask. It is opened, described and frozen here.
 
-Rules: the folder belongs to one backend. Files that `fetch_native` has brought there are taken over; anything else that
-lies there is deleted. States keep their numbers as long as the files live, and a number is never given twice.
+The folder belongs to one backend. The database starts empty, or on the files of a checkpoint. Rules:
+- Files that `fetch_native` has put into the folder are taken over. Anything else in it is deleted.
+- A state keeps its number for as long as the files live, and no number is ever used twice.
 """
 
 from __future__ import annotations
@@ -43,9 +44,9 @@ _POLLS_MAX = 20_000
 
 
 class OwnedFolder:
-    """A folder that is deleted as soon as nobody holds this object: the database, or a snapshot that is still read.
+    """A folder that is deleted when nobody holds this object any more: neither the database nor a snapshot in use.
 
-    The database is closed first. One that is still open tries for a second to write to the folder that has gone.
+    The database is closed first. An open one would try for a second to write to the deleted folder.
     """
 
     def __init__(self, path: str) -> None:
@@ -54,7 +55,7 @@ class OwnedFolder:
         weakref.finalize(self, _delete, path, self._databases)
 
     def has(self, database: rocksdict.Rdict) -> None:
-        """The database that lies in the folder."""
+        """This database is in the folder."""
         self._databases.append(database)
 
 
@@ -66,11 +67,11 @@ def _delete(path: str, databases: list[rocksdict.Rdict]) -> None:
 
 def _close(database: rocksdict.Rdict, folder: str) -> None:
     with suppress(StorageError), reported("close RocksDB", folder):
-        database.close()  # it writes what is in memory once more, and nobody needs that
+        database.close()  # it writes its memory to disk first; if that fails, nobody needs it
 
 
 class RocksSession:
-    """The database of one operator in one subtask, and what its states share."""
+    """The database, and what its states share."""
 
     def __init__(
         self,
@@ -83,7 +84,7 @@ class RocksSession:
     ) -> None:
         """Open it. Raises StorageError, CorruptionError, or CodecError for files of a newer tidegate.
 
-        `keeps_changes`: whether states note which keys have changed.
+        `keeps_changes`: states keep track of changed keys.
         """
         self.keeps_changes = keeps_changes
         self.uid = uid
@@ -93,16 +94,16 @@ class RocksSession:
         self.batch_refs: Sequence[bytes] = ()
         """The distinct keys of the batch, with state number 0."""
         self.stored = self._take_over()
-        """What the files that were there said of themselves; None for an empty database."""
+        """The description of the files that were taken over; None for an empty database."""
         self.position = 0 if self.stored is None else self.stored.next_position
-        """Where pieces of lists go that are written now: behind all others."""
+        """The position of list pieces that are written next: after all others."""
         self._keys: pa.Schema | None = None if self.stored is None else self.stored.keys
         self._states = {} if self.stored is None else {state.name: state for state in self.stored.states}
         self._next_number = 1 + max((state.number for state in self._states.values()), default=0)
         self._lineage = uuid.uuid4().hex if self.stored is None else self.stored.lineage
         self._frozen = 0
         self._faults = 0
-        """Writes in the background that had failed when the last snapshot was taken."""
+        """How many background writes had failed at the last snapshot."""
         self.owned_folder: OwnedFolder | None = OwnedFolder(folder)
         """None once it is closed."""
         self.database: rocksdict.Rdict = open_database(folder, memory_bytes)
@@ -124,11 +125,11 @@ class RocksSession:
         self._keys = schema
 
     def known(self, name: str) -> RocksState | None:
-        """A state that is in the database or was declared."""
+        """A state that is in the database or was declared; None if there is none."""
         return self._states.get(name)
 
     def declare(self, name: str, form: RocksForm, values: pa.Schema) -> RocksState:
-        """A state with a number of its own; it takes the place of one of the same name."""
+        """A state with a new number. It replaces one of the same name."""
         assert self._next_number < STATES_MAX, "too many states in one operator"
         state = RocksState(name, self._next_number, form, values)
         self._next_number += 1
@@ -136,14 +137,14 @@ class RocksSession:
         return state
 
     def describe(self) -> RocksDescription:
-        """What one needs to read the files."""
+        """The description that is needed to read the files."""
         states = tuple(self._states.values())
         return RocksDescription(
             FORMAT_VERSION, self._lineage, self.max_parallelism, self.key_schema, states, self.position
         )
 
     def scan(self, state: RocksState, rows_max: int) -> Iterator[pa.RecordBatch]:
-        """The rows of a state as they are when the first is asked for, key columns first."""
+        """The rows of a state, key columns first, as they are when the first batch is drawn."""
         with reported("read RocksDB", self.folder):
             cursor = self.database.iter()
         for chunk in scan_state(cursor, self.describe(), state, self.key_groups, self.folder):
@@ -151,7 +152,7 @@ class RocksSession:
                 yield chunk.rows.slice(start, rows_max)
 
     def freeze(self, checkpoint_id: CheckpointId) -> FrozenRocks:
-        """The files as they are: what is in memory is written, and all files are linked. StorageError."""
+        """A checkpoint of the database: memory is written to files, and all files are hard-linked. StorageError."""
         self._frozen += 1
         target = f"{self.folder}.chk-{checkpoint_id}-{self._frozen}"
         groups = (self.key_groups.start, self.key_groups.stop)
@@ -166,14 +167,14 @@ class RocksSession:
         return FrozenRocks(self.uid, target, groups, self.describe())
 
     def close(self) -> None:
-        """Close the database, and delete it unless a snapshot of rows is still being read."""
+        """Close the database. Its folder is deleted, unless a snapshot still reads rows from it."""
         _close(self.database, self.folder)
         self.owned_folder = None
 
     def _write_memory(self) -> None:
-        """Write what is in memory to files. Other threads go on: rocksdict would hold them up while it waits.
+        """Write memtables to files. Polls, because a blocking flush in rocksdict would stop the other threads.
 
-        Not waiting to the end is no error: making a checkpoint waits too. After a write that has failed it says why.
+        It is no error if this is not done in time: creating the checkpoint waits too, and reports a failed write.
         """
         self.database.flush(wait=False)
         for _ in range(_POLLS_MAX):
@@ -185,7 +186,7 @@ class RocksSession:
         return self.database.property_int_value(_FAULTS) or 0
 
     def _take_over(self) -> RocksDescription | None:
-        """The description of files that are there for the operator; an empty folder otherwise."""
+        """The description of files that were put here for the operator. Without one, empty the folder."""
         path = os.path.join(self.folder, DESCRIPTION_NAME)
         with reported("use RocksDB", self.folder):
             if os.path.exists(path):

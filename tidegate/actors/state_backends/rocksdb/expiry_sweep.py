@@ -1,7 +1,7 @@
-"""Cleans expired state up in RocksDB: a few keys of every state with a time to live, one sweep after the other.
+"""Removes expired state from RocksDB: each sweep looks at a few keys of every state with a time to live.
 
-Rules: a sweep looks at a bounded number of entries and writes once; it goes on where the last one ended, and begins
-again after the last key.
+Rules: a sweep looks at a bounded number of entries and writes once. It goes on where the last one ended, and starts
+over after the last key.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tidegate.storage.rocksdb.keys import row_end
 from tidegate.storage.rocksdb.value_layout import HEAD
 
 ENTRIES_MAX = 16_384
-"""Entries of one state in one sweep, however few keys they belong to."""
+"""At most so many entries of one state in one sweep, even if they belong to few keys."""
 
 
 class RocksSweeper:
@@ -28,7 +28,7 @@ class RocksSweeper:
         self._starts: dict[int, bytes] = {}
 
     def sweep(self, states: Iterable[RocksCells], keys_max: int, batch: rocksdict.WriteBatch) -> None:
-        """Add the writes that forget what has expired of up to `keys_max` keys of each state. StorageError."""
+        """Add the writes that remove expired state of up to `keys_max` keys of each state. StorageError."""
         with reported("read RocksDB", self._session.folder):
             cursor = self._session.database.iter()
             for cells in states:
@@ -42,7 +42,7 @@ class RocksSweeper:
     def _swept(
         self, cursor: rocksdict.RdictIter, cells: RocksCells, start: bytes, keys_max: int, batch: rocksdict.WriteBatch
     ) -> bytes | None:
-        """Sweep from a key on; the key at which to go on, None if there is no more."""
+        """Sweep from a key on. Returns the key at which to go on, None after the last one."""
         wanted = cells.state.number
         end = row_end(self._session.key_schema)
         row, keys, entries = b"", 0, 0
@@ -52,7 +52,7 @@ class RocksSweeper:
             group, number = HEAD.unpack_from(key)
             group += number > wanted
             if group >= self._session.key_groups.stop:
-                return None  # what lies behind all key groups are no rows
+                return None  # what is stored behind the key groups is no row
             if number != wanted:
                 cursor.seek(HEAD.pack(group, wanted))
                 continue

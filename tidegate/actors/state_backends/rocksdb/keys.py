@@ -1,4 +1,4 @@
-"""Turns the keys of a batch into RocksDB's: `storage/rocksdb/value_layout.py` and `keys.py` say what they look like."""
+"""Turns the keys of a batch into database keys. `storage/rocksdb/value_layout.py` and `keys.py` have their layout."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _GROUP_BYTES = 2
 
 
 def database_keys(keys: pa.RecordBatch, max_parallelism: int, number: int) -> list[bytes]:
-    """The key of each row of stored key columns, for the state of a number.
+    """The database key of each row of stored key columns, for the state with this number.
 
     Raises ConfigurationError for a column of a type that cannot be a key.
     """
@@ -32,15 +32,15 @@ def database_keys(keys: pa.RecordBatch, max_parallelism: int, number: int) -> li
 
 
 def number_bytes(number: int) -> bytes:
-    """A state's number as it is in a key."""
+    """The bytes of a state's number in a key."""
     return HEAD.pack(0, number)[_GROUP_BYTES:]
 
 
 def key_of_state(key: bytes, number: bytes) -> bytes:
-    """The same key for the state of another number (of `number_bytes`)."""
+    """The same key for another state, given as `number_bytes`."""
     return key[:_GROUP_BYTES] + number + key[HEAD.size :]
 
 
 def key_group_of(key: bytes) -> int:
-    """The key group with which a key begins."""
+    """The key group in a key."""
     return int.from_bytes(key[:_GROUP_BYTES], "big")

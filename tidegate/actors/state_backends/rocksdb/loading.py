@@ -1,4 +1,4 @@
-"""Loads stored rows into RocksDB: from checkpoints of any backend, and from states whose types have changed."""
+"""Loads stored rows into RocksDB: of a checkpoint by any backend, or of a state whose types have changed."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ from tidegate.storage.state.snapshot import StateTable
 
 _MOVED_ROWS = 16_384
 _PUT_ROWS = 8_192
-"""Rows that are Python values at a time, on their way into the database."""
+"""Rows on their way into the database become Python values, so many at a time."""
 
 
 class RocksLoader:
-    """Writes stored rows as the rows of bound states."""
+    """Writes stored rows as rows of bound states."""
 
     def __init__(self, session: RocksSession) -> None:
         self._session = session
         self._groups: dict[str, set[int]] = {}
-        """By state, key groups that tables of layer 0 had rows of: only there can a key come a second time."""
+        """By state, the key groups that layer 0 has had rows of. Only there can a key come twice."""
         self._last: dict[str, bytes] = {}
-        """By state, the last key of layer 0, as long as keys have come in ascending order."""
+        """By state, the last key of layer 0, as long as all keys have ascended."""
 
     def load(self, target: RocksTable | RocksCells | RocksTimers, table: StateTable) -> None:
-        """Put the rows of a table, or remove its keys. Errors as of `RocksBackend.load`."""
+        """Put the rows of a table, or remove its keys. Raises what `RocksBackend.load` raises."""
         session = self._session
         rows = table.rows
         if isinstance(target, RocksTimers):
@@ -70,7 +70,7 @@ class RocksLoader:
             (timers.remove if table.removed else timers.put)(keys[start : start + _PUT_ROWS])
 
     def move(self, source: RocksState, target: RocksTable | RocksCells, migrate: Migrate | None = None) -> None:
-        """Rewrite the rows of a state under the types of the one that takes its place; `migrate`: other than usual."""
+        """Convert the rows of `source` to the types of `target`, which replaces it, by `migrate` if it is given."""
         session = self._session
         expected = pa.schema([*session.key_schema, *target.state.values])
         number = target.state.number if isinstance(target, RocksTable) else 0
@@ -101,11 +101,11 @@ class RocksLoader:
     def _check_first(
         self, target: RocksTable | RocksCells | RocksTimers, columns: pa.RecordBatch, keys: Sequence[bytes]
     ) -> None:
-        """Raise CorruptionError if a key of layer 0 comes a second time, in this table or after another one."""
+        """Raise CorruptionError if a key of layer 0 comes twice, in this table or since an earlier one."""
         name = target.state.name
         known = self._groups.setdefault(name, set())
         if self._ascend(name, keys, not known):
-            # So come the rows of a canonical savepoint, and those out of files of RocksDB: no key can come again.
+            # Rows of a canonical savepoint and of RocksDB files ascend, so no key can come twice.
             known |= {key_group_of(key) for key in keys}
             return
         upserted = KeyIndex(tuple(columns.schema.names)).upsert(columns)
@@ -121,7 +121,7 @@ class RocksLoader:
         known |= groups
 
     def _ascend(self, name: str, keys: Sequence[bytes], is_first: bool) -> bool:
-        """Whether all keys of a state so far have come in ascending order, these among them."""
+        """Whether all keys of a state, with these, have ascended so far."""
         last = b"" if is_first else self._last.get(name)
         if last is None or not (last < keys[0] and all(map(lt, keys, islice(keys, 1, None)))):
             self._last.pop(name, None)

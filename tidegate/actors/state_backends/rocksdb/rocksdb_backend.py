@@ -1,8 +1,8 @@
-"""`RocksBackend`: keeps keyed state in RocksDB, on the local disk. State may be larger than memory.
+"""`RocksBackend`: keeps keyed state in RocksDB on the local disk, so state may be larger than memory.
 
-Rules: a batch works on a working set that is fetched and written with few calls; memory is bounded by the options and
-by what one batch touches. Checkpoints are the database's own files (`freeze_native`), of which only new ones have to be
-written; savepoints and the changelog are rows (`freeze`), which any backend reads.
+Rules: a batch works on a working set, which is fetched and written with few calls. Memory is bounded by the options and
+by what one batch touches. A checkpoint is made of the database's own files (`freeze_native`), of which only new ones
+are uploaded. Savepoints and the changelog are rows (`freeze`), which any backend can read.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ C = TypeVar("C", bound=RocksCells)
 
 
 class FrozenRows:
-    """A `FrozenState`: the rows of one state, read from the database as it was while it is written to.
+    """A `FrozenState`: the rows of one state, read from the database while processing writes to it.
 
-    An iterator of RocksDB sees nothing that is written after it was made.
+    An iterator of RocksDB does not see anything that is written after its creation.
     """
 
     removed = False
@@ -63,11 +63,12 @@ class FrozenRows:
 
 
 class RocksBackend:
-    """A `KeyedBackend` in a folder of its own. See `RocksSession` for what the folder may hold before."""
+    """A `KeyedBackend` in a folder of its own. `RocksSession` says what may be in the folder at first."""
 
     def __init__(self, place: BackendPlace, folder: str, memory_bytes: int, keeps_changes: bool = False) -> None:
-        """Open it. `keeps_changes`: `freeze` on a base holds no more than has changed. Raises StorageError if the
-        folder cannot be used.
+        """Open it. Raises StorageError if the folder cannot be used.
+
+        `keeps_changes`: `freeze` on a base gives only what has changed since then.
         """
         self._session = RocksSession(
             place.uid, folder, place.max_parallelism, place.key_groups, memory_bytes, keeps_changes
@@ -80,13 +81,13 @@ class RocksBackend:
 
     @property
     def stored(self) -> RocksDescription | None:
-        """What the files that the backend was opened on said of themselves: key columns, states and their types."""
+        """The description of the files that it was opened on: key columns, states and their types."""
         return self._session.stored
 
     def fix_keys(self, schema: pa.Schema) -> None:
-        """Names and types of the stored key columns.
+        """Set the stored key columns.
 
-        Raises ConfigurationError if those of the files are others, or if they hold a state that is not bound.
+        Raises ConfigurationError if the files have other key columns, or a state that is not bound.
         """
         session = self._session
         if session.stored is not None:
@@ -94,7 +95,7 @@ class RocksBackend:
         session.key_schema = schema
 
     def table(self, name: str, columns: Sequence[ValueSpec]) -> RocksTable:
-        """A vectorised state. ConfigurationError if the files hold it with types that cannot become these."""
+        """A vectorised state. ConfigurationError if the types in the files cannot become these."""
         values = pa.schema([pa.field(spec.name, spec.data_type) for spec in columns])
         state, older = self._declared(name, RocksForm.TABLE, values)
         table = self._tables[name] = RocksTable(self._session, state, columns)
@@ -103,7 +104,7 @@ class RocksBackend:
         return table
 
     def retype(self, name: str, columns: Sequence[ValueSpec], migrate: Migrate) -> RocksTable:
-        """A vectorised state with other types that takes the rows of the one of that name."""
+        """Replace a vectorised state by one with the same name and other types, and convert its rows."""
         former = self._tables.pop(name).state
         values = pa.schema([pa.field(spec.name, spec.data_type) for spec in columns])
         state = self._session.declare(name, RocksForm.TABLE, values)
@@ -112,30 +113,30 @@ class RocksBackend:
         return table
 
     def values(self, spec: CellSpec) -> RocksValues:
-        """A state with one value for each key; errors as of `table`."""
+        """A state with one value for each key. Raises what `table` raises."""
         return self._bound(RocksValues, RocksForm.VALUE, spec)
 
     def lists(self, spec: CellSpec) -> RocksLists:
-        """A state with a list for each key; errors as of `table`."""
+        """A state with a list for each key. Raises what `table` raises."""
         return self._bound(RocksLists, RocksForm.LIST, spec)
 
     def maps(self, spec: CellSpec) -> RocksMaps:
-        """A state with a map for each key; errors as of `table`."""
+        """A state with a map for each key. Raises what `table` raises."""
         return self._bound(RocksMaps, RocksForm.MAP, spec)
 
     def enter(self, keys: pa.RecordBatch) -> list[bytes]:
-        """Begin with a batch of keys."""
+        """Begin a batch of keys: returns the ref of each row's key."""
         refs = database_keys(keys, self._session.max_parallelism, 0)
         self._session.batch_refs = tuple(dict.fromkeys(refs))
         return refs
 
     def leave(self) -> None:
-        """End of the batch: what has changed is written with one call. StorageError."""
+        """End the batch: write its changes with one call. StorageError."""
         self._flush()
         self._session.batch_refs = ()
 
     def sweep(self, keys_max: int) -> None:
-        """Look at up to so many keys of each state, where the last call ended. StorageError."""
+        """Remove expired state of the next `keys_max` keys of each state. StorageError."""
         expiring = [cells for cells in self._cells.values() if cells.spec.has_expired is not None]
         if not expiring or not self._session.has_keys:
             return
@@ -145,7 +146,7 @@ class RocksBackend:
         self._write(batch)
 
     def keys(self, state: str, rows_max: int) -> Iterator[pa.RecordBatch]:
-        """Keys that have a state as it is when the first is asked for, sorted by key group."""
+        """Keys that have this state when the first batch is drawn, sorted by key group."""
         found = self._session.known(state)
         if found is None or not self._session.has_keys:
             return
@@ -154,11 +155,11 @@ class RocksBackend:
             yield rows.select(names)
 
     def changed_rows(self, base: CheckpointId) -> tuple[int, int]:
-        """Files are shared, and compacted by RocksDB itself."""
+        """Zeros: files are shared, and RocksDB compacts them itself."""
         return 0, 0
 
     def freeze(self, cut: Cut) -> Sequence[FrozenState]:
-        """All states as rows; where changes are kept and there is a base, those of keys that have changed since.
+        """All states as rows. With a base, if changes are tracked: rows that have changed since then.
 
         StorageError.
         """
@@ -181,16 +182,16 @@ class RocksBackend:
         return [FrozenRows(cursor, description, state, session) for cursor, state in frozen]
 
     def freeze_native(self, cut: Cut) -> FrozenRocks | None:
-        """All states as files; None while there was no key or no state. StorageError if the disk does not take them."""
+        """All states as files. None before the first key or without a state. StorageError."""
         self._flush()
         session = self._session
         return session.freeze(cut.checkpoint_id) if session.has_keys and session.describe().states else None
 
     def keep(self, checkpoint_id: CheckpointId) -> None:
-        """Nothing: what a task goes back to are the files of the checkpoint, linked or read."""
+        """Nothing to do: a task goes back by the files of the checkpoint, linked or downloaded."""
 
     def completed(self, checkpoint_id: CheckpointId) -> None:
-        """Nothing."""
+        """Nothing to do."""
 
     @property
     def goes_back(self) -> bool:
@@ -202,29 +203,29 @@ class RocksBackend:
         return
 
     def go_back(self, checkpoint_id: CheckpointId) -> None:
-        """Never."""
+        """Never called."""
         raise AssertionError("a database goes back to nothing: its files are opened again")
 
     @property
     def stored_keys(self) -> pa.Schema | None:
-        """Key columns of the files that the backend was opened on."""
+        """Key columns of the files that it was opened on."""
         return None if self.stored is None else self.stored.keys
 
     def stored_schema(self, state: str) -> pa.Schema | None:
-        """Key columns and value columns of a state in the files that the backend was opened on; None for none."""
+        """Key and value columns of a state in the files that it was opened on; None if it is not there."""
         if self.stored is None:
             return None
         found = [known.values for known in self.stored.states if known.name == state]
         return pa.schema([*self.stored.keys, *found[0]]) if found else None
 
     def expect(self, keys: int) -> None:
-        """Nothing is had ahead: keys go to the disk."""
+        """Nothing to reserve: keys go to the disk."""
 
     def load(self, table: StateTable) -> None:
-        """Take a stored table in.
+        """Load a stored table.
 
-        Raises CorruptionError for a key that is twice in layer 0, ConfigurationError for a state that is not bound or
-        of types that cannot become those of the program, StorageError.
+        Raises CorruptionError for a key that comes twice in layer 0, and StorageError. Raises ConfigurationError for a
+        state that is not bound, or whose types cannot become those of the program.
         """
         if table.state == TIMERS_STATE:
             check_timers(table.rows, self._session.key_schema)
@@ -239,7 +240,7 @@ class RocksBackend:
         self._loader.load(target, table)
 
     def loaded(self) -> None:
-        """Nothing is left to do: `load` has looked at every key."""
+        """Nothing to do: `load` has checked every key."""
 
     def close(self) -> None:
         """Close the database and delete its folder."""
@@ -254,7 +255,7 @@ class RocksBackend:
         return bound
 
     def _declared(self, name: str, form: RocksForm, values: pa.Schema) -> tuple[RocksState, RocksState | None]:
-        """The state under which a declared one is kept, and the one in the files that has to become it."""
+        """The state to use, and the state in the files that must be converted to it, if any."""
         assert name not in self._tables and name not in self._cells, f"two states are named {name!r}"
         known = self._session.known(name)
         if known is None:

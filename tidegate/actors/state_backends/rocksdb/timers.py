@@ -1,9 +1,11 @@
-"""`RocksTimers`: timers on disk, sorted within each key group as they fire, with the earliest of them in memory.
+"""`RocksTimers`: timers on disk, with the first ones of each clock in memory.
 
-Rules: what is registered or deleted is written at once, a batch with one call. In memory is a head: of each clock the
-first timers of all key groups together, up to a bound; what lies behind its end is only in the database. The head is
-read anew when it is used up: from each key group that may have something to tell, a few timers, beginning where its
-first one was when somebody last looked, so that no deleted ones have to be passed over.
+Within a key group, the database keeps timers in the order in which they fire. Rules:
+- Registered and deleted timers are written at once, a batch with one call.
+- The head of a clock is in memory: the first timers of all key groups together, up to a bound. Timers after its end are
+  only in the database. Flink's `RocksDBCachingPriorityQueueSet` has such a cache for each key group.
+- A head that is used up is read anew: a few timers of each key group that may have any. Each read begins where the
+  first timer of the group was last seen, and so skips the deleted ones before it.
 """
 
 from __future__ import annotations
@@ -32,9 +34,9 @@ from tidegate.storage.state.timer_rows import (
 )
 
 HEAD_TIMERS = 8192
-"""Timers of one clock that are in memory, at most."""
+"""About so many timers of one clock are in memory, at most twice as many."""
 READ_MIN = 16
-"""Timers of one key group that are read at a time, at least."""
+"""At least so many timers of one key group are read at a time."""
 
 
 class RocksTimers:
@@ -44,7 +46,7 @@ class RocksTimers:
         self._session = session
         self._state = session.known(TIMERS_STATE)
         self.changes: RocksChanges | None = None
-        """Where timers are noted that have changed, if anybody wants to know."""
+        """The changed timers, if a changelog wants them."""
         self._keys: TimerKeys | None = None
         self._heads: tuple[_Head, ...] = ()
         if self._state is not None:
@@ -52,20 +54,20 @@ class RocksTimers:
 
     @property
     def state(self) -> RocksState:
-        """The state as which they are kept: declared with the first timer."""
+        """The state that holds the timers. Declared when it is first needed."""
         if self._state is None:
             self._state = self._session.declare(TIMERS_STATE, RocksForm.TIMERS, TIMER_COLUMNS)
             self._begin(self._state, of_files=False)
         return self._state
 
     def count(self, limit: int) -> int:
-        """How many timers there are, or the limit. StorageError."""
+        """The number of timers, but at most `limit`. StorageError."""
         return sum(1 for _, _ in zip(self._all(), range(limit), strict=False))
 
     def change(
         self, keys: pa.RecordBatch, domains: Sequence[int], moments: Sequence[int], registered: Sequence[bool]
     ) -> None:
-        """Register timers, or delete them; of several changes of one timer the last counts. StorageError."""
+        """Register or delete timers. If one timer is changed several times, the last change counts. StorageError."""
         last = dict(zip(self._timers(keys, domains, moments), registered, strict=True))
         put = [timer for timer, is_there in last.items() if is_there]
         removed = [timer for timer, is_there in last.items() if not is_there]
@@ -76,14 +78,14 @@ class RocksTimers:
             self.changes.removed(removed)
 
     def first_ms(self, domain: int) -> int | None:
-        """The moment of the first timer of a clock. StorageError."""
+        """The moment of a clock's first timer; None without one. StorageError."""
         if not self._heads:
             return None
         first = self._heads[domain].first()
         return None if first is None else moment_of(first, 0)[1]
 
     def due(self, domain: int, time_ms: int, timers_max: int) -> DueTimers:
-        """The first timers of a clock up to a moment. StorageError."""
+        """A clock's first timers up to a moment. StorageError."""
         timers: list[bytes] = []
         more = False
         if self._heads and self._heads[domain].first() is not None:
@@ -92,7 +94,7 @@ class RocksTimers:
         return DueTimers(moments, self._key_form().decode(timers, MOMENT.size), more)
 
     def database_keys(self, rows: pa.RecordBatch) -> list[bytes]:
-        """The keys of stored timers. CorruptionError for a clock that there is not."""
+        """The database keys of stored timers. CorruptionError for an unknown clock."""
         keys = rows.select(self._session.key_schema.names)
         domains = domain_numbers(rows.column(TIMER_DOMAIN))
         return self._timers(keys, domains.tolist(), rows.column(TIMER_MOMENT).to_pylist())
@@ -107,7 +109,7 @@ class RocksTimers:
             self._heads[timer[HEAD.size]].add(timer)
 
     def remove(self, timers: Sequence[bytes]) -> None:
-        """Forget timers, where they are there. StorageError."""
+        """Delete timers, if they are there. StorageError."""
         batch = rocksdict.WriteBatch(raw_mode=True)
         for timer in timers:
             batch.delete(timer)
@@ -116,7 +118,7 @@ class RocksTimers:
             self._heads[timer[HEAD.size]].discard(timer)
 
     def has(self, timer: bytes) -> bool:
-        """Whether there is a timer. StorageError."""
+        """Whether this timer is there. StorageError."""
         with reported("read RocksDB", self._session.folder):
             return self._session.database.get(timer) is not None
 
@@ -130,7 +132,7 @@ class RocksTimers:
         return self._keys
 
     def _timers(self, keys: pa.RecordBatch, domains: Sequence[int], moments: Sequence[int]) -> list[bytes]:
-        """The keys of timers in the database."""
+        """The database keys of timers."""
         number, form = self.state.number, self._key_form()
         hashes = hash_columns(keys, keys.schema.names)
         groups = (hashes % np.uint64(self._session.max_parallelism)).tolist()
@@ -157,21 +159,21 @@ class RocksTimers:
 
 
 class _Head:
-    """The first timers of one clock. A timer is known by its key in the database without the head of that."""
+    """The first timers of one clock. A timer is known by its database key without the key's head."""
 
     def __init__(self, session: RocksSession, number: int, domain: int, of_files: bool) -> None:
         self._session = session
         self._number = number
         self._domain = domain
         self._heap: list[bytes] = []
-        """The timers that are in memory, and some that are gone."""
+        """The timers that are in memory, and some that were deleted."""
         self._there: dict[bytes, int] = {}
-        """Those that are in memory, with their key groups."""
+        """The timers that are in memory, with their key groups."""
         self._end: bytes | None = None
-        """The last timer that may be in memory; None where all are."""
+        """No timer in memory comes after this one; None if all timers are in memory."""
         begin = bytes((domain,))
         self._bounds: dict[int, bytes] = dict.fromkeys(session.key_groups, begin) if of_files else {}
-        """By key group, what no timer in the database comes before; one that is missing has none."""
+        """By key group, a lower bound of its timers in the database. A group without one has no timers."""
         if of_files:
             self._end = b""
 
@@ -201,11 +203,11 @@ class _Head:
         return self._heap[0] if self._heap else None
 
     def until(self, end: bytes, timers_max: int) -> tuple[list[bytes], bool]:
-        """The first timers before an end, of those in memory; whether there may be more."""
+        """The first timers before `end` that are in memory, and whether there may be more."""
         found: list[bytes] = []
         while len(found) < timers_max and self._skip_gone() and self._heap[0] < end:
             first = heapq.heappop(self._heap)
-            if not found or first != found[-1]:  # one that was deleted and registered again is in the heap twice
+            if not found or first != found[-1]:  # a timer that was deleted and registered again is in the heap twice
                 found.append(first)
         for timer in found:
             heapq.heappush(self._heap, timer)
@@ -213,18 +215,18 @@ class _Head:
         return found, behind or len(found) == timers_max
 
     def _skip_gone(self) -> bool:
-        """Whether a timer is left in memory, once those that are gone have left the heap."""
+        """Remove deleted timers from the top of the heap. Returns whether a timer is left in memory."""
         while self._heap and self._heap[0] not in self._there:
             heapq.heappop(self._heap)
         return bool(self._heap)
 
     def _keep(self, first: list[bytes]) -> None:
-        """Have only the first timers in memory."""
+        """Keep only these first timers in memory."""
         self._there = {timer: self._there[timer] for timer in first}
         self._heap, self._end = first, first[-1]
 
     def _read(self) -> None:
-        """Read the first timers: of each key group some, and all of them up to the end of what was read of any."""
+        """Read the head: a few timers of each key group, up to where the first group was cut short."""
         end: bytes | None = None
         there: dict[bytes, int] = {}
         count = max(READ_MIN, HEAD_TIMERS // max(1, len(self._bounds)))
@@ -248,7 +250,7 @@ class _Head:
             self._keep(first[:HEAD_TIMERS])
 
     def _of_group(self, cursor: rocksdict.RdictIter, group: int, bound: bytes, count: int) -> list[bytes]:
-        """The first timers of a key group from a bound on."""
+        """The first `count` timers of a key group, from a bound on."""
         prefix = HEAD.pack(group, self._number)
         clock = prefix + bytes((self._domain,))
         found: list[bytes] = []

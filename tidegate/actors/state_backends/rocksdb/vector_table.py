@@ -1,7 +1,7 @@
-"""`RocksTable`: a vectorised state in RocksDB. Rows of a batch's keys are fetched into pages, and written at its end.
+"""`RocksTable`: a vectorised state in RocksDB. A batch's rows are fetched into pages, and written when it ends.
 
-Rules: slots are those of the batch, one for each distinct key in the order of the database; they mean nothing in the
-next one. All rows of a batch are read with one call and written with one.
+Rules: slots belong to one batch. It has one for each distinct key, in the order of the database. All rows of a batch
+are read with one call, and written with one.
 """
 
 from __future__ import annotations
@@ -52,26 +52,26 @@ class RocksColumn:
 
     @property
     def valid_pages(self) -> Pages:
-        """Addresses of the pages of validity; empty while nothing has been null."""
+        """Addresses of the pages of validity; empty if nothing has ever been null."""
         return self._paged.valid_pages
 
     def track_nulls(self) -> Pages:
-        """Begin to keep validity: rows of this batch that are new are null, all others have values."""
+        """Start to track validity: new rows of this batch are null, all others valid. Returns `valid_pages`."""
         if not len(self._paged.valid_pages):
             self._paged.start_nulls()
             self._paged.reset_valid(self._table.new_slots)
         return self._paged.valid_pages
 
     def take(self, slots: NDArray[Any]) -> pa.Array:
-        """Values of some slots (a copy)."""
+        """Values of these slots (a copy)."""
         return self._paged.take(slots)
 
     def raw(self, slots: NDArray[Any]) -> NDArray[Any]:
-        """The same as plain values, whatever lies beneath a null."""
+        """The same as plain values. Undefined under a null."""
         return self._paged.raw(slots)
 
     def fill(self, slots: int, known: NDArray[np.int32], values: pa.Array | None, new: NDArray[np.int32]) -> None:
-        """There are so many slots: some with stored values, the others new."""
+        """Set up this many slots: `known` ones with stored values, `new` ones with the identity or null."""
         self._paged.grow(pages_for(slots))
         if values is not None:
             self._paged.put(known, values)
@@ -80,7 +80,7 @@ class RocksColumn:
 
 
 class RocksTable:
-    """A `VectorTable` whose rows rest in RocksDB."""
+    """A `VectorTable` whose rows are in RocksDB."""
 
     def __init__(self, session: RocksSession, state: RocksState, specs: Sequence[ValueSpec]) -> None:
         self.state = state
@@ -89,23 +89,23 @@ class RocksTable:
         self.new_slots: NDArray[np.int32] = _NO_SLOTS
         """Slots whose key has no row yet."""
         self.changes = RocksChanges(session, state) if session.keeps_changes else None
-        """Where keys are noted that have changed, if anybody wants to know."""
+        """The changed keys, if a changelog wants them."""
         self._session = session
         self._columns = {spec.name: RocksColumn(self, spec) for spec in specs}
         self._batch_keys: list[bytes] = []
 
     @property
     def rows(self) -> int:
-        """About how many keys the whole database has."""
+        """An estimate of how many keys the whole database has, all states together."""
         return self._session.database.property_int_value(_ESTIMATE) or 0
 
     def upsert(self, keys: pa.RecordBatch) -> Upserted:
-        """Begin with a batch: fetch the rows of its keys."""
+        """Begin a batch: fetch the rows of its keys."""
         upserted = KeyIndex(tuple(keys.schema.names)).upsert(keys)
         first_rows = upserted.first_rows
         distinct = keys if len(first_rows) == keys.num_rows else gather(keys, first_rows)
         keys_found = database_keys(distinct, self._session.max_parallelism, self.state.number)
-        # Sorted keys are read and written in half the time: what one touches is near what the last one did.
+        # Sorted keys are read and written in half the time: neighbours share blocks.
         order = sorted(range(len(keys_found)), key=keys_found.__getitem__)
         self._batch_keys = [keys_found[position] for position in order]
         found = fetch(self._session.database, self._batch_keys, self._session.folder)
@@ -122,7 +122,7 @@ class RocksTable:
         return self._columns[name]
 
     def done(self) -> None:
-        """End of the batch: write its rows."""
+        """End the batch: write its rows."""
         keys, self._batch_keys = self._batch_keys, []
         self.new_slots = _NO_SLOTS
         if keys:
@@ -132,7 +132,7 @@ class RocksTable:
                 self.changes.put(keys)
 
     def put(self, keys: Sequence[bytes], columns: Sequence[pa.Array]) -> None:
-        """Write rows, a value column each, whatever is there. StorageError."""
+        """Write rows over what is there. `columns` are the value columns. StorageError."""
         batch = rocksdict.WriteBatch(raw_mode=True)
         for key, row in zip(keys, self.layout.packed(columns), strict=True):
             batch.put(key, row)
@@ -140,7 +140,7 @@ class RocksTable:
             self._session.database.write(batch, unlogged())
 
     def remove(self, keys: Sequence[bytes]) -> None:
-        """Forget the rows of some keys, where there are any. StorageError."""
+        """Remove the rows of these keys, if there are any. StorageError."""
         batch = rocksdict.WriteBatch(raw_mode=True)
         for key in keys:
             batch.delete(key)
@@ -153,7 +153,7 @@ class RocksTable:
             return self._session.database.get(key) is not None
 
     def scan(self, rows_max: int) -> Iterator[tuple[pa.RecordBatch, NDArray[Any]]]:
-        """All keys, sorted by key group, in batches with their slots."""
+        """All keys, sorted by key group, in batches, with their slots."""
         keys = len(self._session.key_schema)
         for rows in self._session.scan(self.state, rows_max):
             slots = np.arange(rows.num_rows, dtype=np.int32)
