@@ -68,7 +68,7 @@ class StreamingQuery:
         self._query_id.set_result(self._query.id)
 
     def ended(self, timeout_s: float) -> bool:
-        """Wait so long for its end. True if it was stopped; raises Spark's error if it has failed."""
+        """Wait up to `timeout_s` for its end. True if it was stopped; raises Spark's error if it has failed."""
         assert self._query is not None
         return bool(self._query.awaitTermination(timeout_s))  # type: ignore[arg-type]
 

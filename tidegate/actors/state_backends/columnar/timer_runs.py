@@ -79,7 +79,10 @@ class TimerRuns:
         self.registered(int(moments[order[0]]))
 
     def registered(self, first_ms: int) -> None:
-        """Timers were registered, the first of them at this moment. If their slots are in a run, this is all they need."""
+        """Timers were registered, the first of them at this moment.
+
+        A timer whose slot is in a run already needs nothing else.
+        """
         if self._first_known and (self._first is None or first_ms < self._first):
             self._first = first_ms
 
