@@ -137,9 +137,8 @@ class JobGraph:
     def supports_unaligned(self, edge: JobEdge) -> bool:
         """Whether a barrier may overtake in-flight data on an edge (Flink's rule).
 
-        Not on a forward or broadcast edge: at another parallelism its in-flight batches could not be routed again. Then
-        not on the other edges into the same vertex either: their barriers would arrive long before those that wait
-        their turn.
+        Not on a forward or broadcast edge: at another parallelism its in-flight batches could not be routed again. Nor
+        on the other edges into the same vertex: their barriers would arrive long before those that wait their turn.
         """
         fixed = (PartitioningKind.FORWARD, PartitioningKind.BROADCAST)
         return not any(e.downstream == edge.downstream and e.partitioning.kind in fixed for e in self.edges)

@@ -2,7 +2,7 @@
 
 Two tasks that a channel joins depend on each other. If either fails, the rows on the channel are lost: one has sent
 them, the other has not taken them. So a region is a connected component of the tasks, and no channel leaves it. The
-coordinator restarts a region at a time.
+coordinator restarts the regions of failed tasks.
 """
 
 from __future__ import annotations

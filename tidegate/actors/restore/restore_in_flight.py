@@ -6,7 +6,7 @@ Flink with `execution.checkpointing.unaligned.recover-output-on-downstream`. Rul
 - HASH: a row goes to the owner of its key group. A subtask reads only old channels that can have such rows.
 - REBALANCE: each old channel goes to one subtask, whole. So it is on an edge that was rebalanced because its two ends
   had different parallelisms, and is forward now. Other forward edges, and broadcast edges, have no in-flight data.
-- A task takes them in on its channel from upstream subtask `old upstream % new parallelism`.
+- A task takes the data in on its channel from upstream subtask `old upstream % new parallelism`.
 
 If both parallelisms are unchanged, these rules map every old channel to itself.
 """

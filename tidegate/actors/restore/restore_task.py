@@ -209,7 +209,7 @@ def _tables_of(
 def _deal_out(
     tables: Sequence[StateTable | SpooledTables], subtask: int, parallelism: int
 ) -> list[StateTable | SpooledTables]:
-    """One subtask's share: of list state every `parallelism`-th row. Shares differ by at most one row."""
+    """One subtask's share of list state: every `parallelism`-th row. Shares differ by at most one row."""
     dealt: list[StateTable | SpooledTables] = []
     rows_before: Counter[str] = Counter()
     for table in tables:

@@ -139,7 +139,10 @@ class LogReader:
         return lane
 
     def _is_ahead(self, lane: _Lane) -> bool:
-        """Whether another lane has rows of older batches. A lane that nobody reads any more delays others only briefly."""
+        """Whether another lane has rows of older batches.
+
+        A lane that nobody reads any more holds others up only briefly.
+        """
         if all(lane.batch_id <= other.batch_id for other in self._lanes.values()):
             return False
         self._put_off += 1

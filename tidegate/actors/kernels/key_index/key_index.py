@@ -46,7 +46,7 @@ class KeyIndex:
         return self._of_bytes().upsert(keys, hash_forms([keys], batch.num_rows))
 
     def fill(self, batch: pa.RecordBatch, keys_to_come: int = 0) -> bool:
-        """Give the next slots to the keys of a batch, in their order. For many keys far faster than `upsert`.
+        """Give the next slots to the keys of a batch, in their order. Much faster than `upsert` for many keys.
 
         `keys_to_come` more keys will follow in later calls; room is made for them now. Returns False if a key comes
         twice or was known already; the index is then useless. Raises as `upsert`.

@@ -236,7 +236,7 @@ class Cells(ABC):
         )
 
     def _sorted(self) -> SortedSlots:
-        """For a canonical savepoint. Nothing builds on it, so changes are collected on as if it were not there."""
+        """For a canonical savepoint. No later snapshot builds on it, so the collected changes stay."""
         keys, groups = self._space.freeze()
         values = _FrozenCells(self, list(self._pages), self.stored_in_order)
         return SortedSlots(self.spec.name, (self.spec.name,), keys, groups, self._space.slots, values, self._pins.pin())

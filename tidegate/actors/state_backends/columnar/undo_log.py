@@ -151,7 +151,7 @@ class UndoLog:
         """Nothing to do: new slots are not noted."""
 
     def needed(self, slots: int) -> NDArray[np.bool_]:
-        """Slots that are noted: they may be empty now, and are not after going back."""
+        """Slots that are noted: they may be empty now, but not after going back."""
         flags = np.zeros(slots, dtype=np.bool_)
         for notes in self._notes():
             flags[notes.slots()] = True

@@ -292,7 +292,7 @@ class ColumnarTable:
         )
 
     def _sorted(self) -> SortedSlots:
-        """For a canonical savepoint. Nothing builds on it, so changes are collected on as if it were not there."""
+        """For a canonical savepoint. No later snapshot builds on it, so the collected changes stay."""
         keys, groups = self._space.freeze()
         values = _FrozenTable(self._live.freeze(), tuple(column.paged.freeze() for column in self._columns.values()))
         pinned = self._pins.pin()
