@@ -5,8 +5,8 @@
 These are the names for driver scripts: the environment, streams, aggregates, configuration, and errors.
 `tidegate.recovery` lists, verifies and restores checkpoints; `tidegate.testing` runs a pipeline under simulated faults.
 
-A name is imported when it is first used (PEP 562): `import tidegate.storage.ids` runs this file too, and must not load
-the whole house for it. Type checkers read the imports below instead, so they know each name, and no other.
+Names are imported on first use (PEP 562), because `import tidegate.storage.ids` runs this file too and must not load
+the whole package. Type checkers read the imports below instead, so they know exactly these names.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The `tidegate` command.
+"""The `tidegate` command, whose entry point is `main`.
 
-Most commands are recovery's; this module adds those that need the rooms above. Commands import what they need when
-they run, so that `--help` is there at once.
+Most commands are in `recovery/command.py`. This module adds those that need the rooms above recovery. A command imports
+what it needs when it runs, so that `--help` is fast.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ app.command("simulate")(simulate_command)
 
 
 def main() -> None:
-    """Entry point: an error of ours is shown as one sentence, never as a traceback."""
+    """Run the command line. A TidegateError ends it with one sentence, never with a traceback."""
     try:
         app()
     except TidegateError as error:

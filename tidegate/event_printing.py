@@ -1,4 +1,7 @@
-"""Prints what `tidegate events` shows: it knows what the kinds of events mean."""
+"""Prints event logs and chains of causes for `tidegate events` (`events_cli.py`).
+
+What it prints comes from `recovery/event_history.py`, which knows no kinds of events. Here they are put into words.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +14,12 @@ from tidegate.recovery.event_history import Chain, EventHistory, LoggedEvent
 from tidegate.recovery.printing import make_console, time_text
 
 LINES_MAX = 40
-"""Of a chain; what is left out of its middle is said."""
+"""Lines printed of a chain. Of a longer chain the middle is left out, and one line says so."""
 FIRST_LINES = 5
 
 
 def print_history(history: EventHistory) -> int:
-    """Print all entries; how many of them cannot be read."""
+    """Print all entries of a log. Returns how many of them cannot be read."""
     typer.echo(f"Job {history.job_id}")
     console = make_console()
     for index, entry, events, error in history.entries:
@@ -37,7 +40,7 @@ def _head(logged: LoggedEvent) -> str:
 
 
 def print_chain(chain: Chain, whole: bool) -> None:
-    """Print a line an event, the first one first."""
+    """Print a chain of causes, one event a line, the first cause first. `whole` prints long chains in full."""
     events, first = chain.events, chain.events[0]
     if chain.cut is not None:
         typer.echo(f"{chain.cut:>7}  {chain.cut_why}")

@@ -1,4 +1,8 @@
-"""Commands that need to know more than storage does: `events`, `checkpoints explain`, `relocate`, `state`."""
+"""The commands `events`, `checkpoints explain`, `checkpoints relocate`, `state read` and `state write`.
+
+They need the meaning of events and keys, and so `tidegate.offline`. `cli.py` adds them to the commands of recovery, and
+their exit codes are the same (`recovery/command.py`).
+"""
 
 from __future__ import annotations
 
@@ -34,7 +38,7 @@ def events_command(
 
     Exit code 1 if an entry cannot be read.
     """
-    # Here, so that `--help` does not wait for the whole house.
+    # Imported here, so that `--help` is fast.
     from tidegate.event_printing import print_chain, print_history
     from tidegate.offline.event_logs import logs_under, only_one
     from tidegate.recovery.event_history import EventHistory

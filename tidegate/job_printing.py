@@ -1,6 +1,7 @@
-"""What `tidegate jobs` and `tidegate job` print. Pure functions, but for those that ask a job.
+"""Formats what `tidegate jobs` and `tidegate job` print (`jobs_cli.py`).
 
-JSON holds times in ms since the epoch, durations in ms and sizes in bytes; what is not known is null.
+Only `status_of` and `events_since` ask a job; the rest is pure. JSON has times in ms since the epoch, durations in ms
+and sizes in bytes. What is not known is null.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _HEAD = ("NAME", "STATE", "UPTIME", "ATTEMPT", "LAST CHECKPOINT", "ID")
 
 
 def job_lines(jobs: Listing, now_ms: int) -> list[str]:
-    """A table of jobs; one line that says so where there is none."""
+    """The jobs as the lines of a table, or one line if there are none. `now_ms` is in ms since the epoch."""
     if not jobs:
         return ["No job runs on this Ray"]
     rows = [_HEAD, *(_row(name, overview, now_ms) for name, overview in jobs)]
@@ -54,7 +55,7 @@ def _last_checkpoint(overview: JobOverview, now_ms: int) -> str:
 
 
 def duration_text(duration_ms: int) -> str:
-    """A duration by its two largest units; 0 s where clocks differ and it would be negative."""
+    """A duration in its two largest units, such as `2 h 5 min`. A negative one (clocks may differ) is `0 s`."""
     seconds = max(0, duration_ms) // 1_000
     units = [("d", seconds // 86_400), ("h", seconds // 3_600 % 24), ("min", seconds // 60 % 60), ("s", seconds % 60)]
     first = next((place for place, (_, count) in enumerate(units) if count), len(units) - 1)
@@ -62,7 +63,7 @@ def duration_text(duration_ms: int) -> str:
 
 
 def jobs_as_json(jobs: Listing, now_ms: int) -> str:
-    """A list of objects, one a job."""
+    """The jobs as one line of JSON: a list with one object for each job."""
     return as_json_text([_job_object(name, overview, now_ms) for name, overview in jobs])
 
 
@@ -84,12 +85,12 @@ def _job_object(name: str, overview: JobOverview | None, now_ms: int) -> dict[st
 
 
 def status_of(job: Job) -> dict[str, object]:
-    """Everything that is known of a job at a glance: names, progress, and key figures of its checkpoints."""
+    """A job at a glance: its names, its progress, and the key figures of its checkpoints."""
     return {"name": job.name, "id": job.job_id, "root": job.root, **job.metrics()}
 
 
 def status_lines(status: Mapping[str, object]) -> list[str]:
-    """A line a fact; what is not known, and what is not the case, is left out."""
+    """One line for each fact. Facts that are None or False are left out."""
     lines = []
     for name, value in status.items():
         if isinstance(value, Mapping):
@@ -104,7 +105,7 @@ def _text(value: object) -> str:
 
 
 def events_since(job: Job, index: int, as_json: bool) -> tuple[list[str], int]:
-    """Lines for the events of a job from an entry of its log on, and the entry that comes next."""
+    """Lines for the events in a job's log from entry `index` on, and the index to go on from next time."""
     log = EventLog(job._open_store(job.root), job.job_id)
     lines = []
     for at, entry, events, error in EventHistory.read(log, job.job_id, index).entries:

@@ -1,7 +1,7 @@
 """The commands for jobs that run on Ray: `tidegate jobs`, and `tidegate job NAME …`.
 
-Exit codes: 0 when it is done, 1 when the job has refused it or failed, 2 for wrong usage (no such job, no cluster), 3
-when the time was over first. An error of ours is shown as one sentence, never as a traceback.
+Exit codes: 0 done, 1 the job refused or failed, 2 wrong usage (no such job, no cluster), 3 timed out. A TidegateError
+is shown as one sentence, never as a traceback.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import typer
 
 from tidegate.storage.errors import ConfigurationError, JobFailedError, JobTimeoutError, TidegateError
 
-# Imports stand in the commands that need them, so that `--help` does not wait for libraries that it has no use for.
+# A command imports what it needs when it runs, so that `--help` is fast.
 
 if TYPE_CHECKING:
     from tidegate.api.environment import StreamEnvironment
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 REFUSED, WRONG_USAGE, TIME_IS_OVER = 1, 2, 3
 FOLLOW_S = 1.0
-"""How often a log is looked at that is followed."""
+"""Seconds between two reads of the log with `--follow`."""
 
 job_app = typer.Typer(help="One job that runs on Ray: what it does, and what it is to do.", no_args_is_help=True)
 
@@ -146,7 +146,7 @@ def events_command(
     line = 0
     with _job(context, address) as job:
         while True:
-            over = not follow or _is_over(job)  # asked first: what is logged till then is printed
+            over = not follow or _is_over(job)  # asked before reading, so that the last events are printed
             lines, line = events_since(job, line, as_json)
             for text in lines:
                 typer.echo(text)
@@ -167,7 +167,7 @@ def _is_over(job: Job) -> bool:
 
 
 def open_environment(address: str | None) -> StreamEnvironment:
-    """What finds the jobs."""
+    """An environment on the Ray cluster at `address`, to find its jobs."""
     from tidegate.api.environment import StreamEnvironment
 
     return StreamEnvironment.ray(address)
@@ -175,7 +175,7 @@ def open_environment(address: str | None) -> StreamEnvironment:
 
 @contextmanager
 def _environment(address: str | None) -> Iterator[StreamEnvironment]:
-    """An environment, and errors as exit codes."""
+    """An environment. A TidegateError in the block becomes one sentence and an exit code."""
     try:
         with open_environment(address) as env:
             yield env
@@ -191,7 +191,7 @@ def _job(context: typer.Context, address: str | None) -> Iterator[Job]:
 
 
 def exit_code(error: TidegateError) -> int:
-    """What the shell is told of an error."""
+    """The exit code for an error."""
     if isinstance(error, JobTimeoutError):
         return TIME_IS_OVER
     return WRONG_USAGE if isinstance(error, ConfigurationError) else REFUSED

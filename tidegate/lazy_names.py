@@ -1,8 +1,8 @@
 """`lazy_names`: lets a package offer names that it imports when they are first used (PEP 562).
 
-Without it `import tidegate.storage.ids` would load the whole house, because Python runs `tidegate/__init__.py` first. A
-package calls it in a branch that type checkers do not read; they read ordinary imports instead, so that they know each
-name, where it is defined, and that there is no other.
+Python runs `tidegate/__init__.py` before it imports `tidegate.storage.ids`. If that file had ordinary imports, the
+smallest import would load the whole package. A package calls `lazy_names` in a branch that type checkers skip. In the
+other branch they read ordinary imports, and so know each name and where it is defined.
 """
 
 from __future__ import annotations
@@ -15,11 +15,10 @@ from importlib import import_module
 def lazy_names(
     package: str, home_of: Mapping[str, str], submodules: tuple[str, ...] = ()
 ) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
-    """`__getattr__` and `__dir__` of a package: names with the modules that define them, both below `package`.
+    """The `__getattr__` and `__dir__` of `package`.
 
-    A module that is named from `tidegate.` on lies elsewhere: the package is a face for it as well.
-
-    `submodules` answer as attributes of the package without having been imported.
+    `home_of` maps each name to the module that defines it, relative to `package`; a module that begins with
+    `tidegate.` lies outside of the package. `submodules` are attributes that are imported on first use, too.
     """
 
     def get(name: str) -> object:

@@ -1,4 +1,4 @@
-"""Runs simulations for a range of seeds, in this process or in several; `tidegate simulate` shows what they report."""
+"""Runs the simulator over a range of seeds, in this process or in several, for `tidegate simulate`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SEEDS_A_TASK = 8
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What a worker runs; `pipeline` None: random scenarios."""
+    """What a worker runs. `pipeline` is MODULE:FUNC or FILE.py:FUNC; None means random scenarios."""
 
     pipeline: str | None
     faults: Faults
@@ -32,7 +32,7 @@ class Work:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """What a simulated coordinator warns of is what the simulation does to it on purpose."""
+    """Silence the log: a simulation causes on purpose what tidegate warns of."""
     logger = logging.getLogger("tidegate")
     level = logger.level
     logger.setLevel(logging.CRITICAL)
@@ -44,13 +44,13 @@ def quiet() -> Iterator[None]:
 
 @contextmanager
 def reports_of(work: Work, seeds: range, workers: int) -> Iterator[Iterator[SimulationReport]]:
-    """The reports of all seeds, in order, made by this process or by several."""
+    """The reports of all seeds, in order, from `workers` processes; 0 means one for each core."""
     processes = workers if workers > 0 else os.cpu_count() or 1
     if processes == 1:
         run = _runner(work)
         yield map(run, seeds)
         return
-    # Fresh processes: this one may have threads, which a fork would leave behind in the middle of something.
+    # Spawned, not forked: a fork would copy locks that other threads of this process hold.
     context = multiprocessing.get_context("spawn")
     with context.Pool(processes, _start_worker, (work,)) as pool:
         yield pool.imap(_run_seed, seeds, SEEDS_A_TASK)
@@ -74,7 +74,7 @@ def _start_worker(work: Work) -> None:
 
 def _run_seed(seed: int) -> SimulationReport:
     report = _run(seed)
-    # The history is large, and only that of a violation is looked at.
+    # The history is large, and only read to explain a violation.
     return report.without_history() if report.ok else report.portable()
 
 

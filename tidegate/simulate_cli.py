@@ -1,4 +1,4 @@
-"""The command `tidegate simulate`: a range of seeds over one pipeline, or over random ones."""
+"""The command `tidegate simulate`: runs one pipeline, or random ones, with each seed of a range."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def simulate_command(
 
     Ends with a table of what the seeds exercised. The first violation is shown with its messages.
     """
-    # Here, so that `--help` does not wait for the whole house.
+    # Imported here, so that `--help` is fast.
     from rich.console import Console
     from rich.progress import track
 

@@ -9,10 +9,10 @@
     report = simulate(build, seed=7, faults=Faults(crash=0.02, storage=0.05, delay="0..2s"))
     assert report.ok, report
 
-The same pipeline is run twice from one seed: without faults, which gives the reference, and with them. Every table and
-every collected stream must hold the same rows in the end (in any order; of an upsert table the newest row of each
-key), and an oracle checks the invariants of the protocol all the way. The output must therefore not depend on how
-rows are batched: write running aggregates (`emit="update"`) to an upsert table.
+The pipeline runs twice: once without faults, as the reference, and once with them. Both runs must leave the same rows
+in every table and collected stream. Their order does not matter; of an upsert table the newest row of each key counts.
+Meanwhile an oracle checks the invariants of the protocol. So the output must not depend on how rows are batched: write
+running aggregates (`emit="update"`) to an upsert table.
 
 `simulate_random(seed)` needs no pipeline: the seed draws the topology, the configuration, the faults and what users do.
 """
@@ -39,12 +39,12 @@ SMALL_BUFFERS = BufferLimits(
 )
 SETTLE_MS_MIN = 300_000
 SETTLE_FACTOR = 20
-"""A job must be over that many times the time of an undisturbed run after the last fault, or after SETTLE_MS_MIN:
-in a run some tasks are up to 40 times slower than in another one, and it may have to start again from the beginning."""
+"""After the last fault a job has this many times as long as the undisturbed run, and at least SETTLE_MS_MIN, to end.
+It may have tasks that are up to 40 times slower, and may have to start again from the beginning."""
 
 
 class SimulatedPipeline:
-    """A pipeline that can be run under many seeds; the undisturbed run that they are compared to is made once."""
+    """A pipeline to run with many seeds. The undisturbed run that all are compared to is made once."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class SimulatedPipeline:
         self._reference: JobRun | None = None
 
     def run(self, seed: int, faults: Faults | None = None, protocol: Protocol | None = None) -> SimulationReport:
-        """One seed, shrunk to the shortest run that shows it where an invariant is violated.
+        """Run one seed. If an invariant is violated, shrink it to the shortest run that shows the violation.
 
         Raises what `build` raises, and ConfigurationError if the pipeline does not finish without faults.
         """
@@ -113,11 +113,11 @@ def simulate(
     options: DataPlaneOptions | None = None,
     protocol: Protocol | None = None,
 ) -> SimulationReport:
-    """Run `build`'s pipeline under faults; the seed decides everything, so the same seed gives the same run.
+    """Run `build`'s pipeline under faults. The seed decides everything: the same seed gives the same run.
 
-    `build(env)` makes streams; what it writes goes to tables under any url (they rest in the simulation) or is
-    collected. Raises what `build` raises, and ConfigurationError if the pipeline does not finish without faults.
-    To try many seeds make a `SimulatedPipeline`: it makes the undisturbed run only once.
+    `build(env)` makes the streams. They end in tables, which live in the simulation under any URL, or are collected.
+    To try many seeds make a `SimulatedPipeline`: it makes the undisturbed run only once. Raises what `build` raises,
+    and ConfigurationError if the pipeline does not finish without faults.
     """
     pipeline = SimulatedPipeline(build, parallelism=parallelism, checkpoints=checkpoints, options=options)
     return pipeline.run(seed, faults, protocol)

@@ -1,14 +1,15 @@
-"""`AccompaniedJob`: a job as its driver sees it, with its companions.
+"""`AccompaniedJob`: a job with its companions, which its driver sees as one job.
 
-Rules:
+A companion lives with the job in the driver: the feed of a streaming DataFrame, the calls of `for_each_checkpoint`.
+`StreamEnvironment.execute` makes an `AccompaniedJob` if a job has any. Rules:
 
-- Companions start once the job was submitted, and `wait` returns when job and companions are over. One that cannot
-  start cancels the job.
-- They hear of the end of the job, however that ends and whoever asks, or nobody does.
-- A companion that fails cancels the job, whose checkpoints stay; the job has failed then, for the companion's reason.
-- Whoever cancels the job, or closes its environment, stops its companions. They leave within a bounded time. What has
-  not been done then makes a job whose tasks have finished a cancelled one.
-- The next job of the environment may go on with what this one had. So one that was cancelled here is over before the
+- Companions start once the job was submitted. If one cannot start, the job is cancelled.
+- `wait` returns when the job and its companions are over.
+- Companions are told when the job has ended, however it ended, even if nobody waits for it.
+- If a companion fails, the job is cancelled. Its checkpoints stay, and it counts as failed, for the companion's reason.
+- Whoever cancels the job or closes its environment stops the companions. They leave within a bounded time. If they
+  leave work undone, a job whose tasks have finished counts as cancelled.
+- The next job of the environment may go on with what this one had. So a job that was cancelled here is over before the
   next one is submitted, and companions that are leaving have left before those of the next one start.
 """
 
@@ -31,12 +32,12 @@ log = logging.getLogger(__name__)
 CANCELLED_WAIT_S = 60.0
 """How long the next job of an environment waits for one that was cancelled."""
 WATCHER_WAIT_S = 10.0
-"""How long whoever closes the environment waits until this has heard that the job is over."""
+"""How long `close` waits for the thread that waits for the end of the job."""
 _OVER = ("finished", "failed", "cancelled", "suspended")
 
 
 class AccompaniedJob:
-    """A running job, as its driver sees it, with what lives with it in the driver."""
+    """A running job with its companions. It has the methods of a `RunningJob`."""
 
     def __init__(self, alone: RunningJob, companions: Sequence[Companion]) -> None:
         self._alone = alone
@@ -48,7 +49,7 @@ class AccompaniedJob:
         self._watcher = threading.Thread(target=self._await_end, name="tidegate-companions", daemon=True)
 
     def start(self, before: Iterable[AccompaniedJob] = ()) -> None:
-        """Start the companions after those of the jobs `before`. Where one cannot, cancel the job, and raise."""
+        """Start the companions, once those of the jobs `before` have left. If one cannot start, cancel and raise."""
         try:
             self._watcher.start()
             for job in before:
@@ -60,7 +61,7 @@ class AccompaniedJob:
             raise
 
     def await_cancelled(self) -> None:
-        """Another job is asked for: if this one was cancelled, return when it is over, or after a bounded time."""
+        """If this job was cancelled, wait until it is over, for a bounded time. Called before the next job starts."""
         if not self._cancelled:
             return
         if not self.over:
@@ -72,7 +73,7 @@ class AccompaniedJob:
             log.warning("nobody knows whether a job that was cancelled is over: %s", error)
 
     def make_way(self) -> None:
-        """Another job is to start: if this one is over, return when the companions that are leaving have left."""
+        """Wait until companions that are leaving have left. Called before those of the next job start."""
         end = self._alone.wait(0.0)
         if end is not None:
             self._tell(end.status)
@@ -86,7 +87,7 @@ class AccompaniedJob:
         return self._ended.is_set() and all(companion.wait(0.0) for companion in self._companions)
 
     def fail(self, reason: str) -> None:
-        """A companion cannot go on: so the job cannot. What failed first counts."""
+        """Cancel the job, because a companion cannot go on. The first failure is the one that is reported."""
         with self._lock:
             if self._failure is not None:
                 return
@@ -97,7 +98,7 @@ class AccompaniedJob:
             log.warning("the job goes on without what has failed beside it (%s): %s", reason, error)
 
     def progress(self) -> JobProgress:
-        """The job now; it runs until its companions are over."""
+        """The progress of the job now. It counts as running until its companions are over."""
         progress = self._alone.progress()
         if progress.status not in _OVER:
             return progress
@@ -117,7 +118,7 @@ class AccompaniedJob:
         return self._as_a_whole(progress)
 
     def cancel(self) -> None:
-        """Cancel the job, and let the companions go."""
+        """Cancel the job, and stop the companions."""
         self._cancelled = True
         try:
             self._alone.cancel()
@@ -126,7 +127,7 @@ class AccompaniedJob:
                 companion.stop()
 
     def close(self) -> None:
-        """The environment is closed, and has ended the job: let the companions go, and wait for them."""
+        """Stop the companions and wait for them. The environment calls it when it closes, after it ended the job."""
         for companion in self._companions:
             companion.stop()
         for companion in self._companions:
@@ -149,7 +150,7 @@ class AccompaniedJob:
     def _await_end(self) -> None:
         try:
             end = self._alone.wait(None)
-        except BaseException as error:  # noqa: BLE001 (companions of a job of which nothing is known may not go on)
+        except BaseException as error:  # noqa: BLE001 (without news of the job its companions may not go on)
             if not all(companion.stopping for companion in self._companions):
                 self.fail(f"nothing is known of the job: {error_text(error)}")
         else:

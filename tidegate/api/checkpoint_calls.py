@@ -1,15 +1,17 @@
-"""`CheckpointFunction`: what `Stream.for_each_checkpoint` was given; `CheckpointCalls`: the companion that calls it.
+"""`CheckpointCalls`: calls the function of `Stream.for_each_checkpoint` in the driver, with the rows of each checkpoint.
 
-Two threads: one reads the table's log and holds the job back while too much waits, the other calls the function. Where
-the line between them is: `HandedRows` knows what waits, and what was done.
+It is a companion of the job. `StreamEnvironment.execute` makes it from a `CheckpointFunction`. One of its threads reads
+the table's log, and holds the sources back while too many commits wait; the other calls the function. `HandedRows`,
+which both use, knows which commits wait and which are done.
 
 Rules:
 
-- The function is called with one commit after the other, the next one once the mark of the last one is durable.
-- An Exception is retried after growing pauses, so often; anything else that it raises fails the job at once.
-- While more than `max_behind` commits wait, the sources of the job read nothing; they read on when half are done.
+- The function is called with one commit after the other. The next call begins once the mark of the last is durable.
+- An Exception is retried a limited number of times, after growing pauses. Anything else that the function raises fails
+  the job at once.
+- While more than `max_behind` commits wait, the sources of the job read nothing. They read on once half as many wait.
 - When the job has ended by itself, everything that is committed is still handed out. When it was cancelled, or another
-  job has taken its table over, the call that runs is the last one.
+  job has taken its table over, the running call is the last one.
 """
 
 from __future__ import annotations
@@ -42,15 +44,15 @@ log = logging.getLogger(__name__)
 
 RETRIES_MAX, BEHIND_MAX = 1_000, 100_000
 PAUSE_S_FIRST, PAUSE_S_MAX = 0.5, 60.0
-"""Between two calls with the same rows; each pause is twice as long as the one before it."""
+"""Seconds between two calls with the same rows; each pause is twice as long as the one before it."""
 LOOK_S_FIRST, LOOK_S_MAX = 0.02, 0.5
-"""Between two looks at the log; longer and longer while nothing is committed."""
+"""Seconds between two looks at the log; they grow while nothing is committed."""
 LEAVE_WAIT_S = 10.0
-"""How long a call that runs is waited for once the job was cancelled."""
+"""How long a running call is waited for once the job was cancelled."""
 _MARK_PAUSES_S = (0.1, 0.4, 1.6, 6.4)
 
 RowsOf = Callable[[HandedRows, WaitingCommit], Any]
-"""Makes of a commit what the function gets."""
+"""Makes the first argument of the function from a commit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,13 +71,13 @@ class CheckpointFunction:
 
 
 def check_function(fn: object, retries: object, max_behind: object, name: str) -> None:
-    """Refuse what cannot be called with rows and a number, and limits that are none."""
+    """Raise ConfigurationError if `fn` cannot be called as `fn(df, checkpoint_id)`, or a limit is out of range."""
     if not callable(fn):
         raise ConfigurationError(f"{name}: {fn!r} is no function; give one that is called as fn(df, checkpoint_id)")
     try:
         signature = inspect.signature(fn)
     except (TypeError, ValueError):
-        pass  # Some functions of C do not tell.
+        pass  # Some functions written in C have no signature.
     else:
         try:
             signature.bind(None, 1)
@@ -92,7 +94,7 @@ def check_function(fn: object, retries: object, max_behind: object, name: str) -
 
 
 def check_functions(functions: Sequence[CheckpointFunction], config: CheckpointConfig, *, detached: bool) -> None:
-    """Refuse a job in which functions would lose rows, or be left without a driver."""
+    """Raise ConfigurationError for a job that would lose rows of a function, or outlive the driver that calls it."""
     for function in functions[:1]:
         if detached:
             raise ConfigurationError(
@@ -133,7 +135,7 @@ class CheckpointCalls(Companion):
         self._rows: HandedRows
         self._job_over = threading.Event()
         self._ended = False
-        """Whether nothing is committed any more."""
+        """Whether the log was read to its end after the end of the job."""
 
     def start(self, fail: Callable[[str], None]) -> None:
         """Begin to follow the log. Raises TidegateError where it cannot be read."""
@@ -144,7 +146,7 @@ class CheckpointCalls(Companion):
         self._begin(f"{name}-calls", partial(self._guarded, fail, self._call_all))
 
     def job_ended(self, status: str) -> None:
-        """What was committed is still handed out, unless the job was cancelled."""
+        """The job is over. What is committed is still handed out, unless the job was cancelled."""
         if status == "cancelled":
             self.stop()
         self._job_over.set()
@@ -171,7 +173,7 @@ class CheckpointCalls(Companion):
             self._release()
 
     def _release(self) -> None:
-        """Whoever leaves last has let go of the job for good."""
+        """Let the sources read on. Both threads call it when they leave, so nobody holds the job back afterwards."""
         try:
             self._rows.hold(False)
         except StorageError as error:
@@ -191,7 +193,7 @@ class CheckpointCalls(Companion):
                 return
 
     def _look(self) -> bool:
-        """Read on in the log; whether it had anything new."""
+        """Read on in the log. Returns whether it had anything new. FencedError if another job took the table over."""
         found = self._rows.refresh()
         if not self._rows.owned:
             raise FencedError("a newer job has taken over, and hands on what waits")
@@ -231,7 +233,7 @@ class CheckpointCalls(Companion):
             )  # fmt: skip
 
     def _call(self, commit: WaitingCommit) -> bool:
-        """Whether the function has done its work with these rows; else it was stopped before."""
+        """Call the function until it succeeds; False if it was stopped before. JobFailedError after the last retry."""
         calls, pause_s = 0, PAUSE_S_FIRST
         what = f"{self.text}: checkpoint {commit.number}"
         while not self._stopping.is_set():
@@ -253,7 +255,7 @@ class CheckpointCalls(Companion):
         return False
 
     def _mark(self, commit: WaitingCommit) -> None:
-        """Remember that it is done. A mark of which nobody knows whether it is there is made again."""
+        """Mark the commit as done. After a StorageError the mark may be there or not, so it is made again."""
         for pause_s in (*_MARK_PAUSES_S, None):
             try:
                 self._rows.done(commit)

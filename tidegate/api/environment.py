@@ -1,4 +1,8 @@
-"""`StreamEnvironment`: where a driver script makes its streams and runs them."""
+"""`StreamEnvironment`: where a driver script makes its streams and runs them as jobs.
+
+It holds one `Program` at a time. `execute` checks it, prepares it (`submission/`) and hands it to the runtime of this
+environment: Ray, or this process.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +44,7 @@ if TYPE_CHECKING:
 
 
 class StreamEnvironment(StreamSources):
-    """Makes streams and runs them. Use it as a context manager; make one with `local` or `raydp`."""
+    """Makes streams and runs them. Make one with `local`, `ray` or `raydp`, and use it as a context manager."""
 
     def __init__(
         self,
@@ -111,11 +115,12 @@ class StreamEnvironment(StreamSources):
     ) -> Self:
         """Run jobs as Ray actors that live beside Spark executors; `env.spark` is the SparkSession.
 
-        Starts Ray on this machine, or joins the cluster at `ray_address`, and Spark on it through RayDP. A slot holds
-        one subtask of each vertex; `parallelism` defaults to the number of executors, and is at most the slots. Each
-        job keeps `standbys` spare processes, unless its own settings say another number; "auto", the default, is one
-        for each slot that is free, 1 to 4 of them, and at most as many as tasks; "warm" adds one for each keyed task
-        that holds its state (`docs/recovery.md`).
+        Starts Ray on this machine, or joins the cluster at `ray_address`, and starts Spark on it through RayDP. A slot
+        holds one subtask of each vertex. `parallelism` defaults to the number of executors, and is at most the slots.
+
+        Each job keeps `standbys` spare processes, unless its own settings say another number. "auto", the default, is
+        one for each free slot: 1 to 4, and at most as many as tasks. "warm" adds one for each keyed task, which holds
+        the state of that task (`docs/recovery.md`). Raises ConfigurationError for wrong settings.
         """
         from tidegate.actors.runtimes.ray.ray_runtime import RayRuntime, SlotPlacement
         from tidegate.spark_bridge import RayDPSession
@@ -155,7 +160,7 @@ class StreamEnvironment(StreamSources):
         config: str | os.PathLike[str] | Mapping[str, object] | None = None,
         options: DataPlaneOptions | None = None,
     ) -> Self:
-        """Run jobs without Spark, or attach to some, on the Ray cluster at "host:port"; tasks reserve nothing.
+        """Run jobs without Spark, or attach to jobs, on the Ray cluster at "host:port". Tasks reserve no resources.
 
         Without `address` it is that of RAY_ADDRESS, or the one cluster of this user. `standbys` as with `raydp`; "auto"
         is 1 here. Raises ConfigurationError."""
@@ -179,7 +184,7 @@ class StreamEnvironment(StreamSources):
 
     @property
     def parallelism(self) -> int:
-        """Subtasks of operators for which none is named. It may be set; streams made from then on have it."""
+        """Parallelism of operators that name none. When it is set, operators added from then on have it."""
         return self._program.parallelism
 
     @parallelism.setter
@@ -188,10 +193,10 @@ class StreamEnvironment(StreamSources):
 
     @property
     def max_parallelism(self) -> int | None:
-        """Key groups of the jobs, from 1 to 32,768: how many subtasks an operator may ever have.
+        """Number of key groups, from 1 to 32,768: the most subtasks that an operator may ever have.
 
-        None, the default: those of the checkpoint that a job is restored from, else room to grow by half, 128 at least
-        (Flink's `pipeline.max-parallelism`). It cannot change in the life of a job's state.
+        None, the default: as in the checkpoint that a job is restored from; for a new job at least 128, with room to
+        grow by half (Flink's `pipeline.max-parallelism`). It cannot change as long as a job's state lives.
         """
         return self._program.max_parallelism
 
@@ -208,7 +213,7 @@ class StreamEnvironment(StreamSources):
 
     @property
     def spark(self) -> SparkSession:
-        """The Spark session, where there is one."""
+        """The SparkSession. ConfigurationError if this environment has none."""
         if self._session is None:
             raise ConfigurationError("this environment has no Spark; make one with StreamEnvironment.raydp(...)")
         return self._session.spark
@@ -233,16 +238,22 @@ class StreamEnvironment(StreamSources):
     ) -> Job:
         """Run the streams made so far as one job, and start anew with an empty environment.
 
-        restore: "latest" goes on from the newest whole checkpoint of a job of this name, afresh if no run of this name
-        has ever completed one; "latest_or_fresh" starts afresh also where they are all damaged or gone; a path
-        `<storage>/<job>/chk-N` goes on from that one. State in it whose operator is not in the program is refused, or
-        left behind with `allow_non_restored_state`. `restart` defaults to what `config=` of the environment says; else
-        to restarts without end, at growing intervals (`tg.RestartStrategy.exponential_delay()`), where the job takes
-        periodic checkpoints, and to none where it takes none.
-        `hooks` are told of every checkpoint (see `tg.MasterHook`). A `detached` job lives on when this script ends or
-        is killed, on a Ray cluster that does as well; any driver finds it by `attach`.
+        `restore` says where the job starts:
+
+        - None: at the beginning.
+        - "latest": at the newest whole checkpoint of a job of this name; afresh if no run of the name ever completed
+          one.
+        - "latest_or_fresh": the same, and afresh as well if all of them are damaged or gone.
+        - A path, `<storage>/<job>/chk-N` or that of a savepoint: there. State whose operator is not in the program is
+          refused, or left behind with `allow_non_restored_state`.
+
+        `restart` defaults to the `config=` of the environment. Without that, a job with periodic checkpoints restarts
+        without end (`tg.RestartStrategy.exponential_delay()`), and one without them never. `hooks` are told of every
+        checkpoint (see `tg.MasterHook`). A `detached` job lives on when this script ends or is killed, if its Ray
+        cluster does; any driver finds it with `attach`.
+
         Raises ConfigurationError, TableError or StorageError for what cannot work; nothing has started then. The
-        streams are still there to be executed in another way, until a new source begins another program.
+        streams can still be executed in another way, until a new source begins another program.
         """
         self._program.given_up = True  # until it has worked
         for before in self._accompanied:
@@ -257,7 +268,7 @@ class StreamEnvironment(StreamSources):
         return Job(running, submission.spec.job_id, name, submission.spec.root, self.open_store, savepoints)
 
     def _accompany(self, running: RunningJob, submission: Submission) -> RunningJob:
-        """The job with what lives with it in this driver."""
+        """The job together with its companions in this driver, if it has any."""
         job_id, functions = submission.spec.job_id, self._program.functions
         if not functions and not submission.companions:
             return running
@@ -269,10 +280,10 @@ class StreamEnvironment(StreamSources):
         return job
 
     def attach(self, name: str) -> Job:
-        """The running job of this name, or of this id, whoever has started it.
+        """The running job with this name or id, whoever started it.
 
-        On Ray those of all drivers are found, on the local runtime those of this process. Closing this environment
-        leaves the job alone. Raises ConfigurationError, with the jobs that run, where none has the name.
+        On Ray the jobs of all drivers are found, on the local runtime those of this process. Closing this environment
+        leaves the job alone. Raises ConfigurationError, which lists the running jobs, if there is no such job.
         """
         card, running = self._runtime.attach(name)
         return Job(running, card.job_id, card.name, card.root, self.open_store, card.savepoints)
@@ -289,7 +300,7 @@ class StreamEnvironment(StreamSources):
         suffix: str | None = None,
         seed: int | None = None,
     ) -> Submission:
-        """What `execute` submits, after every check; sources are staged and tables claimed.
+        """What `execute` submits, after every check; sources are staged and tables claimed. The simulator calls it.
 
         `suffix` of the job's id and `seed` are random unless they are given. Unlike `execute` this does not ask
         whether a job of this name runs.
@@ -309,7 +320,7 @@ class StreamEnvironment(StreamSources):
         seed: int | None = None,
         detached: bool = False,
     ) -> JobRequest:
-        """What is asked for, after every check for which nothing but the program and the stores is needed."""
+        """The request for a job, after the checks that need only the program and the stores."""
         config = with_standbys(checkpoints if checkpoints is not None else self._checkpoints, self._standbys)
         check_functions(self._program.functions, config, detached=detached)
         store = self.open_store(self._storage_of(config))
@@ -347,7 +358,7 @@ class StreamEnvironment(StreamSources):
         return self._runtime.memory_url if config.checkpoint_storage == "jobmanager" else default_storage()
 
     def add_master_hook(self, hook: MasterHook) -> None:
-        """The next job tells this hook of its checkpoints (see `tg.MasterHook`)."""
+        """Add a hook that the next job tells of its checkpoints (see `tg.MasterHook`)."""
         self._program.hooks.append(hook)
 
     def close(self) -> None:

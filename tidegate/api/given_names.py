@@ -1,4 +1,4 @@
-"""Checks what users name: places, uids of operators, names of jobs. What cannot be one is refused where it is given."""
+"""Checks names that users give: places, uids of operators, names of jobs. A wrong one is refused where it is given."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from tidegate.storage.errors import ConfigurationError
 
 _NAME_CHARACTERS_MAX = 200
 _ESCAPED_UID_BYTES_MAX = 110
-"""The names of some files have two uids in them, and file systems give a name 255 bytes."""
+"""Some file names contain two uids, and file systems allow 255 bytes for a name."""
 
 
 def location(given: str | os.PathLike[str], setting: str) -> str:
-    """A folder or URL that a user has given, as a string; `~` is the user's home. ConfigurationError if it is none."""
+    """A folder or URL that a user gave, as a string; `~` is the user's home. ConfigurationError if it is no place."""
     if not isinstance(given, str | os.PathLike):
         raise ConfigurationError(
             f"{setting}: {given!r} is no place; give a folder, or a URL such as s3://bucket/folder"
@@ -26,14 +26,14 @@ def location(given: str | os.PathLike[str], setting: str) -> str:
 
 
 def pointer(restore: str | os.PathLike[str] | None) -> str | None:
-    """What a job is to start from, as a string: a word such as "latest" stays one, anything else is a place."""
+    """The value of `restore=` as a string: a word such as "latest" stays as it is, anything else is a place."""
     if restore is None or (isinstance(restore, str) and "/" not in restore):
         return restore
     return location(restore, "restore")
 
 
 def check_name(setting: str, what: str, name: object, characters_max: int | None = _NAME_CHARACTERS_MAX) -> None:
-    """Raise ConfigurationError for a name that cannot be written down, or read by people."""
+    """Raise ConfigurationError for a name that is empty, too long, or has characters that cannot be printed."""
     if not isinstance(name, str) or not name:
         raise ConfigurationError(f"{setting}: {what} must be a string that is not empty, not {name!r}")
     if not name.isprintable():
@@ -43,7 +43,7 @@ def check_name(setting: str, what: str, name: object, characters_max: int | None
 
 
 def check_uid(uid: object, name: str) -> None:
-    """Raise ConfigurationError for a uid of which no names of files can be made."""
+    """Raise ConfigurationError for a uid that cannot be part of a file's name."""
     setting = f"operator {name!r}"
     check_name(setting, "uid", uid)
     text = str(uid)

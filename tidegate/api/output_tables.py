@@ -1,6 +1,6 @@
-"""`OutputTable` and `CollectedRows`: what a job writes, of which only completed checkpoints' rows show.
+"""`OutputTable` and `CollectedRows`: the rows that a job writes. Visible are those that completed checkpoints cover.
 
-`open_table`: the same of a table that is there, in a program that does not write it.
+`Stream.to_table` and `Stream.collect` return them. `open_table` opens a table in a program that does not write it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class OutputTable:
-    """A table that a job writes exactly once. May be read at any time, also while the job runs or after a crash."""
+    """A table that a job writes exactly once. It can be read at any time, also while the job runs or after a crash."""
 
     def __init__(
         self, url: str, info: TableInfo, if_exists: IfExists = "error", open_store: OpenStore = open_store
@@ -44,19 +44,20 @@ class OutputTable:
     ) -> DataFrame:
         """The rows that are committed now, as a Spark DataFrame; in upsert mode the newest row of each key.
 
-        `as_of`: the number of a commit (see `history`), or a time, for the rows that the table showed then. `filters`,
-        such as `[("carrier", "=", "AA")]`, choose partitions: other files are not opened.
+        `as_of` is the number of a commit (see `history`), or a datetime with a time zone: the rows are those that the
+        table showed then. `filters`, such as `[("carrier", "=", "AA")]`, choose partitions: other files are not opened.
+        Raises TableError if there is no such commit, ConfigurationError for a wrong filter.
         """
         from tidegate.spark_bridge import table_to_dataframe
 
         return table_to_dataframe(spark, self.url, as_of=as_of, filters=filters)
 
     def to_arrow(self, *, as_of: AsOf | None = None, filters: Sequence[PartitionFilter] = ()) -> pa.Table:
-        """The rows that are committed now, or were then, as an Arrow table; arguments as of `read`."""
+        """The rows that are committed now, or were then, as an Arrow table; arguments as those of `read`."""
         return read_table(self._store, as_of, filters)
 
     def to_polars(self, *, as_of: AsOf | None = None, filters: Sequence[PartitionFilter] = ()) -> pl.DataFrame:
-        """The rows that are committed now, or were then, as a Polars DataFrame; arguments as of `read`."""
+        """The rows that are committed now, or were then, as a Polars DataFrame; arguments as those of `read`."""
         import polars as pl
 
         frame = pl.from_arrow(self.to_arrow(as_of=as_of, filters=filters))
@@ -64,10 +65,10 @@ class OutputTable:
         return frame
 
     def files(self, *, as_of: AsOf | None = None, filters: Sequence[PartitionFilter] = ()) -> list[str]:
-        """Places of the Parquet files whose rows are committed now, or were then, for engines that read them.
+        """URLs of the Parquet files whose rows are committed now, or were then, for engines that read Parquet.
 
-        Read no others: what lies beside them is not committed, or was taken back. Arguments as of `read`. TableError in
-        mode upsert, where files hold older rows of a key too.
+        Read no other files of the folder: their rows are not committed, or were taken back. Arguments as those of
+        `read`. TableError in upsert mode, where files hold older rows of a key, too.
         """
         snapshot = self.log.snapshot(as_of)
         if snapshot.info.mode == "upsert":
@@ -83,15 +84,15 @@ class OutputTable:
         return TableLog(self._store).history()
 
     def compact(self, *, file_bytes: int = FILE_BYTES) -> TableCompaction:
-        """Put the rows of many small files into few of up to `file_bytes`, with one commit; readers see the same rows.
+        """Put the rows of many small files into few files of up to `file_bytes` bytes; readers see the same rows.
 
-        For a table at rest: it is refused while the job that owns the table lives, and fails if one takes it meanwhile.
-        Everything stays as restorable and readable as it was. See `docs/tables.md`.
+        For a table at rest: ConfigurationError while the job that owns it lives, FencedError if a job takes it
+        meanwhile. Checkpoints and earlier commits stay as restorable and readable as they were. See `docs/tables.md`.
         """
         return compact_table(self.url, self._open_store, file_bytes)
 
     def rows_committed(self) -> int:
-        """Number of rows in committed files; in upsert mode several may be versions of one."""
+        """Number of rows in committed files; in upsert mode older rows of a key count, too."""
         return TableLog(self._store).rows()
 
     @property
@@ -105,15 +106,15 @@ class OutputTable:
 
 
 def open_table(url: str | os.PathLike[str], *, open_store: OpenStore = open_store) -> OutputTable:
-    """The table at a url, to be read: any job may be writing it, or none. Raises TableError if there is none."""
+    """The table at a URL, for reading, whether or not a job writes it. Raises TableError if there is no table."""
     place = location(url, "open_table")
     return OutputTable(place, TableLog(open_store(place)).snapshot().info, open_store=open_store)
 
 
 class CollectedRows:
-    """The rows of `Stream.collect`. They rest in the job's folder of the checkpoint storage.
+    """The rows of `Stream.collect`, stored in the job's folder of the checkpoint storage.
 
-    Those that are `handed_on`, checkpoint by checkpoint (`Stream.for_each_checkpoint`), rest there until they are.
+    With `handed_on` they are those of `Stream.for_each_checkpoint`, and are deleted once the function had them.
     """
 
     PREFIX = "collect:"
@@ -132,18 +133,18 @@ class CollectedRows:
         return f"{self.PREFIX}{self.uid}"
 
     def bind(self, url: str) -> OutputTable:
-        """The job was submitted: its rows are in the table at this url."""
+        """Name the URL of the rows, once the job has an id."""
         self._table = OutputTable(url, self.info, "append", self._open_store)
         return self._table
 
     @property
     def url(self) -> str:
-        """Where they are, once the job was submitted."""
+        """Where the rows are, once the job was submitted."""
         assert self._table is not None, "a place is found when the job is submitted"
         return self._table.url
 
     def to_arrow(self) -> pa.Table:
-        """All rows that are committed: after a bounded job has finished, all rows."""
+        """The committed rows: all rows, once a bounded job has finished. Empty before the job was submitted."""
         if self._table is None:
             return self.info.arrow_schema.empty_table()
         return self._table.to_arrow()

@@ -1,7 +1,7 @@
-"""`Program`: what a driver script has strung together since its environment last executed something.
+"""`Program`: the operators, tables and hooks that a driver script has added since it last executed a job.
 
-An environment has one for life, and clears it when a job has taken what was in it. Streams know the program that they
-belong to, and nothing of the environment.
+An environment has one for life, and clears it once a job was submitted. Streams know the program that they belong to,
+and nothing of the environment.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ class Program:
 
     def __init__(self, parallelism: int, open_store: OpenStore) -> None:
         self.parallelism = parallelism
-        """That of operators for which none is named."""
+        """Parallelism of operators that name none."""
         self.max_parallelism: int | None = None
-        """Key groups of its jobs; None where the user has not said how many."""
+        """Number of key groups; None if the user has not said how many."""
         self.open_store = open_store
         self.given_up = False
-        """Whether it was to be executed and could not be; the next source begins another one."""
+        """Whether it could not be executed; then the next source begins another program."""
         self.clear()
 
     def clear(self) -> None:
-        """Begin another program: streams made so far belong to none."""
+        """Begin an empty program. Streams made so far belong to none."""
         self.nodes: list[StreamNode] = []
         self.tables: list[OutputTable] = []
         self.collected: list[CollectedRows] = []
@@ -50,7 +50,7 @@ class Program:
         return OperatorUid(uid)
 
     def add_node(self, node: StreamNode) -> None:
-        """An operator was added to a stream. ConfigurationError for a stream of a program that is over."""
+        """Add an operator. ConfigurationError if its input is of an earlier program, or its schema has views."""
         if node.schema is not None:
             check_plain(node.schema, f"operator {node.name!r}")
         if any(upstream not in self.nodes for upstream, _ in node.inputs):
@@ -61,7 +61,7 @@ class Program:
         self.nodes.append(node)
 
     def add_table(self, table: OutputTable) -> None:
-        """A stream writes to a table."""
+        """Add a table that a stream writes to. ConfigurationError if another stream writes to it already."""
         if any(other.url == table.url for other in self.tables):
             raise ConfigurationError(f"two streams of one job write to {table.url}; join them with union first")
         self.tables.append(table)

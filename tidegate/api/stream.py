@@ -1,7 +1,8 @@
-"""`Stream`, and what becomes of streams that are partitioned by key or connected. Nothing runs before `execute`.
+"""`Stream`, `KeyedStream` and `ConnectedStreams`: a driver script describes its job with them.
 
-The three classes make each other, so they stand together; the steps that lead from a stream to another one of its kind
-are in `stream_steps.py`.
+Nothing runs before `StreamEnvironment.execute`. What is known to be wrong raises ConfigurationError in the call that
+says it. The three classes make each other, so they share a module; `stream_steps.py` has the steps from a stream to
+another one of its kind.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class Stream(StreamSteps):
     """
 
     def union(self, *others: Stream) -> Stream:
-        """All rows of several streams of the same columns, in no particular order."""
+        """All rows of several streams with the same columns, in no particular order."""
         for stream in (self, *others):
             if stream._updating is not None:
                 raise stream._updating.refuse("union")
@@ -88,14 +89,15 @@ class Stream(StreamSteps):
         uid: str | None = None,
         parallelism: int | None = None,
     ) -> OutputTable:
-        """Write to a table, exactly once: rows are visible when the checkpoint that covers them is complete.
+        """Write to a table, exactly once: rows become visible when the checkpoint that covers them is complete.
 
-        mode="append" keeps every row; mode="upsert" keeps the newest row of each key in `keys`; use it for running
-        aggregates, whose keys it must have. Rows of a key keep their order as long as one subtask makes them.
-        `partition_by`: columns whose values get folders of their own (`carrier=AA`), see `docs/tables.md`. A new job
-        refuses a table that has rows unless `if_exists` says "append" or "overwrite"; a job restored from a checkpoint
-        goes on where it was. Old rows are replaced with the first completed checkpoint, in one step. A table whose
-        owner lives is refused.
+        mode="append" keeps every row. mode="upsert" keeps the newest row of each key in `keys`; running aggregates need
+        it, with their own keys. Rows of a key keep their order as long as one subtask makes them. `partition_by` names
+        columns whose values get folders of their own (`carrier=AA`), see `docs/tables.md`.
+
+        A new job refuses a table that has rows, unless `if_exists` is "append" or "overwrite". With "overwrite" the
+        first completed checkpoint replaces the old rows, in one step. A restored job goes on in its table. A table
+        whose owner lives is refused, by `execute`.
         """
         info = self._table_info(mode, tuple(keys), name, tuple(partition_by))
         if self._updating is not None:
@@ -111,7 +113,7 @@ class Stream(StreamSteps):
     def collect(self, *, name: str = "collect", uid: str | None = None) -> CollectedRows:
         """Collect the rows of a bounded job, exactly once; read them with `to_arrow()` after it.
 
-        Of an aggregate that emits updates these are all versions of its rows.
+        After an aggregate that emits updates these are all updates, not only the newest row of each key.
         """
         return self._collected(name, uid, handed_on=False)
 
@@ -126,15 +128,18 @@ class Stream(StreamSteps):
     ) -> None:
         """Call `fn(df, checkpoint_id)` in this driver with the rows of each completed checkpoint, one after the other.
 
-        `df` is a Spark DataFrame, and any Spark writer may be used; where the environment has no Spark, it is an Arrow
-        table. It is valid during the call. The rows of a checkpoint come at least once: again, under the same id, after
-        a failure of `fn`, of the driver or of the job. Ids increase, and no other rows ever get one that was used, in
-        this job or one restored from it: write so that a second call with an id changes nothing. Checkpoints without
+        It is to checkpoints what Spark's `foreachBatch` is to micro-batches. `df` is a Spark DataFrame, for any Spark
+        writer; if the environment has no Spark, it is an Arrow table. It is valid during the call. Checkpoints without
         rows of this stream are skipped. See `docs/for-each-checkpoint.md`.
 
-        An Exception of `fn` is retried `retries` times, after growing pauses; then the job fails with it. While more
-        than `max_behind` checkpoints wait for `fn`, the sources read no more input. `job.wait()` returns when `fn` has
-        had all rows. Of an aggregate that emits updates these are all versions of its rows. Raises ConfigurationError.
+        The rows of a checkpoint come at least once: after a failure of `fn`, the driver or the job they come again,
+        under the same id. Ids increase. An id is never used for other rows, in this job or one restored from it. So
+        write in such a way that a second call with an id changes nothing.
+
+        If `fn` raises an Exception, it is called again, up to `retries` times, after growing pauses; then the job
+        fails. While more than `max_behind` checkpoints wait for `fn`, the sources read no more input. `job.wait()`
+        returns when `fn` has had all rows. After an aggregate that emits updates, `df` has all updates.
+        Raises ConfigurationError.
         """
         check_function(fn, retries, max_behind, name)
         rows = self._collected(name, uid, handed_on=True)
@@ -166,7 +171,7 @@ class Stream(StreamSteps):
         return TableInfo.of(self.schema, mode, keys, partition_by)
 
     def _together(self, keys: tuple[str, ...], parallelism: int | None) -> Stream:
-        """This stream, so partitioned that rows of the same `keys` meet in one subtask of the next operator."""
+        """This stream, partitioned so that rows with the same `keys` meet in one subtask of the next operator."""
         upstream, partitioning = self._inputs[0]
         parallelism = parallelism if parallelism is not None else self._program.parallelism
         stay = len(self._inputs) == 1 and partitioning is None and upstream.parallelism == parallelism
@@ -175,7 +180,7 @@ class Stream(StreamSteps):
         return self._partitioned(Partitioning(PartitioningKind.HASH, keys))
 
     def _keyed(self, keys: tuple[str, ...], updates: bool) -> Stream:
-        """This stream of an aggregate: a row of a key comes from one subtask, as one of many versions or for good."""
+        """The output of an aggregate: one subtask has all rows of a key. With `updates` they replace each other."""
         node = self._inputs[0][0]
         updating = Updating(keys, f"{node.name!r} (uid {node.uid!r})") if updates else None
         return Stream(self._program, self._inputs, keys, self.timestamp, updating)
@@ -197,7 +202,7 @@ class KeyedStream:
     def connect(self, other: KeyedStream | Stream) -> ConnectedStreams:
         """This stream and another keyed one, for one operator to process: rows of one key meet, and share its state.
 
-        Or a broadcast one, all of whose rows meet all keys: `connect(rules.broadcast())`.
+        The other one may also be broadcast, `connect(rules.broadcast())`: then each of its rows meets all keys.
         """
         return ConnectedStreams(self, other)
 
@@ -213,7 +218,7 @@ class KeyedStream:
     ) -> Stream:
         """Call a `tg.ProcessFunction` with each row, with state and timers of the row's key.
 
-        `schema` is that of the rows that it returns; give it where a table, an aggregation or a key follows.
+        `schema` is that of the rows that it returns; give it if a table, an aggregate or a key follows.
         """
         keys, timestamps = (self.keys,), (self.stream.timestamp,)
         ProcessOperator(function, keys, timestamps, schema)
@@ -232,9 +237,11 @@ class KeyedStream:
     ) -> Stream:
         """Aggregate each key: `aggregate(n=tg.count(), worst=tg.max("delay"))`.
 
-        emit="update": after each batch one row for every key in it, with the values so far; write them to a table with
-        mode="upsert" and these keys. Operators that would take old versions for rows of their own refuse to follow.
-        emit="final": one row a key when a bounded input has ended. The columns are the keys, then the aggregates.
+        emit="update" emits, after each batch, one row for every key in it, with the values so far. It replaces the
+        key's row before it, so write these rows to a table with mode="upsert" and these keys. Operators that would
+        count the replaced rows, too, raise ConfigurationError.
+        emit="final" emits one row for each key when a bounded input has ended. The columns are the keys, then the
+        aggregates.
         """
         keys, schema = self.keys, self.stream.schema
         operator = KeyedAggregate(keys, aggregates, emit)
@@ -246,7 +253,7 @@ class KeyedStream:
 
 
 class ConnectedStreams:
-    """Two streams, of different columns as a rule, that one operator processes. Made by `Stream.connect`."""
+    """Two streams, usually with different columns, for one operator to process. Made by `Stream.connect`."""
 
     def __init__(self, first: Stream | KeyedStream, second: Stream | KeyedStream) -> None:
         self._first, keys1 = (first, ()) if isinstance(first, Stream) else (first.stream, first.keys)
@@ -277,9 +284,9 @@ class ConnectedStreams:
     ) -> Stream:
         """Call `process1` with each row of the first stream and `process2` with each of the second, in no fixed order.
 
-        Where the second stream is a broadcast one, the function may be a `tg.KeyedBroadcastProcessFunction` (the first
-        is keyed) or a `tg.BroadcastProcessFunction` (it is not): their methods are `process` and `process_broadcast`.
-        `schema` is that of the rows that it returns; give it where a table, an aggregation or a key follows.
+        If the second stream is broadcast, the function may be a `tg.KeyedBroadcastProcessFunction` (the first stream is
+        keyed) or a `tg.BroadcastProcessFunction` (it is not). Their methods are `process` and `process_broadcast`.
+        `schema` is that of the rows that it returns; give it if a table, an aggregate or a key follows.
         """
         keys, timestamps = self._keys, (self._first.timestamp, self._second.timestamp)
         made_by = ProcessOperator
@@ -288,7 +295,7 @@ class ConnectedStreams:
             made_by = BroadcastProcessOperator
         else:
             self._check_keys()
-        made_by(function, keys, timestamps, schema)  # raises what is wrong with it here
+        made_by(function, keys, timestamps, schema)  # so that a wrong one is refused here
         first, second = (
             stream.key_by(*names).partitioned() if names else stream
             for stream, names in zip((self._first, self._second), keys, strict=True)
@@ -346,7 +353,7 @@ def timed(
     uid: str | None,
     idleness: str | timedelta | int | None = None,
 ) -> Stream:
-    """The stream with event time from a column, where one is named."""
+    """The stream, with event time from the column `timestamp` if that is named."""
     if timestamp is None:
         return stream
     uid = None if uid is None else f"{uid}-timestamps"

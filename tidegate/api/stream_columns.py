@@ -1,4 +1,7 @@
-"""Works out the columns of a stream while a program is made: what expressions make of them, and which pass."""
+"""Works out the columns of a stream before the job runs: which a step computes, and which it copies.
+
+`stream_steps.py` asks, when it adds an operator. Expressions are evaluated on no rows, so polars itself answers.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +18,9 @@ from tidegate.storage.schemas.plain_types import holds_views, without_views
 
 
 def passed_columns(expressions: Sequence[pl.Expr | str], schema: pa.Schema | None) -> Mapping[str, str]:
-    """The columns that expressions pass as they are, maybe under another name: those of the output to their sources.
+    """Columns that expressions copy, maybe under another name: name in the output to name in the input.
 
-    Without a schema those alone that are named one by one.
+    Without a schema only columns that are named one by one are found, not those of selectors.
     """
     passed: dict[str, str] = {}
     frame = None if schema is None else polars_frame(pa.RecordBatch.from_pylist([], schema))
@@ -34,7 +37,7 @@ def passed_columns(expressions: Sequence[pl.Expr | str], schema: pa.Schema | Non
 
 
 def computed_columns(expressions: Sequence[pl.Expr], schema: pa.Schema | None) -> frozenset[str]:
-    """Names of the columns that expressions make. Without a schema those alone that polars can tell."""
+    """Names of the columns that expressions make. Without a schema only those that polars can tell."""
     if schema is None:
         names = (expression.meta.output_name(raise_if_undetermined=False) for expression in expressions)
         return frozenset(name for name in names if name is not None)
@@ -43,20 +46,20 @@ def computed_columns(expressions: Sequence[pl.Expr], schema: pa.Schema | None) -
 
 
 def name_after(column: str, passed: Mapping[str, str]) -> str | None:
-    """What a column is called after a step that passes these: its own name if it keeps it. None if it is gone."""
+    """What a column is called after a step that copies `passed`: its own name if it keeps that; None if it is gone."""
     if passed.get(column) == column:
         return column
     return next((name for name, source in passed.items() if source == column), None)
 
 
 def reads_only(expression: pl.Expr, columns: Sequence[str]) -> bool:
-    """Whether an expression reads no other columns than these."""
+    """Whether an expression reads only these columns."""
     by_selector = '"Selector"' in expression.meta.serialize(format="json")
     return not by_selector and set(expression.meta.root_names()) <= set(columns)
 
 
 def schema_after(operator: Operator, schema: pa.Schema | None) -> pa.Schema | None:
-    """Columns that polars expressions make, found by evaluating them on no rows. OperatorError if they cannot be."""
+    """The columns after an operator, found by running it on no rows. None without a schema. Raises OperatorError."""
     if schema is None:
         return None
     operator.open(OperatorContext(OperatorUid("plan"), "plan", SubtaskIndex(0), 1, 1), ())

@@ -1,6 +1,6 @@
-"""`StreamSources`: what an environment begins streams with: data in memory, DataFrames, and sources of your own.
+"""`StreamSources`: begins streams from data in memory, from Spark DataFrames, and from sources of your own.
 
-`StreamEnvironment` adds what becomes of the streams.
+`StreamEnvironment` inherits these methods, and adds those that run the streams.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 MEMORY_SPLITS = 16
-"""Parts of a stream over data in memory; not the parallelism, which may change when a job is restored."""
+"""Splits of data in memory. Fixed, because the parallelism may change when a job is restored."""
 LANES_A_SUBTASK = 2
-"""Parts of the log of a streaming DataFrame for each subtask that its source has when the log is made."""
+"""Lanes (splits) in the log of a streaming DataFrame, for each subtask that its source has when the log is made."""
 IDLENESS = "1min"
-"""How long a lane of a streaming DataFrame may have no rows and hold event time back."""
+"""A lane of a streaming DataFrame without rows for this long does not hold event time back any more."""
 LOG_LIMIT = "1gb"
-"""How much of a streaming DataFrame may wait for a checkpoint."""
+"""Bytes of rows of a streaming DataFrame that may wait for a checkpoint to cover them."""
 
 
 class StreamSources:
@@ -48,8 +48,8 @@ class StreamSources:
     ) -> Stream:
         """A stream over data in memory: Arrow, or a polars frame. The data travels with the job: keep it small.
 
-        It is read in `splits` parts, dealt out to the subtasks. A restored job needs the same data and splits. With
-        `timestamp`, event time is that of this column, as with `Stream.assign_timestamps`.
+        It is read in `splits` parts (16 by default), dealt out to the subtasks. A restored job needs the same data and
+        splits. With `timestamp`, event time comes from this column, as with `Stream.assign_timestamps`.
         """
         source = MemorySource.of(data, splits if splits is not None else MEMORY_SPLITS)
         stream = self.from_source(source, name=name, uid=uid, parallelism=parallelism)
@@ -71,17 +71,19 @@ class StreamSources:
     ) -> Stream:
         """A stream over a Spark DataFrame, bounded or streaming.
 
-        Of a bounded one Spark writes the rows down once, distributed, when the job is executed; the job reads that
-        copy, so that what is replayed after a failure is exactly what was read before it. With `timestamp`, event time
-        is that of this column, as with `Stream.assign_timestamps`.
+        With `timestamp`, event time comes from this column, as with `Stream.assign_timestamps`.
 
-        Of a streaming one (`spark.readStream...`) a Spark query runs as long as the job, in this driver, and each of
-        its micro-batches lands exactly once in a log, which the job follows. `idleness` and the last three are for it
-        alone. Event time is that of the lane of the log that is furthest behind; a lane without rows for as long as
-        `idleness`, a minute by default, does not hold it back any more. `trigger` is how far apart micro-batches begin
-        (Spark's `processingTime`), at once if there is none; the query waits while more than `log_limit` bytes of rows,
-        1 GB by default, are not covered by a checkpoint; `spark_checkpoint` is a folder for Spark's own checkpoint,
-        needed where the job's checkpoints lie in a bucket. See `docs/streaming-dataframes.md`.
+        Bounded: when the job is executed, Spark's executors write the rows to files, once. The job reads these files,
+        so what it replays after a failure is exactly what it read before.
+
+        Streaming (`spark.readStream...`): a Spark query runs in this driver, as long as the job. Each micro-batch lands
+        exactly once in a log, which the job follows. The log has lanes, and the slowest lane decides event time. See
+        `docs/streaming-dataframes.md`. These are for streaming DataFrames alone (ConfigurationError else):
+
+        - `idleness`: a lane without rows for so long, a minute by default, does not hold event time back any more.
+        - `trigger`: how far apart micro-batches begin (Spark's `processingTime`); without it, one follows the other.
+        - `log_limit`: the query waits while more bytes of rows, 1 GB by default, are not covered by a checkpoint.
+        - `spark_checkpoint`: a folder for Spark's own checkpoint, needed if the job's checkpoints are in a bucket.
         """
         from tidegate.spark_bridge import DataFrameSource, StreamingDataFrameSource, StreamSettings
 

@@ -1,6 +1,7 @@
-"""`StreamSteps`: the steps of a stream that lead to another stream of the same kind: maps, filters, event time.
+"""`StreamSteps`: the methods that turn a stream into another of the same kind, such as maps, filters and event time.
 
-`Stream` adds what leads elsewhere: to keyed and connected streams, and to tables.
+`Stream` (`stream.py`) inherits them and adds those that lead to keyed streams, connected streams and tables. A method
+only adds an operator to the `Program`, and checks what can be checked before the job runs.
 """
 
 from __future__ import annotations
@@ -55,15 +56,15 @@ class StreamSteps:
         self._program = program
         self._inputs = inputs
         self._updating = updating
-        """What the rows are versions of; None where each row stands for itself."""
+        """Set if a row replaces earlier ones with its keys; None if each row stands for itself."""
         self.timestamp = timestamp
-        """Column of event time, as far as the rows have it; None where none was named."""
+        """The column of event time; None if none was named, or a step has dropped it."""
         self._keyed_by = keyed_by
-        """Columns whose values decide in which subtask a row is; empty where that is not known."""
+        """The key columns by which the rows are spread over subtasks already; empty if that is not known."""
 
     @property
     def schema(self) -> pa.Schema | None:
-        """Columns, if they are known already."""
+        """The columns; None if they are known only when the job runs."""
         return self._inputs[0][0].schema
 
     @property
@@ -73,7 +74,7 @@ class StreamSteps:
 
     @property
     def program(self) -> Program:
-        """What the stream is part of."""
+        """The program that the stream belongs to."""
         return self._program
 
     def map_batches(
@@ -86,10 +87,10 @@ class StreamSteps:
         parallelism: int | None = None,
         batch_rows: tuple[int, int] | None = None,
     ) -> Self:
-        """Call `fn` with each Arrow batch. It returns a batch, a table, a polars DataFrame, or None.
+        """Call `fn` with each Arrow batch. It returns a batch, a table, a polars DataFrame, or None for no rows.
 
-        `schema` is that of the result; give it where a table or an aggregation follows. Behind an aggregate that emits
-        updates `fn` must keep every row and its keys.
+        `schema` is that of the result; give it if a table or an aggregate follows. After an aggregate that emits
+        updates, `fn` must keep every row and its keys.
         """
         updating = self._updates_with(schema, name)
         return self._then(lambda: MapBatches(fn, schema), schema, name, uid, parallelism, batch_rows, updating=updating)
@@ -172,16 +173,17 @@ class StreamSteps:
     ) -> Self:
         """Take event time from a column: a timestamp, a date, or int64 milliseconds since 1970.
 
-        After each batch a watermark says that no row with a timestamp more than `max_out_of_orderness` (a duration)
-        before the greatest so far is expected any more. It takes the place of earlier event time.
+        After each batch a watermark follows the greatest timestamp so far, behind it by `max_out_of_orderness` (a
+        duration): rows older than that are not expected any more. It replaces earlier event time.
 
-        Right behind an unbounded source each split counts by itself: event time is that of the split that is furthest
-        behind. With `idleness` (a duration) a split that has had no rows for so long does not hold it back any more.
+        Right behind an unbounded source each split has a watermark of its own, and the slowest split counts. With
+        `idleness` (a duration) a split without rows for so long does not hold event time back any more.
+        Raises ConfigurationError.
         """
         if self.schema is not None:
             check_timestamp_column(self.schema, column)
         delay_ms = parse_duration_ms(max_out_of_orderness, setting="max_out_of_orderness")
-        # In the subtasks that make the rows: a watermark is best where the order is still that of the source.
+        # As parallel as the stream before it, so chained to it: there the rows still have the source's order.
         parallelism = parallelism if parallelism is not None else self._inputs[0][0].parallelism
         idleness_ms = None if idleness is None else parse_duration_ms(idleness, setting="idleness")
         if idleness_ms is not None and not all(_has_splits_that_go_on(node, parallelism) for node, _ in self._inputs):
@@ -212,7 +214,7 @@ class StreamSteps:
     ) -> Self:
         """Call a `tg.ProcessFunction` with each row. Without key_by there is neither keyed state nor timers.
 
-        `schema` is that of the rows that it returns; give it where a table, an aggregation or a key follows.
+        `schema` is that of the rows that it returns; give it if a table, an aggregate or a key follows.
         """
         timestamps = (self.timestamp,)
         (factory := partial(ProcessOperator, function, ((),), timestamps, schema))()
@@ -235,7 +237,7 @@ class StreamSteps:
         return type(self)(self._program, inputs, (), self.timestamp, self._updating)
 
     def _in_order(self, parallelism: int | None) -> Self:
-        """This stream, so partitioned that versions of a row do not overtake each other at another parallelism."""
+        """This stream; if it has updates and the parallelism changes, partitioned by their keys to keep their order."""
         upstream, partitioning = self._inputs[0]
         parallelism = parallelism if parallelism is not None else self._program.parallelism
         if self._updating is None or partitioning is not None or upstream.parallelism == parallelism:
@@ -243,7 +245,7 @@ class StreamSteps:
         return self._partitioned(Partitioning(PartitioningKind.HASH, self._updating.keys))
 
     def _own_columns(self) -> set[str]:
-        """Columns of the stream, as far as they matter and are known."""
+        """All columns; without a schema those that matter here: the keys of updates, and event time."""
         if self.schema is not None:
             return set(self.schema.names)
         keys = () if self._updating is None else self._updating.keys
@@ -264,7 +266,7 @@ class StreamSteps:
         uid: str | None,
         parallelism: int | None,
     ) -> Self:
-        """What expressions make of the rows, of which they pass some columns on as they are."""
+        """The stream after polars expressions. `passed` maps output columns to the input columns that they copy."""
         updating = None if self._updating is None else self._updating.renamed(repr(name), passed)
         result = self._then(factory, schema, name, uid, parallelism, updating=updating)
         renamed = None if self.timestamp is None else name_after(self.timestamp, passed)
@@ -285,7 +287,11 @@ class StreamSteps:
         second: StreamSteps | None = None,
         updating: Updating | None = None,
     ) -> Self:
-        """The stream behind a new operator. `updating` says that it can follow updates, and what its own rows are."""
+        """Add an operator, and return the stream behind it.
+
+        An operator that may follow updates is given `updating`, which describes its own rows. `second` is the other
+        input of an operator that has two. ConfigurationError if the operator may not follow updates.
+        """
         for stream in (self,) if second is None else (self, second):
             if stream._updating is not None and updating is None:
                 raise stream._updating.refuse(repr(name))
@@ -307,5 +313,5 @@ class StreamSteps:
 
 
 def _has_splits_that_go_on(node: StreamNode, parallelism: int) -> bool:
-    """Whether an operator behind this node, in so many subtasks, knows of which split a row is."""
+    """Whether an operator with this parallelism behind the node is told the split of each row."""
     return node.source is not None and is_unbounded(node.source) and node.parallelism == parallelism

@@ -1,9 +1,9 @@
-"""`Updating`: streams of updates, whose rows take the place of earlier ones with the same keys.
+"""`Updating`: marks a stream of updates, in which a row replaces the earlier rows with its keys.
 
-An aggregate with `emit="update"` makes them. As long as nothing says what a row replaces (a retraction), only two
-things can be right behind it: an upsert by the very same keys, which keeps the newest row of each; and looking at all
-versions, which `collect` does. Any other operator would take old versions for rows of their own. So every operator
-refuses such a stream unless it is known to pass on the keys, and every version.
+An aggregate with `emit="update"` makes one. There are no retractions, as Flink's changelog streams have them. So only
+two things are right behind it: an upsert by the same keys, which keeps the newest row of each, and `collect` (or
+`for_each_checkpoint`), which shows all rows. Any other operator would count replaced rows as well. So an operator
+refuses such a stream, unless it is known to pass on the keys and every row.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tidegate.storage.errors import ConfigurationError
 
 @dataclass(frozen=True, slots=True)
 class Updating:
-    """What a stream of updates is: of each key the newest row counts. `made_by` names the operator that makes it."""
+    """A stream of updates: the newest row of each key counts. `made_by` names the operator that emits them."""
 
     keys: tuple[str, ...]
     made_by: str
@@ -33,7 +33,7 @@ class Updating:
         )
 
     def renamed(self, operator: str, passed: Mapping[str, str]) -> Updating:
-        """The updates after a step that passes these columns. ConfigurationError if a key is not among them."""
+        """The updates after a step that copies these columns. ConfigurationError if a key is not among them."""
         names = []
         for key in self.keys:
             name = name_after(key, passed)
@@ -43,7 +43,7 @@ class Updating:
         return Updating(tuple(names), self.made_by)
 
     def check_upsert(self, operator: str, keys: Sequence[str]) -> None:
-        """Raise ConfigurationError for a table that keeps other rows than the newest of each key."""
+        """Raise ConfigurationError unless a table with these keys keeps exactly the newest row of each key."""
         if set(keys) != set(self.keys):
             how = f"an upsert by {list(keys)}" if keys else 'a table in mode "append"'
             raise self.refuse(operator, f"{how} would keep old versions, or lose rows")
