@@ -1,4 +1,4 @@
-"""`CheckpointCalls`: calls the function of `Stream.for_each_checkpoint` in the driver, with the rows of each checkpoint.
+"""`CheckpointCalls`: calls the function of `Stream.for_each_checkpoint`, in the driver, checkpoint by checkpoint.
 
 It is a companion of the job. `StreamEnvironment.execute` makes it from a `CheckpointFunction`. One of its threads reads
 the table's log, and holds the sources back while too many commits wait; the other calls the function. `HandedRows`,

@@ -1,8 +1,11 @@
 """`CheckpointConfig`: settings of a job's checkpoints, under Python names and under the keys that Flink users know.
 
-Rules: a value is checked where it is given, so that a job never starts with one that it cannot keep; nothing
-is ignored silently, so an unknown or doubled setting, and one that another makes pointless, is refused; every
-refusal is a ConfigurationError. A setting that Flink has under two keys is known under both.
+Rules:
+
+- A value is checked where it is given, so a job never starts with one that it cannot keep.
+- Nothing is ignored silently: a setting that is unknown, doubled, or pointless because of another one is refused.
+- Every refusal is a ConfigurationError.
+- A setting that Flink has under two keys is known under both.
 """
 
 from __future__ import annotations
@@ -37,7 +40,7 @@ __all__ = ["INTERVAL_MS_MIN", "CheckpointConfig", "setting_keys", "unknown_setti
 
 
 class CheckpointConfig(BaseModel):
-    """When checkpoints are taken and how, where they rest, and how many failures are put up with.
+    """When checkpoints are taken and how, where they are stored, and how many may fail.
 
     Durations are strings (`"10s"`, `"5min"`), timedeltas, or milliseconds as int; kept as milliseconds.
     Sizes are strings (`"20kb"`) or bytes as int; kept as bytes. Choices may be in capitals, as Flink has them.
@@ -83,7 +86,7 @@ class CheckpointConfig(BaseModel):
     storage_outage: Annotated[int, BeforeValidator(of.duration)] = Field(
         default=STORAGE_OUTAGE_MS, alias=KEYS["storage_outage"][0]
     )
-    """Milliseconds for which the job goes on while storage does not answer or takes nothing; then it has failed."""
+    """Milliseconds that the job goes on while storage does not answer or takes nothing; then it fails."""
 
     retained: Annotated[int, BeforeValidator(of.at_least_one)] = Field(default=1, alias=KEYS["retained"][0])
     """Completed checkpoints to keep; at least 1."""
@@ -92,7 +95,7 @@ class CheckpointConfig(BaseModel):
         Literal["retain_on_cancellation", "delete_on_cancellation", "no_externalized_checkpoints"],
         BeforeValidator(of.retention),
     ] = Field(default="retain_on_cancellation", alias=KEYS["retention"][0])
-    """What stays of a job that failed or was cancelled: all that is retained; the same unless cancelled; nothing."""
+    """Of which jobs the retained checkpoints stay: those that failed or were cancelled; those that failed; neither."""
 
     inline_bytes: Annotated[int, BeforeValidator(of.size)] = Field(
         default=INLINE_BYTES_MAX, alias=KEYS["inline_bytes"][0]
@@ -129,7 +132,7 @@ class CheckpointConfig(BaseModel):
     """Bytes that each operator of a subtask may use for the caches and buffers of a backend on disk."""
 
     undo_memory: Annotated[int, BeforeValidator(of.size)] = Field(default=UNDO_BYTES, alias=KEYS["undo_memory"][0])
-    """Bytes that each operator of a subtask may use to go back to a checkpoint from memory; 0: it reads instead."""
+    """Bytes that each operator of a subtask may use to go back to a checkpoint in memory. 0: it reads state again."""
 
     backend_directory: Annotated[str | None, BeforeValidator(of.place)] = Field(
         default=None, alias=KEYS["backend_directory"][0]
@@ -150,7 +153,7 @@ class CheckpointConfig(BaseModel):
     """`"jobmanager"`: state goes into the coordinator's memory (and metadata), 5 MB for each file of state at most."""
 
     debloat: Annotated[bool, BeforeValidator(of.switch)] = Field(default=True, alias=KEYS["debloat"][0])
-    """Whether the data in flight to a slow task is bounded by the time that it needs for it, so that barriers come."""
+    """Whether a slow task has only so much data in flight to it as it can process soon, so that barriers arrive."""
 
     debloat_target: Annotated[int, BeforeValidator(of.debloat_target)] = Field(
         default=DEBLOAT_TARGET_MS, alias=KEYS["debloat_target"][0]
@@ -160,7 +163,7 @@ class CheckpointConfig(BaseModel):
     failover: Annotated[Literal["region", "full"], BeforeValidator(of.failover)] = Field(
         default="region", alias=KEYS["failover"][0]
     )
-    """What restarts when a task has failed: its pipelined region, all that channels join to it, or the whole job."""
+    """What restarts when a task has failed: its pipelined region (all that channels join to it), or the whole job."""
 
     lease: Annotated[int, BeforeValidator(of.lease)] = Field(default=LEASE_MS_DEFAULT, alias=KEYS["lease"][0])
     """Milliseconds without a sign of life after which the job counts as dead; at least 1,000."""
@@ -188,13 +191,13 @@ class CheckpointConfig(BaseModel):
     standbys: Annotated[int | Literal["auto", "warm"] | None, BeforeValidator(of.standbys)] = Field(
         default=None, alias=KEYS["standbys"][0]
     )
-    """Spare processes of the job; `"auto"`: as many as there is room for; `"warm"`: and one more for each keyed task,
-    which holds its state. None: as the environment says."""
+    """Spare processes of the job. `"auto"`: as many as there is room for. `"warm"`: one more for each keyed task, which
+    holds that task's state. None: as the environment says."""
 
     slot_request_timeout: Annotated[int, BeforeValidator(of.timeout)] = Field(
         default=SLOT_REQUEST_TIMEOUT_MS, alias=KEYS["slot_request_timeout"][0]
     )
-    """Milliseconds that an attempt waits for room in the cluster, then it has failed; at least 10."""
+    """Milliseconds that an attempt waits for room in the cluster before it fails; at least 10."""
 
     @model_validator(mode="wrap")
     @classmethod
@@ -261,7 +264,7 @@ def _check_together(config: CheckpointConfig) -> None:
 
 
 def _check_warm(config: CheckpointConfig, refuse: Callable[[str, str, str], ConfigurationError]) -> None:
-    """What a process that holds the state of a task cannot do without."""
+    """Refuse settings without which a warm standby cannot hold the state of a task in memory."""
     if not config.incremental:
         why = "it would read the whole state at each checkpoint; switch incremental on, or use 'auto'"
         raise refuse("standbys", "incremental", why)

@@ -1,8 +1,10 @@
 """Reads settings from a YAML file or a mapping, under Flink's keys.
 
-Rules: keys may be flat (`a.b: 1`), nested (`a: {b: 1}`) or both; a key that is unknown or stands twice is
-refused, with the name of the file; what a value means is not decided here (`checkpoint_config.py` and
-`restart_config.py` do).
+Rules:
+
+- Keys may be flat (`a.b: 1`), nested (`a: {b: 1}`) or both.
+- A key that is unknown, or given twice, is refused. The error names the file.
+- What a value means is decided elsewhere, in `checkpoint_config.py` and `restart_config.py`.
 """
 
 from __future__ import annotations
@@ -61,7 +63,7 @@ def _config(content: Mapping[str, object]) -> Config:
         if key in flat:
             raise ConfigurationError(f"{key} is given twice, nested and flat; give it once")
         if value is None and any(name.startswith(f"{key}.") for name in known):
-            continue  # A known section with nothing in it, as when all its lines are comments, is no mistake.
+            continue  # A known section may be empty, for example when all its lines are comments.
         if key not in known:
             raise unknown_setting(key, known)
         flat[key] = value

@@ -1,4 +1,4 @@
-"""When a process counts as hung, from the settings of a job."""
+"""Works out from a job's settings when one of its processes counts as hung."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from tidegate.api.config.checkpoint_config import CheckpointConfig
 
 
 def heartbeats_of(config: CheckpointConfig) -> HeartbeatSettings:
-    """Where no limit is set for a call, it may take half of the time that a checkpoint may take.
+    """The heartbeat settings, in milliseconds. Without `call_timeout`, a call may take half of a checkpoint's timeout.
 
-    A barrier waits for the call, so a longer one is likely to fail a checkpoint, and with it whoever waits for the
-    barrier behind it. Without periodic checkpoints nothing waits, and there is no limit.
+    Barriers wait for the call, so a longer one would probably fail the checkpoint. Without periodic checkpoints no
+    barrier waits, and there is no limit.
     """
     limit_ms = config.call_timeout
     if limit_ms is None and config.interval is not None:

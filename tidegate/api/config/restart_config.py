@@ -1,7 +1,7 @@
 """Reads `restart-strategy.*`, Flink's keys of the restart strategies, into a `RestartStrategy`.
 
-Rules: the values mean what they mean in Flink, and so do the defaults. A setting of a strategy that was not chosen is
-refused: it would change nothing, and whoever wrote it believes that it does.
+Rules: values and defaults are those of Flink. A setting of a strategy that was not chosen is refused: it would change
+nothing, although somebody wrote it to change something.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _KINDS = {
 KIND_OF: Mapping[str, str] = MappingProxyType(
     {f"restart-strategy.{kind}.{key}": kind for kind, details in _KINDS.items() for key in details.arguments}
 )
-"""Key of a strategy's own setting to the strategy."""
+"""The strategy that each key of a strategy's own setting belongs to."""
 
 RESTART_KEYS = (*TYPE_KEYS, *KIND_OF)
 """Every key that is about restart strategies."""

@@ -62,7 +62,7 @@ def titled(name: str) -> str:
 
 
 def unknown_setting(name: str, known: Iterable[str]) -> ConfigurationError:
-    """The refusal of a setting that is none of `known`: it names the nearest one."""
+    """The error for a setting that is none of `known`. It names the nearest one."""
 
     def likeness(other: str) -> float:
         # People remember the last part of a key best, so it alone counts as much as the whole.

@@ -1,4 +1,8 @@
-"""Checks the values of settings: each function takes what was written and gives what is kept, or refuses it."""
+"""Checks the values of settings: each function takes what was written and returns what is kept.
+
+They are the validators of the fields of `CheckpointConfig`. A wrong value raises ConfigurationError with the name of
+the setting.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +46,7 @@ def interval(value: str | timedelta | int | None, info: ValidationInfo) -> int |
 
 
 def timeout(value: str | timedelta | int, info: ValidationInfo) -> int:
-    """Milliseconds, not too few."""
+    """Milliseconds, at least 10."""
     timeout_ms = duration(value, info)
     if timeout_ms < INTERVAL_MS_MIN:
         raise ConfigurationError(f"{label(info)}: {timeout_ms} ms is too short; give {INTERVAL_MS_MIN} ms or more")
@@ -50,7 +54,7 @@ def timeout(value: str | timedelta | int, info: ValidationInfo) -> int:
 
 
 def lease(value: str | timedelta | int, info: ValidationInfo) -> int:
-    """Milliseconds, not so few that a renewal that takes its time comes too late."""
+    """Milliseconds, at least 1,000: a slow renewal must not come too late."""
     lease_ms = duration(value, info)
     if lease_ms < LEASE_MS_MIN:
         raise ConfigurationError(f"{label(info)}: {lease_ms} ms is too short; give {LEASE_MS_MIN} ms or more")
@@ -58,7 +62,7 @@ def lease(value: str | timedelta | int, info: ValidationInfo) -> int:
 
 
 def heartbeat(value: str | timedelta | int, info: ValidationInfo) -> int:
-    """Milliseconds, not so few that a busy machine counts as a hung process."""
+    """Milliseconds, at least 100: a busy machine must not look like a hung process."""
     heartbeat_ms = duration(value, info)
     if heartbeat_ms < HEARTBEAT_MS_MIN:
         raise ConfigurationError(f"{label(info)}: {heartbeat_ms} ms is too short; give {HEARTBEAT_MS_MIN} ms or more")
@@ -71,7 +75,7 @@ def call_timeout(value: str | timedelta | int | None, info: ValidationInfo) -> i
 
 
 def debloat_target(value: str | timedelta | int, info: ValidationInfo) -> int:
-    """Milliseconds, not so few that a receiver runs dry before an answer comes."""
+    """Milliseconds, at least 10: a receiver must not run dry before the sender hears of its credit."""
     target_ms = duration(value, info)
     if target_ms < DEBLOAT_TARGET_MS_MIN:
         raise ConfigurationError(
@@ -93,12 +97,12 @@ def whole(value: object, info: ValidationInfo, what: str, at_least: int) -> int:
 
 
 def any_number(value: object, info: ValidationInfo) -> int:
-    """A number of checkpoints, 0 among them."""
+    """A number of checkpoints, 0 or more."""
     return whole(value, info, "number of checkpoints", at_least=0)
 
 
 def at_least_one(value: object, info: ValidationInfo) -> int:
-    """A number of checkpoints."""
+    """A number of checkpoints, 1 or more."""
     return whole(value, info, "number of checkpoints", at_least=1)
 
 
@@ -145,12 +149,12 @@ def switch(value: object, info: ValidationInfo) -> bool:
 
 
 def lowered(value: object) -> object:
-    """Flink writes its choices in capitals, its users in either way."""
+    """In lower case, with underscores: Flink writes its choices in capitals, its users in either way."""
     return value.lower().replace("-", "_") if isinstance(value, str) else value
 
 
 def choice(value: object, info: ValidationInfo, choices: Iterable[str]) -> str:
-    """One of the choices, however it was written."""
+    """The choice that was meant, in capitals or not."""
     for known in choices:
         if known == lowered(value):
             return known
@@ -158,22 +162,22 @@ def choice(value: object, info: ValidationInfo, choices: Iterable[str]) -> str:
 
 
 def mode(value: object, info: ValidationInfo) -> str:
-    """Of checkpoints."""
+    """The mode of checkpoints."""
     return choice(value, info, ("exactly_once", "at_least_once"))
 
 
 def retention(value: object, info: ValidationInfo) -> str:
-    """Of checkpoints, when the job is over."""
+    """Which checkpoints stay when the job is over."""
     return choice(value, info, ("retain_on_cancellation", "delete_on_cancellation", "no_externalized_checkpoints"))
 
 
 def failover(value: object, info: ValidationInfo) -> str:
-    """Of a job whose task has failed."""
+    """What restarts when a task has failed."""
     return choice(value, info, ("region", "full"))
 
 
 def backend(value: object, info: ValidationInfo) -> str:
-    """Of keyed state."""
+    """The state backend; Flink's `hashmap` is kept as `columnar`."""
     if lowered(value) == "forst":
         raise ConfigurationError(
             f"{label(info)}: {value!r} is not available; write 'columnar' (in memory; Flink's 'hashmap' means the "
@@ -183,7 +187,7 @@ def backend(value: object, info: ValidationInfo) -> str:
 
 
 def compression(value: object, info: ValidationInfo) -> str | None:
-    """Of state files; Flink's switch chooses the fast one."""
+    """The compression of state files, or None. True, which Flink's switch may be, chooses the fast one."""
     if value is None or isinstance(value, bool):
         return "lz4" if value else None
     found = choice(value, info, ("none", "lz4", "zstd"))

@@ -1,4 +1,4 @@
-"""The spare processes of an environment: those of each of its jobs that names none itself."""
+"""The `standbys=` of an environment: how many spare processes a job has that does not say so itself."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from tidegate.storage.errors import ConfigurationError
 
 
 def standbys_of(given: object, config: CheckpointConfig) -> Standbys | None:
-    """What the environment was given in Python; None: nothing.
+    """The `standbys=` that an environment was given, checked; None if it was given none.
 
-    Raises ConfigurationError for what is no number, and where its configuration says something, too.
+    Raises ConfigurationError for a wrong value, and if the environment's `config=` has the setting, too.
     """
     if given is None:
         return None
@@ -26,7 +26,7 @@ def standbys_of(given: object, config: CheckpointConfig) -> Standbys | None:
 
 
 def with_standbys(config: CheckpointConfig, standbys: Standbys | None) -> CheckpointConfig:
-    """The settings of a job in such an environment. ConfigurationError where they contradict it."""
+    """The settings of a job in such an environment. ConfigurationError if they contradict its standbys."""
     if standbys is None or config.standbys is not None:
         return config
     given = cast("dict[str, object]", config.model_dump(exclude_unset=True))

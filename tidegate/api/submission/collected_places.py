@@ -1,7 +1,10 @@
-"""Where the rows of `collect()` go, and where those are that a restored checkpoint covers.
+"""Chooses where the rows of `collect()` are stored. `submission.py` asks.
 
-A restored job goes on with the rows that the job before it has collected, where that has them. A savepoint that was
-relocated has a copy of them with it. That copy stays as it is: the job gets one of its own, in its own folder.
+Rules:
+
+- A restored job goes on in the place where the job before it has its rows.
+- A relocated savepoint has a copy of the rows with it. That copy stays as it is: the job gets a copy of its own, in its
+  own folder.
 """
 
 from __future__ import annotations
@@ -32,9 +35,10 @@ def collect_url(
     covering: Sequence[CheckpointMetadata],
     open_store: OpenStore,
 ) -> str:
-    """Where the rows go: where the restored job had collected before, so that `to_arrow` gives all of them.
+    """URL of the rows: that of the restored job, if it has collected before, so that `to_arrow` gives all rows.
 
-    `line` are the jobs behind this one, `covering` the checkpoints whose sink files may not be committed yet.
+    `line` are the jobs that this one goes on from, newest first. `covering` are the checkpoints whose sink files may
+    not be committed yet. ConfigurationError if rows of this uid were handed on with `for_each_checkpoint` before.
     """
     own = taskowned_url(root, job_id, COLLECT, rows.uid)
     for before_root, before in line:
@@ -56,7 +60,7 @@ def collect_url(
 
 
 def with_places(covering: Sequence[CheckpointMetadata], urls: Mapping[str, str]) -> list[CheckpointMetadata]:
-    """The checkpoints with the tables of today: a relocated savepoint knows collected rows by their uid alone."""
+    """The checkpoints with URLs for placeholders: a relocated savepoint knows collected rows only by their uid."""
     return [
         replace(metadata, subtasks=tuple(_with_places(subtask, urls) for subtask in metadata.subtasks))
         for metadata in covering

@@ -2,10 +2,10 @@
 
 Rules:
 
-- It owns the table while it works, as a job does: a living owner is not disturbed, and a job that takes the table
-  meanwhile wins. Then nothing has changed.
-- Each line of jobs has a compaction, and a commit, of its own. Where there is nothing to gain there is none.
-- What a compaction has written and not committed is deleted: by itself, or, if it was killed, by the next one.
+- A compaction owns the table while it works, as a job does. It refuses a table whose owner lives. If a job takes the
+  table meanwhile, the job wins, and the compaction has changed nothing.
+- Each line of jobs is compacted on its own, with a commit of its own, and only if that makes fewer files.
+- Files that a compaction has written and not committed are deleted: by itself, or, if it was killed, by the next one.
 """
 
 from __future__ import annotations
@@ -26,28 +26,28 @@ from tidegate.storage.tables.table_info import TableInfo
 from tidegate.storage.tables.table_log import TableLog
 
 _PREFIX = "compaction_"
-"""No job's id begins so and goes on without the dash and the digits of a job."""
+"""No id of a job begins so: these have no underscores."""
 
 
 @dataclass(frozen=True, slots=True)
 class TableCompaction:
-    """How many files a table showed before it was compacted, and how many since."""
+    """How many files the table had before it was compacted, and how many after."""
 
     files_before: int
     files_after: int
 
 
 def compact_table(url: str, open_store: OpenStore, file_bytes: int) -> TableCompaction:
-    """Compact what each line of jobs shows in the table at `url`.
+    """Compact the table at `url`, line of jobs by line of jobs, into files of up to `file_bytes` bytes.
 
-    Raises TableError if there is no table, or one whose rows are handed to a function, ConfigurationError while its
-    owner lives, FencedError if a job has taken the table meanwhile, StorageError.
+    Raises TableError if there is no table, or its rows are handed to a function; ConfigurationError while its owner
+    lives; FencedError if a job has taken the table meanwhile; StorageError.
     """
     if file_bytes <= 0:
         raise ConfigurationError(f"file_bytes must be positive, not {file_bytes}")
     store = open_store(url)
     if newest_mark(store)[0]:
-        # The compacted rows would be a commit that was not handed on yet.
+        # The compaction would look like a new commit, and its rows would be handed on again.
         raise TableError(f"rows of the table at {url} are handed to a function, and deleted then: compact other tables")
     log = TableLog(store)
     by_line = log.files_by_line()
@@ -76,7 +76,7 @@ def _compact(
         committing = True
         log.commit(job_id, CheckpointId(0), new)
     except BaseException as error:
-        # Where a commit has failed for another reason, it may be there.
+        # A commit that failed for another reason may be there all the same, and needs its files.
         if not committing or isinstance(error, FencedError):
             delete_unreferenced(store, job_id, None)
         raise
@@ -84,7 +84,7 @@ def _compact(
 
 
 def _sweep(store: Store, own: JobId) -> bool:
-    """Delete what compactions that are fenced by now have left."""
+    """Delete what earlier compactions left. They are fenced by now, so they cannot commit it any more."""
     for name in store.list(DATA_FOLDER):
         if name.startswith(_PREFIX) and name != own:
             delete_unreferenced(store, JobId(name), None)

@@ -1,4 +1,4 @@
-"""`Job`: a job that was executed, as the driver script sees it."""
+"""`Job`: the handle of a job, which `StreamEnvironment.execute` and `attach` return."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tidegate.storage.units import parse_duration_ms
 
 
 class Job:
-    """Handle of a job, thread-safe. The job goes on when the handle is dropped, until its environment is closed.
+    """Handle of a job; thread-safe. The job goes on when the handle is dropped, and ends when its environment closes.
 
     A detached job, and one that was attached to, goes on then as well.
     """
@@ -41,14 +41,14 @@ class Job:
         self.job_id = job_id
         self.name = name
         self.root = root
-        """Where its checkpoints rest."""
+        """The checkpoint root: a URL under which the job has its folder."""
         self._savepoints = savepoints
 
     def status(self) -> str:
-        """created, deploying, running, restarting, finished, failed, cancelled or suspended.
+        """One of created, deploying, running, restarting, finished, failed, cancelled and suspended.
 
         A job is created until its coordinator has begun, and deploying until all of its tasks are ready, also after a
-        restart. The call does not wait: while a coordinator does not answer, it is what was known last.
+        restart. The call does not wait: while the coordinator does not answer, it returns the last status known.
         """
         return self.progress().status
 
@@ -59,14 +59,15 @@ class Job:
     def wait(self, timeout: str | timedelta | int | None = None) -> str:
         """Wait until the job is over; returns finished, cancelled or suspended.
 
-        Raises JobFailedError with the reason if the job failed, JobTimeoutError if `timeout` passes first.
+        `timeout` is a string such as "10s", a timedelta, or milliseconds; None waits without a limit. Raises
+        JobFailedError with the reason if the job failed, JobTimeoutError if `timeout` passes first.
         """
         timeout_s = None if timeout is None else parse_duration_ms(timeout, setting="wait(timeout)") / 1000
         progress = self._running.wait(timeout_s)
         if progress is None:
             raise JobTimeoutError(f"job {self.name!r} is still {self.status()} after {timeout}")
         if progress.status == "failed" and progress.superseded:
-            # Restored, this job would evict the one that has taken over from it.
+            # Do not suggest a restore: it would evict the job that has taken over from this one.
             raise JobFailedError(
                 f"job {self.name!r} ({self.job_id}) failed: {progress.reason}. Leave that job alone if it does what "
                 f"this one was to do; `tidegate checkpoints list {self.root}` shows what each of them has completed"
@@ -96,10 +97,10 @@ class Job:
     ) -> str:
         """Take a savepoint now, while the job goes on; returns the path of its folder, which the job never deletes.
 
-        `target` is the folder under which it gets a folder of its own, the setting `state.savepoints.dir` if there is
-        none. With `format="canonical"` keyed state is written as sorted rows, the same bytes whatever the backend is;
-        with "native" as the backend writes it into checkpoints, which is quicker. CheckpointError if it fails,
-        JobTimeoutError if it takes longer, ConfigurationError without a folder or for another format.
+        `target` is the folder in which it gets a folder of its own; the default is the setting `state.savepoints.dir`.
+        `format="canonical"` writes keyed state as sorted rows, the same bytes for every backend; "native" writes it as
+        checkpoints have it, which is quicker. CheckpointError if it fails, JobTimeoutError if it takes longer,
+        ConfigurationError without a folder or for another format.
         """
         timeout_s = parse_duration_ms(timeout, setting="savepoint(timeout)") / 1000
         chosen = _savepoint_format("savepoint", format)
@@ -119,9 +120,9 @@ class Job:
         on as if nothing had happened. With `drain` the sources end for good: event time reaches its end, timers fire,
         operators finish, and then the savepoint is taken.
 
-        If the savepoint fails (CheckpointError says why), the job goes on: from its newest checkpoint when its tasks
-        had stopped already. JobTimeoutError if it takes longer: the job may still stop later. `savepoint` is the folder
-        and `format` that of `savepoint`.
+        If the savepoint fails (CheckpointError says why), the job goes on; if its tasks had stopped already, from its
+        newest checkpoint. JobTimeoutError if it takes longer: the job may still stop later. `savepoint` and `format`
+        are the `target` and `format` of the method `savepoint`.
         """
         limit_s = parse_duration_ms(timeout, setting="stop(timeout)") / 1000
         deadline = time.monotonic() + limit_s
@@ -149,7 +150,7 @@ class Job:
         return self._open_store(location(folder, call)).url
 
     def statistics(self) -> CheckpointStatistics:
-        """Counts, history, summary and newest of the job's checkpoints, over all its attempts."""
+        """Statistics of the job's checkpoints over all its attempts: counts, history, summary, and the newest one."""
         return self._running.statistics()
 
     def checkpoints(self) -> list[CheckpointSummary]:
@@ -182,7 +183,7 @@ class Job:
         }
 
     def events(self) -> list[Any]:
-        """Every event that the coordinator has decided by, oldest first, as far as the log reaches back."""
+        """The events that the coordinator was told, oldest first, as far as the log reaches back."""
         log = EventLog(self._open_store(self.root), self.job_id)
         return [event for entry in log.history() for event in entry.events]
 

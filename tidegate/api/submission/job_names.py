@@ -1,12 +1,12 @@
-"""Keeps a job's name taken as long as a job of that name lives under the same checkpoint root.
+"""Sees to it that only one living job has a name under a checkpoint root. `StreamEnvironment.execute` asks.
 
 Rules:
 
-- Which jobs live is what their leases say. One whose processes are known to be gone is over at once; one of which
-  nothing can be known from here is waited for, until its lease expires or is renewed.
-- A new job takes its own lease before it looks at the others: of two that are submitted at the same moment at least one
-  sees the other, and both may be refused.
-- Nobody is evicted: who is refused is told of the job that lives.
+- Leases say which jobs live. A job whose processes are known to be gone is over at once. If nothing can be known of
+  them from here, it is waited for, until its lease expires or is renewed.
+- A new job takes its own lease before it looks at the others. So of two that are submitted at the same moment at least
+  one sees the other; both may be refused.
+- No job is evicted: the one that is refused is told of the one that lives.
 """
 
 from __future__ import annotations
@@ -28,15 +28,16 @@ log = logging.getLogger(__name__)
 
 LOOK_AGAIN_S = 0.2
 DYING_LEASES_MAX = 3
-"""How many times of its lease a job is waited for that has lost its driver and goes on nevertheless."""
+"""A job that has lost its driver and still renews its lease is waited for this many times as long as the lease."""
 
 
 @contextmanager
 def name_taken(store: Store, name: str, job_id: JobId, prefix: str, lease_ms: int) -> Iterator[LeaseKeeper]:
-    """Take the name for a job that is about to be submitted, whose id is new; `prefix` is that of all ids of the name.
+    """Take the name for a job that is about to be submitted. `prefix` begins the ids of all jobs of this name.
 
-    The keeper is to be abandoned when the job's coordinator goes on renewing the lease. After an exception nothing is
-    left of it. Raises ConfigurationError while another job of the name lives, StorageError.
+    Abandon the keeper before the job's coordinator takes the lease over. After an exception in the block nothing is
+    left of the lease. Raises ConfigurationError while another job of the name lives, CorruptionError for a lease that
+    cannot be read, StorageError.
     """
     keeper = LeaseKeeper(store, job_id, name, lease_ms, own=False)
     keeper.start()
@@ -63,7 +64,7 @@ def await_end(
     monotonic: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], object] = time.sleep,
 ) -> None:
-    """Return when a job is dead, if it has this name; at once where that is known.
+    """Wait until a job is dead; return at once if that is known, or the job has another name.
 
     Raises ConfigurationError when it is alive, CorruptionError for a lease that cannot be read, StorageError.
     """
@@ -76,10 +77,10 @@ def await_end(
     told = False
     while True:
         life = life_of(lease, clock())
-        # Nothing was heard of it for its whole time, by the one clock that nobody sets.
+        # Or it was not renewed for its whole time, by the monotonic clock, which nobody can set.
         if life is Life.DEAD or monotonic() > heard_s + limit_s:
             return
-        # Where the driver is gone Ray ends what is left; till then that may renew its lease.
+        # Without its driver the job is ended by Ray; until then it may renew its lease.
         dying = lease.driver is not None and is_there(lease.driver) is False
         renewed = lease.renewals > first.renewals
         if life is Life.ALIVE or (renewed and not dying) or monotonic() > began_s + DYING_LEASES_MAX * limit_s:

@@ -1,4 +1,4 @@
-"""Chooses local folders: which are used when none is named, and which part of one that is named is tidegate's."""
+"""Chooses local folders: the defaults if the user names none, and tidegate's own folder inside one that is named."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ def temporary_folder(purpose: str) -> str:
 
 
 def default_storage() -> str:
-    """Where checkpoints rest when nobody says: a folder of this user among the temporary files of this machine.
+    """Where checkpoints are stored by default: a folder of this user among the temporary files of this machine.
 
-    ConfigurationError if what is there is not this user's alone.
+    ConfigurationError if what is there is not this user's alone, StorageError if it cannot be made.
     """
     folder = temporary_folder("checkpoints")
     try:
@@ -29,16 +29,16 @@ def default_storage() -> str:
 
 
 def own_folder(named: str | None, purpose: str) -> str:
-    """The folder for a purpose: below the one that the user has named, or among the temporary files.
+    """The folder for a purpose: inside the one that the user has named, or among the temporary files.
 
-    What lies in it is deleted when it is old. What else the user keeps in the named folder (checkpoints, maybe, in
-    folders that are called as these are) is none of that.
+    Old files in it are deleted. It is a folder of tidegate's own, so that nothing else is deleted that the user keeps
+    in the named one: that may be checkpoints, in folders of the same names.
     """
     return temporary_folder(purpose) if named is None else os.path.join(named, f"tidegate-{purpose}")
 
 
 def _user_name() -> str:
-    """Of the user whose rights this process has, whatever the environment says: the folder must be that user's."""
+    """The user whose rights this process has, whatever environment variables say: that user must own the folder."""
     try:
         return pwd.getpwuid(os.geteuid()).pw_name
     except KeyError:

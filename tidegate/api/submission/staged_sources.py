@@ -1,10 +1,10 @@
-"""Sources that are written down when their job is submitted, and those that are fed while it runs.
+"""Stages sources: writes their input to files when the job is submitted. Some are fed more while the job runs.
 
-Rules kept here:
+A bounded DataFrame is staged, a streaming one is fed. `submission.py` calls this. Rules:
 
-* A restored job reads on in what was staged for the first job of its line: the input may differ by now.
-* A source that is fed needs periodic checkpoints, since what it has staged is deleted when they cover it, and a driver
-  that lives as long as the job.
+- A restored job reads on in what was staged for the first job of its line: the input may differ by now.
+- A fed source needs periodic checkpoints, since its rows are deleted once a checkpoint covers them. It also needs a
+  driver that lives as long as the job.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tidegate.storage.ids import JobId, OperatorUid
 
 @runtime_checkable
 class StagedSource(Protocol):
-    """A source that has to be written down before it can be read again, such as a DataFrame."""
+    """A source that must be written to files before it can be read twice, such as a DataFrame."""
 
     def stage(self, url: str) -> Source:
         """Write the input under `url`, once, and return what reads it."""
@@ -40,20 +40,20 @@ class FedSource(StagedSource, Protocol):
     """A staged source to which more is written while the job runs, such as a streaming DataFrame."""
 
     def feed(self, staged: Source, job: FedJob) -> Companion:
-        """What writes it. ConfigurationError while another job feeds it."""
+        """The companion that writes the input while the job runs. ConfigurationError while another job feeds it."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class StagedGraph:
-    """The graph with sources that can be read, and what feeds some of them."""
+    """The graph with staged sources, and the companions that feed some of them."""
 
     graph: JobGraph
     companions: tuple[Companion, ...]
 
 
 def check_fed_sources(graph: JobGraph, *, periodic_checkpoints: bool, detached: bool) -> None:
-    """Raise ConfigurationError where a source that is fed cannot work."""
+    """Raise ConfigurationError for a fed source in a job that is detached or takes no periodic checkpoints."""
     for vertex in graph.vertices:
         if vertex.source is None or not isinstance(vertex.source.source, FedSource):
             continue
@@ -76,7 +76,10 @@ def with_staged_sources(
     restored: set[OperatorUid],
     line: Sequence[tuple[str, JobId]],
 ) -> StagedGraph:
-    """Stage the sources, in `own_url`, or reopen those that are `restored`: what a job of the line has staged."""
+    """Stage the sources of a graph under `own_url`; reopen those in `restored`, which a job of the `line` has staged.
+
+    Raises ConfigurationError if what was staged is gone, and what staging raises.
+    """
     companions: list[Companion] = []
 
     def staged(vertex: JobVertex) -> JobVertex:

@@ -1,11 +1,12 @@
-"""Chooses the checkpoint that a job starts from.
+"""Chooses the checkpoint that a job starts from: what `restore=` means. `submission.py` and `relocate` ask.
 
 Rules:
 
-- `"latest"` is the newest checkpoint of a job of this name that is whole. Damaged ones are passed over, and said.
-- A job starts afresh only when no run of its name has completed a checkpoint, or gone on from one: then nothing of it
-  is in a table yet. Where there was one and none is left that is whole, its rows would come twice: that is an error,
-  and `"latest_or_fresh"` is how a user says that this is wanted.
+- `"latest"` is the newest whole checkpoint of a job of this name. Damaged ones are passed over, with a warning.
+- A job starts afresh only if no run of its name has completed a checkpoint, or gone on from one. Then none of its rows
+  is in a table yet.
+- If there were checkpoints and none is whole, starting afresh would write rows twice. That is an error, unless the user
+  asks for it with `"latest_or_fresh"`.
 """
 
 from __future__ import annotations
@@ -46,7 +47,11 @@ REASON_CHARACTERS_MAX = 500
 def restore_point(
     restore: str | None, name: str, root: str, ignore_in_flight_of: int | None, open_store: OpenStore
 ) -> tuple[RestorePoint | None, CheckpointMetadata | None]:
-    """What `restore=` of a job of this name means; None to start afresh. ConfigurationError for what cannot be."""
+    """The checkpoint that `restore` means for a job of this name, with its metadata; twice None to start afresh.
+
+    ConfigurationError if there is no such checkpoint, it was given up, or no checkpoint is whole; CorruptionError,
+    StorageError.
+    """
     if restore is None:
         return None, None
     pointer = _newest(restore, name, root, open_store) if restore in (LATEST, LATEST_OR_FRESH) else restore
@@ -70,11 +75,10 @@ def restore_point(
 def checkpoints_up_to(
     restore: RestorePoint, metadata: CheckpointMetadata, open_store: OpenStore
 ) -> list[CheckpointMetadata]:
-    """The restored checkpoint, after the completed ones before it that are still there.
+    """The completed checkpoints before the restored one that are still there, and at the end the restored one.
 
-    They are there as long as their sink files may not be visible yet, also those before a savepoint, which lie where
-    its job had them. One that is damaged is not needed when its sink files are committed, as the event log tells; else
-    CorruptionError.
+    A job keeps them as long as their sink files may not be committed. Those before a savepoint are in the folder of its
+    job. One that is damaged is left out if the event log says that its sink files are committed; else CorruptionError.
     """
     store = open_store(metadata.origin_root or restore.root)
     found = []
@@ -96,9 +100,9 @@ def checkpoints_up_to(
 
 
 def _is_missed(store: Store, job_id: JobId, checkpoint_id: CheckpointId, error: TidegateError) -> bool:
-    """Whether a checkpoint that cannot be read covers rows that no table shows, as far as its job's event log tells.
+    """Whether an unreadable checkpoint covers rows that no table shows yet, by the event log of its job.
 
-    Of one without metadata it is only missed when the log knows that it was complete.
+    A damaged log counts as yes. So does an empty one, unless there is no metadata: then it was never completed.
     """
     try:
         state = replay(EventLog(store, job_id))[0].state
@@ -111,7 +115,7 @@ def _is_missed(store: Store, job_id: JobId, checkpoint_id: CheckpointId, error: 
 
 
 def _newest(restore: str, name: str, root: str, open_store: OpenStore) -> str | None:
-    """Path of the newest checkpoint of the name that is whole, None to start afresh."""
+    """Path of the newest whole checkpoint of the name; None to start afresh."""
     newest, damaged = latest_and_damaged(root, name, open_store=open_store)
     if newest is not None:
         return newest.path
@@ -133,7 +137,7 @@ def _newest(restore: str, name: str, root: str, open_store: OpenStore) -> str | 
 
 
 def _lost(store: Store, name: str) -> Iterator[str]:
-    """Runs of a name that had a checkpoint, of which none is there, and why nobody must forget them."""
+    """Why a job of this name must not start afresh: what runs of the name had completed, and is gone."""
     for job_id in map(JobId, store.list("")):
         if not is_of_job(store, job_id, name):
             continue
@@ -155,9 +159,9 @@ def _lost(store: Store, name: str) -> Iterator[str]:
 
 
 def _given_up(savepoint: CheckpointMetadata, origin: Store) -> bool:
-    """Whether the job of a savepoint has voided its checkpoint, and so gone on without the rows that it covers.
+    """Whether the job has voided the checkpoint of this savepoint, and so gone on as if it had never been.
 
-    The savepoint is deleted then, but a coordinator that was lost may have left it behind for a while.
+    Such a savepoint is deleted, but a coordinator that was lost may have left it behind for a while.
     """
     try:
         return read_metadata(origin, savepoint.job_id, savepoint.checkpoint_id).void

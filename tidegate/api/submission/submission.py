@@ -1,4 +1,8 @@
-"""Turns a driver's streams into a job that a runtime can run. Whatever can be known to be wrong is refused here."""
+"""Turns a driver's streams into a job that a runtime can run.
+
+`StreamEnvironment` makes a `JobRequest`, and `prepare` makes a `Submission` of it. Whatever can be known to be wrong is
+refused before anything starts. Checks come first; at the end sources are staged, and then tables are claimed.
+"""
 
 from __future__ import annotations
 
@@ -76,15 +80,15 @@ class JobRequest:
     seed: int
     hooks: tuple[MasterHook, ...] = ()
     max_parallelism: int | None = None
-    """Key groups, where the user has said how many; else a restored job has those of its checkpoint."""
+    """Number of key groups, if the user has said it; else a restored job has that of its checkpoint."""
     allow_non_restored_state: bool = False
     detached: bool = False
 
 
 def make_job_id(name: str, suffix: str) -> JobId:
-    """Directory-safe id of a run of a job. ConfigurationError for a name that cannot be one.
+    """Id of a run of a job, safe as the name of a folder. ConfigurationError for a name without letters or digits.
 
-    Letters that such an id cannot have stand in it as a hash of the name, so that names do not share an id.
+    For a name with letters beyond ASCII the id has a hash of the name, so that two such names do not share an id.
     """
     check_name(f"execute({name!r})", "a job's name", name)
     if not any(character.isalnum() for character in name):
@@ -237,7 +241,7 @@ def _spec(request: JobRequest, graph: JobGraph, restore: RestorePoint | None) ->
 
 
 def _check_hooks(hooks: Sequence[MasterHook]) -> None:
-    """Refuse hooks whose data in a checkpoint could be mixed up."""
+    """Raise ConfigurationError for what is no hook, and for two hooks whose data could be mixed up."""
     seen: set[str] = set()
     for hook in hooks:
         if not isinstance(hook, MasterHook):
@@ -250,7 +254,7 @@ def _check_hooks(hooks: Sequence[MasterHook]) -> None:
 def _lineage(
     own_root: str, restore: RestorePoint | None, metadata: CheckpointMetadata | None, open_store: OpenStore
 ) -> list[tuple[str, JobId]]:
-    """The jobs that this one goes on from, as (root, job id)."""
+    """The jobs that this one goes on from, newest first, as (root, job id)."""
     if restore is None or metadata is None:
         return []
     at = CheckpointPointer(restore.root, restore.job_id, restore.checkpoint_id, restore.savepoint)
@@ -263,7 +267,7 @@ def _with_tables(
     tables: Mapping[str, OutputTable],
     first_versions: Mapping[str, int],
 ) -> JobGraph:
-    """The graph with the urls of collected streams, and with sinks that win over what is in their tables already."""
+    """The graph with URLs of collected streams, and with sinks whose rows are newer than those in their tables."""
 
     def with_table(spec: OperatorSpec) -> OperatorSpec:
         if spec.table is None:

@@ -1,9 +1,11 @@
-"""Takes over the tables of a job: nothing that a restored checkpoint covers may be lost, nor anybody be evicted.
+"""Makes a job the owner of its tables. No row that a restored checkpoint covers is lost, and no living job evicted.
+
+`submission.py` calls it. Rules:
 
 - A table is refused while the job that owns it lives (`table_owners.py`).
-- A job that died between completing a checkpoint and committing it has left its sink files to whoever restores it:
-  the claim of the new job takes them along, and its first commit shows them.
-- A job that is restored from a final checkpoint has nothing to process and completes none: it commits at once.
+- A job may die after it has completed a checkpoint, and before it has committed it. Whoever restores the checkpoint
+  gets its sink files: the claim takes them along, and the first commit shows them.
+- A job that is restored from a final checkpoint processes nothing and completes no checkpoint. It commits at once.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from tidegate.storage.tables.table_log import TableLog
 log = logging.getLogger(__name__)
 
 EPOCH_BITS = 40
-"""An upsert table's versions begin with the number of claims: those of a later job are greater."""
+"""The upper bits of a version in an upsert table are the number of claims: versions of a later job are greater."""
 
 LeftOver = dict[str, list[tuple[CheckpointId, tuple[DataFile, ...]]]]
 
@@ -34,7 +36,7 @@ def check_tables(
     open_store: OpenStore,
     now_ms: int,
 ) -> None:
-    """Raise what `claim_tables` would refuse, before anything expensive is done; and refuse tables of living jobs."""
+    """Raise what `claim_tables` would raise, before anything expensive is done. Tables of living jobs are refused."""
     for table in tables:
         check_owner_is_gone(table.url, job_id, open_store, now_ms)
         table.log.check_claim(table.info, job_id, _origin(covering), table.if_exists)
@@ -47,10 +49,10 @@ def claim_tables(
     open_store: OpenStore,
     home: str,
 ) -> Mapping[str, int]:
-    """Make a job, which has its checkpoints under `home`, the owner of its tables.
+    """Make a job the owner of its tables. `home` is its checkpoint root.
 
     `covering`: the restored checkpoint and those before it that are left. Returns the first version of the job in each
-    table. Raises TableError, ConfigurationError, StorageError.
+    table, by URL. Raises TableError, ConfigurationError, StorageError.
     """
     left = _left_over(covering, open_store)
     urls = {table.url for table in tables}
@@ -96,7 +98,7 @@ def _left_over(covering: Sequence[CheckpointMetadata], open_store: OpenStore) ->
 def _commit_elsewhere(
     url: str, job_id: JobId, items: Sequence[tuple[CheckpointId, tuple[DataFile, ...]]], open_store: OpenStore
 ) -> None:
-    """The old job wrote to a table that the new one does not have."""
+    """Commit files of a table that the old job wrote and the new one does not. ConfigurationError if it was claimed."""
     table_log = TableLog(open_store(url))
     owner = table_log.owner()
     if owner is None or owner.job_id != job_id:

@@ -1,7 +1,7 @@
-"""Whether the job that owns a table lives: nobody takes a table away from a living job.
+"""Checks that the job which owns a table is dead: nobody takes a table away from a living job.
 
-Its lease says so, under the checkpoint root that its claim names. This is a courtesy, decided by a clock; what keeps
-rows exactly-once is that only the owner commits.
+The claim of the owner names its checkpoint root, and its lease there says whether it lives. That is decided by a clock,
+and is only a courtesy. Exactly-once rests on another rule: only the owner commits.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 def check_owner_is_gone(url: str, job_id: JobId, open_store: OpenStore, now_ms: int) -> None:
     """Raise ConfigurationError if another job owns the table at a url and lives, StorageError where nobody can tell."""
     if f"/{CheckpointLayout(job_id).taskowned_dir()}/" in url:
-        return  # A copy of collected rows in the job's own folder: whoever owned the original does not know of it.
+        return  # A copy of collected rows in the job's own folder. The owner of the original has nothing to do with it.
     owner = TableLog(open_store(url)).owner()
     if owner is None or owner.job_id == job_id or owner.home is None:
         return
@@ -33,7 +33,7 @@ def check_owner_is_gone(url: str, job_id: JobId, open_store: OpenStore, now_ms: 
                 f"nobody can tell whether job {owner.job_id}, which owns the table at {url}, lives, because its "
                 f"checkpoints cannot be read: {error}. See that {owner.home} can be read, or write to another url"
             ) from error
-        # Memory goes with its processes, and the job with its memory.
+        # Checkpoints in memory end with their process, and so has the job.
         log.warning(
             "the table at %s belongs to job %s, and %s cannot tell whether it lives: %s",
             url, owner.job_id, owner.home, error,
