@@ -1,8 +1,8 @@
 """Checkpoints at rest: find, verify, read and delete them, and decide whether a failed job restarts.
 
 `tidegate.recovery` is what people call after a crash, from a script or through the command line in `command.py`.
-It reads storage only; nothing here needs a running job. What needs to know more than storage does, the meaning of
-events, of keys or of Spark's types, lies in `tidegate.offline` and is offered here as well.
+It needs storage alone, and no running job. Functions that need more, the meaning of events, keys or Spark's types, are
+in `tidegate.offline`; their names are offered here as well.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
-"""Lists, verifies and reads checkpoints at rest, for people and for jobs that restore.
+"""Lists, verifies and reads stored checkpoints, for people and for jobs that are restored.
 
-Rules: only a complete, non-void checkpoint is ever listed; a damaged one is listed as such, and passed over
-for the one before it by `latest`, with a warning that says why. Verifying reads every byte that the
-checkpoint refers to.
+Rules:
+
+- Only completed checkpoints are listed, never one that was given up.
+- A damaged one is listed as damaged. `latest` passes it over for the one before it, with a warning that says why.
+- To verify a checkpoint is to read every byte that it refers to.
 """
 
 from __future__ import annotations
@@ -36,10 +38,11 @@ _logger = logging.getLogger(__name__)
 class CheckpointSummary:
     """One completed checkpoint or savepoint.
 
-    `size_bytes` counts state, in-flight elements included; -1 (and `triggered_at_ms` as well) if unreadable.
+    `size_bytes` is that of the state, in-flight data included. `triggered_at_ms` is in ms since the epoch. Both are -1
+    if the metadata cannot be read.
 
-    `verified` is None when only the metadata was read, True when every file was, False when something is
-    damaged; `reason` then says what.
+    `verified` is None if only the metadata was read, True if every file was, and False if something is damaged;
+    `reason` then says what.
     """
 
     path: str
@@ -59,7 +62,7 @@ class CheckpointSummary:
 
 @dataclass(frozen=True, slots=True)
 class VerificationReport:
-    """What `verify` found: `ok`, or the problems in words, after reading so many files and bytes."""
+    """What `verify` found: whether all is whole, else the problems in words; how many files and bytes it has read."""
 
     path: str
     ok: bool
@@ -71,9 +74,10 @@ class VerificationReport:
 def list_checkpoints(
     url: str, job: str | None = None, *, open_store: OpenStore = open_store
 ) -> list[CheckpointSummary]:
-    """All completed checkpoints and savepoints directly under a root, of every job or of the one with this name or id.
+    """All completed checkpoints and savepoints directly under a root; with `job` those of the job of this name or id.
 
-    Oldest first, a savepoint before the checkpoint that it is a copy of. State files are not read. Raises StorageError.
+    Oldest first; a savepoint comes before the checkpoint that it is a copy of. State files are not read.
+    Raises StorageError.
     """
     store = open_store(url)
     ordered: list[tuple[int, CheckpointSummary]] = []
@@ -83,7 +87,7 @@ def list_checkpoints(
         if summary is not None and job in (None, summary.job_id, summary.job_name):
             ordered.append((summary.triggered_at_ms, summary))
     for job_id in map(JobId, names):
-        # A checkpoint whose time can't be read takes its place by its number, after the one before it.
+        # A checkpoint whose time can't be read is sorted by its number, after the one before it.
         at_ms = 0
         for checkpoint_id in _checkpoint_ids(store, job_id):
             summary = _summarise(store, CheckpointPointer(store.url, job_id, checkpoint_id), store)
@@ -98,9 +102,9 @@ def list_checkpoints(
 def latest(url: str, job: str | None = None, *, open_store: OpenStore = open_store) -> CheckpointSummary | None:
     """The newest checkpoint or savepoint of which every byte verifies, or None if there is none.
 
-    A job that another one was restored from comes after it, whatever it may still have completed: its tables belong to
-    its successor. Damaged checkpoints are passed over, with a warning in the log. Raises StorageError for faults of the
-    storage.
+    If a job was restored from another one, its checkpoints go first, whatever the other one still completed: the tables
+    belong to the successor. Damaged checkpoints are passed over, with a warning in the log. Raises StorageError if the
+    storage does not answer.
     """
     return latest_and_damaged(url, job, open_store=open_store)[0]
 
@@ -124,7 +128,7 @@ def latest_and_damaged(
 
 
 def _jobs_after(summaries: Sequence[CheckpointSummary]) -> dict[JobId, int]:
-    """How many jobs follow on a job in its longest line of restores; jobs without a successor are left out."""
+    """How many jobs come after a job in its longest line of restores; jobs without a successor are left out."""
     origin = {s.job_id: parse_pointer(s.restored_from).job_id for s in summaries if s.restored_from is not None}
     after: dict[JobId, int] = {}
     for last in origin:
@@ -137,7 +141,7 @@ def _jobs_after(summaries: Sequence[CheckpointSummary]) -> dict[JobId, int]:
 
 
 def job_name(store: Store, job_id: JobId) -> str:
-    """What a job under a root is called, as far as its lease tells; else the part of its id that is made of that."""
+    """The name of a job under a root: as its lease says, else the part of its id that is made from the name."""
     try:
         lease = read_lease(store, job_id)
     except CorruptionError:
@@ -147,15 +151,15 @@ def job_name(store: Store, job_id: JobId) -> str:
 
 
 def is_of_job(store: Store, job_id: JobId, job: str | None) -> bool:
-    """Whether a folder under a root is that of the job with this name or id; None is any job."""
+    """Whether a folder under a root belongs to the job with this name or id; None is any job."""
     return job is None or job in (job_id, job_id.rpartition("-")[0]) or job == job_name(store, job_id)
 
 
 def verify(path: str, *, open_store: OpenStore = open_store) -> VerificationReport:
-    """Read every file of a checkpoint or savepoint, given as `inspect` takes it, and compare it with its checksum.
+    """Read every file of a checkpoint or savepoint, and compare it with its checksum. `path` is as for `inspect`.
 
-    Damage and missing files are problems in the report, not exceptions; those are ConfigurationError for a
-    path that names no checkpoint, and StorageError for a storage that does not answer.
+    Damaged and missing files are problems in the report, not exceptions. Raises ConfigurationError for a path that
+    names no checkpoint, StorageError if the storage does not answer.
     """
     at = parse_pointer(path)
     store = open_store(at.root)
@@ -194,10 +198,10 @@ def verify(path: str, *, open_store: OpenStore = open_store) -> VerificationRepo
 def load_operator_state(
     store: Store, metadata: CheckpointMetadata, uid: OperatorUid, key_groups: range | None = None
 ) -> list[StateTable]:
-    """The state of one operator from all subtasks' bytes, layer by layer, in the order of the subtasks, verified.
+    """The state of one operator, verified: tables of all subtasks, layer by layer, in a layer by subtask.
 
-    With `key_groups`, keyed tables hold only the rows of these groups, and tables without such rows are left
-    out. Empty if the checkpoint has no state of this uid. Raises CorruptionError, NotFoundError.
+    With `key_groups`, keyed tables have only the rows of these groups, and tables without such rows are left out.
+    Empty if the checkpoint has no state of this uid. Raises CorruptionError, NotFoundError, StorageError.
     """
     tables: list[StateTable] = []
     for subtask in sorted(metadata.subtasks, key=lambda s: (s.vertex, s.subtask)):
@@ -218,7 +222,7 @@ def _checkpoint_ids(store: Store, job_id: JobId) -> list[CheckpointId]:
 
 
 def _summarise(store: Store, at: CheckpointPointer, names: Store) -> CheckpointSummary | None:
-    """`names` is where the job has its folder, whose lease knows what it is called."""
+    """What the metadata says; None if there is none, or it is void. `names` is the store with the job's lease."""
     path, job_id = str(at), at.job_id
     try:
         metadata = read_pointed(store, at)

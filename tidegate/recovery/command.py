@@ -1,7 +1,7 @@
-"""The commands for what rests in storage: `tidegate checkpoints …`.
+"""The commands for what is stored: `tidegate checkpoints …`. `tidegate/cli.py` adds the others.
 
-Commands print and exit: 0 when all is well, 1 when a checkpoint is damaged or cannot be read, 2 for wrong
-usage. An error of ours is shown as one sentence, never as a traceback.
+Commands print and exit: 0 if all is well, 1 if a checkpoint is damaged or cannot be read, 2 for wrong usage. A
+TidegateError is shown as one sentence, never as a traceback.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import typer
 
 from tidegate.storage.errors import ConfigurationError, TidegateError
 
-# Imports stand in the commands that need them, so that `--help` does not wait for libraries that it has no use for.
+# A command imports what it needs when it runs, so that `--help` is fast.
 
 app = typer.Typer(
     help="Look at tidegate's checkpoints and event logs.",
@@ -207,7 +207,7 @@ def print_json(value: object) -> None:
 
 @contextmanager
 def explained() -> Iterator[None]:
-    """Errors of ours become one sentence and an exit code."""
+    """Turn a TidegateError in the block into one sentence and an exit code."""
     try:
         yield
     except ConfigurationError as error:

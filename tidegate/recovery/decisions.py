@@ -1,8 +1,8 @@
-"""What may be deleted of what rests, where no coordinator decides: what people delete, and what crashes have left.
+"""Decides what people and sweeps may delete, where no coordinator decides: nothing of a job that lives.
 
-The rule is one: nothing of a job that lives. It relies on the checkpoints that it retains, deletes the others itself,
-and may be about to refer to their files. Its lease says whether it lives; `force` is the word of a caller who knows
-better. Who deletes asks here, and gets the permit (`storage/checkpoints/permits.py`) without which nothing is deleted.
+A living job needs the checkpoints that it retains, deletes the others itself, and may be about to refer to their files.
+Its lease says whether it lives. With `force` the caller vouches that it is dead. `deletion.py` and `sweeper.py` ask
+here for a permit (`storage/checkpoints/permits.py`), and without one nothing is deleted.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class WalkableStore(Store, Protocol):
 
 
 def may_run(store: WalkableStore, job_id: JobId, now_ms: int, grace_ms: int = GRACE_MS_DEFAULT) -> bool:
-    """Whether a job lives as far as its lease says, and its process, where that can be known.
+    """Whether a job may live, by its lease, and by its process where that can be known.
 
-    Of a job that never had one, whether it has written to its event log within the grace period, or nobody can tell.
+    A job that never had a lease may live if it wrote to its event log within the grace period, or nobody can tell when.
     """
     if store.exists(CheckpointLayout(job_id).lease()):
         return may_live(store, job_id, now_ms)
@@ -42,12 +42,12 @@ def may_run(store: WalkableStore, job_id: JobId, now_ms: int, grace_ms: int = GR
 
 
 def why_may_run(store: Store, job_id: JobId) -> str:
-    """What lets a job that may run seem so, in words."""
+    """In words, why a job counts as one that may run."""
     return why_alive(store, job_id) or "it wrote to its event log not long ago"
 
 
 def permit_deletion(store: Store, at: CheckpointPointer, *, force: bool) -> DeletePermit:
-    """To delete a checkpoint of a dead job, or a savepoint: that is the user's, and no job needs one that it has taken.
+    """The permit to delete a checkpoint of a dead job, or any savepoint: that belongs to the user, and no job needs it.
 
     `force`: the caller knows that the job is dead. ConfigurationError for a checkpoint of a job that may be running.
     """
@@ -61,7 +61,7 @@ def permit_deletion(store: Store, at: CheckpointPointer, *, force: bool) -> Dele
 
 
 def permit_orphans(store: WalkableStore, job_id: JobId, now_ms: int, grace_ms: int, *, force: bool) -> OrphanPermit:
-    """To delete what nothing refers to of a job that is dead. ConfigurationError for one that may run."""
+    """The permit to delete a dead job's files to which nothing refers. ConfigurationError if the job may run."""
     if not force and may_run(store, job_id, now_ms, grace_ms):
         raise ConfigurationError(
             f"job {job_id} may be running, {why_may_run(store, job_id)}. Wait, or use force if you know that it is dead"

@@ -1,9 +1,12 @@
-"""Deletes a checkpoint or a savepoint that nobody wants any more.
+"""Deletes a checkpoint or savepoint that a user does not want any more.
 
-Rules: nothing of a job that lives is deleted (`decisions.py` says why, and gives the permit). `_metadata`
-goes first, so that nobody finds a checkpoint half deleted. Files that checkpoints share stay as long as another
-checkpoint of the job refers to one; where one cannot be read, all of them stay. What a job has written to tables is
-none of a checkpoint's.
+Rules:
+
+- Nothing of a job that lives is deleted: `decisions.py` says why, and gives the permit.
+- `_metadata` goes first, so that nobody finds a checkpoint half deleted.
+- A shared file stays as long as another checkpoint of the job refers to it. If one of these cannot be read, all shared
+  files stay.
+- Rows that the job has written to tables do not belong to the checkpoint, and stay.
 """
 
 from __future__ import annotations
@@ -29,12 +32,13 @@ _logger = logging.getLogger(__name__)
 
 
 def delete(path: str, *, force: bool = False, open_store: OpenStore = open_store) -> int:
-    """Delete a checkpoint or savepoint, given as `recovery.inspect` takes it; returns how many files of it are gone.
+    """Delete a checkpoint or savepoint; returns how many of its files were deleted. `path` is as for `inspect`.
 
-    `force` deletes a checkpoint of a job whose lease has not expired: its caller knows that the job is dead.
-    ConfigurationError for a path that names no checkpoint, or one of a job that may be running, NotFoundError if it was
-    never completed, CorruptionError or CodecError if its metadata cannot be read, so that nobody can tell what belongs
-    to it, StorageError.
+    `force` deletes a checkpoint of a job whose lease has not expired: the caller knows that the job is dead.
+
+    Raises ConfigurationError for a path that names no checkpoint, or one of a job that may be running; NotFoundError if
+    it was never completed; CorruptionError or CodecError if its metadata cannot be read, since nobody can tell then
+    which files belong to it; StorageError.
     """
     at = parse_pointer(path)
     store = open_store(at.root)

@@ -1,7 +1,7 @@
-"""What has changed from one checkpoint to another: operators, parallelism, sizes, and on request keys by state.
+"""`diff`: what has changed from one checkpoint to another: operators, parallelism, sizes, and on request keys.
 
-Without `keys` only metadata is read. With it, both states are read in parts of their key groups, a part of both at a
-time, so that memory is bounded by a part.
+Without `keys` only metadata is read. With it the states are read, too: the same few key groups of both at a time, so
+that memory stays bounded.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from tidegate.storage.files.store import OpenStore
 from tidegate.storage.ids import OperatorUid
 
 PART_BYTES = 64 * 1024 * 1024
-"""State files are read in parts of about so many bytes of one checkpoint, to compare keys."""
+"""About how many bytes of state of one checkpoint are read at a time to compare keys."""
 
 Change: TypeAlias = Literal["added", "removed", "changed", "same"]
 
 
 @dataclass(frozen=True, slots=True)
 class StateDiff:
-    """One state of one operator; the older value first, None on the side that does not have it.
+    """One state of one operator. In a pair the older value comes first; None on the side that does not have the state.
 
-    `keys` is None where they were not compared: not asked for, no keyed state, or a state of which neither checkpoint
-    says which columns are the key (older versions did not always).
+    `keys` is None if they were not compared: it was not asked for, the state is not keyed, or neither checkpoint says
+    which columns are the key (older versions did not always).
     """
 
     uid: OperatorUid
@@ -44,7 +44,7 @@ class StateDiff:
 
 @dataclass(frozen=True, slots=True)
 class OperatorDiff:
-    """One operator; the older value first, None on the side that does not have it."""
+    """One operator. In a pair the older value comes first; None (of sizes 0) on the side that does not have it."""
 
     uid: OperatorUid
     change: Change
@@ -56,7 +56,7 @@ class OperatorDiff:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointDiff:
-    """What `diff` found; operators of the older one first, then those that came."""
+    """What `diff` found. Operators of the older checkpoint come first, then those that are new."""
 
     old: str
     new: str
@@ -70,10 +70,10 @@ class CheckpointDiff:
 
 
 def diff(old: str, new: str, *, keys: bool = False, open_store: OpenStore = open_store) -> CheckpointDiff:
-    """What has changed from one checkpoint or savepoint to another, given as `inspect` takes them.
+    """What has changed from one checkpoint or savepoint to another. Paths are as for `inspect`.
 
     They may be of different jobs. With `keys` keyed states are read, and keys added, removed and changed are counted.
-    Raises as `inspect`, and with `keys` as `read_state`.
+    Raises what `inspect` raises, and with `keys` what `read_state` raises.
     """
     before, now = inspect(old, open_store=open_store), inspect(new, open_store=open_store)
     uids = list(dict.fromkeys([*(o.uid for o in before.operators), *(o.uid for o in now.operators)]))
@@ -145,7 +145,7 @@ class _Comparison:
 
 
 def _parts(old: StateSelection, new: StateSelection, size_bytes: int) -> Iterator[range | None]:
-    """Key groups that are compared at once; None is all, where the same key has another group on the other side."""
+    """Ranges of key groups to compare one after the other. None is all at once: a key may have different groups."""
     groups = old.operator.max_parallelism
     if groups != new.operator.max_parallelism:
         yield None

@@ -1,11 +1,11 @@
 """`EventHistory`: the events of one job's log with their numbers, and the chain of causes that led to one of them.
 
-It knows no kinds of events: what they mean is for those who print them. Rules:
+It knows no kinds of events; what they mean is known to those who print them. Rules:
 
-- What cannot be read is said and left out; the rest is there.
-- Entries of versions that wrote no numbers are counted from the beginning of the log. Where that was cut, they have
-  none.
-- A chain ends where an event began by itself, where the log was cut, or where an older version wrote down no cause.
+- An entry that cannot be read is reported as such. The others are there.
+- Older versions wrote no numbers. Their events are numbered from the beginning of the log; if that was cut, they have
+  no number.
+- A chain begins with an event that has no cause, where the log was cut, or where an older version wrote no cause.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tidegate.storage.ids import EventId, JobId
 
 @dataclass(frozen=True, slots=True)
 class LoggedEvent:
-    """One event. `number` is None where nobody can tell it. `tells`: its entry says what led to it, if anything did."""
+    """One event. `number` is None if nobody can tell it. `tells`: whether its entry says what led to it."""
 
     number: EventId | None
     event: Any
@@ -30,13 +30,14 @@ class LoggedEvent:
 
     @property
     def at_ms(self) -> int:
-        """When it happened."""
+        """When it happened, in ms since the epoch."""
         return int(getattr(self.event, "at_ms", self.logged_at_ms))
 
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """What led to an event, which comes last. `cut`: the cause of the first one, which cannot be shown, and why."""
+    """What led to an event, which comes last. `cut` is the cause of the first one if the log does not have it, and
+    `cut_why` says why not."""
 
     events: tuple[LoggedEvent, ...]
     cut: EventId | None = None
@@ -45,14 +46,14 @@ class Chain:
 
 @dataclass
 class EventHistory:
-    """What is left of a log. `entries`: by index, each with its events, or why it cannot be read."""
+    """What is left of a log. `entries` are (index, entry, its events, None), or (index, None, (), what is wrong)."""
 
     job_id: JobId
     entries: list[tuple[int, LogEntry | None, tuple[LoggedEvent, ...], str | None]] = field(default_factory=list)
 
     @staticmethod
     def read(log: EventLog, job_id: JobId, from_index: int = 0) -> EventHistory:
-        """Read all entries that are there, from one on."""
+        """Read all entries that are there, from `from_index` on."""
         history = EventHistory(job_id)
         number: int | None = 0
         before = -1

@@ -1,6 +1,6 @@
-"""What a checkpoint holds, for people and programs: operators, their sizes, which have finished, and their states.
+"""`inspect`: what a checkpoint holds: its operators, their sizes, which of them have finished, and their states.
 
-Metadata alone is read, and the names of a few folders: the size of a checkpoint does not matter.
+It reads metadata, and for a savepoint the names of a few folders. So it is quick however large the checkpoint is.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from tidegate.storage.ids import OperatorUid, VertexId
 
 @dataclass(frozen=True, slots=True)
 class OperatorReport:
-    """An operator as a checkpoint knows it. `size_bytes`: its state in all subtasks, layers and shared files included.
+    """An operator in a checkpoint. `size_bytes` is its state in all subtasks, layers and shared files included.
 
-    `finished_subtasks`: how many of its subtasks had finished, so that they do not run again after a restore.
+    `finished_subtasks` is how many of its subtasks had finished; they do not run again after a restore.
     """
 
     uid: OperatorUid
@@ -37,7 +37,7 @@ class OperatorReport:
 
     @property
     def finished(self) -> bool:
-        """Whether all of it had finished."""
+        """Whether all of its subtasks had finished."""
         return self.finished_subtasks == self.parallelism
 
 
@@ -49,16 +49,16 @@ class CheckpointReport:
     operators: tuple[OperatorReport, ...]
     metadata: CheckpointMetadata
     needs: tuple[str, ...] = ()
-    """Of a savepoint: folders outside of it that must stay, and tables that have files which it covers."""
+    """Of a savepoint: URLs of folders outside of it that must stay, and of tables with files that it covers."""
 
     @property
     def size_bytes(self) -> int:
-        """State of all subtasks, in-flight elements included."""
+        """State of all subtasks, in-flight data included."""
         return self.metadata.size_bytes
 
     @property
     def in_flight_bytes(self) -> int:
-        """Elements that an unaligned barrier has overtaken."""
+        """In-flight data, which unaligned barriers have overtaken."""
         return sum(s.in_flight.size_bytes for s in self.metadata.subtasks if s.in_flight is not None)
 
     def operator(self, uid: str) -> OperatorReport | None:
@@ -70,7 +70,7 @@ def inspect(path: str, *, open_store: OpenStore = open_store) -> CheckpointRepor
     """What the checkpoint at `<root>/<job>/chk-N` or the savepoint at `<folder>/savepoint-<job>-N` holds.
 
     Raises ConfigurationError for a path that names no checkpoint, NotFoundError if it was never completed,
-    CorruptionError for damage.
+    CorruptionError or CodecError if its metadata cannot be read, StorageError.
     """
     at = parse_pointer(path)
     metadata = read_pointed(open_store(at.root), at)
@@ -79,7 +79,7 @@ def inspect(path: str, *, open_store: OpenStore = open_store) -> CheckpointRepor
 
 
 def report_of(path: str, metadata: CheckpointMetadata) -> CheckpointReport:
-    """The same of metadata that was read."""
+    """As `inspect`, of metadata that was read already; without `needs`."""
     states = states_of(metadata)
     sizes: Counter[OperatorUid] = Counter()
     for subtask in metadata.subtasks:

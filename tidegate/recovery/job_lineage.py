@@ -1,4 +1,4 @@
-"""The line of a job: those that went on from one another; what the first has staged, the last one reads.
+"""The line of a job: the jobs that were restored one from another. What the first has staged, the last one reads.
 
     <root>/<job>/taskowned/source-<uid>    a source that was written down when its job was submitted
     <root>/<job>/taskowned/collect-<uid>   the rows of `collect()`
@@ -25,10 +25,10 @@ SOURCE, COLLECT = "source-", "collect-"
 def lineage(
     at: CheckpointPointer, metadata: CheckpointMetadata, own_root: str, open_store: OpenStore
 ) -> Iterator[tuple[str, JobId]]:
-    """The jobs behind a checkpoint as (root, job id): the one that took it, the one that was restored for it, ...
+    """The jobs behind a checkpoint as (root, job id): the one that took it, the one that that was restored from, ...
 
-    `own_root` is where a job is looked for of which nobody knows where it was. ConfigurationError for a line that is
-    too long, StorageError.
+    `own_root` is taken for the root of a job if nobody knows it any more. ConfigurationError for a line of more than
+    1,000 jobs, CorruptionError, CodecError, StorageError.
     """
     yield metadata.origin_root or at.root, at.job_id
     for _ in range(LINEAGE_MAX):
@@ -38,8 +38,8 @@ def lineage(
         try:
             metadata = read_pointed(open_store(before.root), before)
         except NotFoundError:
-            # It was subsumed, deleted or moved; what lies further back cannot be known any more. Where the job of a
-            # savepoint had its checkpoints stood in the savepoint; most jobs of a line share a root.
+            # It was subsumed, deleted or moved, so the jobs further back cannot be known any more. If it was a
+            # savepoint, its job's root is not known either; most jobs of a line share one.
             yield own_root if before.savepoint else before.root, before.job_id
             return
         yield metadata.origin_root or before.root, before.job_id

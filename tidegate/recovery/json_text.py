@@ -1,4 +1,4 @@
-"""What the commands print with `--json`: the dataclasses of this room as one line of JSON."""
+"""Turns the dataclasses of this room into JSON: what the commands print with `--json`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tidegate.recovery.inspection import CheckpointReport
 
 
 def to_json(value: Any) -> str:
-    """One line of JSON. Names are those of the fields; sizes are in bytes, moments in milliseconds since 1970."""
+    """One line of JSON. Names are those of the fields; sizes are in bytes, times in milliseconds since the epoch."""
     return json.dumps(_plain(value), ensure_ascii=False)
 
 
@@ -30,7 +30,7 @@ def _plain(value: Any) -> Any:
 
 
 def _report(report: CheckpointReport) -> dict[str, Any]:
-    """Without the metadata as it lies in the checkpoint, which may hold state."""
+    """The report without the whole metadata, which may hold state."""
     metadata = report.metadata
     return {
         "path": report.path,

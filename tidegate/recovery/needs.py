@@ -1,7 +1,7 @@
-"""What a savepoint needs beside its own folder: `inspect` says it, `relocate` copies it.
+"""What a savepoint needs beside its own folder. `inspect` says it.
 
-It needs what its job, or one before it, has staged and collected, unless it was relocated. It names data files in
-output tables as well: those stay where they are.
+It needs what its job, or one before it, has staged and collected; a relocated savepoint has that with it. It also names
+data files in output tables, which stay where they are.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from tidegate.storage.files.store import OpenStore
 
 
 def needed_urls(at: CheckpointPointer, metadata: CheckpointMetadata, open_store: OpenStore) -> tuple[str, ...]:
-    """Folders that must stay for a savepoint to be restored, and the tables with files that it covers.
+    """URLs of the folders that must stay for a savepoint to be restored, and of the tables with files that it covers.
 
-    Where a folder cannot be looked into, it is named itself: what is in it may be needed.
+    A folder that cannot be listed is named as a whole: what is in it may be needed.
     """
     folders: dict[str, str] = {}
     if metadata.carried is None:

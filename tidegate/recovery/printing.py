@@ -70,7 +70,7 @@ def print_report(report: CheckpointReport) -> None:
 
 
 def print_diff(diff: CheckpointDiff) -> None:
-    """Print what has changed; operators that are the same are counted."""
+    """Print what has changed. Operators that are the same are only counted."""
     console = make_console()
     old_bytes, new_bytes = diff.size_bytes
     console.print(
@@ -168,6 +168,6 @@ def time_text(at_ms: int) -> str:
 
 
 def make_console() -> Console:
-    """A console on the present standard output; wide enough for whole paths when that is no terminal."""
+    """A console on standard output. If that is no terminal, it is wide enough for whole paths."""
     console = Console()
     return console if console.is_terminal else Console(width=240)
