@@ -1,16 +1,16 @@
 """`RestartStrategy`: whether and when a job that failed starts again.
 
-A strategy is a value that travels with the job, and pure. Rules:
+A strategy is a value that travels with the job. The coordinator asks it after each failure. Rules:
 
-- Times come from events and chance from a number that the log decides: a coordinator that replays its log comes to the
-  same decisions. No strategy reads a clock or draws a random number.
+- It is pure: times come from events, and chance from a number that the log decides. So a coordinator that replays its
+  log comes to the same decisions.
 - What it remembers is a `FailureHistory`, whose size has a limit however long the job runs.
-- None means: give up, and report the failure to the user.
+- The answer None means: give up, and report the failure to the user.
 
 Names, defaults and the arithmetic are those of Flink 2, with two exceptions. With `fixed_delay` a completed checkpoint
-begins a new row; in Flink the attempts are for the life of the job. And the back-off of `exponential_delay` is reset by
-the time that all tasks have run; Flink counts from the restart on, so that an attempt that takes long to deploy and
-never runs may reset it.
+resets the count of failures; in Flink the attempts are for the life of the job. And what resets the back-off of
+`exponential_delay` is the time for which all tasks have run. Flink counts from the restart on, so an attempt that takes
+long to deploy and never runs may reset it there.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.units import parse_duration_ms
 
 FAILURES_MAX = 10_000
-"""The most failures that a rate may allow in its interval: so many times are remembered."""
+"""The most failures that `failure_rate` may allow in its interval: it remembers the time of each."""
 WAIT_MS_MAX = 366 * 24 * 3_600_000
-"""No restart is put off for longer than a year; what is longer is a slip of the pen."""
+"""No duration may be longer than a year; a longer one is a mistake."""
 
 Duration = str | timedelta | int
 """`"10s"`, a timedelta, or milliseconds."""
@@ -47,7 +47,7 @@ class RestartStrategy:
     def fixed_delay(attempts: int, delay: Duration) -> RestartStrategy:
         """Restart up to `attempts` times in a row, `delay` (`"1s"`, a timedelta, or ms) after each failure.
 
-        Only failures since the newest completed checkpoint count: a job that fails now and then, and completes
+        Only failures since the newest completed checkpoint count. So a job that fails now and then, and completes
         checkpoints in between, goes on for ever. Raises ConfigurationError for a negative or unreadable value.
         """
         at_least = _whole("fixed_delay(attempts)", attempts, 0)
@@ -64,10 +64,10 @@ class RestartStrategy:
     ) -> RestartStrategy:
         """Restart after `initial`, then after `multiplier` times as long with every further failure, up to `maximum`.
 
-        A job that has run for `reset_after` without a failure begins with `initial` again. `attempts` failures in a row
-        are restarted, without a limit where it is None. `jitter` is the part of a wait, from 0 to 1, by which chance
-        makes it longer or shorter, so that jobs that failed together do not come back together; no wait is longer than
-        `maximum`. Raises ConfigurationError for values that make no sense.
+        A job that has run for `reset_after` without a failure begins with `initial` again. It is restarted after at
+        most `attempts` failures in a row; None is no limit. Chance makes a wait longer or shorter by up to `jitter` of
+        it (0 to 1), so that jobs that failed together do not come back together. No wait is longer than `maximum`.
+        Durations are `"1s"`, a timedelta, or ms. Raises ConfigurationError for values that make no sense.
         """
         name = "exponential_delay"
         strategy = ExponentialDelay(
@@ -90,10 +90,10 @@ class RestartStrategy:
 
     @staticmethod
     def failure_rate(failures: int = 1, interval: Duration = "1min", delay: Duration = "1s") -> RestartStrategy:
-        """Restart `delay` after each failure, as long as any `interval` holds no more than `failures` of them.
+        """Restart `delay` after each failure, unless the `interval` before it has more than `failures` of them.
 
-        The interval ends with the newest failure, and slides with it. Raises ConfigurationError for values that make no
-        sense; `failures` is at most 10,000.
+        The interval ends with the newest failure, which counts. Durations are `"1s"`, a timedelta, or ms. `failures` is
+        at most 10,000. Raises ConfigurationError for values that make no sense.
         """
         count = _whole("failure_rate(failures)", failures, 1)
         if count > FAILURES_MAX:
@@ -103,13 +103,13 @@ class RestartStrategy:
 
     @property
     def wait_ms_max(self) -> int:
-        """No restart is put off for longer."""
+        """The longest wait before a restart, in milliseconds."""
         return 0
 
     def count(self, before: FailureHistory, at_ms: int, ran_ms: int | None) -> FailureHistory:
         """The failures that count, with one that happens at `at_ms`.
 
-        `ran_ms`: for how long all tasks had been running. None: this attempt has not come so far.
+        `ran_ms` is for how long all tasks had been running; None if this attempt never got so far.
         """
         return FailureHistory(before.in_a_row + 1)
 
@@ -120,8 +120,8 @@ class RestartStrategy:
     def decide(self, failures: FailureHistory, chance: float) -> int | None:
         """Milliseconds to wait before the restart, or None to give up.
 
-        `failures` are those of `count`, the present one included. `chance` is a number in [0, 1) that is drawn once for
-        each failure, by something that the log decides.
+        `failures` are those of `count`, the present one included. `chance` is a number in [0, 1), another one for each
+        failure, which follows from the log.
         """
         raise NotImplementedError
 
@@ -175,8 +175,8 @@ class ExponentialDelay(RestartStrategy):
         return FailureHistory(1 if reset else before.in_a_row + 1)
 
     def backoff_ms(self, in_a_row: int) -> int:
-        """The wait after so many failures in a row, without jitter."""
-        # A power is compared by its logarithm: of a job that fails for days it would be too large for a float.
+        """Milliseconds to wait after so many failures in a row, without jitter."""
+        # Compared by logarithms: after days of failures the power would be too large for a float.
         growth = (in_a_row - 1) * math.log(self.multiplier)
         if growth >= math.log(self.maximum_ms / self.initial_ms):
             return self.maximum_ms
@@ -216,8 +216,8 @@ class FailureRate(RestartStrategy):
 def default_strategy(*, periodic_checkpoints: bool) -> RestartStrategy:
     """The strategy of a job for which none was chosen, as in Flink 2.
 
-    A job that takes checkpoints goes on for ever. One that takes none would begin anew each time, so its first failure
-    is the last.
+    A job that takes checkpoints is restarted without end. One that takes none would begin from the start each time, so
+    it is never restarted.
     """
     return RestartStrategy.exponential_delay() if periodic_checkpoints else RestartStrategy.none()
 

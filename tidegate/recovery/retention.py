@@ -1,9 +1,11 @@
 """Sweeps a job's checkpoints when the job is over: what no retained one refers to is deleted.
 
-Rules: of a checkpoint that goes, `_metadata` goes first, so that nobody finds it half deleted. That of a voided one
-stays, as a tombstone: a coordinator that was cut off may still be about to complete it, also after the end. Shared
-files are looked at last, when everything is known that retained checkpoints refer to; where the metadata of one of them
-is damaged or gone, none is deleted.
+Rules:
+
+- Of a checkpoint that is deleted, `_metadata` goes first, so that nobody finds it half deleted.
+- A tombstone stays: a coordinator that was cut off may still try to complete that checkpoint, also after the end.
+- Shared files go last, when it is known what the retained checkpoints refer to. If the metadata of one of these is
+  damaged or gone, no shared file is deleted.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ _logger = logging.getLogger(__name__)
 
 
 def sweep_checkpoints(store: Store, layout: CheckpointLayout, permit: EndPermit) -> None:
-    """Delete all of a job's checkpoints but the retained ones, and what they leave of shared files. StorageError."""
+    """Delete all checkpoints of a job but the retained ones, and shared files that these do not need. StorageError."""
     kept = sorted(permit.retained)
     for name in store.list(layout.job_dir()):
         number = parse_checkpoint_name(name)

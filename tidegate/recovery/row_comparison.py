@@ -1,7 +1,7 @@
-"""Compares two tables of one state in columns: which keys came, which went, and which have another value now.
+"""Compares two tables of one state, column by column: which keys were added, removed and changed. `diff` asks.
 
-Rules: of each table a key has one row. Null equals null and NaN equals NaN; the entries of a map have no order, because
-each backend keeps them in one of its own.
+Rules: a key has one row in each table. Null equals null, and NaN equals NaN. The order of a map's entries does not
+count, because each backend has one of its own.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ Flags = NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class KeyChanges:
-    """How many keys of a state are only in the newer checkpoint, only in the older one, in both with other values, and
-    in both with the same."""
+    """How many keys of a state are only in the newer checkpoint (`added`), only in the older one (`removed`), in both
+    with another value (`changed`), and in both with the same (`same`)."""
 
     added: int
     removed: int
@@ -42,9 +42,9 @@ NO_CHANGES = KeyChanges(0, 0, 0, 0)
 
 
 def compare_rows(old: pa.Table, new: pa.Table, keys: Sequence[str], what: str) -> KeyChanges:
-    """The keys of two tables of one state; `what` names it in errors.
+    """Compare the keys of two tables of one state, which `what` names in errors.
 
-    ConfigurationError if their columns cannot be brought into the same types.
+    ConfigurationError if the tables have other columns, or types that cannot be made the same.
     """
     if old.schema.names != new.schema.names:
         raise ConfigurationError(
@@ -95,7 +95,7 @@ def _equal(one: pa.Array, other: pa.Array) -> Flags:
 
 
 def _equal_values(one: pa.Array, other: pa.Array) -> Flags:
-    """The same of columns without nulls that are slices of nothing."""
+    """As `_equal`, for columns without nulls and without an offset."""
     data_type = one.type
     types = pa.types
     if types.is_dictionary(data_type):
@@ -121,7 +121,7 @@ def _equal_values(one: pa.Array, other: pa.Array) -> Flags:
 
 
 def _equal_lists(one: tuple[NDArray[np.int64], pa.Array], other: tuple[NDArray[np.int64], pa.Array]) -> Flags:
-    """Lists by their lengths and what is in all of them together."""
+    """Whether lists are equal, row by row. A list is given by its length and its part of all values."""
     result: Flags = one[0] == other[0]
     parts = []
     for lengths, values in (one, other):
@@ -139,7 +139,7 @@ def _lengths(column: pa.Array) -> NDArray[np.int64]:
 
 
 def _lengths_and_entries(column: pa.Array) -> tuple[NDArray[np.int64], pa.Array]:
-    """Of maps: their sizes, and all entries as structs, those of a map in the order of their keys."""
+    """The sizes of maps, and all their entries as structs; those of one map are sorted by key."""
     lengths = _lengths(column)
     rows = pa.array(np.repeat(np.arange(len(column)), lengths))
     first = int(column.offsets[0].as_py()) if len(column) else 0

@@ -1,12 +1,14 @@
-"""Writes savepoints: self-contained copies of a checkpoint, owned by the user.
+"""Writes savepoints: self-contained copies of a checkpoint, owned by the user. The coordinator's effects call it.
 
     <target>/savepoint-<job>-17/_metadata           created last: a savepoint is there when this file is
     <target>/savepoint-<job>-17/<vertex>-<subtask>  the files of chk-17, byte for byte
     <target>/savepoint-<job>-17/shared/chk-<n>/...  those that it shares with other checkpoints
 
-Rules: paths in the metadata are relative to the savepoint's own folder, so it can be moved or copied as a whole; every
-byte is verified while it is copied, and held in memory a bounded part at a time. Data files of sinks stay in their
-tables, staged inputs stay with the job that staged them (`origin_root` says where).
+Rules:
+
+- Paths in the metadata are relative to the savepoint's own folder, so it can be moved or copied as a whole.
+- Every byte is verified while it is copied. Memory holds a bounded part of a file.
+- Data files of sinks stay in their tables. Staged inputs stay with the job that staged them; `origin_root` says where.
 """
 
 from __future__ import annotations
@@ -30,8 +32,8 @@ def write_savepoint(
 ) -> str:
     """Copy the state of a checkpoint under `root_url` to a savepoint under `target_url`; returns the savepoint's path.
 
-    May be repeated: what a call that was interrupted has left is written again, a savepoint that is complete already
-    stays. Raises AlreadyExistsError if another one has its name, CorruptionError, NotFoundError, StorageError.
+    It can be repeated: an interrupted copy is written again, and a complete one stays as it is. Raises
+    AlreadyExistsError if another savepoint has its name, CorruptionError, NotFoundError, StorageError.
     """
     permit.check(metadata.checkpoint_id)
     job_id, checkpoint_id = metadata.job_id, metadata.checkpoint_id
@@ -45,14 +47,17 @@ def write_savepoint(
         try:
             target.create(METADATA_NAME, encode_metadata(own))
         except AlreadyExistsError:
-            # Created by another call meanwhile, or by this one before its answer was lost and it was sent again.
+            # Created meanwhile: by another call, or by this one, whose answer was lost so that it was sent again.
             if not _is_there(target, own):
                 raise
     return target.url
 
 
 def copy_subtask(source: Store, target: Store, subtask: SubtaskState, path: Callable[[str], str]) -> SubtaskState:
-    """Copy the files of a subtask to other paths, verified; the subtask with these. As errors `write_savepoint` has."""
+    """Copy a subtask's files to other paths, and verify them. Returns the subtask with these paths.
+
+    Raises CorruptionError, NotFoundError, StorageError.
+    """
     moved = subtask.moved(path)
     _copy(source, target, subtask, moved)
     return moved
@@ -67,7 +72,7 @@ def _copy(source: Store, target: Store, old: SubtaskState, new: SubtaskState) ->
 
 
 def discard_savepoint(open_store: OpenStore, target_url: str, job_id: JobId, permit: DeletePermit) -> None:
-    """Delete the savepoint of the permit, complete or not; `_metadata` first, so that nobody finds it half deleted.
+    """Delete the savepoint that the permit names, complete or not; `_metadata` first. Nobody finds it half deleted.
 
     Raises StorageError.
     """

@@ -1,7 +1,7 @@
-"""Says which states a checkpoint holds, from its metadata alone, and finds the one that somebody asks for.
+"""Lists the states of a checkpoint, from its metadata alone, and finds the one that somebody asks for.
 
-A wrong name is one error that lists everything that could have been meant, the nearest first. States without rows leave
-nothing in a checkpoint, so they cannot be told from states that never were.
+The error for a wrong name suggests the nearest one and lists all. A state without rows leaves nothing in a checkpoint,
+so it looks like one that never was.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _LISTED_MAX = 50
 class StateInfo:
     """One state of one operator, over all subtasks.
 
-    `rows` is None where only reading the state could tell: it lies in layers, or in files of a backend. `size_bytes` is
-    None where it shares files with other states. `state` is empty for files of a backend that this tidegate lacks.
+    `rows` is None if only reading the state could tell: it lies in layers, or in files of a backend. `size_bytes` is
+    None if it shares files with other states. `state` is empty if files of a backend cannot be read by this version.
     """
 
     uid: OperatorUid
@@ -39,9 +39,9 @@ class StateInfo:
     size_bytes: int | None
     subtasks: int
     layers: int = 0
-    """Of how many layers it consists at most in one subtask; 0 where it was written whole."""
+    """The most layers that it has in one subtask; 0 if it was written whole."""
     backend: str | None = None
-    """The backend in whose files it lies; None for state files."""
+    """The backend whose own files hold it; None if it is in state files."""
 
 
 def states_of(metadata: CheckpointMetadata) -> tuple[StateInfo, ...]:
@@ -55,9 +55,9 @@ def states_of(metadata: CheckpointMetadata) -> tuple[StateInfo, ...]:
 
 
 def find_state(metadata: CheckpointMetadata, uid: str, state: str | None) -> tuple[OperatorInfo, StateInfo]:
-    """The operator of a uid and its state of that name; None is the only state that it has.
+    """The operator of a uid, and its state of that name. With `state` None, the only state that it has.
 
-    ConfigurationError, with what the checkpoint holds, if there is none.
+    ConfigurationError, which lists what the checkpoint holds, if there is no such operator or state.
     """
     states = states_of(metadata)
     where = f"checkpoint {metadata.checkpoint_id} of job {metadata.job_id}"

@@ -1,10 +1,15 @@
-"""Reads the state of a checkpoint or savepoint as data: Arrow rows, the same whatever backend wrote them, and how.
+"""Reads the state of a checkpoint or savepoint as Arrow rows, which are the same whatever backend wrote them.
 
-Rules: a row is what is kept for one key (of timers: one timer; of state of subtasks: one element or entry); the key
-columns come first, in their types. Each key is there once, with its newest value. What a barrier has overtaken in the
-queues is no state and not read. Values rest as they are kept: with a time to live as `struct<value, updated_ms>`, also
-when that is over; pickled ones as the bytes of their pickle, which nothing here opens. A union list shows what each
-subtask has put into it; a broadcast map is the same everywhere and is read from one subtask.
+`read_state` and `diff` are built on it. Rules:
+
+- Of keyed state a row is one key, with its newest value; of timers it is one timer; of operator state it is one element
+  of a list or one entry of a map.
+- Key columns come first, in their own types.
+- In-flight data is no state, and is not read.
+- Values are shown as they are stored. With a time to live that is `struct<value, updated_ms>`, also when the time is
+  over. Pickled values are the bytes of their pickle, which nothing here opens.
+- A union list shows what each subtask has put into it. A broadcast map is the same in all subtasks, and is read from
+  one of them.
 """
 
 from __future__ import annotations
@@ -31,7 +36,7 @@ from tidegate.storage.subtasks.state_stream import StoredSchemas, SubtaskStream
 BATCH_ROWS_MAX = 65_536
 
 AGGREGATE_STATE = "aggregate"
-"""Name of the state of running aggregates: a row has the columns of all of them."""
+"""Name of the state of `aggregate(...)`: a row has the columns of all its aggregates."""
 
 
 def read_state_batches(
@@ -45,8 +50,9 @@ def read_state_batches(
 ) -> pa.RecordBatchReader:
     """`read_state` for what is larger than memory: a reader of batches of up to 65,536 rows.
 
-    What is held meanwhile is bounded (about 16 MB of a state file, or of layers a run of key groups of up to a million
-    rows and 128 MB); files of RocksDB are fetched into the folder for temporary files, a subtask's at a time.
+    Memory is bounded: about 16 MB of a state file; of layers a run of key groups with up to a million rows and 128 MB.
+    Files of RocksDB are fetched into the folder for temporary files, those of one subtask at a time. Arguments and
+    errors are those of `read_state`; damage of a file shows when it is read.
     """
     at = parse_pointer(path)
     store = open_store(at.root)
@@ -56,22 +62,22 @@ def read_state_batches(
 
 @dataclass(frozen=True, slots=True)
 class StateSelection:
-    """One state of one operator in one checkpoint, and what is shown of it."""
+    """One state of one operator in one checkpoint, and which of its columns are shown. `stored` has all of them."""
 
     operator: OperatorInfo
     info: StateInfo
     streams: tuple[SubtaskStream, ...]
     stored: pa.Schema
     keys: tuple[str, ...] | None
-    """The columns that tell stored rows apart; None where nobody knows, and for state of subtasks."""
+    """The columns that tell stored rows apart. None for operator state, and if nobody knows."""
     column: str | None = None
-    """Of running aggregates: the one that is shown."""
+    """Of the state of `aggregate(...)`: the one aggregate to show. None shows all columns."""
 
     @staticmethod
     def find(
         store: Store, metadata: CheckpointMetadata, uid: str, state: str | None, keys: Sequence[str] | None = None
     ) -> StateSelection:
-        """The state that is meant. ConfigurationError as `read_state` has it."""
+        """Find the state that is meant; arguments and ConfigurationError as those of `read_state`."""
         if metadata.void:
             raise ConfigurationError(
                 f"checkpoint {metadata.checkpoint_id} of job {metadata.job_id} was given up and never completed; "
@@ -93,7 +99,7 @@ class StateSelection:
         if column is None:
             return selection
         if not ({column, f"{column}.sum", f"{column}.count"} & set(stored.names)) or column in operator.keys:
-            find_state(metadata, uid, state)  # tells what there is
+            find_state(metadata, uid, state)  # raises the error that lists all states
         chosen = StateSelection(operator, info, streams, stored, selection.keys, column)
         if chosen.keys is None:
             raise ConfigurationError(
@@ -117,11 +123,11 @@ class StateSelection:
         return range(self.operator.max_parallelism)
 
     def reader(self, key_groups: range | None = None) -> pa.RecordBatchReader:
-        """The rows of some key groups, or of all. Errors of the storage come while it is read."""
+        """The rows of some key groups, or of all. Errors of the storage are raised while it is read."""
         return pa.RecordBatchReader.from_batches(self.schema, self.batches(key_groups))
 
     def batches(self, key_groups: range | None = None) -> Iterator[pa.RecordBatch]:
-        """The same, one batch after the other."""
+        """The same rows, as an iterator of batches of up to `BATCH_ROWS_MAX` rows."""
         adapt: Callable[[pa.RecordBatch], pa.RecordBatch] = partial(
             adapted, schema=self.stored, state=self.info.state, uid=self.info.uid
         )
@@ -148,7 +154,7 @@ class StateSelection:
 
 
 def _aggregate_of(metadata: CheckpointMetadata, uid: str, state: str | None) -> tuple[OperatorInfo, StateInfo] | None:
-    """The state of running aggregates of an operator, of which `state` may be one."""
+    """The state of an operator's aggregates, if it has one: `state` may be the name of one of them."""
     if state is None or not any(info.uid == uid and info.state == AGGREGATE_STATE for info in states_of(metadata)):
         return None
     return find_state(metadata, uid, AGGREGATE_STATE)
@@ -174,7 +180,7 @@ def _row_keys(
     schemas: Sequence[StoredSchemas],
     given: Sequence[str] | None,
 ) -> tuple[str, ...] | None:
-    """The columns that tell rows of a keyed state apart, from the most certain witness; None if there is none."""
+    """The columns that tell rows of a keyed state apart, from the surest source; None if there is none."""
     names: list[str] = stored.names
     if info.kind is not StateKind.KEYED:
         return None
@@ -192,5 +198,5 @@ def _row_keys(
                 f"which has {names}"
             )
         return tuple(given)
-    # The state of a function is the last column and has its name.
+    # A function's state has one value column: the last one, named as the state.
     return tuple(names[:-1]) if names[-1] == info.state else None

@@ -1,18 +1,18 @@
-"""Finds, and deletes on demand, what crashes have left in a job's folder and nobody refers to any more.
+"""Finds orphans, and deletes them on demand: files that crashes have left in a job's folder, to which nothing refers.
 
-Rules:
+`tidegate checkpoints sweep` calls it. Rules:
 
-- What counts as referred to: everything that a complete checkpoint under the root names, of whatever job; data files of
-  collected rows that the table's log or a checkpoint or savepoint names; staged rows, as long as there is a checkpoint
-  or savepoint that goes back to their job. Where a checkpoint cannot be read, nothing that it might need is an orphan.
+- These are referred to: everything that a completed checkpoint under the root names, of whatever job; data files of
+  collected rows that the table's log, a checkpoint or a savepoint names; staged rows, as long as there is a checkpoint
+  or savepoint that goes back to their job. If a checkpoint cannot be read, nothing that it might need is an orphan.
 - What was written within the grace period is no orphan yet: somebody may be about to refer to it.
-- Only folders and names that tidegate makes are looked at, and only of a job that has an event log.
-- Tasks write changelogs ahead of checkpoints: of those only files of attempts count as orphans after which another one
-  has completed a checkpoint, unless it is known that the job is dead.
-- A job that may be running is not swept: its lease says so, however long it has written nothing else. Before a file of
-  an incomplete checkpoint is deleted, the checkpoint is voided, so that it cannot be completed afterwards, whoever is
-  still alive; then everything is looked at again.
-- It may stop anywhere, and be repeated.
+- Only folders and names that tidegate makes are looked at, and only those of a job that has an event log.
+- Tasks write changelogs ahead of checkpoints. A changelog file is an orphan only if a later attempt has completed a
+  checkpoint, or it is known that the job is dead.
+- A job that may be running, by its lease, is not swept.
+- Before a file of an incomplete checkpoint is deleted, the checkpoint is voided, so that nobody can complete it
+  afterwards. Then everything is looked at again.
+- A sweep may stop anywhere, and can be repeated.
 """
 
 from __future__ import annotations
@@ -70,10 +70,10 @@ def find_orphans(
     savepoints: Iterable[Store] = (),
     open_store: OpenStore = open_store,
 ) -> list[Orphan]:
-    """Files of a job that nothing refers to, sorted by path; empty for what is no job.
+    """Files of a job to which nothing refers, sorted by path; empty if there is no such job.
 
-    With `written_before_ms` (since the epoch) only those that are older; with `dead` also what a job that lived could
-    still refer to. Savepoints are looked for under the root, and under each of `savepoints`. Raises StorageError.
+    With `written_before_ms` (ms since the epoch) only older ones. With `dead` also files to which the job could still
+    refer if it lived. Savepoints are looked for under the root, and under each of `savepoints`. Raises StorageError.
     """
     layout = CheckpointLayout(job_id)
     # Files first: what is completed meanwhile then counts as referred to.
@@ -103,8 +103,8 @@ def sweep(
 ) -> list[Orphan]:
     """The orphans of a job; with `dry_run=False` they are deleted.
 
-    `force` sweeps a job whose lease has not expired: its caller knows that it is dead. Raises ConfigurationError for a
-    job that may run, StorageError.
+    `now_ms` is in ms since the epoch. `force` sweeps a job whose lease has not expired: the caller knows that it is
+    dead. Raises ConfigurationError for a job that may run, if it is not a dry run; StorageError.
     """
 
     def found() -> list[Orphan]:
@@ -135,7 +135,7 @@ def _delete_orphans(store: Store, permit: OrphanPermit, orphans: Iterable[Orphan
 
 
 def _delete_unfinished(store: Store, job_id: JobId) -> None:
-    """Delete what interrupted writes of checkpoint files left; other jobs may write below `taskowned`."""
+    """Delete what interrupted writes of checkpoint files left. Not below `taskowned`, where other jobs may write."""
     if not isinstance(store, FileSystemStore):
         return
     layout = CheckpointLayout(job_id)
@@ -145,7 +145,7 @@ def _delete_unfinished(store: Store, job_id: JobId) -> None:
 
 
 def _void_incomplete(store: Store, permit: OrphanPermit, orphans: Iterable[Orphan], now_ms: int) -> None:
-    """Make it impossible that a checkpoint of which files are about to be deleted is completed."""
+    """Void the incomplete checkpoints whose files are about to be deleted, so that nobody completes them."""
     job_id = permit.job_id
     layout = CheckpointLayout(job_id)
     for number in sorted({n for n in (_checkpoint_of(orphan.path, job_id) for orphan in orphans) if n is not None}):
@@ -162,7 +162,7 @@ def _void_incomplete(store: Store, permit: OrphanPermit, orphans: Iterable[Orpha
 
 
 def _checkpoint_of(path: str, job_id: JobId) -> CheckpointId | None:
-    """The checkpoint that a file in a job's folder was written for, None for any other file."""
+    """The checkpoint that a file in a job's folder was written for; None for other files."""
     parts = path.removeprefix(f"{job_id}/").split("/")
     if parts[0] == "shared" and len(parts) > 2:
         parts = parts[1:]
@@ -202,7 +202,7 @@ def _read_all(store: Store, savepoint_stores: Iterable[Store], open_store: OpenS
 
 
 def _read(store: Store, at: CheckpointPointer, known: _Known) -> CheckpointMetadata | None:
-    """The metadata of what is complete; None for what is not, or cannot be read."""
+    """The metadata of a completed checkpoint; None if it is void, is not there, or cannot be read."""
     try:
         metadata = read_pointed(store, at)
     except NotFoundError:
@@ -215,7 +215,7 @@ def _read(store: Store, at: CheckpointPointer, known: _Known) -> CheckpointMetad
 
 
 class _Sweep:
-    """What of one job's folder is referred to."""
+    """Knows which files of one job's folder are referred to."""
 
     def __init__(self, store: Store, job_id: JobId, known: _Known, open_store: OpenStore, dead: bool) -> None:
         self._store = store
@@ -227,9 +227,10 @@ class _Sweep:
         self._paths = {path for metadata in complete for subtask in metadata.subtasks for path in subtask.paths}
         attempts = (metadata.attempt for (job, _), metadata in known.complete.items() if job == job_id)
         self._attempt = None if dead else max(attempts, default=AttemptNumber(0))
-        """Of the newest checkpoint: it, and later ones, may go on with what they have written. None: nobody does."""
+        """The attempt of the newest checkpoint: it, and later ones, may still use their changelogs. None: the job is
+        dead, and nobody does."""
         self._unreadable = {at.checkpoint_id for at in known.unreadable if at.job_id == job_id and not at.savepoint}
-        # However the root was spelled in the url of the table: what follows it is the same.
+        # The root may be spelled in another way in the URL of the table; what follows it is the same.
         own, mark = self._layout.taskowned_dir(), f"/{self._layout.taskowned_dir()}/"
         self._data_files = {
             f"{own}/{committable.table.rpartition(mark)[2].rstrip('/')}/{file.path}"
@@ -243,7 +244,7 @@ class _Sweep:
         self._committed: dict[str, frozenset[str] | None] = {}
 
     def is_orphan(self, path: str) -> bool:
-        """Whether nothing refers to a file; False for files that are none of ours."""
+        """Whether nothing refers to a file; False for files that tidegate did not make."""
         folder, _, below = path.removeprefix(f"{self._layout.job_dir()}/").partition("/")
         if folder == "taskowned":
             return self._is_orphan_of_tasks(path, *below.split("/", 1))
@@ -286,8 +287,8 @@ class _Sweep:
 
 
 def _goes_back_to(job_id: JobId, known: _Known) -> bool:
-    """Whether something can be restored that reads what was staged for a job: of it, or of a job that follows on it."""
-    # A savepoint that was relocated has with it what was staged.
+    """Whether a checkpoint or savepoint is there, of this job or one restored from it, that needs what was staged."""
+    # A relocated savepoint has what was staged with it.
     needing = [metadata for metadata in known.metadata if metadata.carried is None]
     restored_from = {m.job_id: parse_pointer(m.restored_from) for m in needing if m.restored_from is not None}
     known_jobs = {metadata.job_id for metadata in needing}
@@ -299,7 +300,7 @@ def _goes_back_to(job_id: JobId, known: _Known) -> bool:
                 return True
             origin = restored_from.get(at) if at is not None else None
             if origin is None:
-                # Where the job in between has nothing left, it cannot be known what was before it.
+                # The job in between has nothing left, so nobody knows what came before it.
                 if at not in known_jobs:
                     return True
                 break
