@@ -1,5 +1,5 @@
-"""Works on what rests in storage, without a job: what `tidegate.recovery` offers beyond storage alone.
+"""Works on what is stored, without a job: the part of `tidegate.recovery` that needs more than storage.
 
-It needs the rooms below for the meaning of things: of events, of keys, of Spark's types. Users find these names in
-`tidegate.recovery`.
+That is the meaning of events, of keys and of Spark's types, for which it imports the rooms below. Users find these
+names in `tidegate.recovery`.
 """

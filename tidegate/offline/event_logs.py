@@ -13,14 +13,14 @@ from tidegate.storage.ids import JobId
 
 
 def logs_under(path: str, job: str | None, open_store: OpenStore = open_store) -> dict[JobId, EventLog]:
-    """The logs of the jobs under a root, or of the job whose folder it is."""
+    """The logs of the jobs under a root, or of one job if `path` is its folder. Raises StorageError."""
     store, job = _root_of(path, job, open_store)
     logs = {JobId(name): EventLog(store, JobId(name)) for name in store.list("") if is_of_job(store, JobId(name), job)}
     return {job_id: log for job_id, log in logs.items() if log.indices()}
 
 
 def _root_of(path: str, job: str | None, open_store: OpenStore) -> tuple[Store, str | None]:
-    """The root that a path means, and the job; the path may be that of a job's folder."""
+    """The root and the job that are meant: `path` may be a root, or the folder of a job."""
     store = open_store(path)
     root, _, name = store.url.rpartition("/")
     if job is None and root and name and any(entry.isdigit() for entry in store.list("events")):

@@ -1,7 +1,7 @@
-"""`explain` and `history`: why something was decided in a job, and all that has happened to it, as data.
+"""`explain` and `history`: why the coordinator of a job decided something, and all events of the job, as data.
 
-The event log is the one witness: what was folded into a snapshot and cut cannot be explained any more, and that is
-said.
+The event log is their only source. Old events are folded into a snapshot and cut. They cannot be explained any more,
+and the answer says so.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ HISTORY = pa.schema(
         ("task", pa.string()),
     ]
 )
-"""The columns of `history`; what an event does not speak of is null."""
+"""The columns of `history`. A column that an event has nothing for is null."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One event of a chain: its number in the log, its moment, its kind, and what happened in words."""
+    """One event of a chain: its number in the log, when it happened (ms since the epoch), its kind, and its words."""
 
     event: int
     at_ms: int
@@ -54,8 +54,8 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """What led to a decision: `steps`, the first cause first. `missing`: why the chain does not begin earlier, if the
-    log does not tell; empty where it is whole."""
+    """What led to a decision: `steps`, the first cause first. `missing` says why the chain does not begin earlier;
+    it is empty if the chain is whole."""
 
     job_id: JobId
     decision: str
@@ -63,7 +63,7 @@ class Explanation:
     missing: str = ""
 
     def __str__(self) -> str:
-        """A line an event."""
+        """One line for each event."""
         lines = [f"{self.decision}, because:"]
         lines += [f"  (what came before {self.missing})"] if self.missing else []
         lines += [f"  {step.event:>6}  {step.text}" for step in self.steps]
@@ -81,10 +81,12 @@ def explain(
 ) -> Explanation:
     """The events that led to a decision, as a readable chain (`print(explain(...))`).
 
-    `path` is a checkpoint root, a job's folder in it, or `<root>/<job>/chk-17`, which is `checkpoint=17`. Of a
-    `checkpoint` the decision is that it was completed, or given up; of an `attempt` that it was started; an `event` is
-    named by its number. `job` is a name or id, where there are several. ConfigurationError for nothing or several of
-    them, a job without a log, and for what the log does not know; StorageError.
+    `path` is a checkpoint root, a job's folder in it, or `<root>/<job>/chk-17`, which is short for `checkpoint=17`.
+    Give one of these: `checkpoint`, to learn why it was completed or given up; `attempt`, why it was started; `event`,
+    by its number, why it happened. `job` is a name or id, needed if there are several jobs.
+
+    Raises ConfigurationError if none or several of these are given, the job has no log, or the log does not know them;
+    StorageError.
     """
     folder, _, name = path.rstrip("/").rpartition("/")
     number = parse_checkpoint_name(name)
@@ -110,9 +112,10 @@ def explain(
 
 
 def history(path: str, job: str | None = None, *, open_store: OpenStore = open_store) -> pa.Table:
-    """All events of the jobs under a root, or of one job, as an Arrow table: a row an event, columns as `HISTORY`.
+    """All events of the jobs under a root, or of one job, as an Arrow table: one row an event, with columns `HISTORY`.
 
-    Entries that cannot be read are left out; `tidegate events` names them. ConfigurationError if there is no log.
+    Entries that cannot be read are left out; `tidegate events` names them. ConfigurationError if there is no log;
+    StorageError.
     """
     logs = logs_under(path, job, open_store)
     if not logs:

@@ -1,12 +1,15 @@
-"""`relocate`: copies a savepoint with all that it needs to another place, on any store.
+"""`relocate`: copies a savepoint, with all that it needs, to another place. The stores may be different ones.
 
     <target>/savepoint-<job>-17/...                     the savepoint's own files, under the same names
     <target>/savepoint-<job>-17/<job>/taskowned/...     what was staged and collected for the job, or one before it
     <target>/savepoint-<job>-17/<job>/chk-<n>/_metadata the checkpoints before it whose sink files no table may show yet
     <target>/savepoint-<job>-17/_metadata               created last: before that there is no savepoint
 
-Rules: every byte is verified while it is copied, and held in memory a bounded part at a time; nothing at the old place
-is touched. Files in output tables stay where they are. A copy that was interrupted may be made again.
+Rules:
+
+- Every byte is verified while it is copied. Memory holds a bounded part of a file.
+- Nothing at the old place is changed. Files in output tables stay where they are.
+- An interrupted copy can be made again.
 """
 
 from __future__ import annotations
@@ -40,9 +43,9 @@ from tidegate.storage.tables.table_log import TableLog
 def relocate(savepoint: str, target: str, *, open_store: OpenStore = open_store) -> str:
     """Copy a savepoint into a folder of its own under `target`; returns its path there.
 
-    The copy needs nothing of the old place any more. Raises ConfigurationError for a path that names no savepoint, or
-    one that was given up, NotFoundError if something that it needs is gone, CorruptionError for damage,
-    AlreadyExistsError if there is a savepoint of its name, StorageError.
+    The copy does not need the old place any more. Raises ConfigurationError for a path that names no savepoint,
+    NotFoundError if something that it needs is gone, CorruptionError for damage, AlreadyExistsError if there is a
+    savepoint of its name under `target`, StorageError.
     """
     at = parse_pointer(savepoint)
     if not at.savepoint:
@@ -80,7 +83,7 @@ def relocate(savepoint: str, target: str, *, open_store: OpenStore = open_store)
 
 @dataclass(slots=True)
 class _Move:
-    """Copies what a savepoint needs of its jobs; `line` are these, the one that took it first."""
+    """Copies what a savepoint needs of its jobs. These are the `line`: first the job that took it."""
 
     job_id: JobId
     place: Store
@@ -90,7 +93,7 @@ class _Move:
 
     @property
     def tables(self) -> Mapping[str, str]:
-        """By url, tables of collected rows, with the names by which the new place knows them."""
+        """Tables of collected rows: from the URL at the old place to the placeholder that the copy has for it."""
         uids = {info.uid for metadata in self.covering for info in metadata.operators}
         return {
             self.open_store(taskowned_url(root, job_id, COLLECT, uid)).url: f"{CollectedRows.PREFIX}{uid}"
@@ -99,7 +102,7 @@ class _Move:
         }
 
     def source(self, uid: OperatorUid) -> Iterator[NativeFile]:
-        """What was staged for a source, if anything was: the first job of the line that has it is read."""
+        """Copy what was staged for a source, from the first job of the line that has it, if any has."""
         folder = taskowned_path(self.job_id, SOURCE, uid)
         for root, job_id in self.line:
             store = self.open_store(taskowned_url(root, job_id, SOURCE, uid))
@@ -117,7 +120,7 @@ class _Move:
             return
 
     def collected(self, uid: OperatorUid) -> Iterator[NativeFile]:
-        """The rows that a sink of `collect()` has written, committed and covered ones."""
+        """Copy the rows of a sink of `collect()`: those that are committed, and those that a checkpoint covers."""
         folder = taskowned_path(self.job_id, COLLECT, uid)
         for root, job_id in self.line:
             store = self.open_store(taskowned_url(root, job_id, COLLECT, uid))
@@ -128,7 +131,7 @@ class _Move:
                 return
 
     def earlier(self, older: CheckpointMetadata, tables: Mapping[str, str]) -> NativeFile:
-        """A checkpoint before the savepoint, as far as whoever restores has to know it: its sink files."""
+        """Copy a checkpoint before the savepoint, as far as a restore needs it: the list of its sink files."""
         subtasks = (SubtaskState(s.vertex, s.subtask, None, s.committables, s.finished) for s in older.subtasks)
         stripped = replace(older, subtasks=tuple(_placed(subtask, tables) for subtask in subtasks), hooks=())
         path = CheckpointLayout(older.job_id).metadata(older.checkpoint_id)

@@ -1,4 +1,7 @@
-"""Rows out of files, batch by batch: Parquet by its name, else Arrow IPC, a file or a stream."""
+"""Reads rows from local files, batch by batch, for `tidegate state write`.
+
+A name that ends in `.parquet` is Parquet, any other is Arrow IPC: a file or a stream.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ _FILE_MAGIC = b"ARROW1"
 
 
 def rows_of_files(files: Sequence[str]) -> pa.RecordBatchReader:
-    """All rows of files of one schema, in their order. ConfigurationError for a file that is none, or has others."""
+    """All rows of some files, in order. ConfigurationError for one that cannot be read, or has other columns."""
     schema, first = _opened(files[0])
     return pa.RecordBatchReader.from_batches(schema, chain(first, _others(files[1:], schema)))
 

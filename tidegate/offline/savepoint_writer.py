@@ -1,9 +1,13 @@
-"""`SavepointWriter`: makes a savepoint from rows, or changes and repairs one, without running a job.
+"""`SavepointWriter`: makes a savepoint from rows, or a changed copy of one, without running a job.
 
-Rules: the base is never touched, and an existing savepoint never overwritten. Vertices of which nothing changes are
-copied byte for byte, each byte verified; the others are written anew, in the form that every backend reads. Everything
-is written into a folder of this writer's own, then `_metadata` is created: until then there is no savepoint, and what a
-writer leaves that fails is deleted. What the base's job has staged and committed stays where it is.
+Flink has its State Processor API for this. Rules:
+
+- The base is never changed, and an existing savepoint never overwritten.
+- Vertices in which nothing changes are copied and verified, byte for byte. The others are written anew, in the form
+  that every backend reads.
+- Files go into a folder of this writer's own, and `_metadata` is created last. Until then there is no savepoint. A
+  writer that fails deletes its files.
+- What the base's job has staged and committed stays where it is.
 """
 
 from __future__ import annotations
@@ -47,10 +51,10 @@ PARALLELISM_MAX = 32_768
 class SavepointWriter:
     """Collects what a savepoint shall hold, and writes it at the end of its `with` block; `path` is then where it is.
 
-    `target` is the folder in which the savepoint gets a folder of its own. Without `base` it begins empty, for a job of
-    the name `job`; with `base`, a savepoint or checkpoint (as `recovery.inspect` takes it), it begins with all that is
-    in that, and keeps its name: so it cannot lie in the same folder. `parallelism` is that of new operators; a job may
-    restore the savepoint at any other one. An exception in the block writes nothing.
+    `target` is the folder in which the savepoint gets a folder of its own. Give `job` or `base`. With `job`, the name
+    of a job, it begins empty. With `base`, a savepoint or checkpoint (a path as for `recovery.inspect`), it begins with
+    all that the base holds. It also keeps the base's name, so it cannot lie in the same folder. `parallelism` is that
+    of new operators; a job may restore the savepoint at another one. An exception in the block writes nothing.
 
     Raises ConfigurationError for settings that contradict each other, a base that cannot be changed, and later for rows
     that do not fit; AlreadyExistsError if the folder has a savepoint of that name; StorageError.
@@ -94,25 +98,27 @@ class SavepointWriter:
 
     @property
     def path(self) -> str:
-        """Where the savepoint is, for `restore=`. ConfigurationError before it is written."""
+        """The path of the savepoint, for `restore=`. ConfigurationError before it is written."""
         if self._path is None:
             raise ConfigurationError("the savepoint is not written yet: it is at the end of the with block")
         return self._path
 
     def keys_of(self, uid: str) -> tuple[str, ...]:
-        """The key columns of an operator, as far as the base, or what was put, tells; empty where nobody knows."""
+        """The key columns of an operator, by the states that were put, or the base; empty if nobody knows."""
         known = (*self._changes.new_operators.values(), *self._metadata.operators)
         return next((info.keys for info in known if info.uid == uid), ())
 
     def with_keyed_state(self, *, uid: str, keys: Sequence[str], state: KeyedState | str, rows: Any) -> Self:
-        """Put a keyed state, in the place of one of the same name if there is one.
+        """Put a keyed state. It replaces one of the same name.
 
-        `rows` is an Arrow table, batch or reader, a polars or a Spark DataFrame: the columns `keys`, each key once, and
-        one column named as the state, which is brought into its declared type. A row whose value is null, or an empty
-        list or map, is no state and left out. A state that is named by a string is taken as `read_state` gives it:
-        running aggregates by "aggregate", timers by "timers". Rows of a reader or a Spark DataFrame pass through the
-        driver a batch at a time; what is more than 64 MB waits among its temporary files. Executors write those of a
-        DataFrame to the target first, so it has to be storage that they see.
+        `rows` is an Arrow table, batch or reader, a polars or a Spark DataFrame. Its columns are `keys`, each key once,
+        and one named as the state, which is brought into the declared type. Rows whose value is null, or an empty list
+        or map, are left out: they are no state. `state` may also be a name: then rows are taken as `read_state` gives
+        them. The name is "aggregate" for running aggregates, and "timers" for timers.
+
+        Rows of a reader or a Spark DataFrame pass through the driver a batch at a time; more than 64 MB wait in its
+        temporary files. Executors first write those of a DataFrame to the target, so it must be storage that they see.
+        Raises ConfigurationError for rows that do not fit, StorageError.
         """
         info = self._operator(uid, tuple(keys))
         known = self._stored_keys(info.uid)
@@ -126,21 +132,26 @@ class SavepointWriter:
     def with_operator_state(
         self, *, uid: str, state: ListState, rows: Any, kind: Literal["list", "union"] = "list"
     ) -> Self:
-        """Put a list of subtasks: `rows` has one column, named as the state. A list is dealt out to the subtasks."""
+        """Put operator state that is a list: `rows` has one column, named as the state.
+
+        A restored job deals the elements of a "list" out to its subtasks, and gives all of a "union" to each of them.
+        Raises ConfigurationError for rows that do not fit.
+        """
         self._put(self._operator(uid, ()), operator_rows(uid, state, StateKind(kind), rows))
         return self
 
     def with_broadcast_state(self, *, uid: str, state: MapState, rows: Any) -> Self:
-        """Put a broadcast map: `rows` has the columns `key` and `value`, each key once."""
+        """Put a broadcast map: `rows` has the columns `key` and `value`, each key once. Raises ConfigurationError."""
         self._put(self._operator(uid, ()), operator_rows(uid, state, StateKind.BROADCAST, rows))
         return self
 
     def without_operator(self, uid: str) -> Self:
-        """Drop an operator of the base with all its state: a job that has it starts it afresh. ConfigurationError if
-        the base has none of this uid."""
+        """Drop an operator of the base with all its state; a job that has the operator starts it afresh.
+
+        ConfigurationError if the base has no operator of this uid."""
         self._changes.refuse_put(uid)
         if not any(info.uid == uid for info in self._metadata.operators):
-            find_state(self._metadata, uid, None)  # tells what there is
+            find_state(self._metadata, uid, None)  # raises the error that lists what there is
         self._changes.dropped_operators.add(OperatorUid(uid))
         return self
 
@@ -152,7 +163,7 @@ class SavepointWriter:
         return self
 
     def write(self) -> str:
-        """Write the savepoint; returns its path. The end of a `with` block does it."""
+        """Write the savepoint; returns its path. The end of a `with` block calls it."""
         if self._path is not None:
             raise ConfigurationError(f"the savepoint is written already, at {self._path}")
         self._check_is_new()
@@ -180,7 +191,7 @@ class SavepointWriter:
             self._waiting.close()
 
     def _waiting_folder(self) -> str:
-        """A folder of its own for rows that wait to be written; it goes with the writer."""
+        """A temporary folder for rows that wait to be written. It is deleted with the writer."""
         return self._waiting.enter_context(tempfile.TemporaryDirectory(prefix="tidegate-"))
 
     def _create(self, folder: str) -> None:
@@ -206,7 +217,7 @@ class SavepointWriter:
             )
 
     def _operator(self, uid: str, keys: tuple[str, ...]) -> OperatorInfo:
-        """The operator that gets a state: that of the base, or a new one."""
+        """The operator that gets a state: one of the base, or a new one."""
         if not uid:
             raise ConfigurationError("an operator needs a uid: the job knows its state by that")
         if uid in self._changes.dropped_operators:
@@ -229,7 +240,7 @@ class SavepointWriter:
         self._changes.put(info, put, is_new=all(known.uid != info.uid for known in self._metadata.operators))
 
     def _stored_keys(self, uid: OperatorUid) -> pa.Schema | None:
-        """The key columns of the states that an operator has, or was given; None where there are none."""
+        """The key columns of an operator's states, put or in the base; None if there are none."""
         given = self._changes.keys_of(uid)
         if given is not None or self._base_store is None:
             return given

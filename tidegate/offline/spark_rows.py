@@ -1,7 +1,7 @@
-"""Rows of a Spark DataFrame, a batch at a time: executors write them as files, and the driver reads these.
+"""Reads a Spark DataFrame a batch at a time: executors write it to files, and the driver reads these.
 
-A DataFrame that is collected is in the driver's memory as a whole. So it is staged as an input of a job is, in a folder
-that goes afterwards.
+To collect it would need memory for all of it in the driver. So it is staged like the input of a job, in a folder that
+is deleted afterwards. `SavepointWriter.with_keyed_state` calls it.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ BATCH_ROWS = 65_536
 
 @contextmanager
 def staged_rows(df: DataFrame, store: Store) -> Iterator[pa.RecordBatchReader]:
-    """The rows, which are read while this is open; they are staged in a folder of `store`.
+    """A reader of the rows, valid in the block; they are staged in a folder of `store`.
 
-    ConfigurationError for a store that executors cannot see, or a type that cannot be held; SparkBridgeError.
+    ConfigurationError for a store that executors cannot see, or a type that cannot be stored; SparkBridgeError.
     """
     from tidegate.spark_bridge.dataframes.staging import stage_dataframe
 

@@ -1,8 +1,11 @@
-"""`read_state` with Spark: a DataFrame whose partitions are key groups, which executors read by themselves.
+"""`read_state`: the state of a checkpoint as an Arrow table, or as a DataFrame whose partitions are key groups.
 
-Rules: the driver reads metadata and one chunk a file, to know the columns; executors read everything else, through
-tidegate's store, each the key groups of its partitions, and verify what they read. Files of RocksDB are read by the key
-groups of one former subtask at a time, so that nobody fetches a database twice. State of subtasks is one partition.
+Rules with Spark:
+
+- The driver reads metadata, and one chunk of each file, to know the columns.
+- Executors read everything else through tidegate's store, and verify it: each the key groups of its partitions.
+- Files of RocksDB: a partition is the key groups of one former subtask, so that no database is fetched twice.
+- Operator state is one partition.
 """
 
 from __future__ import annotations
@@ -65,17 +68,17 @@ def read_state(
     spark: SparkSession | None = None,
     open_store: OpenStore = open_store,
 ) -> pa.Table | DataFrame:
-    """One state of one operator in a checkpoint or savepoint, as an Arrow table; shape: a row a key, key columns first.
+    """One state of one operator in a checkpoint or savepoint, as an Arrow table: one row a key, key columns first.
 
-    `path` as `inspect` takes it. `state` may be left out where the operator has one; of running aggregates it may be
-    the name of one of them, whose result is then shown beside the keys. `key_groups` reads only the keys of these.
+    `path` is as for `inspect`. `state` may be left out if the operator has only one. It may also be the name of one
+    running aggregate, whose result is then shown beside the keys. `key_groups` reads only the keys of these groups.
     `keys` names the key columns, which checkpoints of older versions do not always tell.
 
-    With `spark` a DataFrame, which is lazy: executors read it in parallel by key group. Its columns have the types that
-    Spark has for those of the state. Without, memory is needed for the whole table; `read_state_batches` does not.
+    With `spark` it is a DataFrame, which is lazy: executors read it in parallel, by key group, and its columns have
+    Spark's types. Without it memory must hold the whole table; `read_state_batches` reads it in batches.
 
-    ConfigurationError for a path, uid or state that is none, with what there is, and with `spark` for a type that Spark
-    lacks or a checkpoint in memory; NotFoundError, CorruptionError, CodecError and StorageError of the storage.
+    Raises ConfigurationError for a wrong path, uid or state, and says what there is; with `spark` also for a type that
+    Spark lacks, or a checkpoint in memory. NotFoundError, CorruptionError, CodecError and StorageError are the store's.
     """
     if spark is None:
         return read_state_batches(
@@ -106,12 +109,12 @@ def _dataframe(
     schema = for_spark(selection.schema)
     parts = _parts(selection, key_groups, spark.sparkContext.defaultParallelism * PARTITIONS_PER_CORE)
     read = _reader(at, (uid, state, keys), schema, parts, open_store)
-    # A row a partition: its number.
+    # Each partition gets one row: its number.
     return spark.range(0, len(parts), 1, len(parts)).mapInArrow(read, spark_schema_of(selection.schema))
 
 
 def _parts(selection: StateSelection, key_groups: range | None, wanted: int) -> list[range | None]:
-    """The key groups of each partition; None is the whole state."""
+    """The key groups of each partition; None means the whole state."""
     if selection.info.kind is not StateKind.KEYED:
         return [None]
     groups = selection.key_groups if key_groups is None else key_groups

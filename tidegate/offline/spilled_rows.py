@@ -1,8 +1,8 @@
-"""Rows of a keyed state on their way into a savepoint, where they are more than memory should hold.
+"""Keeps rows of a keyed state in local files, on their way into a savepoint, if memory should not hold them all.
 
-They come batch by batch, each brought into its stored form, and are dealt out to files of this machine: one for each
-run of key groups. So the rows of a key group are in one file, which is read, checked and sorted on its own: memory
-holds a batch on the way in, and a file on the way out.
+They come batch by batch, in their stored form, and are spread over files: one for each run of key groups. So the rows
+of a key group are in one file, which is read, checked and sorted on its own. Memory holds one batch on the way in, and
+one file on the way out.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ Groups = Callable[[pa.RecordBatch], NDArray[np.uint16]]
 
 
 class SpilledRows:
-    """Stored rows in files below `folder`; `schema` is that of all of them."""
+    """Rows in their stored form, all of one `schema`, in files below `folder`."""
 
     def __init__(self, folder: str, schema: pa.Schema, max_parallelism: int) -> None:
         self.schema = schema
         self._folder = folder
         files = min(FILES_MAX, max_parallelism)
         self._starts = np.arange(files + 1) * max_parallelism // files
-        """The key group with which each file begins, and the end of the last."""
+        """The first key group of each file, and the end of the last one."""
 
     def take_in(self, batches: Iterable[pa.RecordBatch], groups: Groups) -> None:
         """Write all rows. StorageError if the folder cannot be used."""
@@ -52,7 +52,7 @@ class SpilledRows:
             raise StorageError(f"cannot keep rows in {self._folder}: {error}. Free some space there") from error
 
     def tables(self, owned: range) -> Iterator[pa.Table]:
-        """The rows of a file that has some of these key groups, one file after the other, by ascending key groups."""
+        """The rows of each file that has some of these key groups (and perhaps others), in the order of key groups."""
         for file, (first, end) in enumerate(zip(self._starts[:-1], self._starts[1:], strict=True)):
             path = self._path(file)
             if first < owned.stop and owned.start < end and os.path.exists(path):

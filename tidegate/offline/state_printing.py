@@ -1,4 +1,4 @@
-"""Shows rows of state on a terminal, and writes them to files, batch by batch."""
+"""Prints rows of state, or writes them to a file, batch by batch, for `tidegate state read` and `events --arrow`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tidegate.storage.errors import StorageError
 
 
 def print_rows(reader: pa.RecordBatchReader, rows_max: int, as_json: bool) -> None:
-    """Print the first rows: a line of JSON each, or a table. What JSON lacks is shown as text."""
+    """Print the first rows: as a line of JSON each, or tab-separated. Values that JSON lacks are shown as text."""
     found: list[pa.RecordBatch] = []
     left = rows_max
     for batch in reader:
@@ -32,7 +32,7 @@ def print_rows(reader: pa.RecordBatchReader, rows_max: int, as_json: bool) -> No
 
 
 def write_rows(reader: pa.RecordBatchReader, file: str) -> int:
-    """Write all rows to a file, Parquet by its name or Arrow IPC; how many. StorageError."""
+    """Write all rows to a file: Parquet if its name says so, else Arrow IPC. Returns how many. Raises StorageError."""
     rows = 0
     try:
         if file.endswith(".parquet"):

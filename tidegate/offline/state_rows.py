@@ -1,7 +1,11 @@
-"""Turns rows that a user gives into the stored form of a state: checked, typed, without what is no state.
+"""Turns rows that a user gives to `SavepointWriter` into the stored form of a state.
 
-Rules: key columns are brought into the form in which keys rest, and into the types of the operator's other states; each
-key comes once. Values are brought into the declared type, exactly or not at all. Nothing is done row by row.
+Rules:
+
+- Key columns get the form in which keys are stored, and the types that they have in the operator's other states.
+- Each key comes once.
+- Values are cast to the declared type. A value that does not fit is an error.
+- Everything is done column by column, never row by row.
 """
 
 from __future__ import annotations
@@ -30,28 +34,28 @@ from tidegate.storage.schemas.dictionaries import widened
 from tidegate.storage.state.timer_rows import TIMERS_STATE
 
 MEMORY_BYTES = 64 * 1024 * 1024
-"""Rows that come one batch after the other are held up to so many bytes."""
+"""How many bytes of a reader's rows memory holds before they go to files."""
 _SHOWN_MAX = 3
 
 
 @dataclass(frozen=True, slots=True)
 class PutState:
-    """A state to be written. `keys` are its key columns; empty for state of subtasks."""
+    """A state to be written. `keys` are its key columns; empty for operator state."""
 
     state: str
     kind: StateKind
     keys: tuple[str, ...]
     rows: pa.Table | SpilledRows
     hashed: tuple[str, ...] = ()
-    """Those columns that make a row one: of timers all of them."""
+    """The columns that tell rows apart: the key columns; for timers all columns."""
 
     @property
     def key_schema(self) -> pa.Schema:
-        """The key columns as they rest."""
+        """The key columns as they are stored."""
         return pa.schema([self.rows.schema.field(name).remove_metadata() for name in self.keys])
 
     def tables(self, owned: range) -> Iterator[pa.Table]:
-        """The rows, a part that memory holds at a time, of keyed state those of some key groups and perhaps others.
+        """The rows, in tables that memory can hold. Of keyed state at least those of the key groups `owned`.
 
         ConfigurationError for a key that comes twice.
         """
@@ -74,8 +78,8 @@ def keyed_rows(
 ) -> PutState:
     """The stored form of a keyed state. `stored_keys`: the key columns of the operator's other states, if it has any.
 
-    Of a reader or a Spark DataFrame no more than `MEMORY_BYTES` are held: the rest waits in `folder()`.
-    ConfigurationError for columns, types or keys that do not fit.
+    Rows of a reader that are more than `MEMORY_BYTES` go to files in `folder()`. Raises ConfigurationError for columns,
+    types or keys that do not fit, StorageError.
     """
     if isinstance(rows, pa.RecordBatchReader):
         first = _first_of(rows)
@@ -141,7 +145,7 @@ def _in_memory(
 
 
 def operator_rows(uid: str, state: KeyedState, kind: StateKind, rows: Any) -> PutState:
-    """The stored form of a state of subtasks. ConfigurationError for columns, types or keys that do not fit."""
+    """The stored form of operator state. ConfigurationError for columns, types or keys that do not fit."""
     where = f"state {state.name!r} of operator {uid!r}"
     table = as_table(rows, where)
     expected: type[KeyedState] = MapState if kind is StateKind.BROADCAST else ListState
@@ -163,7 +167,7 @@ def operator_rows(uid: str, state: KeyedState, kind: StateKind, rows: Any) -> Pu
 
 
 def as_table(rows: Any, where: str) -> pa.Table:
-    """Rows as an Arrow table: they may be Arrow, polars (or whatever exports an Arrow stream), or a Spark DataFrame."""
+    """Rows as an Arrow table. They may be Arrow, polars or anything else with an Arrow stream, or a Spark DataFrame."""
     if isinstance(rows, pa.Table):
         return rows
     if isinstance(rows, pa.RecordBatch):
@@ -192,7 +196,7 @@ def _check_columns(table: pa.Table, wanted: Sequence[str], where: str) -> None:
 
 
 def _declared(table: pa.Table, state: KeyedState, where: str) -> pa.Table:
-    """With the value column in its declared type, and without rows that are no state."""
+    """The table with the value column in its declared type, without rows that are no state: null or empty ones."""
     position = table.column_names.index(state.name)
     column = table.column(position)
     kept = column.is_valid()
@@ -211,7 +215,7 @@ def _declared(table: pa.Table, state: KeyedState, where: str) -> pa.Table:
 
 
 def widened_column(column: pa.Array) -> pa.Array:
-    """A column in the form in which values rest."""
+    """A column in the form in which values are stored."""
     return widened(pa.RecordBatch.from_arrays([column], names=["value"])).column(0)
 
 
@@ -226,7 +230,7 @@ def _as_list(data_type: pa.DataType, where: str) -> pa.DataType:
 def _with_keys(
     table: pa.Table, keys: tuple[str, ...], values: Sequence[str], stored_keys: pa.Schema | None, where: str
 ) -> pa.Table:
-    """Key columns first, as keys rest; then the values."""
+    """The table with the key columns first, as keys are stored, and then the values."""
     try:
         expected = key_schema(table.schema, keys) if stored_keys is None else stored_keys
     except ConfigurationError as error:
@@ -251,7 +255,7 @@ def _with_keys(
 
 
 def _resting(found: pa.Schema, fields: Sequence[pa.Field]) -> pa.Schema:
-    """The expected fields; a dictionary among the values rests as it was widened."""
+    """The expected fields; one that is a dictionary has the type to which it was widened."""
     return pa.schema(
         [
             field.with_type(before.type) if pa.types.is_dictionary(before.type) else field
@@ -270,7 +274,7 @@ def _cast(table: pa.Table, schema: pa.Schema, where: str) -> pa.Table:
 
 
 def check_unique(keys: pa.Table, where: str) -> None:
-    """ConfigurationError for rows of the same keys."""
+    """Raise ConfigurationError if two rows have the same keys."""
     names = [str(number) for number in range(keys.num_columns)]
     columns = [c.cast(pa.float32()) if pa.types.is_float16(c.type) else c for c in keys.columns]
     table = pa.table(columns, names=names).append_column("row", pa.array(np.arange(keys.num_rows, dtype=np.int64)))

@@ -1,4 +1,8 @@
-"""Writes the subtasks of a savepoint that is made or changed: copies of what stays, anew what changes."""
+"""Writes the subtasks of a savepoint for `SavepointWriter`.
+
+A vertex in which nothing changes is copied byte for byte. In any other, the states that stay are read from the base,
+and written anew together with those that were put.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +42,7 @@ CHUNK_ROWS = 65_536
 
 @dataclass(slots=True)
 class Changes:
-    """What becomes of a base: states that are put, and operators and states that are dropped."""
+    """The changes to a base: states that are put, and operators and states that are dropped."""
 
     puts: dict[tuple[OperatorUid, str], PutState]
     dropped_operators: set[OperatorUid]
@@ -54,20 +58,20 @@ class Changes:
             self.new_operators[info.uid] = info if info.keys else replace(info, keys=put.keys)
 
     def refuse_put(self, uid: str, state: str | None = None) -> None:
-        """ConfigurationError if the state, or one of the operator, was put: then it is not to be dropped."""
+        """Raise ConfigurationError if the state, or any of the operator, was put: then it cannot be dropped as well."""
         for put_uid, name in self.puts:
             if put_uid == uid and state in (None, name):
                 raise ConfigurationError(f"state {name!r} of operator {uid!r} was put; do not drop it as well")
 
     def keys_of(self, uid: OperatorUid) -> pa.Schema | None:
-        """The key columns of the states that an operator was given; None where there are none."""
+        """The key columns of the states that were put for an operator; None if there are none."""
         for (put_uid, _), put in self.puts.items():
             if put_uid == uid and put.keys:
                 return put.key_schema
         return None
 
     def stored_keys(self, store: Store, base: CheckpointMetadata, uid: OperatorUid) -> pa.Schema | None:
-        """The key columns of the states of an operator in the base; None where there are none, or nobody knows."""
+        """The key columns of an operator's states in the base; None if there are none, or nobody knows."""
         for info in states_of(base):
             if info.uid == uid and info.kind is StateKind.KEYED and (info.rows is None or info.rows):
                 selection = StateSelection.find(store, base, uid, info.state)
@@ -77,7 +81,7 @@ class Changes:
         return None
 
     def touches(self, uid: OperatorUid) -> bool:
-        """Whether anything becomes of the state of an operator."""
+        """Whether anything changes in the state of an operator."""
         keyed = (*self.puts, *self.dropped_states)
         return uid in self.dropped_operators or any(changed == uid for changed, _ in keyed)
 
@@ -88,7 +92,7 @@ class Changes:
 
 
 def hashed_columns(selection: StateSelection) -> tuple[str, ...] | None:
-    """The columns whose hash gives the key group of a stored row; None where nobody knows."""
+    """The columns whose hash gives the key group of a stored row; None if nobody knows."""
     keys = selection.keys
     if selection.info.state == TIMERS_STATE and keys is not None:
         return keys[: -len(TIMER_COLUMNS)]
@@ -107,7 +111,7 @@ class ChangedVertices:
     max_parallelism: int
 
     def write(self) -> CheckpointMetadata:
-        """The metadata of the savepoint, of which all files are there then."""
+        """Write all files of the savepoint; returns its metadata."""
         kept = tuple(info for info in self.base.operators if info.uid not in self.changes.dropped_operators)
         operators = (*kept, *self.changes.new_operators.values())
         vertices = {info.vertex for info in kept}
@@ -124,7 +128,7 @@ class ChangedVertices:
             ]
         origin = self.base.origin_root
         if self.base_store is not None and (origin is None or not self.base.kind.is_savepoint):
-            # What was staged lies with the base: below the root of a checkpoint, or in a savepoint that was relocated.
+            # What was staged is with the base: under a checkpoint's root, or in the folder of a relocated savepoint.
             origin = self.base_store.url
         return replace(
             self.base,
@@ -163,7 +167,7 @@ class ChangedVertices:
             if info.kind is not StateKind.KEYED and not info.rows:
                 yield info.uid, _Stored(info.state, info.kind, None, None, 0)
                 continue
-            # The columns are those of all subtasks together.
+            # Selected from the whole base: its columns are those of all subtasks together.
             selection = StateSelection.find(self.base_store, self.base, info.uid, info.state)
             keys = hashed_columns(selection)
             if info.kind is StateKind.KEYED and keys is None:
@@ -175,7 +179,7 @@ class ChangedVertices:
             yield info.uid, _Stored(info.state, info.kind, (selection, stream), keys, self.max_parallelism)
 
     def _put(self, vertex: VertexId, subtask: SubtaskIndex) -> Iterator[tuple[OperatorUid, FrozenState]]:
-        """What this subtask has of the states that are put."""
+        """The part of each put state that this subtask has."""
         operators = {info.uid: info for info in (*self.base.operators, *self.changes.new_operators.values())}
         for (uid, _), put in self.changes.puts.items():
             info = operators[uid]
@@ -185,7 +189,7 @@ class ChangedVertices:
 
 @dataclass(frozen=True, slots=True)
 class _Stored:
-    """A `FrozenState`: what the base has of a state in one subtask."""
+    """A `FrozenState`: one subtask's part of a state in the base."""
 
     state: str
     kind: StateKind
@@ -210,7 +214,7 @@ class _Stored:
 
 @dataclass(frozen=True, slots=True)
 class _Given:
-    """A `FrozenState`: what one subtask has of a state that is put."""
+    """A `FrozenState`: one subtask's part of a state that was put."""
 
     put: PutState
     subtask: SubtaskIndex
@@ -229,8 +233,9 @@ class _Given:
         return self.put.kind
 
     def chunks(self) -> Iterator[StateChunk]:
-        """Its rows, a bounded number at a time; of a keyed state sorted by key group. ConfigurationError for a key that
-        comes twice."""
+        """The rows, a bounded number at a time; of keyed state sorted by key group.
+
+        ConfigurationError for a key that comes twice."""
         owned = key_group_range(self.subtask, self.max_parallelism, self.parallelism)
         for rows in self.put.tables(owned):
             yield from self._of_table(rows, owned)
