@@ -73,7 +73,7 @@ class AccompaniedJob:
             log.warning("nobody knows whether a job that was cancelled is over: %s", error)
 
     def make_way(self) -> None:
-        """Wait until companions that are leaving have left. Called before those of the next job start."""
+        """Tell the companions if the job is over, and wait for those that leave. Called before the next job's start."""
         end = self._alone.wait(0.0)
         if end is not None:
             self._tell(end.status)

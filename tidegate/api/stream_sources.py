@@ -78,7 +78,7 @@ class StreamSources:
 
         Streaming (`spark.readStream...`): a Spark query runs in this driver, as long as the job. Each micro-batch lands
         exactly once in a log, which the job follows. The log has lanes, and the slowest lane decides event time. See
-        `docs/streaming-dataframes.md`. These are for streaming DataFrames alone (ConfigurationError else):
+        `docs/streaming-dataframes.md`. These settings raise ConfigurationError with a bounded DataFrame:
 
         - `idleness`: a lane without rows for so long, a minute by default, does not hold event time back any more.
         - `trigger`: how far apart micro-batches begin (Spark's `processingTime`); without it, one follows the other.

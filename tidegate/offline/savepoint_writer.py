@@ -156,7 +156,7 @@ class SavepointWriter:
         return self
 
     def without_state(self, uid: str, state: str) -> Self:
-        """Drop one state of an operator of the base. ConfigurationError if there is none."""
+        """Drop one state of an operator of the base. ConfigurationError if the base has no such state."""
         self._changes.refuse_put(uid, state)
         find_state(self._metadata, uid, state)
         self._changes.dropped_states.add((OperatorUid(uid), state))

@@ -25,7 +25,7 @@ SOURCE, COLLECT = "source-", "collect-"
 def lineage(
     at: CheckpointPointer, metadata: CheckpointMetadata, own_root: str, open_store: OpenStore
 ) -> Iterator[tuple[str, JobId]]:
-    """The jobs behind a checkpoint as (root, job id): the one that took it, the one that that was restored from, ...
+    """The jobs behind a checkpoint as (root, job id): the one that took it, the one before that, ...
 
     `own_root` is taken for the root of a job if nobody knows it any more. ConfigurationError for a line of more than
     1,000 jobs, CorruptionError, CodecError, StorageError.
