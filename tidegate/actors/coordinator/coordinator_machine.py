@@ -371,8 +371,8 @@ class CoordinatorMachine:
 
     def _end_if_over(self) -> None:
         state = self.state
-        storage_works = state.pending or state.commits or state.exports or state.savepoint_discards
-        if (storage_works or len(state.finished) < len(self._context.spec.tasks)) and not state.gave_up:
+        storage_busy = state.pending or state.commits or state.exports or state.savepoint_discards
+        if (storage_busy or len(state.finished) < len(self._context.spec.tasks)) and not state.gave_up:
             return
         assert state.ending_status is not None
         state.move(_OVER[state.ending_status])

@@ -25,7 +25,6 @@ class CheckpointFailureReason(enum.Enum):
     # Before the trigger: the request is refused.
     SCHEDULER_SHUTDOWN = "the checkpoint scheduler is shut down"
     TOO_MANY_REQUESTS = "too many checkpoint requests are waiting"
-    MIN_PAUSE = "the minimum pause between checkpoints is not over"
     NOT_ALL_REQUIRED_TASKS_RUNNING = "not all required tasks are running"
     UNION_STATE_PARTLY_FINISHED = "an operator with union list state has finished in some of its subtasks only"
     # After the trigger, nobody's fault.

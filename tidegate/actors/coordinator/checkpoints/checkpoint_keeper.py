@@ -246,7 +246,7 @@ class CheckpointKeeper:
         if pending is not None and pending.phase is PendingPhase.HOOKS:
             self.abandoner.give_up(pending, Reason.HOOK_FAILED, event.at_ms, event.error)
 
-    def acknowledged(self, event: ev.CheckpointAcknowledged) -> AcknowledgeResult:
+    def acknowledged(self, event: ev.CheckpointAcknowledged) -> None:
         """A task's part is durable. If the acknowledgement is refused, its files are deleted."""
         state = self._context.state
         pending = state.pending.get(event.checkpoint_id)
@@ -261,7 +261,7 @@ class CheckpointKeeper:
             message = f"{event.task} had begun {event.checkpoint_id} as a {event.kind.value} before it was told"
             if pending.phase in (PendingPhase.HOOKS, PendingPhase.COLLECTING, PendingPhase.ACKNOWLEDGED):
                 self.abandoner.give_up(pending, Reason.DECLINED, event.at_ms, message)
-            return AcknowledgeResult.DISCARDED
+            return
         else:
             result = pending.acknowledge(event.task, event.state)
         if result is AcknowledgeResult.SUCCESS:
@@ -269,7 +269,6 @@ class CheckpointKeeper:
             self._remember(pending, event)
         elif result is not AcknowledgeResult.DUPLICATE:
             self.discards.state_of(event.checkpoint_id, event.state)
-        return result
 
     def _remember(self, pending: PendingCheckpoint, event: ev.CheckpointAcknowledged) -> None:
         # The time is that of the task's clock, which may be behind the coordinator's.

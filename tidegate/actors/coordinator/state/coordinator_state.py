@@ -40,7 +40,6 @@ __all__ = [
     "DamagedCheckpoint",
     "JobStatus",
     "PendingCheckpoint",
-    "PendingPhase",
     "SavepointDiscard",
     "SinkCommit",
     "TaskSet",
@@ -53,7 +52,6 @@ TaskSet = dict[TaskId, None]
 """Tasks in the order in which they came: a set that the codec knows and that grows in place."""
 
 
-@wire
 class AcknowledgeResult(enum.Enum):
     """What became of an acknowledgement (Flink's `TaskAcknowledgeResult`).
 

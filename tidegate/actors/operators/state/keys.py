@@ -25,7 +25,6 @@ from tidegate.actors.kernels.fixed_width import storage_dtype
 from tidegate.actors.kernels.hashing import hash_columns
 from tidegate.actors.operators.operator import OperatorContext
 from tidegate.actors.protocol.errors import OperatorError
-from tidegate.storage.state.snapshot import StateChunk, sorted_by_group
 
 Key: TypeAlias = tuple[Any, ...]
 
@@ -84,23 +83,10 @@ class KeyCodec:
             arrays.append(column if stored is None else column.view(field.type))
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
-    def as_row(self, key: Key) -> dict[str, Any]:
-        """A key as people know it: the value of each key column."""
-        row: dict[str, Any] = self.decode([key]).to_pylist()[0]
-        return row
-
 
 def sort_key(key: Key) -> tuple[tuple[int, Any], ...]:
     """Orders keys of one codec: values ascending, NaN after them, null last."""
     return tuple((2, 0) if v is None else (1, 0) if v != v else (0, v) for v in key)
-
-
-def keyed_chunk(codec: KeyCodec, keys: Sequence[Key], values: pa.RecordBatch, max_parallelism: int) -> StateChunk:
-    """Rows of keyed state: row i has key `keys[i]` and row i of `values`; sorted by key group."""
-    columns = codec.decode(keys)
-    groups = (hash_columns(columns, codec.schema.names) % np.uint64(max_parallelism)).astype(np.uint16)
-    names = [*columns.schema.names, *values.schema.names]
-    return sorted_by_group(pa.RecordBatch.from_arrays([*columns.columns, *values.columns], names=names), groups)
 
 
 def _python_values(column: pa.Array, stored: pa.DataType | None) -> list[Any]:

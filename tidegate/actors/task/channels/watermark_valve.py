@@ -9,18 +9,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tidegate.actors.protocol.identity import ChannelId
-from tidegate.actors.protocol.stream_elements import Watermark, WatermarkStatus
-
-_NONE_MS = -(2**63)
+from tidegate.actors.protocol.stream_elements import MIN_WATERMARK_MS, Watermark, WatermarkStatus
 
 
 class WatermarkValve:
     """Combines the watermarks of several channels into one that never goes back."""
 
     def __init__(self, channels: Sequence[ChannelId]) -> None:
-        self._watermark_ms = dict.fromkeys(channels, _NONE_MS)
+        self._watermark_ms = dict.fromkeys(channels, MIN_WATERMARK_MS)
         self._idle: set[ChannelId] = set()
-        self._emitted_ms = _NONE_MS
+        self._emitted_ms = MIN_WATERMARK_MS
         self._all_idle = False
 
     def watermark(self, channel: ChannelId, watermark: Watermark) -> list[Watermark | WatermarkStatus]:

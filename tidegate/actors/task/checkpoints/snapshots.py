@@ -144,11 +144,6 @@ class SnapshotTracker:
     def __post_init__(self) -> None:
         self.files = {uid: StagedFiles() for uid in self.tables}
 
-    def __contains__(self, checkpoint_id: CheckpointId) -> bool:
-        """Whether a snapshot was taken that is neither over nor cancelled."""
-        snapshot = self._snapshots.get(checkpoint_id)
-        return snapshot is not None and not snapshot.cancelled
-
     @property
     def files_in_flight(self) -> int:
         """Sink files being written."""
