@@ -140,7 +140,7 @@ def test_files_that_were_not_committed_belong_to_the_savepoint(tmp_path: Path, m
 
 
 def test_a_savepoint_whose_checkpoint_was_given_up_is_refused(tmp_path: Path) -> None:
-    """Its job has gone on without the rows that it covers, and may have deleted their files."""
+    """Its job has gone on without the rows that it covers, and may have deleted their files. A copy would hide that."""
     path = saved(tmp_path)
     metadata = recovery.inspect(path).metadata
     store = open_store(str(tmp_path / "checkpoints"))
@@ -149,6 +149,10 @@ def test_a_savepoint_whose_checkpoint_was_given_up_is_refused(tmp_path: Path) ->
 
     with pytest.raises(tg.ConfigurationError, match="was given up"):
         resume(tmp_path, path)
+    with pytest.raises(tg.ConfigurationError, match="was given up"):
+        recovery.relocate(path, str(tmp_path / "elsewhere"))
+    with pytest.raises(tg.ConfigurationError, match="was given up"):
+        recovery.SavepointWriter(str(tmp_path / "repaired"), base=path)
 
 
 def test_a_path_without_a_savepoint_is_refused(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 
 from tidegate.actors.coordinator.job.job_spec import RestorePoint
 from tidegate.api.output_tables import CollectedRows
-from tidegate.api.submission.starting_checkpoint import checkpoints_up_to
+from tidegate.api.submission.starting_checkpoint import check_not_given_up, checkpoints_up_to
 from tidegate.recovery.job_lineage import COLLECT, SOURCE, lineage, taskowned_path, taskowned_url
 from tidegate.recovery.savepoints import copy_subtask
 from tidegate.spark_bridge.dataframes.manifest import MANIFEST_PATH, read_manifest
@@ -43,9 +43,9 @@ from tidegate.storage.tables.table_log import TableLog
 def relocate(savepoint: str, target: str, *, open_store: OpenStore = open_store) -> str:
     """Copy a savepoint into a folder of its own under `target`; returns its path there.
 
-    The copy does not need the old place any more. Raises ConfigurationError for a path that names no savepoint,
-    NotFoundError if something that it needs is gone, CorruptionError for damage, AlreadyExistsError if there is a
-    savepoint of its name under `target`, StorageError.
+    The copy does not need the old place any more. Raises ConfigurationError for a path that names no savepoint, or one
+    that its job has given up, NotFoundError if something that it needs is gone, CorruptionError for damage,
+    AlreadyExistsError if there is a savepoint of its name under `target`, StorageError.
     """
     at = parse_pointer(savepoint)
     if not at.savepoint:
@@ -55,6 +55,7 @@ def relocate(savepoint: str, target: str, *, open_store: OpenStore = open_store)
         )
     source = open_store(at.root)
     metadata = read_pointed(source, at)
+    check_not_given_up(metadata, repr(savepoint), open_store)
     place = open_store(join_url(open_store(target).url, savepoint_name(at.job_id, at.checkpoint_id)))
     if METADATA_NAME in place.list(""):
         raise AlreadyExistsError(

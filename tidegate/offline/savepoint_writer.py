@@ -24,6 +24,7 @@ import pyarrow as pa
 
 from tidegate.actors.graph.job_graph import MAX_PARALLELISM
 from tidegate.actors.operators.state.keyed_state import KeyedState, ListState, MapState
+from tidegate.api.submission.starting_checkpoint import check_not_given_up
 from tidegate.api.submission.submission import make_job_id
 from tidegate.offline.spark_rows import staged_rows
 from tidegate.offline.state_rows import PutState, keyed_rows, operator_rows
@@ -251,8 +252,7 @@ def _base(path: str, max_parallelism: int | None, open_store: OpenStore) -> tupl
     at = parse_pointer(path)
     store = open_store(at.root)
     metadata = read_pointed(store, at)
-    if metadata.void:
-        raise ConfigurationError(f"base={path!r} was given up and never completed; choose another checkpoint")
+    check_not_given_up(metadata, f"base={path!r}", open_store)
     if any(subtask.in_flight is not None for subtask in metadata.subtasks):
         raise ConfigurationError(
             f"base={path!r} has rows in flight, which belong to its states: take a savepoint, which has none"

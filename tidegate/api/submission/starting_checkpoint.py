@@ -66,10 +66,19 @@ def restore_point(
             f"restore={pointer!r}: there is no completed checkpoint or savepoint; `tidegate checkpoints list {folder}` "
             "shows those that there are"
         ) from error
-    if metadata.void or (metadata.origin_root is not None and _given_up(metadata, open_store(metadata.origin_root))):
-        raise ConfigurationError(f"restore={pointer!r}: this checkpoint was given up; choose another one")
+    check_not_given_up(metadata, f"restore={pointer!r}", open_store)
     ignore = ignore_in_flight_of == at.checkpoint_id
     return RestorePoint(at.root, at.job_id, at.checkpoint_id, metadata.final, at.savepoint, ignore), metadata
+
+
+def check_not_given_up(metadata: CheckpointMetadata, named: str, open_store: OpenStore) -> None:
+    """Raise ConfigurationError if the job has voided the checkpoint, and so gone on as if it had never been.
+
+    A savepoint of such a checkpoint is deleted, but a coordinator that was lost may have left it behind for a while.
+    Whoever restores or copies it would have rows that the job has processed again. `named`: what the error begins with.
+    """
+    if metadata.void or (metadata.origin_root is not None and _voided(metadata, open_store(metadata.origin_root))):
+        raise ConfigurationError(f"{named}: this checkpoint was given up; choose another one")
 
 
 def checkpoints_up_to(
@@ -158,12 +167,8 @@ def _lost(store: Store, name: str) -> Iterator[str]:
             yield f"{job_id} went on from {state.spec.restore.pointer}, which is gone"
 
 
-def _given_up(savepoint: CheckpointMetadata, origin: Store) -> bool:
-    """Whether the job has voided the checkpoint of this savepoint, and so gone on as if it had never been.
-
-    Such a savepoint is deleted, but a coordinator that was lost may have left it behind for a while.
-    """
+def _voided(savepoint: CheckpointMetadata, origin: Store) -> bool:
     try:
         return read_metadata(origin, savepoint.job_id, savepoint.checkpoint_id).void
-    except (NotFoundError, CorruptionError):
+    except DAMAGE:
         return False
