@@ -33,6 +33,7 @@ import tidegate as tg
 from tidegate.actors.coordinator.state.checkpoint_statistics import CheckpointRecord, VertexStatistics
 from tidegate.actors.runtimes.ray.ray_runtime import RayJob, RayRuntime
 from tidegate.actors.task.channels.output_gate import BufferLimits
+from tidegate.storage.clock import now_ms
 from tidegate.storage.units import parse_duration_ms
 
 SOURCE, SLOW = "rows", "slow"
@@ -149,7 +150,7 @@ def _until_restarted(running: _Running, arguments: argparse.Namespace) -> list[C
     running.until("rows", lambda p: p.rows_in.get(SLOW, 0) > 0)
     # Only then are the queues full.
     time.sleep(arguments.fill_s)
-    records = running.completed_since(time.time_ns() // 1_000_000, arguments.checkpoints)
+    records = running.completed_since(now_ms(), arguments.checkpoints)
     kill(next(process.pid for process in running.job.tasks() if process.task.vertex == SLOW))
     running.until("the next attempt", lambda p: p.status in ENDED or (p.attempt > 0 and p.status == "running"))
     return records

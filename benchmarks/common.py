@@ -29,6 +29,7 @@ import ray
 from rich.console import Console
 
 import tidegate as tg
+from tidegate.storage.clock import now_ms
 
 ENDED = ("finished", "failed", "cancelled")
 VALUES = 1_000
@@ -135,7 +136,7 @@ class Run:
 
 def kill(pid: int) -> int:
     """`kill -9` one process. Returns the wall-clock time in ms just before."""
-    at_ms = time.time_ns() // 1_000_000
+    at_ms = now_ms()
     os.kill(pid, signal.SIGKILL)
     return at_ms
 

@@ -55,6 +55,7 @@ from tidegate.actors.hosts.process_settings import Standbys
 from tidegate.actors.runtimes.ray.process.calls import NAMESPACE
 from tidegate.actors.runtimes.ray.process.orders import Held
 from tidegate.actors.runtimes.ray.ray_runtime import RayJob, RayRuntime
+from tidegate.storage.clock import now_ms
 
 SOURCE, TOTALS = "rows", "totals"
 PARALLELISM = 2
@@ -157,9 +158,9 @@ class Measurement:
         victim = self._rng.choice([t for t in tasks if t.task.vertex == TOTALS] if self._keyed_victims else tasks)
         killed_at_ms = kill(victim.pid)
         after = self._until("the first row", lambda p: p.attempt >= attempt and any(p.rows_in.values()))
-        first_row_ms = _now_ms() - killed_at_ms
+        first_row_ms = now_ms() - killed_at_ms
         after = self._until("keyed rows", lambda p: p.attempt >= attempt and p.rows_in.get(TOTALS, 0) > 0)
-        keyed_rows_ms = _now_ms() - killed_at_ms
+        keyed_rows_ms = now_ms() - killed_at_ms
         self._seen_checkpoints = after.completed_checkpoints
         return Recovery(
             f"{victim.task} in {victim.actor}", first_row_ms, keyed_rows_ms, self._parts(attempt, killed_at_ms)
@@ -289,10 +290,6 @@ def _in_words(parts: tuple[int, ...] | None) -> str:
     if parts is None:
         return "the coordinator's log does not tell the parts"
     return ", ".join(f"{name} {part_ms}" for name, part_ms in zip(PARTS, parts, strict=True))
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000
 
 
 def main() -> int:

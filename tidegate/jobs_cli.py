@@ -42,8 +42,8 @@ TimeoutOption = Annotated[str, typer.Option("--timeout", help="How long to wait 
 
 def jobs_command(address: AddressOption = None, as_json: JsonOption = False) -> None:
     """List the jobs on this Ray: name, state, uptime, attempt, last checkpoint."""
-    from tidegate.actors.hosts.clock import now_ms
     from tidegate.job_printing import job_lines, jobs_as_json
+    from tidegate.storage.clock import now_ms
 
     with _environment(address) as env:
         jobs = env._runtime.overviews()

@@ -12,7 +12,7 @@ from local_jobs import NO_RESTART, GatedSource, config, opening
 from waiting import until
 
 import tidegate as tg
-from tidegate.actors.hosts import clock
+from tidegate.storage import clock
 
 HOUR_NS = 3_600_000_000_000
 DELAY_MS = 20

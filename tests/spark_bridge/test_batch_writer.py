@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from batch_logs import QUERY, append, new_log, read_on, stage_rows
 
-from tidegate.actors.hosts.clock import now_ms
 from tidegate.spark_bridge.dataframes.manifest import StagedFile
 from tidegate.spark_bridge.errors import SparkBridgeError
 from tidegate.spark_bridge.streams.batch_log import BatchLog
@@ -19,6 +18,7 @@ from tidegate.spark_bridge.streams.log_ledger import LogLedger, WriterStopped
 from tidegate.spark_bridge.streams.log_place import log_at, remember_log
 from tidegate.spark_bridge.streams.log_source import LogSource
 from tidegate.storage.checkpoints.lease import Lease, hold, let_go, write_lease
+from tidegate.storage.clock import now_ms
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.files.file_system_store import open_store
 from tidegate.storage.ids import JobId

@@ -10,7 +10,6 @@ Rules:
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -28,6 +27,7 @@ from tidegate.actors.operators.state.operator_state import KEY, VALUE
 from tidegate.actors.operators.state.ttl import timed_now
 from tidegate.offline.spilled_rows import SpilledRows
 from tidegate.storage.checkpoints.metadata import OperatorInfo, StateKind
+from tidegate.storage.clock import now_ms
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.schemas.columns_text import columns_text
 from tidegate.storage.schemas.dictionaries import widened
@@ -206,8 +206,8 @@ def _declared(table: pa.Table, state: KeyedState, where: str) -> pa.Table:
     table = table.filter(kept)
     field = state.stored_field
     if state.ttl is not None and not state.expires(table.column(position).type):
-        now_ms = int(time.time() * 1000)
-        chunks = [timed_now(widened_column(chunk), field.type, now_ms) for chunk in table.column(position).chunks]
+        at_ms = now_ms()
+        chunks = [timed_now(widened_column(chunk), field.type, at_ms) for chunk in table.column(position).chunks]
         timed = pa.chunked_array(chunks, type=chunks[0].type if chunks else field.type)
         table = table.set_column(position, pa.field(state.name, timed.type), timed)
     fields = [field if n == position else table.schema.field(n) for n in range(table.num_columns)]

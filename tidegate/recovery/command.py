@@ -6,7 +6,6 @@ TidegateError is shown as one sentence, never as a traceback.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Annotated
@@ -161,6 +160,7 @@ def sweep_command(
     from tidegate.recovery.checkpoints import is_of_job
     from tidegate.recovery.decisions import may_run, why_may_run
     from tidegate.recovery.sweeper import sweep
+    from tidegate.storage.clock import now_ms
     from tidegate.storage.files.file_system_store import join_url, open_store
     from tidegate.storage.ids import JobId
     from tidegate.storage.units import parse_duration_ms
@@ -168,12 +168,12 @@ def sweep_command(
     count, size_bytes, left_out = 0, 0, 0
     with explained():
         grace_ms = parse_duration_ms(grace, setting="--grace")
-        now_ms = int(time.time() * 1000)
+        at_ms = now_ms()
         store = open_store(path)
         places = [open_store(url) for url in savepoints or ()]
         for job_id in [JobId(name) for name in store.list("") if is_of_job(store, JobId(name), job)]:
             dry_run = not delete
-            if delete and not force and may_run(store, job_id, now_ms, grace_ms):
+            if delete and not force and may_run(store, job_id, at_ms, grace_ms):
                 dry_run, left_out = True, left_out + 1
                 typer.echo(
                     f"Job {job_id} may be running, {why_may_run(store, job_id)}: nothing of it is deleted "
@@ -181,7 +181,7 @@ def sweep_command(
                     err=True,
                 )
             found = sweep(
-                store, job_id, now_ms=now_ms, grace_ms=grace_ms, dry_run=dry_run, force=force, savepoints=places
+                store, job_id, now_ms=at_ms, grace_ms=grace_ms, dry_run=dry_run, force=force, savepoints=places
             )
             for orphan in found:
                 typer.echo(f"{orphan.size_bytes:>15,}  {join_url(store.url, orphan.path)}")

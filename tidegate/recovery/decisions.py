@@ -7,13 +7,13 @@ here for a permit (`storage/checkpoints/permits.py`), and without one nothing is
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import Protocol
 
 from tidegate.storage.checkpoints.layout import CheckpointLayout, CheckpointPointer
 from tidegate.storage.checkpoints.lease import may_live, why_alive
 from tidegate.storage.checkpoints.permits import _DECIDED, DeletePermit, OrphanPermit
+from tidegate.storage.clock import now_ms
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.files.file_system import FileInfo
 from tidegate.storage.files.store import Store
@@ -51,7 +51,7 @@ def permit_deletion(store: Store, at: CheckpointPointer, *, force: bool) -> Dele
 
     `force`: the caller knows that the job is dead. ConfigurationError for a checkpoint of a job that may be running.
     """
-    if not (at.savepoint or force) and may_live(store, at.job_id, int(time.time() * 1000)):
+    if not (at.savepoint or force) and may_live(store, at.job_id, now_ms()):
         raise ConfigurationError(
             f"{at} stays: job {at.job_id} may be running, {why_alive(store, at.job_id)}. A running job deletes its "
             "checkpoints itself, all but those that it retains. Wait for its end, or stop or cancel it (job.stop(), "

@@ -11,7 +11,7 @@ import heapq
 import itertools
 from collections.abc import Callable
 
-from tidegate.actors.hosts.clock import monotonic_ms
+from tidegate.storage.clock import monotonic_ms
 
 WAIT_MS_MAX = 24 * 3_600_000
 """A longer wait goes on when it is over: a user's timer may be for the end of time, for which no queue can wait."""

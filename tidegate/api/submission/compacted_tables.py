@@ -13,9 +13,9 @@ from __future__ import annotations
 import uuid
 from dataclasses import dataclass
 
-from tidegate.actors.hosts.clock import now_ms
 from tidegate.api.submission.table_owners import check_owner_is_gone
 from tidegate.storage.checkpoints.metadata import DataFile
+from tidegate.storage.clock import now_ms
 from tidegate.storage.errors import ConfigurationError, FencedError, TableError
 from tidegate.storage.files.store import OpenStore, Store
 from tidegate.storage.ids import CheckpointId, JobId

@@ -23,7 +23,6 @@ from tidegate.actors.coordinator.job.job_spec import (
 )
 from tidegate.actors.graph.job_graph import JobGraph, OperatorSpec
 from tidegate.actors.graph.source_checks import splits_of
-from tidegate.actors.hosts.clock import now_ms
 from tidegate.actors.hosts.job_context import DataPlaneOptions, JobContext
 from tidegate.actors.hosts.process_settings import ProcessSettings
 from tidegate.actors.operators.batches.partitioned_sink import table_sink
@@ -49,6 +48,7 @@ from tidegate.recovery.restart_strategy import RestartStrategy
 from tidegate.storage.checkpoints.layout import CheckpointPointer
 from tidegate.storage.checkpoints.memory_limit import STATE_BYTES_MAX_DEFAULT
 from tidegate.storage.checkpoints.metadata import CheckpointMetadata
+from tidegate.storage.clock import now_ms
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.files.store import OpenStore
 from tidegate.storage.ids import CheckpointId, JobId, OperatorUid, SubtaskIndex

@@ -19,7 +19,6 @@ from functools import partial
 
 from pyspark.sql import DataFrame
 
-from tidegate.actors.hosts.clock import now_ms
 from tidegate.actors.restore.positions_at_rest import PositionsAtRest
 from tidegate.actors.runtimes.companions import Companion
 from tidegate.actors.runtimes.running_job import FedJob
@@ -34,6 +33,7 @@ from tidegate.spark_bridge.streams.log_ledger import LogLedger, needed_rows
 from tidegate.spark_bridge.streams.log_place import remember_log
 from tidegate.spark_bridge.streams.log_source import LogSource, failure_path, split_id
 from tidegate.spark_bridge.streams.streaming_query import MicroBatch, StreamingQuery
+from tidegate.storage.clock import now_ms
 from tidegate.storage.errors import AlreadyExistsError, StorageError
 from tidegate.storage.files.file_system_store import open_store
 from tidegate.storage.files.store import Store

@@ -12,7 +12,6 @@ import pyarrow as pa
 from fsspec.utils import get_protocol
 from pyspark.sql import DataFrame
 
-from tidegate.actors.hosts.clock import now_ms
 from tidegate.actors.runtimes.companions import Companion
 from tidegate.actors.runtimes.running_job import FedJob
 from tidegate.actors.sources.source import Source, SourceReader, SourceSplit
@@ -24,6 +23,7 @@ from tidegate.spark_bridge.streams.log_claims import check_free
 from tidegate.spark_bridge.streams.log_place import log_at
 from tidegate.spark_bridge.streams.log_source import LogSource
 from tidegate.spark_bridge.streams.stream_feed import StreamFeed, StreamSettings
+from tidegate.storage.clock import now_ms
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.files.file_system_store import join_url, open_store
 from tidegate.storage.schemas.columns_text import columns_text

@@ -12,12 +12,12 @@ The store is rooted at the table's url. Rules:
 from __future__ import annotations
 
 import threading
-import time
 import uuid
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from tidegate.storage.checkpoints.metadata import DataFile
+from tidegate.storage.clock import now_ms as wall_clock_ms
 from tidegate.storage.errors import FencedError, StorageError, TableError
 from tidegate.storage.files.store import Store
 from tidegate.storage.ids import CheckpointId, JobId
@@ -43,11 +43,6 @@ __all__ = [
 ]
 
 ENTRIES_PER_SNAPSHOT = 25
-
-
-def wall_ms() -> int:
-    """Now, in ms since the epoch."""
-    return time.time_ns() // 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +75,7 @@ class TableLog:
         store: Store,
         *,
         entries_per_snapshot: int = ENTRIES_PER_SNAPSHOT,
-        now_ms: Callable[[], int] = wall_ms,
+        now_ms: Callable[[], int] = wall_clock_ms,
     ) -> None:
         self._store = store
         self._now_ms = now_ms

@@ -11,9 +11,9 @@ import threading
 import uuid
 from collections.abc import Callable
 
-from tidegate.actors.hosts.clock import now_ms
 from tidegate.actors.hosts.job_context import JobContext
 from tidegate.storage.checkpoints.lease import RENEWALS_A_LEASE, Lease, hold, let_go, read_lease, write_lease
+from tidegate.storage.clock import now_ms
 from tidegate.storage.files.store import OpenStore, Store
 from tidegate.storage.ids import JobId
 from tidegate.storage.process_id import ProcessId, this_process

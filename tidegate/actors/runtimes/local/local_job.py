@@ -29,7 +29,6 @@ from tidegate.actors.coordinator.messages import events as co
 from tidegate.actors.coordinator.messages import instructions as do
 from tidegate.actors.coordinator.messages.events import CoordinatorEvent
 from tidegate.actors.coordinator.state.checkpoint_statistics import CheckpointStatistics
-from tidegate.actors.hosts.clock import now_ms
 from tidegate.actors.hosts.coordinator.coordinator_effects import CoordinatorEffects
 from tidegate.actors.hosts.coordinator.coordinator_host import CoordinatorHost, replay
 from tidegate.actors.hosts.coordinator.lease_keeper import LeaseKeeper
@@ -55,6 +54,7 @@ from tidegate.actors.state_backends.common.backend import KeyedBackend
 from tidegate.actors.task.messages import events as ev
 from tidegate.actors.task.task_machine import TaskMachine
 from tidegate.storage.checkpoints.event_log import EventLog
+from tidegate.storage.clock import now_ms
 from tidegate.storage.errors import JobTimeoutError
 from tidegate.storage.files.retrying_store import retrying
 from tidegate.storage.files.store import OpenStore

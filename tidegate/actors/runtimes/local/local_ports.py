@@ -12,7 +12,6 @@ from typing import Protocol
 from tidegate.actors.coordinator.messages import events as co
 from tidegate.actors.coordinator.messages import instructions as do
 from tidegate.actors.coordinator.messages.events import CoordinatorEvent
-from tidegate.actors.hosts.clock import monotonic_ms, now_ms
 from tidegate.actors.hosts.coordinator.coordinator_host import CoordinatorHost
 from tidegate.actors.hosts.job_context import JobContext
 from tidegate.actors.hosts.ports import TryAgain
@@ -23,6 +22,7 @@ from tidegate.actors.runtimes.running_job import Answer
 from tidegate.actors.runtimes.timers import Timers
 from tidegate.actors.task.messages import events as ev
 from tidegate.actors.task.messages import instructions as task_do
+from tidegate.storage.clock import monotonic_ms, now_ms
 
 log = logging.getLogger(__name__)
 

@@ -33,7 +33,6 @@ from tidegate.actors.coordinator.messages import instructions as do
 from tidegate.actors.coordinator.messages.events import CoordinatorEvent
 from tidegate.actors.coordinator.state.coordinator_state import CoordinatorState
 from tidegate.actors.graph.job_graph import JobGraph
-from tidegate.actors.hosts.clock import now_ms
 from tidegate.actors.protocol.failure_reasons import bounded_text
 from tidegate.actors.protocol.identity import TaskId
 from tidegate.actors.runtimes.ray.fleet import Fleet, Member, reason_of
@@ -46,6 +45,7 @@ from tidegate.actors.runtimes.ray.process.outcomes import Outcome
 from tidegate.actors.runtimes.ray.room import Room, look_at
 from tidegate.actors.runtimes.running_job import TaskProcessInfo
 from tidegate.actors.task.messages import events as ev
+from tidegate.storage.clock import now_ms
 from tidegate.storage.ids import AttemptNumber, JobId
 
 log = logging.getLogger(__name__)

@@ -31,7 +31,6 @@ from tidegate.actors.coordinator.messages import instructions as do
 from tidegate.actors.coordinator.messages.events import CoordinatorEvent
 from tidegate.actors.coordinator.state.checkpoint_statistics import CheckpointStatistics
 from tidegate.actors.coordinator.state.coordinator_state import CoordinatorState
-from tidegate.actors.hosts.clock import monotonic_ms, now_ms
 from tidegate.actors.hosts.coordinator.coordinator_effects import CoordinatorEffects
 from tidegate.actors.hosts.coordinator.coordinator_host import CoordinatorHost, replay
 from tidegate.actors.hosts.coordinator.lease_keeper import LeaseKeeper
@@ -62,6 +61,7 @@ from tidegate.actors.runtimes.running_job import (
 from tidegate.actors.task.messages import events as task_ev
 from tidegate.storage.checkpoints.event_log import EventLog
 from tidegate.storage.checkpoints.metadata import SavepointFormat, SnapshotKind
+from tidegate.storage.clock import monotonic_ms, now_ms
 from tidegate.storage.errors import CorruptionError, StorageError
 from tidegate.storage.ids import AttemptNumber
 

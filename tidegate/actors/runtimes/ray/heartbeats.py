@@ -16,13 +16,13 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
-from tidegate.actors.hosts.clock import monotonic_ms
 from tidegate.actors.hosts.heartbeat_settings import HeartbeatSettings
 from tidegate.actors.hosts.threads import WorkerPool
 from tidegate.actors.runtimes.ray.fleet import Fleet, Member
 from tidegate.actors.runtimes.ray.heartbeat_monitor import HeartbeatMonitor, Hung
 from tidegate.actors.runtimes.ray.process.mailbox import Mailbox
 from tidegate.actors.runtimes.ray.process.stacks import UNKNOWN, kill_process, stack_of
+from tidegate.storage.clock import monotonic_ms
 
 log = logging.getLogger(__name__)
 

@@ -31,7 +31,6 @@ import ray
 
 from tidegate.actors.coordinator.job.job_spec import RestorePoint
 from tidegate.actors.coordinator.messages.events import CoordinatorEvent, TaskAnswered, TaskFinished, TaskReady
-from tidegate.actors.hosts.clock import monotonic_ms, now_ms
 from tidegate.actors.hosts.job_context import JobContext
 from tidegate.actors.hosts.ports import TryAgain
 from tidegate.actors.hosts.task.task_effects import TaskEffects
@@ -59,6 +58,7 @@ from tidegate.actors.task.invariants import may_obey
 from tidegate.actors.task.messages import events as ev
 from tidegate.actors.task.messages import instructions as do
 from tidegate.actors.task.task_machine import TaskMachine
+from tidegate.storage.clock import monotonic_ms, now_ms
 from tidegate.storage.files.retrying_store import retrying
 from tidegate.storage.files.store import OpenStore
 from tidegate.storage.ids import AttemptNumber, Generation, OperatorUid

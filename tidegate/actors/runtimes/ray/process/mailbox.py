@@ -13,10 +13,10 @@ import queue
 import threading
 from collections.abc import Callable
 
-from tidegate.actors.hosts.clock import monotonic_ms
 from tidegate.actors.hosts.threads import leave_if_forked, leave_unreported
 from tidegate.actors.protocol.failure_reasons import log_failure
 from tidegate.actors.runtimes.timers import Timers
+from tidegate.storage.clock import monotonic_ms
 
 log = logging.getLogger(__name__)
 

@@ -14,13 +14,13 @@ from concurrent.futures import Future
 from dataclasses import replace
 
 from tidegate.actors.coordinator.job.job_spec import RestorePoint
-from tidegate.actors.hosts.clock import now_ms
 from tidegate.actors.hosts.job_context import JobContext
 from tidegate.actors.hosts.threads import WorkerPool
 from tidegate.actors.protocol.identity import TaskId
 from tidegate.actors.restore.state_follower import StateFollower
 from tidegate.actors.runtimes.ray.metrics import StandbyMetrics
 from tidegate.actors.runtimes.ray.process.mailbox import Mailbox
+from tidegate.storage.clock import now_ms
 from tidegate.storage.files.store import OpenStore
 from tidegate.storage.ids import CheckpointId
 

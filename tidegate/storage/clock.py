@@ -1,4 +1,4 @@
-"""The clocks of the runtimes that run in real time: the wall clock, and one that nobody sets."""
+"""The clocks of real time, for every room: the wall clock, and one that nobody sets. Machines never look at either."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 
 
 def now_ms() -> int:
-    """Wall-clock time in ms."""
+    """Now, in ms since the epoch."""
     return time.time_ns() // 1_000_000
 
 
