@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from tidegate.recovery.command import JsonOption
 from tidegate.storage.errors import ConfigurationError, JobFailedError, JobTimeoutError, TidegateError
 
 # A command imports what it needs when it runs, so that `--help` is fast.
@@ -32,7 +33,6 @@ AddressOption = Annotated[
         "--address", metavar="HOST:PORT", help="Of Ray; else RAY_ADDRESS, or the one cluster of this user here."
     ),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 FormatOption = Annotated[
     Literal["canonical", "native"],
     typer.Option("--format", help="Sorted rows, alike for all backends; or what the backend writes."),

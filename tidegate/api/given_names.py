@@ -14,11 +14,7 @@ _ESCAPED_UID_BYTES_MAX = 110
 
 def location(given: str | os.PathLike[str], setting: str) -> str:
     """A folder or URL that a user gave, as a string; `~` is the user's home. ConfigurationError if it is no place."""
-    if not isinstance(given, str | os.PathLike):
-        raise ConfigurationError(
-            f"{setting}: {given!r} is no place; give a folder, or a URL such as s3://bucket/folder"
-        )
-    path = os.fspath(given)
+    path = os.fspath(given) if isinstance(given, str | os.PathLike) else given
     if not isinstance(path, str) or not path or "\0" in path:
         raise ConfigurationError(f"{setting}: {path!r} is no place; give a folder, or a URL such as s3://bucket/folder")
     check_name(setting, "a place", path, characters_max=None)
