@@ -23,7 +23,7 @@ from tidegate.storage.checkpoints.layout import (
 from tidegate.storage.checkpoints.lease import read_lease
 from tidegate.storage.checkpoints.metadata import CheckpointMetadata, NativeFile, StateHandle
 from tidegate.storage.checkpoints.metadata_file import read_pointed
-from tidegate.storage.errors import CodecError, CorruptionError, NotFoundError
+from tidegate.storage.errors import DAMAGE, CodecError, CorruptionError, NotFoundError
 from tidegate.storage.files.file_system_store import join_url, open_store
 from tidegate.storage.files.store import OpenStore, Store
 from tidegate.storage.ids import CheckpointId, JobId, OperatorUid
@@ -166,7 +166,7 @@ def verify(path: str, *, open_store: OpenStore = open_store) -> VerificationRepo
     try:
         metadata = read_pointed(store, at)
         size_bytes = len(store.read(at.metadata))
-    except (CorruptionError, CodecError, NotFoundError) as error:
+    except DAMAGE as error:
         return VerificationReport(path, False, (str(error),), 0, 0)
     problems: list[str] = []
     if metadata.void:
@@ -180,7 +180,7 @@ def verify(path: str, *, open_store: OpenStore = open_store) -> VerificationRepo
                     verify_native(store, stored)
                 else:
                     verify_state(store, stored)
-            except (CorruptionError, CodecError, NotFoundError) as error:
+            except DAMAGE as error:
                 problems.append(f"{subtask.vertex} subtask {subtask.subtask}: {error}")
             if stored.path is not None:
                 files += 1
@@ -188,7 +188,7 @@ def verify(path: str, *, open_store: OpenStore = open_store) -> VerificationRepo
     for file in metadata.carried or ():
         try:
             verify_native(store, file)
-        except (CorruptionError, NotFoundError) as error:
+        except DAMAGE as error:
             problems.append(f"what it has of its job: {error}")
         files += 1
         size_bytes += file.size_bytes

@@ -22,6 +22,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from tidegate.recovery.decisions import GRACE_MS_DEFAULT, WalkableStore, permit_orphans
+from tidegate.recovery.job_lineage import COLLECT, SOURCE
 from tidegate.storage.checkpoints.event_log import EventLog
 from tidegate.storage.checkpoints.layout import (
     CheckpointLayout,
@@ -40,9 +41,6 @@ from tidegate.storage.files.store import OpenStore, Store
 from tidegate.storage.ids import AttemptNumber, CheckpointId, JobId
 from tidegate.storage.tables.table_files import DATA_FOLDER
 from tidegate.storage.tables.table_log import TableLog
-
-_SOURCE_PREFIX = "source-"
-_COLLECT_PREFIX = "collect-"
 
 _logger = logging.getLogger(__name__)
 
@@ -163,9 +161,9 @@ def _void_incomplete(store: Store, permit: OrphanPermit, orphans: Iterable[Orpha
 
 def _checkpoint_of(path: str, job_id: JobId) -> CheckpointId | None:
     """The checkpoint that a file in a job's folder was written for; None for other files."""
-    parts = path.removeprefix(f"{job_id}/").split("/")
-    if parts[0] == "shared" and len(parts) > 2:
-        parts = parts[1:]
+    layout = CheckpointLayout(job_id)
+    folder = layout.shared_dir() if path.startswith(f"{layout.shared_dir()}/") else layout.job_dir()
+    parts = path.removeprefix(f"{folder}/").split("/")
     return parse_checkpoint_name(parts[0]) if len(parts) > 1 else None
 
 
@@ -245,15 +243,15 @@ class _Sweep:
 
     def is_orphan(self, path: str) -> bool:
         """Whether nothing refers to a file; False for files that tidegate did not make."""
-        folder, _, below = path.removeprefix(f"{self._layout.job_dir()}/").partition("/")
-        if folder == "taskowned":
-            return self._is_orphan_of_tasks(path, *below.split("/", 1))
+        taskowned = f"{self._layout.taskowned_dir()}/"
+        if path.startswith(taskowned):
+            return self._is_orphan_of_tasks(path, *path.removeprefix(taskowned).split("/", 1))
         if path.startswith(f"{self._layout.changelog_dir()}/"):
             return path not in self._paths and not self._known.unreadable and self._is_left(path)
         number = _checkpoint_of(path, self._job_id)
         if number is None or path in self._paths or path == self._layout.metadata(number):
             return False
-        if folder == "shared":
+        if path.startswith(f"{self._layout.shared_dir()}/"):
             # Any checkpoint may refer to it.
             return not self._known.unreadable
         return number not in self._unreadable
@@ -266,10 +264,10 @@ class _Sweep:
     def _is_orphan_of_tasks(self, path: str, name: str, below: str = "") -> bool:
         if self._known.unreadable or not below:
             return False
-        if name.startswith(_SOURCE_PREFIX):
+        if name.startswith(SOURCE):
             return not self._goes_back_to
         own_data = f"{DATA_FOLDER}/{self._job_id}/"
-        if not name.startswith(_COLLECT_PREFIX) or not below.startswith(own_data):
+        if not name.startswith(COLLECT) or not below.startswith(own_data):
             return False
         committed = self._committed_in(path.removesuffix(f"/{below}"))
         return committed is not None and below not in committed and path not in self._data_files
