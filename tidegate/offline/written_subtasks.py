@@ -143,10 +143,9 @@ class ChangedVertices:
     def _copied(self, subtask: SubtaskState) -> SubtaskState:
         assert self.base_store is not None, "a subtask of nothing"
         layout = CheckpointLayout(self.base.job_id)
-        own, job = f"{layout.checkpoint_dir(self.base.checkpoint_id)}/", f"{layout.job_dir()}/"
 
         def moved(path: str) -> str:
-            return f"{self.folder}/{path.removeprefix(own).removeprefix(job)}"
+            return f"{self.folder}/{layout.path_in_savepoint(self.base.checkpoint_id, path)}"
 
         return copy_subtask(self.base_store, self.store, subtask, moved)
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from tidegate.storage.checkpoints.layout import METADATA_NAME, CheckpointLayout, savepoint_name
 from tidegate.storage.checkpoints.metadata import CheckpointMetadata, SubtaskState
@@ -100,11 +101,5 @@ def _is_there(target: Store, metadata: CheckpointMetadata) -> bool:
 
 def _rebased(metadata: CheckpointMetadata, layout: CheckpointLayout, root_url: str) -> CheckpointMetadata:
     """The metadata with paths that are relative to the savepoint's folder."""
-    own_folder = f"{layout.checkpoint_dir(metadata.checkpoint_id)}/"
-    job_folder = f"{layout.job_dir()}/"
-
-    def moved(path: str) -> str:
-        # A file that several checkpoints share keeps the name of its folder, so no two files get one name.
-        return path.removeprefix(own_folder).removeprefix(job_folder)
-
+    moved = partial(layout.path_in_savepoint, metadata.checkpoint_id)
     return replace(metadata, subtasks=tuple(s.moved(moved) for s in metadata.subtasks), origin_root=root_url)

@@ -86,6 +86,13 @@ class CheckpointLayout:
         kind = _BASE if whole else _SEGMENT
         return f"{self.changelog_dir()}/{escape(vertex)}-{subtask}.{attempt:06d}-{number:08d}.{kind}"
 
+    def path_in_savepoint(self, checkpoint_id: CheckpointId, path: str) -> str:
+        """Where a file of a checkpoint lies in its savepoint, from the savepoint's folder on.
+
+        A shared file keeps the name of its folder, so no two files get one path.
+        """
+        return path.removeprefix(f"{self.checkpoint_dir(checkpoint_id)}/").removeprefix(f"{self.job_dir()}/")
+
     def taskowned_dir(self) -> str:
         """Folder of files that tasks own."""
         return f"{self.job_id}/taskowned"
