@@ -31,6 +31,8 @@ from tidegate.storage.clock import now_ms
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.schemas.columns_text import columns_text
 from tidegate.storage.schemas.dictionaries import widened
+from tidegate.storage.schemas.plain_types import comparable
+from tidegate.storage.state.key_groups import key_groups_of
 from tidegate.storage.state.timer_rows import TIMERS_STATE
 
 MEMORY_BYTES = 64 * 1024 * 1024
@@ -276,8 +278,9 @@ def _cast(table: pa.Table, schema: pa.Schema, where: str) -> pa.Table:
 def check_unique(keys: pa.Table, where: str) -> None:
     """Raise ConfigurationError if two rows have the same keys."""
     names = [str(number) for number in range(keys.num_columns)]
-    columns = [c.cast(pa.float32()) if pa.types.is_float16(c.type) else c for c in keys.columns]
-    table = pa.table(columns, names=names).append_column("row", pa.array(np.arange(keys.num_rows, dtype=np.int64)))
+    table = pa.table([comparable(column) for column in keys.columns], names=names).append_column(
+        "row", pa.array(np.arange(keys.num_rows, dtype=np.int64))
+    )
     first = table.group_by(names).aggregate([("row", "min")]).column("row_min")
     if len(first) < keys.num_rows:
         seen = np.zeros(keys.num_rows, dtype=np.bool_)

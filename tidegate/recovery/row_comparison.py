@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.schemas.plain_types import comparable
 
 Flags = NDArray[np.bool_]
 
@@ -56,7 +57,7 @@ def compare_rows(old: pa.Table, new: pa.Table, keys: Sequence[str], what: str) -
         raise ConfigurationError(f"{what} has other types in one checkpoint than in the other: {error}") from error
     names = [str(number) for number in range(len(keys))]
     both = pa.concat_tables([old.select(list(keys)), new.select(list(keys))]).rename_columns(names)
-    both = pa.table([_groupable(column) for column in both.columns], names=names)
+    both = pa.table([comparable(column) for column in both.columns], names=names)
     numbered = both.append_column("row", pa.array(np.arange(both.num_rows, dtype=np.int64)))
     if both.num_rows == 0:
         return NO_CHANGES
@@ -72,10 +73,6 @@ def compare_rows(old: pa.Table, new: pa.Table, keys: Sequence[str], what: str) -
         same &= _equal(_taken(old.column(name), before), _taken(new.column(name), now))
     kept = int(np.count_nonzero(same))
     return KeyChanges(added, len(first) - added - common, common - kept, kept)
-
-
-def _groupable(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    return column.cast(pa.float32()) if pa.types.is_float16(column.type) else column
 
 
 def _taken(column: pa.ChunkedArray, rows: pa.Array) -> pa.Array:
@@ -112,8 +109,7 @@ def _equal_values(one: pa.Array, other: pa.Array) -> Flags:
         for position in range(data_type.num_fields):
             fields &= _equal(pc.struct_field(one, [position]), pc.struct_field(other, [position]))
         return fields
-    if types.is_float16(data_type):
-        one, other = one.cast(pa.float32()), other.cast(pa.float32())
+    one, other = comparable(one), comparable(other)
     result: Flags = _flags(pc.equal(one, other))
     if types.is_floating(one.type):
         result |= _flags(pc.is_nan(one)) & _flags(pc.is_nan(other))

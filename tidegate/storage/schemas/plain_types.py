@@ -1,4 +1,4 @@
-"""Brings Arrow types down to plain ones: without views, or without any of polars' variants.
+"""Brings Arrow types down to plain ones: without views, without any of polars' variants, or comparable.
 
 Files, kernels and Spark know no views (`string_view`, `binary_view`), so they end where batches come in: in data in
 memory, and in what functions of the user return. A schema that promises them is refused.
@@ -63,6 +63,11 @@ def settled_type(data_type: pa.DataType) -> pa.DataType:
     if pa.types.is_map(data_type):
         return pa.map_(settled_type(data_type.key_type), settled_type(data_type.item_type))
     return data_type
+
+
+def comparable(column: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
+    """The same values in a type that Arrow compares, sorts and groups: it cannot do so with float16."""
+    return column.cast(pa.float32()) if pa.types.is_float16(column.type) else column
 
 
 def _field_without_views(data_type: pa.DataType) -> pa.Field:

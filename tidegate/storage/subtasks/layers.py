@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
+from tidegate.storage.schemas.plain_types import comparable
 from tidegate.storage.state.snapshot import StateTable
 
 
@@ -26,14 +27,9 @@ def newest_rows(tables: Sequence[StateTable], keys: Sequence[str], schema: pa.Sc
         return put
     names = [str(number) for number in range(len(keys))]
     columns = pa.Table.from_batches(told).rename_columns(names)
-    columns = pa.table([_groupable(column) for column in columns.columns], names=names)
+    columns = pa.table([comparable(column) for column in columns.columns], names=names)
     numbered = columns.append_column("row", pa.array(np.arange(rows, dtype=np.int64)))
     newest = np.sort(numbered.group_by(names).aggregate([("row", "max")]).column("row_max").to_numpy())
     is_put = np.repeat([not table.removed for table in tables], [part.num_rows for part in told])
     place = np.cumsum(is_put) - 1
     return put.take(pa.array(place[newest[is_put[newest]]]))
-
-
-def _groupable(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """A key column of a type by which Arrow groups."""
-    return column.cast(pa.float32()) if pa.types.is_float16(column.type) else column

@@ -24,6 +24,7 @@ from tidegate.actors.state_backends.columnar.vector_table import ColumnarTable
 from tidegate.actors.state_backends.common.timers import DueTimers
 from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.ids import CheckpointId
+from tidegate.storage.schemas.plain_types import comparable
 from tidegate.storage.state.snapshot import Cut, FrozenChanged, FrozenState, StateChunk, StateTable
 from tidegate.storage.state.timer_rows import (
     DOMAINS,
@@ -263,10 +264,6 @@ class FrozenTimers(FrozenChanged):
 
 def _sorted(columns: list[pa.Array]) -> pa.Array:
     """Positions of rows, sorted by all columns in ascending order. NaN comes last, and null after it."""
-    plain = [_sortable(column) for column in columns]
+    plain = [comparable(column) for column in columns]
     by = pa.RecordBatch.from_arrays(plain, names=[str(number) for number in range(len(plain))])
     return pc.sort_indices(by, sort_keys=[(name, "ascending") for name in by.schema.names])
-
-
-def _sortable(column: pa.Array) -> pa.Array:
-    return column.cast(pa.float32()) if pa.types.is_float16(column.type) else column
