@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kernel_reference import hash_columns_reference
+from kernel_reference import hash_columns_reference, owner_reference
 
 from tidegate.actors.operators.batches.partitioners import (
     BroadcastPartitioner,
@@ -22,7 +22,6 @@ from tidegate.actors.operators.batches.partitioners import (
 from tidegate.actors.protocol.partitioning import Partitioning, PartitioningKind
 from tidegate.storage.codec import decode, encode
 from tidegate.storage.errors import ConfigurationError
-from tidegate.storage.state.key_groups import key_group_of_hash, subtask_of_key_group
 
 
 @st.composite
@@ -49,10 +48,7 @@ def test_hash_sends_each_row_to_the_owner_of_its_key(
 ) -> None:
     """Rows arrive at the subtask that owns their key group, in order, none twice and none lost."""
     parts = HashPartitioner(keys, max_parallelism, parallelism).split(batch)
-    owners = [
-        subtask_of_key_group(key_group_of_hash(int(h), max_parallelism), max_parallelism, parallelism)
-        for h in hash_columns_reference(batch, keys)
-    ]
+    owners = [owner_reference(int(h), max_parallelism, parallelism) for h in hash_columns_reference(batch, keys)]
     expected: dict[int, list[Any]] = {}
     for owner, row in zip(owners, batch.to_pylist(), strict=True):
         expected.setdefault(owner, []).append(row)

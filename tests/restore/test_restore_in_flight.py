@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from kernel_reference import hash_columns_reference
+from kernel_reference import hash_columns_reference, owner_reference
 from restored_graphs import (
     BROADCAST,
     BY_KEY,
@@ -31,7 +31,6 @@ from tidegate.storage.checkpoints.metadata import CheckpointMetadata
 from tidegate.storage.errors import ConfigurationError, CorruptionError
 from tidegate.storage.files.file_system_store import FileSystemStore, open_store
 from tidegate.storage.ids import SubtaskIndex, VertexId
-from tidegate.storage.state.key_groups import key_group_of_hash, subtask_of_key_group
 
 Row = tuple[int, int]
 """Key and number; the numbers of an old channel ascend."""
@@ -42,7 +41,7 @@ KEYS = 40
 def owner_of(key: int, parallelism: int) -> int:
     """Subtask that has the state of a key."""
     (hashed,) = hash_columns_reference(batch([(key, 0)]), ["k"])
-    return subtask_of_key_group(key_group_of_hash(int(hashed), MAX_PARALLELISM), MAX_PARALLELISM, parallelism)
+    return owner_reference(int(hashed), MAX_PARALLELISM, parallelism)
 
 
 def batch(rows: list[Row]) -> pa.RecordBatch:

@@ -15,7 +15,7 @@ import pyarrow as pa
 import xxhash
 from numpy.typing import NDArray
 
-from tidegate.storage.state.key_groups import key_group_of_hash, subtask_of_key_group
+from tidegate.storage.state.key_groups import subtask_of_key_group
 
 _NULL_SEED = 0x6E756C6C6E756C6C
 
@@ -54,10 +54,14 @@ def _bytes_of(value: object) -> bytes:
     return (value % (1 << 64)).to_bytes(8, "little")
 
 
+def owner_reference(hash64: int, max_parallelism: int, parallelism: int) -> int:
+    """Reference of the subtask that owns a key, by the key's hash."""
+    return subtask_of_key_group(hash64 % max_parallelism, max_parallelism, parallelism)
+
+
 def partition_reference(hashes: NDArray[np.uint64], max_parallelism: int, parallelism: int) -> list[NDArray[np.int64]]:
     """Reference of `partition.partition`: the rows of each subtask, in order."""
-    groups = [key_group_of_hash(int(value), max_parallelism) for value in hashes]
-    subtasks = [subtask_of_key_group(group, max_parallelism, parallelism) for group in groups]
+    subtasks = [owner_reference(int(value), max_parallelism, parallelism) for value in hashes]
     return [np.array([i for i, s in enumerate(subtasks) if s == t], dtype=np.int64) for t in range(parallelism)]
 
 

@@ -123,7 +123,7 @@ def _spilled(
     parts = (part for table in tables for part in table.cast(spilled.schema).to_batches())
 
     def groups(batch: pa.RecordBatch) -> NDArray[np.uint16]:
-        return (hash_columns(batch, list(keys)) % np.uint64(max_parallelism)).astype(np.uint16)
+        return key_groups_of(hash_columns(batch, keys), max_parallelism)
 
     spilled.take_in(parts, groups)
     return replace(empty, rows=spilled)

@@ -12,7 +12,6 @@ from functools import partial
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from tidegate.actors.kernels.hashing import hash_columns
 from tidegate.offline.state_rows import PutState
@@ -31,7 +30,7 @@ from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.files.store import Store
 from tidegate.storage.ids import OperatorUid, SubtaskIndex, VertexId
 from tidegate.storage.schemas.common import adapted
-from tidegate.storage.state.key_groups import key_group_range
+from tidegate.storage.state.key_groups import key_group_range, key_groups_of
 from tidegate.storage.state.snapshot import FrozenState, StateChunk, sorted_by_group
 from tidegate.storage.state.state_file import write_state
 from tidegate.storage.state.timer_rows import TIMER_COLUMNS, TIMERS_STATE
@@ -208,7 +207,7 @@ class _Stored:
                 yield StateChunk(batch)
                 continue
             assert self.keys is not None
-            yield sorted_by_group(batch, _groups(batch.select(list(self.keys)), self.max_parallelism))
+            yield sorted_by_group(batch, key_groups_of(hash_columns(batch, self.keys), self.max_parallelism))
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,7 +241,8 @@ class _Given:
     def _of_table(self, rows: pa.Table, owned: range) -> Iterator[StateChunk]:
         groups = np.zeros(0, dtype=np.uint16)
         if self.kind is StateKind.KEYED:
-            of_batches = [_groups(b.select(list(self.put.keys)), self.max_parallelism) for b in rows.to_batches()]
+            hashes = (hash_columns(batch, self.put.keys) for batch in rows.to_batches())
+            of_batches = [key_groups_of(of_batch, self.max_parallelism) for of_batch in hashes]
             groups = np.concatenate([groups, *of_batches])
             mine = np.flatnonzero((groups >= owned.start) & (groups < owned.stop))
             mine = mine[np.argsort(groups[mine], kind="stable")]
@@ -257,7 +257,3 @@ class _Given:
                 yield sorted_by_group(batch, groups[places])
             else:
                 yield StateChunk(batch)
-
-
-def _groups(keys: pa.RecordBatch, max_parallelism: int) -> NDArray[np.uint16]:
-    return (hash_columns(keys, keys.schema.names) % np.uint64(max_parallelism)).astype(np.uint16)

@@ -25,7 +25,7 @@ from tidegate.storage.checkpoints.metadata import CheckpointMetadata
 from tidegate.storage.errors import ConfigurationError, CorruptionError
 from tidegate.storage.files.store import Store
 from tidegate.storage.ids import OperatorUid, SubtaskIndex
-from tidegate.storage.state.key_groups import key_group_range
+from tidegate.storage.state.key_groups import key_group_range, key_groups_meet, key_groups_of
 from tidegate.storage.subtasks.in_flight import ChannelEnd, InFlightRows, edges_in_flight, read_in_flight
 
 RestoredChannels = tuple[tuple[ChannelId, tuple[pa.RecordBatch, ...]], ...]
@@ -93,15 +93,14 @@ class _Route:
                 f"{self.edge.partitioning.kind.value} edge {self.name!r}, which cannot have any"
             )
         if self.edge.partitioning.kind is PartitioningKind.HASH:
-            old = self._old_key_groups(end)
-            return old.start < self._own.stop and self._own.start < old.stop
+            return key_groups_meet(self._old_key_groups(end), self._own)
         return (end.upstream * self._old_downstreams + end.downstream) % self._downstreams == self._subtask
 
     def mine(self, end: ChannelEnd, batch: pa.RecordBatch) -> pa.RecordBatch | None:
         """The subtask's rows of a batch, of an old channel that `reads` accepts. None if there are none."""
         if self.edge.partitioning.kind is not PartitioningKind.HASH:
             return batch
-        groups = hash_columns(batch, self.edge.partitioning.keys) % np.uint64(self._max_parallelism)
+        groups = key_groups_of(hash_columns(batch, self.edge.partitioning.keys), self._max_parallelism)
         old = self._old_key_groups(end)
         if len(groups) and not (old.start <= groups.min() and groups.max() < old.stop):
             raise ConfigurationError(

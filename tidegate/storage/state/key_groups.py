@@ -8,10 +8,13 @@ Rule: change none of this. Stored state would go to subtasks that do not see its
 
 from __future__ import annotations
 
+import numpy as np
+from numpy.typing import NDArray
 
-def key_group_of_hash(hash64: int, max_parallelism: int) -> int:
-    """Key group of an unsigned 64-bit key hash."""
-    return hash64 % max_parallelism
+
+def key_groups_of(hashes: NDArray[np.uint64], max_parallelism: int) -> NDArray[np.uint16]:
+    """Key group of each key hash; `max_parallelism` is at most 32,768. `kernels/partition.py` has it compiled."""
+    return (hashes % np.uint64(max_parallelism)).astype(np.uint16)
 
 
 def subtask_of_key_group(key_group: int, max_parallelism: int, parallelism: int) -> int:

@@ -25,6 +25,7 @@ from tidegate.actors.kernels.fixed_width import storage_dtype
 from tidegate.actors.kernels.hashing import hash_columns
 from tidegate.actors.operators.operator import OperatorContext
 from tidegate.actors.protocol.errors import OperatorError
+from tidegate.storage.state.key_groups import key_groups_of
 
 Key: TypeAlias = tuple[Any, ...]
 
@@ -50,7 +51,7 @@ def key_schema(schema: pa.Schema, keys: Sequence[str]) -> pa.Schema:
 
 def check_owner(context: OperatorContext, keys: pa.RecordBatch, owners: NDArray[np.uint16]) -> None:
     """Raise OperatorError if a key (a row of key columns) is another subtask's. `subtask_table` gives `owners`."""
-    groups = hash_columns(keys, keys.schema.names) % np.uint64(context.max_parallelism)
+    groups = key_groups_of(hash_columns(keys, keys.schema.names), context.max_parallelism)
     strangers = owners[groups] != context.subtask
     if np.any(strangers):
         row = int(np.argmax(strangers))

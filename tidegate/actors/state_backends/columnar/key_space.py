@@ -32,6 +32,7 @@ from tidegate.actors.state_backends.columnar.undo_log import UndoLog
 from tidegate.actors.state_backends.common.backend import ValueSpec
 from tidegate.actors.state_backends.common.pages import FrozenColumn, PagedColumn
 from tidegate.storage.errors import CorruptionError
+from tidegate.storage.state.key_groups import key_groups_of
 
 COMPACTED_SLOTS_MIN = 4096
 
@@ -312,7 +313,7 @@ class KeySpace:
     def _add(self, keys: pa.RecordBatch) -> None:
         """Give the next slots to these keys."""
         assert self._keys is not None
-        groups = (hash_columns(keys, self._grouped_by) % np.uint64(self._max_parallelism)).astype(np.uint16)
+        groups = key_groups_of(hash_columns(keys, self._grouped_by), self._max_parallelism)
         self._groups.extend(self.slots, pa.array(groups))
         self._keys.append(keys)
 

@@ -11,6 +11,7 @@ from tidegate.actors.kernels.columns import key_forms
 from tidegate.actors.kernels.hashing import hash_forms
 from tidegate.actors.kernels.row_encoding import encode_rows
 from tidegate.storage.rocksdb.value_layout import HEAD
+from tidegate.storage.state.key_groups import key_groups_of
 
 _GROUP_BYTES = 2
 
@@ -23,7 +24,7 @@ def database_keys(keys: pa.RecordBatch, max_parallelism: int, number: int) -> li
     rows = keys.num_rows
     forms = key_forms(keys, keys.schema.names)
     heads = np.empty((rows, HEAD.size), dtype=np.uint8)
-    groups = (hash_forms(forms, rows) % np.uint64(max_parallelism)).astype(">u2")
+    groups = key_groups_of(hash_forms(forms, rows), max_parallelism).astype(">u2")
     heads[:, :_GROUP_BYTES] = groups.view(np.uint8).reshape(rows, _GROUP_BYTES)
     heads[:, _GROUP_BYTES:] = np.frombuffer(number_bytes(number), dtype=np.uint8)
     encoded = encode_rows(forms, rows, heads)

@@ -13,7 +13,6 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator, Sequence
 
-import numpy as np
 import pyarrow as pa
 import rocksdict
 
@@ -24,6 +23,7 @@ from tidegate.actors.state_backends.rocksdb.database_session import RocksSession
 from tidegate.storage.rocksdb.database import reported, unlogged
 from tidegate.storage.rocksdb.timer_keys import MOMENT, TimerKeys, behind_moment, moment_bytes, moment_of
 from tidegate.storage.rocksdb.value_layout import HEAD, RocksForm, RocksState
+from tidegate.storage.state.key_groups import key_groups_of
 from tidegate.storage.state.timer_rows import (
     DOMAINS,
     TIMER_COLUMNS,
@@ -135,7 +135,7 @@ class RocksTimers:
         """The database keys of timers."""
         number, form = self.state.number, self._key_form()
         hashes = hash_columns(keys, keys.schema.names)
-        groups = (hashes % np.uint64(self._session.max_parallelism)).tolist()
+        groups = key_groups_of(hashes, self._session.max_parallelism).tolist()
         told = zip(groups, domains, moments, form.encode(keys), strict=True)
         return [HEAD.pack(group, number) + moment_bytes(domain, ms) + key for group, domain, ms, key in told]
 
