@@ -12,7 +12,7 @@ _ESCAPED_UID_BYTES_MAX = 110
 """Some file names contain two uids, and file systems allow 255 bytes for a name."""
 
 
-def location(given: str | os.PathLike[str], setting: str) -> str:
+def location(given: object, setting: str) -> str:
     """A folder or URL that a user gave, as a string; `~` is the user's home. ConfigurationError if it is no place."""
     path = os.fspath(given) if isinstance(given, str | os.PathLike) else given
     if not isinstance(path, str) or not path or "\0" in path:

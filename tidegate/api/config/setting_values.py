@@ -6,7 +6,6 @@ the setting.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from datetime import timedelta
 
@@ -47,26 +46,17 @@ def interval(value: str | timedelta | int | None, info: ValidationInfo) -> int |
 
 def timeout(value: str | timedelta | int, info: ValidationInfo) -> int:
     """Milliseconds, at least 10."""
-    timeout_ms = duration(value, info)
-    if timeout_ms < INTERVAL_MS_MIN:
-        raise ConfigurationError(f"{label(info)}: {timeout_ms} ms is too short; give {INTERVAL_MS_MIN} ms or more")
-    return timeout_ms
+    return _at_least(INTERVAL_MS_MIN, value, info)
 
 
 def lease(value: str | timedelta | int, info: ValidationInfo) -> int:
     """Milliseconds, at least 1,000: a slow renewal must not come too late."""
-    lease_ms = duration(value, info)
-    if lease_ms < LEASE_MS_MIN:
-        raise ConfigurationError(f"{label(info)}: {lease_ms} ms is too short; give {LEASE_MS_MIN} ms or more")
-    return lease_ms
+    return _at_least(LEASE_MS_MIN, value, info)
 
 
 def heartbeat(value: str | timedelta | int, info: ValidationInfo) -> int:
     """Milliseconds, at least 100: a busy machine must not look like a hung process."""
-    heartbeat_ms = duration(value, info)
-    if heartbeat_ms < HEARTBEAT_MS_MIN:
-        raise ConfigurationError(f"{label(info)}: {heartbeat_ms} ms is too short; give {HEARTBEAT_MS_MIN} ms or more")
-    return heartbeat_ms
+    return _at_least(HEARTBEAT_MS_MIN, value, info)
 
 
 def call_timeout(value: str | timedelta | int | None, info: ValidationInfo) -> int | None:
@@ -76,12 +66,14 @@ def call_timeout(value: str | timedelta | int | None, info: ValidationInfo) -> i
 
 def debloat_target(value: str | timedelta | int, info: ValidationInfo) -> int:
     """Milliseconds, at least 10: a receiver must not run dry before the sender hears of its credit."""
-    target_ms = duration(value, info)
-    if target_ms < DEBLOAT_TARGET_MS_MIN:
-        raise ConfigurationError(
-            f"{label(info)}: {target_ms} ms is too short; give {DEBLOAT_TARGET_MS_MIN} ms or more, or debloat: false"
-        )
-    return target_ms
+    return _at_least(DEBLOAT_TARGET_MS_MIN, value, info, ", or debloat: false")
+
+
+def _at_least(least_ms: int, value: str | timedelta | int, info: ValidationInfo, advice: str = "") -> int:
+    found_ms = duration(value, info)
+    if found_ms < least_ms:
+        raise ConfigurationError(f"{label(info)}: {found_ms} ms is too short; give {least_ms} ms or more{advice}")
+    return found_ms
 
 
 def size(value: str | int, info: ValidationInfo) -> int:
@@ -132,13 +124,7 @@ def spare_processes(value: object, setting: str) -> Standbys:
 
 def place(value: object, info: ValidationInfo) -> str | None:
     """A folder or URL, or None."""
-    if value is None:
-        return None
-    if not isinstance(value, str | os.PathLike) or not os.fspath(value):
-        raise ConfigurationError(
-            f"{label(info)}: {value!r} is no place to store at; give a folder or a URL such as s3://bucket/folder"
-        )
-    return location(value, label(info))
+    return None if value is None else location(value, label(info))
 
 
 def switch(value: object, info: ValidationInfo) -> bool:

@@ -181,7 +181,12 @@ class SubtaskState:
     @property
     def state_handles(self) -> tuple[StateHandle, ...]:
         """The handles with the state of operators, in the order in which they are to be applied."""
-        return (*self.layers, *(() if self.handle is None else (self.handle,)))
+        return tuple(handle for _, handle in self.marked_handles)
+
+    @property
+    def marked_handles(self) -> tuple[tuple[int, StateHandle], ...]:
+        """The same, each with the number of the layer with which its tables are marked."""
+        return (*enumerate(self.layers), *(() if self.handle is None else ((0, self.handle),)))
 
     @property
     def native_files(self) -> tuple[NativeFile, ...]:

@@ -92,15 +92,7 @@ def read_state(
     tidegate wrote the state.
     """
     runs = _wanted_runs(store, handle, uid, key_groups, wanted)
-    if readers == 1 or len(runs) <= 1:
-        return [table for run in runs for table in _tables_of(store, handle, run, layer)]
-    with ThreadPoolExecutor(min(readers, len(runs)), "tidegate-restore") as pool:
-        try:
-            pending = [pool.submit(_tables_of, store, handle, run, layer) for run in runs]
-            return [table for tables in pending for table in tables.result()]
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+    return list(_read_runs(store, handle, runs, layer, readers, ahead_max=len(runs)))
 
 
 def iter_state(
@@ -117,21 +109,7 @@ def iter_state(
     came of it. With several of them reads are ahead of whoever takes the tables.
     """
     runs = _wanted_runs(store, handle, uid, key_groups, wanted)
-    if readers == 1 or len(runs) <= 1:
-        for run in runs:
-            yield from _tables_of(store, handle, run, layer)
-        return
-    with ThreadPoolExecutor(min(readers, len(runs)), "tidegate-restore") as pool:
-        ahead: deque[Future[list[StateTable]]] = deque()
-        try:
-            for run in runs:
-                ahead.append(pool.submit(_tables_of, store, handle, run, layer))
-                if len(ahead) == readers:
-                    yield from ahead.popleft().result()
-            while ahead:
-                yield from ahead.popleft().result()
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
+    yield from _read_runs(store, handle, runs, layer, readers, ahead_max=readers)
 
 
 def section_schema(store: Store, handle: StateHandle, section: SectionRef) -> pa.Schema | None:
@@ -258,6 +236,27 @@ def _wanted_runs(
         if (rows := _rows_of(stored.section, chunk, key_groups))[0] < rows[1]
     ]
     return list(_runs(parts))
+
+
+def _read_runs(
+    store: Store, handle: StateHandle, runs: Sequence[Sequence[_Part]], layer: int, readers: int, ahead_max: int
+) -> Iterator[StateTable]:
+    """The tables of all runs in order. With several readers up to `ahead_max` runs are read ahead."""
+    if readers == 1 or len(runs) <= 1:
+        for run in runs:
+            yield from _tables_of(store, handle, run, layer)
+        return
+    with ThreadPoolExecutor(min(readers, len(runs)), "tidegate-restore") as pool:
+        ahead: deque[Future[list[StateTable]]] = deque()
+        try:
+            for run in runs:
+                ahead.append(pool.submit(_tables_of, store, handle, run, layer))
+                if len(ahead) == ahead_max:
+                    yield from ahead.popleft().result()
+            while ahead:
+                yield from ahead.popleft().result()
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
 
 
 def _runs(parts: Sequence[_Part]) -> Iterator[Sequence[_Part]]:

@@ -112,10 +112,8 @@ class SubtaskStream:
         return (native for native in self.subtask.native if native.uid == self.uid)
 
     def _tables(self, key_groups: range | None) -> Iterator[StateTable]:
-        for layer, handle in enumerate(self.subtask.layers):
+        for layer, handle in self.subtask.marked_handles:
             yield from iter_state(self.store, handle, self.uid, key_groups, wanted=self._is_wanted, layer=layer)
-        if self.subtask.handle is not None:
-            yield from iter_state(self.store, self.subtask.handle, self.uid, key_groups, wanted=self._is_wanted)
         for native in self._natives():
             yield from read_native(self.store, native, key_groups, only=self.state)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tidegate.storage.checkpoints.metadata import SectionRef, SubtaskState
+from tidegate.storage.checkpoints.metadata import NativeState, SectionRef, SubtaskState
 from tidegate.storage.files.store import Store
 from tidegate.storage.ids import OperatorUid
 from tidegate.storage.state.key_groups import key_groups_meet
@@ -36,13 +36,10 @@ def read_subtask_state(
     the state, or StorageError if files of a backend cannot be kept on this machine while they are read.
     """
     tables: list[StateTable] = []
-    for layer, handle in enumerate(subtask.layers):
+    for layer, handle in subtask.marked_handles:
         tables += read_state(store, handle, uid, key_groups, wanted=wanted, layer=layer, readers=readers)
-    if subtask.handle is not None:
-        tables += read_state(store, subtask.handle, uid, key_groups, wanted=wanted, readers=readers)
-    for native in subtask.native:
-        if native.uid == uid and (key_groups is None or key_groups_meet(range(*native.key_groups), key_groups)):
-            tables += read_native(store, native, key_groups)
+    for native in _native_states(subtask, uid, key_groups):
+        tables += read_native(store, native, key_groups)
     return tables
 
 
@@ -59,13 +56,16 @@ def iter_subtask_state(
     """`read_subtask_state` one table after the other: no more is held than one read of a file for each reader. Files of
     a backend are kept in `scratch_dir` meanwhile.
     """
-    for layer, handle in enumerate(subtask.layers):
+    for layer, handle in subtask.marked_handles:
         yield from iter_state(store, handle, uid, key_groups, wanted=wanted, layer=layer, readers=readers)
-    if subtask.handle is not None:
-        yield from iter_state(store, subtask.handle, uid, key_groups, wanted=wanted, readers=readers)
+    for native in _native_states(subtask, uid, key_groups):
+        yield from read_native(store, native, key_groups, scratch_dir)
+
+
+def _native_states(subtask: SubtaskState, uid: OperatorUid, key_groups: range | None) -> Iterator[NativeState]:
     for native in subtask.native:
         if native.uid == uid and (key_groups is None or key_groups_meet(range(*native.key_groups), key_groups)):
-            yield from read_native(store, native, key_groups, scratch_dir)
+            yield native
 
 
 def operators_with_state(subtask: SubtaskState) -> frozenset[OperatorUid]:
