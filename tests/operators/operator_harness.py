@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
+from frozen_tables import tables_of
 
 from tidegate.actors.kernels.hashing import hash_columns
 from tidegate.actors.operators.batches.partitioners import HashPartitioner
@@ -14,7 +15,7 @@ from tidegate.actors.operators.operator import Operator, OperatorContext
 from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.ids import CheckpointId, OperatorUid, SubtaskIndex
 from tidegate.storage.state.key_groups import key_group_range
-from tidegate.storage.state.snapshot import Cut, StateTable, tables_of
+from tidegate.storage.state.snapshot import Cut, StateTable
 
 CUT = Cut(CheckpointId(1))
 """All of the state."""

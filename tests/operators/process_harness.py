@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
+from frozen_tables import tables_of
 from operator_harness import CUT, cut
 
 from tidegate.actors.operators.batches.partitioners import HashPartitioner
@@ -18,7 +19,7 @@ from tidegate.actors.state_backends.common.options import StateBackendOptions
 from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.ids import OperatorUid, SubtaskIndex
 from tidegate.storage.state.key_groups import key_group_range
-from tidegate.storage.state.snapshot import StateTable, tables_of
+from tidegate.storage.state.snapshot import StateTable
 
 MAX_PARALLELISM = 16
 Row = dict[str, Any]

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
+from frozen_tables import tables_of
 
 from tidegate.actors.operators.operator import OperatorContext, ProcessingTime
 from tidegate.actors.operators.state.key_scope import KeyScope
@@ -15,7 +16,7 @@ from tidegate.actors.operators.state.keys import KeyCodec
 from tidegate.actors.state_backends.common.options import StateBackendOptions
 from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.ids import CheckpointId, OperatorUid, SubtaskIndex
-from tidegate.storage.state.snapshot import Cut, FrozenState, StateTable, tables_of
+from tidegate.storage.state.snapshot import Cut, FrozenState, StateTable
 
 COLUMNAR = StateBackendOptions()
 WHOLE = Cut(CheckpointId(1))

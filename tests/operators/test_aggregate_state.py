@@ -8,6 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from frozen_tables import tables_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from operator_harness import context, run
@@ -20,7 +21,7 @@ from tidegate.actors.state_backends.common.options import StateBackendOptions
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.files.file_system_store import open_store
 from tidegate.storage.ids import CheckpointId
-from tidegate.storage.state.snapshot import Cut, StateTable, tables_of
+from tidegate.storage.state.snapshot import Cut, StateTable
 from tidegate.storage.subtasks.backend_files import fetch_native, write_native
 
 _COLUMNAR = StateBackendOptions()

@@ -10,6 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from frozen_tables import tables_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from operator_harness import CUT, context
@@ -21,7 +22,7 @@ from tidegate.actors.operators.state.keyed_state import ListState, MapState, Val
 from tidegate.actors.operators.state.timers import TimeDomain
 from tidegate.actors.protocol.errors import OperatorError
 from tidegate.storage.errors import ConfigurationError, CorruptionError
-from tidegate.storage.state.snapshot import StateTable, tables_of
+from tidegate.storage.state.snapshot import StateTable
 
 _KEYS: dict[pa.DataType, st.SearchStrategy[Any]] = {
     pa.int16(): st.integers(-4, 4),

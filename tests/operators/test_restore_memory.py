@@ -8,6 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from frozen_tables import tables_of
 from operator_harness import CUT, context
 
 from tidegate.actors.graph.job_graph import OperatorSpec
@@ -23,7 +24,7 @@ from tidegate.actors.task.pipeline.operator_chain import OperatorChain
 from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.ids import OperatorUid, SubtaskIndex
 from tidegate.storage.state.handover import Handover, keys_at_most, put_together, taken
-from tidegate.storage.state.snapshot import StateTable, tables_of
+from tidegate.storage.state.snapshot import StateTable
 
 _KEYS = 2_000
 

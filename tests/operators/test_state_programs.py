@@ -13,6 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from frozen_tables import tables_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from process_harness import Driven, Row
@@ -23,7 +24,7 @@ from tidegate.actors.operators.state.reducing_state import ReducingState
 from tidegate.actors.operators.state.ttl import StateTtl
 from tidegate.actors.state_backends.common.options import StateBackendOptions
 from tidegate.storage.ids import CheckpointId
-from tidegate.storage.state.snapshot import Cut, FrozenState, StateTable, tables_of
+from tidegate.storage.state.snapshot import Cut, FrozenState, StateTable
 
 OPTIONS = {
     "columnar": StateBackendOptions(),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 import pytest
+from frozen_tables import tables_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from operator_harness import CUT, opened, run
@@ -13,7 +14,7 @@ from tidegate.actors.operators.operator import Operator
 from tidegate.actors.protocol.errors import OperatorError
 from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.errors import ConfigurationError
-from tidegate.storage.state.snapshot import StateTable, tables_of
+from tidegate.storage.state.snapshot import StateTable
 from tidegate.storage.tables.table_files import VERSION_COLUMN
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pyarrow as pa
-from frozen_keyed_table import FrozenKeyedTable
+from frozen_tables import FrozenKeyedTable
 
 from tidegate.storage.checkpoints.layout import CheckpointLayout
 from tidegate.storage.checkpoints.metadata import METADATA_VERSION, CheckpointMetadata, OperatorInfo, SubtaskState

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pyarrow as pa
 from checkpoints_on_disk import MAX_PARALLELISM, UID, complete
-from frozen_keyed_table import FrozenKeyedTable
+from frozen_tables import FrozenKeyedTable
 
 from tidegate.storage.checkpoints.layout import CheckpointLayout
 from tidegate.storage.checkpoints.metadata import CheckpointMetadata, NativeFile, NativeState, StateHandle, SubtaskState

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pyarrow as pa
 import pytest
-from frozen_keyed_table import FrozenKeyedTable
+from frozen_tables import FrozenKeyedTable
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from restored_graphs import BY_KEY, MAX_PARALLELISM, check_fits, checkpoint_of, complete, graph_of

@@ -9,6 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from frozen_tables import tables_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from restored_graphs import BY_KEY, checkpoint_of, complete, graph_of
@@ -33,7 +34,7 @@ from tidegate.storage.checkpoints.metadata_file import read_metadata
 from tidegate.storage.errors import CorruptionError
 from tidegate.storage.files.file_system_store import FileSystemStore, open_store
 from tidegate.storage.ids import CheckpointId, OperatorUid, SubtaskIndex, VertexId
-from tidegate.storage.state.snapshot import Cut, OperatorSnapshot, tables_of
+from tidegate.storage.state.snapshot import Cut, OperatorSnapshot
 from tidegate.storage.state.state_file import write_state
 
 UID = OperatorUid("keyed")

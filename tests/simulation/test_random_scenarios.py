@@ -13,11 +13,12 @@ from pathlib import Path
 
 import pytest
 from broken import BROKEN, Break
+from drawn_pairs import all_pairs, pairs_of
 from pipelines import keyed
 
 from tidegate.seed_runs import quiet
 from tidegate.simulation.oracle.coverage import EFFECTS
-from tidegate.simulation.pipelines.draw import CONTRADICTIONS, Scenario, all_pairs, draw, pairs_of
+from tidegate.simulation.pipelines.draw import CONTRADICTIONS, Scenario, draw
 from tidegate.simulation.scenarios import simulate_scenario
 from tidegate.testing import Faults, SimulationReport, simulate, simulate_random
 

@@ -9,6 +9,7 @@ from itertools import accumulate, pairwise
 import numpy as np
 import pyarrow as pa
 import pytest
+from frozen_tables import tables_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from wire_strategies import MAX_PARALLELISM, FrozenChunks, frozen_states, operator_states, same_tables
@@ -22,7 +23,7 @@ from tidegate.storage.ids import OperatorUid
 from tidegate.storage.state import state_file
 from tidegate.storage.state.chunk import Compression
 from tidegate.storage.state.directory import read_directory
-from tidegate.storage.state.snapshot import FrozenState, StateChunk, StateTable, tables_of
+from tidegate.storage.state.snapshot import FrozenState, StateChunk, StateTable
 from tidegate.storage.state.state_file import iter_state, read_state, write_state
 from tidegate.storage.state.verification import verify_state
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from random import Random
 
 import pyarrow as pa
+from frozen_tables import tables_of
 from link import ATTEMPT, describe, handle_of
 
 from tidegate.actors.graph.job_graph import JobGraph
@@ -27,7 +28,7 @@ from tidegate.actors.task.task_machine import TaskMachine
 from tidegate.actors.task.task_status import TaskStatus
 from tidegate.storage.checkpoints.metadata import StateHandle, StateKind
 from tidegate.storage.ids import CheckpointId, OperatorUid
-from tidegate.storage.state.snapshot import Cut, OperatorSnapshot, StateChunk, StateTable, tables_of
+from tidegate.storage.state.snapshot import Cut, OperatorSnapshot, StateChunk, StateTable
 
 PENDING_MAX = 3
 STEPS_MAX = 60_000

@@ -6,6 +6,7 @@ from typing import Literal
 
 import pyarrow as pa
 from batches import batch, values
+from frozen_tables import tables_of
 from link import BY_X, SCHEMA, SOURCE, UNALIGNED, Subject, Summing, barrier, cancel, describe, node, only, sent
 
 from tidegate.actors.graph.stream_graph import StreamNode, translate
@@ -15,7 +16,6 @@ from tidegate.actors.task.messages import events as ev
 from tidegate.actors.task.messages import instructions as do
 from tidegate.storage.checkpoints.metadata import SnapshotKind
 from tidegate.storage.ids import CheckpointId, OperatorUid
-from tidegate.storage.state.snapshot import tables_of
 
 
 class Induced(MemorySource):

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 from batches import batch
+from frozen_tables import tables_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -21,7 +22,6 @@ from tidegate.actors.task.pipeline.source_cursor import (
 )
 from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.errors import ProtocolError
-from tidegate.storage.state.snapshot import tables_of
 
 FIRST, SECOND = SourceSplit("a", b"\x00\xff", 4), SourceSplit("b", b"", -1)
 

@@ -7,6 +7,7 @@ from functools import partial
 import pyarrow as pa
 import pytest
 from batches import ONE_ROW_BYTES, batch, values
+from frozen_tables import tables_of
 from link import (
     ATTEMPT,
     SOURCE,
@@ -39,7 +40,6 @@ from tidegate.actors.task.task_machine import STAGED_FILES_IN_FLIGHT_MAX
 from tidegate.actors.task.task_status import TaskStatus
 from tidegate.storage.errors import ProtocolError
 from tidegate.storage.ids import AttemptNumber, CheckpointId, OperatorUid
-from tidegate.storage.state.snapshot import tables_of
 
 # --- the end ------------------------------------------------------------------------------------------------------
 

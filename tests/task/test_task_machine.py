@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 from batches import batch, values
+from frozen_tables import tables_of
 from link import (
     ATTEMPT,
     SOURCE,
@@ -27,7 +28,6 @@ from tidegate.actors.task.messages import events as ev
 from tidegate.actors.task.messages import instructions as do
 from tidegate.actors.task.pipeline.source_cursor import SplitPosition, positions_from_tables
 from tidegate.storage.ids import CheckpointId
-from tidegate.storage.state.snapshot import tables_of
 
 # --- the order of a snapshot --------------------------------------------------------------------------------------
 

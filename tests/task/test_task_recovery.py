@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from batches import ONE_ROW_BYTES, batch
+from frozen_tables import tables_of
 from link import (
     ATTEMPT,
     SOURCE,
@@ -29,7 +30,6 @@ from tidegate.actors.task.messages import instructions as do
 from tidegate.actors.task.pipeline.source_cursor import FrozenPositions, SplitPosition
 from tidegate.actors.task.task_status import TaskStatus
 from tidegate.storage.errors import ProtocolError
-from tidegate.storage.state.snapshot import tables_of
 
 
 def test_what_was_in_flight_is_processed_before_what_arrives() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 from alarms import Alarms
 from batches import ONE_ROW_BYTES, batch, values
+from frozen_tables import tables_of
 from link import ATTEMPT, BY_X, Subject, Summing, barrier, describe, node, only, sent
 
 from tidegate.actors.graph.stream_graph import translate
@@ -16,7 +17,6 @@ from tidegate.actors.task.messages import events as ev
 from tidegate.actors.task.messages import instructions as do
 from tidegate.storage.checkpoints.metadata import SnapshotKind
 from tidegate.storage.ids import CheckpointId, VertexId
-from tidegate.storage.state.snapshot import tables_of
 
 PROCESSING = ev.TaskTimer.PROCESSING_TIME
 SCHEMA = pa.schema([("x", pa.int64())])

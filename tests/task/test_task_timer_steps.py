@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 from alarms import Alarms
 from batches import ONE_ROW_BYTES, batch, values
+from frozen_tables import tables_of
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from link import ATTEMPT, BY_X, UNALIGNED, Subject, Summing, barrier, describe, node, only, sent
@@ -28,7 +29,7 @@ from tidegate.actors.task.pipeline.task_descriptor import TaskDescriptor
 from tidegate.actors.task.task_status import TaskStatus
 from tidegate.storage.checkpoints.metadata import SnapshotKind
 from tidegate.storage.ids import CheckpointId, OperatorUid, VertexId
-from tidegate.storage.state.snapshot import StateTable, tables_of
+from tidegate.storage.state.snapshot import StateTable
 
 PROCESSING = ev.TaskTimer.PROCESSING_TIME
 X = pa.schema([("x", pa.int64())])

@@ -46,7 +46,7 @@ class TakeoverOracle:
             if not asked and not self._deployed_since:
                 self._coverage.saw("tasks_adopted")
 
-    def deployed(self, attempt: int, tasks: Iterable[TaskId]) -> None:
+    def deployed(self, tasks: Iterable[TaskId]) -> None:
         """Tasks start anew: nobody waits for an answer of theirs."""
         again = set(tasks)
         self._deployed_since = True

@@ -207,7 +207,7 @@ class Watch:
         """An attempt of these tasks starts."""
         spec = self.oracle.spec
         self.failover.deployed(attempt, tasks, self.oracle.completed)
-        self.takeovers.deployed(attempt, tasks)
+        self.takeovers.deployed(tasks)
         from_itself = restore is not None and restore.job_id == spec.job_id
         self.oracle.deployed(attempt, None if restore is None else int(restore.checkpoint_id), from_itself, tasks)
         self._open.clear()

@@ -7,9 +7,8 @@ they were.
 
 from __future__ import annotations
 
-import itertools
 import random
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
 
 from tidegate.simulation.pipelines.topologies import TOPOLOGIES
@@ -98,8 +97,6 @@ CONTRADICTIONS: tuple[tuple[tuple[str, Hashable], tuple[str, Hashable]], ...] = 
 """Values that are never drawn together, the later dimension gives way: what a submission refuses, and rows that would
 depend on the parallelism."""
 
-Pair = tuple[tuple[str, Hashable], tuple[str, Hashable]]
-
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
@@ -126,7 +123,7 @@ def draw(seed: int) -> Scenario:
     for name, choices in DIMENSIONS.items():
         added = (*_ADDED.get(name, ()), _ORDERED, *_APART)
         choices = tuple(choice for choice in choices if choice not in added)
-        allowed = [c for c in choices if not any(_contradicts((other, v), (name, c)) for other, v in values.items())]
+        allowed = [c for c in choices if not any((before, (name, c)) in CONTRADICTIONS for before in values.items())]
         weights = [dict(zip(choices, _WEIGHTS.get(name, (1,) * len(choices)), strict=True))[c] for c in allowed]
         own = random.Random(f"{name} {seed}") if name in _DRAWN_APART else chance
         values[name] = own.choices(allowed, weights)[0]
@@ -202,31 +199,6 @@ def _apart(chance: random.Random, scenario: Scenario) -> Scenario:
         return replace(scenario, values=values)
     values |= {"faults": "tasks", "hooks": "none", "interval_ms": chance.choice((60, 250)), "ending": "finish"}
     return replace(scenario, values=values, rows=chance.randrange(30, 80))
-
-
-def all_pairs() -> frozenset[Pair]:
-    """Every pair of values of two dimensions that may be drawn together."""
-    return frozenset(
-        pair
-        for first, second in itertools.combinations(DIMENSIONS, 2)
-        for pair in itertools.product(
-            ((first, value) for value in DIMENSIONS[first]), ((second, value) for value in DIMENSIONS[second])
-        )
-        if not _contradicts(*pair)
-    )
-
-
-def pairs_of(scenarios: Iterable[Scenario]) -> frozenset[Pair]:
-    """The pairs that these scenarios hold."""
-    return frozenset(
-        ((first, s.values[first]), (second, s.values[second]))
-        for s in scenarios
-        for first, second in itertools.combinations(DIMENSIONS, 2)
-    )
-
-
-def _contradicts(first: tuple[str, Hashable], second: tuple[str, Hashable]) -> bool:
-    return (first, second) in CONTRADICTIONS
 
 
 def _widths(chance: random.Random, width: Hashable) -> tuple[int, ...]:

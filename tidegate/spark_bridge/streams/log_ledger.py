@@ -56,7 +56,12 @@ class LogLedger:
     def uncovered_bytes(self) -> int:
         """Size of the batches that the newest checkpoint does not cover."""
         with self._changed:
-            return self._uncovered_bytes()
+            covered, total = self._covered, 0
+            for batch in reversed(self._batches):
+                if covered is not None and all(end <= row for end, row in zip(batch.ends, covered, strict=True)):
+                    break
+                total += batch.size_bytes
+            return total
 
     def append(self, batch: LogBatch) -> None:
         """A batch was committed."""
@@ -89,7 +94,7 @@ class LogLedger:
     def await_room(self) -> None:
         """Wait until at most the limit is uncovered. WriterStopped once `stop` was called."""
         with self._changed:
-            while not self._stopped and self._uncovered_bytes() > self._limit_bytes:
+            while not self._stopped and self.uncovered_bytes > self._limit_bytes:
                 self._changed.wait(WAIT_STEP_S)
             if self._stopped:
                 raise WriterStopped
@@ -99,11 +104,3 @@ class LogLedger:
         with self._changed:
             self._stopped = True
             self._changed.notify_all()
-
-    def _uncovered_bytes(self) -> int:
-        covered, total = self._covered, 0
-        for batch in reversed(self._batches):
-            if covered is not None and all(end <= row for end, row in zip(batch.ends, covered, strict=True)):
-                break
-            total += batch.size_bytes
-        return total

@@ -190,12 +190,6 @@ class OperatorSnapshot:
     native: FrozenNative | None = None
 
 
-def tables_of(frozen: FrozenState, layer: int = 0) -> list[StateTable]:
-    """What an operator is restored from where a state does not go through storage: a table a chunk that has rows."""
-    chunks = (chunk.rows for chunk in frozen.chunks() if chunk.rows.num_rows)
-    return [StateTable(frozen.state, frozen.kind, rows, frozen.removed, layer) for rows in chunks]
-
-
 def sorted_by_group(rows: pa.RecordBatch, groups: NDArray[np.uint16]) -> StateChunk:
     """The rows of keyed state, row i of key group `groups[i]`, sorted by key group; their order within one stays."""
     if rows.num_rows == 0:

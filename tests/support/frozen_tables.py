@@ -1,4 +1,4 @@
-"""`FrozenKeyedTable`: keyed state for tests that write checkpoints without a backend."""
+"""Frozen state for tests: `FrozenKeyedTable` without a backend, and `tables_of`, a restore without storage."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from tidegate.storage.checkpoints.metadata import StateKind
-from tidegate.storage.state.snapshot import StateChunk
+from tidegate.storage.state.snapshot import FrozenState, StateChunk, StateTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,3 +21,9 @@ class FrozenKeyedTable:
     def chunks(self) -> Iterator[StateChunk]:
         """The one chunk."""
         yield self.chunk()
+
+
+def tables_of(frozen: FrozenState, layer: int = 0) -> list[StateTable]:
+    """What an operator is restored from: a table a chunk that has rows, as reading it from a checkpoint would give."""
+    chunks = (chunk.rows for chunk in frozen.chunks() if chunk.rows.num_rows)
+    return [StateTable(frozen.state, frozen.kind, rows, frozen.removed, layer) for rows in chunks]
