@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from tidegate.recovery.command import CheckpointArgument, JobOption, JsonOption, explained, print_json
+from tidegate.recovery.command import CheckpointArgument, JobOption, JsonOption, explained, print_found, print_json
 
 PathArgument = Annotated[
     str,
@@ -74,10 +74,7 @@ def explain_command(
 
     with explained():
         found = explain(path, checkpoint=checkpoint, attempt=attempt, event=event, job=job)
-    if as_json:
-        print_json(found)
-    else:
-        typer.echo(str(found))
+    print_found(found, as_json, lambda chain: typer.echo(str(chain)))
 
 
 def relocate_command(

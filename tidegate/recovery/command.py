@@ -6,15 +6,17 @@ TidegateError is shown as one sentence, never as a traceback.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import typer
 
 from tidegate.storage.errors import ConfigurationError, TidegateError
 
 # A command imports what it needs when it runs, so that `--help` is fast.
+
+_Found = TypeVar("_Found")
 
 app = typer.Typer(
     help="Look at tidegate's checkpoints and event logs.",
@@ -67,10 +69,7 @@ def show_command(path: CheckpointArgument, as_json: JsonOption = False) -> None:
 
     with explained():
         report = inspect(path)
-    if as_json:
-        print_json(report)
-    else:
-        print_checkpoint(report.metadata)
+    print_found(report, as_json, lambda found: print_checkpoint(found.metadata))
 
 
 @checkpoints_app.command("inspect")
@@ -81,10 +80,7 @@ def inspect_command(path: CheckpointArgument, as_json: JsonOption = False) -> No
 
     with explained():
         report = inspect(path)
-    if as_json:
-        print_json(report)
-    else:
-        print_report(report)
+    print_found(report, as_json, print_report)
 
 
 @checkpoints_app.command("diff")
@@ -102,10 +98,7 @@ def diff_command(
 
     with explained():
         found = diff(old, new, keys=keys)
-    if as_json:
-        print_json(found)
-    else:
-        print_diff(found)
+    print_found(found, as_json, print_diff)
 
 
 @checkpoints_app.command("verify")
@@ -196,6 +189,14 @@ def sweep_command(
         typer.echo(f"Nothing is left behind under {path}" + (f" of job {job}" if job else ""))
     if left_out:
         raise typer.Exit(1)
+
+
+def print_found(found: _Found, as_json: bool, print_text: Callable[[_Found], None]) -> None:
+    """Print what a command has found: for programs, or for people."""
+    if as_json:
+        print_json(found)
+    else:
+        print_text(found)
 
 
 def print_json(value: object) -> None:
