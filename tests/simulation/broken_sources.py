@@ -1,4 +1,4 @@
-"""Rules of sources that have nothing at the moment, broken."""
+"""Rules of sources that have nothing at the moment, or whose splits move on and are found, broken."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from unittest.mock import patch
 
 from tidegate.actors.task.messages.events import SourceBatchRead
 from tidegate.actors.task.messages.instructions import ReadSource
-from tidegate.actors.task.pipeline.source_cursor import SourceCursor
+from tidegate.actors.task.pipeline.source_cursor import FrozenPositions, SourceCursor
 
 Patch = Callable[[], AbstractContextManager[Any]]
 
-_batch_read, _next_read = SourceCursor.batch_read, SourceCursor.next_read
+_batch_read, _next_read, _freeze = SourceCursor.batch_read, SourceCursor.next_read, SourceCursor.freeze
 
 
 def _ends(self: SourceCursor, event: SourceBatchRead) -> int | None:
@@ -26,7 +26,24 @@ def _from_the_greatest_row(self: SourceCursor, *rows_max: int) -> ReadSource | N
     return None if read is None else replace(read, offset=max(self._offsets))
 
 
-SOURCE_PATCHES: dict[str, tuple[int, Patch]] = {
+def _with_what_was_read_ahead(self: SourceCursor) -> FrozenPositions:
+    positions = (replace(p, split=split) for p, split in zip(self._positions, self._read_in, strict=True))
+    return FrozenPositions(tuple(positions))
+
+
+def _found_when_read(self: SourceCursor, event: SourceBatchRead) -> int | None:
+    pause_ms = _batch_read(self, replace(event, found=()))
+    for split in event.found:
+        self._add(split)
+    return pause_ms
+
+
+def _without_what_was_found(self: SourceCursor) -> FrozenPositions:
+    frozen = _freeze(self)
+    return replace(frozen, positions=tuple(p for p in frozen.positions if p.split.rows == 0))
+
+
+_TRICKLING_PATCHES: dict[str, tuple[int, Patch]] = {
     "sources: a split that has nothing has ended": (6, lambda: patch.object(SourceCursor, "batch_read", _ends)),
     "sources: a pause has no end": (7, lambda: patch.object(SourceCursor, "resume", lambda self: None)),
     "sources: a split goes on where another one is": (
@@ -34,7 +51,29 @@ SOURCE_PATCHES: dict[str, tuple[int, Patch]] = {
         lambda: patch.object(SourceCursor, "next_read", _from_the_greatest_row),
     ),
 }
+"""Those of sources that have nothing at the moment: the invariant, and the patch."""
+
+_FINDING_PATCHES: dict[str, tuple[int, Patch]] = {
+    "sources: a split remembers what was read ahead": (
+        6,
+        lambda: patch.object(SourceCursor, "freeze", _with_what_was_read_ahead),
+    ),
+    "sources: a split is found before what finds it counts": (
+        7,
+        lambda: patch.object(SourceCursor, "batch_read", _found_when_read),
+    ),
+    "sources: what was found is in no checkpoint": (
+        6,
+        lambda: patch.object(SourceCursor, "freeze", _without_what_was_found),
+    ),
+}
+"""Those of sources whose splits move on."""
+
+SOURCE_PATCHES = _TRICKLING_PATCHES | _FINDING_PATCHES
 """Every such break: its invariant, and the patch."""
 
-SOURCE_FIXED: Mapping[str, Mapping[str, Hashable]] = {rule: {"sources": "trickling"} for rule in SOURCE_PATCHES}
+SOURCE_FIXED: Mapping[str, Mapping[str, Hashable]] = {
+    **{rule: {"sources": "trickling"} for rule in _TRICKLING_PATCHES},
+    **{rule: {"sources": "finding"} for rule in _FINDING_PATCHES},
+}
 """What is not drawn for them."""

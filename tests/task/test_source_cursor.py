@@ -21,7 +21,7 @@ from tidegate.actors.task.pipeline.source_cursor import (
     positions_from_tables,
 )
 from tidegate.storage.checkpoints.metadata import StateKind
-from tidegate.storage.errors import ProtocolError
+from tidegate.storage.errors import ConfigurationError, ProtocolError
 
 FIRST, SECOND = SourceSplit("a", b"\x00\xff", 4), SourceSplit("b", b"", -1)
 
@@ -286,3 +286,58 @@ def test_a_split_that_is_not_asked_does_not_become_idle() -> None:
         source.batch_read(replace(answer(read_of(source), 0), at_ms=at_ms, held=held))
         source.take()
         assert splits.all_idle == idle
+
+
+def test_a_payload_counts_with_its_rows() -> None:
+    """The next read has it at once, and a checkpoint only when the rows that it came with are processed."""
+    source = unbounded(SplitPosition(FIRST))
+    source.batch_read(replace(answer(read_of(source), 2), payload=b"two"))
+    ahead = read_of(source)
+    assert (ahead.split, ahead.offset) == (replace(FIRST, payload=b"two"), 2)
+    assert source.freeze().positions == (SplitPosition(FIRST),)
+
+    source.batch_read(answer(ahead, 1))
+    for offset in (2, 3):
+        source.take()
+        assert source.freeze().positions == (SplitPosition(replace(FIRST, payload=b"two"), offset),)
+
+
+def test_a_split_that_was_found_is_read_and_stored_with_what_its_finder_remembers() -> None:
+    """Both are in the same checkpoints, or it would be found again, or never."""
+    finder = SourceSplit("finder", b"none", rows=0)
+    source = unbounded(SplitPosition(finder))
+    found = replace(answer(read_of(source), 0), payload=b"one", found=(SECOND,))
+    assert source.batch_read(found) is None
+    assert source.freeze().positions == (SplitPosition(finder),)
+
+    source.take()
+    assert source.freeze().positions == (SplitPosition(replace(finder, payload=b"one")), SplitPosition(SECOND))
+    asked = []
+    for _ in range(2):
+        read = read_of(source)
+        asked.append((read.split.split_id, read.split.payload, read.offset))
+        source.batch_read(answer(read, 0, at_end=True))
+        source.take()
+    assert asked == [("finder", b"one", 0), ("b", b"", 0)]
+    assert source.at_end
+
+
+def test_a_finder_holds_no_event_time_back_and_what_it_found_does() -> None:
+    """It never has rows; as long as nothing was found, nobody waits for the subtask."""
+    splits = SourceSplits()
+    source = SourceCursor([SplitPosition(SourceSplit("finder", b"", rows=0))], 2, 9, splits, idleness_ms=1)
+    assert splits.all_idle
+    source.batch_read(replace(answer(read_of(source), 0), found=(SECOND,)))
+    source.take()
+
+    assert (splits.active, splits.idle, splits.all_idle) == ({1}, {0}, False)
+
+
+def test_a_split_that_is_found_twice_is_refused() -> None:
+    """Its rows would come twice; the error names it and its finder."""
+    finder = SourceSplit("finder", b"", rows=0)
+    for found in ((FIRST,), (SECOND, SECOND)):
+        source = unbounded(SplitPosition(finder), SplitPosition(FIRST))
+        event = replace(answer(read_of(source), 0), found=found)
+        with pytest.raises(ConfigurationError, match=r"'finder' has found '[ab]', which this subtask reads already"):
+            source.batch_read(event)

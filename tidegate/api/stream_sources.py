@@ -1,4 +1,4 @@
-"""`StreamSources`: begins streams from data in memory, from Spark DataFrames, and from sources of your own.
+"""`StreamSources`: begins streams: from data in memory, Spark DataFrames, a rate, and sources of your own.
 
 `StreamEnvironment` inherits these methods, and adds those that run the streams.
 """
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from tidegate.actors.graph.stream_graph import StreamNode
 from tidegate.actors.sources.memory_source import InMemory, MemorySource
+from tidegate.actors.sources.rate_source import RateSource
 from tidegate.actors.sources.source import Source
 from tidegate.api.program import Program
 from tidegate.api.stream import Stream, timed
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 MEMORY_SPLITS = 16
 """Splits of data in memory. Fixed, because the parallelism may change when a job is restored."""
+RATE_SPLITS = 8
+"""Splits of a rate."""
 LANES_A_SUBTASK = 2
 """Lanes (splits) in the log of a streaming DataFrame, for each subtask that its source has when the log is made."""
 IDLENESS = "1min"
@@ -102,6 +105,30 @@ class StreamSources:
             source = DataFrameSource(df)
         stream = self.from_source(source, name=name, uid=uid, parallelism=parallelism)
         return timed(stream, timestamp, max_out_of_orderness, uid, idleness)
+
+    def from_rate(
+        self,
+        rows_per_second: float | None,
+        *,
+        rows: int | None = None,
+        splits: int | None = None,
+        timestamp: str | None = None,
+        max_out_of_orderness: str | timedelta | int = 0,
+        name: str = "from_rate",
+        uid: str | None = None,
+        parallelism: int | None = None,
+    ) -> Stream:
+        """A stream of numbered rows, so many a second, for demos and benchmarks (Spark's `rate`, Flink's `datagen`).
+
+        Its columns are `timestamp`, when the row was due, and `value`, the number of the row; make others of them with
+        `select`. It ends after `rows` rows, or never. No row comes early, and none is left out: what is overdue after a
+        restore comes at once. Without a rate (None) rows come as fast as they are taken, and are dated 1 ms apart.
+
+        With `timestamp="timestamp"` that is event time. A restored job needs the same rate, rows and splits.
+        """
+        source = RateSource(rows_per_second, rows, RATE_SPLITS if splits is None else splits)
+        stream = self.from_source(source, name=name, uid=uid, parallelism=parallelism)
+        return timed(stream, timestamp, max_out_of_orderness, uid)
 
     def from_source(
         self, source: Source, *, name: str = "source", uid: str | None = None, parallelism: int | None = None

@@ -7,11 +7,12 @@ tables must then hold the rows that plain Python computes from the input: exactl
 from __future__ import annotations
 
 import random
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import replace
 
 from tidegate.actors.coordinator.requests.request_decider import REQUESTS_MAX
 from tidegate.actors.hosts.job_context import DataPlaneOptions
+from tidegate.actors.sources.source import Source
 from tidegate.actors.state_backends.common.options import StateBackendOptions
 from tidegate.actors.task.channels.output_gate import BufferLimits
 from tidegate.api.config.checkpoint_config import CheckpointConfig
@@ -19,6 +20,7 @@ from tidegate.api.environment import StreamEnvironment
 from tidegate.recovery.restart_strategy import RestartStrategy
 from tidegate.simulation.oracle.violation import InvariantViolated
 from tidegate.simulation.pipelines.draw import Scenario, draw
+from tidegate.simulation.pipelines.finding_source import FindingSource
 from tidegate.simulation.pipelines.topologies import TOPOLOGIES, draw_inputs
 from tidegate.simulation.pipelines.trickling_source import TricklingSource
 from tidegate.simulation.report import SimulationReport, report_of
@@ -137,7 +139,7 @@ def _run(scenario: Scenario, faults: Faults, protocol: Protocol | None) -> Simul
             restore=restore,
             settle_ms_max=SETTLE_MS_MAX,
             adoption_timeout_ms=_ADOPTION_MS[str(scenario.values.get("takeover", "restart"))],
-            sources=TricklingSource if _trickles(scenario) else None,
+            sources=_changed_sources(scenario),
             log_entries=_LOG_ENTRIES[str(scenario.values.get("log", "long"))],
         )
 
@@ -156,9 +158,17 @@ def _run(scenario: Scenario, faults: Faults, protocol: Protocol | None) -> Simul
     return report_of(scenario.seed, faults, simulation, runs, violation, str(scenario))
 
 
-def _trickles(scenario: Scenario) -> bool:
-    """Whether sources have nothing now and then; not the one that says itself where checkpoints begin."""
-    return scenario.values.get("sources") == "trickling" and scenario.values["topology"] != "induced"
+def _changed_sources(scenario: Scenario) -> Callable[[Source], Source] | None:
+    """What becomes of sources: they have nothing now and then, or are found. Not the one that induces checkpoints.
+
+    Rows of a split that is found late may be late in event time, so there it is not drawn.
+    """
+    kind, topology = scenario.values.get("sources"), scenario.values["topology"]
+    if kind == "trickling" and topology != "induced":
+        return TricklingSource
+    if kind == "finding" and topology not in ("induced", "timers"):
+        return FindingSource
+    return None
 
 
 def _checkpoints(scenario: Scenario) -> CheckpointConfig:

@@ -13,20 +13,32 @@ import pyarrow as pa
 
 from tidegate.actors.graph.job_graph import SourceSpec
 from tidegate.actors.protocol.failure_reasons import error_text, interrupts, value_text
-from tidegate.actors.sources.source import ReadResult, SourceSplit
+from tidegate.actors.sources.source import ReadResult, SourceSplit, is_unbounded
 from tidegate.storage.errors import ConfigurationError, TidegateError
 from tidegate.storage.schemas.columns_text import columns_text
 
 
 def checked_read(source: SourceSpec, schema: pa.Schema, split: SourceSplit, offset: int, result: object) -> ReadResult:
     """The source's answer to a read of a split at `offset`. Raises ConfigurationError if it is wrong."""
-    reason = _fault(schema, offset, result)
+    reason = _fault(schema, offset, result) or _dynamic_fault(source, result)
     if reason is None:
         assert isinstance(result, ReadResult)
         return result
     raise ConfigurationError(
         f"source {source.name!r} (uid {source.uid!r}): read({split.split_id!r}, offset {offset}) {reason}"
     )
+
+
+def _dynamic_fault(source: SourceSpec, result: object) -> str | None:
+    assert isinstance(result, ReadResult)
+    if result.payload is not None and not isinstance(result.payload, bytes):
+        return f"has a payload that is no bytes: {value_text(result.payload)}"
+    wrong = next((split for split in result.found if not isinstance(split, SourceSplit)), None)
+    if wrong is not None:
+        return f"has found what is no tg.SourceSplit: {value_text(wrong)}"
+    if result.found and not is_unbounded(source.source):
+        return "has found splits; only a source with unbounded = True may"
+    return None
 
 
 def splits_of(source: SourceSpec) -> tuple[SourceSplit, ...]:

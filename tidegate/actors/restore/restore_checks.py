@@ -22,6 +22,7 @@ from tidegate.actors.graph.source_checks import splits_of
 from tidegate.actors.protocol.partitioning import PartitioningKind
 from tidegate.actors.restore.restore_in_flight import can_take_in_flight, edges_with_in_flight
 from tidegate.actors.restore.restore_task import subtasks_of
+from tidegate.actors.sources.source import DynamicSource
 from tidegate.actors.task.pipeline.source_cursor import positions_from_tables
 from tidegate.storage.checkpoints.metadata import CheckpointMetadata
 from tidegate.storage.errors import ConfigurationError
@@ -179,7 +180,7 @@ def _changed_sources(store: Store, metadata: CheckpointMetadata, graph: JobGraph
     """Sources whose splits are not those in the checkpoint: they would skip rows, or read others.
 
     If a subtask had finished, its splits may be missing from the checkpoint; then only the splits that are there are
-    compared. A staged source is read again from the staged files, so it is not compared.
+    compared. A staged source is read again from the staged files, so it is not compared. A dynamic source is asked.
     """
     known = {info.uid for info in metadata.operators}
     for vertex in graph.vertices:
@@ -189,6 +190,12 @@ def _changed_sources(store: Store, metadata: CheckpointMetadata, graph: JobGraph
         subtasks = subtasks_of(metadata, spec.uid)
         tables = [table for subtask in subtasks for table in read_subtask_state(store, subtask, spec.uid)]
         before = {p.split.split_id: p.split for p in positions_from_tables(tables)}
+        if isinstance(spec.source, DynamicSource):
+            try:
+                spec.source.check_restored(tuple(before.values()))
+            except ConfigurationError as error:
+                yield f"source {spec.uid!r} cannot go on from {_where(metadata)}: {error}"
+            continue
         now = {split.split_id: split for split in splits_of(spec)}
         some_unknown = any(subtask.finished and spec.uid not in operators_with_state(subtask) for subtask in subtasks)
         compared = before.keys() if some_unknown else before.keys() | now.keys()

@@ -1,8 +1,12 @@
-"""`Source`: the contract of a source. Its splits can be read again from any row offset.
+"""`Source`: the contract of a source. Its splits can be read again from any position.
 
 Reading is I/O, so the task's machine never does it: the machine asks for a read, and gets the batch as an event. The
 machine keeps the positions (its splits, and the next row of each) and stores them in every checkpoint. So replay is
 exact only if the rows that `read` returns depend on its arguments alone.
+
+The number of the next row may not say where a source is: offsets of Kafka have gaps, and a folder has new files. Such a
+source gives a new payload of the split with its rows (`ReadResult.payload`). The next read gets it, and checkpoints
+have it. All that is known of a split then travels in its payload, and a reader can start from any of them.
 """
 
 from __future__ import annotations
@@ -20,7 +24,10 @@ from tidegate.storage.ids import CheckpointId
 @wire
 @dataclass(frozen=True, slots=True)
 class SourceSplit:
-    """A part of the input with rows in a fixed order. `rows` is -1 if the length is not known."""
+    """A part of the input with rows in a fixed order. `rows` is -1 if the length is not known.
+
+    With `rows=0` it never has rows, and never holds event time back. It may find other splits.
+    """
 
     split_id: str
     payload: bytes
@@ -34,12 +41,18 @@ class ReadResult:
     No batch and not at the end means that nothing is there yet. Then the task tries the next split of an unbounded
     source. When no split has anything it pauses for 1 to 100 ms. `induces`: an externally induced source wants this
     checkpoint to begin right after these rows.
+
+    `payload`: that of the split from `next_offset` on; None if it stays as it is. `found`: splits that this subtask
+    reads from now on, besides its others; only of an unbounded source. A split must be found once in a job: the split
+    that finds others remembers them in its payload.
     """
 
     batch: pa.RecordBatch | None
     next_offset: int
     at_end: bool
     induces: CheckpointId | None = None
+    payload: bytes | None = None
+    found: tuple[SourceSplit, ...] = ()
 
 
 class SourceReader(Protocol):
@@ -90,6 +103,18 @@ class UnboundedSource(Protocol):
     """A source whose splits never end, such as partitions. A subtask reads its splits in turn, a batch of each."""
 
     unbounded: Literal[True]
+
+
+@runtime_checkable
+class DynamicSource(Protocol):
+    """A source whose splits are not the same at each submission: they move on, or others are found.
+
+    A restored job goes on in the splits of its checkpoint, whatever `splits()` says now.
+    """
+
+    def check_restored(self, splits: Sequence[SourceSplit]) -> None:
+        """Raise ConfigurationError if this source cannot go on in the splits that a checkpoint has."""
+        ...
 
 
 def is_unbounded(source: Source) -> bool:

@@ -38,7 +38,7 @@ DIMENSIONS: Mapping[str, tuple[Hashable, ...]] = {
     "savepoints": ("canonical", "native"),
     "takeover": ("adopt", "restart"),
     "survivors": ("keep", "keep a little", "read"),
-    "sources": ("at once", "trickling"),
+    "sources": ("at once", "trickling", "finding"),
 }
 """Every dimension with its values."""
 
@@ -49,6 +49,7 @@ _ADDED: Mapping[str, tuple[Hashable, ...]] = {
     "topology": ("rules", "kept"),
     "state": ("changelog",),
     "faults": ("damage", "outage"),
+    "sources": ("finding",),
 }
 """Values that were added when seeds had been run: so many seeds stand for one of them, the others for what they did."""
 _ADDED_SHARE = 0.2

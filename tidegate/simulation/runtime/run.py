@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from tidegate.actors.coordinator.messages import events as co
 from tidegate.actors.coordinator.messages import instructions as do
-from tidegate.actors.graph.job_graph import JobGraph, JobVertex
+from tidegate.actors.graph.job_graph import JobGraph
 from tidegate.actors.hosts.coordinator.coordinator_host import CoordinatorHost
 from tidegate.actors.hosts.job_context import DataPlaneOptions, JobContext
 from tidegate.actors.hosts.task.task_effects import TaskEffects
@@ -27,6 +27,7 @@ from tidegate.actors.sources.source import Source
 from tidegate.actors.task.task_machine import TaskMachine
 from tidegate.api.config.checkpoint_config import CheckpointConfig
 from tidegate.api.environment import StreamEnvironment
+from tidegate.api.stream import Stream
 from tidegate.recovery.restart_strategy import RestartStrategy
 from tidegate.simulation.oracle.coverage import Coverage
 from tidegate.simulation.oracle.invariants import Oracle
@@ -182,7 +183,8 @@ class Simulation:
         )  # fmt: skip
 
     def _plan(self, setting: JobSetting) -> tuple[Submission, CheckpointMetadata | None]:
-        env = StreamEnvironment(_PlanOnly(self.open_store), setting.parallelism, options=setting.options)
+        env = _Environment(_PlanOnly(self.open_store), setting.parallelism, options=setting.options)
+        env.changed = setting.sources
         setting.build(env)
         self.disk.reliable = True
         submission = env.plan(
@@ -195,10 +197,7 @@ class Simulation:
             hooks=setting.hooks,
         )
         spec = replace(submission.spec, adoption_timeout_ms=setting.adoption_timeout_ms)
-        context = submission.context
-        if setting.sources is not None:
-            context = replace(context, graph=_with_sources(context.graph, setting.sources))
-        submission = replace(submission, spec=spec, context=context)
+        submission = replace(submission, spec=spec)
         restore = spec.restore
         restored = None
         if restore is not None:
@@ -258,6 +257,19 @@ def _place(error: BaseException) -> str:
     return "" if trace is None else f"{trace.tb_frame.f_code.co_qualname}, line {trace.tb_lineno}"
 
 
+class _Environment(StreamEnvironment):
+    """An environment whose sources are changed into others."""
+
+    changed: Callable[[Source], Source] | None = None
+
+    def from_source(
+        self, source: Source, *, name: str = "source", uid: str | None = None, parallelism: int | None = None
+    ) -> Stream:
+        """A stream over the changed source."""
+        changed = source if self.changed is None else self.changed(source)
+        return super().from_source(changed, name=name, uid=uid, parallelism=parallelism)
+
+
 class _PlanOnly:
     """Stands for the runtime while a pipeline is planned: a simulation runs submissions itself."""
 
@@ -286,11 +298,3 @@ class _PlanOnly:
 
     def stop(self) -> None:
         """Nothing to stop."""
-
-
-def _with_sources(graph: JobGraph, changed: Callable[[Source], Source]) -> JobGraph:
-    def vertex(old: JobVertex) -> JobVertex:
-        source = old.source
-        return old if source is None else replace(old, source=replace(source, source=changed(source.source)))
-
-    return replace(graph, vertices=tuple(vertex(old) for old in graph.vertices))

@@ -144,7 +144,7 @@ class TaskEffects:
                     reader.close()
         result = self._check_read(instruction.split, instruction.offset, answer)
         read = instruction.read, result.batch, result.next_offset, result.at_end, result.induces
-        return ev.SourceBatchRead(self._now_ms(), *read, held=held)
+        return ev.SourceBatchRead(self._now_ms(), *read, held=held, payload=result.payload, found=result.found)
 
     def persist(self, instruction: do.PersistSnapshot, sync_ms: int) -> ev.SnapshotPersisted | ev.SnapshotFailed | None:
         """The asynchronous part of a snapshot: a few checksummed files, or inlined when small.

@@ -11,6 +11,7 @@ import pyarrow as pa
 from tidegate.actors.protocol.identity import ChannelId
 from tidegate.actors.protocol.state_origin import StateOrigin
 from tidegate.actors.protocol.stream_elements import ALIGNED_BARRIER, BarrierOptions, Element
+from tidegate.actors.sources.source import SourceSplit
 from tidegate.actors.state_backends.common.backend import KeyedBackend
 from tidegate.actors.task.incremental.lineage import Lineage
 from tidegate.storage.checkpoints.metadata import DataFile, NativeState, StateHandle
@@ -126,6 +127,7 @@ class SourceBatchRead:
 
     `induces`: the reader of an externally induced source wants this checkpoint to be taken right after the batch.
     `held`: the source was not asked, because the job's sources are held back for now. It may have rows.
+    `payload`: that of the split from `next_offset` on; None if it stays as it is. `found`: new splits of this subtask.
     """
 
     at_ms: int
@@ -135,6 +137,8 @@ class SourceBatchRead:
     at_end: bool
     induces: CheckpointId | None = None
     held: bool = False
+    payload: bytes | None = None
+    found: tuple[SourceSplit, ...] = ()
 
 
 @wire

@@ -5,13 +5,16 @@ The task machine asks it for reads, and tells it the answers. Rules:
 - The position counts what was *processed*. What was only read ahead is read again after a restore. This works because
   `SourceReader.read` is a function of its arguments.
 - An answer without rows that is not the end says only that there is nothing at the moment.
+- What a source wants to remember of a split (its payload), and the splits that it has found, belong to the position:
+  they count when the answer that told them is processed, together with its rows. So they are in a checkpoint if and
+  only if these rows are. A split that was found is read from then on.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
@@ -21,13 +24,15 @@ from tidegate.actors.task.channels.turn_pacer import ROWS_UNLIMITED
 from tidegate.actors.task.messages.events import SourceBatchRead
 from tidegate.actors.task.messages.instructions import ReadSource
 from tidegate.storage.checkpoints.metadata import StateKind
-from tidegate.storage.errors import ProtocolError
+from tidegate.storage.errors import ConfigurationError, ProtocolError
 from tidegate.storage.ids import CheckpointId
 from tidegate.storage.state.snapshot import StateChunk, StateTable
 
 SOURCE_STATE = "splits"
 PAUSE_MAX_MS = 100
 """The longest pause of a source that has no rows. So a new row waits no longer than this."""
+SPLITS_MAX = 100_000
+"""So many splits may one subtask have, those at their end included."""
 
 _SCHEMA = pa.schema(
     [
@@ -107,6 +112,10 @@ class SourceCursor:
         self._positions = list(positions)
         self._offsets = [position.next_offset for position in positions]
         """The first row of each split that was not read yet."""
+        self._read_in = [position.split for position in positions]
+        """The splits as the next read of each gets them: with the newest payload."""
+        self._known = {position.split.split_id for position in positions}
+        """Ids of all splits, those included that were found in answers that wait to be processed."""
         self._open = [index for index, position in enumerate(positions) if not position.at_end]
         """Splits whose end was not read yet."""
         self._turn = 0
@@ -119,7 +128,10 @@ class SourceCursor:
         self._read_ahead = read_ahead
         self._splits = in_turn
         if in_turn is not None:
-            in_turn.begin(self._open)
+            in_turn.begin(
+                (index for index in self._open if positions[index].split.rows),
+                (index for index in self._open if not positions[index].split.rows),
+            )
         self._idleness_ms = idleness_ms
         self._rows_at_ms: dict[int, int] = {}
         """When a split last had rows, was first asked, or was not asked because the sources are held back."""
@@ -149,14 +161,15 @@ class SourceCursor:
         self._outstanding = self._reads
         self._reads += 1
         index = self._open[self._turn]
-        split = self._positions[index].split
-        return ReadSource(self._outstanding, split, self._offsets[index], min(rows_max, self._rows_max))
+        rows_max = min(rows_max, self._rows_max)
+        return ReadSource(self._outstanding, self._read_in[index], self._offsets[index], rows_max)
 
     def batch_read(self, event: SourceBatchRead) -> int | None:
         """A read was answered. Returns for how many milliseconds to pause, until `resume`; None: not at all.
 
         An answer that was delivered twice is dropped. An empty answer takes a place among those read ahead, too. So an
-        empty split is asked again only when what was read before is processed.
+        empty split is asked again only when what was read before is processed. Raises ConfigurationError for a split
+        that was found a second time, and for too many.
         """
         if event.read != self._outstanding:
             if event.read < self._reads:
@@ -164,7 +177,11 @@ class SourceCursor:
             raise ProtocolError(f"an answer to read {event.read} came, which was never asked for")
         self._outstanding = None
         index = self._open[self._turn]
+        self._check_found(index, event)
+        if event.payload is not None:
+            self._read_in[index] = replace(self._read_in[index], payload=event.payload)
         nothing = event.next_offset == self._offsets[index] and event.induces is None and not event.at_end
+        nothing = nothing and not event.found
         self._offsets[index] = event.next_offset
         if event.at_end:
             del self._open[self._turn]
@@ -191,7 +208,10 @@ class SourceCursor:
         index, event, idle = self._ready.popleft()
         position = self._positions[index]
         assert not position.at_end and event.next_offset >= position.next_offset
-        self._positions[index] = SplitPosition(position.split, event.next_offset, event.at_end)
+        split = position.split if event.payload is None else replace(position.split, payload=event.payload)
+        self._positions[index] = SplitPosition(split, event.next_offset, event.at_end)
+        for found in event.found:
+            self._add(found)
         batch = event.batch if event.batch is not None and event.batch.num_rows else None
         if self._splits is not None:
             if batch is not None:
@@ -206,10 +226,34 @@ class SourceCursor:
         """Positions of all splits of this subtask."""
         return FrozenPositions(tuple(self._positions))
 
+    def _check_found(self, index: int, event: SourceBatchRead) -> None:
+        finder = self._read_in[index].split_id
+        ids = [split.split_id for split in event.found]
+        if twice := [split_id for split_id in ids if split_id in self._known or ids.count(split_id) > 1]:
+            raise ConfigurationError(
+                f"split {finder!r} has found {twice[0]!r}, which this subtask reads already; a source must remember in "
+                "the payload of a split what it has found there"
+            )
+        if len(self._known) + len(ids) > SPLITS_MAX:
+            raise ConfigurationError(f"split {finder!r} has found too many: a subtask has {SPLITS_MAX:,} at most")
+        self._known.update(ids)
+
+    def _add(self, split: SourceSplit) -> None:
+        """Begin to read a split that was found, at its first row."""
+        index = len(self._positions)
+        self._positions.append(SplitPosition(split))
+        self._read_in.append(split)
+        self._offsets.append(0)
+        self._open.append(index)
+        if self._splits is not None:
+            self._splits.joins(index, has_rows=split.rows != 0)
+
     def _begins_idling(self, index: int, event: SourceBatchRead) -> bool:
         """Whether a split without rows becomes idle with this answer."""
         if self._splits is None or self._idleness_ms is None or index in self._idling:
             return False
+        if not self._read_in[index].rows:
+            return False  # It has never held event time back.
         if event.held:
             self._rows_at_ms[index] = event.at_ms
             return False
