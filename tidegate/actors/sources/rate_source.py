@@ -10,7 +10,6 @@ Rules:
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -19,14 +18,11 @@ import numpy as np
 import pyarrow as pa
 
 from tidegate.actors.sources.source import ReadResult, SourceReader, SourceSplit
+from tidegate.storage.clock import now_ms
 from tidegate.storage.errors import ConfigurationError
 
 TICK_MS = 20
 _MS = 1_000
-
-
-def _wall_clock_ms() -> int:
-    return time.time_ns() // 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +35,7 @@ class RateSource:
     rows_per_second: float | None
     rows: int | None
     split_count: int
-    clock: Callable[[], int] = field(default=_wall_clock_ms, compare=False)
+    clock: Callable[[], int] = field(default=now_ms, compare=False)
     unbounded: Literal[True] = True
 
     def __post_init__(self) -> None:
@@ -105,8 +101,8 @@ class _RateReader:
         number, first_ms = int(split.split_id.split()[1]), int(split.payload.split()[0])
         stop = offset + rows_max
         if self.rows_per_second is not None:
-            now_ms = self.clock() // TICK_MS * TICK_MS
-            due = int((now_ms - first_ms) * self.rows_per_second / _MS) + 1 if now_ms >= first_ms else 0
+            at_ms = self.clock() // TICK_MS * TICK_MS
+            due = int((at_ms - first_ms) * self.rows_per_second / _MS) + 1 if at_ms >= first_ms else 0
             stop = min(stop, _share(due, number, self.splits))
         if split.rows >= 0:
             stop = min(stop, split.rows)
