@@ -10,7 +10,7 @@ from unittest.mock import patch
 
 from tidegate.storage.tables.log_entries import TableEntry
 from tidegate.storage.tables.log_fold import TableFold
-from tidegate.storage.tables.log_history import TableHistory
+from tidegate.storage.tables.log_lineage import TableLineage
 
 Patch = Callable[[], AbstractContextManager[Any]]
 
@@ -38,7 +38,7 @@ TABLE_PATCHES: dict[str, tuple[int, Patch]] = {
     ),
     "tables: a commit hides those before it": (6, lambda: patch.object(TableFold, "_committed", _shows_its_own_alone)),
     "tables: a repeated commit is made again": (6, lambda: patch.object(TableFold, "is_decided", _never_decided)),
-    "tables: a fallback takes nothing back": (6, lambda: patch.object(TableHistory, "_fallback", lambda *_: None)),
+    "tables: a fallback takes nothing back": (6, lambda: patch.object(TableLineage, "_fallback", lambda *_: None)),
 }
 """Broken by a patch: the invariant, and the patch."""
 

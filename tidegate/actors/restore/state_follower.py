@@ -1,7 +1,7 @@
 """`StateFollower`: keeps a copy of a task's keyed state in a standby process, as of the newest checkpoint.
 
 A warm standby has one. It hears of every completed checkpoint, and reads what is new in it. When the task is deployed
-in its process, the follower hands its backends over, and the task reads next to nothing (docs/decisions/0020). Rules:
+in its process, the follower hands its backends over, and the task reads next to nothing (docs/decisions/0021). Rules:
 - Layers of state never change. If a checkpoint's layers begin with those already read, only the others are read. For
   any other checkpoint (an older one, or one with a new base) the follower drops its state first, for there is memory
   for one copy, and reads everything.

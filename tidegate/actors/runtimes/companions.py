@@ -4,6 +4,8 @@ Rules:
 
 - It works on threads of its own. It leaves soon once it was told to stop, with what is not done left undone.
 - A thread that does not come back then is left behind after a bounded time, with a warning: nobody waits for ever.
+
+What the end of one means for the job, and the other way round, is decided in `api/accompanied_job.py`.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ The store is rooted at the table's url. Rules:
 - Entry 0 says what the table is. A claim makes a job the table's owner; only the owner commits, and whoever has lost
   the table gets FencedError. A commit shows the files of one checkpoint, and what its job had claimed to build on.
 - Two writers that want the same entry are told apart by the create.
-- What is shown is a fold over the log (`log_fold.py`); what a claim builds on is found in its history
-  (`log_history.py`). How the log rests, and stays short, is told by `log_tail.py` and `log_parts.py`.
+- What is shown is a fold over the log (`log_fold.py`); what a claim builds on, the lines of its jobs tell
+  (`log_lineage.py`). How the log rests, and stays short, is told by `log_tail.py` and `log_parts.py`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tidegate.storage.files.store import Store
 from tidegate.storage.ids import CheckpointId, JobId
 from tidegate.storage.tables.log_entries import Ranges, TableClaim, TableEntry, TableEntryKind, added, covers
 from tidegate.storage.tables.log_fold import TableFold
-from tidegate.storage.tables.log_history import Restored, TableHistory, owned_by
+from tidegate.storage.tables.log_lineage import Restored, TableLineage, owned_by
 from tidegate.storage.tables.log_parts import LOG_FOLDER, TABLE_LOG_VERSION
 from tidegate.storage.tables.log_tail import RACES_MAX, TableTail
 from tidegate.storage.tables.log_versions import AsOf, TableCommit, TableVersions
@@ -108,7 +108,7 @@ class TableLog:
             self._tail.refresh()
             if self._tail.fold is not None:
                 self._tail.fold.info.check_same(info, self._store.url)
-                self._tail.with_parts(self._history).claim(job_id, restored_from, if_exists, None)
+                self._tail.with_parts(self._lineage).claim(job_id, restored_from, if_exists, None)
 
     def claim(
         self,
@@ -136,7 +136,7 @@ class TableLog:
         """
         with self._lock:
             for _ in range(RACES_MAX):
-                claim = self._tail.with_parts(self._history).claim(job_id, restored_from, if_exists, next_checkpoint_id)
+                claim = self._tail.with_parts(self._lineage).claim(job_id, restored_from, if_exists, next_checkpoint_id)
                 if claim is None or self._tail.append(self._claim_entry(job_id, claim, home, uncommitted)):
                     return
             raise self._lost_races("claim")
@@ -180,7 +180,7 @@ class TableLog:
         """
         with self._lock:
             for _ in range(RACES_MAX):
-                claim = self._tail.with_parts(self._history).compaction(line)
+                claim = self._tail.with_parts(self._lineage).compaction(line)
                 if self._existing().owner != owner:
                     raise FencedError(owned_by(self._store.url, self._existing().owner, owner))
                 if self._tail.append(self._claim_entry(job_id, claim, None, ())):
@@ -245,8 +245,8 @@ class TableLog:
             self._tail.refresh()
             if self._tail.fold is None:
                 return None
-            history = self._tail.with_parts(self._history)
-            return history.uncommitted(job_id, checkpoint_id, candidates) if history.knows(job_id) else None
+            lineage = self._tail.with_parts(self._lineage)
+            return lineage.uncommitted(job_id, checkpoint_id, candidates) if lineage.knows(job_id) else None
 
     def entries(self) -> tuple[TableEntry, ...]:
         """The whole history, read from its beginning; empty if there is no table."""
@@ -312,7 +312,7 @@ class TableLog:
         entries = self._all_entries()
         return {
             line: tuple(file for seq in seqs for file in entries[seq].files)
-            for line, seqs in self._history().shown_by_line().items()
+            for line, seqs in self._lineage().shown_by_line().items()
         }
 
     def _versions(self) -> TableVersions:
@@ -327,6 +327,6 @@ class TableLog:
         entries = [*(e for part in parts for e in self._tail.read_part(part).entries()), *self._tail.loose]
         return [entry for entry in entries if entry.seq > seq]
 
-    def _history(self) -> TableHistory:
+    def _lineage(self) -> TableLineage:
         fold = self._existing()
-        return TableHistory(self._store.url, self._all_entries(), fold)
+        return TableLineage(self._store.url, self._all_entries(), fold)

@@ -1,4 +1,4 @@
-"""`TableHistory`: what a whole log tells: what a checkpoint covers of a table, and what a claim builds on.
+"""`TableLineage`: what a whole log tells of lines of jobs: what a checkpoint covers, and what a claim builds on.
 
 A job that is restored from a checkpoint of another one goes on with the *line* of that job. What a line shows is
 decided by the newest job of it that has committed: the rows that its checkpoint covered, and its own. Rows of other
@@ -21,7 +21,7 @@ from tidegate.storage.tables.table_info import IfExists
 Restored = tuple[JobId, CheckpointId]
 
 
-class TableHistory:
+class TableLineage:
     """All entries of the log of the table at `url`, and their fold."""
 
     def __init__(self, url: str, entries: Sequence[TableEntry], fold: TableFold) -> None:
