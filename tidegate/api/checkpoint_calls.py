@@ -10,6 +10,7 @@ Rules:
 - An Exception is retried a limited number of times, after growing pauses. Anything else that the function raises fails
   the job at once.
 - While more than `max_behind` commits wait, the sources of the job read nothing. They read on once half as many wait.
+- With Spark, a call is given up when Spark's driver or all of its executors are lost: its actions would never end.
 - When the job has ended by itself, everything that is committed is still handed out. When it was cancelled, or another
   job has taken its table over, the running call is the last one.
 """
@@ -24,8 +25,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
-
 from tidegate.actors.protocol.failure_reasons import error_text, log_failure
 from tidegate.actors.runtimes.companions import Companion
 from tidegate.api.config.checkpoint_config import CheckpointConfig
@@ -38,7 +37,7 @@ from tidegate.storage.tables.handed_rows import HandedRows, WaitingCommit
 from tidegate.storage.tables.table_files import read_files
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
 log = logging.getLogger(__name__)
 
@@ -51,15 +50,17 @@ LEAVE_WAIT_S = 10.0
 """How long a running call is waited for once the job was cancelled."""
 _MARK_PAUSES_S = (0.1, 0.4, 1.6, 6.4)
 
-RowsOf = Callable[[HandedRows, WaitingCommit], Any]
-"""Makes the first argument of the function from a commit."""
+FunctionOfRows = Callable[[Any, int], object]
+"""A function of the user: it gets the rows of a checkpoint, and its id."""
+MakeCall = Callable[[FunctionOfRows, HandedRows, WaitingCommit, str], None]
+"""Calls a function with the rows of a commit. The text says what for."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointFunction:
     """A function to be called with the rows of each checkpoint, and how."""
 
-    fn: Callable[[Any, int], object]
+    fn: FunctionOfRows
     rows: CollectedRows
     retries: int
     max_behind: int
@@ -108,28 +109,32 @@ def check_functions(functions: Sequence[CheckpointFunction], config: CheckpointC
             )
 
 
-def arrow_rows(rows: HandedRows, commit: WaitingCommit) -> pa.Table:
-    """The rows of a commit as an Arrow table."""
-    return read_files(rows.store, rows.info, commit.files)
+def call_with_arrow(fn: FunctionOfRows, rows: HandedRows, commit: WaitingCommit, what: str) -> None:
+    """Call a function with the rows of a commit as an Arrow table."""
+    fn(read_files(rows.store, rows.info, commit.files), commit.number)
 
 
-def spark_rows(spark: SparkSession) -> RowsOf:
-    """Makes a Spark DataFrame of the rows of a commit."""
+def calling_with_spark(spark: SparkSession) -> MakeCall:
+    """Calls functions with a Spark DataFrame of the rows. A call is given up when Spark is lost (SparkLostError)."""
     from tidegate.spark_bridge import files_to_dataframe
+    from tidegate.spark_bridge.spark_actions import run_spark_action
 
-    def dataframe(rows: HandedRows, commit: WaitingCommit) -> DataFrame:
-        return files_to_dataframe(spark, rows.store.url, rows.info.arrow_schema, commit.files)
+    def call(fn: FunctionOfRows, rows: HandedRows, commit: WaitingCommit, what: str) -> None:
+        def with_rows() -> None:
+            fn(files_to_dataframe(spark, rows.store.url, rows.info.arrow_schema, commit.files), commit.number)
 
-    return dataframe
+        run_spark_action(spark, with_rows, timeout_s=None, what=what)
+
+    return call
 
 
 class CheckpointCalls(Companion):
     """Calls a function with the rows of each checkpoint, in the driver, while the job runs."""
 
-    def __init__(self, function: CheckpointFunction, job_id: JobId, rows_of: RowsOf, open_store: OpenStore) -> None:
+    def __init__(self, function: CheckpointFunction, job_id: JobId, make_call: MakeCall, open_store: OpenStore) -> None:
         super().__init__(function.text, LEAVE_WAIT_S)
         self._function = function
-        self._rows_of = rows_of
+        self._make_call = make_call
         self._job_id = job_id
         self._open_store = retrying(open_store, self._pause)
         self._rows: HandedRows
@@ -239,7 +244,7 @@ class CheckpointCalls(Companion):
         while not self._stopping.is_set():
             calls += 1
             try:
-                self._function.fn(self._rows_of(self._rows, commit), commit.number)
+                self._make_call(self._function.fn, self._rows, commit, what)
             except BaseException as error:
                 if self._stopping.is_set():
                     log_failure(log, f"{what}, while the job was being cancelled", error)

@@ -20,7 +20,7 @@ from tidegate.actors.runtimes.local.local_runtime import LocalRuntime
 from tidegate.actors.runtimes.running_job import RunningJob, Runtime, Submission
 from tidegate.actors.sources.master_hooks import MasterHook
 from tidegate.api.accompanied_job import AccompaniedJob
-from tidegate.api.checkpoint_calls import CheckpointCalls, arrow_rows, check_functions, spark_rows
+from tidegate.api.checkpoint_calls import CheckpointCalls, call_with_arrow, calling_with_spark, check_functions
 from tidegate.api.config.checkpoint_config import CheckpointConfig
 from tidegate.api.config.config_file import load_config
 from tidegate.api.config.standby_config import standbys_of, with_standbys
@@ -272,8 +272,8 @@ class StreamEnvironment(StreamSources):
         job_id, functions = submission.spec.job_id, self._program.functions
         if not functions and not submission.companions:
             return running
-        rows_of = arrow_rows if self._session is None else spark_rows(self._session.spark)
-        calls = [CheckpointCalls(each, job_id, rows_of, self.open_store) for each in functions]
+        make_call = call_with_arrow if self._session is None else calling_with_spark(self._session.spark)
+        calls = [CheckpointCalls(each, job_id, make_call, self.open_store) for each in functions]
         job, before = AccompaniedJob(running, (*submission.companions, *calls)), self._accompanied
         self._accompanied = [*(each for each in before if not each.over), job]
         job.start(before)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from tidegate.spark_bridge.dataframes.spark_types import arrow_schema_of, spark_schema_of
     from tidegate.spark_bridge.dataframes.staging import stage_dataframe
     from tidegate.spark_bridge.dataframes.tables import files_to_dataframe, table_to_dataframe
-    from tidegate.spark_bridge.errors import QueryFailedError, SparkBridgeError, SparkTimeoutError
+    from tidegate.spark_bridge.errors import QueryFailedError, SparkBridgeError, SparkLostError, SparkTimeoutError
     from tidegate.spark_bridge.session.java import ensure_java
     from tidegate.spark_bridge.session.session import RayDPSession
     from tidegate.spark_bridge.streams.stream_feed import StreamSettings
@@ -31,6 +31,7 @@ else:
         "QueryFailedError": "errors",
         "RayDPSession": "session.session",
         "SparkBridgeError": "errors",
+        "SparkLostError": "errors",
         "SparkTimeoutError": "errors",
         "StagedFile": "dataframes.manifest",
         "StreamSettings": "streams.stream_feed",
@@ -51,6 +52,7 @@ __all__ = [
     "QueryFailedError",
     "RayDPSession",
     "SparkBridgeError",
+    "SparkLostError",
     "SparkTimeoutError",
     "StagedFile",
     "StreamSettings",

@@ -1,28 +1,22 @@
 """Bounds the time of calls into Ray and Spark, whatever the cluster does.
 
-A Spark action may never return after an executor's node has died, and neither may `raydp.stop_spark` on a dead cluster.
-Rules:
+`raydp.stop_spark` may never return on a dead cluster, for example. Rules:
 * Every such call runs in a daemon thread of its own, which cannot keep the process alive.
 * The caller waits for a bounded time.
-* If the call is a Spark action and the time is over, its jobs are cancelled.
 """
 
 from __future__ import annotations
 
 import threading
-import uuid
 from collections.abc import Callable
 from typing import Generic, TypeVar
-
-from pyspark import InheritableThread
-from pyspark.sql import SparkSession
 
 from tidegate.spark_bridge.errors import SparkTimeoutError
 
 T = TypeVar("T")
 
 
-class _Outcome(Generic[T]):
+class Outcome(Generic[T]):
     """What a call in a thread came to: a value or an error, and an event that says it is there."""
 
     def __init__(self, call: Callable[[], T]) -> None:
@@ -40,6 +34,11 @@ class _Outcome(Generic[T]):
         finally:
             self._done.set()
 
+    def fail(self, error: BaseException) -> None:
+        """The thread could not even begin with the call."""
+        self._error = error
+        self._done.set()
+
     def wait(self, timeout_s: float) -> bool:
         """Whether the call ended within the time."""
         return self._done.wait(timeout_s)
@@ -56,39 +55,8 @@ def call_bounded(call: Callable[[], T], *, timeout_s: float, what: str, advice: 
 
     Errors of `call` pass through. After a timeout the thread goes on alone. `what` and `advice` go into the message.
     """
-    outcome = _Outcome(call)
+    outcome = Outcome(call)
     threading.Thread(target=outcome.run, name=f"tidegate {what}", daemon=True).start()
     if not outcome.wait(timeout_s):
         raise SparkTimeoutError(f"{what} did not end within {timeout_s:g} s. {advice}")
-    return outcome.result()
-
-
-def run_spark_action(
-    spark: SparkSession, action: Callable[[], T], *, timeout_s: float, what: str, job_group: str | None = None
-) -> T:
-    """Result of a Spark action. After `timeout_s` seconds its jobs are cancelled: SparkTimeoutError.
-
-    The action runs in a thread with the caller's Spark properties. Its job group is `job_group`, or a new one. Ctrl-C
-    in the caller cancels the jobs too.
-    """
-    group = job_group or f"tidegate-{uuid.uuid4().hex[:12]}"
-    context = spark.sparkContext
-
-    def in_group() -> T:
-        context.setJobGroup(group, what, interruptOnCancel=True)
-        return action()
-
-    outcome = _Outcome(in_group)
-    InheritableThread(target=outcome.run, name=f"tidegate {what}", daemon=True).start()
-    try:
-        ended = outcome.wait(timeout_s)
-    except BaseException:
-        context.cancelJobGroup(group)
-        raise
-    if not ended:
-        context.cancelJobGroup(group)
-        raise SparkTimeoutError(
-            f"{what} did not end within {timeout_s:g} s; its Spark jobs are cancelled. Check that the "
-            "executors are alive (a lost node leaves Spark actions waiting), or allow more time."
-        )
     return outcome.result()

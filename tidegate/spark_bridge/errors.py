@@ -13,5 +13,9 @@ class SparkTimeoutError(SparkBridgeError):
     """Ray or Spark did not answer in the allowed time."""
 
 
+class SparkLostError(SparkBridgeError):
+    """Spark's driver has ended, or does not answer; or there has been no executor for too long."""
+
+
 class QueryFailedError(SparkBridgeError, ConfigurationError):
     """The streaming query that feeds a job has failed. A ConfigurationError, because a restart does not help."""

@@ -6,7 +6,7 @@ again, so the rows are written first. Rules:
 * Each attempt of a Spark task has its own file names. Only files that a successful attempt reported count. What other
   attempts left in this staging's folder is deleted.
 * At the end, one conditional create of the manifest turns the folder into a source.
-* The one Spark action is bounded in time.
+* The one Spark action is bounded in time, and given up when Spark has lost its driver or all executors.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from fsspec.utils import get_protocol
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark import TaskContext
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, Row
 
-from tidegate.spark_bridge.bounded_calls import run_spark_action
 from tidegate.spark_bridge.dataframes.manifest import MANIFEST_PATH, StagedFile, already_staged, write_manifest
 from tidegate.spark_bridge.dataframes.parquet_source import ParquetSource
 from tidegate.spark_bridge.dataframes.parquet_writer import FILE_ROWS_MAX, ROWS_PER_GROUP, FileLimits, write_files
 from tidegate.spark_bridge.dataframes.spark_types import arrow_schema_of, readable_schema
 from tidegate.spark_bridge.errors import SparkBridgeError
+from tidegate.spark_bridge.spark_actions import run_spark_action
 from tidegate.storage.errors import AlreadyExistsError, ConfigurationError, StorageError
 from tidegate.storage.files.file_system_store import open_store
 from tidegate.storage.files.store import Store
@@ -60,7 +60,7 @@ def stage_dataframe(
     split, so repartition `df` for more parallelism. Rows keep their order within a partition.
 
     Raises ConfigurationError for a streaming DataFrame or an unsupported column type, AlreadyExistsError if `url` has
-    staged data, SparkTimeoutError after `timeout_s` seconds, and SparkBridgeError if Spark fails.
+    staged data, SparkTimeoutError after `timeout_s` seconds, SparkLostError, and SparkBridgeError if Spark fails.
     """
     if df.isStreaming:
         raise ConfigurationError("a streaming DataFrame has no end and cannot be staged; give a bounded one")
@@ -104,8 +104,8 @@ def stage_files(
 ) -> tuple[StagedFile, ...]:
     """Write the rows of a DataFrame as files in `folder`, in the order of its partitions. No manifest refers to them.
 
-    After an error none of them is left. Raises SparkTimeoutError, SparkBridgeError with Spark's reason, or
-    StorageError.
+    After an error none of them is left. Raises SparkTimeoutError, SparkLostError, SparkBridgeError with Spark's reason,
+    or StorageError.
     """
     try:
         files = _write_from_executors(df, store, folder, schema, limits, timeout_s, job_group, advice)
@@ -126,10 +126,13 @@ def _write_from_executors(
     job_group: str | None,
     advice: str,
 ) -> tuple[StagedFile, ...]:
-    written = df.mapInArrow(_partition_writer(store, folder, schema, limits), _FILE_SPARK_SCHEMA)
     what = f"staging a DataFrame to {store.url}"
+
+    def write() -> list[Row]:
+        return df.mapInArrow(_partition_writer(store, folder, schema, limits), _FILE_SPARK_SCHEMA).collect()
+
     try:
-        rows = run_spark_action(df.sparkSession, written.collect, timeout_s=timeout_s, what=what, job_group=job_group)
+        rows = run_spark_action(df.sparkSession, write, timeout_s=timeout_s, what=what, job_group=job_group)
     except (PySparkException, Py4JError) as error:
         raise SparkBridgeError(f"{what} failed in Spark: {reason_of(error)}. {advice}".rstrip(". ")) from error
     return tuple(sorted((StagedFile(*row) for row in rows), key=lambda file: file.path))

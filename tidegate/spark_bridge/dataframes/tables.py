@@ -17,9 +17,9 @@ from fsspec.utils import get_protocol
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from tidegate.spark_bridge.bounded_calls import run_spark_action
 from tidegate.spark_bridge.dataframes.parquet_source import local_root
 from tidegate.spark_bridge.dataframes.spark_types import for_spark, spark_schema_of
+from tidegate.spark_bridge.spark_actions import run_spark_action
 from tidegate.storage.checkpoints.metadata import DataFile
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.files.file_system_store import open_store
@@ -46,8 +46,8 @@ def table_to_dataframe(
     It has the columns of the table, all nullable, with the types of `spark_schema_of`. It is lazy. With `filters` it
     has only files of matching partitions. `timeout_s` bounds the time in which Spark lists the files.
 
-    Raises TableError if there is no table or no such commit, and SparkTimeoutError. Raises ConfigurationError for a
-    column type that Spark lacks, a table in memory, or an invalid filter.
+    Raises TableError if there is no table or no such commit, SparkTimeoutError and SparkLostError; ConfigurationError
+    for a column type that Spark lacks, a table in memory, or an invalid filter.
     """
     _check_readable(url)
     store = open_store(url)
@@ -67,7 +67,7 @@ def files_to_dataframe(
 ) -> DataFrame:
     """The rows of some files of the append table at `url`. At least one file; `schema` is that of the table.
 
-    Raises ConfigurationError and SparkTimeoutError as `table_to_dataframe` does.
+    Raises ConfigurationError, SparkTimeoutError and SparkLostError as `table_to_dataframe` does.
     """
     _check_readable(url)
     # Opened anew, because it is sent to executors, and the caller's store may be tied to the driver.
@@ -89,11 +89,12 @@ def _rows_of(
     paths = [f"file://{root}/{file.path}" for file in files]
     if root is None or not _spark_can_read(paths, stored):
         return _read_through_store(spark, store, files, stored)
-    reader = spark.read.schema(spark_schema_of(stored))
+
+    def listed() -> DataFrame:
+        return spark.read.schema(spark_schema_of(stored)).parquet(*paths)
+
     # Spark lists many files in a job, so this is an action.
-    return run_spark_action(
-        spark, lambda: reader.parquet(*paths), timeout_s=timeout_s, what=f"listing the files of {store.url}"
-    )
+    return run_spark_action(spark, listed, timeout_s=timeout_s, what=f"listing the files of {store.url}")
 
 
 def _stored_schema(table_schema: pa.Schema, upsert: bool) -> pa.Schema:

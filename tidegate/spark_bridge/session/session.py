@@ -27,6 +27,7 @@ import raydp
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 from ray.util.placement_group import PlacementGroup
+from raydp.spark.ray_cluster_master import RAYDP_SPARK_MASTER_SUFFIX
 
 from tidegate.actors.runtimes.ray.connection import switch_on_token
 from tidegate.actors.runtimes.ray.process.calls import NAMESPACE
@@ -36,6 +37,7 @@ from tidegate.spark_bridge.session.cluster_java import check_cluster_java
 from tidegate.spark_bridge.session.java import ensure_java
 from tidegate.spark_bridge.session.jvm_output import filtered_jvm_output
 from tidegate.spark_bridge.session.resources import SessionResources
+from tidegate.spark_bridge.spark_watch import registered_executors
 from tidegate.storage.errors import ConfigurationError
 
 logger = logging.getLogger(__name__)
@@ -257,7 +259,7 @@ class RayDPSession:
     def _await_executors(self, timeout_s: float) -> None:
         context = self.spark.sparkContext
         deadline = time.monotonic() + timeout_s
-        while (registered := _registered_executors(context)) < self._resources.executors:
+        while (registered := registered_executors(context)) < self._resources.executors:
             if time.monotonic() > deadline:
                 raise SparkTimeoutError(
                     f"{registered} of {self._resources.executors} Spark executors registered within "
@@ -270,6 +272,14 @@ class RayDPSession:
         self._spark = None
         if not self._attempt("stopping Spark", raydp.stop_spark):
             _kill_gateway()
+            # A Ray that goes on would keep RayDP's master and its executors, whose name the next session needs.
+            if ray.is_initialized() and not self._owns_ray:
+                self._attempt("ending RayDP's master", self._kill_master)
+
+    def _kill_master(self) -> None:
+        name = self._app_name + RAYDP_SPARK_MASTER_SUFFIX
+        if name in ray.util.list_named_actors():
+            ray.kill(ray.get_actor(name))
 
     def _attempt(self, what: str, call: Callable[[], object]) -> bool:
         """Run one step of `stop`. If it fails or hangs, log that and return False."""
@@ -320,12 +330,6 @@ def _without_notice_of_tokens() -> Iterator[None]:
         notices.setLevel(level)
 
 
-def _registered_executors(context: SparkContext) -> int:
-    """How many executors Spark's scheduler knows. Its list has the driver too, which is not counted."""
-    status = context._jsc.sc().getExecutorMemoryStatus()
-    return int(status.size()) - 1
-
-
 def _summary(resources: Mapping[str, float]) -> str:
     """CPUs and memory of a resource map in words."""
     return f"{resources.get('CPU', 0.0):g} CPU and {resources.get('memory', 0.0) / 2**20:,.0f} MiB of memory"
@@ -337,8 +341,9 @@ def _kill_gateway() -> None:
     process = getattr(gateway, "proc", None)
     if process is None:
         return
-    logger.warning("killing the Spark driver JVM (process %d), which did not stop", process.pid)
-    process.kill()
+    if process.poll() is None:
+        logger.warning("killing the Spark driver JVM (process %d), which did not stop", process.pid)
+        process.kill()
     process.wait(_GATEWAY_KILL_TIMEOUT_S)
     SparkContext._gateway = None
     SparkContext._jvm = None

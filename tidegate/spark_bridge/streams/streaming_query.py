@@ -2,14 +2,17 @@
 
 `StreamFeed` starts and stops it. Rules:
 * The query's checkpoint belongs to the log. So the query goes on where the log ends, whatever the job is restored from.
-* Every call into Spark is bounded. The wait for the query's end is a series of short waits.
-* The reason of a failure is what our function raised, if it did. Otherwise it is the line of Spark's error that names
-  the cause.
+* Every call into Spark is bounded. A thread waits for the query's end, and nobody waits for that thread.
+* The query is over as well when Spark's driver has ended, or does not answer. It may be without executors as long as it
+  has no rows; a micro-batch needs them (`spark_actions.py`).
+* The reason of a failure is what our function raised, if it did. Otherwise it is what has become of Spark's driver, or
+  the line of Spark's error that names the cause.
 """
 
 from __future__ import annotations
 
 import logging
+import threading
 import uuid
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -21,15 +24,19 @@ from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery as SparkQuery
 
 from tidegate.actors.protocol.failure_reasons import error_text
-from tidegate.spark_bridge.bounded_calls import call_bounded
+from tidegate.spark_bridge.bounded_calls import Outcome, call_bounded
 from tidegate.spark_bridge.dataframes.staging import reason_of
-from tidegate.spark_bridge.errors import SparkTimeoutError
+from tidegate.spark_bridge.errors import SparkLostError, SparkTimeoutError
+from tidegate.spark_bridge.spark_actions import cancel_jobs
+from tidegate.spark_bridge.spark_watch import END_S, SparkWatch, driver_gone
 from tidegate.spark_bridge.streams.log_ledger import WriterStopped
 
 _logger = logging.getLogger(__name__)
 
 START_TIMEOUT_S = 300.0
 CALL_TIMEOUT_S = 60.0
+
+_IS_ALIVE = "Is Spark's driver alive?"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,50 +58,69 @@ class StreamingQuery:
         self._job_group = f"tidegate-{uuid.uuid4().hex[:12]}"
         self._query_id: Future[str] = Future()
         self._query: SparkQuery | None = None
+        self._end: Outcome[object] | None = None
+        self._watch = SparkWatch(df.sparkSession.sparkContext, needs_executors=False)
         self._raised: Exception | None = None
 
     def start(self, name: str, checkpoint: str, trigger_ms: int | None) -> None:
-        """Start it. SparkTimeoutError, and whatever Spark raises for a query that cannot run."""
-        writer = self._df.writeStream.foreachBatch(self._batch).queryName(name)
-        writer = writer.option("checkpointLocation", checkpoint)
-        if trigger_ms is not None:
-            writer = writer.trigger(processingTime=f"{trigger_ms} milliseconds")
-        self._query = call_bounded(
-            writer.start,
+        """Start it. SparkTimeoutError, SparkLostError, and whatever Spark raises for a query that cannot run."""
+
+        def begin() -> SparkQuery:
+            writer = self._df.writeStream.foreachBatch(self._batch).queryName(name)
+            writer = writer.option("checkpointLocation", checkpoint)
+            if trigger_ms is not None:
+                writer = writer.trigger(processingTime=f"{trigger_ms} milliseconds")
+            return writer.start()
+
+        self._watch.begin()
+        self._query = query = call_bounded(
+            begin,
             timeout_s=START_TIMEOUT_S,
             what=f"starting the query {name}",
-            advice="Is Spark's driver alive?",
+            advice=_IS_ALIVE,
         )
-        self._query_id.set_result(self._query.id)
+        self._query_id.set_result(query.id)
+        self._end = Outcome(query.awaitTermination)
+        threading.Thread(target=self._end.run, name=f"tidegate waits for query {name}", daemon=True).start()
 
     def ended(self, timeout_s: float) -> bool:
-        """Wait up to `timeout_s` for its end. True if it was stopped; raises Spark's error if it has failed."""
-        assert self._query is not None
-        return bool(self._query.awaitTermination(timeout_s))  # type: ignore[arg-type]
+        """Wait up to `timeout_s` for its end. True if it was stopped; raises Spark's error if it has failed.
+
+        SparkLostError if Spark's driver is lost.
+        """
+        assert self._end is not None, "it was started"
+        if self._end.wait(timeout_s):
+            self._end.result()
+            return True
+        if reason := self._watch.over():
+            raise SparkLostError(reason)
+        return False
 
     def reason(self, error: BaseException) -> str:
         """Why it failed, in one line. `error` is what Spark raised."""
         cause = self._raised
         if cause is not None and not isinstance(cause, PySparkException | Py4JError):
             return error_text(cause)
+        if isinstance(error, SparkLostError):
+            return str(error)
+        if gone := driver_gone(self._df.sparkSession.sparkContext, END_S):
+            return gone
         of_spark = cause or error
         return reason_of(of_spark) if isinstance(of_spark, PySparkException | Py4JError) else error_text(of_spark)
 
     def stop(self) -> None:
         """Stop it and its jobs. If it does not stop in time, it is left behind, with a warning."""
-        query = self._query
-        if query is None:
+        query, context = self._query, self._df.sparkSession.sparkContext
+        self._watch.close()
+        if query is None or driver_gone(context):
             return
-
-        def stop() -> None:
-            self._df.sparkSession.sparkContext.cancelJobGroup(self._job_group)
-            query.stop()
-
+        cancel_jobs(context, self._job_group)
         try:
-            call_bounded(stop, timeout_s=CALL_TIMEOUT_S, what="stopping a streaming query", advice="Is Spark alive?")
+            call_bounded(query.stop, timeout_s=CALL_TIMEOUT_S, what="stopping a streaming query", advice=_IS_ALIVE)
         except (PySparkException, Py4JError, SparkTimeoutError, OSError) as error:
             # Its writer was told to stop, so nothing it still does is written.
-            _logger.warning("a streaming query could not be stopped: %s", error)
+            if driver_gone(context, END_S) is None:
+                _logger.warning("a streaming query could not be stopped: %s", error)
 
     def _batch(self, rows: DataFrame, batch_id: int) -> None:
         """Spark calls this, in a thread of its own."""

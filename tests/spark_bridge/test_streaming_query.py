@@ -1,0 +1,145 @@
+"""The query of a streaming DataFrame when Spark is lost, without Spark."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from fake_spark import FakeContext, fake_context
+from py4j.protocol import Py4JNetworkError  # type: ignore[import-untyped]
+
+from tidegate.spark_bridge.errors import SparkLostError
+from tidegate.spark_bridge.spark_watch import DRIVER_TIMEOUT, EXECUTOR_TIMEOUT
+from tidegate.spark_bridge.streams.streaming_query import MicroBatch, StreamingQuery
+
+SHORT_S = 0.001
+
+
+class FakeWriter:
+    """Of a streaming DataFrame. It is its own query, which ends when `end` is called."""
+
+    id = "query"
+
+    def __init__(self) -> None:
+        self.error: Exception | None = None
+        self._ended = threading.Event()
+        self.batch: Callable[[Any, int], None]
+
+    def foreachBatch(self, batch: Callable[[Any, int], None]) -> FakeWriter:
+        """What Spark calls for each batch."""
+        self.batch = batch
+        return self
+
+    def queryName(self, name: str) -> FakeWriter:
+        """It has none."""
+        return self
+
+    option = trigger = lambda self, *args, **settings: self
+
+    def start(self) -> FakeWriter:
+        """It runs."""
+        return self
+
+    def awaitTermination(self) -> None:
+        """Spark waits without end."""
+        self._ended.wait()
+        if self.error is not None:
+            raise self.error
+
+    def stop(self) -> None:
+        """It ends well."""
+        self._ended.set()
+
+    def fail(self, error: Exception) -> None:
+        """It ends with an error."""
+        self.error = error
+        self._ended.set()
+
+
+@pytest.fixture
+def context() -> Iterator[FakeContext]:
+    """A session whose driver lives."""
+    with fake_context() as context:
+        yield context
+
+
+def started(
+    context: FakeContext, write: Callable[[MicroBatch], None] = lambda batch: None
+) -> tuple[StreamingQuery, FakeWriter]:
+    """A query that runs."""
+    writer = FakeWriter()
+    df: Any = SimpleNamespace(sparkSession=SimpleNamespace(sparkContext=context), writeStream=writer)
+    query = StreamingQuery(df, write)
+    query.start("name", "checkpoint", 50)
+    return query, writer
+
+
+def ends_with(query: StreamingQuery) -> BaseException:
+    """What is raised to whoever waits for its end."""
+    while True:
+        try:
+            assert not query.ended(SHORT_S)
+        except (SparkLostError, Py4JNetworkError) as error:
+            return error
+
+
+def test_a_query_without_rows_needs_no_executors(context: FakeContext) -> None:
+    """It goes on for as long as the driver answers."""
+    context.executors = 0
+    context.settings[EXECUTOR_TIMEOUT] = "1ms"
+    query, _ = started(context)
+    assert [query.ended(SHORT_S) for _ in range(20)] == [False] * 20
+    query.stop()
+    while not query.ended(SHORT_S):
+        pass
+
+
+def test_a_driver_that_was_killed_ends_the_query(context: FakeContext) -> None:
+    """Also where PySpark hears nothing of it; and the reason names the process."""
+    query, _ = started(context)
+    context.kill_driver()
+    error = ends_with(query)
+    assert isinstance(error, SparkLostError)
+    assert f"(Java process {context.driver.pid}) has ended, by SIGKILL" in query.reason(error)
+    query.stop()
+
+
+def test_a_broken_connection_is_told_as_the_end_of_the_driver(context: FakeContext) -> None:
+    """What PySpark says of that is no reason: `Answer from Java side is empty`."""
+    query, writer = started(context)
+    context.kill_driver()
+    writer.fail(Py4JNetworkError("Answer from Java side is empty"))
+    assert "has ended, by SIGKILL" in query.reason(ends_with(query))
+
+
+def test_a_driver_that_does_not_answer_ends_the_query(context: FakeContext) -> None:
+    """After its time. To stop the query then is tried for a bounded time."""
+    context.settings[DRIVER_TIMEOUT] = "5ms"
+    query, _ = started(context)
+    context.answers.clear()
+    assert "has not answered" in query.reason(ends_with(query))
+    query.stop()
+
+
+def test_a_stopped_session_ends_the_query(context: FakeContext) -> None:
+    """A context that was stopped has lost its attributes; to stop the query is no error then."""
+    query, _ = started(context)
+    context._jsc = None
+    assert "the Spark session was stopped" in query.reason(ends_with(query))
+    query.stop()
+
+
+def test_what_a_batch_has_raised_is_the_reason(context: FakeContext) -> None:
+    """Rather than what Spark makes of it."""
+
+    def write(batch: MicroBatch) -> None:
+        raise SparkLostError(f"staging batch {batch.batch_id} was given up")
+
+    query, writer = started(context, write)
+    with pytest.raises(SparkLostError):
+        writer.batch(None, 3)
+    writer.fail(Py4JNetworkError("a stack trace of Java"))
+    assert query.reason(ends_with(query)) == "SparkLostError: staging batch 3 was given up"
