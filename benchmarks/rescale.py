@@ -1,6 +1,6 @@
 """A running job on Ray is stopped with a savepoint and goes on with more or fewer subtasks: 2, 4, 1, 3.
 
-    python benchmarks/rescale.py [--rows 12000000] [--parallelism 2 4 1 3] [--seed 1]
+    python benchmarks/rescale.py [--rows 12000000] [--parallelism 2 4 1 3] [--formats native] [--backends rocksdb]
 
 Each case is one job of `exactly_once.py`, with its three tables: canonical savepoints and native ones, on the columnar
 backend and on RocksDB. At a random moment of each stage but the last one the job is stopped with a savepoint, and the
@@ -15,12 +15,12 @@ import random
 import shutil
 import sys
 import time
-from datetime import timedelta
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 import polars as pl
-from common import GeneratedSource, describe_machine, local_ray
+from common import ENDED, GeneratedSource, describe_machine, local_ray
 from exactly_once import SOURCE, build, differences, reference
 from rich.console import Console
 
@@ -31,7 +31,8 @@ Format = Literal["canonical", "native"]
 FORMATS: tuple[Format, ...] = get_args(Format)
 BACKENDS = ("columnar", "rocksdb")
 POLL_S = 0.02
-TIMEOUT_S = 900.0
+STALLED_S = 300.0
+"""A job that gets nowhere for so long hangs. How long a stage takes is a matter of the machine."""
 
 
 def stage(
@@ -47,13 +48,21 @@ def stage(
     return job, [tables.rows, tables.running, tables.final]
 
 
-def await_rows(job: tg.Job, rows: int) -> None:
-    """Wait until a job has read so many rows since it was begun. Raises RuntimeError if it ends before."""
-    deadline = time.monotonic() + TIMEOUT_S
-    while (progress := job.progress()).rows_in.get(SOURCE, 0) < rows:
-        if progress.status in ("finished", "failed", "cancelled") or time.monotonic() > deadline:
-            raise RuntimeError(f"no {rows} rows were read before the end: {progress}")
+def await_job(job: tg.Job, what: str, condition: Callable[[tg.JobProgress], bool]) -> None:
+    """Wait for a condition. RuntimeError if the job ends before, or reads and completes nothing for `STALLED_S`."""
+    seen, deadline = (-1, -1), 0.0
+    while not condition(progress := job.progress()):
+        now = (sum(progress.rows_in.values()), progress.completed_checkpoints)
+        if now != seen:
+            seen, deadline = now, time.monotonic() + STALLED_S
+        if progress.status in ENDED or time.monotonic() > deadline:
+            raise RuntimeError(f"{what}, and nothing happens any more: {progress}")
         time.sleep(POLL_S)
+
+
+def await_rows(job: tg.Job, rows: int) -> None:
+    """Wait until a job has read so many rows since it was begun."""
+    await_job(job, f"{rows} rows were to be read", lambda progress: progress.rows_in.get(SOURCE, 0) >= rows)
 
 
 def run(
@@ -74,7 +83,7 @@ def run(
         await_rows(job, 1)
         seconds.append(time.monotonic() - started)
         if number == len(arguments.parallelism) - 1:
-            job.wait(timedelta(seconds=TIMEOUT_S))
+            await_job(job, "the last stage was to finish", lambda progress: progress.status == "finished")
             break
         await_rows(job, rng.randrange(1, share // 2))
         restore = job.stop(format=form)
@@ -97,6 +106,7 @@ def main() -> int:
     parser.add_argument("--keys", type=int, default=100_000, help="distinct keys (default 100,000)")
     parser.add_argument("--parallelism", type=int, nargs="+", default=[2, 4, 1, 3], help="of each stage in turn")
     parser.add_argument("--formats", nargs="+", choices=FORMATS, default=list(FORMATS), help="of the savepoints")
+    parser.add_argument("--backends", nargs="+", choices=BACKENDS, default=list(BACKENDS), help="of the state")
     parser.add_argument("--seed", type=int, default=1, help="decides the moments (default 1)")
     parser.add_argument("--folder", type=Path, default=Path(".bench/rescale"), help="where files go")
     arguments = parser.parse_args()
@@ -105,7 +115,7 @@ def main() -> int:
     source = GeneratedSource(arguments.rows, arguments.keys, max(arguments.parallelism))
     failed = False
     with local_ray(cpus=max(2, max(arguments.parallelism))):
-        for case in itertools.product(arguments.formats, BACKENDS):
+        for case in itertools.product(arguments.formats, arguments.backends):
             wrong, seconds = run(case, source, arguments, console)
             failed = failed or bool(wrong)
             told = ", ".join(f"{p}: {s:.1f} s" for p, s in zip(arguments.parallelism, seconds, strict=True))
