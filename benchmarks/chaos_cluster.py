@@ -27,6 +27,7 @@ from ray.util.placement_group import PlacementGroup
 
 CPUS_A_NODE = 2
 RAYLET = "raylet"
+HEALTH_PERIOD_MS = 1_000
 
 
 class Nodes(ABC):
@@ -75,10 +76,14 @@ class Nodes(ABC):
 
 
 class LocalNodes(Nodes):
-    """Raylets that think they are machines, all at one address."""
+    """Raylets that think they are machines, all at one address.
+
+    A raylet that was killed refuses connections. Ray looks every `HEALTH_PERIOD_MS`, and gives a node up after five
+    looks in vain. By default it looks every 3 s, so 15 s of each loss would be Ray's. A look may take as long as ever.
+    """
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(_system_config={"health_check_period_ms": HEALTH_PERIOD_MS})
         self._nodes: dict[str, Any] = {}
 
     def start_one(self) -> None:

@@ -70,11 +70,13 @@ class Plan:
     rows: int
     interval: str
     standbys: int
+    parts: int = PARTS
+    """Of the input: how long rows stand still is seen for each."""
 
     @property
     def source(self) -> GeneratedSource:
         """All rows."""
-        return GeneratedSource(self.rows, KEYS, PARTS)
+        return GeneratedSource(self.rows, KEYS, self.parts)
 
     def stamps(self, subtask: int, part: int) -> Path:
         """Where a keyed subtask writes down when it took in rows of a part of the input."""
@@ -136,13 +138,13 @@ class _Stamps:
 
     def __init__(self, plan: Plan, subtask: int) -> None:
         flags = os.O_CREAT | os.O_APPEND | os.O_WRONLY
-        self._descriptors = [os.open(plan.stamps(subtask, part), flags) for part in range(PARTS)]
-        self._last_ns = [0] * PARTS
-        self._rows = plan.rows
+        self._descriptors = [os.open(plan.stamps(subtask, part), flags) for part in range(plan.parts)]
+        self._last_ns = [0] * plan.parts
+        self._parts, self._rows = plan.parts, plan.rows
 
     def row_came(self, row: int) -> None:
         """Now, one of this number."""
-        part, now_ns = row * PARTS // self._rows, time.time_ns()
+        part, now_ns = row * self._parts // self._rows, time.time_ns()
         if now_ns - self._last_ns[part] >= STAMP_EVERY_MS * 1_000_000:
             self._last_ns[part] = now_ns
             os.write(self._descriptors[part], now_ns.to_bytes(8, "little"))
@@ -178,7 +180,11 @@ class Numbered(tg.ProcessFunction):
 
 def build(env: tg.StreamEnvironment, plan: Plan) -> dict[str, tg.OutputTable]:
     """The pipeline; its tables by name."""
-    rows = env.from_source(PacedSource(plan.source, plan.gate), name=SOURCE, uid=SOURCE)
+    return outputs(env.from_source(PacedSource(plan.source, plan.gate), name=SOURCE, uid=SOURCE), plan)
+
+
+def outputs(rows: tg.Stream, plan: Plan) -> dict[str, tg.OutputTable]:
+    """What becomes of the rows of a source; the tables by name."""
     by_key = rows.key_by("key")
     schema = pa.schema([("key", pa.int64()), ("n", pa.int64())])
     numbered = by_key.process(Numbered(plan), schema=schema, name=KEYED, uid=KEYED)
@@ -192,9 +198,9 @@ def build(env: tg.StreamEnvironment, plan: Plan) -> dict[str, tg.OutputTable]:
     return tables
 
 
-def reference(plan: Plan) -> dict[str, pl.DataFrame]:
-    """What the tables must hold, computed by polars from the same rows."""
-    frame = pl.DataFrame(plan.source.batch(0, plan.rows))
+def reference(plan: Plan, rows: int | None = None) -> dict[str, pl.DataFrame]:
+    """What the tables must hold after the first so many rows, all by default: computed by polars from the same rows."""
+    frame = pl.DataFrame(plan.source.batch(0, plan.rows if rows is None else rows))
     expected = {
         "rows": frame,
         "numbered": frame.select("key", pl.int_range(1, pl.len() + 1, dtype=pl.Int64).over("key").alias("n")),
@@ -205,27 +211,33 @@ def reference(plan: Plan) -> dict[str, pl.DataFrame]:
     return expected
 
 
+def checkpoints(plan: Plan) -> tg.CheckpointConfig:
+    """How its checkpoints are taken."""
+    settings = dict(CONFIGURATIONS[plan.configuration])
+    if settings.get("local_copies"):
+        settings["local_directory"] = str(plan.copies)
+    return tg.CheckpointConfig(
+        interval=plan.interval,
+        storage=f"{plan.storage}/checkpoints",
+        retained=2,
+        tolerable_failed=100_000,
+        heartbeat_interval="1s",
+        heartbeat_timeout="15s",
+        **settings,
+    )
+
+
+def restarts() -> tg.RestartStrategy:
+    """For ever, soon."""
+    return tg.RestartStrategy.exponential_delay(initial="100ms", maximum="2s", reset_after="10s")
+
+
 def submit(plan: Plan, runtime: RayRuntime, *, detached: bool) -> RayJob:
     """Start the job."""
     options = tg.DataPlaneOptions(source_rows_max=BATCH_ROWS)
     env = tg.StreamEnvironment(runtime, PARALLELISM, options=options)
     build(env, plan)
-    settings = dict(CONFIGURATIONS[plan.configuration])
-    if settings.get("local_copies"):
-        settings["local_directory"] = str(plan.copies)
-    submission = env.plan(
-        plan.name,
-        checkpoints=tg.CheckpointConfig(
-            interval=plan.interval,
-            storage=f"{plan.storage}/checkpoints",
-            retained=2,
-            tolerable_failed=100_000,
-            heartbeat_interval="1s",
-            heartbeat_timeout="15s",
-            **settings,
-        ),
-        restart=tg.RestartStrategy.exponential_delay(initial="100ms", maximum="2s", reset_after="10s"),
-    )
+    submission = env.plan(plan.name, checkpoints=checkpoints(plan), restart=restarts())
     return runtime.submit(replace(submission, detached=detached))
 
 
@@ -253,7 +265,7 @@ def rows_came_since(plan: Plan, since_ns: int) -> bool:
 
 
 def _files(plan: Plan) -> list[Path]:
-    return [plan.stamps(subtask, part) for subtask in range(PARALLELISM) for part in range(PARTS)]
+    return [plan.stamps(subtask, part) for subtask in range(PARALLELISM) for part in range(plan.parts)]
 
 
 def _last(file: Path) -> int:

@@ -90,6 +90,17 @@ class Outcome:
         """Whether anything is not as it must be."""
         return bool(self.lost or self.doubled or self.hangs or self.problems)
 
+    def note(self, table: str, found: pl.DataFrame, expected: pl.DataFrame, say: Callable[[str], None]) -> None:
+        """Count the rows that a table has too few and too many, and say which they are."""
+        if found.columns == expected.columns and found.sort(found.columns).equals(expected.sort(expected.columns)):
+            return
+        here, there = Counter(found.iter_rows()), Counter(expected.iter_rows())
+        lost, doubled = there - here, here - there
+        self.lost += lost.total()
+        self.doubled += doubled.total()
+        for what, rows in (("lost", lost), ("too many", doubled)):
+            say(f"  table {table}: {rows.total()} rows {what}: {list(rows.items())[:SHOWN_MAX]}")
+
 
 @dataclass
 class Run:
@@ -305,18 +316,8 @@ class Run:
         env = tg.StreamEnvironment.local()
         tables = build(env, self.plan)
         for name, expected in reference(self.plan).items():
-            self._differences(name, pl.DataFrame(tables[name].to_arrow()), expected)
+            self.outcome.note(name, pl.DataFrame(tables[name].to_arrow()), expected, self.say)
         self.outcome.problems += written_by_the_replaced(self.plan)
-
-    def _differences(self, name: str, found: pl.DataFrame, expected: pl.DataFrame) -> None:
-        if found.columns == expected.columns and found.sort(found.columns).equals(expected.sort(expected.columns)):
-            return
-        here, there = Counter(found.iter_rows()), Counter(expected.iter_rows())
-        lost, doubled = there - here, here - there
-        self.outcome.lost += lost.total()
-        self.outcome.doubled += doubled.total()
-        for what, rows in (("lost", lost), ("too many", doubled)):
-            self.say(f"  table {name}: {rows.total()} rows {what}: {list(rows.items())[:SHOWN_MAX]}")
 
     def _close(self, runtime: RayRuntime | None, detached: bool) -> None:
         if runtime is not None:
