@@ -132,3 +132,10 @@ def element_size_bytes(element: Element) -> int:
     pickle may lack a validity bitmap that the original has. The size in Arrow's IPC format depends on content alone.
     """
     return pa.ipc.get_record_batch_size(element) if isinstance(element, pa.RecordBatch) else 0
+
+
+def ends_in_flight(element: Element, checkpoint_id: CheckpointId) -> bool:
+    """Whether nothing behind this element is in flight for the checkpoint: it is its barrier, or the channel's end."""
+    return isinstance(element, EndOfPartition) or (
+        isinstance(element, Barrier) and element.checkpoint_id == checkpoint_id
+    )

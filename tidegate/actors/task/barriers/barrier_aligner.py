@@ -26,9 +26,8 @@ from typing import TypeAlias
 from tidegate.actors.protocol.failure_reasons import CheckpointFailureReason
 from tidegate.actors.protocol.identity import ChannelId
 from tidegate.actors.protocol.stream_elements import Alignment, Barrier
-from tidegate.actors.task.barriers.barrier_handler import NOTHING, Outcome
+from tidegate.actors.task.barriers.barrier_handler import NOTHING, BarrierHandler, Outcome
 from tidegate.actors.task.barriers.collected import Collected, Step, overtakes
-from tidegate.actors.task.barriers.remembered import REMEMBERED_ABORTS_MAX, Channels, RememberedIds
 from tidegate.actors.task.barriers.states import BarrierInput, BarrierState
 from tidegate.actors.task.invariants import check_newer
 from tidegate.storage.errors import ProtocolError
@@ -38,19 +37,15 @@ ANNOUNCED_MAX = 50
 """Checkpoints whose arrived barriers are remembered while an older one is pending. Others begin when one is taken."""
 
 
-class BarrierAligner:
+class BarrierAligner(BarrierHandler):
     """The exactly-once `BarrierHandler`."""
 
     def __init__(self, channels: frozenset[ChannelId]) -> None:
-        self._channels = Channels(channels)
+        super().__init__(channels)
         self._state = BarrierState.IDLE
         self._pending: Collected | None = None
         self._known: dict[CheckpointId, Collected] = {}
         """The pending checkpoint, and newer ones of which barriers have arrived."""
-        self._closed = CheckpointId(0)
-        """The newest checkpoint that is over for this task."""
-        self._aborted_early = RememberedIds(REMEMBERED_ABORTS_MAX)
-        self._snapshot_started_at_ms: int | None = None
 
     @property
     def state(self) -> BarrierState:
@@ -69,17 +64,6 @@ class BarrierAligner:
     def blocks(self, channel: ChannelId) -> bool:
         """Whether elements of this channel must wait."""
         return self._state is BarrierState.ALIGNING and channel in self._of_pending().taken
-
-    def passed(self, channel: ChannelId, checkpoint_id: CheckpointId) -> bool:
-        """Whether nothing of the channel is in flight before this barrier."""
-        return self._channels.passed(channel, checkpoint_id)
-
-    def alignment_ms(self, at_ms: int) -> int:
-        """Time since the first barrier of the checkpoint whose snapshot was taken last.
-
-        That is the first one that was taken, or that arrived with a timeout or unaligned.
-        """
-        return 0 if self._snapshot_started_at_ms is None else max(0, at_ms - self._snapshot_started_at_ms)
 
     # --- inputs: each names what it means in the present state ----------------------------------------------------
 
@@ -194,19 +178,11 @@ class BarrierAligner:
 
     def _align(self, step: Step) -> Outcome:
         """Block the channel until the barriers of all channels were taken."""
-        assert step.barrier is not None
-        collected = self._begin(step, BarrierState.ALIGNING)
-        timer_at_ms = collected.arm(step.barrier, step.at_ms)
-        outcome = self._snapshot_if_aligned()
-        return outcome if outcome.snapshot is not None else Outcome(timer_at_ms=timer_at_ms)
+        return self._await_channels(step, BarrierState.ALIGNING)
 
     def _wait_for_ends(self, step: Step) -> Outcome:
         """No barrier will come: the snapshot is due when every channel has ended."""
-        assert step.barrier is not None
-        collected = self._begin(step, BarrierState.TRIGGERED)
-        timer_at_ms = collected.arm(step.barrier, step.at_ms)
-        outcome = self._snapshot_if_aligned()
-        return outcome if outcome.snapshot is not None else Outcome(timer_at_ms=timer_at_ms)
+        return self._await_channels(step, BarrierState.TRIGGERED)
 
     def _overtake(self, step: Step) -> Outcome:
         """Take the snapshot before what is queued, and collect the barriers that are not there yet."""
@@ -280,6 +256,13 @@ class BarrierAligner:
             if step.taken:
                 collected.taken.add(step.channel)
         return collected
+
+    def _await_channels(self, step: Step, state: BarrierState) -> Outcome:
+        """Begin to wait for all channels. If none is missing, the snapshot is due at once."""
+        assert step.barrier is not None
+        timer_at_ms = self._begin(step, state).arm(step.barrier, step.at_ms)
+        outcome = self._snapshot_if_aligned()
+        return outcome if outcome.snapshot is not None else Outcome(timer_at_ms=timer_at_ms)
 
     def _of_pending(self) -> Collected:
         assert self._pending is not None

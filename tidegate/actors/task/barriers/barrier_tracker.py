@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from tidegate.actors.protocol.failure_reasons import CheckpointFailureReason
 from tidegate.actors.protocol.identity import ChannelId
 from tidegate.actors.protocol.stream_elements import Barrier
-from tidegate.actors.task.barriers.barrier_handler import NOTHING, Outcome
-from tidegate.actors.task.barriers.remembered import REMEMBERED_ABORTS_MAX, Channels, RememberedIds
+from tidegate.actors.task.barriers.barrier_handler import NOTHING, BarrierHandler, Outcome
+from tidegate.actors.task.barriers.remembered import REMEMBERED_ABORTS_MAX, RememberedIds
 from tidegate.actors.task.invariants import check_newer
 from tidegate.storage.ids import CheckpointId
 
@@ -33,19 +33,14 @@ class _Counted:
     taken: set[ChannelId] = field(default_factory=set)
 
 
-class BarrierTracker:
+class BarrierTracker(BarrierHandler):
     """The at-least-once `BarrierHandler`."""
 
     def __init__(self, channels: frozenset[ChannelId]) -> None:
-        self._channels = Channels(channels)
+        super().__init__(channels)
         self._pending: dict[CheckpointId, _Counted] = {}
-        self._closed = CheckpointId(0)
-        """This checkpoint and all before it are over for this task."""
-        self._aborted_early = RememberedIds(REMEMBERED_ABORTS_MAX)
-        """Aborted before anything of them came."""
         self._over = RememberedIds(REMEMBERED_ABORTS_MAX)
         """Aborted checkpoints after `_closed`: they are over, and older ones go on."""
-        self._snapshot_started_at_ms: int | None = None
 
     @property
     def pending(self) -> CheckpointId | None:
@@ -59,10 +54,6 @@ class BarrierTracker:
     def blocks(self, channel: ChannelId) -> bool:
         """Never."""
         return False
-
-    def passed(self, channel: ChannelId, checkpoint_id: CheckpointId) -> bool:
-        """Whether nothing of the channel is in flight before this barrier."""
-        return self._channels.passed(channel, checkpoint_id)
 
     def announced(self, channel: ChannelId, barrier: Barrier, at_ms: int) -> Outcome:
         """A barrier has arrived in the channel's queue. It counts when it is taken."""
@@ -110,10 +101,6 @@ class BarrierTracker:
     def timer(self, at_ms: int) -> Outcome:
         """No timer is ever asked for."""
         return NOTHING
-
-    def alignment_ms(self, at_ms: int) -> int:
-        """Time since the first barrier of the checkpoint whose snapshot was taken last was taken."""
-        return 0 if self._snapshot_started_at_ms is None else max(0, at_ms - self._snapshot_started_at_ms)
 
     def _count(self, barrier: Barrier, at_ms: int, channel: ChannelId | None) -> Outcome:
         checkpoint_id = barrier.checkpoint_id

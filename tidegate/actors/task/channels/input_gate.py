@@ -17,7 +17,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import pyarrow as pa
 
 from tidegate.actors.protocol.identity import ChannelId
-from tidegate.actors.protocol.stream_elements import Barrier, Element, EndOfData, EndOfPartition, element_size_bytes
+from tidegate.actors.protocol.stream_elements import (
+    Element,
+    EndOfData,
+    EndOfPartition,
+    element_size_bytes,
+    ends_in_flight,
+)
 from tidegate.actors.task import invariants
 from tidegate.actors.task.channels.turn_pacer import ROWS_UNLIMITED
 from tidegate.storage.errors import ProtocolError
@@ -122,9 +128,7 @@ class InputChannel:
         for element in self.queue:
             if isinstance(element, pa.RecordBatch):
                 batches.append(element)
-            elif isinstance(element, EndOfPartition) or (
-                isinstance(element, Barrier) and element.checkpoint_id == checkpoint_id
-            ):
+            elif ends_in_flight(element, checkpoint_id):
                 return batches, True
         return batches, False
 

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Sequence
 import pyarrow as pa
 
 from tidegate.actors.protocol.identity import ChannelId
-from tidegate.actors.protocol.stream_elements import Barrier, Element, EndOfPartition
+from tidegate.actors.protocol.stream_elements import Element, ends_in_flight
 from tidegate.actors.task.messages.instructions import Direction, InFlight
 from tidegate.storage.ids import CheckpointId
 
@@ -63,9 +63,7 @@ class ChannelRecorder:
             if isinstance(element, pa.RecordBatch):
                 self._batches[Direction.INPUT, channel].append(element)
                 self.size_bytes += element.nbytes
-            elif isinstance(element, EndOfPartition) or (
-                isinstance(element, Barrier) and element.checkpoint_id == self.checkpoint_id
-            ):
+            elif ends_in_flight(element, self.checkpoint_id):
                 self._open_inputs.discard(channel)
                 return
 
