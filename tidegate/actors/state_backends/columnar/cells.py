@@ -10,7 +10,7 @@ A slot without state holds None. Rules:
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from typing import Any
@@ -20,15 +20,15 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from tidegate.actors.kernels.paged import PAGE_BITS, PAGE_ROWS
-from tidegate.actors.state_backends.columnar.dirty_slots import Bitmaps, DirtySlots, live_or_marked
 from tidegate.actors.state_backends.columnar.frozen_slots import FrozenSlots
 from tidegate.actors.state_backends.columnar.key_space import KeySpace
 from tidegate.actors.state_backends.columnar.notes import CellNotes
+from tidegate.actors.state_backends.columnar.paged_state import PagedState
 from tidegate.actors.state_backends.columnar.sorted_slots import SortedSlots
 from tidegate.actors.state_backends.columnar.undo_log import Notes
 from tidegate.actors.state_backends.common.backend import CellSpec
-from tidegate.actors.state_backends.common.pages import Pins, pages_for
-from tidegate.storage.errors import CorruptionError
+from tidegate.actors.state_backends.common.pages import pages_for
+from tidegate.actors.state_backends.common.refusals import held_twice
 from tidegate.storage.rocksdb.values import map_key_codec
 from tidegate.storage.state.snapshot import Cut
 
@@ -55,32 +55,17 @@ class _Map(dict[Any, Any]):
         self.epoch = epoch
 
 
-class Cells(ABC):
+class Cells(PagedState[CellNotes]):
     """What value, list and map states share. A ref is a slot."""
 
     def __init__(self, space: KeySpace, spec: CellSpec, incremental: bool) -> None:
+        super().__init__(space, spec.name, (spec.name,), incremental)
         self.spec = spec
-        self._space = space
         self._pages: list[list[Any]] = []
-        self._pins = Pins()
-        self.dirty = DirtySlots() if incremental else None
         self._changed: list[int] = []
         """Slots that have changed since `flush`."""
         self._epoch = 0
-        self._notes: CellNotes | None = None
-        """The undo log's notes: what slots held before they changed."""
-        self._rows = 0
         space.add(self)
-
-    @property
-    def name(self) -> str:
-        """Name of the state."""
-        return self.spec.name
-
-    @property
-    def rows(self) -> int:
-        """Keys that have the state."""
-        return self._rows
 
     def remove(self, ref: int) -> None:
         """Remove the state of a key."""
@@ -116,40 +101,22 @@ class Cells(ABC):
 
     def grow(self, slots: int) -> None:
         """Grow to this many slots."""
-        pages = pages_for(slots)
-        self._pages += [[None] * PAGE_ROWS for _ in range(pages - len(self._pages))]
-        self._pins.grow(pages)
-        if self.dirty is not None:
-            self.dirty.grow(slots)
-
-    def needed(self, slots: int) -> NDArray[np.bool_]:
-        """Which slots have the state, or lost it and a later snapshot may have to say so."""
-        return live_or_marked(self.live(np.arange(slots, dtype=np.int32)), self.dirty)
+        self._pages += [[None] * PAGE_ROWS for _ in range(pages_for(slots) - len(self._pages))]
+        super().grow(slots)
 
     def rebuild(self, kept: NDArray[np.int32], slots: int) -> None:
         """Renumber slots: slot `kept[i]` becomes slot i."""
-        old, self._pages, self._pins = self._pages, [], Pins()
+        old, self._pages = self._pages, []
         for start in range(0, len(kept), PAGE_ROWS):
             page = [old[slot >> PAGE_BITS][slot & _IN_PAGE] for slot in kept[start : start + PAGE_ROWS].tolist()]
             self._pages.append(page + [None] * (PAGE_ROWS - len(page)))
-        self._pins.grow(len(self._pages))
-        if self.dirty is not None:
-            self.dirty.rebuild(kept, slots)
+        super().rebuild(kept, slots)
 
     def freeze(self, cut: Cut) -> tuple[FrozenSlots | SortedSlots, ...]:
         """All cells, or what has changed since the base. Takes one reference a page."""
         self.flush()
         self._epoch += 1
-        if cut.in_order:
-            return (self._sorted(),) if self._rows else ()
-        dirty = None if self.dirty is None else self.dirty.close(cut.checkpoint_id, cut.base)
-        if self._space.schema is None:
-            return ()
-        if cut.base is None:
-            return (self._frozen(None, False),) if self._rows else ()
-        assert dirty is not None, "an incremental snapshot of a state that keeps no changes"
-        self._space.look_again()
-        return self._frozen(dirty, False), self._frozen(dirty, True)
+        return super().freeze(cut)
 
     def load(self, rows: pa.RecordBatch, layer: int) -> None:
         """Put stored rows. In layer 0 raises CorruptionError for a key that has the state already."""
@@ -162,9 +129,7 @@ class Cells(ABC):
         slots = self._space.upsert(keys).slots.tolist()
         for slot, value in zip(slots, rows.column(self.spec.name).to_pylist(), strict=True):
             if layer == 0 and self._held(slot) is not None:
-                raise CorruptionError(
-                    f"state {self.spec.name!r} holds a key twice: the key groups of the checkpoint's tables overlap"
-                )
+                raise held_twice(self.name)
             self._set(slot, self._loaded(value))
         self._changed = []  # loaded rows are no changes
 
@@ -174,20 +139,14 @@ class Cells(ABC):
         self._notes = CellNotes(self._space.slots, self._rows)
         return self._notes
 
-    def end_notes(self) -> None:
-        """Stop noting changes."""
-        self._notes = None
-
     def undo(self, notes: Notes) -> None:
         """Restore what the state held when these notes began."""
         assert isinstance(notes, CellNotes)
         later = np.arange(notes.slots_below, self._space.slots, dtype=np.int32)
         for slot, held in (notes.held | dict.fromkeys(later[self.live(later)].tolist())).items():
             self._own_page(slot)[slot & _IN_PAGE] = held
-        self._rows = notes.rows
         self._changed = []
-        if self.dirty is not None:
-            self.dirty = DirtySlots.none_of(self._space.slots)
+        self._went_back(notes.rows)
 
     def _append(self, keys: pa.RecordBatch, stored: list[Any]) -> None:
         """Put stored values of new keys."""
@@ -227,19 +186,11 @@ class Cells(ABC):
             self._pins.replaced(number)
         return self._pages[number]
 
-    def _frozen(self, dirty: Bitmaps | None, removed: bool) -> FrozenSlots:
-        keys, groups = self._space.freeze()
-        values = _FrozenCells(self, list(self._pages), self.stored)
-        slots = self._space.slots
-        return FrozenSlots(
-            self.spec.name, (self.spec.name,), keys, groups, slots, values, self._pins.pin(), dirty, removed
-        )
+    def _frozen_values(self, removed: bool) -> _FrozenCells:
+        return _FrozenCells(self, list(self._pages), self.stored)
 
-    def _sorted(self) -> SortedSlots:
-        """For a canonical savepoint. No later snapshot builds on it, so the collected changes stay."""
-        keys, groups = self._space.freeze()
-        values = _FrozenCells(self, list(self._pages), self.stored_in_order)
-        return SortedSlots(self.spec.name, (self.spec.name,), keys, groups, self._space.slots, values, self._pins.pin())
+    def _sorted_values(self) -> _FrozenCells:
+        return _FrozenCells(self, list(self._pages), self.stored_in_order)
 
 
 class ColumnarValues(Cells):

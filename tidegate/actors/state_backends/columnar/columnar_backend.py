@@ -20,10 +20,10 @@ from tidegate.actors.state_backends.columnar.timers import ColumnarTimers
 from tidegate.actors.state_backends.columnar.undo_log import UndoLog
 from tidegate.actors.state_backends.columnar.vector_table import ColumnarTable
 from tidegate.actors.state_backends.common.backend import CellSpec, Migrate, ValueSpec
+from tidegate.actors.state_backends.common.refusals import strange_columns
 from tidegate.storage.checkpoints.metadata import StateKind
-from tidegate.storage.errors import ConfigurationError, CorruptionError
+from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.ids import CheckpointId
-from tidegate.storage.schemas.columns_text import columns_text
 from tidegate.storage.state.snapshot import Cut, FrozenNative, FrozenState, StateTable
 from tidegate.storage.state.timer_rows import TIMERS_STATE
 
@@ -264,12 +264,9 @@ class ColumnarBackend:
     def _check_columns(self, table: StateTable, values: Sequence[pa.Field]) -> None:
         keys = self._space.schema
         assert keys is not None, "state before its keys are known"
-        expected, found = [*keys, *values], table.rows.schema
+        expected, found = pa.schema([*keys, *values]), table.rows.schema
         if [(field.name, field.type) for field in found] != [(field.name, field.type) for field in expected]:
-            raise CorruptionError(
-                f"stored rows of state {table.state!r} have columns {columns_text(found)}, but the program expects "
-                f"{columns_text(expected)}; restore with the program that wrote them, or give the operator a new uid"
-            )
+            raise strange_columns(table.state, found, expected)
 
 
 def _bound_otherwise(state: str) -> ConfigurationError:

@@ -1,11 +1,7 @@
 """Tracks which slots of a state have changed since a snapshot: what an incremental snapshot must contain.
 
-Rules:
-- One bitmap collects the changes since the last freeze. A freeze files it under the number of its checkpoint and starts
-  an empty one, so its cost does not grow with the state.
-- A snapshot with base B contains the bitmaps filed after B. Those up to B are dropped then, because no later snapshot
-  has an older base.
-- To mark too many slots is always safe. Beyond `COLLECTIONS_MAX` bitmaps the two oldest are merged.
+One bitmap collects the changes since the last freeze. A freeze files it (`ChangeHistory`) and starts an empty one, so
+its cost does not grow with the state.
 """
 
 from __future__ import annotations
@@ -16,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidegate.actors.kernels.paged import Bitmap, mark_slots
-from tidegate.actors.state_backends.common.options import COLLECTIONS_MAX
+from tidegate.actors.state_backends.common.change_history import ChangeHistory
 from tidegate.storage.ids import CheckpointId
 
 _WORDS_MIN = 16
@@ -32,7 +28,7 @@ class DirtySlots:
 
     def __init__(self) -> None:
         self._current: Bitmap = np.zeros(_WORDS_MIN, dtype=np.uint64)
-        self._history: list[tuple[CheckpointId, Bitmap]] = []
+        self._history: ChangeHistory[Bitmap] = ChangeHistory(_merged)
 
     @staticmethod
     def none_of(slots: int) -> DirtySlots:
@@ -61,22 +57,19 @@ class DirtySlots:
     def close(self, checkpoint_id: CheckpointId, base: CheckpointId | None) -> Bitmaps:
         """File the current bitmap under this checkpoint. With a base, the result is what has changed since then."""
         if base is not None:
-            self._history = [entry for entry in self._history if entry[0] > base]
-        self._history.append((checkpoint_id, self._current))
+            self._history.drop(base)
+        self._history.file(checkpoint_id, self._current)
         self._current = np.zeros(len(self._current), dtype=np.uint64)
-        if len(self._history) > COLLECTIONS_MAX:
-            (_, oldest), (number, second) = self._history[:2]
-            self._history[:2] = [(number, union((oldest, second), 0, max(len(oldest), len(second)) * 64))]
-        return tuple(bitmap for _, bitmap in self._history)
+        return tuple(self._history)
 
     def changed_since(self, base: CheckpointId, slots: int) -> int:
         """How many of the first `slots` slots a snapshot on this base would contain. O(slots / 64)."""
-        since = (*(bitmap for number, bitmap in self._history if number > base), self._current)
+        since = (*self._history.since(base), self._current)
         return int(np.bitwise_count(union(since, 0, slots)).sum())
 
     def marked(self, slots: int) -> NDArray[np.bool_]:
         """Which of the first `slots` slots a later snapshot may have to contain. O(slots)."""
-        return flags((*(bitmap for _, bitmap in self._history), self._current), 0, slots)
+        return flags((*self._history, self._current), 0, slots)
 
     def rebuild(self, kept: NDArray[np.int32], slots: int) -> None:
         """Renumber: of so many slots, slot `kept[i]` becomes slot i."""
@@ -87,7 +80,7 @@ class DirtySlots:
             packed[: len(bits)] = bits
             return packed.view(np.uint64)
 
-        self._history = [(number, moved(bitmap)) for number, bitmap in self._history]
+        self._history.replace(moved)
         self._current = moved(self._current)
 
 
@@ -109,6 +102,10 @@ def union(bitmaps: Bitmaps, start: int, stop: int) -> Bitmap:
         part = bitmap[first:last]
         bits[: len(part)] |= part
     return bits
+
+
+def _merged(oldest: Bitmap, second: Bitmap) -> Bitmap:
+    return union((oldest, second), 0, max(len(oldest), len(second)) * 64)
 
 
 def flags(bitmaps: Bitmaps, start: int, stop: int) -> NDArray[np.bool_]:

@@ -31,7 +31,7 @@ from tidegate.actors.state_backends.columnar.restore_threads import PIECE_BYTES,
 from tidegate.actors.state_backends.columnar.undo_log import UndoLog
 from tidegate.actors.state_backends.common.backend import ValueSpec
 from tidegate.actors.state_backends.common.pages import FrozenColumn, PagedColumn
-from tidegate.storage.errors import CorruptionError
+from tidegate.actors.state_backends.common.refusals import held_twice
 from tidegate.storage.state.key_groups import key_groups_of
 
 COMPACTED_SLOTS_MIN = 4096
@@ -233,9 +233,7 @@ class KeySpace:
                 threads.end()
             return
         if not (self._fill_index() if threads is None else threads.finish()):
-            raise CorruptionError(
-                f"state {state.name!r} holds a key twice: the key groups of the checkpoint's tables overlap"
-            )
+            raise held_twice(state.name)
 
     def close(self) -> None:
         """End the threads of a restore that failed."""

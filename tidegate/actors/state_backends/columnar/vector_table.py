@@ -15,89 +15,31 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from tidegate.actors.kernels.key_index.entries import Upserted
-from tidegate.actors.kernels.paged import Pages, revive, scatter, touched_pages
-from tidegate.actors.state_backends.columnar.dirty_slots import Bitmaps, DirtySlots, live_or_marked
-from tidegate.actors.state_backends.columnar.frozen_slots import FrozenSlots
+from tidegate.actors.kernels.paged import revive, scatter, touched_pages
 from tidegate.actors.state_backends.columnar.key_space import KeySpace, key_pieces
 from tidegate.actors.state_backends.columnar.notes import NotedRows, TableNotes
-from tidegate.actors.state_backends.columnar.sorted_slots import SortedSlots
+from tidegate.actors.state_backends.columnar.paged_state import PagedState
 from tidegate.actors.state_backends.columnar.undo_log import Notes
 from tidegate.actors.state_backends.common.backend import ValueSpec
-from tidegate.actors.state_backends.common.pages import FrozenColumn, PagedColumn, Pins, pages_for
-from tidegate.storage.errors import CorruptionError
-from tidegate.storage.state.snapshot import Cut
+from tidegate.actors.state_backends.common.batch_column import BatchColumn
+from tidegate.actors.state_backends.common.pages import FrozenColumn, PagedColumn, pages_for
+from tidegate.actors.state_backends.common.refusals import held_twice
 
 _LIVE = ValueSpec("live", pa.uint8(), 0)
 _NO_SLOTS: NDArray[np.int32] = np.zeros(0, dtype=np.int32)
 
 
-class TableColumn:
-    """A `ValueColumn` over pages. A rebuild of the key space replaces the pages."""
-
-    __slots__ = ("_table", "paged")
-
-    def __init__(self, table: ColumnarTable, spec: ValueSpec) -> None:
-        self._table = table
-        self.paged = PagedColumn(spec)
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """Type of the values in the pages."""
-        return self.paged.dtype
-
-    @property
-    def pages(self) -> Pages:
-        """Addresses of the pages of values."""
-        return self.paged.pages
-
-    @property
-    def valid_pages(self) -> Pages:
-        """Addresses of the pages of validity; empty if nothing has ever been null."""
-        return self.paged.valid_pages
-
-    def track_nulls(self) -> Pages:
-        """Start to track validity: new rows of this batch are null, all others valid. Returns `valid_pages`."""
-        if not len(self.paged.valid_pages):
-            self.paged.start_nulls()
-            self.paged.reset_valid(self._table.new_slots)
-        return self.paged.valid_pages
-
-    def take(self, slots: NDArray[Any]) -> pa.Array:
-        """Values of these slots (a copy)."""
-        return self.paged.take(slots)
-
-    def raw(self, slots: NDArray[Any]) -> NDArray[Any]:
-        """The same as plain values. Undefined under a null."""
-        return self.paged.raw(slots)
-
-
-class ColumnarTable:
+class ColumnarTable(PagedState[TableNotes]):
     """A `VectorTable` over the slots of a `KeySpace`."""
 
     def __init__(self, space: KeySpace, name: str, specs: Sequence[ValueSpec], incremental: bool) -> None:
-        self._name = name
+        super().__init__(space, name, (spec.name for spec in specs), incremental)
         self.specs = tuple(specs)
         self.new_slots: NDArray[np.int32] = _NO_SLOTS
         """Slots that got a row in this batch."""
-        self._space = space
-        self._columns = {spec.name: TableColumn(self, spec) for spec in specs}
+        self._columns = {spec.name: BatchColumn(self, spec) for spec in specs}
         self._live = PagedColumn(_LIVE)
-        self._pins = Pins()
-        self.dirty = DirtySlots() if incremental else None
-        self._notes: TableNotes | None = None
-        """The undo log's notes: what slots held before they changed."""
-        self._rows = 0
         space.add(self)
-
-    @property
-    def name(self) -> str:
-        """Name of the state."""
-        return self._name
-
-    @property
-    def rows(self) -> int:
-        """Keys that have a row."""
-        return self._rows
 
     def upsert(self, keys: pa.RecordBatch) -> Upserted:
         """Begin a batch. Keys without a row get one."""
@@ -105,7 +47,7 @@ class ColumnarTable:
         new_rows = self._begin(upserted)
         return Upserted(upserted.slots, upserted.first_rows, new_rows)
 
-    def column(self, name: str) -> TableColumn:
+    def column(self, name: str) -> BatchColumn:
         """A value column."""
         return self._columns[name]
 
@@ -128,36 +70,14 @@ class ColumnarTable:
         for column in self._columns.values():
             column.paged.grow(pages)
         self._live.grow(pages)
-        self._pins.grow(pages)
-        if self.dirty is not None:
-            self.dirty.grow(slots)
-
-    def needed(self, slots: int) -> NDArray[np.bool_]:
-        """Which slots have a row, or lost it and a later snapshot may have to say so."""
-        return live_or_marked(self.live(np.arange(slots, dtype=np.int32)), self.dirty)
+        super().grow(slots)
 
     def rebuild(self, kept: NDArray[np.int32], slots: int) -> None:
         """Renumber slots: slot `kept[i]` becomes slot i."""
         for column in self._columns.values():
             column.paged = column.paged.rebuilt(kept)
         self._live = self._live.rebuilt(kept)
-        self._pins = Pins()
-        self._pins.grow(pages_for(len(kept)))
-        if self.dirty is not None:
-            self.dirty.rebuild(kept, slots)
-
-    def freeze(self, cut: Cut) -> tuple[FrozenSlots | SortedSlots, ...]:
-        """All rows, or what has changed since the base. Takes one reference a page."""
-        if cut.in_order:
-            return (self._sorted(),) if self._rows else ()
-        dirty = None if self.dirty is None else self.dirty.close(cut.checkpoint_id, cut.base)
-        if self._space.schema is None:
-            return ()
-        if cut.base is None:
-            return (self._frozen(None, False),) if self._rows else ()
-        assert dirty is not None, "an incremental snapshot of a state that keeps no changes"
-        self._space.look_again()
-        return self._frozen(dirty, False), self._frozen(dirty, True)
+        super().rebuild(kept, slots)
 
     def load(self, rows: pa.RecordBatch, layer: int) -> None:
         """Put stored rows. In layer 0 raises CorruptionError for a key that has a row already."""
@@ -168,9 +88,7 @@ class ColumnarTable:
         upserted = self._space.upsert(keys)
         known = len(upserted.slots) - len(self._begin(upserted, mark=False))
         if layer == 0 and known:
-            raise CorruptionError(
-                f"state {self.name!r} holds a key twice: the key groups of the checkpoint's tables overlap"
-            )
+            raise held_twice(self.name)
         for name, column in self._columns.items():
             column.paged.put(upserted.slots, rows.column(name))
         self.new_slots = _NO_SLOTS
@@ -190,10 +108,6 @@ class ColumnarTable:
         self._notes = TableNotes(self._space.slots, self._rows)
         return self._notes
 
-    def end_notes(self) -> None:
-        """Stop noting changes."""
-        self._notes = None
-
     def undo(self, notes: Notes) -> None:
         """Restore what the state held when these notes began."""
         assert isinstance(notes, TableNotes)
@@ -204,10 +118,8 @@ class ColumnarTable:
                 column.paged.put_raw(noted.slots, values, valid)
         later = np.arange(notes.slots_below, self._space.slots, dtype=np.int32)
         self._clear(later[self.live(later)])
-        self._rows = notes.rows
         self.new_slots = _NO_SLOTS
-        if self.dirty is not None:
-            self.dirty = DirtySlots.none_of(self._space.slots)
+        self._went_back(notes.rows)
 
     def _append(self, keys: pa.RecordBatch, rows: pa.RecordBatch) -> None:
         """Put stored rows of new keys."""
@@ -276,27 +188,9 @@ class ColumnarTable:
             self._live.copy_page(page)
             self._pins.replaced(page)
 
-    def _frozen(self, dirty: Bitmaps | None, removed: bool) -> FrozenSlots:
-        keys, groups = self._space.freeze()
+    def _frozen_values(self, removed: bool) -> _FrozenTable:
         columns = () if removed else tuple(column.paged.freeze() for column in self._columns.values())
-        return FrozenSlots(
-            self.name,
-            tuple(self._columns),
-            keys,
-            groups,
-            self._space.slots,
-            _FrozenTable(self._live.freeze(), columns),
-            self._pins.pin(),
-            dirty,
-            removed,
-        )
-
-    def _sorted(self) -> SortedSlots:
-        """For a canonical savepoint. No later snapshot builds on it, so the collected changes stay."""
-        keys, groups = self._space.freeze()
-        values = _FrozenTable(self._live.freeze(), tuple(column.paged.freeze() for column in self._columns.values()))
-        pinned = self._pins.pin()
-        return SortedSlots(self.name, tuple(self._columns), keys, groups, self._space.slots, values, pinned)
+        return _FrozenTable(self._live.freeze(), columns)
 
     def _key_names(self) -> list[str]:
         schema = self._space.schema

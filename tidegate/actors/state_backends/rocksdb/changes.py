@@ -2,10 +2,7 @@
 
 Rules:
 - One collection holds the keys that have changed since the last freeze. Keys that something was removed from are apart.
-  A freeze files the collection under its number and starts an empty one.
-- A snapshot with base B contains the collections filed after B. Those up to B are dropped then, because no later
-  snapshot has an older base.
-- To hold too many keys is always safe. Beyond `COLLECTIONS_MAX` collections the two oldest are merged.
+  A freeze files the collection (`ChangeHistory`) and starts an empty one.
 - Memory is bounded. Beyond `KEYS_MAX` keys of one state, the largest collection moves into the database, behind all key
   groups.
 - Rows are read only when the snapshot is written. An iterator made at the freeze shows them as they were.
@@ -20,7 +17,7 @@ from dataclasses import dataclass, field
 
 import rocksdict
 
-from tidegate.actors.state_backends.common.options import COLLECTIONS_MAX
+from tidegate.actors.state_backends.common.change_history import ChangeHistory
 from tidegate.actors.state_backends.rocksdb.database_session import OwnedFolder, RocksSession
 from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.ids import CheckpointId
@@ -66,7 +63,7 @@ class RocksChanges:
         self._state = state
         self._numbers = 0
         self._current = self._new()
-        self._history: list[tuple[CheckpointId, _Collection]] = []
+        self._history: ChangeHistory[_Collection] = ChangeHistory(_union)
 
     def put(self, keys: Iterable[bytes]) -> None:
         """Something was put at these keys. StorageError."""
@@ -87,16 +84,12 @@ class RocksChanges:
         """
         if base is not None:
             self._drop(base)
-        self._history.append((checkpoint_id, self._current))
-        frozen = [] if base is None else self._frozen(description)
+        self._history.file(checkpoint_id, self._current)
         self._current = self._new()
-        if len(self._history) > COLLECTIONS_MAX:
-            (_, oldest), (number, second) = self._history[:2]
-            self._history[:2] = [(number, self._union(oldest, second))]
-        return frozen
+        return [] if base is None else self._frozen(description)
 
     def _frozen(self, description: RocksDescription) -> list[FrozenChanges]:
-        collections = [collection for _, collection in self._history if collection]
+        collections = [collection for collection in self._history if collection]
         frozen = []
         if collections:
             frozen.append(FrozenChanges(self._session, description, self._state, collections, removed=False))
@@ -108,17 +101,11 @@ class RocksChanges:
         self._numbers += 1
         return _Collection(self._numbers)
 
-    def _union(self, first: _Collection, second: _Collection) -> _Collection:
-        """A new collection, because a snapshot may still read the two."""
-        changed, removed = first.changed | second.changed, first.removed | second.removed
-        return _Collection(second.number, changed, removed, (*first.stored, *second.stored))
-
     def _keep_bound(self) -> None:
         """If there are too many keys in memory, move the largest collection into the database."""
-        closed = [collection for _, collection in self._history]
-        if sum(collection.keys for collection in (*closed, self._current)) <= KEYS_MAX:
-            return
-        self._store(max((*closed, self._current), key=lambda collection: collection.keys))
+        collections = (*self._history, self._current)
+        if sum(collection.keys for collection in collections) > KEYS_MAX:
+            self._store(max(collections, key=lambda collection: collection.keys))
 
     def _store(self, collection: _Collection) -> None:
         batch = rocksdict.WriteBatch(raw_mode=True)
@@ -133,12 +120,17 @@ class RocksChanges:
         collection.stored = tuple(dict.fromkeys((*collection.stored, collection.number)))
 
     def _drop(self, base: CheckpointId) -> None:
-        dropped = [collection for number, collection in self._history if number <= base]
-        self._history = [entry for entry in self._history if entry[0] > base]
+        dropped = self._history.drop(base)
         with reported("write RocksDB", self._session.folder):
             for number in (number for collection in dropped for number in collection.stored):
                 begin, end = _prefix(self._state, number, False), _prefix(self._state, number + 1, False)
                 self._session.database.delete_range(begin, end, unlogged())
+
+
+def _union(first: _Collection, second: _Collection) -> _Collection:
+    """A new collection, because a snapshot may still read the two."""
+    changed, removed = first.changed | second.changed, first.removed | second.removed
+    return _Collection(second.number, changed, removed, (*first.stored, *second.stored))
 
 
 class FrozenChanges:

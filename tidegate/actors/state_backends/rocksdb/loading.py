@@ -13,15 +13,14 @@ import rocksdict
 
 from tidegate.actors.kernels.key_index.key_index import KeyIndex
 from tidegate.actors.state_backends.common.backend import Migrate
+from tidegate.actors.state_backends.common.refusals import held_twice, strange_columns
 from tidegate.actors.state_backends.rocksdb.cells import RocksCells
 from tidegate.actors.state_backends.rocksdb.database_session import RocksSession
 from tidegate.actors.state_backends.rocksdb.keys import database_keys, key_group_of
 from tidegate.actors.state_backends.rocksdb.timers import RocksTimers
 from tidegate.actors.state_backends.rocksdb.vector_table import RocksTable
-from tidegate.storage.errors import CorruptionError
 from tidegate.storage.rocksdb.database import reported, unlogged
 from tidegate.storage.rocksdb.value_layout import HEAD, RocksState
-from tidegate.storage.schemas.columns_text import columns_text
 from tidegate.storage.schemas.evolution import migrated
 from tidegate.storage.state.snapshot import StateTable
 
@@ -115,9 +114,7 @@ class RocksLoader:
             suspects = [key for key in keys if key_group_of(key) in known]
             double = bool(np.any([target.has(key) for key in suspects]))
         if double:
-            raise CorruptionError(
-                f"state {name!r} holds a key twice: the key groups of the checkpoint's tables overlap"
-            )
+            raise held_twice(name)
         known |= groups
 
     def _ascend(self, name: str, keys: Sequence[bytes], is_first: bool) -> bool:
@@ -132,8 +129,4 @@ class RocksLoader:
 
 def _check_columns(table: StateTable, expected: pa.Schema) -> None:
     if not table.rows.schema.equals(expected):
-        raise CorruptionError(
-            f"stored rows of state {table.state!r} have columns {columns_text(table.rows.schema)}, but the program "
-            f"expects {columns_text(expected)}; restore with the program that wrote them, or give the operator a new "
-            "uid"
-        )
+        raise strange_columns(table.state, table.rows.schema, expected)

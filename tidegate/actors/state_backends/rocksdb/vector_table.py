@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 
 from tidegate.actors.kernels.key_index.entries import Upserted
 from tidegate.actors.kernels.key_index.key_index import KeyIndex
-from tidegate.actors.kernels.paged import Pages
 from tidegate.actors.kernels.partition import gather
 from tidegate.actors.state_backends.common.backend import ValueSpec
-from tidegate.actors.state_backends.common.pages import PagedColumn, pages_for
+from tidegate.actors.state_backends.common.batch_column import BatchColumn
+from tidegate.actors.state_backends.common.pages import pages_for
 from tidegate.actors.state_backends.rocksdb.changes import RocksChanges
 from tidegate.actors.state_backends.rocksdb.database_session import RocksSession
 from tidegate.actors.state_backends.rocksdb.keys import database_keys
@@ -29,54 +29,6 @@ from tidegate.storage.rocksdb.value_layout import RocksState
 
 _NO_SLOTS: NDArray[np.int32] = np.zeros(0, dtype=np.int32)
 _ESTIMATE = "rocksdb.estimate-num-keys"
-
-
-class RocksColumn:
-    """A `ValueColumn` over the rows of a batch."""
-
-    __slots__ = ("_paged", "_table")
-
-    def __init__(self, table: RocksTable, spec: ValueSpec) -> None:
-        self._table = table
-        self._paged = PagedColumn(spec)
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """Type of the values in the pages."""
-        return self._paged.dtype
-
-    @property
-    def pages(self) -> Pages:
-        """Addresses of the pages of values."""
-        return self._paged.pages
-
-    @property
-    def valid_pages(self) -> Pages:
-        """Addresses of the pages of validity; empty if nothing has ever been null."""
-        return self._paged.valid_pages
-
-    def track_nulls(self) -> Pages:
-        """Start to track validity: new rows of this batch are null, all others valid. Returns `valid_pages`."""
-        if not len(self._paged.valid_pages):
-            self._paged.start_nulls()
-            self._paged.reset_valid(self._table.new_slots)
-        return self._paged.valid_pages
-
-    def take(self, slots: NDArray[Any]) -> pa.Array:
-        """Values of these slots (a copy)."""
-        return self._paged.take(slots)
-
-    def raw(self, slots: NDArray[Any]) -> NDArray[Any]:
-        """The same as plain values. Undefined under a null."""
-        return self._paged.raw(slots)
-
-    def fill(self, slots: int, known: NDArray[np.int32], values: pa.Array | None, new: NDArray[np.int32]) -> None:
-        """Set up this many slots: `known` ones with stored values, `new` ones with the identity or null."""
-        self._paged.grow(pages_for(slots))
-        if values is not None:
-            self._paged.put(known, values)
-        if len(new):
-            self._paged.reset(new)
 
 
 class RocksTable:
@@ -91,7 +43,7 @@ class RocksTable:
         self.changes = RocksChanges(session, state) if session.keeps_changes else None
         """The changed keys, if a changelog wants them."""
         self._session = session
-        self._columns = {spec.name: RocksColumn(self, spec) for spec in specs}
+        self._columns = {spec.name: BatchColumn(self, spec) for spec in specs}
         self._batch_keys: list[bytes] = []
 
     @property
@@ -117,7 +69,7 @@ class RocksTable:
         self._fill(len(found), known, stored, self.new_slots)
         return Upserted(ranks[upserted.slots], first_rows, first_rows[missing[ranks]])
 
-    def column(self, name: str) -> RocksColumn:
+    def column(self, name: str) -> BatchColumn:
         """A value column."""
         return self._columns[name]
 
@@ -163,5 +115,10 @@ class RocksTable:
     def _fill(
         self, slots: int, known: NDArray[np.int32], stored: Sequence[pa.Array] | None, new: NDArray[np.int32]
     ) -> None:
+        """Set up this many slots: `known` ones with stored values, `new` ones with the identity or null."""
         for position, column in enumerate(self._columns.values()):
-            column.fill(slots, known, None if stored is None else stored[position], new)
+            column.paged.grow(pages_for(slots))
+            if stored is not None:
+                column.paged.put(known, stored[position])
+            if len(new):
+                column.paged.reset(new)

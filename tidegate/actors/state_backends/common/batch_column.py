@@ -1,0 +1,60 @@
+"""`BatchColumn`: the `ValueColumn` that both backends give to kernels, over the pages of a `PagedColumn`."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from tidegate.actors.kernels.paged import Pages
+from tidegate.actors.state_backends.common.backend import ValueSpec
+from tidegate.actors.state_backends.common.pages import PagedColumn
+
+
+class BatchTable(Protocol):
+    """The table of a column, as the column sees it."""
+
+    new_slots: NDArray[np.int32]
+    """Slots that get a row in this batch."""
+
+
+class BatchColumn:
+    """A `ValueColumn` of a table. The table may replace `paged`."""
+
+    __slots__ = ("_table", "paged")
+
+    def __init__(self, table: BatchTable, spec: ValueSpec) -> None:
+        self._table = table
+        self.paged = PagedColumn(spec)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Type of the values in the pages."""
+        return self.paged.dtype
+
+    @property
+    def pages(self) -> Pages:
+        """Addresses of the pages of values."""
+        return self.paged.pages
+
+    @property
+    def valid_pages(self) -> Pages:
+        """Addresses of the pages of validity; empty if nothing has ever been null."""
+        return self.paged.valid_pages
+
+    def track_nulls(self) -> Pages:
+        """Start to track validity: new rows of this batch are null, all others valid. Returns `valid_pages`."""
+        if not len(self.paged.valid_pages):
+            self.paged.start_nulls()
+            self.paged.reset_valid(self._table.new_slots)
+        return self.paged.valid_pages
+
+    def take(self, slots: NDArray[Any]) -> pa.Array:
+        """Values of these slots (a copy)."""
+        return self.paged.take(slots)
+
+    def raw(self, slots: NDArray[Any]) -> NDArray[Any]:
+        """The same as plain values. Undefined under a null."""
+        return self.paged.raw(slots)

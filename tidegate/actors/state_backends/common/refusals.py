@@ -1,0 +1,21 @@
+"""What is wrong with stored rows, in the words of every backend."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+from tidegate.storage.errors import CorruptionError
+from tidegate.storage.schemas.columns_text import columns_text
+
+
+def held_twice(state: str) -> CorruptionError:
+    """A key came twice in layer 0 of a checkpoint."""
+    return CorruptionError(f"state {state!r} holds a key twice: the key groups of the checkpoint's tables overlap")
+
+
+def strange_columns(state: str, found: pa.Schema, expected: pa.Schema) -> CorruptionError:
+    """Stored rows have other columns than the state."""
+    return CorruptionError(
+        f"stored rows of state {state!r} have columns {columns_text(found)}, but the program expects "
+        f"{columns_text(expected)}; restore with the program that wrote them, or give the operator a new uid"
+    )
