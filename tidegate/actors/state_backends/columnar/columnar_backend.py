@@ -20,7 +20,7 @@ from tidegate.actors.state_backends.columnar.timers import ColumnarTimers
 from tidegate.actors.state_backends.columnar.undo_log import UndoLog
 from tidegate.actors.state_backends.columnar.vector_table import ColumnarTable
 from tidegate.actors.state_backends.common.backend import CellSpec, Migrate, ValueSpec
-from tidegate.actors.state_backends.common.refusals import strange_columns
+from tidegate.actors.state_backends.common.refusals import not_bound, strange_columns
 from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.ids import CheckpointId
@@ -205,7 +205,7 @@ class ColumnarBackend:
             self._state(table.state).forget(table.rows)
         elif table.state in self._tables:
             vector = self._tables[table.state]
-            self._check_columns(table, [pa.field(spec.name, spec.data_type) for spec in vector.specs])
+            self._check_columns(table, [spec.field for spec in vector.specs])
             vector.load(table.rows, table.layer)
         else:
             cells = self._state(table.state)
@@ -246,7 +246,7 @@ class ColumnarBackend:
         keys = self._space.schema
         assert keys is not None, "state before its keys are known"
         if state in self._tables:
-            return pa.schema([*keys, *(pa.field(spec.name, spec.data_type) for spec in self._tables[state].specs)])
+            return pa.schema([*keys, *(spec.field for spec in self._tables[state].specs)])
         return pa.schema([*keys, self._cells[state].spec.field])
 
     def _check_new(self, name: str) -> None:
@@ -255,10 +255,7 @@ class ColumnarBackend:
     def _state(self, name: str) -> ColumnarTable | Cells:
         state = self._tables.get(name) or self._cells.get(name)
         if state is None:
-            raise ConfigurationError(
-                f"there is no state {name!r}; bound are {sorted([*self._tables, *self._cells])}: bind it, or give the "
-                "operator a new uid"
-            )
+            raise not_bound(name, (*self._tables, *self._cells))
         return state
 
     def _check_columns(self, table: StateTable, values: Sequence[pa.Field]) -> None:

@@ -127,6 +127,11 @@ class ValueSpec:
     data_type: pa.DataType
     identity: int | float
 
+    @property
+    def field(self) -> pa.Field:
+        """The field of the column in the stored table."""
+        return pa.field(self.name, self.data_type)
+
 
 class ValueColumn(Protocol):
     """A column of a vectorised table. Kernels change its memory in place between `upsert` and `done`.

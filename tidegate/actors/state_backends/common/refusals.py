@@ -1,16 +1,25 @@
-"""What is wrong with stored rows, in the words of every backend."""
+"""Why stored rows cannot be loaded, in the words of every backend."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import pyarrow as pa
 
-from tidegate.storage.errors import CorruptionError
+from tidegate.storage.errors import ConfigurationError, CorruptionError
 from tidegate.storage.schemas.columns_text import columns_text
 
 
 def held_twice(state: str) -> CorruptionError:
     """A key came twice in layer 0 of a checkpoint."""
     return CorruptionError(f"state {state!r} holds a key twice: the key groups of the checkpoint's tables overlap")
+
+
+def not_bound(state: str, bound: Iterable[str]) -> ConfigurationError:
+    """The program has no such state."""
+    return ConfigurationError(
+        f"there is no state {state!r}; bound are {sorted(bound)}: bind it, or give the operator a new uid"
+    )
 
 
 def strange_columns(state: str, found: pa.Schema, expected: pa.Schema) -> CorruptionError:

@@ -21,7 +21,7 @@ from tidegate.actors.state_backends.common.change_history import ChangeHistory
 from tidegate.actors.state_backends.rocksdb.database_session import OwnedFolder, RocksSession
 from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.ids import CheckpointId
-from tidegate.storage.rocksdb.database import reported, unlogged
+from tidegate.storage.rocksdb.database import reported
 from tidegate.storage.rocksdb.scan import scan_keys
 from tidegate.storage.rocksdb.value_layout import HEAD, RocksDescription, RocksState
 from tidegate.storage.state.snapshot import StateChunk
@@ -113,18 +113,17 @@ class RocksChanges:
             prefix = _prefix(self._state, collection.number, removed)
             for key in keys:
                 batch.put(prefix + key, b"")
-        with reported("write RocksDB", self._session.folder):
-            self._session.database.write(batch, unlogged())
+        self._session.write(batch)
         # New sets, because a snapshot may still read the old ones.
         collection.changed, collection.removed = set(), set()
         collection.stored = tuple(dict.fromkeys((*collection.stored, collection.number)))
 
     def _drop(self, base: CheckpointId) -> None:
         dropped = self._history.drop(base)
-        with reported("write RocksDB", self._session.folder):
-            for number in (number for collection in dropped for number in collection.stored):
-                begin, end = _prefix(self._state, number, False), _prefix(self._state, number + 1, False)
-                self._session.database.delete_range(begin, end, unlogged())
+        stored = (number for collection in dropped for number in collection.stored)
+        self._session.remove_ranges(
+            (_prefix(self._state, number, False), _prefix(self._state, number + 1, False)) for number in stored
+        )
 
 
 def _union(first: _Collection, second: _Collection) -> _Collection:

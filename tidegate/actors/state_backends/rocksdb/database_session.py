@@ -12,7 +12,7 @@ import shutil
 import time
 import uuid
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -23,7 +23,7 @@ from tidegate.storage.checkpoints.metadata import NativeState
 from tidegate.storage.errors import CorruptionError, StorageError
 from tidegate.storage.files.private_folders import FOLDER_MODE, open_private
 from tidegate.storage.ids import CheckpointId, OperatorUid
-from tidegate.storage.rocksdb.database import open_database, reported
+from tidegate.storage.rocksdb.database import open_database, reported, unlogged
 from tidegate.storage.rocksdb.frozen import FrozenRocks
 from tidegate.storage.rocksdb.scan import scan_state
 from tidegate.storage.rocksdb.value_layout import (
@@ -150,6 +150,30 @@ class RocksSession:
         for chunk in scan_state(cursor, self.describe(), state, self.key_groups, self.folder):
             for start in range(0, chunk.rows.num_rows, rows_max):
                 yield chunk.rows.slice(start, rows_max)
+
+    def has(self, key: bytes) -> bool:
+        """Whether anything is stored at a key. StorageError."""
+        with reported("read RocksDB", self.folder):
+            return self.database.get(key) is not None
+
+    def write(self, batch: rocksdict.WriteBatch) -> None:
+        """Apply writes, all of them or none. StorageError."""
+        if not batch.is_empty():
+            with reported("write RocksDB", self.folder):
+                self.database.write(batch, unlogged())
+
+    def remove(self, keys: Iterable[bytes]) -> None:
+        """Remove what is stored at these keys. StorageError."""
+        batch = rocksdict.WriteBatch(raw_mode=True)
+        for key in keys:
+            batch.delete(key)
+        self.write(batch)
+
+    def remove_ranges(self, ranges: Iterable[tuple[bytes, bytes]]) -> None:
+        """Remove what is stored from the first key of each range up to, not including, the second. StorageError."""
+        with reported("write RocksDB", self.folder):
+            for begin, end in ranges:
+                self.database.delete_range(begin, end, unlogged())
 
     def freeze(self, checkpoint_id: CheckpointId) -> FrozenRocks:
         """A checkpoint of the database: memory is written to files, and all files are hard-linked. StorageError."""

@@ -19,7 +19,6 @@ from tidegate.actors.state_backends.rocksdb.database_session import RocksSession
 from tidegate.actors.state_backends.rocksdb.keys import database_keys, key_group_of
 from tidegate.actors.state_backends.rocksdb.timers import RocksTimers
 from tidegate.actors.state_backends.rocksdb.vector_table import RocksTable
-from tidegate.storage.rocksdb.database import reported, unlogged
 from tidegate.storage.rocksdb.value_layout import HEAD, RocksState
 from tidegate.storage.schemas.evolution import migrated
 from tidegate.storage.state.snapshot import StateTable
@@ -77,10 +76,9 @@ class RocksLoader:
             moved = migrated(rows, expected, source.name, session.uid) if migrate is None else migrate(rows)
             keys = database_keys(moved.select(session.key_schema.names), session.max_parallelism, number)
             self._put(target, keys, moved.columns[len(session.key_schema) :])
-        with reported("write RocksDB", session.folder):
-            for group in session.key_groups:
-                begin, end = HEAD.pack(group, source.number), HEAD.pack(group, source.number + 1)
-                session.database.delete_range(begin, end, unlogged())
+        session.remove_ranges(
+            (HEAD.pack(group, source.number), HEAD.pack(group, source.number + 1)) for group in session.key_groups
+        )
 
     def _put(self, target: RocksTable | RocksCells, keys: Sequence[bytes], columns: Sequence[pa.Array] | None) -> None:
         if isinstance(target, RocksTable):
@@ -94,8 +92,7 @@ class RocksLoader:
         for key, value in zip(keys, values, strict=True):
             target.replace(batch, key, value)
         self._session.position += 1
-        with reported("write RocksDB", self._session.folder):
-            self._session.database.write(batch, unlogged())
+        self._session.write(batch)
 
     def _check_first(
         self, target: RocksTable | RocksCells | RocksTimers, columns: pa.RecordBatch, keys: Sequence[bytes]

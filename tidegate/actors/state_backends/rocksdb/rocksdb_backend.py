@@ -15,6 +15,7 @@ import rocksdict
 
 from tidegate.actors.state_backends.common.backend import CellSpec, Migrate, ValueSpec
 from tidegate.actors.state_backends.common.options import BackendPlace
+from tidegate.actors.state_backends.common.refusals import not_bound
 from tidegate.actors.state_backends.rocksdb.cells import RocksCells, RocksLists, RocksMaps, RocksValues
 from tidegate.actors.state_backends.rocksdb.database_session import OwnedFolder, RocksSession
 from tidegate.actors.state_backends.rocksdb.expiry_sweep import RocksSweeper
@@ -25,7 +26,7 @@ from tidegate.actors.state_backends.rocksdb.vector_table import RocksTable
 from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.ids import CheckpointId
-from tidegate.storage.rocksdb.database import reported, unlogged
+from tidegate.storage.rocksdb.database import reported
 from tidegate.storage.rocksdb.frozen import FrozenRocks
 from tidegate.storage.rocksdb.scan import scan_state
 from tidegate.storage.rocksdb.value_layout import RocksDescription, RocksForm, RocksState
@@ -96,7 +97,7 @@ class RocksBackend:
 
     def table(self, name: str, columns: Sequence[ValueSpec]) -> RocksTable:
         """A vectorised state. ConfigurationError if the types in the files cannot become these."""
-        values = pa.schema([pa.field(spec.name, spec.data_type) for spec in columns])
+        values = pa.schema([spec.field for spec in columns])
         state, older = self._declared(name, RocksForm.TABLE, values)
         table = self._tables[name] = RocksTable(self._session, state, columns)
         if older is not None:
@@ -106,7 +107,7 @@ class RocksBackend:
     def retype(self, name: str, columns: Sequence[ValueSpec], migrate: Migrate) -> RocksTable:
         """Replace a vectorised state by one with the same name and other types, and convert its rows."""
         former = self._tables.pop(name).state
-        values = pa.schema([pa.field(spec.name, spec.data_type) for spec in columns])
+        values = pa.schema([spec.field for spec in columns])
         state = self._session.declare(name, RocksForm.TABLE, values)
         table = self._tables[name] = RocksTable(self._session, state, columns)
         self._loader.move(former, table, migrate)
@@ -233,10 +234,7 @@ class RocksBackend:
             return
         target = self._tables.get(table.state) or self._cells.get(table.state)
         if target is None:
-            raise ConfigurationError(
-                f"there is no state {table.state!r}; bound are {sorted([*self._tables, *self._cells])}: bind it, or "
-                "give the operator a new uid"
-            )
+            raise not_bound(table.state, (*self._tables, *self._cells))
         self._loader.load(target, table)
 
     def loaded(self) -> None:
@@ -291,8 +289,6 @@ class RocksBackend:
         self._write(batch)
 
     def _write(self, batch: rocksdict.WriteBatch) -> None:
-        if batch.is_empty():
-            return
-        self._session.position += 1
-        with reported("write RocksDB", self._session.folder):
-            self._session.database.write(batch, unlogged())
+        if not batch.is_empty():
+            self._session.position += 1
+            self._session.write(batch)

@@ -20,7 +20,7 @@ from tidegate.actors.kernels.hashing import hash_columns
 from tidegate.actors.state_backends.common.timers import DueTimers
 from tidegate.actors.state_backends.rocksdb.changes import RocksChanges
 from tidegate.actors.state_backends.rocksdb.database_session import RocksSession
-from tidegate.storage.rocksdb.database import reported, unlogged
+from tidegate.storage.rocksdb.database import reported
 from tidegate.storage.rocksdb.timer_keys import MOMENT, TimerKeys, behind_moment, moment_bytes, moment_of
 from tidegate.storage.rocksdb.value_layout import HEAD, RocksForm, RocksState
 from tidegate.storage.state.key_groups import key_groups_of
@@ -104,23 +104,19 @@ class RocksTimers:
         batch = rocksdict.WriteBatch(raw_mode=True)
         for timer in timers:
             batch.put(timer, b"")
-        self._write(batch)
+        self._session.write(batch)
         for timer in timers:
             self._heads[timer[HEAD.size]].add(timer)
 
     def remove(self, timers: Sequence[bytes]) -> None:
         """Delete timers, if they are there. StorageError."""
-        batch = rocksdict.WriteBatch(raw_mode=True)
-        for timer in timers:
-            batch.delete(timer)
-        self._write(batch)
+        self._session.remove(timers)
         for timer in timers:
             self._heads[timer[HEAD.size]].discard(timer)
 
     def has(self, timer: bytes) -> bool:
         """Whether this timer is there. StorageError."""
-        with reported("read RocksDB", self._session.folder):
-            return self._session.database.get(timer) is not None
+        return self._session.has(timer)
 
     def _begin(self, state: RocksState, of_files: bool) -> None:
         self.changes = RocksChanges(self._session, state) if self._session.keeps_changes else None
@@ -138,11 +134,6 @@ class RocksTimers:
         groups = key_groups_of(hashes, self._session.max_parallelism).tolist()
         told = zip(groups, domains, moments, form.encode(keys), strict=True)
         return [HEAD.pack(group, number) + moment_bytes(domain, ms) + key for group, domain, ms, key in told]
-
-    def _write(self, batch: rocksdict.WriteBatch) -> None:
-        if not batch.is_empty():
-            with reported("write RocksDB", self._session.folder):
-                self._session.database.write(batch, unlogged())
 
     def _all(self) -> Iterator[bytes]:
         if self._state is None:

@@ -23,7 +23,7 @@ from tidegate.actors.state_backends.common.pages import pages_for
 from tidegate.actors.state_backends.rocksdb.changes import RocksChanges
 from tidegate.actors.state_backends.rocksdb.database_session import RocksSession
 from tidegate.actors.state_backends.rocksdb.keys import database_keys
-from tidegate.storage.rocksdb.database import fetch, reported, unlogged
+from tidegate.storage.rocksdb.database import fetch
 from tidegate.storage.rocksdb.tables import TableLayout, table_layout
 from tidegate.storage.rocksdb.value_layout import RocksState
 
@@ -88,21 +88,15 @@ class RocksTable:
         batch = rocksdict.WriteBatch(raw_mode=True)
         for key, row in zip(keys, self.layout.packed(columns), strict=True):
             batch.put(key, row)
-        with reported("write RocksDB", self._session.folder):
-            self._session.database.write(batch, unlogged())
+        self._session.write(batch)
 
     def remove(self, keys: Sequence[bytes]) -> None:
         """Remove the rows of these keys, if there are any. StorageError."""
-        batch = rocksdict.WriteBatch(raw_mode=True)
-        for key in keys:
-            batch.delete(key)
-        with reported("write RocksDB", self._session.folder):
-            self._session.database.write(batch, unlogged())
+        self._session.remove(keys)
 
     def has(self, key: bytes) -> bool:
         """Whether a key has a row. StorageError."""
-        with reported("read RocksDB", self._session.folder):
-            return self._session.database.get(key) is not None
+        return self._session.has(key)
 
     def scan(self, rows_max: int) -> Iterator[tuple[pa.RecordBatch, NDArray[Any]]]:
         """All keys, sorted by key group, in batches, with their slots."""
