@@ -104,7 +104,9 @@ def test_a_refused_acknowledgement_loses_its_state_and_what_was_in_flight() -> N
 
     found = coordinator.tell(ev.CheckpointAcknowledged(0, AttemptNumber(0), SINK, CheckpointId(9), state))
 
-    assert found == [do.DiscardFiles(("job-12345678/chk-9/sink-0", "job/chk-9/sink-0-channels"), permit=ANY_PERMIT)]
+    assert found == [
+        do.DiscardFiles(CheckpointId(9), ("job-12345678/chk-9/sink-0", "job/chk-9/sink-0-channels"), permit=ANY_PERMIT)
+    ]
 
 
 @pytest.mark.parametrize("reason", list(Reason))

@@ -37,7 +37,7 @@ CALLS = {
     "CommitSinks": "do.CommitSinks(ONE, ()",
     "DiscardCheckpoint": "do.DiscardCheckpoint(ONE, False",
     "DiscardSavepoint": "do.DiscardSavepoint('target', JobId('job'), ONE",
-    "DiscardFiles": "do.DiscardFiles(()",
+    "DiscardFiles": "do.DiscardFiles(ONE, ()",
     "write_savepoint": "savepoints.write_savepoint(opened, 'root', 'target', metadata",
     "discard_savepoint": "savepoints.discard_savepoint(opened, 'target', JobId('job')",
     "sweep_checkpoints": "retention.sweep_checkpoints(store, layout",
@@ -153,6 +153,7 @@ def test_the_permit_of_another_checkpoint_makes_no_instruction() -> None:
     two, metadata = CheckpointId(2), SimpleNamespace(checkpoint_id=CheckpointId(2))
     for make in (
         lambda: do.DiscardCheckpoint(two, False, permit=DeletePermit(_DECIDED, ONE)),
+        lambda: do.DiscardFiles(two, (), permit=DeletePermit(_DECIDED, ONE)),
         lambda: do.DiscardSavepoint("target", JobId("job"), two, permit=DeletePermit(_DECIDED, ONE)),
         lambda: do.CommitSinks(two, (), permit=CommitPermit(_DECIDED, ONE)),
         lambda: do.WriteMetadata(cast(Any, metadata), permit=CompletionPermit(_DECIDED, ONE)),

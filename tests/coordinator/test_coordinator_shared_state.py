@@ -277,7 +277,7 @@ def test_a_refused_acknowledgement_loses_its_own_files_and_none_of_its_base() ->
     found = job.tell(ev.CheckpointAcknowledged(job.at_ms, job.state.attempt, SINK, CheckpointId(2), state))
 
     assert only(found, do.DiscardFiles) == [
-        do.DiscardFiles((str(handle(2, SINK).path), path(2), own), permit=ANY_PERMIT)
+        do.DiscardFiles(CheckpointId(2), (str(handle(2, SINK).path), path(2), own), permit=ANY_PERMIT)
     ]
 
 

@@ -245,7 +245,7 @@ def test_files_of_a_refused_acknowledgement_are_deleted_one_by_one(
             super().delete(path)
 
     effects = CoordinatorEffects(context(store.url), Stubborn, lambda: 7)
-    effects.discard_files(coordinator_do.DiscardFiles(OF_FIVE, permit=ANY_PERMIT))
+    effects.discard_files(coordinator_do.DiscardFiles(CheckpointId(5), OF_FIVE, permit=ANY_PERMIT))
 
     assert files_in(store) == {OF_FIVE[1]}
     assert f"left {OF_FIVE[1]} behind for the sweep: read-only" in caplog.text

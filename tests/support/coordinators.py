@@ -77,7 +77,7 @@ def discarding(checkpoint_id: int, task: TaskId) -> do.DiscardFiles:
     """What deletes that file."""
     path = handle(checkpoint_id, task).path
     assert path is not None
-    return do.DiscardFiles((path,), permit=ANY_PERMIT)
+    return do.DiscardFiles(CheckpointId(checkpoint_id), (path,), permit=ANY_PERMIT)
 
 
 def files(first_index: int, *names: str) -> Committable:

@@ -346,17 +346,11 @@ class CoordinatorMachine:
             self._end(JobStatus.FAILED, restore_failure, at_ms)
         passed_over, context.passed_over = context.passed_over, None
         if passed_over is not None:
-            # No task of the attempt has started, so no restart strategy is asked. Checkpoints run out, so this ends.
-            state.last_failure = passed_over
-            self._restarts.left()
-            self._failover.stop_whole(passed_over, at_ms)
-            state.restart_due = True
+            # No task of the attempt has started. Checkpoints run out, so this ends.
+            self._start_anew(passed_over, at_ms)
         stop_failure, context.stop_failure = context.stop_failure, None
         if stop_failure is not None and state.status is JobStatus.RUNNING:
-            state.last_failure = stop_failure
-            self._restarts.left()
-            self._failover.stop_whole(stop_failure, at_ms)
-            state.restart_due = True
+            self._start_anew(stop_failure, at_ms)
         failure, context.attempt_failure = context.attempt_failure, None
         if failure is not None and state.status is not JobStatus.RESTARTING:
             tasks = self._deployer.being_deployed() if state.status is JobStatus.DEPLOYING else None
@@ -368,6 +362,13 @@ class CoordinatorMachine:
                 self._end(JobStatus.FAILED, failure, at_ms)
             else:
                 state.ending_status, state.ending_reason = JobStatus.FAILED, failure
+
+    def _start_anew(self, reason: str, at_ms: int) -> None:
+        """Begin the next attempt at once. This one has not failed, so the restart strategy is not asked."""
+        self.state.last_failure = reason
+        self._restarts.left()
+        self._failover.stop_whole(reason, at_ms)
+        self.state.restart_due = True
 
     def _end_if_over(self) -> None:
         state = self.state

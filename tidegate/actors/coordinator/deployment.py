@@ -19,7 +19,6 @@ from tidegate.actors.coordinator import invariants
 from tidegate.actors.coordinator.checkpoints.failure_manager import forgive
 from tidegate.actors.coordinator.checkpoints.fallback import passed_over_text
 from tidegate.actors.coordinator.job.job_spec import RestorePoint
-from tidegate.actors.coordinator.job.outages import pause_ms
 from tidegate.actors.coordinator.job.phases import JobInput, JobStatus
 from tidegate.actors.coordinator.messages import events as ev
 from tidegate.actors.coordinator.messages import instructions as do
@@ -67,7 +66,7 @@ class Deployer:
 
     def tables_not_taken_back(self, event: ev.TablesNotTakenBack) -> None:
         """Try again, within the limits of `_gives_up`. Tasks that started before would commit their rows twice."""
-        state, spec = self._context.state, self._context.spec
+        state = self._context.state
         if not self._waits_for_tables(event.attempt):
             return
         if event.fenced:
@@ -76,14 +75,8 @@ class Deployer:
             self._context.storage_failure = f"a newer job is in charge of a table of this one ({event.error})"
             return
         state.table_failures += 1
-        if self._gives_up(event.at_ms, event.away_ms, state.table_failures):
-            self._context.attempt_failure = (
-                f"the tables could not be taken back to checkpoint {state.fallback} in {state.table_failures} "
-                f"attempts: {event.error}"
-            )
-            return
-        due_at_ms = event.at_ms + pause_ms(spec.storage_retry_ms, state.table_failures)
-        self._context.instruct(do.SetTimer(f"tables:{state.attempt}", due_at_ms))
+        what = f"the tables could not be taken back to checkpoint {state.fallback}"
+        self._retry("tables", event, state.table_failures, what)
 
     def repeat_tables(self, attempt: int) -> None:
         """The timer of the retry has fired."""
@@ -100,17 +93,17 @@ class Deployer:
 
     def hooks_not_restored(self, event: ev.HookRestoreFailed) -> None:
         """Try again, within the limits of `_gives_up`."""
-        state, spec = self._context.state, self._context.spec
-        if not self._waits_for_hooks(event.attempt):
-            return
-        state.hook_failures += 1
-        if self._gives_up(event.at_ms, event.away_ms, state.hook_failures):
-            self._context.attempt_failure = (
-                f"the master hooks could not be restored in {state.hook_failures} attempts: {event.error}"
-            )
-            return
-        due_at_ms = event.at_ms + pause_ms(spec.storage_retry_ms, state.hook_failures)
-        self._context.instruct(do.SetTimer(f"hooks:{state.attempt}", due_at_ms))
+        state = self._context.state
+        if self._waits_for_hooks(event.attempt):
+            state.hook_failures += 1
+            self._retry("hooks", event, state.hook_failures, "the master hooks could not be restored")
+
+    def _retry(self, timer: str, event: ev.TablesNotTakenBack | ev.HookRestoreFailed, failures: int, what: str) -> None:
+        """Set the timer of the next try or, after too many, let the attempt fail. `what` could not be done."""
+        if self._gives_up(event.at_ms, event.away_ms, failures):
+            self._context.attempt_failure = f"{what} in {failures} attempts: {event.error}"
+        else:
+            self._context.retry_later(f"{timer}:{self._context.state.attempt}", event.at_ms, failures)
 
     def _gives_up(self, at_ms: int, away_ms: int | None, failures: int) -> bool:
         """Whether tables or hooks have failed for too long.

@@ -21,7 +21,6 @@ from tidegate.actors.coordinator.checkpoints.abandonment import Abandoner, recor
 from tidegate.actors.coordinator.checkpoints.discards import Discarder
 from tidegate.actors.coordinator.checkpoints.failure_manager import forgive
 from tidegate.actors.coordinator.checkpoints.sink_commits import SinkCommitter
-from tidegate.actors.coordinator.job.outages import pause_ms
 from tidegate.actors.coordinator.job.phases import JobStatus, PendingInput, PendingPhase
 from tidegate.actors.coordinator.messages import events as ev
 from tidegate.actors.coordinator.messages import instructions as do
@@ -91,7 +90,7 @@ class CheckpointWriter:
             self._abandoner.give_up(pending, Reason.SAVEPOINT_NOT_WRITTEN, event.at_ms, detail)
             return
         pending.advance(PendingInput.EXPORT_FAILED)
-        self._retry(f"export:{event.checkpoint_id}", event.at_ms, pending.failures)
+        self._context.retry_later(f"export:{event.checkpoint_id}", event.at_ms, pending.failures)
 
     def repeat_export(self, checkpoint_id: CheckpointId) -> None:
         """The timer of the retry has fired."""
@@ -157,7 +156,7 @@ class CheckpointWriter:
                 "restore='latest' once it does"
             )
             return
-        self._retry(f"void:{event.checkpoint_id}", event.at_ms, pending.failures)
+        self._context.retry_later(f"void:{event.checkpoint_id}", event.at_ms, pending.failures)
 
     def repeat_void(self, checkpoint_id: CheckpointId) -> None:
         """The timer of the retry has fired."""
@@ -216,9 +215,6 @@ class CheckpointWriter:
         pending.advance(PendingInput.FATE_UNKNOWN)
         tombstone = replace(pending.metadata, operators=(), subtasks=(), void=True, final=False, hooks=())
         self._context.instruct(do.VoidCheckpoint(tombstone))
-
-    def _retry(self, timer: str, at_ms: int, failures: int) -> None:
-        self._context.instruct(do.SetTimer(timer, at_ms + pause_ms(self._context.spec.storage_retry_ms, failures)))
 
     def _end_if_last(self, pending: PendingCheckpoint, metadata: CheckpointMetadata) -> None:
         state = self._context.state

@@ -10,7 +10,6 @@ The modules beside it call `Discarder` when a checkpoint is given up or subsumed
 from __future__ import annotations
 
 from tidegate.actors.coordinator import invariants
-from tidegate.actors.coordinator.job.outages import pause_ms
 from tidegate.actors.coordinator.messages import events as ev
 from tidegate.actors.coordinator.messages import instructions as do
 from tidegate.actors.coordinator.state.coordinator_context import CoordinatorContext
@@ -69,7 +68,7 @@ class Discarder:
         if exclusive or shared:
             task = TaskId(subtask.vertex, subtask.subtask)
             permit = invariants.permit_refused_deletion(self._context.state, checkpoint_id, task, shared)
-            self._context.instruct(do.DiscardFiles((*exclusive, *shared), permit=permit))
+            self._context.instruct(do.DiscardFiles(checkpoint_id, (*exclusive, *shared), permit=permit))
 
     def savepoint(self, checkpoint_id: CheckpointId, target: str | None) -> None:
         """Delete the folder of a savepoint that failed. `target` None: it has none."""
@@ -99,8 +98,7 @@ class Discarder:
         if event.away_ms >= spec.storage_outage_ms or len(state.savepoint_discards) > DISCARDS_MAX:
             self.savepoint_done(event.checkpoint_id)
             return
-        due_at_ms = event.at_ms + pause_ms(spec.storage_retry_ms, discard.failures)
-        self._context.instruct(do.SetTimer(f"discard-savepoint:{event.checkpoint_id}", due_at_ms))
+        self._context.retry_later(f"discard-savepoint:{event.checkpoint_id}", event.at_ms, discard.failures)
 
     def repeat(self, checkpoint_id: CheckpointId) -> None:
         """Order a deletion, for the first time or again."""
@@ -136,8 +134,7 @@ class Discarder:
             del state.discards[event.checkpoint_id]
             state.shared.leave(event.checkpoint_id)
             return
-        due_at_ms = event.at_ms + pause_ms(spec.storage_retry_ms, discard.failures)
-        self._context.instruct(do.SetTimer(f"discard:{event.checkpoint_id}", due_at_ms))
+        self._context.retry_later(f"discard:{event.checkpoint_id}", event.at_ms, discard.failures)
 
     def _start(self, checkpoint_id: CheckpointId, discard: CheckpointDiscard) -> None:
         self._context.state.discards[checkpoint_id] = discard

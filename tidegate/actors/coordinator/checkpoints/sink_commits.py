@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from tidegate.actors.coordinator import invariants
 from tidegate.actors.coordinator.checkpoints.discards import Discarder
-from tidegate.actors.coordinator.job.outages import pause_ms
 from tidegate.actors.coordinator.messages import events as ev
 from tidegate.actors.coordinator.messages import instructions as do
 from tidegate.actors.coordinator.state.coordinator_context import CoordinatorContext
@@ -79,8 +78,7 @@ class SinkCommitter:
                 f"{commit.failures} attempts ({event.error}); a job restored from it commits them"
             )
             return
-        due_at_ms = event.at_ms + pause_ms(spec.storage_retry_ms, commit.failures)
-        self._context.instruct(do.SetTimer(f"commit:{event.checkpoint_id}", due_at_ms))
+        self._context.retry_later(f"commit:{event.checkpoint_id}", event.at_ms, commit.failures)
 
     def _is_first(self, checkpoint_id: CheckpointId) -> bool:
         commits = self._context.state.commits

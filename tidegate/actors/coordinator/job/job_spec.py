@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-from tidegate.actors.coordinator.job.outages import STORAGE_OUTAGE_MS
+from tidegate.actors.coordinator.job.outages import FIRST_PAUSE_MS, STORAGE_OUTAGE_MS
 from tidegate.actors.protocol.identity import TaskId
 from tidegate.recovery.restart_strategy import RestartStrategy
 from tidegate.storage.checkpoints.layout import CheckpointPointer
@@ -119,7 +119,7 @@ class JobSpec:
     """For how long the job goes on while storage does not answer."""
     storage_attempts_max: int = 10
     """How often master hooks, or claims of tables, may fail while storage answers."""
-    storage_retry_ms: int = 200
+    storage_retry_ms: int = FIRST_PAUSE_MS
     """The pause before the first retry. It grows with each one."""
     failover: FailoverStrategy = FailoverStrategy.FULL
     """The default is for older logs, which do not say: those jobs restarted as a whole."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 STORAGE_OUTAGE_MS = 600_000
 """How long a job goes on without storage, unless its configuration says otherwise."""
 FIRST_PAUSE_MS = 200
+"""The pause after the first failure."""
 PAUSE_MS_MAX = 10_000
 
 

@@ -226,8 +226,12 @@ class DiscardCheckpoint:
 class DiscardFiles:
     """Delete the files of an acknowledgement that was refused. Not answered."""
 
+    checkpoint_id: CheckpointId
     paths: tuple[str, ...]
     permit: DeletePermit = field(kw_only=True)
+
+    def __post_init__(self) -> None:
+        self.permit.check(self.checkpoint_id)
 
 
 @wire

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tidegate.actors.coordinator.job.job_spec import CheckpointSettings, JobSpec
+from tidegate.actors.coordinator.job.outages import pause_ms
 from tidegate.actors.coordinator.job.phases import JobStatus
-from tidegate.actors.coordinator.messages.instructions import CoordinatorInstruction
+from tidegate.actors.coordinator.messages.instructions import CoordinatorInstruction, SetTimer
 from tidegate.actors.coordinator.state.coordinator_state import CoordinatorState
 from tidegate.storage.errors import ProtocolError
 
@@ -43,6 +44,10 @@ class CoordinatorContext:
         if self.state.spec is None:
             raise ProtocolError("no job was submitted")
         return self.state.spec
+
+    def retry_later(self, timer: str, at_ms: int, failures: int) -> None:
+        """Set the timer of a retry: storage has failed so many times in a row, now for the last time."""
+        self.instruct(SetTimer(timer, at_ms + pause_ms(self.spec.storage_retry_ms, failures)))
 
     @property
     def settings(self) -> CheckpointSettings:
