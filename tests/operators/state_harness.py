@@ -13,6 +13,7 @@ from tidegate.actors.operators.state.key_scope import KeyScope
 from tidegate.actors.operators.state.keyed_state import S
 from tidegate.actors.operators.state.keyed_state_store import KeyedStates
 from tidegate.actors.operators.state.keys import KeyCodec
+from tidegate.actors.operators.state.state_names import StateNames
 from tidegate.actors.state_backends.common.options import StateBackendOptions
 from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.ids import CheckpointId, OperatorUid, SubtaskIndex
@@ -30,7 +31,8 @@ class Keyed:
         self.time = ProcessingTime(now_ms)
         self.scope = KeyScope()
         place = OperatorUid("op-uid"), "op", SubtaskIndex(0), 1, 8
-        self.states = KeyedStates(OperatorContext(*place, time=self.time, backend=options), ("k",), self.scope)
+        context = OperatorContext(*place, time=self.time, backend=options)
+        self.states = KeyedStates(context, ("k",), self.scope, StateNames())
         self._begun = self._entered = False
 
     def bind(self, declared: S) -> S:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -280,16 +280,58 @@ def test_a_state_may_get_a_time_to_live() -> None:
     assert (value.value(), items.get(), entries.get("e")) == (None, [], None)
 
 
+@dataclass(frozen=True)
+class Quote:
+    """A value of a user, with the fields that tidegate stores for a value with a time to live."""
+
+    value: int
+    updated_ms: int
+
+
+QUOTE = Quote(7, 3)
+
+
+@pytest.mark.parametrize(("before", "after"), [(None, TTL), (TTL, TTL), (None, None)])
+def test_fields_of_a_user_are_not_taken_for_a_time_to_live(before: StateTtl | None, after: StateTtl | None) -> None:
+    """Whatever their names are: a restore gives them back, and a time to live is a matter of its own."""
+
+    def bound(keyed: Keyed, ttl: StateTtl | None) -> tuple[ValueState, ListState, MapState]:
+        return (
+            keyed.bind(ValueState("v", Quote, ttl=ttl)),
+            keyed.bind(ListState("xs", Quote, ttl=ttl)),
+            keyed.bind(MapState("m", str, Quote, ttl=ttl)),
+        )
+
+    keyed, again = Keyed(), Keyed(now_ms=50)
+    value, items, entries = bound(keyed, before)
+    keyed.key("a")
+    value.update(QUOTE)
+    items.add(QUOTE)
+    entries.put("e", QUOTE)
+    value, items, entries = bound(again, after)
+    again.load(stored(keyed.freeze()))
+    at(again, 99)
+    assert (value.value(), items.get(), entries.get("e")) == (QUOTE, [QUOTE], QUOTE)
+    at(again, 149)
+    kept = before is None
+    assert (value.value(), items.get(), entries.get("e")) == ((QUOTE, [QUOTE], QUOTE) if kept else (None, [], None))
+
+
 @pytest.mark.parametrize(
-    "declared", [lambda ttl: ValueState("v", int, ttl=ttl), lambda ttl: MapState("v", str, int, ttl=ttl)]
+    ("declared", "one"),
+    [
+        (lambda ttl: ValueState("v", int, ttl=ttl), 1),
+        (lambda ttl: MapState("v", str, int, ttl=ttl), 1),
+        (lambda ttl: MapState("v", str, Quote, ttl=ttl), QUOTE),
+    ],
 )
-def test_a_state_cannot_lose_its_time_to_live(declared: Callable[[StateTtl | None], Any]) -> None:
+def test_a_state_cannot_lose_its_time_to_live(declared: Callable[[StateTtl | None], Any], one: object) -> None:
     """Nobody knows then what of it has expired: refused, with advice. Another time is no other type."""
     keyed, again, longer = Keyed(), Keyed(), Keyed(now_ms=500)
     state = keyed.bind(declared(TTL))
     again.bind(declared(None))
     keyed.key("a")
-    state.update(1) if isinstance(state, ValueState) else state.put("e", 1)
+    state.update(one) if isinstance(state, ValueState) else state.put("e", one)
     tables = stored(keyed.freeze())
 
     with pytest.raises(ConfigurationError, match=r"'v' of operator 'op-uid' was written with a time to live.*ttl="):
@@ -297,7 +339,7 @@ def test_a_state_cannot_lose_its_time_to_live(declared: Callable[[StateTtl | Non
     kept = longer.bind(declared(StateTtl("1h")))
     longer.load(tables)
     longer.key("a")
-    assert (kept.value() if isinstance(kept, ValueState) else kept.get("e")) == 1
+    assert (kept.value() if isinstance(kept, ValueState) else kept.get("e")) == one
 
 
 def test_pickled_state_with_a_time_to_live_says_so() -> None:

@@ -76,9 +76,7 @@ class ProcessContext:
         """
         if self._states is None:
             raise ConfigurationError(f"state {declared.name!r} needs a keyed stream: call key_by(...) before process")
-        bound = self._states.bind(declared)
-        self._operator_states.claim(declared.name)
-        return bound
+        return self._states.bind(declared)
 
     def list_state(self, declared: ListState) -> OperatorListState:
         """Bind a list of this subtask, in `open`, with or without keys: `context.list_state(tg.ListState("x", ...))`.

@@ -33,6 +33,7 @@ from tidegate.actors.operators.state.key_scope import KeyScope
 from tidegate.actors.operators.state.keyed_state_store import KeyedStates
 from tidegate.actors.operators.state.keys import KeyCodec, check_owner, key_columns, key_schema
 from tidegate.actors.operators.state.operator_state import OperatorStates, WriteGate
+from tidegate.actors.operators.state.state_names import StateNames
 from tidegate.actors.operators.state.timers import TimeDomain, Timers
 from tidegate.actors.protocol.errors import OperatorError
 from tidegate.actors.protocol.failure_reasons import error_text
@@ -91,11 +92,12 @@ class ProcessOperator(Operator):
         """
         super().open(context, restored)
         self._owners = subtask_table(context.max_parallelism, context.parallelism)
+        names = StateNames()
         if self._keys[0]:
-            self._states = KeyedStates(context, self._keys[0], self._scope)
+            self._states = KeyedStates(context, self._keys[0], self._scope, names)
             self._timers = self._states.timers
         unkeyed = [table for table in restored if table.kind is not StateKind.KEYED]
-        self._operator_states = OperatorStates(context.uid, unkeyed, self._gate)
+        self._operator_states = OperatorStates(context.uid, unkeyed, self._gate, names)
         self._ask = self.context_class(context, self._states, self._operator_states, self._scope, self._timers)
         function = self._function
         function.context = self._ask

@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from tidegate.actors.operators.state.key_scope import KeyScope
 from tidegate.actors.operators.state.state_types import StateType
-from tidegate.actors.operators.state.ttl import Clock, StateTtl, TtlLists, TtlMaps, TtlValues, is_timed, timed_type
+from tidegate.actors.operators.state.ttl import Clock, StateTtl, TtlLists, TtlMaps, TtlValues, has_time, timed_type
 from tidegate.actors.state_backends.common.backend import (
     CellSpec,
     KeyedBackend,
@@ -111,7 +111,7 @@ class ValueState(KeyedState):
 
     def expires(self, column_type: pa.DataType) -> bool:
         """Whether values of a stored column expire."""
-        return is_timed(column_type)
+        return has_time(column_type, self._typed.dtype)
 
     def value(self) -> Any:
         """The value of the current key; None where there is none."""
@@ -145,7 +145,7 @@ class ListState(KeyedState):
 
     def expires(self, column_type: pa.DataType) -> bool:
         """Whether elements of a stored column expire."""
-        return pa.types.is_list(column_type) and is_timed(column_type.value_type)
+        return pa.types.is_list(column_type) and has_time(column_type.value_type, self._typed.dtype)
 
     def get(self) -> list[Any]:
         """A copy of the list of the current key; empty where there is none."""
@@ -218,7 +218,7 @@ class MapState(KeyedState, MapEntries):
 
     def expires(self, column_type: pa.DataType) -> bool:
         """Whether entries of a stored column expire."""
-        return pa.types.is_map(column_type) and is_timed(column_type.item_type)
+        return pa.types.is_map(column_type) and has_time(column_type.item_type, self._typed.dtype)
 
     def get(self, key: Any) -> Any:
         """The value at `key` of the current key's map; None where there is none."""

@@ -21,6 +21,7 @@ from tidegate.actors.operators.state.key_scope import EnteredKeys, KeyScope
 from tidegate.actors.operators.state.keyed_state import KeyedState, S
 from tidegate.actors.operators.state.keys import Key, KeyCodec
 from tidegate.actors.operators.state.operator_backend import frozen_backend, make_backend
+from tidegate.actors.operators.state.state_names import StateNames
 from tidegate.actors.operators.state.state_types import check_serializers, holds_pickles
 from tidegate.actors.operators.state.timers import Timers
 from tidegate.actors.operators.state.ttl import Clock, FrozenUnexpired, timed_now
@@ -35,10 +36,11 @@ _KEYS_BATCH_ROWS = 4096
 
 
 class KeyedStates:
-    """The states of an operator; `key_names` are its key columns."""
+    """The states of an operator; `key_names` are its key columns, `names` those of all its states."""
 
-    def __init__(self, context: OperatorContext, key_names: Sequence[str], scope: KeyScope) -> None:
+    def __init__(self, context: OperatorContext, key_names: Sequence[str], scope: KeyScope, names: StateNames) -> None:
         self._context = context
+        self._names = names
         self.backend = make_backend(context, key_names)
         self._key_names = tuple(key_names)
         self._scope = scope
@@ -59,8 +61,7 @@ class KeyedStates:
         name = declared.name
         if self._complete:
             raise ConfigurationError(f"state {name!r} is bound too late: call context.state(...) in open")
-        if name in self._states or name == TIMERS_STATE:
-            raise ConfigurationError(f"two states are named {name!r} ({TIMERS_STATE!r} is tidegate's own)")
+        self._names.take(name)
         if name in self._key_names:
             raise ConfigurationError(f"a state has the name of the key column {name!r}; choose another one")
         if declared.ttl is not None:
@@ -173,7 +174,7 @@ class KeyedStates:
                 f"{[*self._key_names, state.name]}; restore with the program that wrote them, or change the uid"
             )
         had_ttl = state.expires(rows.schema.field(position).type)
-        if state.ttl is None and had_ttl and not state.expires(field.type):
+        if state.ttl is None and had_ttl:
             raise ConfigurationError(
                 f"state {state.name!r} of operator {self._context.uid!r} was written with a time to live, and the "
                 "program declares none: what has expired would come back. Declare it with ttl=tg.StateTtl(...), or "

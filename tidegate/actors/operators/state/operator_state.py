@@ -24,6 +24,7 @@ from typing import Any
 import pyarrow as pa
 
 from tidegate.actors.operators.state.keyed_state import KeyedState, ListState, MapEntries, MapState
+from tidegate.actors.operators.state.state_names import StateNames
 from tidegate.actors.operators.state.state_types import check_serializers, one_nan
 from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.errors import ConfigurationError, CorruptionError
@@ -31,7 +32,6 @@ from tidegate.storage.ids import OperatorUid
 from tidegate.storage.schemas.dictionaries import widened
 from tidegate.storage.schemas.evolution import migrated
 from tidegate.storage.state.snapshot import FrozenState, StateChunk, StateTable
-from tidegate.storage.state.timer_rows import TIMERS_STATE
 
 KEY, VALUE = "key", "value"
 """Columns of a stored broadcast map."""
@@ -205,21 +205,16 @@ class BroadcastState(MapEntries):
 class OperatorStates:
     """The operator states of one function in one subtask, and restored ones that it has not bound yet."""
 
-    def __init__(self, uid: OperatorUid, restored: Iterable[StateTable], gate: WriteGate) -> None:
+    def __init__(self, uid: OperatorUid, restored: Iterable[StateTable], gate: WriteGate, names: StateNames) -> None:
         self._uid = uid
         self._gate = gate
+        self._names = names
+        """Names of all states of the operator, of keyed ones too."""
         self._restored: dict[str, list[StateTable]] = {}
         for table in restored:
             self._restored.setdefault(table.state, []).append(table)
         self._states: dict[str, OperatorListState | BroadcastState] = {}
-        self._claimed: set[str] = set()
         self._complete = False
-
-    def claim(self, name: str) -> None:
-        """Take the name of a state of any kind. ConfigurationError if it is taken."""
-        if name in self._claimed or name == TIMERS_STATE:
-            raise ConfigurationError(f"two states are named {name!r} ({TIMERS_STATE!r} is tidegate's own)")
-        self._claimed.add(name)
 
     def list_state(self, declared: ListState, kind: StateKind) -> OperatorListState:
         """Bind a list of this subtask. ConfigurationError if it is too late, or for a name that is taken."""
@@ -241,7 +236,7 @@ class OperatorStates:
         for name, (table, *_) in self._restored.items():
             raise ConfigurationError(
                 f"the checkpoint has a {table.kind.value} state {name!r} that the function does not bind (it binds "
-                f"{sorted(self._claimed)}): call self.context.{_BOUND_BY[table.kind]}(...) for it in open, or change "
+                f"{sorted(self._names)}): call self.context.{_BOUND_BY[table.kind]}(...) for it in open, or change "
                 "the operator's uid"
             )
 
@@ -261,7 +256,7 @@ class OperatorStates:
             raise ConfigurationError(f"state {declared.name!r} is bound too late: call context.{method}(...) in open")
         if declared.ttl is not None:
             raise ConfigurationError(f"state {declared.name!r}: only keyed state has a time to live; leave ttl= out")
-        self.claim(declared.name)
+        self._names.take(declared.name)
 
     def _load(self, state: OperatorListState | BroadcastState, kind: StateKind) -> None:
         self._states[state.name] = state

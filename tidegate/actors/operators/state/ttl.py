@@ -68,12 +68,25 @@ def timed_type(value: pa.Field) -> pa.DataType:
 
 
 def is_timed(data_type: pa.DataType) -> bool:
-    """Whether a value of the type has a time to live."""
+    """Whether the type may be that of a value with a time to live."""
     return (
         pa.types.is_struct(data_type)
         and [field.name for field in data_type] == [VALUE, UPDATED_MS]
         and data_type.field(UPDATED_MS).type == pa.int64()
     )
+
+
+def has_time(stored: pa.DataType, declared: pa.DataType) -> bool:
+    """Whether stored values have a time to live, where the program declares this type of values.
+
+    Dataclasses of users may have these two fields as well. So what counts is whether there is one such struct more
+    around the value than in the declared type.
+    """
+    return _structs_around(stored) > _structs_around(declared)
+
+
+def _structs_around(data_type: pa.DataType) -> int:
+    return 1 + _structs_around(data_type.field(VALUE).type) if is_timed(data_type) else 0
 
 
 class Clock:
