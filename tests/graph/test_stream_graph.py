@@ -7,13 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from link import BY_X, node
 
-from tidegate.actors.graph.job_graph import MAX_PARALLELISM_LIMIT, JobGraph
+from tidegate.actors.graph.job_graph import JobGraph
 from tidegate.actors.graph.stream_graph import StreamNode, default_max_parallelism, translate
 from tidegate.actors.operators.operator import Operator
 from tidegate.actors.protocol.identity import ChannelId
 from tidegate.actors.protocol.partitioning import Partitioning, PartitioningKind
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.ids import OperatorUid, SubtaskIndex
+from tidegate.storage.state.key_groups import MAX_PARALLELISM_LIMIT
 
 REBALANCE, BROADCAST, FORWARD = (
     Partitioning(kind) for kind in (PartitioningKind.REBALANCE, PartitioningKind.BROADCAST, PartitioningKind.FORWARD)

@@ -11,6 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_reference import hash_columns_reference, owner_reference
 
+from tidegate.actors.kernels.hashing import hash_columns
+from tidegate.actors.operators.batches import partitioners
 from tidegate.actors.operators.batches.partitioners import (
     BroadcastPartitioner,
     ForwardPartitioner,
@@ -57,6 +59,29 @@ def test_hash_sends_each_row_to_the_owner_of_its_key(
     for _, part in parts:
         part.validate(full=True)
         assert part.schema.equals(batch.schema)
+
+
+@pytest.mark.parametrize("parallelism", [1, 2])
+@pytest.mark.parametrize("rows", [0, 3])
+@pytest.mark.parametrize(("key", "problem"), [("x", "'x' is not in the batch"), ("list", "cannot be a key")])
+def test_a_column_that_cannot_be_a_key_is_refused(parallelism: int, rows: int, key: str, problem: str) -> None:
+    """At every parallelism, and with the first batch, even an empty one."""
+    batch = pa.record_batch({"k": [1] * rows, "list": pa.array([[1]] * rows, pa.list_(pa.int64()))})
+    with pytest.raises(ConfigurationError, match=problem):
+        HashPartitioner(("k", key), 128, parallelism).split(batch)
+
+
+def test_one_subtask_gets_every_row_without_a_hash(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It owns all keys."""
+    hashed: list[int] = []
+    monkeypatch.setattr(
+        partitioners, "hash_columns", lambda batch, columns: (hashed.append(1), hash_columns(batch, columns))[1]
+    )
+    batch = pa.record_batch({"k": pa.array(["a", "b", None, "a"]).dictionary_encode()})
+    assert HashPartitioner(("k",), 128, 1).split(batch) == [(0, batch)]
+    assert hashed == []
+    HashPartitioner(("k",), 128, 2).split(batch)
+    assert hashed == [1]
 
 
 def test_rebalance_takes_turns() -> None:

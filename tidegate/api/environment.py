@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from tidegate.actors.graph.job_graph import MAX_PARALLELISM_LIMIT
 from tidegate.actors.graph.stream_graph import translate
 from tidegate.actors.hosts.job_context import DataPlaneOptions
 from tidegate.actors.hosts.process_settings import Standbys
@@ -35,6 +34,7 @@ from tidegate.recovery.restart_strategy import RestartStrategy, default_strategy
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.files.create_check import check_conditional_create
 from tidegate.storage.files.store import OpenStore
+from tidegate.storage.state.key_groups import MAX_PARALLELISM_LIMIT
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -59,9 +59,8 @@ class StreamEnvironment(StreamSources):
         session: RayDPSession | None = None,
         standbys: Standbys | None = None,
     ) -> None:
-        if parallelism < 1:
-            raise ConfigurationError(f"parallelism={parallelism}: at least 1 is needed")
         super().__init__(Program(parallelism, open_store if open_store is not None else runtime.open_store))
+        self.parallelism = parallelism
         self.max_parallelism = max_parallelism
         self._runtime = runtime
         self._checkpoints = checkpoints if checkpoints is not None else CheckpointConfig()
@@ -184,11 +183,13 @@ class StreamEnvironment(StreamSources):
 
     @property
     def parallelism(self) -> int:
-        """Parallelism of operators that name none. When it is set, operators added from then on have it."""
+        """Parallelism of operators that name none, at least 1. When it is set, operators added from then on have it."""
         return self._program.parallelism
 
     @parallelism.setter
     def parallelism(self, parallelism: int) -> None:
+        if parallelism < 1:
+            raise ConfigurationError(f"parallelism={parallelism}: at least 1 is needed")
         self._program.parallelism = parallelism
 
     @property

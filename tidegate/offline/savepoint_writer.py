@@ -43,10 +43,9 @@ from tidegate.storage.errors import AlreadyExistsError, ConfigurationError, Stor
 from tidegate.storage.files.file_system_store import join_url, open_store
 from tidegate.storage.files.store import OpenStore, Store
 from tidegate.storage.ids import AttemptNumber, CheckpointId, OperatorUid, VertexId
+from tidegate.storage.state.key_groups import MAX_PARALLELISM_LIMIT
 
 log = logging.getLogger(__name__)
-
-PARALLELISM_MAX = 32_768
 
 
 class SavepointWriter:
@@ -84,10 +83,10 @@ class SavepointWriter:
             self._metadata = _empty(job)
         known = {info.max_parallelism for info in self._metadata.operators}
         self._max_parallelism = max_parallelism or next(iter(known), MAX_PARALLELISM)
-        if not 1 <= parallelism <= self._max_parallelism <= PARALLELISM_MAX:
+        if not 1 <= parallelism <= self._max_parallelism <= MAX_PARALLELISM_LIMIT:
             raise ConfigurationError(
                 f"SavepointWriter: parallelism {parallelism} and max_parallelism {self._max_parallelism} must be "
-                f"1 <= parallelism <= max_parallelism <= {PARALLELISM_MAX}"
+                f"1 <= parallelism <= max_parallelism <= {MAX_PARALLELISM_LIMIT}"
             )
         self._parallelism = parallelism
         name = savepoint_name(self._metadata.job_id, self._metadata.checkpoint_id)

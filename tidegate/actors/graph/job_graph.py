@@ -18,8 +18,6 @@ from tidegate.storage.ids import OperatorUid, SubtaskIndex, VertexId
 
 MAX_PARALLELISM = 128
 """The least default number of key groups; `default_max_parallelism` gives jobs with many subtasks more."""
-MAX_PARALLELISM_LIMIT = 1 << 15
-"""Key groups are stored as signed 16-bit integers."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,6 @@ import pyarrow as pa
 
 from tidegate.actors.graph.job_graph import (
     MAX_PARALLELISM,
-    MAX_PARALLELISM_LIMIT,
     JobEdge,
     JobGraph,
     JobVertex,
@@ -26,6 +25,7 @@ from tidegate.actors.protocol.partitioning import Partitioning, PartitioningKind
 from tidegate.actors.sources.source import Source
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.ids import OperatorUid, VertexId
+from tidegate.storage.state.key_groups import MAX_PARALLELISM_LIMIT
 
 FORWARD = Partitioning(PartitioningKind.FORWARD)
 REBALANCE = Partitioning(PartitioningKind.REBALANCE)

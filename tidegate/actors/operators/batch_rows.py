@@ -17,7 +17,7 @@ from typing import NamedTuple
 from tidegate.storage.errors import ConfigurationError
 
 OUTPUT_ROWS_MAX = 65_536
-"""Rows of a batch at most, where functions of the user return rows."""
+"""Rows of a batch at most that an operator makes: of what functions of the user return, or of its state at the end."""
 
 
 class BatchRows(NamedTuple):

@@ -11,6 +11,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+MAX_PARALLELISM_LIMIT = 1 << 15
+"""The most key groups that a job may have: they are stored as signed 16-bit integers."""
+
 
 def key_groups_of(hashes: NDArray[np.uint64], max_parallelism: int) -> NDArray[np.uint16]:
     """Key group of each key hash; `max_parallelism` is at most 32,768. `kernels/partition.py` has it compiled."""

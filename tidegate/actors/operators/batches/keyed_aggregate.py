@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from tidegate.actors.kernels.key_index.entries import Upserted
 from tidegate.actors.kernels.partition import gather, subtask_table
+from tidegate.actors.operators.batch_rows import OUTPUT_ROWS_MAX
 from tidegate.actors.operators.batches.accumulators import Accumulator, make_accumulator, value_specs
 from tidegate.actors.operators.batches.aggregates import Aggregate, AggregateKind
 from tidegate.actors.operators.operator import Emit, Operator, OperatorContext
@@ -35,7 +36,6 @@ from tidegate.storage.state.snapshot import Cut, OperatorSnapshot, StateTable
 
 STATE_NAME = "aggregate"
 
-_FINAL_ROWS_MAX = 65_536
 _RESTORED_ROWS = 131_072
 """Stored rows that are loaded at once."""
 
@@ -133,9 +133,9 @@ class KeyedAggregate(Operator):
         self._accumulators = []
 
     def finish(self, emit: Emit) -> Iterator[None]:
-        """In mode `final`, emit all keys in batches of at most 65,536 rows."""
+        """In mode `final`, emit all keys in batches of at most `OUTPUT_ROWS_MAX` rows."""
         if self._emit_mode == "final" and self._table is not None:
-            for keys, slots in self._table.scan(_FINAL_ROWS_MAX):
+            for keys, slots in self._table.scan(OUTPUT_ROWS_MAX):
                 emit(self._output(keys, [accumulator.results(slots) for accumulator in self._accumulators]))
                 yield
 

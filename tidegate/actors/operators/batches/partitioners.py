@@ -14,6 +14,7 @@ from typing import Protocol
 
 import pyarrow as pa
 
+from tidegate.actors.kernels.columns import key_forms
 from tidegate.actors.kernels.hashing import hash_columns
 from tidegate.actors.kernels.partition import compact, gather, partition, subtask_table
 from tidegate.actors.protocol.partitioning import Partitioning, PartitioningKind
@@ -39,12 +40,10 @@ class HashPartitioner:
 
     def split(self, batch: pa.RecordBatch) -> Split:
         """ConfigurationError when a key column is missing or of a type that cannot be a key."""
-        hashes = hash_columns(batch, self._columns)
-        if batch.num_rows == 0:
-            return []
-        if self._parallelism == 1:
-            return [(0, compact(batch))]
-        parts = partition(hashes, self._table, self._parallelism)
+        if self._parallelism == 1 or batch.num_rows == 0:
+            key_forms(batch.slice(0, 0), self._columns)  # to refuse what cannot be a key
+            return [(0, compact(batch))] if batch.num_rows else []
+        parts = partition(hash_columns(batch, self._columns), self._table, self._parallelism)
         bounds = parts.bounds
         filled = [t for t in range(self._parallelism) if bounds[t] < bounds[t + 1]]
         if len(filled) == 1:

@@ -32,7 +32,7 @@ from tidegate.actors.state_backends.columnar.undo_log import UndoLog
 from tidegate.actors.state_backends.common.backend import ValueSpec
 from tidegate.actors.state_backends.common.pages import FrozenColumn, PagedColumn
 from tidegate.actors.state_backends.common.refusals import held_twice
-from tidegate.storage.state.key_groups import key_groups_of
+from tidegate.storage.state.key_groups import MAX_PARALLELISM_LIMIT, key_groups_of
 
 COMPACTED_SLOTS_MIN = 4096
 
@@ -148,7 +148,7 @@ class KeySpace:
         restore_threads: int = 1,
         grouped_by: tuple[str, ...] | None = None,
     ) -> None:
-        assert 0 < max_parallelism <= 1 << 15, f"max_parallelism {max_parallelism} is not in 1..32768"
+        assert 0 < max_parallelism <= MAX_PARALLELISM_LIMIT, f"max_parallelism {max_parallelism} is out of range"
         self._max_parallelism = max_parallelism
         self.names = key_names
         self._grouped_by = key_names if grouped_by is None else grouped_by
