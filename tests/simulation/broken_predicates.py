@@ -33,6 +33,7 @@ from tidegate.actors.task import task_machine
 from tidegate.actors.task.barriers.barrier_aligner import BarrierAligner
 from tidegate.actors.task.channels.input_gate import InputGate
 from tidegate.actors.task.checkpoints import snapshots
+from tidegate.actors.task.checkpoints.held_back import HeldBack
 from tidegate.storage.ids import Generation
 
 
@@ -177,6 +178,9 @@ PREDICATE_PATCHES: dict[str, tuple[int, Patch]] = {
     "predicates: an acknowledgement that counts is refused": (5, _coordinator("is_counted", False)),
     "predicates: the queue of requests has no end": (
         10, _coordinator("is_queue_bounded", True, patch.object(request_decider, "REQUESTS_MAX", 10**6))
+    ),
+    "predicates: what is held back is not forgotten": (
+        10, lambda: patch.object(HeldBack, "forget", lambda self, checkpoint_id: False)
     ),
     "predicates: two coordinators are one generation": (
         8, _coordinator("is_newer", True, patch.object(CoordinatorHost, "__init__", _of_the_same_generation))

@@ -10,13 +10,16 @@ from link import BY_X, Subject, Summing, describe, node, only, sent
 
 from tidegate.actors.graph.stream_graph import translate
 from tidegate.actors.operators.operator import Emit, Operator
-from tidegate.actors.protocol.stream_elements import Barrier, EndOfData, element_size_bytes
+from tidegate.actors.protocol.failure_reasons import CheckpointFailureReason
+from tidegate.actors.protocol.stream_elements import Barrier, CancelBarrier, EndOfData, element_size_bytes
 from tidegate.actors.task.channels.output_gate import BufferLimits
+from tidegate.actors.task.checkpoints.held_back import HELD_MAX
 from tidegate.actors.task.messages import events as ev
 from tidegate.actors.task.messages import instructions as do
 from tidegate.actors.task.task_status import TaskStatus
 from tidegate.storage.ids import VertexId
 
+SUBSUMED = CheckpointFailureReason.SUBSUMED
 STEPS = 5
 STEP = pa.record_batch({"x": [0] * 10})
 STEP_BYTES = element_size_bytes(STEP)
@@ -92,6 +95,40 @@ def test_an_aborted_checkpoint_is_not_taken_after_finishing() -> None:
     found = [i for steps in range(1, STEPS + 2) for i in grant(subject, steps)]
 
     assert only(found, do.PersistSnapshot) == []
+
+
+def held(subject: Subject) -> list[int]:
+    """The checkpoints that are held back, oldest first."""
+    return sorted(subject.machine._checkpoints.held)
+
+
+def test_what_is_held_back_has_a_limit() -> None:
+    """However long the operators take, and however many checkpoints are triggered: one too many gives up the oldest."""
+    subject, _ = at_its_end()
+    found = [i for number in range(1, HELD_MAX + 4) for i in subject.trigger(number)]
+
+    assert held(subject) == list(range(4, HELD_MAX + 4))
+    assert [(d.checkpoint_id, d.reason) for d in only(found, do.Decline)] == [(n, SUBSUMED) for n in (1, 2, 3)]
+    found += subject.trigger(2)
+    assert held(subject) == list(range(4, HELD_MAX + 4))
+    found += [i for steps in range(1, STEPS + 2) for i in grant(subject, steps)]
+    assert [e.checkpoint_id for e in sent(found) if isinstance(e, CancelBarrier)] == [1, 2, 3, 2]
+    assert [p.checkpoint_id for p in only(found, do.PersistSnapshot)] == list(range(4, HELD_MAX + 4))
+
+
+def test_what_was_given_up_is_held_no_longer() -> None:
+    """Nothing of it is left, and the tasks downstream are told: no barrier of it will come."""
+    subject, _ = at_its_end()
+    for number in (1, 2, 1, 3, 3):
+        subject.trigger(number)
+    subject.abort(1)
+    subject.abort(3)
+    assert held(subject) == [2]
+
+    found = [i for steps in range(1, STEPS + 2) for i in grant(subject, steps)]
+    assert [e.checkpoint_id for e in sent(found) if isinstance(e, CancelBarrier)] == [1, 3]
+    assert [p.checkpoint_id for p in only(found, do.PersistSnapshot)] == [2]
+    assert held(subject) == []
 
 
 def test_the_frame_that_uses_up_the_credit_says_so() -> None:

@@ -20,6 +20,7 @@ from tidegate.storage.errors import InvariantError
         (invariants.may_process, [(False,)], [(True,)]),
         (invariants.may_send, [(0, 1), (9, 10)], [(10, 10), (11, 10), (0, 0)]),
         (invariants.is_full, [(10, 10), (11, 10), (0, 0)], [(9, 10)]),
+        (invariants.may_hold, [(0, 2), (2, 2)], [(3, 2)]),
         (invariants.is_newer, [(1, 0), (8, 7)], [(7, 7), (6, 7)]),
         (invariants.may_acknowledge, [(set(), True)], [({SnapshotPart.STATE}, True), (set(), False)]),
         (
@@ -44,6 +45,7 @@ def test_a_predicate_ends_where_it_says(
         (invariants.check_process, (False,), (True,), 2),
         (invariants.check_newer, (8, 7), (7, 7), 2),
         (invariants.check_recover, (0,), (1,), 3),
+        (invariants.check_hold, (2, 2), (3, 2), 10),
     ],
 )
 def test_what_is_broken_names_its_invariant(

@@ -96,6 +96,15 @@ def may_obey(generation: int, newest: int) -> bool:
 # --- snapshots --------------------------------------------------------------------------------------------------------
 
 
+def may_hold(checkpoints: int, limit: int) -> bool:
+    """Whether a task whose operators are finishing may hold back news of so many checkpoints (10).
+
+    `<=`: the limit is how many it may hold. Without one there would be another with every trigger, for as long as the
+    operators take.
+    """
+    return checkpoints <= limit
+
+
 def is_newer(checkpoint_id: int, closed: int) -> bool:
     """Whether a task may still decide about a checkpoint (2, 3).
 
@@ -120,6 +129,12 @@ def may_leave(covered: bool, inputs_over: bool, outputs_empty: bool) -> bool:
     all its inputs are over, and all its output has left, barriers included.
     """
     return covered and inputs_over and outputs_empty
+
+
+def check_hold(checkpoints: int, limit: int) -> None:
+    """Called after something was held back."""
+    if not may_hold(checkpoints, limit):
+        raise InvariantError(f"invariant 10: {checkpoints} checkpoints are held back, and {limit} may be")
 
 
 def check_newer(checkpoint_id: int, closed: int) -> None:

@@ -270,12 +270,8 @@ class TaskMachine:
         if snapshot is not None and (snapshot.finished or event.checkpoint_id == self._checkpoints.stopping):
             self.covered_by = event.checkpoint_id
 
-    @_on.register(ev.SnapshotPersisted)
-    @_on.register(ev.ChannelStatePersisted)
-    @_on.register(ev.SnapshotFailed)
-    @_on.register(ev.SegmentPersisted)
-    @_on.register(ev.SegmentFailed)
-    def _on_written(self, event: ev.SnapshotPersisted) -> None:
+    @_on.register
+    def _on_written(self, event: ev.WriteAnswered) -> None:
         self._checkpoints.written(event)
 
     @_on.register

@@ -26,6 +26,7 @@ from tidegate.actors.task.messages import instructions as do
 from tidegate.actors.task.task_machine import TaskMachine
 from tidegate.simulation.oracle.coverage import Coverage
 from tidegate.simulation.oracle.files_at_rest import FilesOracle, acknowledged_tasks
+from tidegate.simulation.oracle.limits import check_held
 from tidegate.simulation.oracle.output_tables import Covered, TablesOracle
 from tidegate.simulation.oracle.records import RecordsOracle
 from tidegate.simulation.oracle.violation import InvariantViolated
@@ -182,6 +183,8 @@ class Oracle:
                 self._taken[channel] = taken
             if full and moved:
                 raise InvariantViolated(10, f"{machine.descriptor.task} takes input while an output queue is full")
+        elif isinstance(event, ev.CheckpointAborted):
+            check_held(machine, event)
 
     def _check_starving(self, machine: TaskMachine, now_ms: int) -> None:
         for channel, output in machine._outputs._channels.items():

@@ -1,4 +1,4 @@
-"""The oracle of limits (10): how many checkpoints are pending side by side, and how many requests wait.
+"""The oracle of limits (10): how many checkpoints are pending side by side, and what waits in tasks and coordinator.
 
 Pending ones are seen from the barriers that start them:
 
@@ -13,6 +13,8 @@ from collections.abc import Sequence
 
 from tidegate.actors.coordinator.job.job_spec import CheckpointSettings
 from tidegate.actors.coordinator.requests.request_decider import REQUESTS_MAX
+from tidegate.actors.task.messages import events as ev
+from tidegate.actors.task.task_machine import TaskMachine
 from tidegate.simulation.oracle.violation import InvariantViolated
 from tidegate.storage.checkpoints.metadata import SnapshotKind
 
@@ -32,6 +34,16 @@ def check_limits(
             f"{settings.max_concurrent} at a time was asked for",
         )
     return len(pending) >= settings.max_concurrent
+
+
+def check_held(machine: TaskMachine, abort: ev.CheckpointAborted) -> None:
+    """Look at a task that was told of an abort: it holds back nothing of that checkpoint. InvariantViolated."""
+    obeyed = abort.attempt == machine.attempt and abort.generation == machine.fence.generation
+    if obeyed and abort.checkpoint_id in machine._checkpoints.held:
+        raise InvariantViolated(
+            10,
+            f"{machine.descriptor.task} holds back checkpoint {abort.checkpoint_id}, and was told that it was aborted",
+        )
 
 
 def check_requests(waiting: int) -> None:

@@ -7,7 +7,7 @@ Rules that it keeps:
 - The order of a snapshot: prepare, barrier out, in-flight elements, synchronous part; the asynchronous part and the
   report follow.
 - While the operators are finishing no snapshot is taken: an operator that has half finished cannot be restored. What
-  comes meanwhile is held back, and taken in afterwards, in order.
+  comes meanwhile is held back (`HeldBack`), and taken in afterwards, in order.
 - An unaligned barrier becomes forced-aligned on an edge where it must not overtake, and unaligned again behind it.
 """
 
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from tidegate.actors.protocol.failure_reasons import CheckpointFailureReason
 from tidegate.actors.protocol.identity import ChannelId
@@ -25,6 +26,7 @@ from tidegate.actors.task.channels.input_gate import InputGate
 from tidegate.actors.task.channels.output_gate import OutputGate
 from tidegate.actors.task.checkpoints.changelog_writer import ChangelogWriter
 from tidegate.actors.task.checkpoints.channel_recorder import ChannelRecorder
+from tidegate.actors.task.checkpoints.held_back import HeldBack, News, Told
 from tidegate.actors.task.checkpoints.snapshot_parts import SnapshotParts
 from tidegate.actors.task.checkpoints.snapshots import SnapshotPart, SnapshotTracker, TaskSnapshot, Written
 from tidegate.actors.task.incremental.lineage import Lineage, Lineages, canonical
@@ -61,7 +63,7 @@ class SubtaskCheckpoints:
         self._barriers: dict[CheckpointId, Barrier] = {}
         self._lineages = Lineages()
         self._changelog = changelog
-        self._held: list[Callable[[int], None]] | None = None
+        self._held: HeldBack | None = None
         """What is held back while the operators are finishing; None: they are not."""
         self.taken = CheckpointId(0)
         """The newest checkpoint that a snapshot was taken for."""
@@ -70,6 +72,11 @@ class SubtaskCheckpoints:
         self.tracker = SnapshotTracker(
             descriptor.task.subtask, {spec.uid: spec.table for spec in descriptor.operators if spec.table is not None}
         )
+
+    @property
+    def held(self) -> frozenset[CheckpointId]:
+        """Checkpoints of which something is held back."""
+        return frozenset() if self._held is None else self._held.checkpoints
 
     # --- what comes in --------------------------------------------------------------------------------------------
 
@@ -95,7 +102,7 @@ class SubtaskCheckpoints:
                 self.decline(recorder.checkpoint_id, CheckpointFailureReason.DECLINED, message)
         for element in elements:
             if isinstance(element, Barrier):
-                self._tell(lambda at_ms, b=element: self._announced(channel, b, at_ms), at_ms)  # type: ignore[misc]
+                self._tell((element.checkpoint_id, channel), partial(self._announced, channel, element), at_ms)
 
     def barrier(self, channel: ChannelId, barrier: Barrier, at_ms: int) -> None:
         """A barrier is the next element of a channel."""
@@ -111,17 +118,20 @@ class SubtaskCheckpoints:
 
     def trigger(self, barrier: Barrier, at_ms: int) -> None:
         """The coordinator wants this task to start a checkpoint."""
-        self._tell(lambda at_ms: self._follow(self.handler.trigger(barrier, at_ms), at_ms), at_ms)
+        news = barrier.checkpoint_id, None
+        self._tell(news, lambda at_ms: self._follow(self.handler.trigger(barrier, at_ms), at_ms), at_ms)
 
     def timer(self, at_ms: int) -> None:
         """An alignment may have taken too long, here or in an output queue."""
-        self._tell(lambda at_ms: self._follow(self.handler.timer(at_ms), at_ms), at_ms)
+        self._tell(None, lambda at_ms: self._follow(self.handler.timer(at_ms), at_ms), at_ms)
         for checkpoint_id, recorder in self._recorders.items():
             if at_ms >= self._deadlines_ms.get(checkpoint_id, at_ms + 1):
                 self._overtake_late(self._barriers[checkpoint_id], recorder)
 
     def abort(self, checkpoint_id: CheckpointId, at_ms: int) -> None:
         """The coordinator has given a checkpoint up."""
+        if self._held is not None and self._held.forget(checkpoint_id):
+            self._outputs.broadcast(CancelBarrier(checkpoint_id))
         self._follow(self.handler.abort(checkpoint_id), at_ms)
         self._give_up(checkpoint_id)
 
@@ -133,14 +143,7 @@ class SubtaskCheckpoints:
             self._forget(older)
         return snapshot
 
-    def written(
-        self,
-        event: ev.SnapshotPersisted
-        | ev.ChannelStatePersisted
-        | ev.SnapshotFailed
-        | ev.SegmentPersisted
-        | ev.SegmentFailed,
-    ) -> None:
+    def written(self, event: ev.WriteAnswered) -> None:
         """Something that was to be written is durable, or never will be."""
         if isinstance(event, ev.SnapshotFailed):
             self._failed(event)
@@ -191,16 +194,14 @@ class SubtaskCheckpoints:
         """
         assert self._held is None
         for pending in self.handler.spoilt_by_the_end():
-            self.handler.abort(pending)
-            self._outputs.broadcast(CancelBarrier(pending))
-            self.decline(pending, CheckpointFailureReason.TASK_CLOSING, CheckpointFailureReason.TASK_CLOSING.value)
-        self._held = []
+            self._refuse(pending, CheckpointFailureReason.TASK_CLOSING)
+        self._held = HeldBack()
 
     def release(self, at_ms: int) -> None:
         """Take in what was held back."""
-        held, self._held = self._held or [], None
-        for tell in held:
-            tell(at_ms)
+        held, self._held = self._held, None
+        for told in () if held is None else held.take_all():
+            told(at_ms)
 
     def settle(self, at_ms: int) -> None:
         """Called at the end of each event: have in-flight elements written, and acknowledge what is durable."""
@@ -220,11 +221,18 @@ class SubtaskCheckpoints:
 
     # --- steps ----------------------------------------------------------------------------------------------------
 
-    def _tell(self, tell: Callable[[int], None], at_ms: int) -> None:
+    def _tell(self, news: News, told: Told, at_ms: int) -> None:
+        """Take in what was told, now or when the operators have finished."""
         if self._held is None:
-            tell(at_ms)
-        else:
-            self._held.append(tell)
+            told(at_ms)
+        elif (oldest := self._held.add(news, told)) is not None:
+            self._refuse(oldest, CheckpointFailureReason.SUBSUMED)
+
+    def _refuse(self, checkpoint_id: CheckpointId, reason: CheckpointFailureReason) -> None:
+        """Give up a checkpoint that has no snapshot here, and tell everybody."""
+        self.handler.abort(checkpoint_id)
+        self._outputs.broadcast(CancelBarrier(checkpoint_id))
+        self.decline(checkpoint_id, reason, reason.value)
 
     def _announced(self, channel: ChannelId, barrier: Barrier, at_ms: int) -> None:
         self._follow(self.handler.announced(channel, barrier, at_ms), at_ms)

@@ -300,5 +300,8 @@ TaskEvent = (
     | TimerDue
 )
 
+WriteAnswered = SnapshotPersisted | ChannelStatePersisted | SnapshotFailed | SegmentPersisted | SegmentFailed
+"""What has become of something that the task had written to storage: it is durable, or never will be."""
+
 CoordinatorOrder = TasksStarted | CoordinatorTookOver | CheckpointTriggered | CheckpointAborted | CheckpointCompleted
 """Events that only a coordinator causes: the task's fence looks at their generation."""
