@@ -364,7 +364,7 @@ def test_a_stop_is_taken_part_in_where_barriers_block_nothing(options: BarrierOp
 
 
 def test_an_aborted_savepoint_is_cancelled_downstream() -> None:
-    """A stop that is aborted while the operators finish sends no barrier, but a cancellation."""
+    """A stop that is aborted while the operators finish sends no barrier, but a cancellation, at once."""
     subject = source_with_sum([])
     found = subject.trigger(1, TERMINATE)
 
@@ -372,7 +372,7 @@ def test_an_aborted_savepoint_is_cancelled_downstream() -> None:
 
     assert controls(found) == [
         Watermark(MAX_WATERMARK_MS),
-        EndOfData(True, CheckpointId(1)),
         CancelBarrier(CheckpointId(1)),
+        EndOfData(True, CheckpointId(1)),
     ]
     assert only(found, do.PersistSnapshot) == []
