@@ -15,11 +15,11 @@ import pyarrow as pa
 import pytest
 from local_jobs import NO_RESTART, config
 from pyspark.sql.types import LongType, StructField, StructType
+from staged_values import stage_values
 from waiting import until
 
 import tidegate as tg
 from tidegate.spark_bridge.dataframes.manifest import StagedFile
-from tidegate.spark_bridge.dataframes.parquet_writer import FileLimits, write_files
 from tidegate.spark_bridge.streams import stream_feed
 from tidegate.spark_bridge.streams.batch_log import BatchLog
 from tidegate.spark_bridge.streams.log_place import log_at
@@ -111,17 +111,7 @@ def stage_rows(
     rows: list[list[int]], store: Store, folder: str, schema: pa.Schema, *, timeout_s: float, job_group: str
 ) -> tuple[StagedFile, ...]:
     """What executors do."""
-    return tuple(
-        staged
-        for number, values in enumerate(rows)
-        for staged in write_files(
-            store,
-            f"{folder}/part-{number:06d}",
-            [pa.record_batch({schema.names[0]: values}, schema)],
-            schema,
-            FileLimits(rows_per_group=4),
-        )
-    )
+    return stage_values(store, folder, rows, schema)
 
 
 @contextmanager

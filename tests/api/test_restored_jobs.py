@@ -216,6 +216,18 @@ def test_a_job_keeps_the_number_of_key_groups_for_life(tmp_path: Path, set_again
         execute(env, "latest")
 
 
+@pytest.mark.parametrize("number", [0, -1])
+def test_a_parallelism_that_cannot_be_is_refused(number: int) -> None:
+    """Where it is given or set. What was set before stays."""
+    text = f"^parallelism={number}: at least 1 is needed"
+    with pytest.raises(tg.ConfigurationError, match=text):
+        tg.StreamEnvironment.local(number)
+    with tg.StreamEnvironment.local(2) as env:
+        with pytest.raises(tg.ConfigurationError, match=text):
+            env.parallelism = number
+        assert env.parallelism == 2
+
+
 @pytest.mark.parametrize("number", [0, -1, 32_769])
 def test_a_number_of_key_groups_that_cannot_be_is_refused(number: int) -> None:
     """Where it is given."""

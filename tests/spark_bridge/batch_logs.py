@@ -6,17 +6,16 @@ import uuid
 from collections.abc import Sequence
 
 import pyarrow as pa
+from staged_values import stage_values
 
 from tidegate.actors.sources.source import SourceReader, SourceSplit
 from tidegate.spark_bridge.dataframes.manifest import StagedFile
-from tidegate.spark_bridge.dataframes.parquet_writer import FileLimits, write_files
 from tidegate.spark_bridge.streams.batch_log import BatchLog, LogBatch, LogHeader, batch_after, data_folder
 from tidegate.storage.files.file_system_store import open_store
 from tidegate.storage.files.store import Store
 
 SCHEMA = pa.schema([pa.field("x", pa.int64(), nullable=False)])
 QUERY = "query-1"
-LIMITS = FileLimits(rows_per_group=4)
 
 
 def new_log(url: str, lanes: int = 2) -> BatchLog:
@@ -27,14 +26,8 @@ def new_log(url: str, lanes: int = 2) -> BatchLog:
 
 
 def stage_rows(store: Store, folder: str, files: Sequence[Sequence[int]]) -> tuple[StagedFile, ...]:
-    """Stage values of `x`, a sequence for each file."""
-    return tuple(
-        staged
-        for number, values in enumerate(files)
-        for staged in write_files(
-            store, f"{folder}/part-{number:06d}", [pa.record_batch({"x": list(values)}, SCHEMA)], SCHEMA, LIMITS
-        )
-    )
+    """Stage values of `x`, a sequence for each part."""
+    return stage_values(store, folder, files, SCHEMA)
 
 
 def append(log: BatchLog, *files: Sequence[int], previous: LogBatch | None = None) -> LogBatch:

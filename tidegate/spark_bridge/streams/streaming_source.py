@@ -47,7 +47,7 @@ class StreamingDataFrameSource:
 
     def stage(self, url: str) -> LogSource:
         """Create an empty log at `url`. ConfigurationError if the log or Spark's checkpoint cannot be there."""
-        if "memory" in get_protocol(url):
+        if get_protocol(url) == "memory":
             raise ConfigurationError(
                 f"the rows of a streaming DataFrame cannot go to {url}: Spark's executors are other processes and do "
                 "not see this one's memory. Give the checkpoints a folder or a bucket (CheckpointConfig(storage=...))"
