@@ -16,7 +16,7 @@ from tidegate.actors.task.task_machine import TaskMachine
 def test_a_handler_is_annotated_with_all_that_it_takes(machine: Any) -> None:
     """One event, or several: exactly those that it is called with."""
     registered: dict[Any, set[type]] = {}
-    for event, handler in machine._on.dispatcher.registry.items():
+    for event, handler in vars(machine)["_on"].dispatcher.registry.items():
         if event is not object:
             registered.setdefault(handler, set()).add(event)
     assert registered
