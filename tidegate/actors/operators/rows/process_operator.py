@@ -330,15 +330,11 @@ class ProcessOperator(Operator):
         if len(self._rows) < rows_min:
             return
         rows, self._rows = self._rows, []
-        try:
+        with Blame(self.context, lambda: ("first of the rows that the function returned", rows[0])):
             batches = [
                 self._pinned.from_rows(rows[start : start + OUTPUT_ROWS_MAX])
                 for start in range(0, len(rows), OUTPUT_ROWS_MAX)
             ]
-        except BaseException as error:
-            if not is_failure(error):
-                raise
-            raise failure(self.context, error, "first of the rows that the function returned", rows[0]) from error
         for batch in batches:
             emit(batch)
 
