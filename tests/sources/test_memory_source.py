@@ -8,6 +8,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from source_contract import check_source
 
 from tidegate.actors.sources.memory_source import MemorySource
 from tidegate.storage.errors import ConfigurationError
@@ -72,3 +73,8 @@ def test_batches_whose_dictionaries_cannot_be_joined_are_refused_with_advice() -
 
     with pytest.raises(ConfigurationError, match=r"cannot be joined.*int32"):
         MemorySource.of(batches, splits=1)
+
+
+def test_it_keeps_the_contract() -> None:
+    """With splits that have rows, and one that has none."""
+    assert check_source(MemorySource.of(pa.table({"x": [1, 2, 3]}), 4)) == [{"x": 1}, {"x": 2}, {"x": 3}]

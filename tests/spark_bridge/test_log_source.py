@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from batch_logs import Clock, append, new_log, read_on
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from source_contract import check_source
 
 from tidegate.actors.sources.source import SourceSplit
 from tidegate.spark_bridge.errors import QueryFailedError
@@ -250,3 +252,21 @@ def test_a_source_travels(tmp_path: Path) -> None:
     assert source == LogSource.open(str(tmp_path), "run")
     assert source.unbounded
     assert read_on(source.reader(), source.splits()[0], tries=2) == [1, 2]
+
+
+class QuickLog(LogSource):
+    """A log at which nobody pauses before looking again."""
+
+    def reader(self) -> LogReader:
+        """With a clock that is a second later at each look."""
+        return LogReader(self, itertools.count().__next__)
+
+
+def test_it_keeps_the_contract(tmp_path: Path) -> None:
+    """Lanes of several batches, and one in which a lane has nothing."""
+    written = new_log(str(tmp_path))
+    for batch_id in range(4):
+        append(written, [batch_id] * (5 * batch_id))
+    source = LogSource.open(str(tmp_path))
+    quick = QuickLog(source.url, source.log_id, source.lanes, source.schema)
+    assert len(check_source(quick)) == 30

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from source_contract import check_source
 
 from tidegate.actors.sources.source import SourceSplit
 from tidegate.spark_bridge.dataframes.manifest import MANIFEST_PATH, write_manifest
@@ -165,6 +166,12 @@ def test_files_end_at_their_size_in_bytes(tmp_path: Path) -> None:
     """A limit in bytes closes a file although its limit in rows is far away."""
     limits = FileLimits(rows_per_group=50, file_bytes_max=1)
     assert [file.rows for file in stage(str(tmp_path), [table_of(120)], limits).files] == [50, 50, 20]
+
+
+def test_it_keeps_the_contract(staged: tuple[ParquetSource, tuple[pa.Table, ...]]) -> None:
+    """Every row of every file, in order."""
+    source, tables = staged
+    assert len(check_source(source)) == sum(table.num_rows for table in tables)
 
 
 def test_a_source_travels_and_opens_again(staged: tuple[ParquetSource, tuple[pa.Table, ...]]) -> None:

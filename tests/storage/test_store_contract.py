@@ -345,3 +345,15 @@ def test_a_memory_that_is_gone_is_a_storage_error() -> None:
     assert not store.exists("f")
     store.write("f", [b"y"])
     ray.kill(actor)
+
+
+def test_info_says_size_and_time_of_one_file(memory_store: FileSystemStore, local_store: FileSystemStore) -> None:
+    """As a listing does; a file that is not there, and a folder, are errors with the path."""
+    for store in (memory_store, local_store):
+        store.write("a/b", [b"12345"])
+        (listed,) = store.walk("a")
+        found = store.info("a/b")
+        assert (found.path, found.size_bytes, found.modified_at_ms) == ("a/b", 5, listed.modified_at_ms)
+        for path in ("a/c", "a"):
+            with pytest.raises(NotFoundError, match=f"no file .*{path}"):
+                store.info(path)

@@ -16,7 +16,7 @@ from tidegate.storage.ids import OperatorUid
 
 SIZES = (1, 3, 1_000)
 READS_MAX = 10_000
-NOTHING_MAX = 3
+NOTHING_MAX = 20
 """So often is a split asked in vain before it counts as having no more for now."""
 
 Row = dict[str, object]

@@ -1,14 +1,21 @@
-"""`StreamSources`: begins streams: from data in memory, Spark DataFrames, a rate, and sources of your own.
+"""`StreamSources`: begins streams: from data in memory, files, Spark DataFrames, a rate, and sources of your own.
 
 `StreamEnvironment` inherits these methods, and adds those that run the streams.
 """
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Literal
+
+import pyarrow as pa
 
 from tidegate.actors.graph.stream_graph import StreamNode
+from tidegate.actors.sources.files.file_source import FolderSource, source_of_files
+from tidegate.actors.sources.files.formats import FileFormat
 from tidegate.actors.sources.memory_source import InMemory, MemorySource
 from tidegate.actors.sources.rate_source import RateSource
 from tidegate.actors.sources.source import Source
@@ -24,6 +31,10 @@ MEMORY_SPLITS = 16
 """Splits of data in memory. Fixed, because the parallelism may change when a job is restored."""
 RATE_SPLITS = 8
 """Splits of a rate."""
+FOLDER_SPLITS = 16
+"""Splits of a folder that grows."""
+MAX_FILE_AGE = "7d"
+"""For so long a folder that grows remembers files, and takes those that come late."""
 LANES_A_SUBTASK = 2
 """Lanes (splits) in the log of a streaming DataFrame, for each subtask that its source has when the log is made."""
 IDLENESS = "1min"
@@ -100,9 +111,61 @@ class StreamSources:
             idleness = IDLENESS if idleness is None else idleness
         else:
             _refuse_for_bounded(
-                idleness=idleness, trigger=trigger, log_limit=log_limit, spark_checkpoint=spark_checkpoint
+                "from_dataframe",
+                idleness=idleness,
+                trigger=trigger,
+                log_limit=log_limit,
+                spark_checkpoint=spark_checkpoint,
             )
             source = DataFrameSource(df)
+        stream = self.from_source(source, name=name, uid=uid, parallelism=parallelism)
+        return timed(stream, timestamp, max_out_of_orderness, uid, idleness)
+
+    def from_files(
+        self,
+        files: str | os.PathLike[str],
+        *,
+        format: FileFormat | None = None,
+        schema: pa.Schema | None = None,
+        columns: Sequence[str] | None = None,
+        discover: str | timedelta | int | None = None,
+        max_file_age: str | timedelta | int | None = None,
+        splits: int | None = None,
+        on_error: Literal["fail", "skip"] = "fail",
+        timestamp: str | None = None,
+        max_out_of_orderness: str | timedelta | int = 0,
+        idleness: str | timedelta | int | None = None,
+        name: str = "from_files",
+        uid: str | None = None,
+        parallelism: int | None = None,
+    ) -> Stream:
+        """A stream over Parquet, CSV or JSON files: `/in/*.parquet`, `s3://bucket/in/**/*.csv.gz`, or `/in/` for all.
+
+        Without `discover` it is bounded: the files that are there when the job is submitted. With `discover="10s"` it
+        goes on, and looks for new files so often; each is read once, whatever is restarted (`docs/sources.md`).
+
+        `schema` says columns and types; without it they are those of the first file. Of Parquet and CSV only `columns`
+        are read. A file that cannot be read fails the job, or is left out with a warning (`on_error="skip"`).
+
+        With `discover`: files are dealt out to `splits` (16) by their names, and read in the order in which they were
+        last changed. Files are remembered for `max_file_age` (7 days) behind the newest; what is older when it comes is
+        left out. A split without files for `idleness` (a minute) does not hold event time back any more.
+        """
+        if on_error not in ("fail", "skip"):
+            raise ConfigurationError(f"from_files(on_error={on_error!r}): it is 'fail' or 'skip'")
+        skip = on_error == "skip"
+        if discover is None:
+            _refuse_for_bounded("from_files", idleness=idleness, max_file_age=max_file_age, splits=splits)
+            source = source_of_files(os.fspath(files), format, schema, columns, None, skip)
+        else:
+            every_ms = parse_duration_ms(discover, setting="from_files(discover)")
+            age_ms = parse_duration_ms(max_file_age or MAX_FILE_AGE, setting="from_files(max_file_age)")
+            lanes = FOLDER_SPLITS if splits is None else splits
+            if every_ms < 1 or lanes < 1:
+                raise ConfigurationError(f"from_files(discover={discover!r}, splits={lanes}): both must be positive")
+            make = partial(FolderSource, discover_ms=every_ms, age_ms=age_ms, lanes=lanes, skip=skip)
+            source = source_of_files(os.fspath(files), format, schema, columns, make, skip)
+            idleness = idleness if idleness is not None or timestamp is None else IDLENESS
         stream = self.from_source(source, name=name, uid=uid, parallelism=parallelism)
         return timed(stream, timestamp, max_out_of_orderness, uid, idleness)
 
@@ -147,11 +210,16 @@ class StreamSources:
         return Stream(self._program, ((node, None),))
 
 
-def _refuse_for_bounded(**settings: object) -> None:
-    """Raise ConfigurationError where a bounded DataFrame was given settings of streaming ones."""
+_UNBOUNDED = {
+    "from_dataframe": "streaming DataFrames, and this one is bounded",
+    "from_files": "a folder that is looked at again, and without discover= it is bounded",
+}
+
+
+def _refuse_for_bounded(method: str, **settings: object) -> None:
+    """Raise ConfigurationError where a bounded input was given settings of those without an end."""
     given = [name for name, value in settings.items() if value is not None]
     if given:
         raise ConfigurationError(
-            f"from_dataframe: {', '.join(settings)} are for streaming DataFrames, and this one is bounded: leave "
-            f"{' and '.join(given)} out"
+            f"{method}: {', '.join(settings)} are for {_UNBOUNDED[method]}: leave {' and '.join(given)} out"
         )

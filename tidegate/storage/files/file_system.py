@@ -78,6 +78,10 @@ class Files(Protocol):
         """All files at any depth below a folder, in any order, unfinished ones left out."""
         ...
 
+    def info(self, key: str) -> FileInfo:
+        """Size and time of change of a file; its path is the key. FileNotFoundError if there is none."""
+        ...
+
 
 class MemoryFiles:
     """The process-wide `memory` file system of fsspec; all stores of a process see the same files."""
@@ -149,3 +153,7 @@ class MemoryFiles:
             infos = [(path, self._fs.size(path), self._fs.modified(path)) for path in found]
         for path, size_bytes, modified in infos:
             yield FileInfo(path[len(prefix) :], size_bytes, int(modified.timestamp() * 1000))
+
+    def info(self, key: str) -> FileInfo:
+        with self._lock:
+            return FileInfo(key, self._fs.size(key), int(self._fs.modified(key).timestamp() * 1000))

@@ -126,6 +126,16 @@ class FileSystemStore:
         with self._reported("list", prefix):
             return sorted(self._files.walk(key), key=lambda file: file.path)
 
+    def info(self, path: str) -> FileInfo:
+        """Size and time of change of one file. NotFoundError if there is no such file."""
+        key = self._key(path)
+        with self._reported("look for", path):
+            try:
+                found = self._files.info(key)
+            except FileNotFoundError as error:
+                raise NotFoundError(f"there is no file {join_url(self._url, path)}") from error
+        return FileInfo(path, found.size_bytes, found.modified_at_ms)
+
     def _key(self, path: str) -> str:
         parts = path.split("/")
         if any(part in ("", ".", "..") or part.startswith(TEMPORARY_PREFIX) for part in parts) or "\0" in path:

@@ -8,6 +8,7 @@ same reason.
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import shutil
@@ -125,6 +126,12 @@ class LocalFiles:
                 except FileNotFoundError:
                     continue
                 yield FileInfo(os.path.relpath(path, key), status.st_size, status.st_mtime_ns // 1_000_000)
+
+    def info(self, key: str) -> FileInfo:
+        if not os.path.isfile(key):
+            raise FileNotFoundError(errno.ENOENT, "no such file", key)
+        status = os.stat(key)
+        return FileInfo(key, status.st_size, status.st_mtime_ns // 1_000_000)
 
 
 def _temporary_name(key: str) -> str:

@@ -158,6 +158,10 @@ class S3Files:
                 if name := item["Key"][len(prefix) :]:
                     yield FileInfo(name, item["Size"], int(item["LastModified"].timestamp() * 1000))
 
+    def info(self, key: str) -> FileInfo:
+        answer = self._requests.call("head_object", **_address(key))
+        return FileInfo(key, answer["ContentLength"], int(answer["LastModified"].timestamp() * 1000))
+
     def _upload(self, where: dict[str, Any], parts: Iterator[bytearray], deadline_s: float) -> int:
         mark = uuid.uuid4().hex
         answer = self._requests.call("create_multipart_upload", Metadata={_UPLOAD_MARK: mark}, **where)

@@ -125,6 +125,13 @@ class RayMemoryFiles:
         for path, size_bytes in self._ask("sizes", key).items():
             yield FileInfo(path, size_bytes)
 
+    def info(self, key: str) -> FileInfo:
+        folder, _, name = key.rpartition("/")
+        size_bytes = self._ask("sizes", folder).get(name)
+        if size_bytes is None:
+            raise FileNotFoundError(errno.ENOENT, "no such file", key)
+        return FileInfo(key, size_bytes)
+
     def _put(self, key: str, data: bytes, replace: bool) -> bool:
         refused: str | None = self._ask("put", key, data, replace)
         if refused == "full":

@@ -1,0 +1,120 @@
+"""`Lane`: which files of a folder one split of it has read, and where it is in the file that it reads.
+
+A folder that grows is read in a fixed number of lanes. Rules:
+
+- A file belongs to the lane that its path says (a hash). So no two subtasks read a file, however they are placed, and
+  nobody has to be asked.
+- A lane takes its files by the time of their last change, then by path. It reads one file at a time.
+- Which files it has read is in its payload, and so in each checkpoint with the rows that came from them. So each file
+  is read once, whatever restarts.
+- It remembers files for `age` behind the newest that it took (Spark's maxFileAge). A file that is older than that when
+  it appears is left out: nobody can know whether it was read. So the payload does not grow for ever.
+- A file that was taken is never taken again, even if it changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+import xxhash
+
+from tidegate.storage.codec import decode, encode, wire
+from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.files.file_system import FileInfo
+
+DIGEST_BYTES = 16
+TIME_BYTES = 8
+_ENTRY_BYTES = DIGEST_BYTES + TIME_BYTES
+FILES_MAX = 1_000_000
+"""So many files may a lane remember, in 24 bytes each."""
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class FileAt:
+    """A file, as it was when it was taken, and the first row of it that was not read yet."""
+
+    path: str
+    size_bytes: int
+    modified_at_ms: int
+    row: int = 0
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class LaneState:
+    """What a checkpoint has of a lane. `read`: 16 bytes of hash of a path, and 8 of a time, for each file."""
+
+    lanes: int
+    newest_ms: int = 0
+    read: bytes = b""
+    file: FileAt | None = None
+
+
+def digest_of(path: str) -> bytes:
+    """The hash by which files are told apart, and dealt out to lanes."""
+    return xxhash.xxh3_128_digest(path.encode("utf-8", "surrogateescape"))
+
+
+def lane_of(digest: bytes, lanes: int) -> int:
+    """The number of the lane that a file belongs to."""
+    return int.from_bytes(digest[:8], "big") % lanes
+
+
+@dataclass(slots=True)
+class Lane:
+    """A lane that is read. `payload` is what a checkpoint gets; it and the state say the same."""
+
+    payload: bytes
+    state: LaneState
+    known: dict[bytes, int] = field(default_factory=dict)
+    """Digest and time of every file that was read and is not forgotten."""
+
+    @classmethod
+    def of(cls, payload: bytes) -> Lane:
+        """The lane that a checkpoint has."""
+        state = decode(payload)
+        assert isinstance(state, LaneState)
+        entries = (state.read[at : at + _ENTRY_BYTES] for at in range(0, len(state.read), _ENTRY_BYTES))
+        return cls(payload, state, {e[:DIGEST_BYTES]: int.from_bytes(e[DIGEST_BYTES:], "big") for e in entries})
+
+    def choose(self, files: Iterable[tuple[bytes, FileInfo]], age_ms: int) -> list[FileInfo]:
+        """Those files of this lane that are to be read, the first one last."""
+        oldest_ms, own = self.state.newest_ms - age_ms, self.state.file
+        chosen = [
+            file
+            for digest, file in files
+            if digest not in self.known
+            and (file.modified_at_ms or 0) >= oldest_ms
+            and (own is None or own.path != file.path)
+        ]
+        return sorted(chosen, key=lambda file: (file.modified_at_ms or 0, file.path), reverse=True)
+
+    def take(self, file: FileInfo) -> None:
+        """Begin to read a file, at its first row."""
+        self._become(replace(self.state, file=FileAt(file.path, file.size_bytes, file.modified_at_ms or 0)))
+
+    def advance(self, rows: int) -> None:
+        """So many rows of the file were read."""
+        assert self.state.file is not None
+        self._become(replace(self.state, file=replace(self.state.file, row=self.state.file.row + rows)))
+
+    def leave(self, age_ms: int) -> None:
+        """The file is done with; those that are too old are forgotten. ConfigurationError if too many are left."""
+        file = self.state.file
+        assert file is not None
+        newest_ms = max(self.state.newest_ms, file.modified_at_ms)
+        self.known[digest_of(file.path)] = file.modified_at_ms
+        if len(self.known) > 1 and min(self.known.values()) < newest_ms - age_ms:
+            self.known = {digest: at for digest, at in self.known.items() if at >= newest_ms - age_ms}
+        if len(self.known) > FILES_MAX:
+            raise ConfigurationError(
+                f"from_files: {len(self.known):,} files of one split are younger than max_file_age, and at most "
+                f"{FILES_MAX:,} can be remembered; make max_file_age shorter, or give more splits to a new job"
+            )
+        read = b"".join(digest + at.to_bytes(TIME_BYTES, "big") for digest, at in self.known.items())
+        self._become(LaneState(self.state.lanes, newest_ms, read))
+
+    def _become(self, state: LaneState) -> None:
+        self.state, self.payload = state, encode(state)

@@ -1,0 +1,88 @@
+"""`StoreFile`: a file of a store as Arrow reads files, by ranges."""
+
+from __future__ import annotations
+
+import io
+
+import pyarrow as pa
+
+from tidegate.storage.errors import StorageError
+from tidegate.storage.files.file_system_store import join_url
+from tidegate.storage.files.store import Store
+
+CHUNK_BYTES = 8 * 2**20
+"""So much is asked for at a time where a file is read from its begin to its end."""
+_COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".lz4": "lz4"}
+
+
+class StoreFile(io.RawIOBase):
+    """The first `size_bytes` bytes of a file. `failure` is the error of the storage that Arrow may have wrapped."""
+
+    def __init__(self, store: Store, path: str, size_bytes: int) -> None:
+        super().__init__()
+        self._store = store
+        self._path = path
+        self._size_bytes = size_bytes
+        self._at = 0
+        self.failure: StorageError | None = None
+
+    @property
+    def url(self) -> str:
+        """Where it is."""
+        return join_url(self._store.url, self._path)
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def size(self) -> int:
+        """For Arrow."""
+        return self._size_bytes
+
+    def close(self) -> None:
+        """Nothing is held open, and another reader may begin anew."""
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        begin = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size_bytes}[whence]
+        self._at = begin + offset
+        return self._at
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        """For Python's buffered reader."""
+        data = self.read(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+    def read(self, size: int = -1) -> bytes:
+        left = max(0, self._size_bytes - self._at)
+        wanted = left if size < 0 else min(size, left)
+        if not wanted:
+            return b""
+        try:
+            data = self._store.read(self._path, self._at, wanted)
+        except StorageError as error:
+            self.failure = error
+            raise
+        self._at += len(data)
+        return data
+
+
+def compression_of(path: str) -> str | None:
+    """How a file is compressed as a whole, by its name."""
+    return next((codec for suffix, codec in _COMPRESSIONS.items() if path.endswith(suffix)), None)
+
+
+def without_compression(path: str) -> str:
+    """The name that a file would have without compression."""
+    return next((path[: -len(suffix)] for suffix in _COMPRESSIONS if path.endswith(suffix)), path)
+
+
+def text_stream(file: StoreFile, path: str) -> pa.NativeFile:
+    """The bytes of a file of text, from its begin, decompressed."""
+    buffered = io.BufferedReader(file, CHUNK_BYTES)
+    return pa.input_stream(pa.PythonFile(buffered, mode="r"), compression=compression_of(path))
