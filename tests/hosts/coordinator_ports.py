@@ -26,6 +26,9 @@ class Port:
     answers: list[do.CompleteRequest] = field(default_factory=list)
     ends: list[do.EndJob] = field(default_factory=list)
     halted: list[str] = field(default_factory=list)
+    fenced: bool | None = None
+    """Of the coordinator that has halted last."""
+    killed: list[str] = field(default_factory=list)
     replayed_again: list[str] = field(default_factory=list)
     on_deploy: Callable[[], None] | None = None
     elapsed_ms: int = 0
@@ -43,6 +46,9 @@ class Port:
 
     def cancel_attempt(self, instruction: do.CancelAttempt) -> None:
         self.cancelled.append(instruction)
+
+    def kill_process(self, instruction: do.KillProcess) -> None:
+        self.killed.append(instruction.process)
 
     def tell(self, task: TaskId, event: task_ev.TaskEvent) -> None:
         self.told.append((task, event))
@@ -68,8 +74,9 @@ class Port:
     def replay_again(self, reason: str) -> None:
         self.replayed_again.append(reason)
 
-    def halt(self, reason: str) -> None:
+    def halt(self, reason: str, *, fenced: bool) -> None:
         self.halted.append(reason)
+        self.fenced = fenced
 
     # --- what the test lets happen ---
 

@@ -23,7 +23,7 @@ from tidegate.storage.errors import StorageError
 from tidegate.storage.ids import AttemptNumber, CheckpointId, EventId, Generation
 
 ANSWERED_BY_NOBODY = (
-    do.StartTasks, do.CancelAttempt, do.NotifyAborted, do.DiscardFiles, do.CompleteRequest, do.EndJob,
+    do.StartTasks, do.CancelAttempt, do.NotifyAborted, do.DiscardFiles, do.CompleteRequest, do.KillProcess, do.EndJob,
 )  # fmt: skip
 FIRST = CheckpointId(1)
 

@@ -9,13 +9,13 @@ from coordinators import SINK, SOURCE, SPEC, TASKS, part
 from tidegate.actors.coordinator.coordinator_machine import CoordinatorMachine
 from tidegate.actors.coordinator.messages import events as ev
 from tidegate.actors.coordinator.messages import instructions as do
-from tidegate.actors.coordinator.state.coordinator_state import JobStatus
+from tidegate.actors.coordinator.state.coordinator_state import GIVEN_UP_MAX, JobStatus
 from tidegate.actors.hosts.coordinator import coordinator_host, log_writer
 from tidegate.actors.hosts.coordinator.coordinator_host import replay
 from tidegate.actors.task.messages import events as task_ev
 from tidegate.storage.checkpoints.event_log import EventLog
 from tidegate.storage.checkpoints.metadata_file import read_metadata
-from tidegate.storage.errors import StorageError
+from tidegate.storage.errors import LogDeletedError, StorageError
 from tidegate.storage.files.file_system_store import open_store
 from tidegate.storage.ids import AttemptNumber, CheckpointId, Generation
 
@@ -67,6 +67,45 @@ def test_what_is_reported_while_instructions_are_carried_out_waits_for_its_own_e
     run.port.settle()
     assert run.events()[-1] == ["TaskFailed", "CancelRequested"]
     assert run.port.halted == []
+
+
+def test_a_process_is_ended_when_the_log_says_that_it_was_given_up() -> None:
+    """Not before: a coordinator that is cut off takes all processes for hung, and cannot write that down."""
+    run = running()
+    run.host.handle(ev.ProcessGivenUp(0, "process-1", "it hangs"))
+    assert run.port.killed == []
+    run.port.append_next()
+    assert (run.port.killed, run.events()[-1]) == (["process-1"], ["ProcessGivenUp"])
+
+
+def test_a_coordinator_that_was_replaced_ends_no_process() -> None:
+    """Its successor has adopted them, or will."""
+    run = running()
+    old, old_port = run.host, run.port
+    run.take_over()
+    run.port.settle()
+    old.handle(ev.TaskFailed(0, AttemptNumber(0), SINK, "it hangs"))
+    old.handle(ev.ProcessGivenUp(0, "process-1", "it hangs"))
+    old_port.settle()
+    assert (old_port.killed, old_port.cancelled, old_port.fenced) == ([], [], True)
+
+
+def test_a_successor_knows_who_was_given_up() -> None:
+    """The newest of them: what was asked of the process may still be on its way."""
+    run = running()
+    for number in range(GIVEN_UP_MAX + 5):
+        run.host.handle(ev.ProcessGivenUp(0, f"process-{number}", "it hangs"))
+        run.port.settle()
+    run.take_over()
+    assert list(run.host.machine.state.given_up) == [f"process-{number}" for number in range(5, GIVEN_UP_MAX + 5)]
+
+
+def test_a_coordinator_whose_log_is_gone_does_not_say_that_it_was_replaced() -> None:
+    """It cannot know who is in charge: what ends its tasks must be refused by those that obey another one."""
+    run = running()
+    run.host.handle(ev.TaskFailed(0, AttemptNumber(0), SINK, "boom"))
+    run.port.append_next(LogDeletedError("gone"), happens=False)
+    assert (len(run.port.halted), run.port.fenced) == (1, False)
 
 
 # --- what is logged, and when -------------------------------------------------------------------------------------
@@ -146,6 +185,7 @@ def test_a_coordinator_that_was_replaced_halts_and_does_nothing_more() -> None:
 
     assert len(old_port.halted) == 1
     assert "a newer coordinator is in charge" in old_port.halted[0]
+    assert old_port.fenced, "it touches nothing that its successor may have adopted"
     assert (len(old_port.deployed), old_port.cancelled) == (deployed, [])
     assert new.generation == old.generation + 1
     assert new_port.deployed == [do.DeployAttempt(AttemptNumber(1), None)]

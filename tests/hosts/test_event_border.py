@@ -31,6 +31,7 @@ def test_every_free_text_is_bounded_and_escaped(kind: type) -> None:
         "attempt": FIRST,
         "task": SOURCE,
         "checkpoint_id": ONE,
+        "process": "sink#0",
         "message": RUDE,
         "error": RUDE,
         "reason": CheckpointFailureReason.DECLINED if kind is ev.CheckpointDeclined else RUDE,

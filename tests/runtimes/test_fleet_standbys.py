@@ -103,7 +103,7 @@ def test_spare_processes_are_counted_by_what_they_do() -> None:
     some = fleet(standbys=4)
     some._standbys = [process("starts", 0, None), process("starts", 1, None)]
     some._standbys += [process("ready", 0, "north"), process("hung", 0, "north")]
-    some._standbys[-1].hung = True
+    some._standbys[-1].given_up = True
     assert (some.ready_standbys, some.starting_standbys) == (1, 2)
 
 

@@ -43,9 +43,12 @@ class Watched:
 
     def __init__(self) -> None:
         self.mailbox = LaterMailbox()
-        self.killed: list[Member] = []
+        self.given_up: list[Member] = []
         self.settled = 0
-        self.nodes = LostNodes(cast(Mailbox, self.mailbox), self.killed.append, self._count)
+        self.nodes = LostNodes(cast(Mailbox, self.mailbox), self._give_up, self._count)
+
+    def _give_up(self, member: Member, why: str) -> None:
+        self.given_up.append(member)
 
     def _count(self) -> None:
         self.settled += 1
@@ -60,7 +63,7 @@ def test_a_node_is_in_doubt_until_ray_says_that_a_process_there_is_dead() -> Non
         one.handle.answer(AWAY)
         watched.mailbox.pass_time()
     one.handle.answer(DEAD)
-    assert (watched.nodes.doubtful, watched.settled, watched.killed) == (frozenset(), 1, [])
+    assert (watched.nodes.doubtful, watched.settled, watched.given_up) == (frozenset(), 1, [])
 
 
 def test_a_process_that_has_died_on_a_node_that_lives_raises_no_doubt() -> None:
@@ -83,12 +86,12 @@ def test_all_doubts_have_to_be_settled() -> None:
     assert (watched.nodes.doubtful, watched.settled) == (frozenset(), 1)
 
 
-def test_a_process_that_answers_after_all_is_ended() -> None:
+def test_a_process_that_answers_after_all_is_given_up() -> None:
     """Its task has been given to another one; it would keep its place for ever."""
     watched, one = Watched(), process("a", "north")
     watched.nodes.call_failed(one, AWAY)
     one.handle.answer(None)
-    assert (watched.killed, watched.settled) == ([one], 1)
+    assert (watched.given_up, watched.settled) == ([one], 1)
 
 
 def test_nobody_waits_for_ray_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:

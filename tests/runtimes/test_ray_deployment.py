@@ -188,7 +188,7 @@ def test_an_attempt_does_not_wait_for_who_counts_as_hung_or_is_still_starting() 
     deployed.deployment.cancel(do.CancelAttempt(FIRST))
     deployed.deployment.deploy(do.DeployAttempt(SECOND, None))
     assert _orders(deployed) == 1
-    source.hung = True
+    source.given_up = True
     deployed.deployment.found_hung(source)
     assert _orders(deployed) == 2
 

@@ -16,6 +16,7 @@ from tidegate.actors.coordinator.state.coordinator_state import CoordinatorState
 from tidegate.actors.protocol.identity import TaskId
 from tidegate.actors.protocol.stream_elements import EndOfData, EndOfPartition
 from tidegate.actors.runtimes.ray import attempt_supervisor
+from tidegate.actors.runtimes.ray import task_actor as ray_task
 from tidegate.actors.runtimes.ray.attempt_supervisor import Deployment
 from tidegate.actors.runtimes.ray.fleet import Fleet, FleetOptions, Member
 from tidegate.actors.runtimes.ray.inheritance import Found, by_task
@@ -127,15 +128,23 @@ def test_a_process_ends_when_its_coordinator_is_gone_for_good(monkeypatch: pytes
     assert live.calls.empty()
 
 
-def found(name: str, task: TaskId | None, attempt: int) -> Found:
+def found(name: str, task: TaskId | None, attempt: int, actor_id: str = "") -> Found:
     """A process that a coordinator has left."""
-    return Found(name, None, Held(JobId("job-12345678"), ProcessInfo(1, "node"), task, AttemptNumber(attempt)))
+    info = ProcessInfo(1, "node", actor_id=actor_id)
+    return Found(name, None, Held(JobId("job-12345678"), info, task, AttemptNumber(attempt)))
 
 
 def test_of_two_processes_with_one_task_the_newer_attempt_counts() -> None:
     """The older one is of no use; what has no task is spare."""
     old, new, spare, other = found("a", SINK, 1), found("b", SINK, 2), found("c", None, -1), found("d", SOURCE, 0)
     assert by_task([new, old, spare, other]) == ({SINK: new, SOURCE: other}, [spare], [old])
+
+
+def test_who_was_given_up_is_not_adopted() -> None:
+    """What its coordinator has asked for may still be on its way to it: another process takes its task."""
+    gone, spare = found("a", SINK, 2, "first"), found("b", None, -1, "second")
+    older = found("c", SINK, 1, "third")
+    assert by_task([gone, spare, older], {"first", "second"}) == ({SINK: older}, [], [gone, spare])
 
 
 class LeftBehind:
@@ -170,7 +179,7 @@ def test_a_successor_watches_the_processes_that_are_left(monkeypatch: pytest.Mon
     """The end of one of them is a fact for it; a task without a process has failed when it is asked."""
     fleet, facts = LeftBehind(), []
     there = [found("job/sink (1/1)#0", SINK, 0), found("job/standby#1", None, -1)]
-    monkeypatch.setattr(attempt_supervisor, "find_processes", lambda *_: there)
+    monkeypatch.setattr(attempt_supervisor, "find_processes", lambda *_: (there, {}))
     deployment = Deployment(cast(Fleet, fleet), facts.append, cast(Mailbox, Now()))
     state = CoordinatorState(attempt=FIRST)
     for _ in range(2):
@@ -245,6 +254,22 @@ def test_orders_of_a_coordinator_that_was_replaced_are_refused(process: Callable
     )
     sink.actor.drop(FIRST, Generation(3))
     assert sink.outcome().kind == "replaced"
+
+
+def test_a_process_leaves_when_its_own_coordinator_cannot_go_on(
+    process: Callable[[TaskId], Process], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that was replaced says so as well, without knowing it: nobody leaves for that."""
+    left: list[str] = []
+    monkeypatch.setattr(ray_task, "end_process", lambda: left.append("left"))
+    sink = process(SINK).start()
+    took_over(sink, 3)
+    sink.actor.leave(Generation(2))
+    sink.settle()
+    assert left == []
+    sink.actor.leave(Generation(3))
+    sink.settle()
+    assert left == ["left"]
 
 
 def _reports(process: Process) -> list[object]:

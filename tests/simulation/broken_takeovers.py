@@ -15,12 +15,16 @@ from tidegate.actors.coordinator.adoption import Adoption
 from tidegate.actors.coordinator.checkpoints import checkpoint_keeper
 from tidegate.actors.coordinator.checkpoints.abandonment import Abandoner
 from tidegate.actors.coordinator.messages import events as ev
+from tidegate.actors.coordinator.messages.instructions import KillProcess
 from tidegate.actors.coordinator.state import relevance
 from tidegate.actors.coordinator.state.coordinator_state import CoordinatorState
+from tidegate.actors.hosts.coordinator.coordinator_host import CoordinatorHost
 from tidegate.actors.protocol.failure_reasons import CheckpointFailureReason as Reason
 from tidegate.actors.protocol.identity import TaskId
 from tidegate.actors.task import fence, task_machine
 from tidegate.actors.task.messages import instructions as do
+from tidegate.simulation.runtime import processes
+from tidegate.simulation.runtime.ports import SimulatedCoordinatorPort
 from tidegate.storage.ids import CheckpointId
 
 Patch = Callable[[], AbstractContextManager[Any]]
@@ -65,6 +69,18 @@ def _does_not_ask(self: Adoption, event: ev.TaskAnswered) -> None:
     _answered(self, replace(event, started=True))
 
 
+def _ends_at_once(self: CoordinatorHost, event: ev.CoordinatorEvent) -> None:
+    """Breaks: a process is ended when the log says so. Here it is ended by whoever takes it for hung."""
+    if isinstance(event, ev.ProcessGivenUp):
+        self._port.kill_process(KillProcess(event.process))
+    _handle(self, event)
+
+
+def _ends_its_tasks(self: SimulatedCoordinatorPort, reason: str, *, fenced: bool) -> None:
+    """Breaks: a coordinator that was replaced touches nothing. Here it ends its tasks, as if it were the last one."""
+    _halt(self, reason, fenced=False)
+
+
 def _unchecked() -> tuple[Any, ...]:
     """No machine looks before it triggers or adopts: the oracle has to."""
     return (
@@ -72,6 +88,8 @@ def _unchecked() -> tuple[Any, ...]:
         patch.object(adoption, "check_answer", lambda *_: None),
     )
 
+
+_handle, _halt = CoordinatorHost.handle, SimulatedCoordinatorPort.halt
 
 TAKEOVER_PATCHES: dict[str, tuple[int, Patch]] = {
     "takeover: tasks that run start anew": (7, lambda: patch.object(Adoption, "_lost", _all)),
@@ -86,12 +104,26 @@ TAKEOVER_PATCHES: dict[str, tuple[int, Patch]] = {
     "takeover: a number is given away twice": (
         4, lambda: Both(patch.object(Adoption, "take_over", _reuses), *_unchecked())
     ),
+    "takeover: who seems to hang is ended at once": (8, lambda: patch.object(CoordinatorHost, "handle", _ends_at_once)),
+    "takeover: who was replaced ends its tasks": (
+        8, lambda: Both(
+            patch.object(SimulatedCoordinatorPort, "halt", _ends_its_tasks),
+            patch.object(processes, "may_obey", lambda *_: True),
+        )
+    ),
+    "takeover: who was given up gets a task again": (
+        8, lambda: patch.object(CoordinatorState, "give_up", lambda *_: None)
+    ),
 }  # fmt: skip
 """Each rule with the invariant that it belongs to."""
 
 _LOST = {"takeover": "adopt", "faults": "coordinator", "ending": "finish", "hooks": "none", "interval_ms": 60}
+_CUT = {**_LOST, "faults": "links", "topology": "chain"}
 TAKEOVER_FIXED: dict[str, dict[str, Any]] = {
     **{rule: dict(_LOST) for rule in TAKEOVER_PATCHES},
     "takeover: who does not answer is waited for": {**_LOST, "faults": "all"},
+    "takeover: who seems to hang is ended at once": _CUT,
+    "takeover: who was replaced ends its tasks": _CUT,
+    "takeover: who was given up gets a task again": _CUT,
 }
 """What has to be so that tasks go on when a coordinator is lost."""

@@ -48,6 +48,10 @@ _FAULTS = {
         crash=0.005, coordinator_crash=0.01, delay="0ms..30ms", outage="400ms..30s", duration=FAULTS_DURATION,
         crashes_max=4,
     ),
+    "links": Faults(
+        crash=0.003, hang=0.01, heartbeats="700ms", coordinator_crash=0.03, delay="0ms..30ms", duration=FAULTS_DURATION,
+        crashes_max=4,
+    ),
     "copies": Faults(crash=0.02, slow_copies="60s", delay="0ms..30ms", duration=FAULTS_DURATION, crashes_max=6),
     "echoes": Faults(
         crash=0.03, storage=0.2, duplicate=0.9, delay="0ms..300ms", duration="10s", crashes_max=10

@@ -163,6 +163,11 @@ class CoordinatorMachine:
             self._fail((event.task,), f"{event.task}: {event.reason}", event.at_ms, event.permanent)
 
     @_on.register
+    def _on_process_given_up(self, event: ev.ProcessGivenUp) -> None:
+        self.state.give_up(event.process)
+        self._instructions.append(do.KillProcess(event.process))
+
+    @_on.register
     def _on_end_of_data(self, event: ev.TaskReachedEndOfData) -> None:
         if self.state.is_current(event.task, event.attempt):
             self.state.ended[event.task] = None

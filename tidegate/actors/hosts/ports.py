@@ -12,6 +12,7 @@ from tidegate.actors.coordinator.messages.instructions import (
     CompleteRequest,
     DeployAttempt,
     EndJob,
+    KillProcess,
     SetTimer,
 )
 from tidegate.actors.protocol.identity import TaskId
@@ -82,6 +83,10 @@ class CoordinatorPort(Protocol):
         """Stop tasks of an attempt, and of older ones."""
         ...
 
+    def kill_process(self, instruction: KillProcess) -> None:
+        """End a process that was given up, unless it has ended."""
+        ...
+
     def tell(self, task: TaskId, event: TaskEvent) -> None:
         """Send an event to a task in its current attempt. Fire and forget."""
         ...
@@ -117,6 +122,10 @@ class CoordinatorPort(Protocol):
         """The log has grown while this coordinator took over: replay it once more, a bounded number of times."""
         ...
 
-    def halt(self, reason: str) -> None:
-        """This coordinator must not go on: it was fenced, or its log cannot be written. The job has failed for it."""
+    def halt(self, reason: str, *, fenced: bool) -> None:
+        """This coordinator must not go on: it was fenced, or its log cannot be written. The job has failed for it.
+
+        `fenced`: another one is known to be in charge, and this one touches nothing any more. Otherwise another one may
+        be: whatever ends the job's tasks has to be refused by those that obey it.
+        """
         ...

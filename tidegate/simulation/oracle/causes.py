@@ -35,6 +35,7 @@ _WITHOUT = (
     co.CheckpointRequested,
     co.CancelRequested,
     co.TaskFailed,
+    co.ProcessGivenUp,
     co.StorageWentAway,
 )
 """What nobody has asked for."""

@@ -36,6 +36,8 @@ EFFECTS = {
     "shared_files_kept": "a completed checkpoint refers to shared files of one that was deleted",
     "restart_put_off": "a restart waited for longer than the one before it",
     "tasks_adopted": "all tasks went on under a new coordinator, in the attempt that they were in",
+    "process_killed": "a process that hung, or seemed to, was ended",
+    "all_taken_for_hung": "a coordinator that was cut off took the processes of all tasks for hung",
     "row_without_coordinator": "a task took something in while there was no coordinator",
     "source_paused": "no split of a source had anything, and it was asked again after a pause",
     "region_restarted": "regions in which a task had failed started anew, while others went on",

@@ -3,6 +3,7 @@
 It keeps numbers of its own: those with which coordinators speak, and those of checkpoints. Rules:
 
 - A task that has heard of a coordinator does nothing that an older one says.
+- No coordinator ends a process that obeys a newer one.
 - A number is given to one checkpoint, by one coordinator.
 - A coordinator that has asked the tasks what they are doing starts no checkpoint before all of them have answered, or
   are deployed anew.
@@ -72,6 +73,11 @@ class TakeoverOracle:
             raise InvariantViolated(
                 8, f"coordinator {generation} triggers {number}, and {min(unanswered)} has not answered it"
             )
+
+    def killed(self, process: str, generation: int, newest: int) -> None:
+        """A coordinator ends a process; `newest`: the newest coordinator that the process has heard of."""
+        if generation < newest:
+            raise InvariantViolated(8, f"coordinator {generation} ends the process {process}, which obeys {newest}")
 
     def obeyed(self, task: TaskId, what: str, generation: int, newest: int) -> None:
         """A task has done what a coordinator says; `newest`: the newest coordinator that it had heard of."""

@@ -22,6 +22,7 @@ from tidegate.simulation.oracle.copies import CopiesOracle
 from tidegate.simulation.oracle.ledger import Ledger
 from tidegate.simulation.oracle.violation import InvariantViolated
 from tidegate.simulation.oracle.watch import Watch
+from tidegate.simulation.runtime.processes import SimulatedProcesses
 from tidegate.simulation.world.virtual_time import World
 from tidegate.storage.errors import StorageError
 
@@ -49,7 +50,10 @@ class JobInTheWorld(Protocol):
     def deliver(self, task: TaskId, event: ev.TaskEvent) -> None: ...
     def report(self, event: CoordinatorEvent) -> None: ...
     def guarded(self, task: TaskId, host: TaskHost, action: Callable[[], object]) -> None: ...
-    def deploy(self, instruction: do.DeployAttempt, cause: int | None) -> None: ...
+
+    processes: SimulatedProcesses
+
+    def deploy(self, instruction: do.DeployAttempt, by: CoordinatorHost, cause: int | None) -> None: ...
     def cancel(self, instruction: do.CancelAttempt, cause: int | None) -> None: ...
     def end(self, port: SimulatedCoordinatorPort) -> None: ...
     def give_up(self, port: SimulatedCoordinatorPort, reason: str) -> None: ...
@@ -63,6 +67,7 @@ class WatchedHost(TaskHost):
 
     watch: Watch
     world: World
+    processes: SimulatedProcesses
     _ordered: ev.CoordinatorOrder | None = None
     """What a coordinator says, while the machine takes it in."""
     _heard_of = ev.UNFENCED
@@ -84,6 +89,7 @@ class WatchedHost(TaskHost):
             task = self.machine.descriptor.task
             self.watch.takeovers.obeyed(task, type(ordered).__name__, ordered.generation, self._heard_of)
             self._heard_of = max(self._heard_of, ordered.generation)
+            self.processes.obeys(task, self._heard_of)
         for instruction in instructions:
             self.watch.task_does(self.machine, instruction)
             if isinstance(instruction, task_do.PersistSnapshot | task_do.PersistChannelState):
@@ -217,10 +223,23 @@ class SimulatedCoordinatorPort:
         return self._job.world.now_ms
 
     def deploy(self, instruction: do.DeployAttempt) -> None:
-        self._job.deploy(instruction, self.ledger.cause)
+        assert self.host is not None
+        self._job.deploy(instruction, self.host, self.ledger.cause)
 
     def cancel_attempt(self, instruction: do.CancelAttempt) -> None:
         self._job.cancel(instruction, self.ledger.cause)
+
+    def kill_process(self, instruction: do.KillProcess) -> None:
+        host, job = self.host, self._job
+        assert host is not None
+        job.world.message(COORDINATOR, instruction.process, "is to be ended", cause=self.ledger.cause)
+        job.world.after(
+            self._late_ms() + job.world.delay_ms(), lambda: job.processes.kill(instruction.process, host.generation)
+        )
+
+    def _late_ms(self) -> int:
+        """What one says that was cut off may arrive long after its successor has begun."""
+        return self._job.world.between(0, CUT_OFF_MS) if self._job.coordinator is not self.host else 0
 
     def tell(self, task: TaskId, event: ev.TaskEvent) -> None:
         job, world = self._job, self._job.world
@@ -233,9 +252,7 @@ class SimulatedCoordinatorPort:
             return
         world.message(COORDINATOR, task, event, cause=self.ledger.cause)
         deliver = lambda: job.deliver(task, event)  # noqa: E731
-        # What one says that was cut off may arrive long after its successor has begun.
-        late_ms = world.between(0, CUT_OFF_MS) if job.coordinator is not self.host else 0
-        world.after_in_order(("tell", task, self), late_ms + world.delay_ms(), deliver)
+        world.after_in_order(("tell", task, self), self._late_ms() + world.delay_ms(), deliver)
         if world.chance("duplicate"):
             world.after(world.delay_ms() * 2, deliver)
 
@@ -316,13 +333,16 @@ class SimulatedCoordinatorPort:
             job.coordinator = None
             job.world.after(RECOVERY_MS, job.start_coordinator)
 
-    def halt(self, reason: str) -> None:
+    def halt(self, reason: str, *, fenced: bool) -> None:
         """For good: should it be the coordinator in charge, the job has failed."""
-        job = self._job
+        job, host = self._job, self.host
+        assert host is not None
         job.world.note("coordinator halts:", reason)
-        if job.coordinator is self.host:
+        if job.coordinator is host:
             job.coordinator = None
             job.give_up(self, reason)
+        elif not fenced:
+            job.world.after(self._late_ms() + job.world.delay_ms(), lambda: job.processes.leave(host.generation))
 
 
 def _lost_in_a_takeover(world: World) -> bool:

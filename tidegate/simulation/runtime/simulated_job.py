@@ -31,6 +31,7 @@ from tidegate.simulation.oracle.limits import check_requests
 from tidegate.simulation.oracle.violation import InvariantViolated
 from tidegate.simulation.oracle.watch import Watch
 from tidegate.simulation.runtime.ports import RECOVERY_MS, SimulatedCoordinatorPort, SimulatedTaskPort, WatchedHost
+from tidegate.simulation.runtime.processes import SimulatedProcesses
 from tidegate.simulation.world.disk import SimulatedDisk, SimulatedStore
 from tidegate.simulation.world.virtual_time import World
 from tidegate.storage.checkpoints.event_log import EventLog
@@ -73,6 +74,7 @@ class SimulatedJob:
         watch.damager = Damager(disk, watch.oracle.files, submission.spec.checkpoints.retained)
         self.tasks: dict[TaskId, TaskHost] = {}
         self._kept: dict[TaskId, Mapping[OperatorUid, KeyedBackend]] = {}
+        self.processes = SimulatedProcesses(self, world.silence_ms)
         self.coordinator: CoordinatorHost | None = None
         self.ended: CoordinatorState | None = None
         self.gave_up: str | None = None
@@ -90,6 +92,11 @@ class SimulatedJob:
         self._graves: deque[CoordinatorHost] = deque(maxlen=GRAVES_MAX)
         self.slowness: dict[TaskId, int] = {}
         """Longest wait of each task for its next turn, in ms; drawn where it is not set."""
+
+    @property
+    def over(self) -> bool:
+        """Whether the job has ended."""
+        return self.ended is not None
 
     @property
     def deployed(self) -> int:
@@ -166,7 +173,7 @@ class SimulatedJob:
             host.handle(co.JobSubmitted(self.world.wall_ms, self.spec))
         backlog, self._backlog = self._backlog, []
         for event in backlog:
-            self._hear(host, event)
+            self.hear(host, event)
 
     def report(self, event: CoordinatorEvent) -> None:
         """A message reaches the coordinator, if there is one."""
@@ -178,14 +185,15 @@ class SimulatedJob:
         if self.coordinator is None:
             self._backlog.append(event)
         else:
-            self._hear(self.coordinator, event)
+            self.hear(self.coordinator, event)
 
     def _is_lost(self, event: CoordinatorEvent) -> bool:
         """Users ask again until somebody hears them. Half of what tasks say to nobody is never heard."""
         by_users = isinstance(event, co.CheckpointRequested | co.CancelRequested)
         return self.spec.adoption_timeout_ms is not None and not by_users and self.world.random.random() < 0.5
 
-    def _hear(self, coordinator: CoordinatorHost, event: CoordinatorEvent) -> None:
+    def hear(self, coordinator: CoordinatorHost, event: CoordinatorEvent) -> None:
+        """A coordinator, which may have been replaced, learns of something."""
         if not coordinator.machine.ignores(event):
             self.watch.failover.heard(event)
             self.watch.takeovers.heard(event)
@@ -206,6 +214,8 @@ class SimulatedJob:
         if not zombie:
             self.coordinator.halt()
             self._graves.append(self.coordinator)
+        else:
+            self.processes.cut_off(self.coordinator)
         self.coordinator = None
         world.after(RECOVERY_MS, self.start_coordinator)
 
@@ -215,7 +225,7 @@ class SimulatedJob:
 
     # --- tasks ----------------------------------------------------------------------------------------------------
 
-    def deploy(self, instruction: do.DeployAttempt, cause: int | None) -> None:
+    def deploy(self, instruction: do.DeployAttempt, by: CoordinatorHost, cause: int | None) -> None:
         """Start the tasks of an attempt, in place of those before. A stale order changes nothing."""
         if instruction.attempt <= self._deployed:
             return
@@ -228,12 +238,13 @@ class SimulatedJob:
         of = () if instruction.tasks is None else (f"of {len(tasks)} of {len(whole)} tasks",)
         self.world.note("deploy attempt", instruction.attempt, *of, "from", pointer, cause=cause)
         for task in tasks:
+            self.processes.staff(task, by.machine.state.given_up, by.generation)
             descriptor = self.context.describe(task, instruction.attempt)
             port = SimulatedTaskPort(self, task)
             kept = self._kept.pop(task, {})
             effects = self._make_effects(self.context, descriptor, self.open_store, port.now_ms, kept=kept)
             host = WatchedHost(self._make_machine(descriptor), effects, port)
-            host.watch, host.world = self.watch, self.world
+            host.watch, host.world, host.processes = self.watch, self.world, self.processes
             port.host = host
             self.tasks[task] = host
             host.restore(instruction.restore)
@@ -252,9 +263,13 @@ class SimulatedJob:
         """Tasks are stopped."""
         for task in tasks:
             host = self.tasks.pop(task, None)
-            if host is not None:
+            if host is not None and not self.processes.hangs(task):
                 self._kept[task] = host.hand_over()
         self.watch.cancelled()
+
+    def forget_state(self, task: TaskId) -> None:
+        """What a task has left in its process is gone with that."""
+        self._kept.pop(task, None)
 
     def deliver(self, task: TaskId, event: ev.TaskEvent) -> None:
         """An event reaches a task, if it is there."""
@@ -264,14 +279,14 @@ class SimulatedJob:
 
     def guarded(self, task: TaskId, host: TaskHost, action: Callable[[], object]) -> None:
         """Let a host act; what it raises has failed its task."""
-        if self.tasks.get(task) is not host:
+        if self.tasks.get(task) is not host or self.processes.hangs(task):
             return
         try:
             action()
         except ProtocolError as error:
-            self._lose(task, host, f"ProtocolError: {error}")
+            self.lose(task, host, f"ProtocolError: {error}")
         except StorageError as error:
-            self._lose(task, host, f"StorageError: {error}")
+            self.lose(task, host, f"StorageError: {error}")
         else:
             self.schedule_turn(task, host)
 
@@ -283,12 +298,16 @@ class SimulatedJob:
 
         def turn() -> None:
             self._turns.discard(host)
-            if self.tasks.get(task) is not host:
+            if self.tasks.get(task) is not host or self.processes.hangs(task):
                 return
             world = self.world
             if self.crashes < world.faults.crashes_max and world.chance("crash"):
                 self.crashes += 1
-                self._lose(task, host, "process died")
+                self.lose(task, host, "process died")
+                return
+            if self.crashes < world.faults.crashes_max and world.chance("hang"):
+                self.crashes += 1
+                self.processes.hang(task)
                 return
             if self.coordinator is None and _rows_are_next(host.machine):
                 self.watch.coverage.saw("row_without_coordinator")
@@ -298,7 +317,9 @@ class SimulatedJob:
         # Rows take time, control elements none to speak of: a slow task must not be kept busy by barriers alone.
         self.world.after(self.world.between(0, turn_ms_max if _rows_are_next(host.machine) else 1), turn)
 
-    def _lose(self, task: TaskId, host: TaskHost, reason: str) -> None:
+    def lose(self, task: TaskId, host: TaskHost, reason: str) -> None:
+        """The process of a task has died."""
+        self.processes.ended(task)
         self.world.note(task, "is lost:", reason)
         del self.tasks[task]
         attempt = host.machine.attempt

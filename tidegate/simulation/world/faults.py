@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.units import parse_duration_ms
 
-FAULT_KINDS = ("crash", "coordinator_crash", "storage", "slow", "duplicate", "drop", "damage")
+FAULT_KINDS = ("crash", "hang", "coordinator_crash", "storage", "slow", "duplicate", "drop", "damage")
 """Fields of `Faults` that are probabilities."""
 
 
@@ -16,6 +16,9 @@ class Faults:
     """Probabilities and ranges. Faults happen in the first `duration` of a run only; then the job must finish.
 
     crash: that a task's process dies, per element it processes (at most `crashes_max` times in a run).
+    hang: that a task's process stops, and does not answer, per element as well; it counts as a crash.
+    heartbeats: after how long somebody who does not answer counts as hung. A coordinator that was cut off takes all of
+    its tasks for hung then. None: nobody looks, and nothing hangs.
     coordinator_crash: that the coordinator dies or is cut off, per message to it and per entry of its log
     (at most `coordinator_crashes_max` times).
     storage: that a storage operation fails; one half of these have done what they were asked nevertheless.
@@ -31,6 +34,7 @@ class Faults:
     """
 
     crash: float = 0.0
+    hang: float = 0.0
     coordinator_crash: float = 0.0
     storage: float = 0.0
     slow: float = 0.0
@@ -40,6 +44,7 @@ class Faults:
     delay: str = "0ms..5ms"
     slow_by: str = "3s"
     slow_copies: str | None = None
+    heartbeats: str | None = None
     duration: str = "30s"
     crashes_max: int = 8
     coordinator_crashes_max: int = 3
@@ -59,6 +64,10 @@ class Faults:
             _range_ms("outage", self.outage)
         if self.clock is not None:
             parse_duration_ms(self.clock, setting="Faults(clock)")
+        if self.hang > 0 and self.heartbeats is None:
+            raise ConfigurationError("Faults(hang=...): set heartbeats too, or nobody would ever notice")
+        if self.heartbeats is not None:
+            parse_duration_ms(self.heartbeats, setting="Faults(heartbeats)")
         if self.slow_copies is not None:
             parse_duration_ms(self.slow_copies, setting="Faults(slow_copies)")
 
@@ -86,6 +95,11 @@ class Faults:
     def copy_ms(self) -> int:
         """Longest time in which a savepoint is copied, in ms; 0 for that of any I/O operation."""
         return 0 if self.slow_copies is None else parse_duration_ms(self.slow_copies)
+
+    @property
+    def silence_ms(self) -> int:
+        """After how long somebody who does not answer counts as hung, in ms; 0 for never."""
+        return 0 if self.heartbeats is None else parse_duration_ms(self.heartbeats)
 
     @property
     def duration_ms(self) -> int:

@@ -67,6 +67,8 @@ class World:
         self._delay_ms = faults.delay_ms
         self._slow_ms = faults.slow_ms
         self._copy_ms = faults.copy_ms
+        self.silence_ms = faults.silence_ms
+        """After how long somebody who does not answer counts as hung; 0 for never."""
         self._clock_ms = faults.clock_ms
         self._faulty_until_ms = START_MS + faults.duration_ms
         self._away_from_ms, self._away_until_ms = (START_MS + at_ms for at_ms in faults.outage_ms)

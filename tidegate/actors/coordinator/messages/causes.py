@@ -5,8 +5,8 @@ about. Tasks and storage name the same thing in their answers anyway. Whoever kn
 knows the cause of its answer, even if the answer reaches the next generation. (`hosts/coordinator/causes.py` keeps
 that.)
 
-Some events answer nobody and begin a chain: users ask, tasks fail, sources run dry, storage goes away. The end of the
-data is an answer only if a stop with a savepoint has brought it about.
+Some events answer nobody and begin a chain: users ask, tasks fail, processes hang, sources run dry, storage goes away.
+The end of the data is an answer only if a stop with a savepoint has brought it about.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ BEGINS = (
     ev.CheckpointRequested,
     ev.CancelRequested,
     ev.TaskFailed,
+    ev.ProcessGivenUp,
     ev.TaskReachedEndOfData,
     ev.StorageWentAway,
 )

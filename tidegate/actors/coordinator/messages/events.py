@@ -8,7 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tidegate.actors.coordinator.job.job_spec import JobSpec
+from tidegate.actors.coordinator.messages.outages import StorageCameBack as StorageCameBack
+from tidegate.actors.coordinator.messages.outages import StorageWentAway as StorageWentAway
 from tidegate.actors.coordinator.messages.takeovers import CoordinatorStarted as CoordinatorStarted
+from tidegate.actors.coordinator.messages.takeovers import ProcessGivenUp as ProcessGivenUp
 from tidegate.actors.coordinator.messages.takeovers import TaskAnswered as TaskAnswered
 from tidegate.actors.protocol.failure_reasons import CheckpointFailureReason
 from tidegate.actors.protocol.identity import TaskId
@@ -346,29 +349,13 @@ class TimerFired:
     timer: str
 
 
-@wire
-@dataclass(frozen=True, slots=True)
-class StorageWentAway:
-    """The event log cannot be written. Nothing can be decided before `StorageCameBack`."""
-
-    at_ms: int
-    error: str
-
-
-@wire
-@dataclass(frozen=True, slots=True)
-class StorageCameBack:
-    """The event log can be written again."""
-
-    at_ms: int
-
-
 CoordinatorEvent = (
     JobSubmitted
     | CoordinatorStarted
     | TaskReady
     | RestoreDelayed
     | TaskFailed
+    | ProcessGivenUp
     | TaskAnswered
     | TaskReachedEndOfData
     | TaskFinished

@@ -236,6 +236,14 @@ class DiscardFiles:
 
 @wire
 @dataclass(frozen=True, slots=True)
+class KillProcess:
+    """End a process that was given up, if it is still there."""
+
+    process: str
+
+
+@wire
+@dataclass(frozen=True, slots=True)
 class SetTimer:
     """Send a `TimerFired` of this name at this time. A later timer of the same name replaces it."""
 
@@ -272,6 +280,7 @@ CoordinatorInstruction = (
     | StartTasks
     | AskTasks
     | CancelAttempt
+    | KillProcess
     | TriggerHooks
     | RestoreHooks
     | TakeTablesBack

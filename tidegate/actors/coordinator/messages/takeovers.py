@@ -1,4 +1,4 @@
-"""The events of a takeover: a coordinator begins, and the tasks that run answer it."""
+"""The events that outlive a coordinator: one begins, the tasks that run answer it, and processes are given up."""
 
 from __future__ import annotations
 
@@ -42,3 +42,17 @@ class TaskAnswered:
     """The newest checkpoint that it has taken a snapshot for; 0 for none."""
     collecting: CheckpointId | None = None
     """The checkpoint whose barriers it is collecting."""
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class ProcessGivenUp:
+    """A process gets no task any more, and is to be ended: it hangs, or is of no use.
+
+    No process of a job that goes on is ended before this is in the log: a coordinator that was cut off takes all for
+    hung, and cannot write that down. `process` is unique, also over coordinators; `reason` says which it is, to people.
+    """
+
+    at_ms: int
+    process: str
+    reason: str

@@ -35,6 +35,8 @@ def in_words(event: object) -> str:
     match event:
         case ev.CoordinatorStarted(generation=generation):
             return f"coordinator generation {generation} took over" if generation > 1 else "the coordinator started"
+        case ev.ProcessGivenUp(reason=reason):
+            return f"a process was given up: {reason}"
         case ev.HooksRestored(attempt=attempt):
             return f"the master hooks were restored for attempt {attempt}"
         case ev.HookRestoreFailed(attempt=attempt, error=error):

@@ -48,6 +48,9 @@ __all__ = [
 NEVER_MS = -(2**62)
 """Earlier than any time."""
 
+GIVEN_UP_MAX = 100
+"""Processes that were given up, and are remembered: more than one coordinator can leave alive."""
+
 TaskSet = dict[TaskId, None]
 """Tasks in the order in which they came: a set that the codec knows and that grows in place."""
 
@@ -191,6 +194,8 @@ class CoordinatorState:
     """Tasks that were stopped and wait for the next deployment: always whole regions."""
     adopting: TaskSet = field(default_factory=dict)
     """Tasks that run, and have not yet answered the coordinator that took over."""
+    given_up: dict[str, None] = field(default_factory=dict)
+    """Processes that get no task any more, and were to be ended; the newest. Some may still live."""
     adoptions: int = 0
     """How often all running tasks have answered a coordinator that took over."""
     restoring_hooks: bool = False
@@ -305,6 +310,12 @@ class CoordinatorState:
             self.down[task] = None
             for told in (self.ready, self.ended, self.finished, self.adopting):
                 told.pop(task, None)
+
+    def give_up(self, process: str) -> None:
+        """This process gets no task any more, under whatever coordinator."""
+        self.given_up[process] = None
+        while len(self.given_up) > GIVEN_UP_MAX:
+            del self.given_up[next(iter(self.given_up))]
 
     def begin_attempt(self) -> tuple[TaskId, ...] | None:
         """Put what is down into the next attempt. Returns these tasks in the order of the job; None: all tasks."""

@@ -149,7 +149,7 @@ class CoordinatorHost:
                 self._port.complete_request(do.CompleteRequest(event.request, None, text))
             else:
                 self._halted = True
-                self._port.halt(f"a {type(event).__name__} cannot be written to the event log: {text}")
+                self._port.halt(f"a {type(event).__name__} cannot be written to the event log: {text}", fenced=False)
             return
         # Looked up now: until the event is taken in, its order may have been given again.
         self._inbox.append((event, self._causes.of(event), self._port.monotonic_ms()))
@@ -278,9 +278,9 @@ class CoordinatorHost:
                 return
             self._halted = True
             if not isinstance(error, FencedError):
-                self._port.halt(str(error))
+                self._port.halt(str(error), fenced=False)
             elif self._log.in_charge:
-                self._port.halt(f"a newer coordinator is in charge: {error}")
+                self._port.halt(f"a newer coordinator is in charge: {error}", fenced=True)
             else:
                 # What the predecessor had on its way landed after the replay: it did not take over, it was late.
                 self._port.replay_again(str(error))
@@ -304,6 +304,8 @@ class CoordinatorHost:
                 port.deploy(instruction)
             case do.CancelAttempt():
                 port.cancel_attempt(instruction)
+            case do.KillProcess():
+                port.kill_process(instruction)
             case do.StartTasks(tasks=tasks):
                 for task in tasks:
                     port.tell(task, task_ev.TasksStarted(port.now_ms(), generation))

@@ -17,7 +17,7 @@ from tidegate.storage.errors import CodecError
 def fit_for_the_log(event: co.CoordinatorEvent) -> co.CoordinatorEvent:
     """The event, or what takes its place. CodecError if nothing can."""
     match event:
-        case co.TaskFailed(reason=text) | co.CheckpointDamaged(reason=text):
+        case co.TaskFailed(reason=text) | co.CheckpointDamaged(reason=text) | co.ProcessGivenUp(reason=text):
             return replace(event, reason=bounded_text(text))
         case co.CheckpointDeclined(message=text):
             return replace(event, message=bounded_text(text))

@@ -23,6 +23,7 @@ from tidegate.actors.runtimes.timers import Timers
 from tidegate.actors.task.messages import events as ev
 from tidegate.actors.task.messages import instructions as task_do
 from tidegate.storage.clock import monotonic_ms, now_ms
+from tidegate.storage.errors import ProtocolError
 
 log = logging.getLogger(__name__)
 
@@ -143,6 +144,9 @@ class LocalCoordinatorPort:
     def cancel_attempt(self, instruction: do.CancelAttempt) -> None:
         self._job.cancel_tasks(instruction)
 
+    def kill_process(self, instruction: do.KillProcess) -> None:
+        raise ProtocolError(f"the process {instruction.process} is to be ended, and there is one process")
+
     def tell(self, task: TaskId, event: ev.TaskEvent) -> None:
         self._job.messages.append(lambda: self._job.deliver(task, event))
 
@@ -184,8 +188,9 @@ class LocalCoordinatorPort:
 
     def replay_again(self, reason: str) -> None:
         # A job's id is new with each submission, so nobody else can have written to its log.
-        self.halt(reason)
+        self.halt(reason, fenced=True)
 
-    def halt(self, reason: str) -> None:
+    def halt(self, reason: str, *, fenced: bool) -> None:
+        # All of the job is in this process: nobody can have adopted a task of it.
         log.error("job %s has failed: its coordinator stops: %s", self._job.name, reason)
         self._job.break_down(f"the coordinator stopped: {reason}")

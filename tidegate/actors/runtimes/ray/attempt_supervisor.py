@@ -4,9 +4,10 @@ Rules:
 
 - An attempt is told to the processes of its tasks and watched through its pending `run` call: its result, or its loss
   with the process, becomes a fact for the coordinator at once.
-- A process that does not let go of a cancelled attempt (it is stuck in a function of the user) is killed after a while.
+- A process that does not let go of a cancelled attempt (it is stuck in a function of the user) is given up after a
+  while, and ended once the log says so (`given_up.py`).
 - An attempt is deployed when all processes that live have let go of the one before it. Who has not by the time that
-  the others wait for is killed, so no task is ever given to a process that is stuck.
+  the others wait for is given up, so no task is ever given to a process that is stuck.
 - While a node may be lost an attempt waits for spare processes elsewhere, or until Ray knows (`lost_nodes.py`). A wait
   for room in the cluster is told, and fails the attempt in the end (`room.py`).
 - A task whose `run` has returned needs its process no more: what is still said to it may get lost.
@@ -18,7 +19,7 @@ Rules:
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
@@ -36,11 +37,12 @@ from tidegate.actors.graph.job_graph import JobGraph
 from tidegate.actors.protocol.failure_reasons import bounded_text
 from tidegate.actors.protocol.identity import TaskId
 from tidegate.actors.runtimes.ray.fleet import Fleet, Member, reason_of
+from tidegate.actors.runtimes.ray.given_up import GivenUp
 from tidegate.actors.runtimes.ray.inheritance import Found, by_task, find_processes
 from tidegate.actors.runtimes.ray.lost_nodes import LostNodes
 from tidegate.actors.runtimes.ray.process.calls import watch_call
 from tidegate.actors.runtimes.ray.process.mailbox import Mailbox
-from tidegate.actors.runtimes.ray.process.orders import Order
+from tidegate.actors.runtimes.ray.process.orders import Handle, Order
 from tidegate.actors.runtimes.ray.process.outcomes import Outcome
 from tidegate.actors.runtimes.ray.room import Room, look_at
 from tidegate.actors.runtimes.running_job import TaskProcessInfo
@@ -77,7 +79,9 @@ class Deployment:
         """That of the coordinator, with which processes are told what to do."""
         self._has_looked = False
         """Whether the processes that a predecessor has left were looked for."""
-        self._lost_nodes = LostNodes(mailbox, fleet.kill, self._deploy_if_free)
+        self._given_up = GivenUp(fleet, tell_coordinator)
+        self.give_up, self.kill = self._given_up.give_up, self._given_up.kill
+        self._lost_nodes = LostNodes(mailbox, self.give_up, self._deploy_if_free)
         self._room: Room | None = None
         """None where nothing is reserved."""
         if (placement := fleet.options.placement) is not None:
@@ -92,7 +96,7 @@ class Deployment:
         if not self._has_looked:
             self._has_looked = True
             options, running = self._fleet.options, {task for task in state.ready if task not in state.down}
-            self._inherit(find_processes(options.prefix, options.namespace, job_id, running))
+            self._inherit(*find_processes(options.prefix, options.namespace, job_id, running), state.given_up)
         self._attempt = state.attempt
         for task in self._fleet.graph.tasks():
             attempt = state.attempt_of(task)
@@ -101,13 +105,14 @@ class Deployment:
                 if (member := self._members.get(task)) is not None:
                     self._watch_end(task, attempt, member)
 
-    def _inherit(self, found: Sequence[Found]) -> None:
-        tasks, standbys, outdated = by_task(found)
+    def _inherit(self, found: Sequence[Found], silent: Mapping[str, Handle], given_up: Collection[str]) -> None:
+        tasks, standbys, useless = by_task(found, given_up)
         self._members = self._fleet.inherit(tasks, standbys)
         log.info("%d processes of tasks and %d spare ones are still there", len(tasks), len(standbys))
-        for one in outdated:
-            log.warning("%s has a task of an older attempt: it is killed", one.name)
-            ray.kill(one.handle, no_restart=True)
+        left = [self._fleet.left_behind(one) for one in useless]
+        left += [Member(name, handle, None, Future()) for name, handle in silent.items()]
+        # Later: the first entry of this coordinator says that it takes over.
+        self._mailbox.post(lambda: [self.give_up(member, f"{member.name} is left over") for member in left])
         self._mailbox.call_later(self._fleet.options.standby_delay_ms, self._fleet.refill)
 
     def deploy(self, instruction: do.DeployAttempt) -> None:
@@ -208,8 +213,15 @@ class Deployment:
         self._deploy_if_free()
         return tell
 
+    def dismiss(self) -> None:
+        """This coordinator cannot go on: processes end, unless they obey another one."""
+        if self._room is not None:
+            self._room.close()
+        self._due = None
+        self._fleet.dismiss(self.generation)
+
     def close(self) -> list[Future[None]]:
-        """End all processes; the futures are done when they have gone."""
+        """The job is over. End all processes; the futures are done when they have gone."""
         if self._room is not None:
             self._room.close()
         return self._fleet.close()
@@ -259,10 +271,11 @@ class Deployment:
     def _ended(self, attempt: AttemptNumber, task: TaskId, member: Member, future: Future[Outcome]) -> None:
         # Known before the coordinator decides: the next attempt must not go to a process that has died, or is unfit.
         error = future.exception()
-        if isinstance(error, RayError) or (error is None and future.result().unfit):
+        if isinstance(error, RayError):
             member.dead = True
-            if error is not None:
-                self._mailbox.post(lambda: self._lost_nodes.call_failed(member, error))
+            self._mailbox.post(lambda: self._lost_nodes.call_failed(member, error))
+        elif error is None and future.result().unfit:
+            member.given_up = True
         self._mailbox.post(lambda: self._has_ended(attempt, task, member, future))
 
     def _has_ended(self, attempt: AttemptNumber, task: TaskId, member: Member, future: Future[Outcome]) -> None:
@@ -275,8 +288,7 @@ class Deployment:
                 return
             reason, permanent = outcome.reason or "no reason given", outcome.permanent
             if outcome.unfit:
-                log.warning("%s is of no use any more: it is replaced", member.name)
-                self._fleet.kill(member)
+                self.give_up(member, f"{member.name} can start no thread any more")
         else:
             reason, permanent = reason_of(member, error), False
         self._tell_coordinator(co.TaskFailed(now_ms(), attempt, task, reason, permanent))
@@ -302,16 +314,13 @@ class Deployment:
         watch_call(reference, self._mailbox, lost)
 
     def _kill_if_stuck(self, member: Member, attempt: AttemptNumber, dropped: Future[None]) -> None:
-        if dropped.done() or member.dead:
+        if dropped.done() or not member.usable:
             return
         if member.info is None:
             # It is still starting: its constructor comes before everything else, and may take long on a busy node.
             self._mailbox.call_later(DROP_TIMEOUT_MS, partial(self._kill_if_stuck, member, attempt, dropped))
         else:
-            log.warning(
-                "%s has not let go of attempt %d within %d ms: it is killed", member.name, attempt, DROP_TIMEOUT_MS
-            )
-            self._fleet.kill(member)
+            self.give_up(member, f"{member.name} has not let go of attempt {attempt} within {DROP_TIMEOUT_MS} ms")
             self._deploy_if_free()
 
 

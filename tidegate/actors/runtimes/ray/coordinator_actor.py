@@ -12,7 +12,6 @@ Rules:
 
 from __future__ import annotations
 
-import itertools
 import logging
 import threading
 import uuid
@@ -22,21 +21,17 @@ from dataclasses import replace
 
 import ray
 
-from tidegate.actors.coordinator.coordinator_machine import CoordinatorMachine
 from tidegate.actors.coordinator.invariants import permit_sweep
 from tidegate.actors.coordinator.job.job_spec import JobSpec
-from tidegate.actors.coordinator.job.outages import FIRST_PAUSE_MS, pause_ms
 from tidegate.actors.coordinator.messages import events as co
 from tidegate.actors.coordinator.messages import instructions as do
 from tidegate.actors.coordinator.messages.events import CoordinatorEvent
 from tidegate.actors.coordinator.state.checkpoint_statistics import CheckpointStatistics
 from tidegate.actors.coordinator.state.coordinator_state import CoordinatorState
 from tidegate.actors.hosts.coordinator.coordinator_effects import CoordinatorEffects
-from tidegate.actors.hosts.coordinator.coordinator_host import CoordinatorHost, replay
+from tidegate.actors.hosts.coordinator.coordinator_host import CoordinatorHost
 from tidegate.actors.hosts.coordinator.lease_keeper import LeaseKeeper
-from tidegate.actors.hosts.coordinator.log_writer import LogPosition
 from tidegate.actors.hosts.job_context import JobContext
-from tidegate.actors.hosts.outage_notes import OutageNotes
 from tidegate.actors.hosts.threads import WorkerPool
 from tidegate.actors.protocol.failure_reasons import bounded_text, error_text, log_failure
 from tidegate.actors.protocol.identity import TaskId
@@ -45,7 +40,9 @@ from tidegate.actors.runtimes.ray.attempt_supervisor import Deployment
 from tidegate.actors.runtimes.ray.fleet import Fleet, FleetOptions
 from tidegate.actors.runtimes.ray.heartbeats import Heartbeats
 from tidegate.actors.runtimes.ray.metrics import JobMetrics
+from tidegate.actors.runtimes.ray.patient_replay import replay_when_it_answers
 from tidegate.actors.runtimes.ray.process.calls import log_to_stderr
+from tidegate.actors.runtimes.ray.process.lifeline import end_process
 from tidegate.actors.runtimes.ray.process.mailbox import Mailbox
 from tidegate.actors.runtimes.ray.process.process_info import ProcessInfo, process_info
 from tidegate.actors.runtimes.ray.shared_value import open_shared
@@ -62,7 +59,6 @@ from tidegate.actors.task.messages import events as task_ev
 from tidegate.storage.checkpoints.event_log import EventLog
 from tidegate.storage.checkpoints.metadata import SavepointFormat, SnapshotKind
 from tidegate.storage.clock import monotonic_ms, now_ms
-from tidegate.storage.errors import CorruptionError, StorageError
 from tidegate.storage.ids import AttemptNumber
 
 log = logging.getLogger(__name__)
@@ -108,7 +104,8 @@ class CoordinatorProcess:
             runtime_context.get_node_id(),
         )
         self._deployment = Deployment(fleet, self._handle, self._mailbox)
-        self._heartbeats = Heartbeats(context.heartbeats, fleet, self._mailbox, self._deployment.found_hung)
+        found_hung, give_up = self._deployment.found_hung, self._deployment.give_up
+        self._heartbeats = Heartbeats(context.heartbeats, fleet, self._mailbox, found_hung, give_up)
         self._effects = CoordinatorEffects(context, options.open_store, now_ms)
         self._timers: dict[str, do.SetTimer] = {}
         self._takeovers = 0
@@ -195,7 +192,7 @@ class CoordinatorProcess:
         if self._lease is None:
             self._lease = LeaseKeeper.started(self._context, self._options.open_store, self._options.driver)
         event_log = EventLog(self._options.open_store(self._context.root), self._context.job_id)
-        machine, position = self._replay(event_log)
+        machine, position = replay_when_it_answers(event_log, self._spec.storage_outage_ms)
         known = answers_of(machine.state)
         self._inherited = frozenset(known)
         self._answers.inherit(known)
@@ -218,25 +215,10 @@ class CoordinatorProcess:
         """What a lost predecessor had on its way has reached the log after the replay."""
         self._takeovers += 1
         if self._takeovers >= TAKEOVERS_MAX:
-            self._stop(f"{TAKEOVERS_MAX} attempts to take over the log were overtaken: {reason}")
+            self._make_way(f"{TAKEOVERS_MAX} attempts to take over the log were overtaken: {reason}")
         else:
             log.warning("the log has grown during the takeover, it is replayed again: %s", reason)
             self._start()
-
-    def _replay(self, event_log: EventLog) -> tuple[CoordinatorMachine, LogPosition]:
-        """Replay the log, trying again while storage is away: without the log there is nothing else to do."""
-        notes = OutageNotes("the event log", monotonic_ms)
-        for attempt in itertools.count(1):
-            try:
-                return replay(event_log)
-            except CorruptionError:
-                raise
-            except StorageError as error:
-                away_ms = notes.failed(error, "the job waits until its log can be read")
-                if away_ms >= self._spec.storage_outage_ms:
-                    raise
-                threading.Event().wait(pause_ms(FIRST_PAUSE_MS, attempt) / 1000)
-        raise AssertionError("it returns or raises")
 
     def _handle(self, event: CoordinatorEvent) -> None:
         if self._host is not None:
@@ -302,15 +284,24 @@ class CoordinatorProcess:
         self._end_lease()
         self._ended.set()
 
+    def _make_way(self, reason: str) -> None:
+        """Another coordinator is in charge: this process ends, and touches nothing that may be the other one's."""
+        log.error("the coordinator of %s leaves: %s", self._spec.job_name, bounded_text(reason))
+        end_process()
+
     def _stop(self, reason: str) -> None:
-        """This coordinator cannot go on; a job without one does not go on either."""
+        """This coordinator cannot go on; a job without one does not go on either.
+
+        It cannot know that it was not replaced, because that is known by writing to the log. So it asks processes to
+        end, and those that obey another coordinator refuse.
+        """
         self._broken = bounded_text(reason)
         log.error("the coordinator of %s stops: %s", self._spec.job_name, self._broken)
         try:
             if self._host is not None:
                 self._host.halt()
             self._heartbeats.close()
-            self._deployment.close()
+            self._deployment.dismiss()
         finally:
             self._tell_end()
 
@@ -344,6 +335,9 @@ class _Port:
 
     def cancel_attempt(self, instruction: do.CancelAttempt) -> None:
         self._process._deployment.cancel(instruction)
+
+    def kill_process(self, instruction: do.KillProcess) -> None:
+        self._process._deployment.kill(instruction.process)
 
     def tell(self, task: TaskId, event: task_ev.TaskEvent) -> None:
         deployment, host = self._process._deployment, self._process._host
@@ -391,5 +385,8 @@ class _Port:
     def replay_again(self, reason: str) -> None:
         self._process._take_over_again(reason)
 
-    def halt(self, reason: str) -> None:
-        self._process._stop(reason)
+    def halt(self, reason: str, *, fenced: bool) -> None:
+        if fenced:
+            self._process._make_way(reason)
+        else:
+            self._process._stop(reason)

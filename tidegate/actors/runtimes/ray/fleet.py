@@ -12,7 +12,7 @@ Rules:
 - A standby that has started may follow a task: it is told of each checkpoint, holds the state, and takes that task over
   (`state_follower.py`). The coordinator's decisions know nothing of it.
 - Nodes that may be lost are avoided (`lost_nodes.py`); that a standby went with its node says nothing about standbys.
-- A process that lives and does not get on counts as dead from the moment on in which that is noticed.
+- A process that was given up counts as dead from that moment on.
 - All actors are detached: they outlive the coordinator's process, and its successor finds them (`inheritance.py`). A
   process ends by itself when the coordinator is gone for good (`process/lifeline.py`).
 """
@@ -45,7 +45,7 @@ from tidegate.actors.runtimes.ray.standby_plan import ASKED_DELAY_MS, Place, bes
 from tidegate.actors.runtimes.ray.task_actor import TaskProcess
 from tidegate.storage.errors import TidegateError
 from tidegate.storage.files.store import OpenStore
-from tidegate.storage.ids import VertexId
+from tidegate.storage.ids import Generation, VertexId
 from tidegate.storage.process_id import ProcessId
 
 log = logging.getLogger(__name__)
@@ -112,15 +112,20 @@ class Member:
     dead: bool = False
     witness: Witness | None = None
     """Where the process runs on this node."""
-    hung: bool = False
-    """It lives and does not get on: no task is given to it any more, and it is about to be killed."""
+    given_up: bool = False
+    """No task is given to it any more, and it is ended once the log says so (`given_up.py`)."""
     follows: TaskId | None = None
     """The task whose state it holds, of a standby."""
 
     @property
     def usable(self) -> bool:
         """Whether it may be given a task."""
-        return not self.dead and not self.hung
+        return not self.dead and not self.given_up
+
+    @property
+    def process_id(self) -> str:
+        """What no other process is called; its name where it has not said that yet."""
+        return self.name if self.info is None else self.info.actor_id or self.name
 
     def is_on(self, nodes: Container[str]) -> bool:
         """Whether it runs on one of these nodes."""
@@ -165,6 +170,11 @@ class Fleet:
         """Processes that have started and are not known to have ended or to hang."""
         return [m for m in (*self.members.values(), *self._standbys) if m.usable and m.info is not None]
 
+    def neighbour_of(self, member: Member) -> Member | None:
+        """Another process on the same node."""
+        assert member.info is not None
+        return next((m for m in self.started() if m is not member and m.is_on((member.info.node_id,))), None)
+
     def lacks(self, tasks: Collection[TaskId], avoided: Container[str]) -> bool:
         """Whether processes would have to be started for these tasks though nodes are to be avoided."""
         spare = sum(m.usable and m.info is not None and not m.is_on(avoided) for m in self._standbys)
@@ -191,6 +201,10 @@ class Fleet:
             self.members[task] = self._inherited(found)
         self._standbys += [self._inherited(found) for found in standbys]
         return dict(self.members)
+
+    def left_behind(self, found: Found) -> Member:
+        """A process that a lost coordinator has left, and that is of no use."""
+        return self._inherited(found)
 
     def _inherited(self, found: Found) -> Member:
         member = self._member(found.name, found.handle, found.held.bundle)
@@ -229,8 +243,15 @@ class Fleet:
         member.dead = True
         ray.kill(member.handle, no_restart=True)
 
+    def dismiss(self, generation: Generation) -> None:
+        """Tell all processes to end, unless they have heard of a newer coordinator."""
+        self._closed = True
+        for member in (*self.members.values(), *self._standbys):
+            if not member.dead:
+                member.handle.leave.remote(generation)
+
     def close(self) -> list[Future[None]]:
-        """End all processes. Each future is done when one of them has gone."""
+        """End all processes, of a job that is over. Each future is done when one of them has gone."""
         self._closed = True
         members = [m for m in (*self.members.values(), *self._standbys) if not m.dead]
         for member in members:

@@ -1,10 +1,10 @@
-"""`Heartbeats`: finds the processes of a job that live and do not get on, says what they are doing, and ends them.
+"""`Heartbeats`: finds the processes of a job that live and do not get on, says what they are doing, and gives them up.
 
 What counts as hung is decided by `HeartbeatMonitor`; here are the calls. Rules:
 
 - A process that counts as hung gets no task any more from that moment on.
-- First it is found out what it is doing, then the failure is told, then it is killed: so the failure names the task
-  that hangs, and what follows from its end belongs to an attempt that has failed already.
+- First it is found out what it is doing, then the failure is told, then it is given up (`given_up.py`): so the failure
+  names the task that hangs, and what follows from its end belongs to an attempt that has failed already.
 - Looking takes a bounded time. Where nobody can look, that is said.
 """
 
@@ -14,14 +14,13 @@ import logging
 import queue
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any
 
 from tidegate.actors.hosts.heartbeat_settings import HeartbeatSettings
 from tidegate.actors.hosts.threads import WorkerPool
 from tidegate.actors.runtimes.ray.fleet import Fleet, Member
 from tidegate.actors.runtimes.ray.heartbeat_monitor import HeartbeatMonitor, Hung
 from tidegate.actors.runtimes.ray.process.mailbox import Mailbox
-from tidegate.actors.runtimes.ray.process.stacks import UNKNOWN, kill_process, stack_of
+from tidegate.actors.runtimes.ray.process.stacks import UNKNOWN, stack_of
 from tidegate.storage.clock import monotonic_ms
 
 log = logging.getLogger(__name__)
@@ -38,13 +37,19 @@ class Heartbeats:
     """
 
     def __init__(
-        self, settings: HeartbeatSettings, fleet: Fleet, mailbox: Mailbox, found: Callable[[Member], Told]
+        self,
+        settings: HeartbeatSettings,
+        fleet: Fleet,
+        mailbox: Mailbox,
+        found: Callable[[Member], Told],
+        give_up: Callable[[Member, str], object],
     ) -> None:
         self._settings = settings
         self._monitor = HeartbeatMonitor(settings)
         self._fleet = fleet
         self._mailbox = mailbox
         self._found = found
+        self._give_up = give_up
         self._answers: queue.SimpleQueue[tuple[str, Future[int | None]]] = queue.SimpleQueue()
         """At most one for each process."""
         self._pool = WorkerPool(
@@ -90,7 +95,7 @@ class Heartbeats:
     def _is_hung(self, member: Member, hung: Hung) -> None:
         info = member.info
         assert info is not None
-        member.hung = True
+        member.given_up = True
         tell = self._found(member)
         what = (
             f"has not answered for {hung.for_ms} ms (heartbeat.timeout)"
@@ -105,9 +110,8 @@ class Heartbeats:
                 return
             concluded = True
             text = f"it hangs: the process {member.name}, pid {info.pid}, {what}; {doing}"
-            log.warning("%s", text)
             tell(text)
-            self._end(member)
+            self._give_up(member, text)
 
         self._look(member, hung, lambda doing: self._mailbox.post(lambda: conclude(doing)))
         self._mailbox.call_later(LOOK_MS_MAX, lambda: conclude(UNKNOWN))
@@ -123,24 +127,7 @@ class Heartbeats:
             member.handle.stack.remote().future().add_done_callback(take)
         elif info.node_id == self._fleet.node_id:
             self._pool.submit(lambda: stack_of(info.pid, info.stack_descriptor, info.mailbox_thread), take)
-        elif (neighbour := self._neighbour(member)) is not None:
+        elif (neighbour := self._fleet.neighbour_of(member)) is not None:
             neighbour.handle.look_beside.remote(info).future().add_done_callback(take)
         else:
             seen(UNKNOWN)
-
-    def _end(self, member: Member) -> None:
-        info = member.info
-        assert info is not None
-        self._fleet.kill(member)
-        # Ray asks a process to end itself, and a stopped one does not hear it.
-        neighbour: Any = self._neighbour(member)
-        if info.node_id == self._fleet.node_id:
-            kill_process(info.pid, info.stack_descriptor)
-        elif neighbour is not None:
-            neighbour.handle.kill_beside.remote(info)
-
-    def _neighbour(self, member: Member) -> Member | None:
-        """Another process on the same node."""
-        assert member.info is not None
-        node_id = member.info.node_id
-        return next((m for m in self._fleet.started() if m.info is not None and m.info.node_id == node_id), None)

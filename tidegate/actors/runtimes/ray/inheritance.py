@@ -4,8 +4,9 @@ Rules:
 
 - They are found by their names, and asked what they hold: a spare process keeps its name when it is put to work.
 - A name alone proves nothing: another job of that name may just be ending.
-- Who has not answered when all tasks that run are found is starting, or of no use: it is ended, and replaced in time.
-- Of two that hold the same task the one of the newer attempt counts.
+- Who has not answered when all tasks that run are found is starting, or of no use: it is given up (`given_up.py`), and
+  replaced in time.
+- Of two that hold the same task the one of the newer attempt counts. Who was given up before counts for nothing.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ class Found:
 
 def find_processes(
     prefix: str, namespace: str, job_id: JobId, running: Collection[TaskId], timeout_s: float = ANSWER_TIMEOUT_S
-) -> list[Found]:
-    """The processes of a job that live, by name. Blocks for no longer than `timeout_s`.
+) -> tuple[list[Found], dict[str, Handle]]:
+    """The processes of a job that live, by name, and those that do not answer. Blocks for no longer than `timeout_s`.
 
     `running`: tasks that run by the log. When all of these are found nobody else is waited for.
     """
@@ -67,19 +68,19 @@ def find_processes(
             if held.job_id == job_id:
                 found.append(Found(name, handles[name], held))
                 missing -= {held.task}
-    for name in asked.values():
-        log.warning("%s has not said what it holds: it is killed", name)
-        ray.kill(handles[name], no_restart=True)
-    return sorted(found, key=lambda one: one.name)
+    return sorted(found, key=lambda one: one.name), {name: handles[name] for name in asked.values()}
 
 
-def by_task(found: Sequence[Found]) -> tuple[dict[TaskId, Found], list[Found], list[Found]]:
-    """The process of each task, spare ones, and those whose task a newer attempt has."""
+def by_task(
+    found: Sequence[Found], given_up: Collection[str] = ()
+) -> tuple[dict[TaskId, Found], list[Found], list[Found]]:
+    """The process of each task, spare ones, and those of no use: given up, or with a task that a newer attempt has."""
     tasks: dict[TaskId, Found] = {}
-    outdated = []
-    for one in sorted(found, key=lambda one: one.held.attempt):
+    useless = [one for one in found if one.held.info.actor_id in given_up]
+    useful = [one for one in found if one.held.info.actor_id not in given_up]
+    for one in sorted(useful, key=lambda one: one.held.attempt):
         if one.held.task is not None:
             if one.held.task in tasks:
-                outdated.append(tasks[one.held.task])
+                useless.append(tasks[one.held.task])
             tasks[one.held.task] = one
-    return tasks, [one for one in found if one.held.task is None], outdated
+    return tasks, [one for one in useful if one.held.task is None], useless

@@ -6,7 +6,7 @@ Rules:
   connection broke, the raylet may be gone as well. Ray makes sure by its health check: some 15 s by default.
 - Meanwhile Ray would still start processes on such a node, and they would be lost with it: a second restart for one
   loss. So an attempt waits, unless spare processes on other nodes can take over at once.
-- Ray is asked again and again, for a bounded time. A process that answers after all is ended: its place is taken.
+- Ray is asked again and again, for a bounded time. A process that answers after all is given up: its place is taken.
 """
 
 from __future__ import annotations
@@ -33,12 +33,15 @@ ASKS_MAX = 240
 class LostNodes:
     """Those of one job. Everything runs on the coordinator's mailbox.
 
-    `kill` ends a process that answers after all; `settled` is called whenever there is no doubt any more.
+    `give_up` takes a process that answers after all, and which it is. `settled` is called whenever there is no doubt
+    any more.
     """
 
-    def __init__(self, mailbox: Mailbox, kill: Callable[[Member], object], settled: Callable[[], object]) -> None:
+    def __init__(
+        self, mailbox: Mailbox, give_up: Callable[[Member, str], object], settled: Callable[[], object]
+    ) -> None:
         self._mailbox = mailbox
-        self._kill = kill
+        self._give_up = give_up
         self._settled = settled
         self._asked: dict[str, tuple[Member, int]] = {}
         """Processes of which Ray does not say how they ended, by name, and how often it was asked."""
@@ -72,8 +75,7 @@ class LostNodes:
             return
         del self._asked[member.name]
         if error is None:
-            log.warning("%s answers again: it is ended, since its task goes on elsewhere", member.name)
-            self._kill(member)
+            self._give_up(member, f"{member.name} answers again, and its task goes on elsewhere")
         else:
             log.info("%s: %s", member.name, error_text(error))
         if not self._asked:

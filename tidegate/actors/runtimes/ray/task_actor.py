@@ -44,7 +44,7 @@ from tidegate.actors.runtimes.ray.process.calls import log_to_stderr
 from tidegate.actors.runtimes.ray.process.deliveries import Deliveries
 from tidegate.actors.runtimes.ray.process.exit_reasons import close_sockets_in_children
 from tidegate.actors.runtimes.ray.process.frame_heads import Head, make_head, read_head
-from tidegate.actors.runtimes.ray.process.lifeline import Lifeline
+from tidegate.actors.runtimes.ray.process.lifeline import Lifeline, end_process
 from tidegate.actors.runtimes.ray.process.mailbox import Mailbox
 from tidegate.actors.runtimes.ray.process.orders import Handle, Held, Order
 from tidegate.actors.runtimes.ray.process.outbox import Outbox
@@ -119,13 +119,15 @@ class TaskProcess(SignsOfLife):
     def frame(self, head: Head, elements: tuple[Element, ...]) -> None:
         """Elements came in on a channel; the first one has the number in `head`."""
         attempt, channel, first_sequence = read_head(head)
-        self._post(ev.FrameArrived(now_ms(), attempt, channel, first_sequence, elements))
+        arrived = ev.FrameArrived(now_ms(), attempt, channel, first_sequence, elements)
+        self._mailbox.post(partial(self._deliver, attempt, arrived))
 
     @ray.method(concurrency_group="control", enable_task_events=False)
     def credit(self, head: Head, window_bytes: int) -> None:
         """The receiver of a channel has room for a total number of bytes."""
         attempt, channel, total_bytes = read_head(head)
-        self._post(ev.CreditGranted(now_ms(), attempt, channel, total_bytes, window_bytes))
+        granted = ev.CreditGranted(now_ms(), attempt, channel, total_bytes, window_bytes)
+        self._mailbox.post(partial(self._deliver, attempt, granted))
 
     @ray.method(concurrency_group="control")
     def tell(self, attempt: AttemptNumber, event: ev.TaskEvent) -> None:
@@ -149,6 +151,11 @@ class TaskProcess(SignsOfLife):
         self._mailbox.post(partial(self._drop, attempt, generation, dropped))
         dropped.wait()
 
+    @ray.method(concurrency_group="control", num_returns=0)
+    def leave(self, generation: Generation) -> None:
+        """A coordinator cannot go on: end this process, unless another one is in charge."""
+        self._mailbox.post(lambda: None if self._is_replaced(generation) else end_process())
+
     @ray.method(concurrency_group="control")
     def held(self) -> Held:
         """What this process is there for."""
@@ -166,9 +173,6 @@ class TaskProcess(SignsOfLife):
 
     # --- on the mailbox -------------------------------------------------------------------------------------------
 
-    def _post(self, event: ev.FrameArrived | ev.CreditGranted) -> None:
-        self._mailbox.post(partial(self._deliver, event.attempt, event))
-
     def _deliver(self, attempt: AttemptNumber, event: ev.TaskEvent) -> None:
         running, left = self._running, self._left
         if isinstance(event, ev.CoordinatorTookOver) and self._is_replaced(event.generation):
@@ -180,10 +184,9 @@ class TaskProcess(SignsOfLife):
 
     def _is_replaced(self, generation: Generation) -> bool:
         """Whether another coordinator has said something since this one was in charge."""
-        if not may_obey(generation, self._newest):
-            return True
-        self._newest = generation
-        return False
+        replaced = not may_obey(generation, self._newest)
+        self._newest = max(generation, self._newest)
+        return replaced
 
     def _turn(self) -> bool:
         running = self._running
@@ -364,8 +367,7 @@ class _RunningTask:
 
     def run_io(self, work: Callable[[], ev.TaskEvent | TryAgain | None]) -> None:
         def finish(future: Future[ev.TaskEvent | TryAgain | None]) -> None:
-            event = future.result()
-            if event is not None:
+            if (event := future.result()) is not None:
                 self.host.handle(event)
 
         process = self._process
@@ -378,8 +380,7 @@ class _RunningTask:
         process, weak = self._process, weakref.ref(self)
 
         def fire() -> None:
-            running = weak()
-            if running is not None:
+            if (running := weak()) is not None:
                 event = ev.TimerDue(now_ms(), instruction.timer, instruction.due_at_ms)
                 process._guarded(running, lambda: running.host.handle(event))
 

@@ -21,9 +21,12 @@ class ProcessInfo:
     """Where it writes its stacks to when it is asked to (see `stacks`)."""
     mailbox_thread: int = 0
     """The thread that runs its task."""
+    actor_id: str = ""
+    """How Ray calls it: no other process has this id, or will have it."""
 
 
 def process_info(stack_descriptor: int = -1, mailbox_thread: int = 0) -> ProcessInfo:
     """Where this process is."""
-    node_id = ray.get_runtime_context().get_node_id()
-    return ProcessInfo(os.getpid(), node_id, stderr_path(), stack_descriptor, mailbox_thread)
+    context = ray.get_runtime_context()
+    actor_id = context.get_actor_id() or ""
+    return ProcessInfo(os.getpid(), context.get_node_id(), stderr_path(), stack_descriptor, mailbox_thread, actor_id)
