@@ -115,6 +115,7 @@ FAST = (
     "restarts: back-off does not grow",
     "causes: the event before the right one is named",
     "takeover: tasks that run start anew",
+    "takeover: who seems to hang is ended at once",
     "undo: nothing is undone",
 )
 """Breaks that show within very few seeds: the tests try these, the benchmark `mutations.py` all."""

@@ -118,12 +118,12 @@ TAKEOVER_PATCHES: dict[str, tuple[int, Patch]] = {
 """Each rule with the invariant that it belongs to."""
 
 _LOST = {"takeover": "adopt", "faults": "coordinator", "ending": "finish", "hooks": "none", "interval_ms": 60}
-_CUT = {**_LOST, "faults": "links", "topology": "chain"}
+CUT_OFF = {**_LOST, "faults": "links", "topology": "chain"}
 TAKEOVER_FIXED: dict[str, dict[str, Any]] = {
     **{rule: dict(_LOST) for rule in TAKEOVER_PATCHES},
     "takeover: who does not answer is waited for": {**_LOST, "faults": "all"},
-    "takeover: who seems to hang is ended at once": _CUT,
-    "takeover: who was replaced ends its tasks": _CUT,
-    "takeover: who was given up gets a task again": _CUT,
+    "takeover: who seems to hang is ended at once": CUT_OFF,
+    "takeover: who was replaced ends its tasks": CUT_OFF,
+    "takeover: who was given up gets a task again": CUT_OFF,
 }
 """What has to be so that tasks go on when a coordinator is lost."""

@@ -49,7 +49,7 @@ _FAULTS = {
         crashes_max=4,
     ),
     "links": Faults(
-        crash=0.003, hang=0.01, heartbeats="700ms", coordinator_crash=0.03, delay="0ms..30ms", duration=FAULTS_DURATION,
+        crash=0.003, hang=0.04, heartbeats="700ms", coordinator_crash=0.03, delay="0ms..30ms", duration=FAULTS_DURATION,
         crashes_max=4,
     ),
     "copies": Faults(crash=0.02, slow_copies="60s", delay="0ms..30ms", duration=FAULTS_DURATION, crashes_max=6),
