@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from concurrent.futures import Future
 from pathlib import Path
 from typing import cast
@@ -43,7 +44,9 @@ class Handle:
 class SomeFleet(Fleet):
     """A fleet whose new processes start when the test says so."""
 
-    def _create(self, name: str, bundle: int | None, cpus: float, spare: bool = False) -> Member:
+    def _create(
+        self, name: str, bundle: int | None, cpus: float, spare: bool = False, avoided: Collection[str] = ()
+    ) -> Member:
         return Member(name, Handle(), bundle, Future())
 
 

@@ -90,6 +90,7 @@ def test_a_coordinator_that_hears_nobody_ends_nobody(monkeypatch: pytest.MonkeyP
     """It takes all of them for hung, and says so: the failure of each task first. Who wrote the log decides."""
     processes, mailbox = fleet(), LaterMailbox()
     told: list[tuple[str, str]] = []
+    silent: list[tuple[str, list[int]]] = []
     clock = iter(range(0, 1_000_000, SETTINGS.tick_ms))
     monkeypatch.setattr(heartbeats, "monotonic_ms", lambda: next(clock))
     beats = Heartbeats(
@@ -98,12 +99,14 @@ def test_a_coordinator_that_hears_nobody_ends_nobody(monkeypatch: pytest.MonkeyP
         cast(Mailbox, mailbox),
         lambda member: lambda text: told.append(("failed", member.name)),
         lambda member, why: told.append(("given up", member.name)),
+        lambda node, others_ms: silent.append((node, list(others_ms))),
     )
     beats.start()
     for _ in range(100):
         mailbox.pass_time()
-    assert told == [
-        ("failed", "source"), ("given up", "source"), ("failed", "sink"), ("given up", "sink"),
-    ]  # fmt: skip
+    assert [what for what, _ in told] == ["failed", "given up"] * 2
+    assert [who for _, who in told[::2]] == [who for _, who in told[1::2]]
+    assert {who for _, who in told} == {"source", "sink"}
     assert not any(member.usable for member in processes.members.values())
     assert processes.ended == []
+    assert silent == [("there", [SETTINGS.timeout_ms]), ("there", [])]

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from concurrent.futures import Future
 from typing import cast
 
 import pytest
 from ray.exceptions import ActorDiedError, ActorUnavailableError
-from ray_fakes import SINK, SOURCE, LaterMailbox, Method, source_to_sink
+from ray.util.placement_group import PlacementGroup
+from ray_fakes import SINK, SOURCE, LaterMailbox, Method, Reference, source_to_sink
 
 from tidegate.actors.protocol.identity import TaskId
 from tidegate.actors.runtimes.ray import lost_nodes
-from tidegate.actors.runtimes.ray.fleet import Fleet, FleetOptions, Member
+from tidegate.actors.runtimes.ray.fleet import Fleet, FleetOptions, Member, SlotPlacement
 from tidegate.actors.runtimes.ray.lost_nodes import LostNodes
 from tidegate.actors.runtimes.ray.process.mailbox import Mailbox
 from tidegate.actors.runtimes.ray.process.process_info import ProcessInfo
+from tidegate.actors.runtimes.ray.suspect_nodes import SUSPECT_MS_MAX, SuspectNodes
 from tidegate.storage.files.file_system_store import open_store
 
+TIMEOUT_MS = 10_000
 AWAY, DEAD = ActorUnavailableError("Connection reset by peer", None), ActorDiedError()
 
 
@@ -45,7 +48,14 @@ class Watched:
         self.mailbox = LaterMailbox()
         self.given_up: list[Member] = []
         self.settled = 0
-        self.nodes = LostNodes(cast(Mailbox, self.mailbox), self._give_up, self._count)
+        self.nodes = LostNodes(
+            cast(Mailbox, self.mailbox), self._give_up, self._count, SuspectNodes("here", TIMEOUT_MS), self._probe
+        )
+        self.probed: list[tuple[str, Reference]] = []
+
+    def _probe(self, node: str) -> Reference:
+        self.probed.append((node, Reference()))
+        return self.probed[-1][1]
 
     def _give_up(self, member: Member, why: str) -> None:
         self.given_up.append(member)
@@ -106,20 +116,49 @@ def test_nobody_waits_for_ray_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     assert watched.settled == 1
 
 
+@pytest.mark.parametrize("error", [None, DEAD])
+def test_a_node_that_is_suspect_is_in_doubt_until_it_answers_or_ray_gives_it_up(error: Exception | None) -> None:
+    """Something small is given to it, once; what becomes of that says which of the two it is."""
+    watched = Watched()
+    for _ in range(2):
+        watched.nodes.silent("north", [TIMEOUT_MS])
+    assert (watched.nodes.doubtful, [node for node, _ in watched.probed], watched.settled) == ({"north"}, ["north"], 0)
+    call = watched.probed[0][1].call
+    call.set_result(None) if error is None else call.set_exception(error)
+    assert (watched.nodes.doubtful, watched.settled) == (frozenset(), 1)
+
+
+def test_nobody_suspects_a_node_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a while it is used again, whatever it says later."""
+    watched, now_ms = Watched(), [0]
+    monkeypatch.setattr(lost_nodes, "monotonic_ms", lambda: now_ms[0])
+    watched.nodes.silent("north", [])
+    now_ms[0] = SUSPECT_MS_MAX
+    watched.mailbox.pass_time()
+    assert (watched.nodes.doubtful, watched.settled) == (frozenset(), 1)
+    watched.probed[0][1].call.set_result(None)
+    assert watched.settled == 1
+
+
 class SomeFleet(Fleet):
     """A fleet whose new processes are only noted."""
 
     made: list[str]
 
-    def _create(self, name: str, bundle: int | None, cpus: float, spare: bool = False) -> Member:
+    def _create(
+        self, name: str, bundle: int | None, cpus: float, spare: bool = False, avoided: Collection[str] = ()
+    ) -> Member:
         self.made.append(name)
         return process(f"{name}#new", None)
 
 
-def fleet(sink_node: str, standbys: Iterable[Member]) -> SomeFleet:
+SLOT = SlotPlacement(cast(PlacementGroup, None), (0,))
+
+
+def fleet(sink_node: str, standbys: Iterable[Member], placement: SlotPlacement | None = SLOT) -> SomeFleet:
     """A source on node north, a sink somewhere, and spare processes."""
     _, graph = source_to_sink()
-    options = FleetOptions("job", "namespace", None, 0, 1, open_store)
+    options = FleetOptions("job", "namespace", placement, 0, 1, open_store)
     found = SomeFleet(graph, None, None, options, lambda action: action())
     found.made = []
     found.members = {SOURCE: process("source", "north"), SINK: process("sink", sink_node)}
@@ -157,6 +196,12 @@ def test_an_attempt_waits_where_spare_processes_do_not_suffice(
     assert some.lacks(BOTH, frozenset({"north"})) is lacks
     some.members[SINK].dead = True
     assert not some.lacks(BOTH, frozenset())
+
+
+def test_an_attempt_does_not_wait_where_nothing_is_reserved() -> None:
+    """New processes start on another node."""
+    some = fleet("south", [], placement=None)
+    assert not some.lacks(BOTH, frozenset({"north"}))
 
 
 def test_a_spare_process_that_goes_with_its_node_is_no_failure_of_spare_processes() -> None:

@@ -7,13 +7,15 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+import pytest
 from ray.exceptions import ActorDiedError, ActorUnavailableError
-from ray_fakes import SINK, SOURCE, LaterMailbox, Method, source_to_sink
+from ray_fakes import SINK, SOURCE, LaterMailbox, Method, Reference, source_to_sink
 
 from tidegate.actors.coordinator.messages import events as co
 from tidegate.actors.coordinator.messages import instructions as do
 from tidegate.actors.protocol.errors import OperatorError
 from tidegate.actors.protocol.identity import TaskId
+from tidegate.actors.runtimes.ray import lost_nodes
 from tidegate.actors.runtimes.ray.attempt_supervisor import Deployment
 from tidegate.actors.runtimes.ray.fleet import Fleet, FleetOptions, Member
 from tidegate.actors.runtimes.ray.process.mailbox import Mailbox
@@ -45,6 +47,7 @@ class Staff:
         self.options = FleetOptions("job", "namespace", None, 0, 1, open_store)
         self.spare = 0
         self.avoided: Container[str] = ()
+        self.node_id = "the coordinator's"
         _, self.graph = source_to_sink()
         self.handles = {task: Handle() for task in (SOURCE, SINK)}
         self._members = {task: Member(str(task), h, None, Future()) for task, h in self.handles.items()}
@@ -243,6 +246,24 @@ def test_an_attempt_waits_until_ray_knows_whether_a_node_is_lost() -> None:
     assert _orders(deployed) == 1
     lost.identify.calls.get_nowait()[0].set_exception(ActorDiedError())
     assert (_orders(deployed), deployed.staff.avoided) == (2, frozenset())
+
+
+def test_an_attempt_starts_nothing_on_a_node_from_which_nobody_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was started there waited for the link, and failed with the node: two restarts for one cut."""
+    probe = Reference()
+    monkeypatch.setattr(lost_nodes, "start_there", lambda node: probe)
+    deployed = Deployed()
+    for member in _started(deployed):
+        member.given_up = True
+        deployed.deployment.silent("node", [])
+        deployed.deployment.found_hung(member)("it hangs")
+    deployed.deployment.deploy(do.DeployAttempt(SECOND, None))
+    waits_for = deployed.deployment.waits_for()
+    assert (_orders(deployed), deployed.deployment.suspect_nodes) == (1, 1)
+    assert waits_for is not None
+    assert "word of node" in waits_for
+    probe.call.set_exception(ActorDiedError())
+    assert (_orders(deployed), deployed.staff.avoided, deployed.deployment.waits_for()) == (2, frozenset(), None)
 
 
 def test_an_attempt_does_not_wait_where_spare_processes_take_over() -> None:

@@ -154,7 +154,7 @@ class LeftBehind:
         _, self.graph = source_to_sink()
         self.options = FleetOptions("job", "namespace", None, 0, 1, open_store)
         self.inherited: tuple[object, ...] = ()
-        self.handle = Handle()
+        self.handle, self.node_id = Handle(), "the coordinator's"
 
     def inherit(self, tasks: Mapping[TaskId, Found], standbys: Sequence[Found]) -> dict[TaskId, Member]:
         self.inherited = (dict(tasks), list(standbys))

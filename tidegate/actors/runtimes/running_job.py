@@ -109,6 +109,8 @@ class JobProgress:
     """Spare processes that have started, and take over at once."""
     standbys_starting: int = 0
     """Spare processes that have not started yet."""
+    suspect_nodes: int = 0
+    """Nodes that may be lost: nothing is started there."""
 
 
 def progress_of(state: CoordinatorState, rows_in: dict[str, int]) -> JobProgress:

@@ -34,6 +34,7 @@ from tidegate.actors.coordinator.messages import instructions as do
 from tidegate.actors.coordinator.messages.events import CoordinatorEvent
 from tidegate.actors.coordinator.state.coordinator_state import CoordinatorState
 from tidegate.actors.graph.job_graph import JobGraph
+from tidegate.actors.hosts.heartbeat_settings import TIMEOUT_MS
 from tidegate.actors.protocol.failure_reasons import bounded_text
 from tidegate.actors.protocol.identity import TaskId
 from tidegate.actors.runtimes.ray.fleet import Fleet, Member, reason_of
@@ -45,6 +46,7 @@ from tidegate.actors.runtimes.ray.process.mailbox import Mailbox
 from tidegate.actors.runtimes.ray.process.orders import Handle, Order
 from tidegate.actors.runtimes.ray.process.outcomes import Outcome
 from tidegate.actors.runtimes.ray.room import Room, look_at
+from tidegate.actors.runtimes.ray.suspect_nodes import SuspectNodes
 from tidegate.actors.runtimes.running_job import TaskProcessInfo
 from tidegate.actors.task.messages import events as ev
 from tidegate.storage.clock import now_ms
@@ -59,7 +61,13 @@ class Deployment:
     """The current attempt. Methods run on the coordinator's mailbox, except `processes`,
     `standbys`, `waits_for` and `rows_came_in`."""
 
-    def __init__(self, fleet: Fleet, tell_coordinator: Callable[[CoordinatorEvent], None], mailbox: Mailbox) -> None:
+    def __init__(
+        self,
+        fleet: Fleet,
+        tell_coordinator: Callable[[CoordinatorEvent], None],
+        mailbox: Mailbox,
+        heartbeat_timeout_ms: int = TIMEOUT_MS,
+    ) -> None:
         self._fleet = fleet
         self._tell_coordinator = tell_coordinator
         self._mailbox = mailbox
@@ -81,7 +89,9 @@ class Deployment:
         """Whether the processes that a predecessor has left were looked for."""
         self._given_up = GivenUp(fleet, tell_coordinator)
         self.give_up, self.kill = self._given_up.give_up, self._given_up.kill
-        self._lost_nodes = LostNodes(mailbox, self.give_up, self._deploy_if_free)
+        suspects = SuspectNodes(fleet.node_id, heartbeat_timeout_ms)
+        self._lost_nodes = LostNodes(mailbox, self.give_up, self._deploy_if_free, suspects)
+        self.silent = self._lost_nodes.silent
         self._room: Room | None = None
         """None where nothing is reserved."""
         if (placement := fleet.options.placement) is not None:
@@ -239,8 +249,15 @@ class Deployment:
         return self._fleet.ready_standbys, self._fleet.starting_standbys
 
     def waits_for(self) -> str | None:
-        """What the cluster lacks that the job needs, if it waits for that."""
+        """What the cluster lacks that the job needs, if it waits for that. From any thread."""
+        if self._due is not None and (nodes := self._lost_nodes.doubtful):
+            return f"word of {', '.join(sorted(nodes))}: nobody there answers, and Ray has not given it up"
         return None if self._room is None else self._room.waits_for
+
+    @property
+    def suspect_nodes(self) -> int:
+        """How many nodes may be lost. From any thread."""
+        return len(self._lost_nodes.doubtful)
 
     def observe(self, event: CoordinatorEvent) -> None:
         """Note when an attempt failed, to tell how long recovery takes."""

@@ -103,9 +103,9 @@ class CoordinatorProcess:
             self._mailbox.post,
             runtime_context.get_node_id(),
         )
-        self._deployment = Deployment(fleet, self._handle, self._mailbox)
-        found_hung, give_up = self._deployment.found_hung, self._deployment.give_up
-        self._heartbeats = Heartbeats(context.heartbeats, fleet, self._mailbox, found_hung, give_up)
+        deployment = Deployment(fleet, self._handle, self._mailbox, context.heartbeats.timeout_ms)
+        told = deployment.found_hung, deployment.give_up, deployment.silent
+        self._heartbeats, self._deployment = Heartbeats(context.heartbeats, fleet, self._mailbox, *told), deployment
         self._effects = CoordinatorEffects(context, options.open_store, now_ms)
         self._timers: dict[str, do.SetTimer] = {}
         self._takeovers = 0
@@ -245,7 +245,13 @@ class CoordinatorProcess:
                 rows_in[task.vertex] = rows_in.get(task.vertex, 0) + rows
         deployment, (ready, starting) = self._deployment, self._deployment.standbys()
         progress = progress_of(state, rows_in)
-        return replace(progress, waits_for=deployment.waits_for(), standbys_ready=ready, standbys_starting=starting)
+        return replace(
+            progress,
+            waits_for=deployment.waits_for(),
+            suspect_nodes=deployment.suspect_nodes,
+            standbys_ready=ready,
+            standbys_starting=starting,
+        )
 
     def _statistics(self) -> CheckpointStatistics:
         host = self._host

@@ -11,7 +11,8 @@ Rules:
   coordinator.
 - A standby that has started may follow a task: it is told of each checkpoint, holds the state, and takes that task over
   (`state_follower.py`). The coordinator's decisions know nothing of it.
-- Nodes that may be lost are avoided (`lost_nodes.py`); that a standby went with its node says nothing about standbys.
+- Nodes that may be lost are avoided (`lost_nodes.py`): where nothing is reserved, processes start on others. That a
+  standby went with its node says nothing about standbys.
 - A process that was given up counts as dead from that moment on.
 - All actors are detached: they outlive the coordinator's process, and its successor finds them (`inheritance.py`). A
   process ends by itself when the coordinator is gone for good (`process/lifeline.py`).
@@ -21,7 +22,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,7 +30,7 @@ from typing import Any
 import ray
 from ray.exceptions import ActorAlreadyExistsError, RayError
 from ray.util.placement_group import PlacementGroup
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from tidegate.actors.coordinator.job.job_spec import RestorePoint
 from tidegate.actors.graph.job_graph import JobGraph
@@ -41,16 +42,16 @@ from tidegate.actors.runtimes.ray.process.deaths import death_of, went_with_its_
 from tidegate.actors.runtimes.ray.process.exit_reasons import Witness, last_lines
 from tidegate.actors.runtimes.ray.process.orders import Handle
 from tidegate.actors.runtimes.ray.process.process_info import ProcessInfo
-from tidegate.actors.runtimes.ray.standby_plan import ASKED_DELAY_MS, Place, best_follower, next_bundle
+from tidegate.actors.runtimes.ray.standby_plan import ASKED_DELAY_MS, Place, best_follower, next_bundle, node_elsewhere
 from tidegate.actors.runtimes.ray.task_actor import TaskProcess
+from tidegate.actors.runtimes.ray.vertex_labels import vertex_labels
 from tidegate.storage.errors import TidegateError
 from tidegate.storage.files.store import OpenStore
-from tidegate.storage.ids import Generation, VertexId
+from tidegate.storage.ids import Generation
 from tidegate.storage.process_id import ProcessId
 
 log = logging.getLogger(__name__)
 
-NAME_CHARACTERS_MAX = 48
 PROCESSES_A_SUBTASK_MAX = 10_000
 STANDBY_FAILURES_MAX = 3
 END_WAIT_MS = 200
@@ -176,12 +177,14 @@ class Fleet:
         return next((m for m in self.started() if m is not member and m.is_on((member.info.node_id,))), None)
 
     def lacks(self, tasks: Collection[TaskId], avoided: Container[str]) -> bool:
-        """Whether processes would have to be started for these tasks though nodes are to be avoided."""
+        """Whether processes would have to be started for these tasks in bundles that may be on nodes to be avoided."""
+        if self.options.placement is None:
+            return False
         spare = sum(m.usable and m.info is not None and not m.is_on(avoided) for m in self._standbys)
         fit = [m for t in tasks if (m := self.members.get(t)) is not None and m.usable and not m.is_on(avoided)]
         return bool(avoided) and len(tasks) - len(fit) > spare
 
-    def staff(self, tasks: Collection[TaskId], avoided: Container[str] = ()) -> dict[TaskId, Member]:
+    def staff(self, tasks: Collection[TaskId], avoided: Collection[str] = ()) -> dict[TaskId, Member]:
         """A living process for each of these tasks, on none of the nodes to be avoided; returns those of all."""
         labels = vertex_labels(self.graph)
         for task in tasks:
@@ -191,7 +194,7 @@ class Fleet:
                 name = f"{labels[task.vertex]} ({task.subtask + 1}/{parallelism})"
                 bundle = self._bundle(task.subtask)
                 self.members[task] = self._take_standby(task, bundle, avoided) or self._create(
-                    name, bundle, self._share()
+                    name, bundle, self._share(), avoided=avoided
                 )
         return dict(self.members)
 
@@ -259,13 +262,19 @@ class Fleet:
         self._standbys.clear()
         return [member.gone for member in members]
 
-    def _create(self, name: str, bundle: int | None, cpus: float, spare: bool = False) -> Member:
+    def _create(
+        self, name: str, bundle: int | None, cpus: float, spare: bool = False, avoided: Collection[str] = ()
+    ) -> Member:
         options: dict[str, Any] = {"num_cpus": cpus, "namespace": self.options.namespace, "lifetime": "detached"}
         if bundle is not None:
             assert self.options.placement is not None
             options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(
                 self.options.placement.placement_group, placement_group_bundle_index=bundle
             )
+        elif avoided:
+            busy = [m.info.node_id for m in self.started() if m.info is not None]
+            elsewhere = node_elsewhere(avoided, busy, self.node_id)
+            options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(elsewhere, soft=True)
         arguments = (self.context, self.coordinator, self.options.open_store, spare, bundle)
         full_name, handle = self._create_named(f"{self.options.prefix}/{name}", options, arguments)
         member = self._member(full_name, handle, bundle)
@@ -355,29 +364,6 @@ def _places(members: Iterable[Member]) -> list[Place]:
 
 def _place(member: Member) -> Place:
     return Place(-1 if member.bundle is None else member.bundle, None if member.info is None else member.info.node_id)
-
-
-def vertex_labels(graph: JobGraph) -> dict[VertexId, str]:
-    """Short names for people, one for each vertex, all different."""
-    labels: dict[VertexId, str] = {}
-    for vertex in graph.vertices:
-        label = _shortened([part.strip() for part in vertex.name.split("->")])
-        taken = set(labels.values())
-        number = 2
-        unique = label
-        while unique in taken:
-            unique = f"{label} {number}"
-            number += 1
-        labels[vertex.vertex] = unique
-    return labels
-
-
-def _shortened(parts: Sequence[str]) -> str:
-    """A chain by its operators, or by its ends where that is too long."""
-    whole = " -> ".join(parts)
-    if len(whole) > NAME_CHARACTERS_MAX and len(parts) > 2:
-        whole = f"{parts[0]} -> … -> {parts[-1]}"
-    return whole if len(whole) <= NAME_CHARACTERS_MAX else whole[: NAME_CHARACTERS_MAX - 1] + "…"
 
 
 def reason_of(member: Member, error: BaseException) -> str:

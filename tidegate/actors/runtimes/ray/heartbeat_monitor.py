@@ -60,6 +60,11 @@ class HeartbeatMonitor:
         """Names of the processes that it looks at."""
         return frozenset(self._watched)
 
+    def silent_ms(self, name: str) -> int:
+        """For how long a process has not answered; 0 for one that nobody watches."""
+        watched = self._watched.get(name)
+        return 0 if watched is None else self._awake_ms - watched.heard_ms
+
     def watch(self, name: str) -> None:
         """A process has started: from now on it answers."""
         now_ms = self._awake_ms

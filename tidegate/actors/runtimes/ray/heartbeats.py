@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import queue
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 
 from tidegate.actors.hosts.heartbeat_settings import HeartbeatSettings
@@ -33,7 +33,8 @@ Told = Callable[[str], object]
 class Heartbeats:
     """Those of one job. Everything runs on the coordinator's mailbox.
 
-    `found` is told of a process when it counts as hung, and gives what takes the text of the failure.
+    `found` is told of a process when it counts as hung, and gives what takes the text of the failure. `silent` is told
+    before, of the node of one that does not answer, and for how long the others there have not.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class Heartbeats:
         mailbox: Mailbox,
         found: Callable[[Member], Told],
         give_up: Callable[[Member, str], object],
+        silent: Callable[[str, Sequence[int]], object],
     ) -> None:
         self._settings = settings
         self._monitor = HeartbeatMonitor(settings)
@@ -50,6 +52,7 @@ class Heartbeats:
         self._mailbox = mailbox
         self._found = found
         self._give_up = give_up
+        self._silent = silent
         self._answers: queue.SimpleQueue[tuple[str, Future[int | None]]] = queue.SimpleQueue()
         """At most one for each process."""
         self._pool = WorkerPool(
@@ -84,18 +87,22 @@ class Heartbeats:
         asked, hung = self._monitor.tick(monotonic_ms())
         for name in asked:
             self._ask(living[name])
+        silent = {one.name: one.for_ms for one in hung if one.kind == "silent"}
         for one in hung:
-            self._is_hung(living[one.name], one)
+            self._is_hung(living[one.name], one, silent)
 
     def _ask(self, member: Member) -> None:
         name = member.name
         future = member.handle.pulse.remote().future()
         future.add_done_callback(lambda answer: self._answers.put((name, answer)))
 
-    def _is_hung(self, member: Member, hung: Hung) -> None:
+    def _is_hung(self, member: Member, hung: Hung, silent: Mapping[str, int]) -> None:
         info = member.info
         assert info is not None
         member.given_up = True
+        if hung.kind == "silent":
+            beside = [m.name for m in self._fleet.started() if m.is_on((info.node_id,))]
+            self._silent(info.node_id, [silent.get(name) or self._monitor.silent_ms(name) for name in beside])
         tell = self._found(member)
         what = (
             f"has not answered for {hung.for_ms} ms (heartbeat.timeout)"

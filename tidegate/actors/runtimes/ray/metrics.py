@@ -86,6 +86,7 @@ class JobMetrics:
         self._adoptions = _counter("tidegate_adoptions", "Takeovers after which all tasks have gone on", _JOB_TAGS)
         self._ready = _gauge("tidegate_standbys_ready", "Spare processes of a job that wait", _JOB_TAGS)
         self._starting = _gauge("tidegate_standbys_starting", "Spare processes of a job that start", _JOB_TAGS)
+        self._suspect = _gauge("tidegate_suspect_nodes", "Nodes of a job that may be lost", _JOB_TAGS)
         self._seen = progress
         # Each process counts for itself, and this one has replaced another.
         _add(self._losses, int(progress.coordinator_losses > 0), self._tags)
@@ -95,6 +96,7 @@ class JobMetrics:
         seen, self._seen = self._seen, progress
         self._ready.set(progress.standbys_ready, self._tags)
         self._starting.set(progress.standbys_starting, self._tags)
+        self._suspect.set(progress.suspect_nodes, self._tags)
         _add(self._failed, progress.failed_checkpoints - seen.failed_checkpoints, self._tags)
         _add(self._restarts, progress.restarts - seen.restarts, self._tags)
         _add(self._losses, progress.coordinator_losses - seen.coordinator_losses, self._tags)

@@ -16,7 +16,7 @@ Rules:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
 from tidegate.actors.hosts.process_settings import Standbys
@@ -62,6 +62,16 @@ def _apart(task: Place | None, standby: Place) -> int:
     if task is None:
         return 0
     return 2 * (task.node != standby.node) + (task.bundle != standby.bundle)
+
+
+def node_elsewhere(avoided: Container[str], busy: Sequence[str], own: str) -> str:
+    """The node of a process that belongs in no bundle, while nodes are to be avoided.
+
+    `busy`: the node of each process that answers. The one with the fewest of them; `own`, the coordinator's, where all
+    others are to be avoided.
+    """
+    counts = Counter(node for node in busy if node not in avoided)
+    return min(counts, key=lambda node: (counts[node], node), default=own)
 
 
 def next_bundle(bundles: Sequence[int], tasks: Sequence[Place], standbys: Sequence[Place]) -> int:
