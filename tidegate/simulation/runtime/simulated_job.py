@@ -208,16 +208,20 @@ class SimulatedJob:
         adopts = bool(self.coordinator.machine.state.adopting)
         if not any(world.chance("coordinator_crash") for _ in range(CHANCES_OF_A_TAKEOVER if adopts else 1)):
             return
+        self.lose_coordinator(cut_off=world.random.random() < 0.5)
+
+    def lose_coordinator(self, *, cut_off: bool) -> None:
+        """The coordinator in charge dies, or is cut off and lives on; a successor takes over."""
+        assert self.coordinator is not None
         self.coordinator_crashes += 1
-        zombie = world.random.random() < 0.5
-        world.note("coordinator", "is cut off" if zombie else "dies")
-        if not zombie:
+        self.world.note("coordinator", "is cut off" if cut_off else "dies")
+        if cut_off:
+            self.processes.cut_off(self.coordinator)
+        else:
             self.coordinator.halt()
             self._graves.append(self.coordinator)
-        else:
-            self.processes.cut_off(self.coordinator)
         self.coordinator = None
-        world.after(RECOVERY_MS, self.start_coordinator)
+        self.world.after(RECOVERY_MS, self.start_coordinator)
 
     def lost_with(self, host: CoordinatorHost) -> bool:
         """Whether I/O that was started goes down with its coordinator: half of what a dead one has on its way."""
