@@ -124,6 +124,6 @@ TAKEOVER_FIXED: dict[str, dict[str, Any]] = {
     "takeover: who does not answer is waited for": {**_LOST, "faults": "all"},
     "takeover: who seems to hang is ended at once": CUT_OFF,
     "takeover: who was replaced ends its tasks": CUT_OFF,
-    "takeover: who was given up gets a task again": CUT_OFF,
+    "takeover: who was given up gets a task again": {**CUT_OFF, "faults": "impatience"},
 }
 """What has to be so that tasks go on when a coordinator is lost."""

@@ -40,3 +40,11 @@ def test_a_process_that_hangs_is_ended_and_its_task_goes_on() -> None:
     report = run(A_PROCESS_HANGS)
     assert report.ok, report
     assert report.coverage["process_killed"]
+
+
+def test_who_was_given_up_gets_no_task_of_a_successor() -> None:
+    """What its coordinator has asked for may come late: in this seed it did, and ended what the successor had begun."""
+    rule = "takeover: who was given up gets a task again"
+    assert BROKEN[rule].simulate(0).violation is not None
+    report = Break(8, fixed=BROKEN[rule].fixed).simulate(0)
+    assert report.ok, report

@@ -52,6 +52,10 @@ _FAULTS = {
         crash=0.003, hang=0.04, heartbeats="700ms", coordinator_crash=0.03, delay="0ms..30ms", duration=FAULTS_DURATION,
         crashes_max=4,
     ),
+    "impatience": Faults(
+        hang=0.02, heartbeats="150ms", coordinator_crash=0.04, delay="0ms..30ms", duration=FAULTS_DURATION,
+        crashes_max=4,
+    ),
     "copies": Faults(crash=0.02, slow_copies="60s", delay="0ms..30ms", duration=FAULTS_DURATION, crashes_max=6),
     "echoes": Faults(
         crash=0.03, storage=0.2, duplicate=0.9, delay="0ms..300ms", duration="10s", crashes_max=10

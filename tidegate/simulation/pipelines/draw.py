@@ -72,8 +72,11 @@ _RARE_SHARE = 0.03
 """Seeds in which users ask for more than a coordinator takes, copies of savepoints take long, or most messages come
 twice, which were added later too."""
 
+_LINKS = ("links", "impatience")
 _LINKS_SHARE = 0.05
-"""Seeds in which processes hang, and coordinators that are cut off take all for hung, which were added later too."""
+"""Seeds in which processes hang, and coordinators that are cut off take all for hung, which were added later too: when
+they have successors, or (`impatience`) before that.
+"""
 
 _WEIGHTS: Mapping[str, tuple[int, ...]] = {
     "mode": (4, 1),
@@ -157,8 +160,9 @@ def draw(seed: int) -> Scenario:
     later = random.Random(f"rare {seed}")
     if later.random() < _RARE_SHARE:
         return replace(scenario, values={**scenario.values, **later.choice(_RARE)})
-    if random.Random(f"links {seed}").random() < _LINKS_SHARE:
-        return replace(scenario, values={**scenario.values, "faults": "links"})
+    later = random.Random(f"links {seed}")
+    if later.random() < _LINKS_SHARE:
+        return replace(scenario, values={**scenario.values, "faults": later.choice(_LINKS)})
     return scenario
 
 
