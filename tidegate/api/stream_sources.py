@@ -1,4 +1,4 @@
-"""`StreamSources`: begins streams: from data in memory, files, Spark DataFrames, a rate, and sources of your own.
+"""`StreamSources`: begins streams: from memory, files, Kafka, Spark DataFrames, a rate, and sources of your own.
 
 `StreamEnvironment` inherits these methods, and adds those that run the streams.
 """
@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Literal
@@ -16,6 +16,9 @@ import pyarrow as pa
 from tidegate.actors.graph.stream_graph import StreamNode
 from tidegate.actors.sources.files.file_source import FolderSource, source_of_files
 from tidegate.actors.sources.files.formats import FileFormat
+from tidegate.actors.sources.kafka.client import Start, check_start, client_settings, kafka
+from tidegate.actors.sources.kafka.kafka_source import KafkaSource
+from tidegate.actors.sources.kafka.records import TIMESTAMP, RecordFormat
 from tidegate.actors.sources.memory_source import InMemory, MemorySource
 from tidegate.actors.sources.rate_source import RateSource
 from tidegate.actors.sources.source import Source
@@ -168,6 +171,56 @@ class StreamSources:
             idleness = idleness if idleness is not None or timestamp is None else IDLENESS
         stream = self.from_source(source, name=name, uid=uid, parallelism=parallelism)
         return timed(stream, timestamp, max_out_of_orderness, uid, idleness)
+
+    def from_kafka(
+        self,
+        servers: str,
+        *,
+        topics: Sequence[str],
+        value: pa.Schema | Literal["bytes", "string"] = "bytes",
+        key: Literal["bytes", "string"] | None = None,
+        start: Start = "earliest",
+        end: Literal["latest"] | None = None,
+        discover: str | timedelta | int | None = None,
+        properties: Mapping[str, object] | None = None,
+        errors: Literal["fail", "skip"] = "fail",
+        timestamp: str | None = None,
+        max_out_of_orderness: str | timedelta | int = 0,
+        idleness: str | timedelta | int | None = None,
+        name: str = "from_kafka",
+        uid: str | None = None,
+        parallelism: int | None = None,
+    ) -> Stream:
+        """A stream of the records of topics, from the brokers at "host:port,host:port" (`pip install tidegate[kafka]`).
+
+        With a schema as `value` records are JSON objects, a column for each field; `key` adds the column `kafka_key`.
+        With "bytes" or "string" the columns are Spark's: key, value, topic, partition, offset and timestamp.
+
+        It begins at `start`: "earliest", "latest", a time (a datetime, or milliseconds since 1970), or offsets
+        (`{"bids": {0: 17, 1: 4}}`). With `end="latest"` it ends behind what is there at submission. With
+        `discover="1min"` partitions that are added later are found. A record that cannot be read fails the job, or is
+        left out with a warning (`errors="skip"`). `properties` are settings of librdkafka.
+
+        With `timestamp="kafka"` event time is that of the records, else that of a column. A partition without records
+        for `idleness` (never, by default) does not hold it back.
+        """
+        if errors not in ("fail", "skip") or end not in (None, "latest"):
+            raise ConfigurationError(f"from_kafka(errors={errors!r}, end={end!r}): 'fail' or 'skip'; 'latest' or None")
+        if isinstance(topics, str) or not topics:
+            raise ConfigurationError(f"from_kafka(topics={topics!r}): give a list of names")
+        if end is not None and discover is not None:
+            raise ConfigurationError("from_kafka: what ends finds no new partitions: leave end= or discover= out")
+        check_start(start)
+        kafka()
+        by_record = timestamp == "kafka"
+        form = RecordFormat(value, key, by_record and isinstance(value, pa.Schema))
+        every_ms = None if discover is None else parse_duration_ms(discover, setting="from_kafka(discover)")
+        given = tuple((properties or {}).items())
+        client_settings(servers, dict(given))
+        source = KafkaSource(servers, tuple(topics), form, start, end is not None, every_ms, given, errors == "skip")
+        stream = self.from_source(source, name=name, uid=uid, parallelism=parallelism)
+        column = timestamp if not by_record else TIMESTAMP if form.timestamp else "timestamp"
+        return timed(stream, column, max_out_of_orderness, uid, idleness)
 
     def from_rate(
         self,

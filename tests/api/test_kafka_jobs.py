@@ -1,0 +1,87 @@
+"""Jobs over topics of Kafka: stopped and restored, they have every record once."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from kafka_broker import Broker, broker
+from local_jobs import NO_RESTART, config, local
+from waiting import until
+
+import tidegate as tg
+
+QUICK = {"fetch.wait.max.ms": 10, "fetch.queue.backoff.ms": 10}
+SCHEMA = pa.schema([("x", pa.int64())])
+
+
+@pytest.fixture
+def kafka() -> Iterator[Broker]:
+    """A broker of its own."""
+    with broker() as found:
+        yield found
+
+
+def add(kafka: Broker, *xs: int) -> None:
+    """Records in all partitions."""
+    for x in xs:
+        kafka.add("bids", x % 3, b'{"x": %d}' % x, at_ms=1_000 * x)
+
+
+def test_a_topic_is_followed_across_restores(kafka: Broker, tmp_path: Path) -> None:
+    """At another parallelism, with event time; then a bounded job reads the same from the begin."""
+    path, written = None, 0
+    for parallelism in (2, 1):
+        add(kafka, *range(written, written + 20))
+        written += 20
+        with local(parallelism) as env:
+            stream = env.from_kafka(
+                kafka.servers, topics=["bids"], value=SCHEMA, timestamp="kafka", idleness="10ms", discover="1min",
+                properties=QUICK, uid="bids",
+            )  # fmt: skip
+            table = stream.to_table(str(tmp_path / "out"), uid="out", if_exists="append" if path else "error")
+            job = env.execute("job", checkpoints=config(tmp_path / "c", interval="20ms"), restore=path)
+            until("rows", lambda: len(xs(table)) >= written, lambda: xs(table))  # noqa: B023
+            add(kafka, written)
+            written += 1
+            path = job.stop(savepoint=str(tmp_path / f"savepoint-{parallelism}"))
+            assert job.wait("4min") == "suspended"
+    with local(2) as env:
+        rows = env.from_kafka(kafka.servers, topics=["bids"], value=SCHEMA, end="latest", properties=QUICK).collect()
+        assert env.execute("all", checkpoints=config(tmp_path / "all"), restart=NO_RESTART).wait("4min") == "finished"
+    assert sorted(rows.to_arrow()["x"].to_pylist()) == list(range(written))
+    assert xs(table) == list(range(len(xs(table))))
+    assert len(xs(table)) in (written, written - 1), "the last record may have come after the savepoint"
+
+
+def xs(table: tg.OutputTable) -> list[int]:
+    """What a table has, sorted."""
+    return sorted(table.to_arrow()["x"].to_pylist())
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"topics": "bids"}, "give a list"),
+        ({"start": "first"}, "it is 'earliest' or 'latest'"),
+        ({"value": "json"}, "give a schema, for JSON objects"),
+        ({"end": "latest", "discover": "1min"}, "leave end= or discover= out"),
+        ({"properties": {"enable.auto.commit": True}}, r"'enable\.auto\.commit' is the source's own"),
+        ({"errors": "ignore"}, "'fail' or 'skip'"),
+        ({"key": "avro"}, "'bytes' or 'string'"),
+    ],
+)
+def test_wrong_settings_are_refused(settings: dict[str, object], named: str) -> None:
+    """When the stream is made; nobody asks a broker for that."""
+    with local(1) as env, pytest.raises(tg.ConfigurationError, match=named):
+        env.from_kafka("127.0.0.1:1", **{"topics": ["bids"], **settings})  # type: ignore[arg-type]
+
+
+def test_without_the_client_the_error_names_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is an extra."""
+    monkeypatch.setitem(sys.modules, "confluent_kafka", None)
+    with local(1) as env, pytest.raises(tg.ConfigurationError, match=r"pip install 'tidegate\[kafka\]'"):
+        env.from_kafka("127.0.0.1:1", topics=["bids"])

@@ -1,0 +1,307 @@
+"""Topics of Kafka as a source: every record once, from any offset; bad records; new partitions."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime
+
+import pyarrow as pa
+import pytest
+from confluent_kafka import TopicPartition
+from kafka_broker import PARTITIONS, Broker, broker
+from source_contract import check_source
+from waiting import until
+
+from tidegate.actors.sources.kafka import kafka_reader
+from tidegate.actors.sources.kafka.client import Start, first_offset
+from tidegate.actors.sources.kafka.kafka_source import KafkaSource
+from tidegate.actors.sources.kafka.positions import FINDERS, PartitionAt, split_of
+from tidegate.actors.sources.kafka.records import RecordFormat
+from tidegate.actors.sources.source import ReadResult, SourceReader, SourceSplit
+from tidegate.storage.codec import decode
+from tidegate.storage.errors import ConfigurationError
+
+QUICK = (("fetch.wait.max.ms", 10), ("fetch.queue.backoff.ms", 10), ("fetch.error.backoff.ms", 10))
+"""Settings of a client that does not wait for more."""
+SCHEMA = pa.schema([("x", pa.int64()), ("s", pa.string())])
+
+
+@pytest.fixture(scope="module")
+def kafka() -> Iterator[Broker]:
+    """A broker of this module; each test has topics of its own."""
+    with broker() as found:
+        yield found
+
+
+def objects(*xs: int) -> list[bytes]:
+    """Records that are JSON objects."""
+    return [json.dumps({"x": x, "s": f"s{x}", "more": [x]}).encode() for x in xs]
+
+
+def source(kafka: Broker, topic: str, **settings: object) -> KafkaSource:
+    """Of one topic, as JSON."""
+    return KafkaSource(kafka.servers, (topic,), RecordFormat(SCHEMA), properties=QUICK, **settings)  # type: ignore[arg-type]
+
+
+class Reading:
+    """One split, read as a task does."""
+
+    def __init__(self, reader: SourceReader, split: SourceSplit) -> None:
+        self.reader, self.split, self.offset = reader, split, 0
+        self.rows: list[dict[str, object]] = []
+        self.at_end = False
+
+    def once(self, rows_max: int = 1_000) -> ReadResult:
+        """One read."""
+        result = self.reader.read(self.split, self.offset, rows_max)
+        self.split = self.split if result.payload is None else replace(self.split, payload=result.payload)
+        self.offset, self.at_end = result.next_offset, result.at_end
+        self.rows += [] if result.batch is None else result.batch.to_pylist()
+        return result
+
+    def until(self, rows: int, rows_max: int = 1_000) -> list[object]:
+        """Read until there are so many rows; their first column."""
+
+        def there() -> bool:
+            self.once(rows_max)
+            return len(self.rows) >= rows
+
+        until(f"{rows} rows", there, lambda: self.rows)
+        return [next(iter(row.values())) for row in self.rows]
+
+
+def read_to_the_end(found: KafkaSource) -> list[dict[str, object]]:
+    """All rows of a bounded source."""
+    reader, rows = found.reader(), []
+    for split in found.splits():
+        reading = Reading(reader, split)
+        until("the end", lambda: reading.once().at_end, lambda: reading.rows)  # noqa: B023
+        rows += reading.rows
+    reader.close()
+    return rows
+
+
+def test_every_record_comes_once_and_in_order(kafka: Broker) -> None:
+    """From partitions that are read in turn, in small reads, by one reader and by the next."""
+    for partition in range(3):
+        kafka.add("once", partition, *objects(*range(partition * 100, partition * 100 + 20)))
+    found = source(kafka, "once")
+    reader = found.reader()
+    readings = [Reading(reader, split) for split in found.splits()][:3]
+    for rows in (5, 12):
+        for reading in readings:
+            reading.until(rows, rows_max=2)
+    reader.close()
+    for number, reading in enumerate(readings):
+        reading.reader = found.reader()
+        assert reading.until(20, rows_max=3) == list(range(number * 100, number * 100 + 20))
+        reading.reader.close()
+    assert decode(readings[0].split.payload) == PartitionAt("once", 0, 20)
+
+
+def test_a_position_from_before_is_read_again(kafka: Broker) -> None:
+    """By a reader that is further, too; no record of the later position comes in between."""
+    kafka.add("again", 0, *objects(*range(30)))
+    found = source(kafka, "again")
+    reading = Reading(found.reader(), found.splits()[0])
+    reading.until(10, rows_max=10)
+    reading.split, reading.rows = split_of(PartitionAt("again", 0, 4)), []
+    assert reading.until(26, rows_max=7) == list(range(4, 30))
+    reading.reader.close()
+
+
+class Waiting:
+    """A source whose reads wait until there is something or the end, as the contract's checks do not."""
+
+    unbounded = True
+
+    def __init__(self, found: KafkaSource) -> None:
+        self.found, self.schema = found, found.schema
+
+    def splits(self) -> list[SourceSplit]:
+        """Those of the source."""
+        return list(self.found.splits())
+
+    def reader(self) -> Waiting:
+        """A reader that waits."""
+        self.inner = self.found.reader()
+        return self
+
+    def read(self, split: SourceSplit, offset: int, rows_max: int) -> ReadResult:
+        """Rows, or the end."""
+        results: list[ReadResult] = []
+
+        def there() -> bool:
+            results.append(self.inner.read(split, offset, rows_max))
+            return results[-1].batch is not None or results[-1].at_end
+
+        until("rows or the end", there)
+        return results[-1]
+
+    def close(self) -> None:
+        """Close what reads."""
+        self.inner.close()
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Waiting, (self.found,)
+
+
+def test_it_keeps_the_contract(kafka: Broker) -> None:
+    """Up to what is there at submission."""
+    kafka.add("contract", 0, *objects(1, 2, 3, 4))
+    kafka.add("contract", 2, *objects(5))
+    assert [row["x"] for row in check_source(Waiting(source(kafka, "contract", bounded=True)))] == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize(
+    ("start", "expected"),
+    [
+        ("earliest", [0, 1, 2, 3]),
+        ("latest", []),
+        ({"start": dict.fromkeys(range(PARTITIONS), 0) | {0: 3}}, [3]),
+    ],
+)
+def test_where_it_begins_and_ends(kafka: Broker, start: object, expected: list[int]) -> None:
+    """The end is that of the submission, also for what comes before anybody reads."""
+    name = f"start-{type(start).__name__}-{len(expected)}"
+    kafka.add(name, 0, *objects(0, 1, 2, 3))
+    start = {name: start["start"]} if isinstance(start, dict) else start
+    found = source(kafka, name, start=start, bounded=True)
+    splits = found.splits()
+    kafka.add(name, 0, *objects(99))
+
+    class Begun(KafkaSource):
+        def splits(self) -> list[SourceSplit]:
+            return list(splits)
+
+    rows = read_to_the_end(Begun(found.servers, found.topics, found.form, found.start, True, properties=QUICK))
+    assert [row["x"] for row in rows] == expected
+
+
+class Times:
+    """A consumer that knows which offset a time has; the mock broker does not."""
+
+    def offsets_for_times(self, asked: list[TopicPartition], timeout: float) -> list[TopicPartition]:
+        """Offsets are seconds, up to five."""
+        (at,) = asked
+        return [TopicPartition(at.topic, at.partition, at.offset // 1_000 if at.offset <= 5_000 else -1)]
+
+    def get_watermark_offsets(self, partition: TopicPartition, timeout: float) -> tuple[int, int]:
+        """The first one that there is, and the one behind the last."""
+        return 1, 6
+
+
+@pytest.mark.parametrize(
+    ("start", "offset"),
+    [(4_000, 4), (datetime.fromtimestamp(3, UTC), 3), (9_000, 6), ("earliest", 1), ("latest", 6), ({"t": {0: 2}}, 2)],
+)
+def test_a_start_is_an_offset(start: Start, offset: int) -> None:
+    """The first record at a time or later; the end, if there is none."""
+    assert first_offset(Times(), "t", 0, start) == offset  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="no offset for partition 3 of 't'"):
+        first_offset(Times(), "t", 3, {"t": {0: 2}})  # type: ignore[arg-type]
+
+
+def test_columns_are_sparks_without_a_schema(kafka: Broker) -> None:
+    """Keys and values as they are; a record without a value has none."""
+    kafka.add("raw", 1, b"\xff\n", None, at_ms=5_000)
+    found = replace(source(kafka, "raw", bounded=True), form=RecordFormat("bytes"))
+    rows = read_to_the_end(found)
+    assert [(r["key"], r["value"], r["topic"], r["partition"], r["offset"]) for r in rows] == [
+        (b"1", b"\xff\n", "raw", 1, 0),
+        (b"1", None, "raw", 1, 1),
+    ]
+    assert rows[1]["timestamp"].timestamp() == 5.001  # type: ignore[attr-defined]
+
+
+def test_keys_and_times_beside_json(kafka: Broker) -> None:
+    """Line breaks within an object, fields that it lacks, and a record without a value."""
+    kafka.add("json", 2, b'{"s": "a",\n "x": 1}', b"{}", None, at_ms=7_000)
+    form = RecordFormat(SCHEMA, "string", timestamp=True)
+    rows = read_to_the_end(replace(source(kafka, "json", bounded=True), form=form))
+    assert [(r["x"], r["s"], r["kafka_key"]) for r in rows] == [(1, "a", "2"), (None, None, "2"), (None, None, "2")]
+    assert [r["kafka_timestamp"].timestamp() for r in rows] == [7.0, 7.001, 7.002]  # type: ignore[attr-defined]
+
+
+BAD = [b"no json", b'{"x": "text"}', b"", b"  ", b'{"x": 1} {"x": 2}', b"[1]", b'{"x": 1.5}']
+
+
+@pytest.mark.parametrize("bad", BAD)
+def test_a_record_that_cannot_be_read_is_named(kafka: Broker, bad: bytes) -> None:
+    """With its offset; what comes before it in the same read does not hide it."""
+    name = f"bad-{BAD.index(bad)}"
+    kafka.add(name, 0, *objects(1, 2), bad, *objects(3))
+    with pytest.raises(ConfigurationError, match=rf"offset 2 of partition 0 of '{name}' cannot be read: .*skip"):
+        read_to_the_end(source(kafka, name, bounded=True))
+
+
+def test_records_that_cannot_be_read_are_left_out_and_counted(kafka: Broker) -> None:
+    """If that was asked for; all others come."""
+    kafka.add("skip", 0, *objects(1), *BAD, *objects(2))
+    kafka.add("skip", 1, b"bad")
+    found = source(kafka, "skip", bounded=True, skip=True)
+    reader = found.reader()
+    readings = [Reading(reader, split) for split in found.splits()]
+    for reading in readings:
+        until("the end", lambda: reading.once().at_end)  # noqa: B023
+    assert [row["x"] for reading in readings for row in reading.rows] == [1, 2]
+    assert reader._records.skipped == len(BAD) + 1  # type: ignore[attr-defined]
+    reader.close()
+
+
+def test_a_topic_or_brokers_that_are_not_there(kafka: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Are found out at submission."""
+    with pytest.raises(ConfigurationError, match="there is no topic 'nowhere'"):
+        source(kafka, "nowhere").splits()
+    monkeypatch.setattr("tidegate.actors.sources.kafka.client.TIMEOUT_S", 0.01)
+    with pytest.raises(ConfigurationError, match=r"brokers at 127\.0\.0\.1:1 do not answer"):
+        replace(source(kafka, "nowhere"), servers="127.0.0.1:1").splits()
+
+
+def test_records_that_are_gone_are_an_error(kafka: Broker) -> None:
+    """An offset that the partition does not have is never skipped over."""
+    kafka.add("gone", 0, *objects(1))
+    reading = Reading(source(kafka, "gone").reader(), split_of(PartitionAt("gone", 0, 50)))
+    with pytest.raises(ConfigurationError, match=r"partition 0 of 'gone' .*deleted before they were read"):
+        reading.until(1)
+    reading.reader.close()
+
+
+def test_new_partitions_are_found_once(kafka: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By one of the finders, which remember them; they are read from their begin."""
+    counts = {"grows": 2}
+    kafka.add("grows", 3, *objects(7))
+    monkeypatch.setattr(kafka_reader, "partition_counts", lambda *_: counts)
+    found = source(kafka, "grows", discover_ms=0)
+    reader = found.reader()
+    finders = [Reading(reader, split) for split in found._finders(counts)]
+    assert len(finders) == FINDERS
+    assert [finder.once().found for finder in finders] == [()] * FINDERS
+    counts = {"grows": PARTITIONS, "new": 1}
+    new = [split for finder in finders for split in finder.once().found]
+    assert sorted(split.split_id for split in new) == ["grows[2]", "grows[3]", "new[0]"]
+    restored = [Reading(found.reader(), finder.split) for finder in finders]
+    assert [finder.once().found for finder in restored] == [()] * FINDERS
+
+    assert Reading(reader, next(split for split in new if split.split_id == "grows[3]")).until(1) == [7]
+    for each in (reader, *(finder.reader for finder in restored)):
+        each.close()
+
+
+def test_what_cannot_be_restored_is_refused() -> None:
+    """Other topics, another end, and a search for partitions that nobody has begun."""
+    before = (split_of(PartitionAt("a", 0, 5)),)
+    base = KafkaSource("h:1", ("a",), RecordFormat("bytes"))
+    base.check_restored(before)
+    for other, named in [
+        (replace(base, topics=("b",)), "topic 'a' is missing"),
+        (replace(base, topics=("a", "b")), "topic 'b' was not there"),
+        (replace(base, bounded=True), "no end='latest'"),
+        (replace(base, discover_ms=5), "no discover="),
+    ]:
+        with pytest.raises(ConfigurationError, match=named):
+            other.check_restored(before)
+    finding = replace(base, discover_ms=5)
+    replace(finding, topics=("a", "b")).check_restored((*finding._finders({"a": 1}), *before))

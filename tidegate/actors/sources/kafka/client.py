@@ -1,0 +1,100 @@
+"""What is asked of the brokers apart from records: partitions, and the offsets to begin and end at.
+
+The client is `confluent-kafka`, which is installed with `tidegate[kafka]`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from tidegate.storage.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    import confluent_kafka
+
+log = logging.getLogger(__name__)
+TIMEOUT_S = 30.0
+"""How long one question to the brokers may take."""
+
+Start: TypeAlias = "str | int | datetime | Mapping[str, Mapping[int, int]]"
+"""`"earliest"`, `"latest"`, a time (milliseconds since 1970), or an offset for each partition of each topic."""
+
+_OURS = {"enable.auto.commit": False, "enable.auto.offset.store": False, "auto.offset.reset": "error"}
+"""Settings of the client on which correctness depends."""
+
+
+def kafka() -> Any:
+    """The client library. ConfigurationError if it is not installed."""
+    try:
+        import confluent_kafka
+    except ImportError as error:
+        raise ConfigurationError(
+            f"from_kafka needs the package confluent-kafka ({error}): pip install 'tidegate[kafka]', on every node"
+        ) from error
+    return confluent_kafka
+
+
+def client_settings(servers: str, properties: Mapping[str, object]) -> dict[str, object]:
+    """The settings of a consumer. ConfigurationError for properties that are the source's own."""
+    taken = sorted({*_OURS, "bootstrap.servers", "enable.partition.eof"} & set(properties))
+    if taken:
+        raise ConfigurationError(f"from_kafka(properties=): {taken[0]!r} is the source's own; leave it out")
+    settings: dict[str, object] = {"group.id": "tidegate", **properties}
+    return settings | _OURS | {"bootstrap.servers": servers, "enable.partition.eof": True}
+
+
+@contextmanager
+def consumer(settings: Mapping[str, object]) -> Iterator[confluent_kafka.Consumer]:
+    """A consumer for questions. ConfigurationError for settings that the client refuses, and for what it cannot do."""
+    library = kafka()
+    try:
+        opened = library.Consumer(dict(settings), logger=log)
+    except library.KafkaException as error:
+        raise ConfigurationError(f"from_kafka: the client refuses its settings: {error}") from error
+    try:
+        yield opened
+    finally:
+        opened.close()
+
+
+def partition_counts(asked: confluent_kafka.Consumer, topics: Sequence[str]) -> dict[str, int]:
+    """The number of partitions of each topic; 0 for one that is not there. Raises KafkaException."""
+    found = {}
+    for topic in topics:
+        about = asked.list_topics(topic, timeout=TIMEOUT_S).topics[topic]
+        found[topic] = len(about.partitions) if about.error is None else 0
+    return found
+
+
+def first_offset(asked: confluent_kafka.Consumer, topic: str, partition: int, start: Start) -> int:
+    """The offset at which a partition is begun. Raises KafkaException, ConfigurationError."""
+    library = kafka()
+    if isinstance(start, Mapping):
+        try:
+            return start[topic][partition]
+        except KeyError as error:
+            raise ConfigurationError(f"from_kafka(start=): no offset for partition {partition} of {topic!r}") from error
+    if not isinstance(start, str):
+        at_ms = int(start.timestamp() * 1000) if isinstance(start, datetime) else start
+        (found,) = asked.offsets_for_times([library.TopicPartition(topic, partition, at_ms)], timeout=TIMEOUT_S)
+        if found.offset >= 0:
+            return int(found.offset)
+    low, high = asked.get_watermark_offsets(library.TopicPartition(topic, partition), timeout=TIMEOUT_S)
+    return int(low if start == "earliest" else high)
+
+
+def end_offset(asked: confluent_kafka.Consumer, topic: str, partition: int) -> int:
+    """The offset behind the last record that is there now."""
+    return int(asked.get_watermark_offsets(kafka().TopicPartition(topic, partition), timeout=TIMEOUT_S)[1])
+
+
+def check_start(start: object) -> None:
+    """Raise ConfigurationError for what is no start."""
+    if isinstance(start, bool) or not isinstance(start, str | int | datetime | Mapping):
+        raise ConfigurationError(f"from_kafka(start={start!r}): give 'earliest', 'latest', a time, or offsets")
+    if isinstance(start, str) and start not in ("earliest", "latest"):
+        raise ConfigurationError(f"from_kafka(start={start!r}): it is 'earliest' or 'latest', a time, or offsets")
