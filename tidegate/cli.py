@@ -1,14 +1,14 @@
 """The `tidegate` command, whose entry point is `main`.
 
-Most commands are in `recovery/command.py`. This module adds those that need the rooms above recovery. A command imports
-what it needs when it runs, so that `--help` is fast.
+Most commands are in `recovery/commands/command.py`. This module adds those that need the rooms above recovery. A
+command imports what it needs when it runs, so that `--help` is fast.
 """
 
 from __future__ import annotations
 
 from tidegate.events_cli import events_command, explain_command, read_command, relocate_command, write_command
 from tidegate.jobs_cli import job_app, jobs_command
-from tidegate.recovery.command import app, checkpoints_app, state_app
+from tidegate.recovery.commands.command import app, checkpoints_app, state_app
 from tidegate.simulate_cli import simulate_command
 from tidegate.storage.errors import TidegateError
 

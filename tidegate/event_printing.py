@@ -10,8 +10,8 @@ from rich.pretty import pretty_repr
 
 from tidegate.actors.coordinator.messages.causes import BEGINS, orders_answered
 from tidegate.actors.coordinator.messages.words import in_words
+from tidegate.recovery.commands.printing import make_console, time_text
 from tidegate.recovery.event_history import Chain, EventHistory, LoggedEvent
-from tidegate.recovery.printing import make_console, time_text
 
 LINES_MAX = 40
 """Lines printed of a chain. Of a longer chain the middle is left out, and one line says so."""

@@ -1,7 +1,7 @@
 """The commands `events`, `checkpoints explain`, `checkpoints relocate`, `state read` and `state write`.
 
 They need the meaning of events and keys, and so `tidegate.offline`. `cli.py` adds them to the commands of recovery, and
-their exit codes are the same (`recovery/command.py`).
+their exit codes are the same (`recovery/commands/command.py`).
 """
 
 from __future__ import annotations
@@ -10,7 +10,14 @@ from typing import Annotated
 
 import typer
 
-from tidegate.recovery.command import CheckpointArgument, JobOption, JsonOption, explained, print_found, print_json
+from tidegate.recovery.commands.command import (
+    CheckpointArgument,
+    JobOption,
+    JsonOption,
+    explained,
+    print_found,
+    print_json,
+)
 
 PathArgument = Annotated[
     str,

@@ -14,8 +14,8 @@ import tidegate.actors.coordinator.state.coordinator_state  # noqa: F401 (import
 from tidegate.actors.coordinator.messages.words import in_words
 from tidegate.actors.runtimes.running_job import JobOverview
 from tidegate.api.submission.job import Job
+from tidegate.recovery.commands.printing import time_text
 from tidegate.recovery.event_history import EventHistory
-from tidegate.recovery.printing import time_text
 from tidegate.storage.checkpoints.event_log import EventLog
 
 Listing = Sequence[tuple[str, JobOverview | None]]

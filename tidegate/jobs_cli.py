@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from tidegate.recovery.command import JsonOption
+from tidegate.recovery.commands.command import JsonOption
 from tidegate.storage.errors import ConfigurationError, JobFailedError, JobTimeoutError, TidegateError
 
 # A command imports what it needs when it runs, so that `--help` is fast.

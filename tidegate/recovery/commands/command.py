@@ -48,7 +48,7 @@ RootArgument = Annotated[str, typer.Argument(metavar="PATH", help="Checkpoint ro
 def list_command(path: RootArgument, job: JobOption = None, as_json: JsonOption = False) -> None:
     """List the completed checkpoints and savepoints under a root, oldest first."""
     from tidegate.recovery.checkpoints import list_checkpoints
-    from tidegate.recovery.printing import print_checkpoints
+    from tidegate.recovery.commands.printing import print_checkpoints
 
     with explained():
         summaries = list_checkpoints(path, job)
@@ -64,8 +64,8 @@ def list_command(path: RootArgument, job: JobOption = None, as_json: JsonOption 
 @checkpoints_app.command("show")
 def show_command(path: CheckpointArgument, as_json: JsonOption = False) -> None:
     """Show the operators of one checkpoint or savepoint, and each file of each subtask: states, rows, bytes."""
+    from tidegate.recovery.commands.printing import print_checkpoint
     from tidegate.recovery.inspection import inspect
-    from tidegate.recovery.printing import print_checkpoint
 
     with explained():
         report = inspect(path)
@@ -75,8 +75,8 @@ def show_command(path: CheckpointArgument, as_json: JsonOption = False) -> None:
 @checkpoints_app.command("inspect")
 def inspect_command(path: CheckpointArgument, as_json: JsonOption = False) -> None:
     """Show the operators of one checkpoint or savepoint in short: parallelism, sizes, what has finished, states."""
+    from tidegate.recovery.commands.printing import print_report
     from tidegate.recovery.inspection import inspect
-    from tidegate.recovery.printing import print_report
 
     with explained():
         report = inspect(path)
@@ -93,8 +93,8 @@ def diff_command(
     as_json: JsonOption = False,
 ) -> None:
     """Show what has changed from one checkpoint or savepoint to another: operators, parallelism, sizes, states."""
+    from tidegate.recovery.commands.printing import print_diff
     from tidegate.recovery.differences import diff
-    from tidegate.recovery.printing import print_diff
 
     with explained():
         found = diff(old, new, keys=keys)
@@ -201,7 +201,7 @@ def print_found(found: _Found, as_json: bool, print_text: Callable[[_Found], Non
 
 def print_json(value: object) -> None:
     """Print what a function of this room returns as one line of JSON."""
-    from tidegate.recovery.json_text import to_json
+    from tidegate.recovery.commands.json_text import to_json
 
     typer.echo(to_json(value))
 
