@@ -46,6 +46,8 @@ _STOP_TIMEOUT_S = 30.0
 _GATEWAY_KILL_TIMEOUT_S = 5.0
 _EXECUTOR_POLL_S = 0.1
 _RAY_STARTS_MAX = 3
+_STRATEGY = "SPREAD"
+"""Of the placement group: a node that is lost takes as few executors and slots with it as can be."""
 
 # RayDP registers an unbounded stop, which would hang the exit of this process if the cluster has died. A session
 # registers its own bounded one.
@@ -82,7 +84,6 @@ class RayDPSession:
         spark_configs: Mapping[str, str] | None = None,
         ray_options: Mapping[str, Any] | None = None,
         include_dashboard: bool = True,
-        placement_strategy: str = "SPREAD",
         start_timeout_s: float = 180.0,
     ) -> RayDPSession:
         """Start Ray if needed, reserve the bundles, start Spark in them, and wait for the executors.
@@ -102,7 +103,7 @@ class RayDPSession:
         atexit.register(session.stop)
         try:
             session._start_ray(ray_address, dict(ray_options or {}), include_dashboard)
-            session._reserve(placement_strategy, start_timeout_s)
+            session._reserve(start_timeout_s)
             session._start_spark(dict(spark_configs or {}), start_timeout_s)
             session._await_executors(start_timeout_s)
         except BaseException:
@@ -205,15 +206,15 @@ class RayDPSession:
         if address is not None:
             check_cluster_java()
 
-    def _reserve(self, strategy: str, timeout_s: float) -> None:
+    def _reserve(self, timeout_s: float) -> None:
         bundles = self._resources.bundles()
         name = f"{self._app_name} (executors and slots)"
-        group = ray.util.placement_group(bundles, strategy=strategy, name=name)
+        group = ray.util.placement_group(bundles, strategy=_STRATEGY, name=name)
         self._placement_group = group
         if not group.wait(timeout_seconds=timeout_s):
             raise SparkTimeoutError(
                 f"the cluster could not reserve {len(bundles)} bundles of {bundles[0]} within {timeout_s:g} "
-                f"s (strategy {strategy}). It has in all {_summary(ray.cluster_resources())}, of which free "
+                f"s (strategy {_STRATEGY}). It has in all {_summary(ray.cluster_resources())}, of which free "
                 f"are {_summary(ray.available_resources())}. Ask for fewer executors, cores, slots or less "
                 "memory, or add nodes."
             )

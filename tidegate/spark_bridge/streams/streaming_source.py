@@ -64,14 +64,13 @@ class StreamingDataFrameSource:
 
     def reopen(self, url: str) -> LogSource:
         """The log that the job with this folder has read. NotFoundError if there is none."""
-        store = log_at(url)
-        header = BatchLog(store).header()
-        if not header.schema.equals(self._schema):
+        source = LogSource.open(log_at(url).url, _new_run())
+        if not source.schema.equals(self._schema):
             raise ConfigurationError(
                 f"the streaming DataFrame has columns {columns_text(self._schema)}, and the rows in its log "
-                f"{store.url} have {columns_text(header.schema)}: give it those columns, or start without restore"
+                f"{source.url} have {columns_text(source.schema)}: give it those columns, or start without restore"
             )
-        return LogSource(store.url, header.log_id, header.lanes, header.schema, _new_run())
+        return source
 
     def feed(self, staged: Source, job: FedJob) -> Companion:
         """The companion that writes the log while the job runs. ConfigurationError if another job feeds it."""

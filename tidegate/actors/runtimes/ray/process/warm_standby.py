@@ -2,6 +2,7 @@
 
 Rules:
 
+- What is new in a checkpoint is read by `StateFollower` (`actors/restore/state_follower.py`).
 - One checkpoint is taken in at a time; of those that complete meanwhile only the newest counts.
 - When the process is given that task, the task gets what is held. Given another one, it holds nothing any more.
 """
