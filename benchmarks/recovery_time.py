@@ -314,8 +314,8 @@ def main() -> int:
         cases = [CASES[name] for name in arguments.cases]
     with ExitStack() as stack:
         if any(case.s3 for case in cases):
-            (arguments.folder / "s3").mkdir(parents=True, exist_ok=True)
-            server = stack.enter_context(_SEAWEED.run_seaweed(arguments.folder.resolve() / "s3"))
+            (arguments.folder / "server").mkdir(parents=True, exist_ok=True)
+            server = stack.enter_context(_SEAWEED.run_seaweed(arguments.folder.resolve() / "server"))
             os.environ |= {
                 "AWS_DEFAULT_REGION": "us-east-1",
                 "AWS_ACCESS_KEY_ID": str(server.options["key"]),

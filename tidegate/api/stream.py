@@ -8,6 +8,7 @@ another one of its kind.
 from __future__ import annotations
 
 import os
+import uuid
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
@@ -34,6 +35,7 @@ from tidegate.api.updating import Updating
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.schemas.columns_text import columns_text
 from tidegate.storage.schemas.dictionaries import decoded_type
+from tidegate.storage.tables.delta_schema import check_delta_schema
 from tidegate.storage.tables.table_log import IfExists, TableInfo, TableMode
 
 
@@ -100,11 +102,38 @@ class Stream(StreamSteps):
         whose owner lives is refused, by `execute`.
         """
         info = self._table_info(mode, tuple(keys), name, tuple(partition_by))
+        return self._written(location(url, f"to_table {name!r}"), info, if_exists, name, uid, parallelism)
+
+    def to_delta(
+        self,
+        url: str | os.PathLike[str],
+        *,
+        partition_by: tuple[str, ...] | list[str] = (),
+        if_exists: IfExists = "error",
+        name: str = "to_delta",
+        uid: str | None = None,
+        parallelism: int | None = None,
+    ) -> OutputTable:
+        """Write to a Delta Lake table, exactly once, which Spark, Polars, DuckDB and Trino read without tidegate.
+
+        Like `to_table` in mode "append", with one transaction of Delta for each completed checkpoint that has rows.
+        Others may add to the table. Needs `pip install 'tidegate[delta]'`; see `docs/delta.md`.
+        """
         if self._updating is not None:
-            self._updating.check_upsert(repr(name), tuple(keys))
-        table = OutputTable(location(url, f"to_table {name!r}"), info, if_exists, self._program.open_store)
+            raise self._updating.refuse(f"to_delta {name!r}")
+        info = self._table_info("append", (), name, tuple(partition_by), f"tidegate-{uuid.uuid4()}")
+        assert self.schema is not None
+        check_delta_schema(self.schema)
+        return self._written(location(url, f"to_delta {name!r}"), info, if_exists, name, uid, parallelism)
+
+    def _written(
+        self, where: str, info: TableInfo, if_exists: IfExists, name: str, uid: str | None, parallelism: int | None
+    ) -> OutputTable:
+        if self._updating is not None:
+            self._updating.check_upsert(repr(name), info.keys)
+        table = OutputTable(where, info, if_exists, self._program.open_store)
         self._program.add_table(table)
-        rows = self if mode == "append" else self._together(tuple(keys), parallelism)
+        rows = self if info.mode == "append" else self._together(info.keys, parallelism)
         rows._then(
             partial(table_sink, info), self.schema, name, uid, parallelism, table=table.url, updating=self._updating
         )
@@ -161,14 +190,19 @@ class Stream(StreamSteps):
         return rows
 
     def _table_info(
-        self, mode: TableMode, keys: tuple[str, ...], name: str, partition_by: tuple[str, ...] = ()
+        self,
+        mode: TableMode,
+        keys: tuple[str, ...],
+        name: str,
+        partition_by: tuple[str, ...] = (),
+        delta_id: str | None = None,
     ) -> TableInfo:
         if self.schema is None:
             raise ConfigurationError(
                 f"{name}: the columns of the stream are not known yet; give schema= to the map, flat_map or "
                 "map_batches before it"
             )
-        return TableInfo.of(self.schema, mode, keys, partition_by)
+        return TableInfo.of(self.schema, mode, keys, partition_by, delta_id)
 
     def _together(self, keys: tuple[str, ...], parallelism: int | None) -> Stream:
         """This stream, partitioned so that rows with the same `keys` meet in one subtask of the next operator."""

@@ -106,3 +106,14 @@ def added(ranges: Ranges, seq: int, newest_bearing: int) -> Ranges:
     if ranges and newest_bearing <= ranges[-1][1]:
         return (*ranges[:-1], (ranges[-1][0], seq))
     return (*ranges, (seq, seq))
+
+
+def only_added(before: Ranges, after: Ranges) -> Ranges | None:
+    """What is in `after` and newer than all of `before`; None where more than that tells the two sets apart."""
+    if not before:
+        return after
+    newest = before[-1][1]
+    kept = tuple((first, min(last, newest)) for first, last in after if first <= newest)
+    if kept != before:
+        return None
+    return tuple((max(first, newest + 1), last) for first, last in after if last > newest)

@@ -19,10 +19,11 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
+from tidegate.storage.checkpoints.metadata import DataFile
 from tidegate.storage.errors import AlreadyExistsError, CorruptionError, NotFoundError, StorageError, TidegateError
 from tidegate.storage.files.file_system_store import join_url
 from tidegate.storage.files.store import Store
-from tidegate.storage.tables.log_entries import TableEntry
+from tidegate.storage.tables.log_entries import Ranges, TableEntry, covers
 from tidegate.storage.tables.log_fold import TableFold
 from tidegate.storage.tables.log_parts import LOG_FOLDER, PartColumns, TablePart, TableParts, TableState, entry_path
 
@@ -200,3 +201,20 @@ class TableTail:
             self._columns = {old: columns for old, columns in self._columns.items() if old in known}
             self._columns[part] = self._files.read_part(part)
         return self._columns[part]
+
+    def entries_after(self, seq: int) -> list[TableEntry]:
+        """All entries after `seq`, in order. Call it in `with_parts`: NotFoundError, CorruptionError."""
+        parts = [part for part in self.parts if part.last > seq]
+        entries = [*(e for part in parts for e in self.read_part(part).entries()), *self.loose]
+        return [entry for entry in entries if entry.seq > seq]
+
+    def files_of(self, shown: Ranges) -> tuple[DataFile, ...]:
+        """The files of these entries, in order; other parts are not read. Call it in `with_parts`, as above."""
+        files = [
+            file
+            for part in self.parts
+            if any(first <= part.last and part.first <= last for first, last in shown)
+            for _, file in self.read_part(part).files(shown)
+        ]
+        files += [file for entry in self.loose if covers(shown, entry.seq) for file in entry.files]
+        return tuple(files)

@@ -76,6 +76,11 @@ class TableVersions:
         # Between a claim and the next one there are commits of its job, and nothing else.
         return number, (*claim.claim.shows, (claim.seq + 1, number))
 
+    def shown_after(self, seq: int) -> Ranges:
+        """The entries whose files the table showed when `seq` was its newest entry; none before the first commit."""
+        commits = [commit.seq for commit in self._commits if commit.seq <= seq]
+        return self.shown_at(commits[-1])[1] if commits else ()
+
     def _found(self, as_of: AsOf) -> TableEntry:
         if isinstance(as_of, bool) or not isinstance(as_of, int | dt.datetime):
             raise ConfigurationError(f"as_of={as_of!r}: give the number of a commit, or a datetime with a time zone")

@@ -25,10 +25,16 @@ class TableInfo:
     mode: TableMode
     keys: tuple[str, ...] = ()
     partition_by: tuple[str, ...] = ()
+    delta_id: str | None = None
+    """Of a table that is a Delta Lake table too: under which identifier its transactions are made. Unique."""
 
     @staticmethod
     def of(
-        schema: pa.Schema, mode: TableMode, keys: tuple[str, ...] = (), partition_by: tuple[str, ...] = ()
+        schema: pa.Schema,
+        mode: TableMode,
+        keys: tuple[str, ...] = (),
+        partition_by: tuple[str, ...] = (),
+        delta_id: str | None = None,
     ) -> TableInfo:
         """Info of a table with these columns.
 
@@ -44,12 +50,17 @@ class TableInfo:
             raise TableError(f"key column {missing[0]!r} is not among the table's columns {schema.names}")
         check_dictionaries(schema)
         check_partitioning(schema, partition_by, keys)
-        return TableInfo(widened_schema(schema).serialize().to_pybytes(), mode, keys, partition_by)
+        return TableInfo(widened_schema(schema).serialize().to_pybytes(), mode, keys, partition_by, delta_id)
 
     @property
     def arrow_schema(self) -> pa.Schema:
         """The schema as Arrow knows it; dictionaries are widened, also in a table that is older than that rule."""
         return widened_schema(pa.ipc.read_schema(pa.py_buffer(self.schema)))
+
+    @property
+    def format(self) -> str:
+        """Who can read the table: tidegate alone, or whatever reads Delta Lake as well."""
+        return "tidegate" if self.delta_id is None else "delta"
 
     def check_same(self, wanted: TableInfo, url: str) -> None:
         """Raise TableError, naming the difference, if a job describes the table at `url` otherwise."""
@@ -57,6 +68,7 @@ class TableInfo:
             ("mode", self.mode, wanted.mode),
             ("keys", self.keys, wanted.keys),
             ("partition_by", self.partition_by, wanted.partition_by),
+            ("format", self.format, wanted.format),
         ):
             if is_ != other:
                 raise TableError(

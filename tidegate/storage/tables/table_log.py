@@ -5,6 +5,8 @@ The store is rooted at the table's url. Rules:
 - Entry 0 says what the table is. A claim makes a job the table's owner; only the owner commits, and whoever has lost
   the table gets FencedError. A commit shows the files of one checkpoint, and what its job had claimed to build on.
 - Two writers that want the same entry are told apart by the create.
+- A table that is a Delta Lake table too is mirrored after each commit (`log_mirror.py`), by whoever commits or finds
+  that a commit is there: so a commit that is repeated mends a mirror.
 - What is shown is a fold over the log (`log_fold.py`); what a claim builds on, the lines of its jobs tell
   (`log_lineage.py`). How the log rests, and stays short, is told by `log_tail.py` and `log_parts.py`.
 """
@@ -21,9 +23,10 @@ from tidegate.storage.clock import now_ms as wall_clock_ms
 from tidegate.storage.errors import FencedError, StorageError, TableError
 from tidegate.storage.files.store import Store
 from tidegate.storage.ids import CheckpointId, JobId
-from tidegate.storage.tables.log_entries import Ranges, TableClaim, TableEntry, TableEntryKind, added, covers
+from tidegate.storage.tables.log_entries import TableClaim, TableEntry, TableEntryKind, added
 from tidegate.storage.tables.log_fold import TableFold
 from tidegate.storage.tables.log_lineage import Restored, TableLineage, owned_by
+from tidegate.storage.tables.log_mirror import LogMirror
 from tidegate.storage.tables.log_parts import LOG_FOLDER, TABLE_LOG_VERSION
 from tidegate.storage.tables.log_tail import RACES_MAX, TableTail
 from tidegate.storage.tables.log_versions import AsOf, TableCommit, TableVersions
@@ -82,19 +85,23 @@ class TableLog:
         self._nonce = uuid.uuid4().hex[:8]
         self._lock = threading.Lock()
         self._tail = TableTail(store, entries_per_snapshot)
+        self._mirror: LogMirror | None = None
 
     # --- writing --------------------------------------------------------------------------------------------------
 
     def create(self, info: TableInfo) -> None:
         """Make the table, or see that it is there already as described.
 
-        Raises TableError, naming the difference, if it exists with another schema, mode or keys.
+        Raises TableError, naming the difference, if it exists with another schema, mode or keys, ConfigurationError
+        where it is to be a Delta table and cannot be one here.
         """
         with self._lock:
             self._tail.refresh()
             if self._tail.fold is None:
                 self._tail.append(TableEntry(0, TableEntryKind.CREATED, info=info, nonce=self._nonce))
             self._existing().info.check_same(info, self._store.url)
+            if info.delta_id is not None:
+                self._mirror_of(self._existing().info).create()
 
     def check_claim(
         self,
@@ -109,6 +116,8 @@ class TableLog:
             if self._tail.fold is not None:
                 self._tail.fold.info.check_same(info, self._store.url)
                 self._tail.with_parts(self._lineage).claim(job_id, restored_from, if_exists, None)
+            if info.delta_id is not None and restored_from is None:
+                LogMirror(self._store.url, info, self._tail).check_foreign_files(if_exists)
 
     def claim(
         self,
@@ -161,6 +170,7 @@ class TableLog:
                 if fold.owner != job_id:
                     raise FencedError(owned_by(self._store.url, fold.owner, job_id))
                 if fold.is_decided(self._store.url, checkpoint_id, files):
+                    self._follow()
                     return
                 # Clocks of different machines differ: a later commit is not an earlier one.
                 at_ms = max(self._now_ms(), fold.newest_at_ms or 0)
@@ -168,6 +178,7 @@ class TableLog:
                     fold.seq + 1, TableEntryKind.COMMITTED, job_id, checkpoint_id, files, nonce=self._nonce, at_ms=at_ms
                 )
                 if self._tail.append(entry):
+                    self._follow()
                     return
             raise self._lost_races("commit")
 
@@ -184,7 +195,7 @@ class TableLog:
                 if self._existing().owner != owner:
                     raise FencedError(owned_by(self._store.url, self._existing().owner, owner))
                 if self._tail.append(self._claim_entry(job_id, claim, None, ())):
-                    return self._tail.with_parts(lambda claim=claim: self._files_of(claim.replaces))  # type: ignore[misc]
+                    return self._tail.with_parts(lambda claim=claim: self._tail.files_of(claim.replaces))  # type: ignore[misc]
             raise self._lost_races("claim")
 
     # --- reading --------------------------------------------------------------------------------------------------
@@ -252,7 +263,7 @@ class TableLog:
         """The whole history, read from its beginning; empty if there is no table."""
         with self._lock:
             self._tail.refresh()
-            return () if self._tail.fold is None else tuple(self._tail.with_parts(self._all_entries))
+            return () if self._tail.fold is None else tuple(self._tail.with_parts(lambda: self._tail.entries_after(-1)))
 
     def entries_after(self, seq: int) -> tuple[TableEntry, ...]:
         """What was appended after an entry; older parts of the log are not read."""
@@ -260,11 +271,21 @@ class TableLog:
             self._tail.refresh()
             if self._tail.fold is None or self._tail.fold.seq <= seq:
                 return ()
-            return tuple(self._tail.with_parts(lambda: self._entries_after(seq)))
+            return tuple(self._tail.with_parts(lambda: self._tail.entries_after(seq)))
 
     def referenced_paths(self) -> frozenset[str]:
         """Every path that any entry refers to, hidden ones included: a later restore may show them again."""
         return frozenset(file.path for entry in self.entries() for file in entry.files)
+
+    def _mirror_of(self, info: TableInfo) -> LogMirror:
+        if self._mirror is None:
+            self._mirror = LogMirror(self._store.url, info, self._tail)
+        return self._mirror
+
+    def _follow(self) -> None:
+        info = self._existing().info
+        if info.delta_id is not None:
+            self._mirror_of(info).follow()
 
     def _existing(self) -> TableFold:
         if self._tail.fold is None:
@@ -292,24 +313,14 @@ class TableLog:
 
     def _shown(self) -> TableSnapshot:
         fold = self._existing()
-        return TableSnapshot(fold.info, self._files_of(fold.shown), fold.seq)
+        return TableSnapshot(fold.info, self._tail.files_of(fold.shown), fold.seq)
 
     def _shown_at(self, as_of: AsOf) -> TableSnapshot:
         number, shown = self._versions().shown_at(as_of)
-        return TableSnapshot(self._existing().info, self._files_of(shown), number)
-
-    def _files_of(self, shown: Ranges) -> tuple[DataFile, ...]:
-        files = [
-            file
-            for part in self._tail.parts
-            if any(first <= part.last and part.first <= last for first, last in shown)
-            for _, file in self._tail.read_part(part).files(shown)
-        ]
-        files += [file for entry in self._tail.loose if covers(shown, entry.seq) for file in entry.files]
-        return tuple(files)
+        return TableSnapshot(self._existing().info, self._tail.files_of(shown), number)
 
     def _files_by_line(self) -> dict[JobId, tuple[DataFile, ...]]:
-        entries = self._all_entries()
+        entries = self._tail.entries_after(-1)
         return {
             line: tuple(file for seq in seqs for file in entries[seq].files)
             for line, seqs in self._lineage().shown_by_line().items()
@@ -317,16 +328,8 @@ class TableLog:
 
     def _versions(self) -> TableVersions:
         fold = self._existing()
-        return TableVersions(self._store.url, self._all_entries(), fold.shown)
-
-    def _all_entries(self) -> list[TableEntry]:
-        return self._entries_after(-1)
-
-    def _entries_after(self, seq: int) -> list[TableEntry]:
-        parts = [part for part in self._tail.parts if part.last > seq]
-        entries = [*(e for part in parts for e in self._tail.read_part(part).entries()), *self._tail.loose]
-        return [entry for entry in entries if entry.seq > seq]
+        return TableVersions(self._store.url, self._tail.entries_after(-1), fold.shown)
 
     def _lineage(self) -> TableLineage:
         fold = self._existing()
-        return TableLineage(self._store.url, self._all_entries(), fold)
+        return TableLineage(self._store.url, self._tail.entries_after(-1), fold)

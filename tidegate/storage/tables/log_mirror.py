@@ -1,0 +1,96 @@
+"""`LogMirror`: shows as a Delta Lake table what a table's log shows, and knows which change leads there.
+
+`TableLog` calls it. `delta_mirror.py` makes the transaction. Mostly the change is the files of one commit, and nothing
+is read for it. The whole log is read where rows were hidden or compacted, and after a restart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from tidegate.storage.checkpoints.metadata import DataFile
+from tidegate.storage.errors import TableError
+from tidegate.storage.tables.delta_mirror import DeltaChange, DeltaMirror
+from tidegate.storage.tables.log_entries import Ranges, TableEntry, covers, only_added
+from tidegate.storage.tables.log_fold import TableFold
+from tidegate.storage.tables.log_tail import TableTail
+from tidegate.storage.tables.log_versions import TableVersions
+from tidegate.storage.tables.table_info import IfExists, TableInfo
+
+
+class LogMirror:
+    """The Delta table of the table at `url`, whose log's end is `tail`. Not thread-safe."""
+
+    def __init__(self, url: str, info: TableInfo, tail: TableTail) -> None:
+        self._url = url
+        self._tail = tail
+        self._delta = DeltaMirror(url, info)
+        self._known: tuple[int, Ranges] | None = None
+        """An entry that Delta shows, or showed, and what the log shows with it."""
+
+    def create(self) -> None:
+        """Make the Delta table; see `DeltaMirror.create`."""
+        self._delta.create()
+
+    def check_foreign_files(self, if_exists: IfExists) -> None:
+        """Raise TableError where a new job would find rows in Delta that no entry of the log has, and is not to add."""
+        own: Collection[str] = ()
+        if self._tail.fold is not None:
+            entries = self._tail.with_parts(lambda: self._tail.entries_after(-1))
+            own = {file.path for entry in entries for file in entry.files}
+        count = 0 if if_exists == "append" else self._delta.foreign_files(own)
+        if count:
+            raise TableError(
+                f"the Delta table at {self._url} has {count} files that tidegate has not written, and cannot "
+                f'replace; if_exists="{if_exists}" refuses them: empty it first, or add to it with if_exists="append"'
+            )
+
+    def follow(self) -> None:
+        """Take the Delta table to what the log shows. StorageError: repeat it; TableError where that cannot help."""
+        fold = self._fold
+        # What the table shows may be what it has shown before, and others have mirrored in between: the entry tells.
+        if self._known is not None and self._known[0] == fold.seq:
+            return
+        self._delta.show(lambda since: self._tail.with_parts(lambda: self._change(since)))
+        self._known = (fold.seq, fold.shown)
+
+    @property
+    def _fold(self) -> TableFold:
+        assert self._tail.fold is not None
+        return self._tail.fold
+
+    def _change(self, since: int | None) -> DeltaChange | None:
+        fold = self._fold
+        if since is not None and since >= fold.seq:
+            return None
+        before = self._shown_after(since)
+        later = only_added(before, fold.shown)
+        if later is not None:
+            return self._changed(self._tail.files_of(later), (), False)
+        entries = [entry for entry in self._tail.entries_after(-1) if entry.files]
+        new = [entry for entry in entries if covers(fold.shown, entry.seq) and not covers(before, entry.seq)]
+        gone = [entry for entry in entries if covers(before, entry.seq) and not covers(fold.shown, entry.seq)]
+        return self._changed(_files(new), _files(gone), self._is_compaction(new, gone))
+
+    def _changed(self, added: tuple[DataFile, ...], gone: tuple[DataFile, ...], same_rows: bool) -> DeltaChange | None:
+        if not (added or gone):
+            return None
+        return DeltaChange(self._fold.seq, self._fold.newest_at_ms or 0, added, gone, same_rows)
+
+    def _shown_after(self, since: int | None) -> Ranges:
+        if since is None:
+            return ()
+        if self._known is not None and self._known[0] == since:
+            return self._known[1]
+        return TableVersions(self._url, self._tail.entries_after(-1), self._fold.shown).shown_after(since)
+
+    def _is_compaction(self, new: list[TableEntry], gone: list[TableEntry]) -> bool:
+        """Whether the change is that of one compaction, so that readers of changes need not be told."""
+        claim = self._fold.claim
+        replaced = () if claim is None else claim.replaces
+        rows = sum(entry.rows for entry in gone)
+        return rows == sum(entry.rows for entry in new) and all(covers(replaced, entry.seq) for entry in gone)
+
+
+def _files(entries: list[TableEntry]) -> tuple[DataFile, ...]:
+    return tuple(file for entry in entries for file in entry.files)
