@@ -27,7 +27,6 @@ from typing import TYPE_CHECKING, Any
 from tidegate.storage.checkpoints.layout import unescape
 from tidegate.storage.checkpoints.metadata import DataFile
 from tidegate.storage.errors import ConfigurationError, StorageError, TableError
-from tidegate.storage.files.s3_requests import ENDPOINT_VARIABLES
 from tidegate.storage.tables.delta_schema import check_delta_schema
 from tidegate.storage.tables.partitions import HIVE_NULL, folder_of
 from tidegate.storage.tables.table_info import TableInfo
@@ -201,6 +200,8 @@ class DeltaMirror:
         """How Delta reaches the storage: it reads the environment's AWS_ variables itself, but for what stands here."""
         if not self._url.startswith("s3://"):
             return {}
+        from tidegate.storage.files.s3_requests import ENDPOINT_VARIABLES
+
         endpoint = next((os.environ[name] for name in ENDPOINT_VARIABLES if os.environ.get(name)), None)
         if endpoint is None:
             return {}
