@@ -26,7 +26,7 @@ from tidegate.storage.checkpoints.metadata_file import read_pointed
 from tidegate.storage.errors import DAMAGE, CodecError, CorruptionError, NotFoundError
 from tidegate.storage.files.file_system_store import join_url, open_store
 from tidegate.storage.files.store import OpenStore, Store
-from tidegate.storage.ids import CheckpointId, JobId, OperatorUid
+from tidegate.storage.ids import CheckpointId, JobId, OperatorUid, name_in
 from tidegate.storage.state.snapshot import StateTable
 from tidegate.storage.state.verification import verify_native, verify_state
 from tidegate.storage.subtasks.subtask_state import read_subtask_state
@@ -146,13 +146,12 @@ def job_name(store: Store, job_id: JobId) -> str:
         lease = read_lease(store, job_id)
     except CorruptionError:
         lease = None
-    # The id ends with random digits, see JobId.
-    return lease.job_name if lease is not None else job_id.rpartition("-")[0] or job_id
+    return lease.job_name if lease is not None else name_in(job_id)
 
 
 def is_of_job(store: Store, job_id: JobId, job: str | None) -> bool:
     """Whether a folder under a root belongs to the job with this name or id; None is any job."""
-    return job is None or job in (job_id, job_id.rpartition("-")[0]) or job == job_name(store, job_id)
+    return job is None or job in (job_id, name_in(job_id)) or job == job_name(store, job_id)
 
 
 def verify(path: str, *, open_store: OpenStore = open_store) -> VerificationReport:

@@ -38,7 +38,7 @@ from tidegate.storage.checkpoints.permits import OrphanPermit
 from tidegate.storage.errors import AlreadyExistsError, CodecError, CorruptionError, NotFoundError
 from tidegate.storage.files.file_system_store import FileSystemStore, join_url, open_store
 from tidegate.storage.files.store import OpenStore, Store
-from tidegate.storage.ids import AttemptNumber, CheckpointId, JobId
+from tidegate.storage.ids import AttemptNumber, CheckpointId, JobId, name_in
 from tidegate.storage.tables.table_files import DATA_FOLDER
 from tidegate.storage.tables.table_log import TableLog
 
@@ -149,9 +149,16 @@ def _void_incomplete(store: Store, permit: OrphanPermit, orphans: Iterable[Orpha
     for number in sorted({n for n in (_checkpoint_of(orphan.path, job_id) for orphan in orphans) if n is not None}):
         if store.exists(layout.metadata(number)):
             continue
-        name = job_id.rpartition("-")[0] or job_id
         tombstone = CheckpointMetadata(
-            METADATA_VERSION, job_id, name, number, AttemptNumber(0), now_ms, operators=(), subtasks=(), void=True
+            METADATA_VERSION,
+            job_id,
+            name_in(job_id),
+            number,
+            AttemptNumber(0),
+            now_ms,
+            operators=(),
+            subtasks=(),
+            void=True,
         )
         try:
             create_metadata(store, tombstone)

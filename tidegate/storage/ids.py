@@ -27,3 +27,8 @@ EventId = NewType("EventId", int)
 
 Generation = NewType("Generation", int)
 """Number of a coordinator incarnation, 1-based; a takeover increases it."""
+
+
+def name_in(job_id: JobId) -> str:
+    """What a job's id has of its name: the id without the digits at its end; an id without such digits whole."""
+    return job_id.rpartition("-")[0] or job_id
