@@ -15,7 +15,7 @@ from tidegate.spark_bridge.errors import SparkLostError
 from tidegate.spark_bridge.spark_watch import DRIVER_TIMEOUT, EXECUTOR_TIMEOUT
 from tidegate.spark_bridge.streams.streaming_query import MicroBatch, StreamingQuery
 
-SHORT_S = 0.001
+SHORT_S, LONG_S = 0.001, 60.0
 
 
 class FakeWriter:
@@ -25,7 +25,7 @@ class FakeWriter:
 
     def __init__(self) -> None:
         self.error: Exception | None = None
-        self._ended = threading.Event()
+        self.ended = threading.Event()
         self.batch: Callable[[Any, int], None]
 
     def foreachBatch(self, batch: Callable[[Any, int], None]) -> FakeWriter:
@@ -45,18 +45,18 @@ class FakeWriter:
 
     def awaitTermination(self) -> None:
         """Spark waits without end."""
-        self._ended.wait()
+        self.ended.wait()
         if self.error is not None:
             raise self.error
 
     def stop(self) -> None:
         """It ends well."""
-        self._ended.set()
+        self.ended.set()
 
     def fail(self, error: Exception) -> None:
         """It ends with an error."""
         self.error = error
-        self._ended.set()
+        self.ended.set()
 
 
 @pytest.fixture
@@ -112,7 +112,9 @@ def test_a_broken_connection_is_told_as_the_end_of_the_driver(context: FakeConte
     query, writer = started(context)
     context.kill_driver()
     writer.fail(Py4JNetworkError("Answer from Java side is empty"))
-    assert "has ended, by SIGKILL" in query.reason(ends_with(query))
+    with pytest.raises(Py4JNetworkError) as raised:
+        query.ended(LONG_S)
+    assert "has ended, by SIGKILL" in query.reason(raised.value)
 
 
 def test_a_driver_that_does_not_answer_ends_the_query(context: FakeContext) -> None:
@@ -125,11 +127,12 @@ def test_a_driver_that_does_not_answer_ends_the_query(context: FakeContext) -> N
 
 
 def test_a_stopped_session_ends_the_query(context: FakeContext) -> None:
-    """A context that was stopped has lost its attributes; to stop the query is no error then."""
-    query, _ = started(context)
+    """A context that was stopped has lost its attributes; nobody is asked to stop the query then."""
+    query, writer = started(context)
     context._jsc = None
     assert "the Spark session was stopped" in query.reason(ends_with(query))
     query.stop()
+    assert not writer.ended.is_set()
 
 
 def test_what_a_batch_has_raised_is_the_reason(context: FakeContext) -> None:
