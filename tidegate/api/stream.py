@@ -35,7 +35,7 @@ from tidegate.api.updating import Updating
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.schemas.columns_text import columns_text
 from tidegate.storage.schemas.dictionaries import decoded_type
-from tidegate.storage.tables.delta_schema import check_delta_schema
+from tidegate.storage.tables.delta.delta_schema import check_delta_schema
 from tidegate.storage.tables.table_log import IfExists, TableInfo, TableMode
 
 

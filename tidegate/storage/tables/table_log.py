@@ -5,7 +5,7 @@ The store is rooted at the table's url. Rules:
 - Entry 0 says what the table is. A claim makes a job the table's owner; only the owner commits, and whoever has lost
   the table gets FencedError. A commit shows the files of one checkpoint, and what its job had claimed to build on.
 - Two writers that want the same entry are told apart by the create.
-- A table that is a Delta Lake table too is mirrored after each commit (`log_mirror.py`), by whoever commits or finds
+- A table that is a Delta Lake table too is mirrored after each commit (`delta/`), by whoever commits or finds
   that a commit is there: so a commit that is repeated mends a mirror.
 - What is shown is a fold over the log (`log_fold.py`); what a claim builds on, the lines of its jobs tell
   (`log_lineage.py`). How the log rests, and stays short, is told by `log_tail.py` and `log_parts.py`.
@@ -23,10 +23,10 @@ from tidegate.storage.clock import now_ms as wall_clock_ms
 from tidegate.storage.errors import FencedError, StorageError, TableError
 from tidegate.storage.files.store import Store
 from tidegate.storage.ids import CheckpointId, JobId
+from tidegate.storage.tables.delta.log_mirror import LogMirror
 from tidegate.storage.tables.log_entries import TableClaim, TableEntry, TableEntryKind, added
 from tidegate.storage.tables.log_fold import TableFold
 from tidegate.storage.tables.log_lineage import Restored, TableLineage, owned_by
-from tidegate.storage.tables.log_mirror import LogMirror
 from tidegate.storage.tables.log_parts import LOG_FOLDER, TABLE_LOG_VERSION
 from tidegate.storage.tables.log_tail import RACES_MAX, TableTail
 from tidegate.storage.tables.log_versions import AsOf, TableCommit, TableVersions

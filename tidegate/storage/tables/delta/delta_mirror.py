@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 from tidegate.storage.checkpoints.layout import unescape
 from tidegate.storage.checkpoints.metadata import DataFile
 from tidegate.storage.errors import ConfigurationError, StorageError, TableError
-from tidegate.storage.tables.delta_schema import check_delta_schema
+from tidegate.storage.tables.delta.delta_schema import check_delta_schema
 from tidegate.storage.tables.partitions import HIVE_NULL, folder_of
 from tidegate.storage.tables.table_info import TableInfo
 

@@ -10,7 +10,7 @@ from collections.abc import Collection
 
 from tidegate.storage.checkpoints.metadata import DataFile
 from tidegate.storage.errors import TableError
-from tidegate.storage.tables.delta_mirror import DeltaChange, DeltaMirror
+from tidegate.storage.tables.delta.delta_mirror import DeltaChange, DeltaMirror
 from tidegate.storage.tables.log_entries import Ranges, TableEntry, covers, only_added
 from tidegate.storage.tables.log_fold import TableFold
 from tidegate.storage.tables.log_tail import TableTail
