@@ -142,6 +142,7 @@ class Reading:
         found = []
         while result := self.once(rows_max):
             found += result
+            assert len(found) < 1_000, "files are read again and again"
         return found
 
     def once(self, rows_max: int) -> list[object]:

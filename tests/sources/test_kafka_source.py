@@ -112,6 +112,27 @@ def test_a_position_from_before_is_read_again(kafka: Broker) -> None:
     reading.reader.close()
 
 
+def test_what_a_reader_holds_is_bounded(kafka: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However little of it is read at a time; all comes in the end."""
+    monkeypatch.setattr(kafka_reader, "BUFFERED_MAX", 4)
+    monkeypatch.setattr(kafka_reader, "CONSUMED_MAX", 3)
+    for partition in (0, 1):
+        kafka.add("bounded", partition, *objects(*range(30)))
+    found = source(kafka, "bounded")
+    reader = found.reader()
+    readings = [Reading(reader, split) for split in found.splits()[:2]]
+
+    def there() -> bool:
+        for reading in readings:
+            reading.once(rows_max=1)
+            held = [len(partition.records) for partition in reader._partitions.values()]  # type: ignore[attr-defined]
+            assert sum(held) <= 4 - 1 + 3
+        return all(len(reading.rows) == 30 for reading in readings)
+
+    until("all rows", there, lambda: [len(reading.rows) for reading in readings])
+    reader.close()
+
+
 class Waiting:
     """A source whose reads wait until there is something or the end, as the contract's checks do not."""
 

@@ -80,14 +80,11 @@ class Lane:
         return cls(payload, state, {e[:DIGEST_BYTES]: int.from_bytes(e[DIGEST_BYTES:], "big") for e in entries})
 
     def choose(self, files: Iterable[tuple[bytes, FileInfo]], age_ms: int) -> list[FileInfo]:
-        """Those files of this lane that are to be read, the first one last."""
-        oldest_ms, own = self.state.newest_ms - age_ms, self.state.file
+        """Those files of this lane that are to be read, the first one last. Asked between two files."""
+        assert self.state.file is None, "a lane reads one file at a time"
+        oldest_ms = self.state.newest_ms - age_ms
         chosen = [
-            file
-            for digest, file in files
-            if digest not in self.known
-            and (file.modified_at_ms or 0) >= oldest_ms
-            and (own is None or own.path != file.path)
+            file for digest, file in files if digest not in self.known and (file.modified_at_ms or 0) >= oldest_ms
         ]
         return sorted(chosen, key=lambda file: (file.modified_at_ms or 0, file.path), reverse=True)
 
