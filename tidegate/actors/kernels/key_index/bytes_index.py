@@ -22,6 +22,7 @@ from tidegate.actors.kernels.key_index.entries import (
     enlarged,
     forget,
     meet,
+    take_null,
 )
 from tidegate.actors.kernels.key_index.filling import spread
 
@@ -81,11 +82,8 @@ class BytesIndex:
         rows = len(hashes)
         if 4 * (self.size + rows + keys_to_come) > len(self._table):
             self._grow(capacity_for(self.size + rows + keys_to_come))
-        nulls = np.flatnonzero(keys.valid == 0)
-        if len(nulls) + (self._null[1] != 0) > 1:
+        if not take_null(self._null, self.size, keys.valid):
             return False
-        if len(nulls):
-            self._null[1] = self.size + nulls[0] + 1
         used_bytes = int(self._offsets[self.size])
         added_bytes = int(keys.offsets[rows] - keys.offsets[0])
         if used_bytes + added_bytes > len(self._arena):

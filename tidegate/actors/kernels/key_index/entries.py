@@ -81,6 +81,19 @@ def capacity_for(keys: int) -> int:
     return max(CAPACITY_MIN, 1 << max(2 * keys - 1, 1).bit_length())
 
 
+def take_null(null: NDArray[np.int64], first_slot: int, valid: NDArray[np.uint8]) -> bool:
+    """Give the null among keys for the slots from `first_slot` on its slot. False if null comes twice or was known.
+
+    `null` is the entry of null. `valid` may be `NO_MASK`.
+    """
+    nulls = np.flatnonzero(valid == 0)
+    if len(nulls) + (null[1] != 0) > 1:
+        return False
+    if len(nulls):
+        null[1] = first_slot + nulls[0] + 1
+    return True
+
+
 @kernel
 def meet(met: NDArray[np.uint64], slot: np.int64) -> np.int64:
     """Set the bit of a slot. 1 if it was clear, else 0."""

@@ -21,6 +21,7 @@ from tidegate.actors.kernels.key_index.entries import (
     enlarged,
     forget,
     meet,
+    take_null,
 )
 from tidegate.actors.kernels.key_index.filling import spread
 
@@ -72,11 +73,8 @@ class WordIndex:
         keys = self.size + len(words) + keys_to_come
         if 2 * keys > len(self._table) // 2:
             self._grow(capacity_for(keys))
-        nulls = np.flatnonzero(valid == 0)
-        if len(nulls) + (self._null[1] != 0) > 1:
+        if not take_null(self._null, self.size, valid):
             return False
-        if len(nulls):
-            self._null[1] = self.size + nulls[0] + 1
         hashes = np.empty(len(words), dtype=np.uint64)
         _mix_all(words, hashes)
         ordered = spread(words, hashes, valid, self._table.nbytes)
