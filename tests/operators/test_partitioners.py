@@ -65,10 +65,13 @@ def test_hash_sends_each_row_to_the_owner_of_its_key(
 @pytest.mark.parametrize("rows", [0, 3])
 @pytest.mark.parametrize(("key", "problem"), [("x", "'x' is not in the batch"), ("list", "cannot be a key")])
 def test_a_column_that_cannot_be_a_key_is_refused(parallelism: int, rows: int, key: str, problem: str) -> None:
-    """At every parallelism, and with the first batch, even an empty one."""
+    """At every parallelism, with the batch that brings it, even an empty one, and with each that follows."""
     batch = pa.record_batch({"k": [1] * rows, "list": pa.array([[1]] * rows, pa.list_(pa.int64()))})
-    with pytest.raises(ConfigurationError, match=problem):
-        HashPartitioner(("k", key), 128, parallelism).split(batch)
+    partitioner = HashPartitioner(("k", key), 128, parallelism)
+    partitioner.split(pa.record_batch({"k": [1], "list": [1], "x": [1]}))
+    for _ in range(2):
+        with pytest.raises(ConfigurationError, match=problem):
+            partitioner.split(batch)
 
 
 def test_one_subtask_gets_every_row_without_a_hash(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,11 +37,13 @@ class HashPartitioner:
         self._columns = tuple(columns)
         self._parallelism = parallelism
         self._table = subtask_table(max_parallelism, parallelism)
+        self._checked: pa.Schema | None = None
+        """The schema of the last batch whose columns were checked."""
 
     def split(self, batch: pa.RecordBatch) -> Split:
         """ConfigurationError when a key column is missing or of a type that cannot be a key."""
         if self._parallelism == 1 or batch.num_rows == 0:
-            key_forms(batch.slice(0, 0), self._columns)  # to refuse what cannot be a key
+            self._check(batch)
             return [(0, compact(batch))] if batch.num_rows else []
         parts = partition(hash_columns(batch, self._columns), self._table, self._parallelism)
         bounds = parts.bounds
@@ -49,6 +51,12 @@ class HashPartitioner:
         if len(filled) == 1:
             return [(filled[0], compact(batch))]
         return [(t, gather(batch, parts.rows[bounds[t] : bounds[t + 1]])) for t in filled]
+
+    def _check(self, batch: pa.RecordBatch) -> None:
+        """Refuse what cannot be a key, where no hash does so."""
+        if self._checked is None or not self._checked.equals(batch.schema):
+            key_forms(batch.slice(0, 0), self._columns)
+            self._checked = batch.schema
 
 
 class RebalancePartitioner:
