@@ -9,6 +9,7 @@ from collections.abc import Callable
 from tidegate.actors.coordinator.messages import events as ev
 from tidegate.actors.coordinator.messages import instructions as do
 from tidegate.actors.hosts.coordinator.hook_calls import HookCalls, HookError
+from tidegate.actors.hosts.deletions import delete_files
 from tidegate.actors.hosts.job_context import JobContext
 from tidegate.actors.hosts.work_folders import remove_work
 from tidegate.recovery.retention import sweep_checkpoints
@@ -180,12 +181,7 @@ class CoordinatorEffects:
 
     def discard_files(self, instruction: do.DiscardFiles) -> None:
         """Delete files of a refused acknowledgement; what fails is swept at the end."""
-        store = self._open_store(self._context.root)
-        for path in instruction.paths:
-            try:
-                store.delete(path)
-            except StorageError as error:
-                log.warning("left %s behind for the sweep: %s", path, error)
+        delete_files(self._open_store(self._context.root), instruction.paths)
 
     def sweep(self, permit: EndPermit) -> None:
         """After the last task is gone: delete what no retained checkpoint and no commit refers to.

@@ -7,10 +7,9 @@ leaves nothing behind, as far as it can be deleted, and never touches a file of 
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterable
 from functools import partial
 
+from tidegate.actors.hosts.deletions import delete_files
 from tidegate.actors.hosts.job_context import JobContext
 from tidegate.actors.protocol.identity import TaskId
 from tidegate.actors.task.checkpoints.snapshots import Written
@@ -22,8 +21,6 @@ from tidegate.storage.files.store import Store
 from tidegate.storage.ids import AttemptNumber
 from tidegate.storage.state.state_file import write_state
 from tidegate.storage.subtasks.backend_files import write_native
-
-log = logging.getLogger(__name__)
 
 
 def write_snapshot(store: Store, context: JobContext, task: TaskId, snapshot: do.PersistSnapshot) -> Written:
@@ -65,12 +62,3 @@ def write_segment(
     put = [(s.uid, state) for s in segment.snapshots for state in (*s.states, *s.layer)]
     inline_bytes = context.options.inline_bytes_max // LAYERS_MAX
     return write_state(store, path, put, inline_bytes_max=inline_bytes, compression=context.options.backend.compression)
-
-
-def delete_files(store: Store, paths: Iterable[str]) -> None:
-    """Delete files that no checkpoint refers to. What cannot be deleted now is swept at the end of the job."""
-    for path in paths:
-        try:
-            store.delete(path)
-        except StorageError as error:
-            log.warning("left %s behind for the sweep: %s", path, error)

@@ -10,9 +10,10 @@ from types import MappingProxyType
 
 from tidegate.actors.coordinator.job.job_spec import RestorePoint
 from tidegate.actors.graph.source_checks import checked_read
+from tidegate.actors.hosts.deletions import delete_files
 from tidegate.actors.hosts.job_context import JobContext
 from tidegate.actors.hosts.task.held_sources import HeldSources
-from tidegate.actors.hosts.task.snapshot_writer import delete_files, write_segment, write_snapshot
+from tidegate.actors.hosts.task.snapshot_writer import write_segment, write_snapshot
 from tidegate.actors.hosts.task.state_stores import StateStores
 from tidegate.actors.hosts.work_folders import prepare_work
 from tidegate.actors.restore.restore_task import restore_task
