@@ -1,4 +1,4 @@
-"""A coordinator that is lost while the first attempt is deployed, or when a stop is asked for."""
+"""A coordinator that is lost while the first attempt is deployed, while tasks run, or when a stop is asked for."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from tidegate.actors.coordinator.job.phases import JobStatus
 from tidegate.actors.coordinator.messages import events as co
 from tidegate.actors.hosts.job_context import DataPlaneOptions
 from tidegate.api.config.checkpoint_config import CheckpointConfig
+from tidegate.recovery.restart_strategy import RestartStrategy
 from tidegate.simulation.runtime.run import SAVEPOINTS, STORAGE, JobRun, JobSetting, Simulation
 from tidegate.simulation.runtime.simulated_job import SimulatedJob
 from tidegate.storage.checkpoints.metadata import SnapshotKind
@@ -22,11 +23,13 @@ HOW = pytest.mark.parametrize("cut_off", [pytest.param(False, id="it dies"), pyt
 
 
 def run(seed: int, strike: Callable[[SimulatedJob], None]) -> JobRun:
-    """Run a job without other faults, after something was prepared."""
+    """Run a job without other faults, after something was prepared. A task that fails would end it."""
     simulation = Simulation(seed, Faults(heartbeats="700ms"))
     checkpoints = CheckpointConfig(interval="100ms", storage=STORAGE, inline_bytes=1_000)
     options = DataPlaneOptions(limits=SMALL_BUFFERS, source_rows_max=8)
-    job = simulation.prepare(JobSetting(keyed, 2, checkpoints, options, adoption_timeout_ms=3_000))
+    job = simulation.prepare(
+        JobSetting(keyed, 2, checkpoints, options, RestartStrategy.none(), adoption_timeout_ms=3_000)
+    )
     strike(job)
     return simulation.finish(job, SETTLE_MS_MAX)
 
@@ -57,8 +60,22 @@ def test_a_job_whose_first_deployment_is_interrupted_is_deployed_anew(seed: int,
     struck, reference = run(seed, strike), run(seed, lambda job: None)
     assert (struck.violation, struck.status, struck.rows) == (None, "finished", reference.rows)
     assert struck.job.coordinator_crashes == 1
-    assert struck.job.ended is not None
-    assert struck.job.ended.failures.in_a_row == 0
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_coordinator_that_is_cut_off_costs_no_restart(seed: int) -> None:
+    """It takes all tasks for hung. When it ended them two or three attempts followed: what it asks for comes bit by
+    bit, and struck the next attempt as well.
+    """
+
+    def strike(job: SimulatedJob) -> None:
+        runs = lambda status, completed: status is JobStatus.RUNNING and completed > 0  # noqa: E731
+        when(job, runs, lambda: job.lose_coordinator(cut_off=True))
+
+    cut = run(seed, strike)
+    assert (cut.violation, cut.status, cut.restarts) == (None, "finished", 0)
+    assert cut.job.ended is not None
+    assert cut.job.ended.adoptions == 1
 
 
 @HOW
