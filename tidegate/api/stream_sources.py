@@ -21,6 +21,7 @@ from tidegate.actors.sources.kafka.kafka_source import KafkaSource
 from tidegate.actors.sources.kafka.records import TIMESTAMP, RecordFormat
 from tidegate.actors.sources.memory_source import InMemory, MemorySource
 from tidegate.actors.sources.rate_source import RateSource
+from tidegate.actors.sources.socket_source import SocketSource
 from tidegate.actors.sources.source import Source
 from tidegate.api.program import Program
 from tidegate.api.stream import Stream, timed
@@ -245,6 +246,21 @@ class StreamSources:
         source = RateSource(rows_per_second, rows, RATE_SPLITS if splits is None else splits)
         stream = self.from_source(source, name=name, uid=uid, parallelism=parallelism)
         return timed(stream, timestamp, max_out_of_orderness, uid)
+
+    def from_socket(
+        self, host: str, port: int, *, lossy: bool = False, name: str = "from_socket", uid: str | None = None
+    ) -> Stream:
+        """A stream of lines, in the column `value`, from whoever listens at `host` and `port`, such as `nc -lk 9999`.
+
+        For demos: it connects again after a failure, and lines that had been read and are in no checkpoint are lost.
+        Raises ConfigurationError unless `lossy=True` accepts that. It ends when the other side closes.
+        """
+        if not lossy:
+            raise ConfigurationError(
+                "from_socket: a socket cannot be read twice, so lines are lost whenever the job restarts, whatever its "
+                "checkpoints are; accept that with lossy=True, or let Kafka or files stand in between"
+            )
+        return self.from_source(SocketSource(host, port), name=name, uid=uid, parallelism=1)
 
     def from_source(
         self, source: Source, *, name: str = "source", uid: str | None = None, parallelism: int | None = None
