@@ -20,6 +20,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeVar
 
 import polars as pl
@@ -106,11 +107,19 @@ class SparkRun:
             "rows of the staged job",
             lambda: self._running(self._jobs.staged) and rows_came_since(self._staged, since_ns),
         )
+        self._until_streamed(rows + 1)
+
+    def _until_streamed(self, rows: int) -> None:
+        """So many streamed rows are in the table. On a busy machine that is a matter of time: only none at all hang."""
         table = self._jobs.tables["streamed"]["rows"]
-        self._until(
-            f"more than {rows} rows of the streamed job",
-            lambda: self._running(self._jobs.streamed) and table.rows_committed() > rows,
-        )
+        while (there := table.rows_committed()) < rows:
+            self._until(f"more than {there} streamed rows of {rows}", partial(self._more, table, there))
+        self._until("the streamed job", lambda: self._running(self._jobs.streamed))
+
+    def _more(self, table: tg.OutputTable, rows: int) -> bool:
+        """Whether a table of the streamed job has more rows. JobFailedError if none can come."""
+        self._running(self._jobs.streamed)
+        return table.rows_committed() > rows
 
     def _running(self, job: tg.Job) -> bool:
         progress = job.progress()
@@ -260,11 +269,7 @@ class SparkRun:
     def _end(self) -> None:
         self._staged.gate.touch()
         self._feeder.stop()
-        table = self._jobs.tables["streamed"]["rows"]
-        self._until(
-            f"all {self._feeder.rows} rows of the streamed job",
-            lambda: self._running(self._jobs.streamed) and table.rows_committed() >= self._feeder.rows,
-        )
+        self._until_streamed(self._feeder.rows)
         savepoint = str(self.plan.local / "savepoints")
         self._bounded("stopping the streamed job", lambda: self._jobs.streamed.stop(savepoint=savepoint))
         for job in (self._jobs.staged, self._jobs.streamed):
