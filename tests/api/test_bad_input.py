@@ -79,6 +79,9 @@ TWO = pa.record_batch({"x": [1, 2]})
         (tg.ReadResult(TWO, 2.0, True), "no int: 2.0"),  # type: ignore[arg-type]
         (tg.ReadResult(TWO, 2, 1), "no bool: 1"),  # type: ignore[arg-type]
         (tg.ReadResult([1, 2], 2, True), "no Arrow record batch, but list"),
+        (tg.ReadResult(TWO, 2, True, payload="row 2"), "a payload that is no bytes: 'row 2'"),  # type: ignore[arg-type]
+        (tg.ReadResult(TWO, 2, True, found=("more",)), "no tg.SourceSplit: 'more'"),  # type: ignore[arg-type]
+        (tg.ReadResult(TWO, 2, True, found=(tg.SourceSplit("b", b""),)), "only a source with unbounded = True may"),
         (TWO, "returned RecordBatch"),
     ],
 )
