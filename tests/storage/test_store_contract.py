@@ -347,13 +347,14 @@ def test_a_memory_that_is_gone_is_a_storage_error() -> None:
     ray.kill(actor)
 
 
-def test_info_says_size_and_time_of_one_file(memory_store: FileSystemStore, local_store: FileSystemStore) -> None:
+@pytest.mark.parametrize("kind", ["memory_store", "local_store", "s3_store", "ray_store"])
+def test_info_says_size_and_time_of_one_file(kind: str, request: pytest.FixtureRequest) -> None:
     """As a listing does; a file that is not there, and a folder, are errors with the path."""
-    for store in (memory_store, local_store):
-        store.write("a/b", [b"12345"])
-        (listed,) = store.walk("a")
-        found = store.info("a/b")
-        assert (found.path, found.size_bytes, found.modified_at_ms) == ("a/b", 5, listed.modified_at_ms)
-        for path in ("a/c", "a"):
-            with pytest.raises(NotFoundError, match=f"no file .*{path}"):
-                store.info(path)
+    store: FileSystemStore = request.getfixturevalue(kind)
+    store.write("a/b", [b"12345"])
+    (listed,) = store.walk("a")
+    found = store.info("a/b")
+    assert (found.path, found.size_bytes, found.modified_at_ms) == ("a/b", 5, listed.modified_at_ms)
+    for path in ("a/c", "a"):
+        with pytest.raises(NotFoundError, match=f"no file .*{path}"):
+            store.info(path)
