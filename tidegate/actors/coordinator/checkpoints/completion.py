@@ -67,22 +67,17 @@ class CheckpointWriter:
 
     def exported(self, event: ev.SavepointWritten) -> None:
         """The savepoint's own folder is whole: now create `_metadata`."""
-        pending = self._in(event.checkpoint_id, PendingPhase.EXPORTING)
-        if pending is None:
-            self._abandoner.export_answered(event.checkpoint_id)
-            return
-        pending.export_asked = False
-        pending.failures = 0
-        pending.path = event.path
-        self._write(pending)
+        pending = self._export_over(event.checkpoint_id)
+        if pending is not None:
+            pending.failures = 0
+            pending.path = event.path
+            self._write(pending)
 
     def export_failed(self, event: ev.SavepointWriteFailed) -> None:
         """Try again, for a bounded time. If the folder itself is unfit, give up at once."""
-        pending = self._in(event.checkpoint_id, PendingPhase.EXPORTING)
+        pending = self._export_over(event.checkpoint_id)
         if pending is None:
-            self._abandoner.export_answered(event.checkpoint_id)
             return
-        pending.export_asked = False
         pending.failures += 1
         if event.permanent or event.away_ms >= self._context.spec.storage_outage_ms:
             tried = f"{pending.failures} attempts in {event.away_ms / 1000:g} s"
@@ -91,6 +86,15 @@ class CheckpointWriter:
             return
         pending.advance(PendingInput.EXPORT_FAILED)
         self._context.retry_later(f"export:{event.checkpoint_id}", event.at_ms, pending.failures)
+
+    def _export_over(self, checkpoint_id: CheckpointId) -> PendingCheckpoint | None:
+        """Nobody writes into the savepoint's folder any more. None if it was given up: then the folder goes."""
+        pending = self._in(checkpoint_id, PendingPhase.EXPORTING)
+        if pending is None:
+            self._abandoner.export_answered(checkpoint_id)
+        else:
+            pending.export_asked = False
+        return pending
 
     def repeat_export(self, checkpoint_id: CheckpointId) -> None:
         """The timer of the retry has fired."""

@@ -9,6 +9,8 @@ The modules beside it call `Discarder` when a checkpoint is given up or subsumed
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from tidegate.actors.coordinator import invariants
 from tidegate.actors.coordinator.messages import events as ev
 from tidegate.actors.coordinator.messages import instructions as do
@@ -90,15 +92,8 @@ class Discarder:
 
     def savepoint_failed(self, event: ev.SavepointDiscardFailed) -> None:
         """Try again later. After too long, or if too many others wait, it is left to the user."""
-        state, spec = self._context.state, self._context.spec
-        discard = state.savepoint_discards.get(event.checkpoint_id)
-        if discard is None:
-            return
-        discard.failures += 1
-        if event.away_ms >= spec.storage_outage_ms or len(state.savepoint_discards) > DISCARDS_MAX:
+        if self._gives_up(self._context.state.savepoint_discards, event, "discard-savepoint"):
             self.savepoint_done(event.checkpoint_id)
-            return
-        self._context.retry_later(f"discard-savepoint:{event.checkpoint_id}", event.at_ms, discard.failures)
 
     def repeat(self, checkpoint_id: CheckpointId) -> None:
         """Order a deletion, for the first time or again."""
@@ -125,16 +120,26 @@ class Discarder:
 
     def failed(self, event: ev.CheckpointDiscardFailed) -> None:
         """Try again later. After too long, or if too many others wait, it is left to the sweep."""
-        state, spec = self._context.state, self._context.spec
-        discard = state.discards.get(event.checkpoint_id)
-        if discard is None:
-            return
-        discard.failures += 1
-        if event.away_ms >= spec.storage_outage_ms or len(state.discards) > DISCARDS_MAX:
+        state = self._context.state
+        if self._gives_up(state.discards, event, "discard"):
             del state.discards[event.checkpoint_id]
             state.shared.leave(event.checkpoint_id)
-            return
-        self._context.retry_later(f"discard:{event.checkpoint_id}", event.at_ms, discard.failures)
+
+    def _gives_up(
+        self,
+        waiting: Mapping[CheckpointId, CheckpointDiscard] | Mapping[CheckpointId, SavepointDiscard],
+        event: ev.CheckpointDiscardFailed | ev.SavepointDiscardFailed,
+        timer: str,
+    ) -> bool:
+        """Whether a deletion has failed for too long, or too many others wait. If not, sets the timer of the retry."""
+        discard = waiting.get(event.checkpoint_id)
+        if discard is None:
+            return False
+        discard.failures += 1
+        if event.away_ms >= self._context.spec.storage_outage_ms or len(waiting) > DISCARDS_MAX:
+            return True
+        self._context.retry_later(f"{timer}:{event.checkpoint_id}", event.at_ms, discard.failures)
+        return False
 
     def _start(self, checkpoint_id: CheckpointId, discard: CheckpointDiscard) -> None:
         self._context.state.discards[checkpoint_id] = discard
