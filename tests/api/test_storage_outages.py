@@ -14,7 +14,7 @@ from local_jobs import NO_RESTART, WAIT_S, GatedSource, config, opening
 from waiting import until
 
 import tidegate as tg
-from tidegate.actors.coordinator.checkpoints import completion, discards, sink_commits
+from tidegate.actors.coordinator.state import coordinator_context
 from tidegate.actors.hosts.coordinator import log_writer
 from tidegate.actors.hosts.task import task_host
 from tidegate.actors.runtimes.local.local_runtime import LocalRuntime
@@ -29,7 +29,7 @@ ROWS = 60
 @pytest.fixture(autouse=True)
 def _fast(monkeypatch: pytest.MonkeyPatch) -> None:
     """Outages of tests are short, and so are the pauses between two attempts."""
-    for module in (log_writer, task_host, completion, discards, sink_commits):
+    for module in (log_writer, task_host, coordinator_context):
         monkeypatch.setattr(module, "pause_ms", lambda first_ms, failures: 1)
     monkeypatch.setattr(retrying, "TRIES_MAX", 1)  # Short ones are survived before anybody else hears of them.
 
