@@ -17,8 +17,8 @@ import tidegate as tg
 from tidegate.actors.coordinator.job.job_spec import RestorePoint
 from tidegate.actors.hosts.process_settings import Standbys
 from tidegate.actors.protocol.identity import TaskId
-from tidegate.actors.runtimes.ray.fleet import Fleet, FleetOptions, Member, SlotPlacement
-from tidegate.actors.runtimes.ray.inheritance import Found
+from tidegate.actors.runtimes.ray.fleet.fleet import Fleet, FleetOptions, Member, SlotPlacement
+from tidegate.actors.runtimes.ray.fleet.inheritance import Found
 from tidegate.actors.runtimes.ray.process.orders import Held
 from tidegate.actors.runtimes.ray.process.process_info import ProcessInfo
 from tidegate.actors.runtimes.ray.ray_runtime import RayRuntime

@@ -12,12 +12,12 @@ from ray.util.placement_group import PlacementGroup
 from ray_fakes import SINK, SOURCE, LaterMailbox, Method, Reference, source_to_sink
 
 from tidegate.actors.protocol.identity import TaskId
-from tidegate.actors.runtimes.ray import lost_nodes
-from tidegate.actors.runtimes.ray.fleet import Fleet, FleetOptions, Member, SlotPlacement
-from tidegate.actors.runtimes.ray.lost_nodes import LostNodes
+from tidegate.actors.runtimes.ray.fleet import lost_nodes
+from tidegate.actors.runtimes.ray.fleet.fleet import Fleet, FleetOptions, Member, SlotPlacement
+from tidegate.actors.runtimes.ray.fleet.lost_nodes import LostNodes
+from tidegate.actors.runtimes.ray.fleet.suspect_nodes import SUSPECT_MS_MAX, SuspectNodes
 from tidegate.actors.runtimes.ray.process.mailbox import Mailbox
 from tidegate.actors.runtimes.ray.process.process_info import ProcessInfo
-from tidegate.actors.runtimes.ray.suspect_nodes import SUSPECT_MS_MAX, SuspectNodes
 from tidegate.storage.files.file_system_store import open_store
 
 TIMEOUT_MS = 10_000

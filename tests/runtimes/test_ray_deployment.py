@@ -15,9 +15,9 @@ from tidegate.actors.coordinator.messages import events as co
 from tidegate.actors.coordinator.messages import instructions as do
 from tidegate.actors.protocol.errors import OperatorError
 from tidegate.actors.protocol.identity import TaskId
-from tidegate.actors.runtimes.ray import lost_nodes
 from tidegate.actors.runtimes.ray.attempt_supervisor import Deployment
-from tidegate.actors.runtimes.ray.fleet import Fleet, FleetOptions, Member
+from tidegate.actors.runtimes.ray.fleet import lost_nodes
+from tidegate.actors.runtimes.ray.fleet.fleet import Fleet, FleetOptions, Member
 from tidegate.actors.runtimes.ray.process.mailbox import Mailbox
 from tidegate.actors.runtimes.ray.process.outcomes import Outcome
 from tidegate.actors.runtimes.ray.process.process_info import ProcessInfo

@@ -16,10 +16,10 @@ from tidegate.actors.coordinator.state.coordinator_state import CoordinatorState
 from tidegate.actors.protocol.identity import TaskId
 from tidegate.actors.protocol.stream_elements import EndOfData, EndOfPartition
 from tidegate.actors.runtimes.ray import attempt_supervisor
-from tidegate.actors.runtimes.ray import task_actor as ray_task
 from tidegate.actors.runtimes.ray.attempt_supervisor import Deployment
-from tidegate.actors.runtimes.ray.fleet import Fleet, FleetOptions, Member
-from tidegate.actors.runtimes.ray.inheritance import Found, by_task
+from tidegate.actors.runtimes.ray.fleet import task_actor as ray_task
+from tidegate.actors.runtimes.ray.fleet.fleet import Fleet, FleetOptions, Member
+from tidegate.actors.runtimes.ray.fleet.inheritance import Found, by_task
 from tidegate.actors.runtimes.ray.process import lifeline
 from tidegate.actors.runtimes.ray.process.lifeline import Lifeline
 from tidegate.actors.runtimes.ray.process.mailbox import Mailbox

@@ -9,9 +9,9 @@ import pytest
 from ray_fakes import LaterMailbox
 from waiting import until
 
-from tidegate.actors.runtimes.ray import room as room_module
+from tidegate.actors.runtimes.ray.fleet import room as room_module
+from tidegate.actors.runtimes.ray.fleet.room import LOOK_EVERY_MS, Room, what_is_missing
 from tidegate.actors.runtimes.ray.process.mailbox import Mailbox
-from tidegate.actors.runtimes.ray.room import LOOK_EVERY_MS, Room, what_is_missing
 
 WAIT_MS_MAX = 60_000
 

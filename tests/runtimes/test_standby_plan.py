@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate.actors.hosts.process_settings import Standbys
-from tidegate.actors.runtimes.ray.standby_plan import (
+from tidegate.actors.runtimes.ray.fleet.standby_plan import (
     AUTO_MAX,
     Place,
     best_follower,

@@ -12,7 +12,7 @@ from waiting import until
 
 from tidegate.actors.coordinator.job.job_spec import RestorePoint
 from tidegate.actors.protocol.identity import TaskId
-from tidegate.actors.runtimes.ray import task_actor
+from tidegate.actors.runtimes.ray.fleet import task_actor
 from tidegate.actors.runtimes.ray.process import warm_standby
 from tidegate.actors.runtimes.ray.process.orders import Order
 from tidegate.storage.files.file_system_store import open_store

@@ -22,7 +22,7 @@ from tidegate.actors.operators.batches.stateless import MapBatches
 from tidegate.actors.protocol.identity import TaskId
 from tidegate.actors.protocol.partitioning import Partitioning, PartitioningKind
 from tidegate.actors.protocol.stream_elements import Element, EndOfPartition
-from tidegate.actors.runtimes.ray import task_actor as ray_task
+from tidegate.actors.runtimes.ray.fleet import task_actor as ray_task
 from tidegate.actors.runtimes.ray.process import calls as ray_calls
 from tidegate.actors.runtimes.ray.process import deliveries
 from tidegate.actors.runtimes.ray.process.orders import Order

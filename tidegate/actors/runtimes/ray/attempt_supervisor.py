@@ -37,16 +37,16 @@ from tidegate.actors.graph.job_graph import JobGraph
 from tidegate.actors.hosts.heartbeat_settings import TIMEOUT_MS
 from tidegate.actors.protocol.failure_reasons import bounded_text
 from tidegate.actors.protocol.identity import TaskId
-from tidegate.actors.runtimes.ray.fleet import Fleet, Member, reason_of
-from tidegate.actors.runtimes.ray.given_up import GivenUp
-from tidegate.actors.runtimes.ray.inheritance import Found, by_task, find_processes
-from tidegate.actors.runtimes.ray.lost_nodes import LostNodes
+from tidegate.actors.runtimes.ray.fleet.fleet import Fleet, Member, reason_of
+from tidegate.actors.runtimes.ray.fleet.given_up import GivenUp
+from tidegate.actors.runtimes.ray.fleet.inheritance import Found, by_task, find_processes
+from tidegate.actors.runtimes.ray.fleet.lost_nodes import LostNodes
+from tidegate.actors.runtimes.ray.fleet.room import Room, look_at
+from tidegate.actors.runtimes.ray.fleet.suspect_nodes import SuspectNodes
 from tidegate.actors.runtimes.ray.process.calls import watch_call
 from tidegate.actors.runtimes.ray.process.mailbox import Mailbox
 from tidegate.actors.runtimes.ray.process.orders import Handle, Order
 from tidegate.actors.runtimes.ray.process.outcomes import Outcome
-from tidegate.actors.runtimes.ray.room import Room, look_at
-from tidegate.actors.runtimes.ray.suspect_nodes import SuspectNodes
 from tidegate.actors.runtimes.running_job import TaskProcessInfo
 from tidegate.actors.task.messages import events as ev
 from tidegate.storage.clock import now_ms

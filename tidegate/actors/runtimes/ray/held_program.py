@@ -23,7 +23,7 @@ from ray.exceptions import ActorAlreadyExistsError, ActorDiedError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from tidegate.actors.protocol.failure_reasons import error_text
-from tidegate.actors.runtimes.ray.named_actors import find_actor
+from tidegate.actors.runtimes.ray.fleet.named_actors import find_actor
 from tidegate.actors.runtimes.ray.process.orders import Handle
 from tidegate.storage.errors import JobFailedError
 from tidegate.storage.ids import JobId

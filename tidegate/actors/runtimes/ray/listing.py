@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import ray
 from ray.exceptions import ActorDiedError, RayError
 
-from tidegate.actors.runtimes.ray.named_actors import find_actor
+from tidegate.actors.runtimes.ray.fleet.named_actors import find_actor
 from tidegate.actors.runtimes.ray.process.calls import NAMESPACE
 from tidegate.actors.runtimes.ray.process.orders import Handle
 from tidegate.actors.runtimes.running_job import JobCard, JobOverview, not_there

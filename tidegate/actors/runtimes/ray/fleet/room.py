@@ -21,7 +21,7 @@ import ray
 
 from tidegate.actors.hosts.threads import WorkerPool
 from tidegate.actors.protocol.failure_reasons import bounded_text, error_text
-from tidegate.actors.runtimes.ray.fleet import SlotPlacement
+from tidegate.actors.runtimes.ray.fleet.fleet import SlotPlacement
 from tidegate.actors.runtimes.ray.process.mailbox import Mailbox
 from tidegate.storage.clock import monotonic_ms
 

@@ -21,7 +21,7 @@ import ray
 from ray.exceptions import RayError
 
 from tidegate.actors.protocol.identity import TaskId
-from tidegate.actors.runtimes.ray.named_actors import find_actor
+from tidegate.actors.runtimes.ray.fleet.named_actors import find_actor
 from tidegate.actors.runtimes.ray.process.orders import Handle, Held
 from tidegate.storage.ids import JobId
 

@@ -37,14 +37,20 @@ from tidegate.actors.graph.job_graph import JobGraph
 from tidegate.actors.hosts.process_settings import SLOT_REQUEST_TIMEOUT_MS
 from tidegate.actors.protocol.failure_reasons import bounded_text, error_text
 from tidegate.actors.protocol.identity import TaskId
-from tidegate.actors.runtimes.ray.inheritance import Found
+from tidegate.actors.runtimes.ray.fleet.inheritance import Found
+from tidegate.actors.runtimes.ray.fleet.standby_plan import (
+    ASKED_DELAY_MS,
+    Place,
+    best_follower,
+    next_bundle,
+    node_elsewhere,
+)
+from tidegate.actors.runtimes.ray.fleet.task_actor import TaskProcess
+from tidegate.actors.runtimes.ray.fleet.vertex_labels import vertex_labels
 from tidegate.actors.runtimes.ray.process.deaths import death_of, went_with_its_node
 from tidegate.actors.runtimes.ray.process.exit_reasons import Witness, last_lines
 from tidegate.actors.runtimes.ray.process.orders import Handle
 from tidegate.actors.runtimes.ray.process.process_info import ProcessInfo
-from tidegate.actors.runtimes.ray.standby_plan import ASKED_DELAY_MS, Place, best_follower, next_bundle, node_elsewhere
-from tidegate.actors.runtimes.ray.task_actor import TaskProcess
-from tidegate.actors.runtimes.ray.vertex_labels import vertex_labels
 from tidegate.storage.errors import TidegateError
 from tidegate.storage.files.store import OpenStore
 from tidegate.storage.ids import Generation
