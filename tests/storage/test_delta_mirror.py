@@ -201,10 +201,13 @@ def test_rows_that_others_have_rewritten_cannot_be_hidden(tmp_path: Path) -> Non
     ],
 )
 def test_a_delta_table_of_other_columns_is_refused(tmp_path: Path, schema: pa.Schema, text: str) -> None:
-    """Both lists of columns are named."""
+    """Both lists of columns are named, also to a restored job, and nothing is left behind."""
     write_deltalake(str(tmp_path), schema.empty_table())
-    with pytest.raises(TableError, match=text):
-        delta_log(str(tmp_path))
+    log = TableLog(open_store(str(tmp_path)))
+    for attempt in (lambda: log.check_claim(DELTA, A, (C, CheckpointId(1))), lambda: log.create(DELTA)):
+        with pytest.raises(TableError, match=text):
+            attempt()
+    assert not log.exists()
 
 
 def test_columns_that_change_while_the_job_runs_end_it(tmp_path: Path) -> None:

@@ -97,11 +97,14 @@ class TableLog:
         """
         with self._lock:
             self._tail.refresh()
+            if self._tail.fold is not None:
+                self._existing().info.check_same(info, self._store.url)
+            if info.delta_id is not None:
+                # Before the first entry: where there can be no Delta table, none of ours is left behind.
+                LogMirror(self._store.url, info, self._tail).create()
             if self._tail.fold is None:
                 self._tail.append(TableEntry(0, TableEntryKind.CREATED, info=info, nonce=self._nonce))
             self._existing().info.check_same(info, self._store.url)
-            if info.delta_id is not None:
-                self._mirror_of(self._existing().info).create()
 
     def check_claim(
         self,
@@ -116,8 +119,8 @@ class TableLog:
             if self._tail.fold is not None:
                 self._tail.fold.info.check_same(info, self._store.url)
                 self._tail.with_parts(self._lineage).claim(job_id, restored_from, if_exists, None)
-            if info.delta_id is not None and restored_from is None:
-                LogMirror(self._store.url, info, self._tail).check_foreign_files(if_exists)
+            if info.delta_id is not None:
+                LogMirror(self._store.url, info, self._tail).check(if_exists if restored_from is None else "append")
 
     def claim(
         self,
@@ -277,15 +280,13 @@ class TableLog:
         """Every path that any entry refers to, hidden ones included: a later restore may show them again."""
         return frozenset(file.path for entry in self.entries() for file in entry.files)
 
-    def _mirror_of(self, info: TableInfo) -> LogMirror:
-        if self._mirror is None:
-            self._mirror = LogMirror(self._store.url, info, self._tail)
-        return self._mirror
-
     def _follow(self) -> None:
         info = self._existing().info
-        if info.delta_id is not None:
-            self._mirror_of(info).follow()
+        if info.delta_id is None:
+            return
+        if self._mirror is None:
+            self._mirror = LogMirror(self._store.url, info, self._tail)
+        self._mirror.follow()
 
     def _existing(self) -> TableFold:
         if self._tail.fold is None:

@@ -62,17 +62,24 @@ class DeltaMirror:
         self._id = info.delta_id
         self._table: DeltaTable | None = None
 
-    def create(self) -> None:
-        """Make the Delta table, or see that the one that is there has the same columns and partitions.
+    def check(self) -> None:
+        """See that there can be such a Delta table, and that one which is there has the same columns and partitions.
 
         Raises TableError where it has not, ConfigurationError where the package or a way to the storage is missing.
         """
+        with self._telling("read"):
+            self._check_place()
+            check_delta_schema(self._info.arrow_schema)
+            if self._is_there():
+                self._check(self._loaded())
+
+    def create(self) -> None:
+        """Make the Delta table, where there is none. Raises what `check` raises."""
+        self.check()
         with self._telling("create"):
             import deltalake
 
-            self._check_place()
-            check_delta_schema(self._info.arrow_schema)
-            if not deltalake.DeltaTable.is_deltatable(self._url, self._options()):
+            if not self._is_there():
                 deltalake.DeltaTable.create(
                     self._url,
                     deltalake.Schema.from_arrow(self._info.arrow_schema),
@@ -80,17 +87,12 @@ class DeltaMirror:
                     partition_by=list(self._info.partition_by),
                     storage_options=self._options(),
                 )
-            self._check(self._loaded())
+                self._check(self._loaded())
 
     def foreign_files(self, own: Collection[str]) -> int:
         """How many files the Delta table has that are not among `own`; 0 where there is no Delta table."""
         with self._telling("read"):
-            import deltalake
-
-            self._check_place()
-            if not deltalake.DeltaTable.is_deltatable(self._url, self._options()):
-                return 0
-            return sum(1 for path in self._active(self._loaded()) if path not in own)
+            return sum(1 for path in self._active(self._loaded()) if path not in own) if self._is_there() else 0
 
     def show(self, change_since: Callable[[int | None], DeltaChange | None]) -> None:
         """Make the change that `change_since(N)` says, where the Delta table shows entry N (None: nothing yet).
@@ -132,6 +134,11 @@ class DeltaMirror:
         except CommitFailedError:
             return False
         return True
+
+    def _is_there(self) -> bool:
+        from deltalake import DeltaTable
+
+        return DeltaTable.is_deltatable(self._url, self._options())
 
     def _loaded(self) -> DeltaTable:
         """The table as it is now."""

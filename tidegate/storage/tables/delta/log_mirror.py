@@ -32,14 +32,19 @@ class LogMirror:
         """Make the Delta table; see `DeltaMirror.create`."""
         self._delta.create()
 
-    def check_foreign_files(self, if_exists: IfExists) -> None:
-        """Raise TableError where a new job would find rows in Delta that no entry of the log has, and is not to add."""
+    def check(self, if_exists: IfExists) -> None:
+        """Raise what `create` would raise, and TableError where the job would find rows that no entry of the log has.
+
+        "append": it is to add to them, or was restored.
+        """
+        self._delta.check()
+        if if_exists == "append":
+            return
         own: Collection[str] = ()
         if self._tail.fold is not None:
             entries = self._tail.with_parts(lambda: self._tail.entries_after(-1))
             own = {file.path for entry in entries for file in entry.files}
-        count = 0 if if_exists == "append" else self._delta.foreign_files(own)
-        if count:
+        if count := self._delta.foreign_files(own):
             raise TableError(
                 f"the Delta table at {self._url} has {count} files that tidegate has not written, and cannot "
                 f'replace; if_exists="{if_exists}" refuses them: empty it first, or add to it with if_exists="append"'
