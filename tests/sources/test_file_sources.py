@@ -178,14 +178,19 @@ def test_new_files_come_once_in_the_order_of_their_time(tmp_path: Path) -> None:
 
 
 def test_what_is_remembered_does_not_grow_for_ever(tmp_path: Path) -> None:
-    """Files older than max_file_age behind the newest are forgotten, and left out when they come."""
+    """Files older than max_file_age behind the newest are forgotten, an eighth of it later at most, and left out when
+    they come."""
     reading = Reading(folder(f"{tmp_path}/", age_ms=10))
     for number in range(40):
         write(tmp_path / f"{number}.parquet", number, at_ms=1_000 + number)
     assert reading.more() == list(range(40))
+    assert len(decode(reading.split.payload).read) == 24 * (11 + 1)
+    reading.restore()
+    write(tmp_path / "next.parquet", 40, at_ms=1_040)
+    assert reading.more() == [40]
     assert len(decode(reading.split.payload).read) == 24 * 11
-    write(tmp_path / "old.parquet", 99, at_ms=1_028)
-    write(tmp_path / "late.parquet", 100, at_ms=1_029)
+    write(tmp_path / "old.parquet", 99, at_ms=1_029)
+    write(tmp_path / "late.parquet", 100, at_ms=1_030)
     assert reading.more() == [100]
 
 

@@ -8,7 +8,8 @@ A folder that grows is read in a fixed number of lanes. Rules:
 - Which files it has read is in its payload, and so in each checkpoint with the rows that came from them. So each file
   is read once, whatever restarts.
 - It remembers files for `age` behind the newest that it took (Spark's maxFileAge). A file that is older than that when
-  it appears is left out: nobody can know whether it was read. So the payload does not grow for ever.
+  it appears is left out: nobody can know whether it was read. So the payload does not grow for ever. Files are
+  forgotten many at a time, up to an eighth of `age` later, so that one more file costs the same however many there are.
 - A file that was taken is never taken again, even if it changes.
 """
 
@@ -26,6 +27,7 @@ from tidegate.storage.files.file_system import FileInfo
 DIGEST_BYTES = 16
 TIME_BYTES = 8
 _ENTRY_BYTES = DIGEST_BYTES + TIME_BYTES
+_LATER = 8
 FILES_MAX = 1_000_000
 """So many files may a lane remember, in 24 bytes each."""
 
@@ -62,6 +64,10 @@ def lane_of(digest: bytes, lanes: int) -> int:
     return int.from_bytes(digest[:8], "big") % lanes
 
 
+def _entry(digest: bytes, at_ms: int) -> bytes:
+    return digest + at_ms.to_bytes(TIME_BYTES, "big")
+
+
 @dataclass(slots=True)
 class Lane:
     """A lane that is read. `payload` is what a checkpoint gets; it and the state say the same."""
@@ -70,6 +76,11 @@ class Lane:
     state: LaneState
     known: dict[bytes, int] = field(default_factory=dict)
     """Digest and time of every file that was read and is not forgotten."""
+    oldest_ms: int = field(init=False)
+    """The least of these times."""
+
+    def __post_init__(self) -> None:
+        self.oldest_ms = min(self.known.values(), default=self.state.newest_ms)
 
     @classmethod
     def of(cls, payload: bytes) -> Lane:
@@ -102,15 +113,19 @@ class Lane:
         file = self.state.file
         assert file is not None
         newest_ms = max(self.state.newest_ms, file.modified_at_ms)
-        self.known[digest_of(file.path)] = file.modified_at_ms
-        if len(self.known) > 1 and min(self.known.values()) < newest_ms - age_ms:
+        digest = digest_of(file.path)
+        self.known[digest] = file.modified_at_ms
+        self.oldest_ms = min(self.oldest_ms, file.modified_at_ms)
+        read = self.state.read + _entry(digest, file.modified_at_ms)
+        if self.oldest_ms < newest_ms - age_ms - age_ms // _LATER or len(self.known) > FILES_MAX:
             self.known = {digest: at for digest, at in self.known.items() if at >= newest_ms - age_ms}
+            self.oldest_ms = min(self.known.values(), default=newest_ms)
+            read = b"".join(_entry(digest, at) for digest, at in self.known.items())
         if len(self.known) > FILES_MAX:
             raise ConfigurationError(
                 f"from_files: {len(self.known):,} files of one split are younger than max_file_age, and at most "
                 f"{FILES_MAX:,} can be remembered; make max_file_age shorter, or give more splits to a new job"
             )
-        read = b"".join(digest + at.to_bytes(TIME_BYTES, "big") for digest, at in self.known.items())
         self._become(LaneState(self.state.lanes, newest_ms, read))
 
     def _become(self, state: LaneState) -> None:
