@@ -347,10 +347,16 @@ def test_a_memory_that_is_gone_is_a_storage_error() -> None:
     ray.kill(actor)
 
 
-@pytest.mark.parametrize("kind", ["memory_store", "local_store", "s3_store", "ray_store"])
-def test_info_says_size_and_time_of_one_file(kind: str, request: pytest.FixtureRequest) -> None:
+@pytest.fixture(params=("local", "memory", "s3", "ray"))
+def file_system_store(request: pytest.FixtureRequest) -> FileSystemStore:
+    """Each kind that users give a url of."""
+    chosen: FileSystemStore = request.getfixturevalue(f"{request.param}_store")
+    return chosen
+
+
+def test_info_says_size_and_time_of_one_file(file_system_store: FileSystemStore) -> None:
     """As a listing does; a file that is not there, and a folder, are errors with the path."""
-    store: FileSystemStore = request.getfixturevalue(kind)
+    store = file_system_store
     store.write("a/b", [b"12345"])
     (listed,) = store.walk("a")
     found = store.info("a/b")
