@@ -15,13 +15,13 @@ from repository import PACKAGE, ROOT
 FACES = ("tidegate", "tidegate.recovery", "tidegate.spark_bridge")
 
 PUBLIC = """
-    MAX_WATERMARK_MS MIN_WATERMARK_MS Aggregate AggregateFunction AggregatingState BroadcastContext
-    BroadcastProcessFunction BroadcastState CheckpointConfig CheckpointError CoProcessFunction CollectedRows
-    ConfigurationError ConnectedStreams CorruptionError DataPlaneOptions Job JobFailedError JobProgress JobTimeoutError
-    KeyedBroadcastProcessFunction KeyedStream ListState MapState MasterHook OperatorError OperatorListState OutputTable
-    Pickled ProcessContext ProcessFunction ReadResult ReducingState RestartStrategy Source SourceReader SourceSplit
-    StateTtl StorageError Stream StreamEnvironment TableError TidegateError TimeDomain TimerService ValueState count
-    load_config max mean min open_table sum
+    MAX_WATERMARK_MS MIN_WATERMARK_MS Aggregate AggregateFunction AggregatingState BatchContext BatchFunction
+    BroadcastContext BroadcastProcessFunction BroadcastState CheckpointConfig CheckpointError CoProcessFunction
+    CollectedRows ConfigurationError ConnectedStreams CorruptionError DataPlaneOptions Job JobFailedError JobProgress
+    JobTimeoutError KeyedBroadcastProcessFunction KeyedStream ListState MapState MasterHook OperatorError
+    OperatorListState OutputTable Pickled ProcessContext ProcessFunction ReadResult ReducingState RestartStrategy
+    Source SourceReader SourceSplit StateTtl StorageError Stream StreamEnvironment TableError TidegateError TimeDomain
+    TimerService ValueState count load_config max mean min open_table sum
 """
 """What `import tidegate as tg` offers. A name that is added here is a promise; one that goes breaks programs."""
 
