@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from coordinators import SINK, SOURCE, SPEC, TASKS, Coordinator, kinds, only, spec
+from coordinators import SINK, SOURCE, SPEC, TARGET, TASKS, Coordinator, kinds, only, spec
 
 from tidegate.actors.coordinator.messages import events as ev
 from tidegate.actors.coordinator.messages import instructions as do
@@ -234,3 +234,27 @@ def test_without_the_setting_everything_starts_anew() -> None:
     taken_over = coordinator.start(generation=2)
     assert only(taken_over, do.DeployAttempt)
     assert only(taken_over, do.CompleteRequest)[0].reason is Reason.COORDINATOR_LOST
+
+
+def test_a_savepoint_that_the_lost_coordinator_was_copying_is_voided() -> None:
+    """It may still copy, and nobody hears when that ends. Each generation orders it again until it is done."""
+    coordinator = running()
+    coordinator.start_savepoint()
+    coordinator.acknowledge_all(1)
+    for generation in (2, 3):
+        (order,) = only(coordinator.start(generation=generation), do.DiscardSavepoint)
+        assert (order.checkpoint_id, order.target, order.voided) == (1, TARGET, True)
+    coordinator.tell(ev.SavepointDiscarded(coordinator.at_ms, CheckpointId(1), exported=True))
+    assert (coordinator.state.lost_exports, coordinator.state.savepoint_discards) == ({}, {})
+    assert not only(coordinator.start(generation=4), do.DiscardSavepoint)
+
+
+def test_a_savepoint_whose_copy_had_answered_is_only_deleted() -> None:
+    """Nobody writes to its folder any more: it was given up before, or its checkpoint was voided."""
+    coordinator = running()
+    coordinator.start_savepoint()
+    coordinator.acknowledge_all(1)
+    coordinator.exported(1)
+    coordinator.start(generation=2)
+    (order,) = only(coordinator.voided(1), do.DiscardSavepoint)
+    assert not order.voided

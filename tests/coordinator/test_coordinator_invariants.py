@@ -363,10 +363,19 @@ def test_files_that_a_pending_checkpoint_has_counted_stay() -> None:
 def test_a_folder_is_not_deleted_while_somebody_writes_to_it() -> None:
     """A copy that is under way, or that was given up and has not answered, may still write."""
     copied = pending(PendingPhase.EXPORTING, export_asked=True)
-    invariants.permit_savepoint_deletion(state(pending()), THREE)
+    invariants.permit_savepoint_deletion(state(pending()), THREE, voided=False)
     for written in (state(copied), state(exports={THREE: TARGET})):
-        with pytest.raises(InvariantError, match="invariant 5"):
-            invariants.permit_savepoint_deletion(written, THREE)
+        for voided in (False, True):
+            with pytest.raises(InvariantError, match="invariant 5"):
+                invariants.permit_savepoint_deletion(written, THREE, voided)
+
+
+def test_a_folder_that_a_lost_coordinator_may_write_to_gets_a_tombstone() -> None:
+    """Nobody hears whether it still does, so nobody can wait for that."""
+    lost = state(lost_exports={THREE: None})
+    invariants.permit_savepoint_deletion(lost, THREE, voided=True)
+    with pytest.raises(InvariantError, match="invariant 5"):
+        invariants.permit_savepoint_deletion(lost, THREE, voided=False)
 
 
 def test_a_job_is_swept_when_it_is_over_and_storage_decides_nothing() -> None:

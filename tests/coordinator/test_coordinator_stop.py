@@ -125,7 +125,7 @@ def test_a_job_does_not_end_while_a_copy_that_is_given_up_is_being_written() -> 
     assert kinds(coordinator.tell(ev.SavepointDiscarded(0, CheckpointId(1)))) == ["EndJob"]
 
 
-def test_a_new_generation_deletes_copies_that_were_under_way() -> None:
+def test_a_new_generation_voids_copies_that_were_under_way() -> None:
     """Their answers went down with the old one."""
     coordinator = Coordinator().run()
     coordinator.start_savepoint()
@@ -134,7 +134,7 @@ def test_a_new_generation_deletes_copies_that_were_under_way() -> None:
     found = coordinator.start(generation=2)
 
     assert only(found, do.DiscardSavepoint) == [
-        do.DiscardSavepoint(TARGET, SPEC.job_id, CheckpointId(1), permit=ANY_PERMIT)
+        do.DiscardSavepoint(TARGET, SPEC.job_id, CheckpointId(1), voided=True, permit=ANY_PERMIT)
     ]
     assert only(found, do.CompleteRequest)[0].reason is Reason.COORDINATOR_LOST
 

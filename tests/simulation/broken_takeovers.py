@@ -18,13 +18,16 @@ from tidegate.actors.coordinator.messages import events as ev
 from tidegate.actors.coordinator.messages.instructions import KillProcess
 from tidegate.actors.coordinator.state import relevance
 from tidegate.actors.coordinator.state.coordinator_state import CoordinatorState
+from tidegate.actors.hosts.coordinator import coordinator_effects
 from tidegate.actors.hosts.coordinator.coordinator_host import CoordinatorHost
 from tidegate.actors.protocol.failure_reasons import CheckpointFailureReason as Reason
 from tidegate.actors.protocol.identity import TaskId
 from tidegate.actors.task import fence, task_machine
 from tidegate.actors.task.messages import instructions as do
+from tidegate.recovery import savepoints
 from tidegate.simulation.runtime import processes
 from tidegate.simulation.runtime.ports import SimulatedCoordinatorPort
+from tidegate.simulation.world.disk import SimulatedStore
 from tidegate.storage.ids import CheckpointId
 
 Patch = Callable[[], AbstractContextManager[Any]]
@@ -81,6 +84,23 @@ def _ends_its_tasks(self: SimulatedCoordinatorPort, reason: str, *, fenced: bool
     _halt(self, reason, fenced=False)
 
 
+def _only_deletes(self: Abandoner) -> None:
+    """Breaks: a savepoint that may still be copied is voided. Here its folder is deleted, and may be there again."""
+    for checkpoint_id in list(self._context.state.exports):
+        self.export_answered(checkpoint_id)
+
+
+def _deletes_the_tombstone(target: SimulatedStore) -> None:
+    """Breaks: the tombstone of a savepoint stays. Here it goes with the rest."""
+    target.delete_tree("")
+
+
+def _says_nothing(*known: Any) -> bool:
+    """Breaks: who voids a savepoint knows whether it was whole. Here it never was."""
+    _void_savepoint(*known)
+    return False
+
+
 def _unchecked() -> tuple[Any, ...]:
     """No machine looks before it triggers or adopts: the oracle has to."""
     return (
@@ -89,6 +109,7 @@ def _unchecked() -> tuple[Any, ...]:
     )
 
 
+_void_savepoint = savepoints.void_savepoint
 _handle, _halt = CoordinatorHost.handle, SimulatedCoordinatorPort.halt
 
 TAKEOVER_PATCHES: dict[str, tuple[int, Patch]] = {
@@ -114,16 +135,29 @@ TAKEOVER_PATCHES: dict[str, tuple[int, Patch]] = {
     "takeover: who was given up gets a task again": (
         8, lambda: patch.object(CoordinatorState, "give_up", lambda *_: None)
     ),
+    "takeover: a savepoint that may still be copied is only deleted": (
+        4, lambda: patch.object(Abandoner, "take_over", _only_deletes)
+    ),
+    "takeover: the tombstone of a savepoint goes": (
+        4, lambda: patch.object(savepoints, "_clear", _deletes_the_tombstone)
+    ),
+    "takeover: nobody knows that a savepoint was whole": (
+        4, lambda: patch.object(coordinator_effects, "void_savepoint", _says_nothing)
+    ),
 }  # fmt: skip
 """Each rule with the invariant that it belongs to."""
 
 _LOST = {"takeover": "adopt", "faults": "coordinator", "ending": "finish", "hooks": "none", "interval_ms": 60}
 CUT_OFF = {**_LOST, "faults": "links", "topology": "chain"}
+LATE_COPIES = {**_LOST, "faults": "late copies", "ask": "many savepoints", "turn_rows": 1, "rows": 120}
 TAKEOVER_FIXED: dict[str, dict[str, Any]] = {
     **{rule: dict(_LOST) for rule in TAKEOVER_PATCHES},
     "takeover: who does not answer is waited for": {**_LOST, "faults": "all"},
     "takeover: who seems to hang is ended at once": CUT_OFF,
     "takeover: who was replaced ends its tasks": CUT_OFF,
     "takeover: who was given up gets a task again": {**CUT_OFF, "faults": "impatience"},
+    "takeover: a savepoint that may still be copied is only deleted": LATE_COPIES,
+    "takeover: the tombstone of a savepoint goes": LATE_COPIES,
+    "takeover: nobody knows that a savepoint was whole": LATE_COPIES,
 }
 """What has to be so that tasks go on when a coordinator is lost."""

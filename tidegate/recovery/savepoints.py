@@ -8,6 +8,8 @@ Rules:
 
 - Paths in the metadata are relative to the savepoint's own folder, so it can be moved or copied as a whole.
 - Every byte is verified while it is copied. Memory holds a bounded part of a file.
+- A coordinator that was replaced may still be copying. Its successor creates a tombstone in the place of `_metadata`:
+  whichever of the two was first decides, and both learn which. The tombstone stays; who finds it deletes his copy.
 - Data files of sinks stay in their tables. Staged inputs stay with the job that staged them; `origin_root` says where.
 """
 
@@ -18,13 +20,13 @@ from dataclasses import replace
 from functools import partial
 
 from tidegate.storage.checkpoints.layout import METADATA_NAME, CheckpointLayout, savepoint_name
-from tidegate.storage.checkpoints.metadata import CheckpointMetadata, SubtaskState
+from tidegate.storage.checkpoints.metadata import METADATA_VERSION, CheckpointMetadata, SubtaskState
 from tidegate.storage.checkpoints.metadata_file import encode_metadata, read_metadata
 from tidegate.storage.checkpoints.permits import DeletePermit, ExportPermit
-from tidegate.storage.errors import AlreadyExistsError, NotFoundError
+from tidegate.storage.errors import AlreadyExistsError, FencedError, NotFoundError
 from tidegate.storage.files.file_system_store import join_url
 from tidegate.storage.files.store import OpenStore, Store
-from tidegate.storage.ids import CheckpointId, JobId
+from tidegate.storage.ids import AttemptNumber, CheckpointId, JobId
 from tidegate.storage.state.verification import verified_native, verified_state
 
 
@@ -34,7 +36,8 @@ def write_savepoint(
     """Copy the state of a checkpoint under `root_url` to a savepoint under `target_url`; returns the savepoint's path.
 
     It can be repeated: an interrupted copy is written again, and a complete one stays as it is. Raises
-    AlreadyExistsError if another savepoint has its name, CorruptionError, NotFoundError, StorageError.
+    AlreadyExistsError if another savepoint has its name, FencedError if it was voided, CorruptionError, NotFoundError,
+    StorageError.
     """
     permit.check(metadata.checkpoint_id)
     job_id, checkpoint_id = metadata.job_id, metadata.checkpoint_id
@@ -49,9 +52,50 @@ def write_savepoint(
             target.create(METADATA_NAME, encode_metadata(own))
         except AlreadyExistsError:
             # Created meanwhile: by another call, or by this one, whose answer was lost so that it was sent again.
-            if not _is_there(target, own):
+            try:
+                there = _is_there(target, own)
+            except FencedError:
+                _clear(target)
+                raise
+            if not there:
                 raise
     return target.url
+
+
+def void_savepoint(
+    open_store: OpenStore, target_url: str, job_id: JobId, job_name: str, now_ms: int, permit: DeletePermit
+) -> bool:
+    """Make sure that the savepoint which the permit names is none, now and later; its tombstone is all that stays.
+
+    Returns whether it had become whole before. It can be repeated, and gives the same answer then. Raises
+    CorruptionError, StorageError.
+    """
+    checkpoint_id = permit.checkpoint_id
+    target = open_store(_savepoint_url(open_store, target_url, job_id, checkpoint_id))
+    attempt = AttemptNumber(0)
+    tombstone = CheckpointMetadata(
+        METADATA_VERSION, job_id, job_name, checkpoint_id, attempt, now_ms, operators=(), subtasks=(), void=True
+    )
+    try:
+        target.create(METADATA_NAME, encode_metadata(tombstone))
+    except AlreadyExistsError:
+        tombstone = read_metadata(target, job_id, checkpoint_id, savepoint=True)
+        if not tombstone.void:
+            # Whoever has created it writes nothing more. Replaced and not deleted: it is never missing.
+            tombstone = replace(tombstone, operators=(), subtasks=(), hooks=(), void=True)
+            target.write(METADATA_NAME, [encode_metadata(tombstone)])
+    _clear(target)
+    return tombstone.origin_root is not None
+
+
+def _clear(target: Store) -> None:
+    """Delete all of a savepoint but its tombstone."""
+    others = [name for name in target.list("") if name != METADATA_NAME]
+    target.delete_all(others)
+    if others:
+        for folder in target.list(""):
+            if folder != METADATA_NAME:
+                target.delete_tree(folder)
 
 
 def copy_subtask(source: Store, target: Store, subtask: SubtaskState, path: Callable[[str], str]) -> SubtaskState:
@@ -87,11 +131,13 @@ def _savepoint_url(open_store: OpenStore, target_url: str, job_id: JobId, checkp
 
 
 def _is_there(target: Store, metadata: CheckpointMetadata) -> bool:
-    """Whether the savepoint is complete. AlreadyExistsError if what is there is another one."""
+    """Whether the savepoint is complete. AlreadyExistsError if another one is there, FencedError if a tombstone is."""
     try:
         found = read_metadata(target, metadata.job_id, metadata.checkpoint_id, savepoint=True)
     except NotFoundError:
         return False
+    if found.void:
+        raise FencedError(f"{target.url}: the coordinator that has taken over has given this savepoint up")
     if found != metadata:
         raise AlreadyExistsError(
             f"{target.url} holds another savepoint of this name already; choose another folder, or delete it"

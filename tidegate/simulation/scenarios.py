@@ -57,6 +57,10 @@ _FAULTS = {
         crashes_max=4,
     ),
     "copies": Faults(crash=0.02, slow_copies="60s", delay="0ms..30ms", duration=FAULTS_DURATION, crashes_max=6),
+    "late copies": Faults(
+        coordinator_crash=0.004, coordinator_crashes_max=8, slow_copies="900ms", delay="0ms..30ms",
+        duration=FAULTS_DURATION,
+    ),
     "echoes": Faults(
         crash=0.03, storage=0.2, duplicate=0.9, delay="0ms..300ms", duration="10s", crashes_max=10
     ),

@@ -206,8 +206,7 @@ def check_start(state: CoordinatorState, checkpoint_id: CheckpointId | None) -> 
 def may_copy(state: CoordinatorState) -> bool:
     """Whether another savepoint may be triggered (10): it will be copied. `<` and not `<=`: its own copy counts, too.
 
-    Savepoints that were triggered before are copied in any case. So there may be up to `max_concurrent - 1` copies
-    more.
+    Savepoints that were triggered before are copied in any case: there may be `max_concurrent - 1` copies more.
     """
     return len(state.exports) + any(p.export_asked for p in state.pending.values()) < COPIES_MAX
 
@@ -349,13 +348,14 @@ def may_delete_refused(state: CoordinatorState, number: CheckpointId, task: Task
     return number not in state.kept and not is_counted(state, number, task) and may_delete_shared(state, shared)
 
 
-def may_delete_savepoint(state: CoordinatorState, checkpoint_id: CheckpointId) -> bool:
-    """Whether the folder of a failed savepoint may be deleted (5): nobody may still be writing to it.
+def may_delete_savepoint(state: CoordinatorState, checkpoint_id: CheckpointId, voided: bool) -> bool:
+    """Whether the folder of a failed savepoint may be deleted (5): who still writes to it would leave half a folder.
 
-    A copy that is under way would go on after the deletion, and leave half a folder.
+    A coordinator that was replaced cannot be waited for: there a tombstone has to stay, so that it cannot become whole.
     """
     pending = state.pending.get(checkpoint_id)
-    return checkpoint_id not in state.exports and (pending is None or not pending.export_asked)
+    late = checkpoint_id in state.lost_exports and not voided
+    return not late and checkpoint_id not in state.exports and (pending is None or not pending.export_asked)
 
 
 def permit_deletion(
@@ -375,10 +375,10 @@ def permit_refused_deletion(
     return permits.DeletePermit(permits._DECIDED, checkpoint_id)
 
 
-def permit_savepoint_deletion(state: CoordinatorState, checkpoint_id: CheckpointId) -> permits.DeletePermit:
-    """The permit to delete the folder of a savepoint."""
-    _require(may_delete_savepoint(state, checkpoint_id), "5: nobody deletes a folder that is being written")
-    return permits.DeletePermit(permits._DECIDED, checkpoint_id)
+def permit_savepoint_deletion(state: CoordinatorState, number: CheckpointId, voided: bool) -> permits.DeletePermit:
+    """The permit to delete the folder of a savepoint. `voided`: a tombstone is created first, and stays."""
+    _require(may_delete_savepoint(state, number, voided), "5: nobody deletes a folder that is being written")
+    return permits.DeletePermit(permits._DECIDED, number)
 
 
 def may_sweep(state: CoordinatorState) -> bool:

@@ -56,7 +56,8 @@ class FilesOracle:
         self._tombstones: set[str] = set()
         """Metadata of voided checkpoints."""
         self._unreadable: set[int] = set()
-        self._numbers: set[int] = set()
+        self.numbers: set[int] = set()
+        """All checkpoints that were completed."""
         self.present: dict[int, CheckpointMetadata] = {}
         """Completed checkpoints whose metadata is there."""
         self._last_completed = 0
@@ -106,7 +107,7 @@ class FilesOracle:
             raise InvariantViolated(4, f"checkpoint {number} was completed twice")
         self.completed += 1
         self.newest = self.newest_whole = max(number, self.newest or 0)
-        self._numbers.add(number)
+        self.numbers.add(number)
         self.present[number] = metadata
         self._check_present(metadata)
         self._check_lineage(metadata)
@@ -130,7 +131,7 @@ class FilesOracle:
         self.damaged.add(number)
         if unreadable:
             self._unreadable.add(number)
-        self.newest_whole = max(self._numbers - self.damaged, default=None)
+        self.newest_whole = max(self.numbers - self.damaged, default=None)
 
     def _check_present(self, metadata: CheckpointMetadata) -> None:
         reliable, self._disk.reliable = self._disk.reliable, True

@@ -29,6 +29,7 @@ from tidegate.simulation.oracle.files_at_rest import FilesOracle, acknowledged_t
 from tidegate.simulation.oracle.limits import check_held
 from tidegate.simulation.oracle.output_tables import Covered, TablesOracle
 from tidegate.simulation.oracle.records import RecordsOracle
+from tidegate.simulation.oracle.savepoint_folders import SavepointFoldersOracle
 from tidegate.simulation.oracle.violation import InvariantViolated
 from tidegate.simulation.world.disk import SimulatedDisk
 from tidegate.storage.checkpoints.metadata import CheckpointMetadata
@@ -72,6 +73,7 @@ class Oracle:
             self.tables.restored(spec.restore.job_id, spec.restore.checkpoint_id)
         self.files = FilesOracle(disk, spec.root, spec.job_id, self._completes, self.tables)
         self.records = RecordsOracle(disk, spec)
+        self.savepoints = SavepointFoldersOracle(disk, spec.job_id, self.coverage)
         self.spec = spec
         self.graph = graph
         self._tasks = frozenset(spec.tasks)

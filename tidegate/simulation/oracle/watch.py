@@ -241,6 +241,8 @@ class Watch:
                 f"{self.oracle.completed} were completed",
             )
         self.oracle.records.ended(state, lost_coordinators)
+        if not state.gave_up:
+            self.oracle.savepoints.ended(self.oracle.files.numbers)
         self.coverage.saw("statistics_agree")
         if state.ending_status is not None and state.ending_status.value != "finished":
             self.coverage.saw("savepoint_or_retention")

@@ -78,6 +78,10 @@ _LINKS_SHARE = 0.05
 they have successors, or (`impatience`) before that.
 """
 
+_LATE: Mapping[str, Hashable] = {"faults": "late copies", "ask": "many savepoints"}
+_LATE_SHARE = 0.03
+"""Seeds in which coordinators that were replaced still copy savepoints, which were added later too."""
+
 _WEIGHTS: Mapping[str, tuple[int, ...]] = {
     "mode": (4, 1),
     "max_concurrent": (3, 1, 1),
@@ -163,6 +167,9 @@ def draw(seed: int) -> Scenario:
     later = random.Random(f"links {seed}")
     if later.random() < _LINKS_SHARE:
         return replace(scenario, values={**scenario.values, "faults": later.choice(_LINKS)})
+    later = random.Random(f"late copies {seed}")
+    if later.random() < _LATE_SHARE:
+        return replace(scenario, values={**scenario.values, **_LATE})
     return scenario
 
 

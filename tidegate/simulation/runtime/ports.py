@@ -23,6 +23,7 @@ from tidegate.simulation.oracle.ledger import Ledger
 from tidegate.simulation.oracle.violation import InvariantViolated
 from tidegate.simulation.oracle.watch import Watch
 from tidegate.simulation.runtime.processes import SimulatedProcesses
+from tidegate.simulation.world.disk import SimulatedDisk
 from tidegate.simulation.world.virtual_time import World
 from tidegate.storage.errors import StorageError
 
@@ -30,6 +31,8 @@ CUT_OFF_MS = 1_000
 """How long the messages of a coordinator that was cut off may take."""
 RECOVERY_MS = 300
 """How long it takes until a successor of a lost coordinator starts."""
+CHANCES_OF_A_COPY = 100
+"""A coordinator that copies a savepoint is lost as often as one that does something else in that time."""
 TAKEOVER_DROP = 0.1
 COORDINATOR = "coordinator"
 STORAGE = "storage"
@@ -43,6 +46,7 @@ class JobInTheWorld(Protocol):
     watch: Watch
     context: JobContext
     tasks: dict[TaskId, TaskHost]
+    disk: SimulatedDisk
     coordinator: CoordinatorHost | None
     """None while it is lost."""
     coordinator_crashes: int
@@ -58,7 +62,7 @@ class JobInTheWorld(Protocol):
     def end(self, port: SimulatedCoordinatorPort) -> None: ...
     def give_up(self, port: SimulatedCoordinatorPort, reason: str) -> None: ...
     def start_coordinator(self) -> None: ...
-    def maybe_lose_coordinator(self) -> None: ...
+    def maybe_lose_coordinator(self, chances: int = 1) -> None: ...
     def lost_with(self, host: CoordinatorHost) -> bool: ...
 
 
@@ -260,20 +264,29 @@ class SimulatedCoordinatorPort:
         world, host, cause = self._job.world, self.host, self.ledger.cause
         assert host is not None
 
+        # A copy takes long. It may have read all of it at once, and writes at the end.
+        past = dict(self._job.disk.files) if self._is_copy and world.reads_at_once() else {}
+
         def act() -> None:
             if self._job.lost_with(host):
                 return
+            self._job.disk.past = past
             event = work()
+            self._job.disk.past = {}
             if event is not None:
                 world.message(STORAGE, COORDINATOR, event, cause=cause)
                 world.after(world.io_ms(), lambda: self._heard(event, cause))
 
         world.after(world.copy_ms() if self._is_copy else world.io_ms(), act)
+        if self._is_copy and world.faults.slow_copies is not None:
+            # Nothing comes in while a savepoint is copied, and a coordinator is lost by what comes in.
+            world.after(world.delay_ms(), lambda: self._job.maybe_lose_coordinator(CHANCES_OF_A_COPY))
 
     def _heard(self, event: CoordinatorEvent, cause: int | None) -> None:
         """What the coordinator learns from itself: its timers, and its I/O."""
         assert self.host is not None
         self._copies.heard(event)
+        self._job.watch.oracle.savepoints.heard(event)
         if not self.host.machine.ignores(event):
             self._job.watch.failover.heard(event)
             self._job.watch.takeovers.heard(event)

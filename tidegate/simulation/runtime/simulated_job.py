@@ -200,13 +200,13 @@ class SimulatedJob:
         coordinator.handle(event)
         check_requests(len(coordinator.machine.state.requests))
 
-    def maybe_lose_coordinator(self) -> None:
+    def maybe_lose_coordinator(self, chances: int = 1) -> None:
         """The coordinator may die now, or be cut off and live on as a zombie; a successor takes over."""
         world = self.world
         if self.coordinator is None or self.coordinator_crashes >= world.faults.coordinator_crashes_max:
             return
         adopts = bool(self.coordinator.machine.state.adopting)
-        if not any(world.chance("coordinator_crash") for _ in range(CHANCES_OF_A_TAKEOVER if adopts else 1)):
+        if not any(world.chance("coordinator_crash") for _ in range(CHANCES_OF_A_TAKEOVER if adopts else chances)):
             return
         self.lose_coordinator(cut_off=world.random.random() < 0.5)
 

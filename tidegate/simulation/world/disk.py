@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from tidegate.simulation.world.virtual_time import World
 from tidegate.storage.checkpoints.layout import METADATA_NAME
@@ -23,6 +23,8 @@ class SimulatedDisk:
         self._folders: dict[str, dict[str, None]] = {}
         self.created: list[Callable[[str, bytes], None]] = []
         self.deleted: list[Callable[[str], None]] = []
+        self.past: Mapping[str, bytes] = {}
+        """Files that somebody has read who acts now, and that may be deleted since."""
         self.reliable = False
         """Set by those who look from outside, so that their looks never fail."""
 
@@ -109,7 +111,8 @@ class SimulatedStore:
     def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
         """Bytes of a file."""
         self._fail_if(self._maybe_fail("read", path), "read", path)
-        data = self._disk.files.get(self._name(path))
+        name = self._name(path)
+        data = self._disk.files.get(name, self._disk.past.get(name))
         if data is None:
             raise NotFoundError(f"{self._name(path)} does not exist")
         return data[offset:] if length is None else data[offset : offset + length]

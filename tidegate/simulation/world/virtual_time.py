@@ -133,6 +133,10 @@ class World:
         """How long a savepoint is copied now."""
         return self.between(0, self._copy_ms) if self._copy_ms and self.faulty else self.io_ms()
 
+    def reads_at_once(self) -> bool:
+        """Whether a savepoint that is copied now is read at the beginning, and written at the end."""
+        return bool(self._copy_ms) and self.random.random() < 0.5
+
     def after(self, delay_ms: int, action: Callable[[], None]) -> None:
         """Run an action later."""
         self._number += 1

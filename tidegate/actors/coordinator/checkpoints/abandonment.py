@@ -7,7 +7,7 @@ attempt. Rules:
 - If the savepoint of a `stop` fails after its trigger, the tasks have already ended their data. So the attempt starts
   anew. That is no failure of the attempt, and the restart strategy is not asked.
 - The folder of a savepoint is deleted when nobody writes to it any more. While an export is under way, that is after
-  its answer.
+  its answer. Nobody hears the answer of a coordinator that was lost, and it may go on: its savepoint is voided.
 - A final checkpoint that has failed is tried again after a pause; at once only if the reason cannot come again.
 - If a checkpoint fails because a task was just leaving, its requests go back into the queue: nobody has to ask again.
 - The same holds if its coordinator was lost and the tasks go on: the next generation takes another one.
@@ -134,8 +134,10 @@ class Abandoner:
         self._discards.savepoint(checkpoint_id, target)
 
     def take_over(self) -> None:
-        """Nobody answers for the exports of the lost coordinator: delete their folders now."""
-        for checkpoint_id in list(self._context.state.exports):
+        """Nobody answers for the exports of the lost coordinator, which may go on: void them now."""
+        state = self._context.state
+        state.lost_exports |= dict.fromkeys(state.exports)
+        for checkpoint_id in list(state.exports):
             self.export_answered(checkpoint_id)
 
     def give_up_deciding(self, detail: str) -> None:

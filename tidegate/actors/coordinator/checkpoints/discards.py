@@ -82,13 +82,15 @@ class Discarder:
         """Order the deletion of a savepoint's folder, for the first time or again."""
         discard = self._context.state.savepoint_discards.get(checkpoint_id)
         if discard is not None:
-            permit = invariants.permit_savepoint_deletion(self._context.state, checkpoint_id)
-            job_id = self._context.spec.job_id
-            self._context.instruct(do.DiscardSavepoint(discard.target, job_id, checkpoint_id, permit=permit))
+            state, job_id = self._context.state, self._context.spec.job_id
+            voided = checkpoint_id in state.lost_exports
+            permit = invariants.permit_savepoint_deletion(state, checkpoint_id, voided)
+            self._context.instruct(do.DiscardSavepoint(discard.target, job_id, checkpoint_id, voided, permit=permit))
 
     def savepoint_done(self, checkpoint_id: CheckpointId) -> None:
         """The folder of a savepoint is deleted."""
         self._context.state.savepoint_discards.pop(checkpoint_id, None)
+        self._context.state.lost_exports.pop(checkpoint_id, None)
 
     def savepoint_failed(self, event: ev.SavepointDiscardFailed) -> None:
         """Try again later. After too long, or if too many others wait, it is left to the user."""

@@ -240,10 +240,14 @@ class SavepointWriteFailed:
 @wire
 @dataclass(frozen=True, slots=True)
 class SavepointDiscarded:
-    """Nothing is left of the folder of a savepoint that had failed."""
+    """Nothing is left of the folder of a savepoint that had failed, but for the tombstone of one that was voided.
+
+    `exported`: the coordinator before had made it whole, which nobody was told. Else it can never become whole.
+    """
 
     at_ms: int
     checkpoint_id: CheckpointId
+    exported: bool = False
 
 
 @wire

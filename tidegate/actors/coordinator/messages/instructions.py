@@ -134,12 +134,14 @@ class WriteSavepoint:
 class DiscardSavepoint:
     """Delete the folder of a savepoint whose checkpoint was given up.
 
+    `voided`: a coordinator that was replaced may still be copying it, so a tombstone is created there, and stays.
     Answered by `SavepointDiscarded` or `SavepointDiscardFailed`.
     """
 
     target: str
     job_id: JobId
     checkpoint_id: CheckpointId
+    voided: bool = False
     permit: DeletePermit = field(kw_only=True)
 
     def __post_init__(self) -> None:

@@ -102,8 +102,9 @@ def _of_checkpoints(event: object) -> str:
             return f"the folder of savepoint {number} was written: {path}"
         case ev.SavepointWriteFailed(checkpoint_id=number, error=error):
             return f"the folder of savepoint {number} could not be written: {error}"
-        case ev.SavepointDiscarded(checkpoint_id=number):
-            return f"the folder of savepoint {number} was deleted"
+        case ev.SavepointDiscarded(checkpoint_id=number, exported=exported):
+            whole = ", which the coordinator before had made whole," if exported else ""
+            return f"the folder of savepoint {number}{whole} was deleted"
         case ev.SavepointDiscardFailed(checkpoint_id=number, error=error):
             return f"the folder of savepoint {number} could not be deleted: {error}"
         case ev.MetadataWritten(checkpoint_id=number):

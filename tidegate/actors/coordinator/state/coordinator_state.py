@@ -233,6 +233,8 @@ class CoordinatorState:
     """Checkpoints to delete."""
     exports: dict[CheckpointId, str] = field(default_factory=dict)
     """Targets of savepoints that were given up while their folder was being written."""
+    lost_exports: dict[CheckpointId, None] = field(default_factory=dict)
+    """Savepoints whose folder a coordinator that was replaced may still be writing, until they are voided."""
     savepoint_discards: dict[CheckpointId, SavepointDiscard] = field(default_factory=dict)
     requests: tuple[CheckpointRequest, ...] = ()
     """Requests for a checkpoint that has not been started."""

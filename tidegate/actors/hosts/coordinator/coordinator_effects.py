@@ -13,7 +13,7 @@ from tidegate.actors.hosts.deletions import delete_files
 from tidegate.actors.hosts.job_context import JobContext
 from tidegate.actors.hosts.work_folders import remove_work
 from tidegate.recovery.retention import sweep_checkpoints
-from tidegate.recovery.savepoints import discard_savepoint, write_savepoint
+from tidegate.recovery.savepoints import discard_savepoint, void_savepoint, write_savepoint
 from tidegate.storage.checkpoints.metadata import CheckpointMetadata, DataFile
 from tidegate.storage.checkpoints.metadata_file import create_metadata, read_metadata
 from tidegate.storage.checkpoints.permits import CompletionPermit, EndPermit
@@ -84,13 +84,19 @@ class CoordinatorEffects:
         return ev.SavepointWritten(self._now_ms(), checkpoint_id, path)
 
     def discard_savepoint(self, instruction: do.DiscardSavepoint) -> ev.SavepointDiscarded | ev.SavepointDiscardFailed:
-        """Delete the folder of a savepoint that failed after all."""
-        checkpoint_id = instruction.checkpoint_id
+        """Delete the folder of a savepoint that failed after all. Where somebody may write to it a tombstone stays."""
+        checkpoint_id, target = instruction.checkpoint_id, instruction.target
+        job_id, permit = instruction.job_id, instruction.permit
+        exported = False
         try:
-            discard_savepoint(self._open_store, instruction.target, instruction.job_id, instruction.permit)
+            if instruction.voided:
+                name, now_ms = self._context.job_name, self._now_ms()
+                exported = void_savepoint(self._open_store, target, job_id, name, now_ms, permit)
+            else:
+                discard_savepoint(self._open_store, target, job_id, permit)
         except TidegateError as error:
             return ev.SavepointDiscardFailed(self._now_ms(), checkpoint_id, str(error))
-        return ev.SavepointDiscarded(self._now_ms(), checkpoint_id)
+        return ev.SavepointDiscarded(self._now_ms(), checkpoint_id, exported)
 
     def trigger_hooks(self, instruction: do.TriggerHooks) -> ev.HooksTriggered | ev.HookFailed:
         """Call every master hook, in the order in which they were given."""
