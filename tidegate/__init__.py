@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from tidegate.actors.hosts.job_context import DataPlaneOptions
     from tidegate.actors.operators.batches.aggregates import Aggregate, count, max, mean, min, sum
+    from tidegate.actors.operators.batches.batch_function import BatchContext, BatchFunction
     from tidegate.actors.operators.rows.broadcast_process import (
         BroadcastContext,
         BroadcastProcessFunction,
@@ -57,6 +58,8 @@ else:
         "Aggregate": "actors.operators.batches.aggregates",
         "AggregateFunction": "actors.operators.state.reducing_state",
         "AggregatingState": "actors.operators.state.reducing_state",
+        "BatchContext": "actors.operators.batches.batch_function",
+        "BatchFunction": "actors.operators.batches.batch_function",
         "BroadcastContext": "actors.operators.rows.broadcast_process",
         "BroadcastProcessFunction": "actors.operators.rows.broadcast_process",
         "BroadcastState": "actors.operators.state.operator_state",
@@ -117,6 +120,8 @@ __all__ = [
     "Aggregate",
     "AggregateFunction",
     "AggregatingState",
+    "BatchContext",
+    "BatchFunction",
     "BroadcastContext",
     "BroadcastProcessFunction",
     "BroadcastState",

@@ -149,6 +149,7 @@ class EndingReader:
         self._reader.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_no_fault_loses_or_repeats_a_file(tmp_path: Path, seed: int) -> None:
     """Tasks and coordinators crash while files come; the simulator compares with an undisturbed run."""

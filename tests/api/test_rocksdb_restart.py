@@ -34,6 +34,7 @@ class Running(tg.ProcessFunction):
         return [{"k": row["k"], "count": count, "last": max(self._seen.get()), "seen": len(self._seen.get())}]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("local_copies", [False, True])
 def test_a_restart_goes_on_with_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, local_copies: bool) -> None:
     """Each key's rows are counted once, and no state was read row by row."""

@@ -215,6 +215,7 @@ print("the end")
 """
 
 
+@pytest.mark.slow
 def test_a_read_that_blocks_keeps_no_process_from_ending(tmp_path: Path) -> None:
     """Not after the job was cancelled, nor after its environment was closed, nor when the driver just ends."""
     ended = subprocess.run(

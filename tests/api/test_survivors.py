@@ -94,6 +94,7 @@ def _check(totals: pa.Table, running: pa.Table) -> None:
     assert sorted(map(tuple, (row.values() for row in running.to_pylist()))) == sorted(expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("incremental", [False, True])
 def test_survivors_read_no_keyed_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, incremental: bool) -> None:
     """A task of each subtask fails, one after the other, before there is another checkpoint. Only the one that has

@@ -101,6 +101,7 @@ def errors_of_mypy(folder: Path, lines: list[str]) -> list[str]:
     return [found.get(first + index, "") for index in range(len(lines))]
 
 
+@pytest.mark.slow
 def test_without_the_right_permit_the_types_are_wrong(tmp_path: Path) -> None:
     """No permit, another one, or something that is none: mypy refuses each, for every instruction."""
     calls = list(CALLS.values())

@@ -25,6 +25,7 @@ def example() -> Any:
         sys.path.remove(str(EXAMPLES))
 
 
+@pytest.mark.slow
 def test_rows_of_a_checkpoint_are_moved_once(example: Any) -> None:
     """By two at a time as well; rows of another checkpoint come beside them."""
     programs = [path for path in Path("/").glob(example.SERVERS.lstrip("/")) if (path / "initdb").exists()]

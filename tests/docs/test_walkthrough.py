@@ -10,6 +10,7 @@ import pytest
 EXAMPLE = Path(__file__).parents[2] / "examples" / "recovery_walkthrough.py"
 
 
+@pytest.mark.slow
 def test_each_step_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A killed driver, a restore, a changed program, repaired state, and a job that is attached to."""
     runpy.run_path(str(EXAMPLE))["main"](tmp_path)

@@ -15,13 +15,13 @@ from repository import PACKAGE, ROOT
 FACES = ("tidegate", "tidegate.recovery", "tidegate.spark_bridge")
 
 PUBLIC = """
-    MAX_WATERMARK_MS MIN_WATERMARK_MS Aggregate AggregateFunction AggregatingState BroadcastContext
-    BroadcastProcessFunction BroadcastState CheckpointConfig CheckpointError CoProcessFunction CollectedRows
-    ConfigurationError ConnectedStreams CorruptionError DataPlaneOptions Job JobFailedError JobProgress JobTimeoutError
-    KeyedBroadcastProcessFunction KeyedStream ListState MapState MasterHook OperatorError OperatorListState OutputTable
-    Pickled ProcessContext ProcessFunction ReadResult ReducingState RestartStrategy Source SourceReader SourceSplit
-    StateTtl StorageError Stream StreamEnvironment TableError TidegateError TimeDomain TimerService ValueState count
-    load_config max mean min open_table sum
+    MAX_WATERMARK_MS MIN_WATERMARK_MS Aggregate AggregateFunction AggregatingState BatchContext BatchFunction
+    BroadcastContext BroadcastProcessFunction BroadcastState CheckpointConfig CheckpointError CoProcessFunction
+    CollectedRows ConfigurationError ConnectedStreams CorruptionError DataPlaneOptions Job JobFailedError JobProgress
+    JobTimeoutError KeyedBroadcastProcessFunction KeyedStream ListState MapState MasterHook OperatorError
+    OperatorListState OutputTable Pickled ProcessContext ProcessFunction ReadResult ReducingState RestartStrategy
+    Source SourceReader SourceSplit StateTtl StorageError Stream StreamEnvironment TableError TidegateError TimeDomain
+    TimerService ValueState count load_config max mean min open_table sum
 """
 """What `import tidegate as tg` offers. A name that is added here is a promise; one that goes breaks programs."""
 
@@ -68,12 +68,14 @@ def test_help_of_the_command_loads_no_data_libraries() -> None:
     assert len(ours) < 12
 
 
+@pytest.mark.slow
 def test_a_process_of_a_job_loads_no_library_that_the_job_may_not_need() -> None:
     """Starting one is most of what a job's start costs, and of its recovery where no spare process waits."""
     _, libraries = ours_and_libraries(loaded_by("import tidegate.actors.runtimes.ray.fleet.task_actor"))
     assert libraries & {"polars", "pandas", "pyspark", "raydp", "rocksdict", "s3fs", "pydantic"} == set()
 
 
+@pytest.mark.slow
 def test_subpackages_answer_without_being_imported() -> None:
     """`tg.recovery.latest` works in a process that has imported `tidegate` alone; so does `tg.testing`."""
     code = "import tidegate as tg; print(tg.recovery.latest.__name__, tg.testing.Faults.__name__)"
@@ -106,6 +108,7 @@ def test_a_name_that_is_none_is_an_attribute_error(face: str) -> None:
         _ = import_module(face).NoSuchName
 
 
+@pytest.mark.slow
 def test_mypy_refuses_a_name_that_is_none(tmp_path: Path) -> None:
     """A `__getattr__` that type checkers can see would make them accept every name."""
     programs = {face: tmp_path / f"{face.replace('.', '_')}_program.py" for face in FACES}

@@ -81,6 +81,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> str:
     return result.stdout
 
 
+@pytest.mark.slow
 def test_imports_upwards_are_caught(report: str) -> None:
     """Each of them breaks a contract, wherever it hides, and the report names the module and what it imports."""
     wanted = set()

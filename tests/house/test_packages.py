@@ -28,6 +28,7 @@ def wheel_names(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
         return set(archive.namelist())
 
 
+@pytest.mark.slow
 def test_wheel_holds_one_import_root(wheel_names: set[str]) -> None:
     """No package called `storage` or `actors` gets into anybody's site-packages."""
     assert {name.split("/")[0] for name in wheel_names if ".dist-info/" not in name} == {"tidegate"}

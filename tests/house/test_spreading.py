@@ -55,6 +55,7 @@ def times_made(folder: Path, *words: str) -> int:
     return len((folder / "made").read_text().splitlines())
 
 
+@pytest.mark.slow
 def test_two_processes_keep_a_module_together(tmp_path: Path) -> None:
     """`pytest -n 2` makes the fixture of a module once, as `make test` does."""
     assert times_made(tmp_path) == 1

@@ -137,6 +137,7 @@ def test_a_savepoint_on_every_store(store: FileSystemStore) -> None:
     assert read_metadata(store, JOB, SEVEN) == metadata
 
 
+@pytest.mark.slow
 def test_a_savepoint_outlives_its_job_and_can_be_moved(tmp_path: Path) -> None:
     """Nothing in it depends on where it was written or on the checkpoint; large files are copied in parts."""
     store = open_store(str(tmp_path / "checkpoints"))

@@ -146,6 +146,7 @@ def applied(tables: list[StateTable]) -> dict[int, int]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [layered, in_small_tables])
 def test_a_rescaled_task_reads_about_its_part(tmp_path: Path, make: Make) -> None:
     """With more tasks each reads a smaller part, and every key comes once.

@@ -83,6 +83,7 @@ def read_to_the_end(found: KafkaSource) -> list[dict[str, object]]:
     return rows
 
 
+@pytest.mark.slow
 def test_every_record_comes_once_and_in_order(kafka: Broker) -> None:
     """From partitions that are read in turn, in small reads, by one reader and by the next."""
     for partition in range(3):
@@ -101,6 +102,7 @@ def test_every_record_comes_once_and_in_order(kafka: Broker) -> None:
     assert decode(readings[0].split.payload) == PartitionAt("once", 0, 20)
 
 
+@pytest.mark.slow
 def test_a_position_from_before_is_read_again(kafka: Broker) -> None:
     """By a reader that is further, too; no record of the later position comes in between."""
     kafka.add("again", 0, *objects(*range(30)))
@@ -112,6 +114,7 @@ def test_a_position_from_before_is_read_again(kafka: Broker) -> None:
     reading.reader.close()
 
 
+@pytest.mark.slow
 def test_what_a_reader_holds_is_bounded(kafka: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     """However little of it is read at a time; all comes in the end."""
     monkeypatch.setattr(kafka_reader, "BUFFERED_MAX", 4)
@@ -249,6 +252,7 @@ def test_keys_and_times_beside_json(kafka: Broker) -> None:
 BAD = [b"no json", b'{"x": "text"}', b"", b"  ", b'{"x": 1} {"x": 2}', b"[1]", b'{"x": 1.5}']
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bad", BAD)
 def test_a_record_that_cannot_be_read_is_named(kafka: Broker, bad: bytes) -> None:
     """With its offset; what comes before it in the same read does not hide it."""
@@ -290,6 +294,7 @@ def test_records_that_are_gone_are_an_error(kafka: Broker) -> None:
     reading.reader.close()
 
 
+@pytest.mark.slow
 def test_new_partitions_are_found_once(kafka: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     """By one of the finders, which remember them; they are read from their begin."""
     counts = {"grows": 2}

@@ -76,6 +76,7 @@ def test_an_action_whose_driver_dies_is_given_up(context: FakeContext) -> None:
     assert context.cancelled == []
 
 
+@pytest.mark.slow
 def test_a_driver_that_does_not_answer_holds_nobody_up(context: FakeContext) -> None:
     """Neither the action nor the cancelling of its jobs."""
     context.settings[DRIVER_TIMEOUT] = "5ms"

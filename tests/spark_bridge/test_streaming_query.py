@@ -117,6 +117,7 @@ def test_a_broken_connection_is_told_as_the_end_of_the_driver(context: FakeConte
     assert "has ended, by SIGKILL" in query.reason(raised.value)
 
 
+@pytest.mark.slow
 def test_a_driver_that_does_not_answer_ends_the_query(context: FakeContext) -> None:
     """After its time. To stop the query then is tried for a bounded time."""
     context.settings[DRIVER_TIMEOUT] = "5ms"

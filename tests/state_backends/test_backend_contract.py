@@ -71,6 +71,7 @@ def _run(make: MakeBackend, kind: type[Cells] | type[Table], steps: list[tuple[s
     snapshots.subject.backend.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(BACKENDS))
 def test_cells_are_those_of_dictionaries(name: str) -> None:
     """Values, lists and maps read as the model's; every snapshot, alone or on its base, holds the moment of its freeze;
@@ -84,6 +85,7 @@ def test_cells_are_those_of_dictionaries(name: str) -> None:
     program()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(BACKENDS))
 def test_tables_are_those_of_dictionaries(name: str) -> None:
     """The same for a vectorised table, with nulls from any moment on."""

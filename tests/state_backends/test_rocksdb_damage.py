@@ -69,6 +69,7 @@ def test_a_folder_that_cannot_be_used(tmp_path: Path) -> None:
         rocks_backend(("k",), MAX_PARALLELISM, folder=str(tmp_path / "file" / "db"))
 
 
+@pytest.mark.slow
 def test_a_snapshot_that_finds_no_room_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The folder has gone (a disk that was unmounted, say): the task is told, and nothing half-made stays.
 

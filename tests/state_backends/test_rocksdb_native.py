@@ -58,6 +58,7 @@ _TIMERS = st.lists(st.tuples(_KEYS, st.integers(0, 1), st.integers(-3, 9), st.bo
 _BATCHES: dict[Any, st.SearchStrategy[Any]] = {Cells: _CELLS, Table: _ROWS, TimersSubject: _TIMERS}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", list(_BATCHES))
 def test_checkpoints_of_files_hold_their_moment(kind: type[Subject], tmp_path_factory: pytest.TempPathFactory) -> None:
     """Random programs: whatever is built on what, every checkpoint has the state of its freeze; a restore goes on from

@@ -68,6 +68,7 @@ def test_chunks_are_bounded() -> None:
     cells.backend.close()
 
 
+@pytest.mark.slow
 def test_large_values_make_small_chunks() -> None:
     """A chunk has about 8 MiB at most, however few rows these are; for lists and maps too."""
     big = "x" * 3_000_000

@@ -69,6 +69,7 @@ def _made(name: str, undo_bytes_max: int) -> Any:
     return BACKENDS[name]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(BACKENDS))
 def test_timers_are_those_of_a_set(name: str) -> None:
     """What fires is what the model has, in order; every snapshot, alone or on its base, holds the moment of its freeze;

@@ -130,6 +130,7 @@ def test_a_create_that_was_not_applied_is_tried_again(scripted: ScriptedS3, busy
     assert [headers.get("If-None-Match") for _, headers in scripted.requests] == ["*"] * 3
 
 
+@pytest.mark.slow
 def test_a_create_gives_up_on_a_busy_server(scripted: ScriptedS3) -> None:
     """The attempts are bounded."""
     scripted.script = [Answer(503, "SlowDown")]

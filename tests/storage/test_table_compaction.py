@@ -53,6 +53,7 @@ def long_table() -> PlainStore:
     return store
 
 
+@pytest.mark.slow
 def test_ten_thousand_commits_leave_few_files(long_table: PlainStore) -> None:
     """Entries and snapshots up to the one before the newest, and parts, ten of each size at most, twice."""
     names = [name for name in long_table.files if name.startswith("_tidegate/")]
@@ -217,6 +218,7 @@ class _Race:
         assert _shown(self._plain) == list(range(1, self.done + 1))
 
 
+@pytest.mark.slow
 def test_whatever_happens_in_between_each_checkpoint_is_shown_once() -> None:
     """In order, to every reader, and no commit that was acknowledged is missing afterwards."""
     for seed in range(40):

@@ -17,8 +17,9 @@ import pyarrow as pa
 
 from tidegate.actors.graph.stream_graph import StreamNode
 from tidegate.actors.operators.batch_rows import check_batch_rows
+from tidegate.actors.operators.batches.batch_function import BatchFunction, batch_operator
 from tidegate.actors.operators.batches.expressions import FilterExpr, Select, WithColumns
-from tidegate.actors.operators.batches.stateless import BatchResult, FilterRows, FlatMap, Map, MapBatches, Row
+from tidegate.actors.operators.batches.stateless import BatchResult, FilterRows, FlatMap, Map, Row
 from tidegate.actors.operators.batches.watermark_generator import WatermarkGenerator, check_timestamp_column
 from tidegate.actors.operators.operator import OperatorFactory
 from tidegate.actors.operators.rows.process_functions import ProcessFunction
@@ -79,7 +80,7 @@ class StreamSteps:
 
     def map_batches(
         self,
-        fn: Callable[[pa.RecordBatch], BatchResult],
+        fn: Callable[[pa.RecordBatch], BatchResult] | BatchFunction,
         *,
         schema: pa.Schema | None = None,
         name: str = "map_batches",
@@ -89,11 +90,14 @@ class StreamSteps:
     ) -> Self:
         """Call `fn` with each Arrow batch. It returns a batch, a table, a polars DataFrame, or None for no rows.
 
+        A `tg.BatchFunction` is opened once in each subtask, which loads a model, and then called with the batches.
+
         `schema` is that of the result; give it if a table or an aggregate follows. After an aggregate that emits
         updates, `fn` must keep every row and its keys.
         """
         updating = self._updates_with(schema, name)
-        return self._then(lambda: MapBatches(fn, schema), schema, name, uid, parallelism, batch_rows, updating=updating)
+        factory = batch_operator(fn, schema, name)
+        return self._then(factory, schema, name, uid, parallelism, batch_rows, updating=updating)
 
     def map(
         self,

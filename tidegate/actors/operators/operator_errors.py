@@ -1,12 +1,12 @@
 """Turns what went wrong inside an operator into an error that names the operator, the subtask and the row.
 
-Operators wrap calls of the user's functions in `blame` or `blame_row`.
+Operators wrap calls of the user's functions in `blame`, `blame_row` or `blame_call`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
 
 import pyarrow as pa
@@ -14,6 +14,7 @@ import pyarrow as pa
 from tidegate.actors.operators.operator import OperatorContext
 from tidegate.actors.protocol.errors import OperatorError
 from tidegate.actors.protocol.failure_reasons import error_text, interrupts, value_text
+from tidegate.storage.errors import TidegateError
 
 _ROW_CHARACTERS_MAX = 500
 
@@ -46,6 +47,19 @@ def blame(context: OperatorContext, batch: pa.RecordBatch) -> Blame:
 def blame_row(context: OperatorContext, row: Mapping[str, object], number: int) -> Blame:
     """Blame what is raised inside on one row of a batch."""
     return Blame(context, lambda: (f"row {number} of the batch", row))
+
+
+@contextmanager
+def blame_call(context: OperatorContext, method: str) -> Iterator[None]:
+    """Blame what is raised inside on a method of the user's that gets no row; a TidegateError passes as it is."""
+    try:
+        yield
+    except TidegateError:
+        raise
+    except BaseException as error:
+        if not is_failure(error):
+            raise
+        raise failure(context, error, f"in {method}") from error
 
 
 def is_failure(error: BaseException) -> bool:

@@ -13,10 +13,8 @@ Rules:
 
 from __future__ import annotations
 
-import copy
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -26,8 +24,9 @@ from tidegate.actors.kernels.partition import compact, subtask_table
 from tidegate.actors.operators.batch_rows import OUTPUT_ROWS_MAX
 from tidegate.actors.operators.batches.watermark_generator import event_times_ms
 from tidegate.actors.operators.operator import Emit, Operator, OperatorContext
-from tidegate.actors.operators.operator_errors import Blame, blame, failure, is_failure
+from tidegate.actors.operators.operator_errors import Blame, blame, blame_call, failure, is_failure
 from tidegate.actors.operators.output_schema import PinnedSchema
+from tidegate.actors.operators.own_copies import own_copy
 from tidegate.actors.operators.rows.process_functions import BaseProcessFunction, ProcessContext
 from tidegate.actors.operators.state.key_scope import KeyScope
 from tidegate.actors.operators.state.keyed_state_store import KeyedStates
@@ -36,10 +35,9 @@ from tidegate.actors.operators.state.operator_state import OperatorStates, Write
 from tidegate.actors.operators.state.state_names import StateNames
 from tidegate.actors.operators.state.timers import TimeDomain, Timers
 from tidegate.actors.protocol.errors import OperatorError
-from tidegate.actors.protocol.failure_reasons import error_text
 from tidegate.actors.state_backends.common.backend import KeyedBackend, KeyRef
 from tidegate.storage.checkpoints.metadata import StateKind
-from tidegate.storage.errors import ConfigurationError, TidegateError
+from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.state.handover import taken
 from tidegate.storage.state.snapshot import Cut, FrozenState, OperatorSnapshot, StateTable
 
@@ -71,7 +69,7 @@ class ProcessOperator(Operator):
         if not inputs or len(keys) != inputs or len(timestamps) != inputs:
             wanted = "CoProcessFunction" if len(keys) == 2 else "ProcessFunction"
             raise ConfigurationError(f"process needs an object of a class derived from tg.{wanted}, not {function!r}")
-        self._function = _own_copy(function)
+        self._function = own_copy(function)
         self._keys, self.has_keyed_state = tuple(keys), bool(keys[0])
         self._timestamps = tuple(timestamps)
         self._pinned = PinnedSchema(schema)
@@ -102,7 +100,7 @@ class ProcessOperator(Operator):
         function = self._function
         function.context = self._ask
         self._handlers: tuple[Handler, ...] = tuple(getattr(function, name) for name in function.INPUT_METHODS)
-        with self._blame_call("open"):
+        with blame_call(self.context, "open"):
             function.open(self._ask)
         if self._states is not None:
             self._states.complete()
@@ -181,10 +179,10 @@ class ProcessOperator(Operator):
     def finish(self, emit: Emit) -> Iterator[None]:
         """Drop the processing-time timers and emit what the function has left, in steps of a batch."""
         self._timers.drop(TimeDomain.PROCESSING_TIME)
-        with self._blame_call("finish"):
+        with blame_call(self.context, "finish"):
             rows = iter(self._function.finish(self._ask) or ())
         while True:
-            with self._blame_call("finish"):
+            with blame_call(self.context, "finish"):
                 self._collect(itertools.islice(rows, OUTPUT_ROWS_MAX))
             if not self._rows:
                 return
@@ -342,17 +340,6 @@ class ProcessOperator(Operator):
         self._ask.timestamp = None
         self._emit_rows(emit, 1)
 
-    @contextmanager
-    def _blame_call(self, method: str) -> Iterator[None]:
-        try:
-            yield
-        except TidegateError:
-            raise
-        except BaseException as error:
-            if not is_failure(error):
-                raise
-            raise failure(self.context, error, f"in {method}") from error
-
 
 class _FiresLeft:
     """Notices timers that register one another without end: counts how many may still fire before that is certain."""
@@ -376,18 +363,6 @@ class _FiresLeft:
             self._all_counted = rows < self._counted_to
             self._left, self._counted_to = _CHAINED_TIMERS_MAX * (rows + 1), _CHAINED_TIMERS_MAX * self._counted_to
         self._left -= 1
-
-
-def _own_copy(function: BaseProcessFunction) -> BaseProcessFunction:
-    try:
-        return copy.deepcopy(function)
-    except BaseException as error:
-        if not is_failure(error):
-            raise
-        raise ConfigurationError(
-            f"{type(function).__name__} cannot be copied ({error_text(error)}), and each subtask needs a copy of its "
-            "own; make in open what cannot be copied"
-        ) from error
 
 
 def _renamed(schema: pa.Schema, names: Sequence[str]) -> pa.Schema:
