@@ -11,12 +11,14 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 import ray
+from ray.exceptions import RayActorError
 from ray_jobs import ROWS, keyed_job, until
 
 from tidegate.actors.coordinator.messages.events import MetadataWritten, TaskReady
 from tidegate.actors.coordinator.state.coordinator_state import CoordinatorState
 from tidegate.actors.protocol.identity import TaskId
 from tidegate.actors.protocol.state_origin import StateOrigin
+from tidegate.actors.runtimes.ray.fleet.fleet import _TaskActor
 from tidegate.actors.runtimes.ray.process.calls import NAMESPACE
 from tidegate.actors.runtimes.ray.process.orders import Held
 from tidegate.actors.runtimes.ray.ray_runtime import RayJob, RayRuntime, SlotPlacement
@@ -134,7 +136,8 @@ def followers(job: str, task: TaskId) -> list[str]:
 def test_tasks_go_on_when_their_coordinator_is_killed(runtime: RayRuntime, tmp_path: Path) -> None:
     """After each `kill -9` a successor adopts them: same processes, same attempt, and the table is exact.
 
-    No restart is allowed, so nothing may count as a failure. No checkpoint number is used twice.
+    No restart is allowed, so nothing may count as a failure. No checkpoint number is used twice. A process that starts
+    late, because a predecessor had asked for it, hears that nobody knows it, and ends.
     """
     gate = tmp_path / "gate"
     keyed = keyed_job(tmp_path, gate, name="headless", restart=RestartStrategy.none(), parallelism=1)
@@ -151,6 +154,11 @@ def test_tasks_go_on_when_their_coordinator_is_killed(runtime: RayRuntime, tmp_p
         seen = until("a checkpoint of the next generation", job.progress, goes_on)
     assert (len(coordinators), seen.coordinator_losses, seen.restarts, seen.attempt) == (KILLS, KILLS, 0, 0)
     assert seen.last_failure == f"the coordinator was lost; generation {KILLS + 1} has taken over"
+    late = _TaskActor.options(name="headless/standby#7", namespace=NAMESPACE, lifetime="detached", num_cpus=0).remote(
+        ray.put(keyed.submission.context), ray.get_actor("headless/coordinator", NAMESPACE), open_store
+    )
+    with pytest.raises(RayActorError):
+        ray.get(late.live.remote(), timeout=WAIT_S)
     assert job.tasks() == tasks
     gate.touch()
     end = end_of(job)

@@ -111,6 +111,7 @@ class Actor:
     report: Method = field(default_factory=lambda: Method(answers=True))
     counted: Method = field(default_factory=Method)
     live: Method = field(default_factory=Method)
+    knows: Method = field(default_factory=Method)
 
 
 class Process:

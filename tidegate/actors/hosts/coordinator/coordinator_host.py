@@ -130,6 +130,11 @@ class CoordinatorHost:
         self._appending = False
         self._halted = False
 
+    @property
+    def in_charge(self) -> bool:
+        """Whether the log says that this incarnation has taken over. From any thread."""
+        return self._log.in_charge
+
     def start(self) -> None:
         """Take over: the first thing a generation logs is that it exists."""
         self.handle(ev.CoordinatorStarted(self._port.now_ms(), self.generation))

@@ -43,6 +43,7 @@ from tidegate.actors.runtimes.ray.fleet.inheritance import Found, by_task, find_
 from tidegate.actors.runtimes.ray.fleet.lost_nodes import LostNodes
 from tidegate.actors.runtimes.ray.fleet.room import Room, look_at
 from tidegate.actors.runtimes.ray.fleet.suspect_nodes import SuspectNodes
+from tidegate.actors.runtimes.ray.process.belonging import Known
 from tidegate.actors.runtimes.ray.process.calls import watch_call
 from tidegate.actors.runtimes.ray.process.mailbox import Mailbox
 from tidegate.actors.runtimes.ray.process.orders import Handle, Order
@@ -210,6 +211,10 @@ class Deployment:
         spec, number = state.spec, event.checkpoint_id
         if spec is not None and number in state.kept:
             self._fleet.completed(task, RestorePoint(spec.root, spec.job_id, number, final=False))
+
+    def knows(self, name: str, actor_id: str, in_charge: bool) -> Known:
+        """Whether a process is one of this job's; only who is in charge can tell. From any thread."""
+        return Known(self.generation, self._fleet.has(name, actor_id) if in_charge else None)
 
     def found_hung(self, member: Member) -> Callable[[str], object]:
         """A process lives and does not get on; what is returned takes the failure of the task that it has."""

@@ -41,6 +41,7 @@ from tidegate.actors.runtimes.ray.fleet.fleet import Fleet, FleetOptions
 from tidegate.actors.runtimes.ray.fleet.heartbeats import Heartbeats
 from tidegate.actors.runtimes.ray.metrics import JobMetrics
 from tidegate.actors.runtimes.ray.patient_replay import replay_when_it_answers
+from tidegate.actors.runtimes.ray.process.belonging import Known
 from tidegate.actors.runtimes.ray.process.calls import log_to_stderr
 from tidegate.actors.runtimes.ray.process.lifeline import end_process
 from tidegate.actors.runtimes.ray.process.mailbox import Mailbox
@@ -63,8 +64,7 @@ from tidegate.storage.ids import AttemptNumber
 
 log = logging.getLogger(__name__)
 
-IO_THREADS = 4
-TICK_MS = 1_000
+IO_THREADS, TICK_MS = 4, 1_000
 TAKEOVERS_MAX = 5
 REPLAY_RETRY_S = 0.5
 TASKS_GONE_TIMEOUT_S = 15.0
@@ -119,6 +119,11 @@ class CoordinatorProcess:
     def report(self, event: CoordinatorEvent) -> None:
         """A task says something."""
         self._mailbox.post(lambda: self._handle(event))
+
+    @ray.method(concurrency_group="control", enable_task_events=False)
+    def knows(self, name: str, actor_id: str) -> Known:
+        """Whether a process that asks is one of this job's."""
+        return self._deployment.knows(name, actor_id, self._host is not None and self._host.in_charge)
 
     @ray.method(concurrency_group="live")
     def live(self) -> None:
@@ -287,7 +292,8 @@ class CoordinatorProcess:
         self._pool.submit(sweep, swept)
 
     def _tell_end(self) -> None:
-        self._end_lease()
+        if self._lease is not None:
+            self._lease.end()
         self._ended.set()
 
     def _make_way(self, reason: str) -> None:
@@ -310,10 +316,6 @@ class CoordinatorProcess:
             self._deployment.dismiss()
         finally:
             self._tell_end()
-
-    def _end_lease(self) -> None:
-        if self._lease is not None:
-            self._lease.end()
 
     def _broke_down(self, error: BaseException) -> None:
         if self._final is None:  # Else the job has ended, and what comes late changes nothing.

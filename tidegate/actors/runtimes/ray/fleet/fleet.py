@@ -177,6 +177,12 @@ class Fleet:
         """Processes that have started and are not known to have ended or to hang."""
         return [m for m in (*self.members.values(), *self._standbys) if m.usable and m.info is not None]
 
+    def has(self, name: str, actor_id: str) -> bool:
+        """Whether a process is one of these, neither dead nor given up. From any thread."""
+        spare = list(self._standbys)  # One that is put to work is in neither for a moment, and asks twice.
+        members = [m for m in (*spare, *list(self.members.values())) if m.usable]
+        return any(m.name == name if m.info is None else m.info.actor_id == actor_id for m in members)
+
     def neighbour_of(self, member: Member) -> Member | None:
         """Another process on the same node."""
         assert member.info is not None

@@ -40,11 +40,12 @@ from tidegate.actors.protocol.failure_reasons import log_failure
 from tidegate.actors.protocol.identity import ChannelId, TaskId
 from tidegate.actors.protocol.stream_elements import Element, EndOfPartition
 from tidegate.actors.restore.state_follower import StateFollower
+from tidegate.actors.runtimes.ray.process.belonging import hold_on
 from tidegate.actors.runtimes.ray.process.calls import log_to_stderr
 from tidegate.actors.runtimes.ray.process.deliveries import Deliveries
 from tidegate.actors.runtimes.ray.process.exit_reasons import close_sockets_in_children
 from tidegate.actors.runtimes.ray.process.frame_heads import Head, make_head, read_head
-from tidegate.actors.runtimes.ray.process.lifeline import Lifeline, end_process
+from tidegate.actors.runtimes.ray.process.lifeline import end_process
 from tidegate.actors.runtimes.ray.process.mailbox import Mailbox
 from tidegate.actors.runtimes.ray.process.orders import Handle, Held, Order
 from tidegate.actors.runtimes.ray.process.outbox import Outbox
@@ -73,8 +74,7 @@ RESERVE_BYTES = 1024 * 1024
 class TaskProcess(SignsOfLife):
     """The actor's class. `coordinator` takes reports.
 
-    A `spare` process has nothing to do yet, so it pays ahead for what its first rows will need. One that is given a
-    task at once loads what that task needs, and no more.
+    A `spare` process pays ahead for what its first rows will need. One that has a task at once loads what that needs.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class TaskProcess(SignsOfLife):
         self._outbox = Outbox(lambda event: coordinator.report.remote(event), self._mailbox)
         self._mailbox.start()
         SignsOfLife.__init__(self, self._mailbox)
-        Lifeline(lambda: coordinator.live.remote()).hold()
+        hold_on(coordinator, self.info(), lambda: self._newest)
 
     # --- calls of Ray ---------------------------------------------------------------------------------------------
 

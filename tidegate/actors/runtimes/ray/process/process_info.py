@@ -23,10 +23,13 @@ class ProcessInfo:
     """The thread that runs its task."""
     actor_id: str = ""
     """How Ray calls it: no other process has this id, or will have it."""
+    name: str = ""
+    """How people call it: no other process that lives has this name."""
 
 
 def process_info(stack_descriptor: int = -1, mailbox_thread: int = 0) -> ProcessInfo:
     """Where this process is."""
     context = ray.get_runtime_context()
-    actor_id = context.get_actor_id() or ""
-    return ProcessInfo(os.getpid(), context.get_node_id(), stderr_path(), stack_descriptor, mailbox_thread, actor_id)
+    actor_id, name = context.get_actor_id() or "", context.get_actor_name() or ""
+    place = os.getpid(), context.get_node_id(), stderr_path()
+    return ProcessInfo(*place, stack_descriptor, mailbox_thread, actor_id, name)
