@@ -30,7 +30,7 @@ def test_what_cannot_outlive_its_driver_is_refused(
     started_here: bool, url: str, taken: str | None, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before anything has started, with what to do instead."""
-    monkeypatch.setattr(detached, "_started_here", lambda: started_here)
+    monkeypatch.setattr(detached, "started_here", lambda: started_here)
     monkeypatch.setattr(detached, "find_actor", lambda name, namespace: taken)
     monkeypatch.setattr(detached, "_is_over", lambda coordinator: False)
     with pytest.raises(tg.ConfigurationError, match=message):
@@ -39,7 +39,7 @@ def test_what_cannot_outlive_its_driver_is_refused(
 
 def test_a_name_is_free_again_when_its_job_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its coordinator may still wait for somebody to hear the end."""
-    monkeypatch.setattr(detached, "_started_here", lambda: False)
+    monkeypatch.setattr(detached, "started_here", lambda: False)
     monkeypatch.setattr(detached, "find_actor", lambda name, namespace: "over")
     monkeypatch.setattr(detached, "_is_over", lambda coordinator: True)
     check_detachable("delays", "tidegate", ["s3://bucket"])

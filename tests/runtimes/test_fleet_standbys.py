@@ -17,11 +17,14 @@ import tidegate as tg
 from tidegate.actors.coordinator.job.job_spec import RestorePoint
 from tidegate.actors.hosts.process_settings import Standbys
 from tidegate.actors.protocol.identity import TaskId
-from tidegate.actors.runtimes.ray.fleet.fleet import Fleet, FleetOptions, Member, SlotPlacement
+from tidegate.actors.runtimes.ray.fleet.fleet import Fleet
+from tidegate.actors.runtimes.ray.fleet.fleet_options import FleetOptions, SlotPlacement
 from tidegate.actors.runtimes.ray.fleet.inheritance import Found
+from tidegate.actors.runtimes.ray.fleet.member import Member
 from tidegate.actors.runtimes.ray.process.orders import Held
 from tidegate.actors.runtimes.ray.process.process_info import ProcessInfo
 from tidegate.actors.runtimes.ray.ray_runtime import RayRuntime
+from tidegate.actors.runtimes.ray.slots.job_slots import Slot
 from tidegate.storage.files.file_system_store import open_store
 from tidegate.storage.ids import AttemptNumber, CheckpointId, JobId
 
@@ -44,10 +47,8 @@ class Handle:
 class SomeFleet(Fleet):
     """A fleet whose new processes start when the test says so."""
 
-    def _create(
-        self, name: str, bundle: int | None, cpus: float, spare: bool = False, avoided: Collection[str] = ()
-    ) -> Member:
-        return Member(name, Handle(), bundle, Future())
+    def _create(self, name: str, slot: Slot, spare: bool = False, avoided: Collection[str] = ()) -> Member:
+        return Member(name, Handle(), slot.bundle, Future())
 
 
 def process(name: str, bundle: int, node: str | None) -> Member:

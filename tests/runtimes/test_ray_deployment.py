@@ -17,10 +17,13 @@ from tidegate.actors.protocol.errors import OperatorError
 from tidegate.actors.protocol.identity import TaskId
 from tidegate.actors.runtimes.ray.attempt_supervisor import Deployment
 from tidegate.actors.runtimes.ray.fleet import lost_nodes
-from tidegate.actors.runtimes.ray.fleet.fleet import Fleet, FleetOptions, Member
+from tidegate.actors.runtimes.ray.fleet.fleet import Fleet
+from tidegate.actors.runtimes.ray.fleet.fleet_options import FleetOptions
+from tidegate.actors.runtimes.ray.fleet.member import Member
 from tidegate.actors.runtimes.ray.process.mailbox import Mailbox
 from tidegate.actors.runtimes.ray.process.outcomes import Outcome
 from tidegate.actors.runtimes.ray.process.process_info import ProcessInfo
+from tidegate.actors.runtimes.ray.slots.job_slots import JobSlots
 from tidegate.actors.task.messages import events as ev
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.files.file_system_store import open_store
@@ -49,6 +52,7 @@ class Staff:
         self.avoided: Container[str] = ()
         self.node_id = "the coordinator's"
         _, self.graph = source_to_sink()
+        self.slots = JobSlots(self.graph, self.options)
         self.handles = {task: Handle() for task in (SOURCE, SINK)}
         self._members = {task: Member(str(task), h, None, Future()) for task, h in self.handles.items()}
 

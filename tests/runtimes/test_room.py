@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 from ray_fakes import LaterMailbox
 from waiting import until
 
-from tidegate.actors.runtimes.ray.fleet import room as room_module
-from tidegate.actors.runtimes.ray.fleet.room import LOOK_EVERY_MS, Room, what_is_missing
 from tidegate.actors.runtimes.ray.process.mailbox import Mailbox
+from tidegate.actors.runtimes.ray.slots import room as room_module
+from tidegate.actors.runtimes.ray.slots.job_slots import JobSlots
+from tidegate.actors.runtimes.ray.slots.missing_room import NodeRoom
+from tidegate.actors.runtimes.ray.slots.room import LOOK_EVERY_MS, Room, look_at, what_is_missing
 
 WAIT_MS_MAX = 60_000
 
@@ -25,24 +28,45 @@ def group(*nodes: str, state: str = "RESCHEDULING", cpus: float = 1.0) -> dict[s
     }
 
 
+NODES = [NodeRoom("north", {"CPU": 1.5}, {"CPU": 4.0})]
+
+
 def test_slots_that_all_have_a_node_wait_for_nothing() -> None:
     """Processes in them are only slow to start."""
-    assert what_is_missing(group("a", "b", state="CREATED"), 2, {}) is None
+    assert what_is_missing(group("a", "b", state="CREATED"), {}, NODES) is None
 
 
-def test_what_is_missing_names_bundles_what_they_need_and_what_is_free() -> None:
+def test_what_is_missing_says_how_many_of_which_kind() -> None:
     """So that whoever reads it knows how large a node to add."""
-    one = what_is_missing(group("", "b"), 1, {"memory": 1e9})
-    assert one == "1 of its 2 slots has no node (bundle 0: 1 CPU); free on the nodes that live (1): 0 CPU"
-    two = what_is_missing(group("", "b", "", cpus=2), 3, {"CPU": 1.5})
-    assert two == "2 of its 3 slots have no node (bundle 0, 2: 2 CPU each); free on the nodes that live (3): 1.5 CPU"
+    assert what_is_missing(group("", "b", "", cpus=2), {}, NODES) == (
+        "2 bundles of 2 CPU for the common slots have no node. 4 CPU needed, and 1.5 CPU free of 4 CPU. Free on the "
+        "nodes that live (1): north: 1.5 of 4 CPU"
+    )
+    missing = what_is_missing(group("a", "", cpus=2), {1: "score"}, NODES)
+    assert missing is not None
+    assert missing.startswith("1 bundle of 2 CPU for score has no node.")
 
 
 def test_slots_that_were_removed_are_not_waited_for_in_silence() -> None:
     """They belong to a session, which may have ended."""
-    assert what_is_missing(group("", state="REMOVED"), 1, {}) == (
+    assert what_is_missing(group("", state="REMOVED"), {}, NODES) == (
         "its placement group was removed, with the session or the driver that it belonged to"
     )
+
+
+def test_a_job_that_waits_for_slots_of_several_kinds_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of a step with resources lie in a group of their own."""
+    tables = {"common": group("a", ""), "own": group("", cpus=8)}
+    monkeypatch.setattr(room_module, "_table", tables.__getitem__)
+    monkeypatch.setattr(room_module, "nodes_that_live", lambda: NODES)
+    slots = SimpleNamespace(groups=[("common", {}), ("own", {0: "score"})])
+    missing = look_at(cast(JobSlots, slots))
+    assert missing is not None
+    common, own = missing.split("; ")
+    assert common.startswith("1 bundle of 1 CPU for the common slots has no node.")
+    assert own.startswith("1 bundle of 8 CPU for score has no node. No node has 8 CPU, not even when it is empty.")
+    tables |= {"common": group("a"), "own": group("a")}
+    assert look_at(cast(JobSlots, slots)) is None
 
 
 class Waiting:

@@ -30,6 +30,20 @@ def test_every_slot_finds_its_cpu_in_its_bundle(executors: int, cores: int, slot
     assert resources.executor_memory_mib == f"{memory}m"
 
 
+def test_packed_slots_fill_one_executor_after_the_other() -> None:
+    """A job of few subtasks is beside few executors; spread, it is beside many."""
+    packed, spread = (SessionResources.of(3, 1, "1g", 2, placement) for placement in ("pack", "spread"))
+    assert [packed.bundle_of_slot(slot) for slot in range(6)] == [0, 0, 1, 1, 2, 2]
+    assert [spread.bundle_of_slot(slot) for slot in range(6)] == [0, 1, 2, 0, 1, 2]
+    assert packed.bundles() == spread.bundles()
+
+
+def test_an_unknown_placement_is_refused() -> None:
+    """Before anything has started."""
+    with pytest.raises(ConfigurationError, match="placement='STRICT_SPREAD': it is one of 'spread', 'pack'"):
+        SessionResources.of(1, 1, "1g", 1, "STRICT_SPREAD")  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("memory", "expected"),
     [("512m", 512 << 20), ("1g", 1 << 30), ("1GB", 1 << 30), (" 600 MiB ", 600 << 20), (1 << 30, 1 << 30)],

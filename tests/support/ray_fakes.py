@@ -16,6 +16,7 @@ import pytest
 
 from tidegate.actors.coordinator.messages import events as co
 from tidegate.actors.graph.job_graph import JobGraph
+from tidegate.actors.graph.resources import Resources
 from tidegate.actors.graph.stream_graph import StreamNode, translate
 from tidegate.actors.hosts.job_context import DataPlaneOptions, JobContext
 from tidegate.actors.operators.batches.stateless import MapBatches
@@ -91,13 +92,24 @@ class Method:
         return reference
 
 
-def source_to_sink(function: Function = lambda batch: batch) -> tuple[MemorySource, JobGraph]:
-    """A source of `ROWS`, and a graph in which it sends them to a sink by key, which calls the function."""
+def source_to_sink(
+    function: Function = lambda batch: batch, resources: Resources | None = None
+) -> tuple[MemorySource, JobGraph]:
+    """A source of `ROWS`, and a graph in which it sends them to a sink by key, which calls the function.
+
+    With `resources` the sink has slots of its own.
+    """
     source = MemorySource.of(ROWS, 1)
     rows = StreamNode(OperatorUid("source"), "source", 1, source.schema, source=source)
     by_key = Partitioning(PartitioningKind.HASH, ("k",))
     sink = StreamNode(
-        OperatorUid("sink"), "sink", 1, None, factory=lambda: MapBatches(function), inputs=((rows, by_key),)
+        OperatorUid("sink"),
+        "sink",
+        1,
+        None,
+        factory=lambda: MapBatches(function),
+        inputs=((rows, by_key),),
+        resources=resources,
     )
     return source, translate([rows, sink])
 

@@ -25,6 +25,7 @@ from tidegate.api.config.config_file import load_config
 from tidegate.api.config.standby_config import standbys_of, with_standbys
 from tidegate.api.given_names import pointer
 from tidegate.api.program import Program
+from tidegate.api.ray_slots import check_slots, runtime_on
 from tidegate.api.stream_sources import StreamSources
 from tidegate.api.submission.job import Job
 from tidegate.api.submission.job_names import name_taken
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from tidegate.actors.runtimes.ray.connection import Connection
+    from tidegate.actors.runtimes.ray.slots.slot_plan import Placement
     from tidegate.spark_bridge import RayDPSession
 
 
@@ -101,6 +103,7 @@ class StreamEnvironment(StreamSources):
         executor_memory: str | int = "1g",
         slots_per_executor: int = 2,
         *,
+        placement: Placement = "spread",
         standbys: Standbys | None = None,
         parallelism: int | None = None,
         max_parallelism: int | None = None,
@@ -116,6 +119,8 @@ class StreamEnvironment(StreamSources):
 
         Starts Ray on this machine, or joins the cluster at `ray_address`, and starts Spark on it through RayDP. A slot
         holds one subtask of each vertex. `parallelism` defaults to the number of executors, and is at most the slots.
+        An executor and its slots are on one node; `placement` says on which: "spread" over as many nodes as can be,
+        "pack" onto as few, "strict_pack" all on one (`docs/placement.md`).
 
         Each job keeps `standbys` spare processes, unless its own settings say another number. "auto", the default, is
         one for each free slot: 1 to 4, and at most as many as tasks. "warm" adds one for each keyed task, which holds
@@ -132,6 +137,7 @@ class StreamEnvironment(StreamSources):
             executor_cores=executor_cores,
             executor_memory=executor_memory,
             slots_per_executor=slots_per_executor,
+            placement=placement,
             ray_address=ray_address,
             spark_configs=spark_configs,
             ray_options=ray_options,
@@ -139,7 +145,7 @@ class StreamEnvironment(StreamSources):
         )
         bundles = tuple(session.bundle_of_slot(slot) for slot in range(session.slots))
         return cls(
-            RayRuntime(SlotPlacement(session.placement_group, bundles)),
+            RayRuntime(SlotPlacement(session.placement_group, bundles), strategy=placement),
             executors if parallelism is None else parallelism,
             max_parallelism=max_parallelism,
             checkpoints=settings.checkpoints,
@@ -155,23 +161,25 @@ class StreamEnvironment(StreamSources):
         address: str | None = None,
         parallelism: int = 1,
         *,
+        slots: int | None = None,
+        placement: Placement = "spread",
         standbys: Standbys | None = None,
         config: str | os.PathLike[str] | Mapping[str, object] | None = None,
         options: DataPlaneOptions | None = None,
     ) -> Self:
-        """Run jobs without Spark, or attach to jobs, on the Ray cluster at "host:port". Tasks reserve no resources.
+        """Run jobs without Spark, or attach to jobs, on the Ray cluster at "host:port".
 
-        Without `address` it is that of RAY_ADDRESS, or the one cluster of this user. `standbys` as with `raydp`; "auto"
-        is 1 here. Raises ConfigurationError."""
+        Without `address` it is that of RAY_ADDRESS, or the one cluster of this user. `slots` reserves task slots, a CPU
+        each, until the environment is closed; without it only steps with resources reserve any. `placement` and
+        `standbys` as with `raydp`; without slots "auto" is 1. Raises ConfigurationError."""
         from tidegate.actors.runtimes.ray.connection import connect
 
         settings = load_config({} if config is None else config)
         kept = standbys_of(standbys, settings.checkpoints)
+        check_slots(slots, placement, parallelism)
         connection = connect(address)
-        from tidegate.actors.runtimes.ray.ray_runtime import RayRuntime
-
         env = cls(
-            RayRuntime(),
+            runtime_on(connection, slots, placement, settings.checkpoints),
             parallelism,
             checkpoints=settings.checkpoints,
             restart=settings.restart,

@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
 import pyarrow as pa
 
@@ -30,6 +30,7 @@ from tidegate.actors.protocol.partitioning import Partitioning, PartitioningKind
 from tidegate.api.checkpoint_calls import CheckpointFunction, check_function
 from tidegate.api.given_names import location
 from tidegate.api.output_tables import CollectedRows, OutputTable
+from tidegate.api.slot_options import SlotOptions
 from tidegate.api.stream_steps import StreamSteps
 from tidegate.api.updating import Updating
 from tidegate.storage.errors import ConfigurationError
@@ -44,7 +45,8 @@ class Stream(StreamSteps):
 
     Every method that adds an operator takes `name` (shown to people), `uid` (names its state in checkpoints; set it on
     operators whose state must survive a changed program) and `parallelism` (default: the environment's). Those that
-    call a function with rows take `batch_rows`: the least and the most rows of a call (see `docs/batches.md`).
+    call a function with rows take `batch_rows`: the least and the most rows of a call (see `docs/batches.md`). They
+    also take `num_cpus`, `num_gpus` and `resources`: what each subtask reserves on Ray (see `docs/placement.md`).
     """
 
     def union(self, *others: Stream) -> Stream:
@@ -249,16 +251,15 @@ class KeyedStream:
         uid: str | None = None,
         parallelism: int | None = None,
         batch_rows: tuple[int, int] | None = None,
+        **slot: Unpack[SlotOptions],
     ) -> Stream:
         """Call a `tg.ProcessFunction` with each row, with state and timers of the row's key.
 
         `schema` is that of the rows that it returns; give it if a table, an aggregate or a key follows.
         """
-        keys, timestamps = (self.keys,), (self.stream.timestamp,)
-        ProcessOperator(function, keys, timestamps, schema)
-        return self.partitioned()._then(
-            lambda: ProcessOperator(function, keys, timestamps, schema), schema, name, uid, parallelism, batch_rows
-        )
+        timestamps = (self.stream.timestamp,)
+        (factory := partial(ProcessOperator, function, (self.keys,), timestamps, schema))()
+        return self.partitioned()._then(factory, schema, name, uid, parallelism, batch_rows, slot)
 
     def aggregate(
         self,
@@ -315,6 +316,7 @@ class ConnectedStreams:
         uid: str | None = None,
         parallelism: int | None = None,
         batch_rows: tuple[int, int] | None = None,
+        **slot: Unpack[SlotOptions],
     ) -> Stream:
         """Call `process1` with each row of the first stream and `process2` with each of the second, in no fixed order.
 
@@ -341,6 +343,7 @@ class ConnectedStreams:
             uid,
             parallelism,
             batch_rows,
+            slot,
             second=second,
         )
 

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
 from functools import partial
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 import polars as pl
 import pyarrow as pa
@@ -27,6 +27,7 @@ from tidegate.actors.operators.rows.process_operator import ProcessOperator
 from tidegate.actors.protocol.partitioning import Partitioning, PartitioningKind
 from tidegate.actors.sources.source import is_unbounded
 from tidegate.api.program import Program
+from tidegate.api.slot_options import SlotOptions, resources_of
 from tidegate.api.stream_columns import (
     computed_columns,
     name_after,
@@ -87,6 +88,7 @@ class StreamSteps:
         uid: str | None = None,
         parallelism: int | None = None,
         batch_rows: tuple[int, int] | None = None,
+        **slot: Unpack[SlotOptions],
     ) -> Self:
         """Call `fn` with each Arrow batch. It returns a batch, a table, a polars DataFrame, or None for no rows.
 
@@ -97,7 +99,7 @@ class StreamSteps:
         """
         updating = self._updates_with(schema, name)
         factory = batch_operator(fn, schema, name)
-        return self._then(factory, schema, name, uid, parallelism, batch_rows, updating=updating)
+        return self._then(factory, schema, name, uid, parallelism, batch_rows, slot, updating=updating)
 
     def map(
         self,
@@ -108,10 +110,11 @@ class StreamSteps:
         uid: str | None = None,
         parallelism: int | None = None,
         batch_rows: tuple[int, int] | None = None,
+        **slot: Unpack[SlotOptions],
     ) -> Self:
         """Call `fn` with each row as a dict; it returns the new row. Row-wise, so slower than `with_columns`."""
         updating = self._updates_with(schema, name)
-        return self._then(lambda: Map(fn, schema), schema, name, uid, parallelism, batch_rows, updating=updating)
+        return self._then(lambda: Map(fn, schema), schema, name, uid, parallelism, batch_rows, slot, updating=updating)
 
     def flat_map(
         self,
@@ -122,9 +125,10 @@ class StreamSteps:
         uid: str | None = None,
         parallelism: int | None = None,
         batch_rows: tuple[int, int] | None = None,
+        **slot: Unpack[SlotOptions],
     ) -> Self:
         """Call `fn` with each row as a dict; it returns any number of new rows."""
-        return self._then(lambda: FlatMap(fn, schema), schema, name, uid, parallelism, batch_rows)
+        return self._then(lambda: FlatMap(fn, schema), schema, name, uid, parallelism, batch_rows, slot)
 
     def filter(
         self,
@@ -134,6 +138,7 @@ class StreamSteps:
         uid: str | None = None,
         parallelism: int | None = None,
         batch_rows: tuple[int, int] | None = None,
+        **slot: Unpack[SlotOptions],
     ) -> Self:
         """Keep the rows for which a polars expression, or a function of the row, is true.
 
@@ -141,12 +146,14 @@ class StreamSteps:
         `shift`, `over` and others that look at more than one row.
         """
         if not isinstance(condition, pl.Expr):
-            return self._then(partial(FilterRows, condition), self.schema, name, uid, parallelism, batch_rows)
+            return self._then(partial(FilterRows, condition), self.schema, name, uid, parallelism, batch_rows, slot)
         schema_after(FilterExpr(condition), self.schema)
         updating = self._updating
         if updating is not None and not reads_only(condition, updating.keys):
             raise updating.refuse(repr(name), "it would drop newer versions of rows whose old ones have passed")
-        return self._then(partial(FilterExpr, condition), self.schema, name, uid, parallelism, updating=updating)
+        return self._then(
+            partial(FilterExpr, condition), self.schema, name, uid, parallelism, slot=slot, updating=updating
+        )
 
     def with_columns(
         self, *expressions: pl.Expr, name: str = "with_columns", uid: str | None = None, parallelism: int | None = None
@@ -215,6 +222,7 @@ class StreamSteps:
         uid: str | None = None,
         parallelism: int | None = None,
         batch_rows: tuple[int, int] | None = None,
+        **slot: Unpack[SlotOptions],
     ) -> Self:
         """Call a `tg.ProcessFunction` with each row. Without key_by there is neither keyed state nor timers.
 
@@ -222,7 +230,7 @@ class StreamSteps:
         """
         timestamps = (self.timestamp,)
         (factory := partial(ProcessOperator, function, ((),), timestamps, schema))()
-        return self._then(factory, schema, name, uid, parallelism, batch_rows)
+        return self._then(factory, schema, name, uid, parallelism, batch_rows, slot)
 
     def rebalance(self) -> Self:
         """Deal batches out evenly over the subtasks of the next operator."""
@@ -287,6 +295,7 @@ class StreamSteps:
         uid: str | None,
         parallelism: int | None,
         batch_rows: tuple[int, int] | None = None,
+        slot: SlotOptions | None = None,
         table: str | None = None,
         second: StreamSteps | None = None,
         updating: Updating | None = None,
@@ -310,6 +319,7 @@ class StreamSteps:
             inputs=inputs[0] + inputs[1],
             ordinals=(0,) * len(inputs[0]) + (1,) * len(inputs[1]),
             batch_rows=check_batch_rows(name, batch_rows),
+            resources=resources_of(name, slot),
         )
         self._program.add_node(node)
         kept = schema is None or self.timestamp in schema.names

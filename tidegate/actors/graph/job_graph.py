@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tidegate.actors.graph.resources import Resources
 from tidegate.actors.operators.batch_rows import BatchRows
 from tidegate.actors.operators.operator import OperatorFactory
 from tidegate.actors.protocol.identity import ChannelId, TaskId
@@ -50,6 +51,8 @@ class JobVertex:
     parallelism: int
     operators: tuple[OperatorSpec, ...]
     source: SourceSpec | None = None
+    resources: Resources | None = None
+    """What each of its processes reserves; None: they share the common slots."""
 
     @property
     def head(self) -> OperatorUid:

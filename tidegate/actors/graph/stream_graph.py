@@ -1,7 +1,7 @@
 """`StreamNode`: the stream graph, which a program builds. `translate` turns it into a job graph.
 
 An operator is chained to its input if it can take batches by a plain call. For that it must have one input, of the same
-parallelism, without repartitioning, which no other operator reads.
+parallelism and the same resources, without repartitioning, which no other operator reads.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from tidegate.actors.graph.job_graph import (
     OperatorSpec,
     SourceSpec,
 )
+from tidegate.actors.graph.resources import Resources
 from tidegate.actors.operators.batch_rows import BatchRows
 from tidegate.actors.operators.operator import OperatorFactory
 from tidegate.actors.protocol.partitioning import Partitioning, PartitioningKind
@@ -50,6 +51,7 @@ class StreamNode:
     inputs: tuple[tuple[StreamNode, Partitioning | None], ...] = ()
     ordinals: tuple[int, ...] = ()
     batch_rows: BatchRows | None = None
+    resources: Resources | None = None
 
     def __post_init__(self) -> None:
         if (self.source is None) == (self.factory is None):
@@ -130,7 +132,8 @@ def _chainable_input(node: StreamNode, readers: dict[int, int]) -> StreamNode | 
     upstream, partitioning = node.inputs[0]
     forward = partitioning is None or partitioning.kind is PartitioningKind.FORWARD
     alone = readers[id(upstream)] == 1
-    return upstream if forward and alone and upstream.parallelism == node.parallelism else None
+    alike = upstream.parallelism == node.parallelism and upstream.resources == node.resources
+    return upstream if forward and alone and alike else None
 
 
 def _vertex(chain: Sequence[StreamNode]) -> JobVertex:
@@ -142,7 +145,7 @@ def _vertex(chain: Sequence[StreamNode]) -> JobVertex:
         if node.factory is not None
     )
     name = " -> ".join(node.name for node in chain)
-    return JobVertex(_vertex_id(head), name, head.parallelism, operators, source)
+    return JobVertex(_vertex_id(head), name, head.parallelism, operators, source, head.resources)
 
 
 def _vertex_id(head: StreamNode) -> VertexId:

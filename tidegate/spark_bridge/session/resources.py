@@ -1,10 +1,11 @@
-"""`SessionResources`: what a session asks of a cluster, computed from executors, cores, memory and task slots."""
+"""`SessionResources`: what a session asks of a cluster: by executors, cores, memory, task slots and placement."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
 
+from tidegate.actors.runtimes.ray.slots.slot_plan import Placement, slot_order, strategy_of
 from tidegate.storage.errors import ConfigurationError
 
 APP_MASTER_CPUS = 1
@@ -45,10 +46,17 @@ class SessionResources:
     executor_cores: int
     executor_memory_bytes: int
     slots_per_executor: int
+    placement: Placement = "spread"
+    """How bundles lie on nodes, and slots in bundles."""
 
     @classmethod
     def of(
-        cls, executors: int, executor_cores: int, executor_memory: str | int, slots_per_executor: int
+        cls,
+        executors: int,
+        executor_cores: int,
+        executor_memory: str | int,
+        slots_per_executor: int,
+        placement: Placement = "spread",
     ) -> SessionResources:
         """Checked resources. Raises ConfigurationError, which names the wrong argument."""
         counts = {
@@ -59,7 +67,9 @@ class SessionResources:
         for name, count in counts.items():
             if count < 1:
                 raise ConfigurationError(f"{name} must be at least 1, not {count}")
-        return cls(executors, executor_cores, parse_executor_memory_bytes(executor_memory), slots_per_executor)
+        memory_bytes = parse_executor_memory_bytes(executor_memory)
+        strategy_of(placement)
+        return cls(executors, executor_cores, memory_bytes, slots_per_executor, placement)
 
     @property
     def slots(self) -> int:
@@ -82,7 +92,7 @@ class SessionResources:
         return [{"CPU": cpus, "memory": float(self.executor_memory_bytes)} for _ in range(self.executors)]
 
     def bundle_of_slot(self, slot: int) -> int:
-        """The bundle of a slot. Round robin, so that few subtasks spread over many executors."""
+        """The bundle of a slot: in turn, so that few subtasks spread over many executors, or packed into few."""
         if not 0 <= slot < self.slots:
             raise ConfigurationError(f"slot {slot} is not one of the {self.slots} slots 0..{self.slots - 1}")
-        return slot % self.executors
+        return slot_order(self.executors, self.slots_per_executor, self.placement)[slot]

@@ -31,6 +31,8 @@ from raydp.spark.ray_cluster_master import RAYDP_SPARK_MASTER_SUFFIX
 
 from tidegate.actors.runtimes.ray.connection import switch_on_token
 from tidegate.actors.runtimes.ray.process.calls import NAMESPACE
+from tidegate.actors.runtimes.ray.slots.reservation import Wanted, ask_for, await_room, check_fits
+from tidegate.actors.runtimes.ray.slots.slot_plan import Placement, strategy_of
 from tidegate.spark_bridge.bounded_calls import call_bounded
 from tidegate.spark_bridge.errors import SparkBridgeError, SparkTimeoutError
 from tidegate.spark_bridge.session.cluster_java import check_cluster_java
@@ -46,8 +48,6 @@ _STOP_TIMEOUT_S = 30.0
 _GATEWAY_KILL_TIMEOUT_S = 5.0
 _EXECUTOR_POLL_S = 0.1
 _RAY_STARTS_MAX = 3
-_STRATEGY = "SPREAD"
-"""Of the placement group: a node that is lost takes as few executors and slots with it as can be."""
 
 # RayDP registers an unbounded stop, which would hang the exit of this process if the cluster has died. A session
 # registers its own bounded one.
@@ -80,6 +80,7 @@ class RayDPSession:
         executor_cores: int,
         executor_memory: str | int,
         slots_per_executor: int,
+        placement: Placement = "spread",
         ray_address: str | None = None,
         spark_configs: Mapping[str, str] | None = None,
         ray_options: Mapping[str, Any] | None = None,
@@ -89,13 +90,14 @@ class RayDPSession:
         """Start Ray if needed, reserve the bundles, start Spark in them, and wait for the executors.
 
         `executor_memory` is in Spark's notation ("1g") or in bytes. It is the executor's heap, and what its bundle
-        reserves. `spark_configs` override tidegate's Spark settings, and `ray_options` those of `ray.init`. Each of the
-        three steps after Ray (reservation, Spark, executors) may take `start_timeout_s` seconds.
+        reserves. `placement` says how the bundles lie on nodes. `spark_configs` override tidegate's Spark settings, and
+        `ray_options` those of `ray.init`. Each of the three steps after Ray (reservation, Spark, executors) may take
+        `start_timeout_s` seconds.
 
-        Raises ConfigurationError for wrong arguments and for a second session in the process, SparkTimeoutError if the
-        cluster lacks the resources or does not answer.
+        Raises ConfigurationError for wrong arguments, for a second session in the process, and for more than a Ray
+        that is started here has; SparkTimeoutError if the cluster has no room in time or does not answer.
         """
-        resources = SessionResources.of(executors, executor_cores, executor_memory, slots_per_executor)
+        resources = SessionResources.of(executors, executor_cores, executor_memory, slots_per_executor, placement)
         session = cls(app_name, resources)
         with cls._active_lock:
             _refuse_second_session(cls._active)
@@ -207,16 +209,16 @@ class RayDPSession:
             check_cluster_java()
 
     def _reserve(self, timeout_s: float) -> None:
-        bundles = self._resources.bundles()
+        resources = self._resources
+        labels = ["a Spark executor and its task slots"] * resources.executors
         name = f"{self._app_name} (executors and slots)"
-        group = ray.util.placement_group(bundles, strategy=_STRATEGY, name=name)
-        self._placement_group = group
-        if not group.wait(timeout_seconds=timeout_s):
+        wanted = Wanted(name, resources.bundles(), labels, strategy_of(resources.placement))
+        check_fits(wanted)
+        self._placement_group = ask_for(wanted)
+        missing = await_room(self._placement_group, wanted, timeout_s)
+        if missing is not None:
             raise SparkTimeoutError(
-                f"the cluster could not reserve {len(bundles)} bundles of {bundles[0]} within {timeout_s:g} "
-                f"s (strategy {_STRATEGY}). It has in all {_summary(ray.cluster_resources())}, of which free "
-                f"are {_summary(ray.available_resources())}. Ask for fewer executors, cores, slots or less "
-                "memory, or add nodes."
+                f"{name}: {missing}. Ask for fewer executors, cores, slots or less memory, or add nodes."
             )
 
     def _start_spark(self, configs: dict[str, str], timeout_s: float) -> None:
@@ -329,11 +331,6 @@ def _without_notice_of_tokens() -> Iterator[None]:
         yield
     finally:
         notices.setLevel(level)
-
-
-def _summary(resources: Mapping[str, float]) -> str:
-    """CPUs and memory of a resource map in words."""
-    return f"{resources.get('CPU', 0.0):g} CPU and {resources.get('memory', 0.0) / 2**20:,.0f} MiB of memory"
 
 
 def _kill_gateway() -> None:

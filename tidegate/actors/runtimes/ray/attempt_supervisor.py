@@ -37,17 +37,18 @@ from tidegate.actors.graph.job_graph import JobGraph
 from tidegate.actors.hosts.heartbeat_settings import TIMEOUT_MS
 from tidegate.actors.protocol.failure_reasons import bounded_text
 from tidegate.actors.protocol.identity import TaskId
-from tidegate.actors.runtimes.ray.fleet.fleet import Fleet, Member, reason_of
+from tidegate.actors.runtimes.ray.fleet.fleet import Fleet
 from tidegate.actors.runtimes.ray.fleet.given_up import GivenUp
 from tidegate.actors.runtimes.ray.fleet.inheritance import Found, by_task, find_processes
 from tidegate.actors.runtimes.ray.fleet.lost_nodes import LostNodes
-from tidegate.actors.runtimes.ray.fleet.room import Room, look_at
+from tidegate.actors.runtimes.ray.fleet.member import Member, reason_of
 from tidegate.actors.runtimes.ray.fleet.suspect_nodes import SuspectNodes
 from tidegate.actors.runtimes.ray.process.belonging import Known
 from tidegate.actors.runtimes.ray.process.calls import watch_call
 from tidegate.actors.runtimes.ray.process.mailbox import Mailbox
 from tidegate.actors.runtimes.ray.process.orders import Handle, Order
 from tidegate.actors.runtimes.ray.process.outcomes import Outcome
+from tidegate.actors.runtimes.ray.slots.room import Room, look_at
 from tidegate.actors.runtimes.running_job import TaskProcessInfo
 from tidegate.actors.task.messages import events as ev
 from tidegate.storage.clock import now_ms
@@ -95,9 +96,9 @@ class Deployment:
         self.silent = self._lost_nodes.silent
         self._room: Room | None = None
         """None where nothing is reserved."""
-        if (placement := fleet.options.placement) is not None:
+        if fleet.slots.groups:
             wait_ms_max = fleet.options.slot_request_timeout_ms
-            self._room = Room(mailbox, partial(look_at, placement), self._starting, self._no_room, wait_ms_max)
+            self._room = Room(mailbox, partial(look_at, fleet.slots), self._starting, self._no_room, wait_ms_max)
         self._failed_at_ms: int | None = None
         self._deployed_at_ms = 0
         self._awaits_rows = False

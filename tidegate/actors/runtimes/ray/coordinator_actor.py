@@ -37,7 +37,8 @@ from tidegate.actors.protocol.failure_reasons import bounded_text, error_text, l
 from tidegate.actors.protocol.identity import TaskId
 from tidegate.actors.runtimes.ray.answers import Answers, JobView
 from tidegate.actors.runtimes.ray.attempt_supervisor import Deployment
-from tidegate.actors.runtimes.ray.fleet.fleet import Fleet, FleetOptions
+from tidegate.actors.runtimes.ray.fleet.fleet import Fleet
+from tidegate.actors.runtimes.ray.fleet.fleet_options import FleetOptions
 from tidegate.actors.runtimes.ray.fleet.heartbeats import Heartbeats
 from tidegate.actors.runtimes.ray.metrics import JobMetrics
 from tidegate.actors.runtimes.ray.patient_replay import replay_when_it_answers

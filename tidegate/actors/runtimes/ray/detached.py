@@ -26,13 +26,14 @@ from ray.exceptions import ActorAlreadyExistsError, RayError
 from tidegate.actors.coordinator.job.job_spec import JobSpec
 from tidegate.actors.hosts.job_context import JobContext
 from tidegate.actors.runtimes.ray.coordinator_actor import CoordinatorProcess
-from tidegate.actors.runtimes.ray.fleet.fleet import FleetOptions, SlotPlacement
+from tidegate.actors.runtimes.ray.fleet.fleet_options import FleetOptions
 from tidegate.actors.runtimes.ray.fleet.named_actors import find_actor
 from tidegate.actors.runtimes.ray.held_program import ProgramKeeper, holders_of, read_program
 from tidegate.actors.runtimes.ray.memory_store import SCHEME
 from tidegate.actors.runtimes.ray.process.calls import CONCURRENCY_GROUPS, NAMESPACE
 from tidegate.actors.runtimes.ray.process.orders import Handle
-from tidegate.actors.runtimes.ray.token_check import is_on_spark
+from tidegate.actors.runtimes.ray.slots.own_slots import common_name, own_name
+from tidegate.actors.runtimes.ray.slots.reservation import release, started_here
 from tidegate.actors.runtimes.running_job import JobCard, JobOverview, Submission
 from tidegate.storage.errors import ConfigurationError, TidegateError
 from tidegate.storage.ids import JobId
@@ -42,7 +43,6 @@ log = logging.getLogger(__name__)
 
 LINGER_S = 60.0
 START_TIMEOUT_S = 180.0
-SLOTS_TIMEOUT_S = 60.0
 CALL_TIMEOUT_S = 15.0
 KILL_STEPS_MAX = 50
 KILL_STEP_S = 0.2
@@ -94,7 +94,7 @@ _Coordinator: Any = _remote(num_cpus=0, max_task_retries=0, concurrency_groups=C
 def check_detachable(name: str, namespace: str, urls: Sequence[str]) -> None:
     """Refuse a job that could not outlive its driver. ConfigurationError."""
     what = f"execute({name!r}, detached=True)"
-    if _started_here():
+    if started_here():
         raise ConfigurationError(
             f"{what}: this script has started Ray itself, and that ends with it. Start a cluster that stays "
             '(`ray start --head`), and join it: StreamEnvironment.raydp(ray_address="host:port")'
@@ -110,21 +110,6 @@ def check_detachable(name: str, namespace: str, urls: Sequence[str]) -> None:
             f"{what}: a job of this name runs on this Ray already. Give this one another name, or end that one first "
             f"(`tidegate job {name} stop`, or env.attach({name!r}).cancel())"
         )
-
-
-def own_slots(job_id: str, width: int) -> SlotPlacement:
-    """Slots that belong to the job alone. ConfigurationError where the cluster has no room."""
-    group = ray.util.placement_group(
-        [{"CPU": 1}] * width, strategy="SPREAD", name=_slots_of(job_id), lifetime="detached"
-    )
-    if not group.wait(timeout_seconds=SLOTS_TIMEOUT_S):
-        ray.util.remove_placement_group(group)
-        free = ray.available_resources().get("CPU", 0.0)
-        raise ConfigurationError(
-            f"a detached job has slots of its own, beside those of this session: {width} CPUs were not free within "
-            f"{SLOTS_TIMEOUT_S:g} s ({free:g} are). Lower the parallelism, wait for other jobs, or add nodes"
-        )
-    return SlotPlacement(group, tuple(range(width)))
 
 
 def start_detached(submission: Submission, options: FleetOptions, restarts_max: int) -> Handle:
@@ -169,17 +154,25 @@ def leave_nothing(name: str, job_id: JobId, namespace: str = NAMESPACE) -> None:
 def release_slots(options: FleetOptions) -> None:
     """Give the slots of a detached job back."""
     if options.placement is not None:
-        ray.util.remove_placement_group(options.placement.placement_group)
+        release(options.placement.placement_group)
+    release(options.own_slots)
 
 
 def _release_by_name(job_id: JobId, why: Exception) -> None:
     """The slots of a job whose program is lost."""
-    try:
-        ray.util.remove_placement_group(ray.util.get_placement_group(_slots_of(job_id)))
-    except ValueError:
+    found = [name for name in (common_name(job_id), own_name(job_id)) if _release_named(name)]
+    if not found:
         log.warning(
             "if job %s had slots, they may be left behind (`ray list placement-groups` shows them): %s", job_id, why
         )
+
+
+def _release_named(name: str) -> bool:
+    try:
+        release(ray.util.get_placement_group(name))
+    except ValueError:
+        return False
+    return True
 
 
 def _let_go_of_what_is_over(name: str, namespace: str) -> None:
@@ -200,10 +193,6 @@ def _kill(*actors: Handle | None) -> None:
             ray.kill(actor, no_restart=True)
 
 
-def _slots_of(job_id: str) -> str:
-    return f"{job_id} (slots)"
-
-
 def _holders(job_id: JobId, namespace: str) -> list[Handle]:
     return [held for name in holders_of(job_id) if (held := find_actor(name, namespace)) is not None]
 
@@ -214,9 +203,3 @@ def _is_over(coordinator: Handle) -> bool:
         return bool(ray.get(coordinator.view.remote(0.0), timeout=CALL_TIMEOUT_S).ended)
     except RayError:
         return False
-
-
-def _started_here() -> bool:
-    """Whether the cluster ends with this process. Ray has no public word for it."""
-    node = getattr(ray._private.worker, "_global_node", None)
-    return bool(getattr(node, "head", False)) or is_on_spark()

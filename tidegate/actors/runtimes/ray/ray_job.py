@@ -19,6 +19,7 @@ from typing import Any
 
 import ray
 from ray.exceptions import ActorDiedError, GetTimeoutError, RayActorError
+from ray.util.placement_group import PlacementGroup
 
 from tidegate.actors.coordinator.state.checkpoint_statistics import CheckpointStatistics
 from tidegate.actors.coordinator.state.coordinator_state import CoordinatorState
@@ -29,6 +30,7 @@ from tidegate.actors.runtimes.ray.process.deaths import death_of
 from tidegate.actors.runtimes.ray.process.orders import Handle
 from tidegate.actors.runtimes.ray.process.process_info import ProcessInfo
 from tidegate.actors.runtimes.ray.shared_value import SharedValue
+from tidegate.actors.runtimes.ray.slots.reservation import release
 from tidegate.actors.runtimes.running_job import (
     Answer,
     JobCard,
@@ -63,13 +65,21 @@ class RayJob:
     """
 
     def __init__(
-        self, card: JobCard, coordinator: Handle, context: SharedValue | None, slots: range, open_store: OpenStore
+        self,
+        card: JobCard,
+        coordinator: Handle,
+        context: SharedValue | None,
+        slots: range,
+        open_store: OpenStore,
+        own_slots: PlacementGroup | None = None,
     ) -> None:
         self.name = card.name
         self._card = card
         self._open_store = open_store
         self.slots = slots
-        """Task slots that the job holds."""
+        """Common slots that the job holds."""
+        self._own_slots = own_slots
+        """Slots of its steps with resources, which are given back when it is over."""
         self._coordinator = coordinator
         self._context = context
         self._lock = threading.Lock()
@@ -259,6 +269,8 @@ class RayJob:
         if self._context is not None:
             ray.kill(self._coordinator, no_restart=True)
             self._context.release()
+            release(self._own_slots)
+            self._own_slots = None
 
     def _ask(self, method: Any, what: str, *arguments: object) -> Any:
         """Call the coordinator; while it is being restarted, try again for a bounded time."""

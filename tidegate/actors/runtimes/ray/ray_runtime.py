@@ -2,7 +2,8 @@
 
 Rules:
 
-- A job takes as many slots as its widest vertex has subtasks, and keeps them until it is over.
+- A job takes as many common slots as its widest vertex has subtasks, and keeps them until it is over. Steps with
+  resources have slots of their own, which are reserved when the job is submitted (`slots/slot_plan.py`).
 - A job ends with its driver: all its processes are the driver's. A detached one is nobody's (`detached.py`): it has
   slots of its own, and nothing that it needs lies in the driver.
 """
@@ -12,34 +13,42 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Self
 
 import ray
 from ray.exceptions import ActorAlreadyExistsError
+from ray.util.placement_group import PlacementGroup
 
 from tidegate.actors.graph.job_graph import JobGraph
 from tidegate.actors.hosts.process_settings import Standbys
 from tidegate.actors.restore.state_follower import can_follow
 from tidegate.actors.runtimes.ray.coordinator_actor import CoordinatorProcess
-from tidegate.actors.runtimes.ray.detached import check_detachable, own_slots, start_detached
-from tidegate.actors.runtimes.ray.fleet.fleet import FleetOptions, SlotPlacement
+from tidegate.actors.runtimes.ray.detached import check_detachable, start_detached
+from tidegate.actors.runtimes.ray.fleet.fleet_options import FleetOptions, SlotPlacement
 from tidegate.actors.runtimes.ray.fleet.standby_plan import standby_delay_ms, standbys_kept
+from tidegate.actors.runtimes.ray.fleet.vertex_labels import vertex_labels
 from tidegate.actors.runtimes.ray.listing import find, jobs_on_ray
 from tidegate.actors.runtimes.ray.memory_store import open_store_on_ray, start_memory
 from tidegate.actors.runtimes.ray.process.calls import CONCURRENCY_GROUPS, NAMESPACE
 from tidegate.actors.runtimes.ray.process.orders import Handle
 from tidegate.actors.runtimes.ray.ray_job import RayJob, check_shared
 from tidegate.actors.runtimes.ray.shared_value import SharedValue
+from tidegate.actors.runtimes.ray.slots.own_slots import ADVICE, COMMON, common_slots, own_slots
+from tidegate.actors.runtimes.ray.slots.reservation import Wanted, check_fits, release, reserve, started_here
+from tidegate.actors.runtimes.ray.slots.slot_plan import SLOT_BUNDLE, Placement, SlotPlan, slot_plan, strategy_of
 from tidegate.actors.runtimes.ray.token_check import is_on_spark, warn_if_open
 from tidegate.actors.runtimes.running_job import JobCard, JobOverview, Submission
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.files.store import OpenStore
+from tidegate.storage.ids import JobId
 from tidegate.storage.process_id import ProcessId, this_process
 
 __all__ = ["RayJob", "RayRuntime", "SlotPlacement"]
 
 COORDINATOR_RESTARTS_MAX = 1_000
 STOP_TIMEOUT_S = 30.0
+ALONE_TIMEOUT_S = 30.0
+"""For so long a job waits for room that only processes can make which are just ending."""
 
 # Ray's types do not know of concurrency groups.
 _remote: Any = ray.remote
@@ -54,7 +63,8 @@ _CoordinatorActor: Any = _remote(
 class RayRuntime:
     """Runs jobs on the Ray cluster that this process is connected to.
 
-    `placement` gives the slots of a reservation; without one, actors go where Ray puts them and reserve nothing.
+    `placement` gives the slots of a reservation; without one, actors go where Ray puts them and reserve nothing, but
+    for those of steps with resources. `strategy` says how what is reserved for a job alone lies on nodes.
     `standbys` is the number of spare processes of each job that names none itself: more of them survive more failures
     at once without the start of a process, at some 200 MB of memory each (see `standby_plan.py`).
     """
@@ -65,14 +75,28 @@ class RayRuntime:
         namespace: str = NAMESPACE,
         open_store: OpenStore = open_store_on_ray,
         standbys: Standbys = "auto",
+        strategy: Placement = "spread",
     ) -> None:
         self._placement = placement
         self._namespace = namespace
         self.open_store = open_store
         self._standbys = standbys
+        self._strategy = strategy
         self._jobs: list[RayJob] = []
+        self._rented: PlacementGroup | None = None
+        """The common slots, where this object has reserved them."""
         self._memory: Any = None
         """The actor that holds checkpoints in memory, once there is one."""
+
+    @classmethod
+    def with_slots(cls, slots: int, strategy: Placement, timeout_s: float) -> Self:
+        """With common slots, a CPU each, from now until `stop`. ConfigurationError where there is no room in time."""
+        bundles, labels = [SLOT_BUNDLE] * slots, [COMMON] * slots
+        wanted = Wanted("tidegate (slots)", bundles, labels, strategy_of(strategy))
+        group = reserve(wanted, timeout_s, "Ask for fewer slots, or add nodes")
+        runtime = cls(SlotPlacement(group, tuple(range(slots))), strategy=strategy)
+        runtime._rented = group
+        return runtime
 
     def check(self, graph: JobGraph, urls: Sequence[str]) -> None:
         """Refuse what cannot run here. Raises ConfigurationError."""
@@ -83,7 +107,9 @@ class RayRuntime:
             )
         for url in urls:
             check_shared(url)
-        self._first_slot(graph)
+        plan = _plan(graph)
+        self._first_slot(graph, plan)
+        check_fits(own_slots(JobId("the job"), plan, self._strategy, detached=False))
         warn_if_open(ray.get_runtime_context().gcs_address, os.environ, on_spark=is_on_spark())
 
     @property
@@ -99,21 +125,30 @@ class RayRuntime:
         self.check(graph, urls)
         if submission.detached:
             return self._detach(submission, urls)
-        slots, free = range(0), 0
+        slots, free, plan = range(0), 0, _plan(graph)
         if self._placement is not None:
-            first, width = self._first_slot(graph), _width(graph)
-            slots, free = range(first, first + width), self._placement.slots - len(self._busy()) - width
+            first = self._first_slot(graph, plan)
+            slots, free = range(first, first + plan.width), self._placement.slots - len(self._busy()) - plan.width
         options = self._fleet_options(submission, self._placement, slots.start, free, this_process())
+        own = self._reserve_own(submission, plan)
+        try:
+            coordinator, context = self._start_free(submission, replace(options, own_slots=own))
+        except BaseException:
+            release(own)
+            raise
+        job = RayJob(submission.card, coordinator, context, slots, self.open_store, own)
+        self._jobs.append(job)
+        return job
+
+    def _start_free(self, submission: Submission, options: FleetOptions) -> tuple[Handle, SharedValue]:
+        """Start the coordinator, under the id of the job where its name is taken."""
         # One copy in the object store, for the coordinator, its successors, and all tasks.
         context = SharedValue(submission.context)
         try:
-            coordinator = self._start(submission, context, options)
+            return self._start(submission, context, options), context
         except ActorAlreadyExistsError:
             options = replace(options, prefix=submission.spec.job_id)
-            coordinator = self._start(submission, context, options)
-        job = RayJob(submission.card, coordinator, context, slots, self.open_store)
-        self._jobs.append(job)
-        return job
+            return self._start(submission, context, options), context
 
     def check_detached(self, name: str, urls: Sequence[str]) -> None:
         """Refuse a job that could not outlive its driver, and one whose name is taken on this Ray."""
@@ -133,16 +168,47 @@ class RayRuntime:
     def _detach(self, submission: Submission, urls: Sequence[str]) -> RayJob:
         spec = submission.spec
         self.check_detached(spec.job_name, urls)
-        placement = None if self._placement is None else own_slots(spec.job_id, _width(submission.context.graph))
-        options = self._fleet_options(submission, placement, 0, 0, None)
+        options = self._fleet_options(submission, None, 0, 0, None)
+        options = self._with_detached_slots(submission, _plan(submission.context.graph), options)
         coordinator = start_detached(submission, options, COORDINATOR_RESTARTS_MAX)
         return RayJob(submission.card, coordinator, None, range(0), self.open_store)
+
+    def _with_detached_slots(self, submission: Submission, plan: SlotPlan, options: FleetOptions) -> FleetOptions:
+        """With common slots of the job alone, beside those of this session, and those of its steps with resources."""
+        own = self._reserve_own(submission, plan)
+        if self._placement is None:
+            return replace(options, own_slots=own)
+        wanted = common_slots(submission.spec.job_id, plan, self._strategy)
+        advice = f"A detached job has slots of its own, beside those of this session. {ADVICE}"
+        try:
+            group = reserve(wanted, self._patience_s(submission), advice)
+        except BaseException:
+            release(own)
+            raise
+        return replace(options, placement=SlotPlacement(group, tuple(range(plan.width))), own_slots=own)
+
+    def _reserve_own(self, submission: Submission, plan: SlotPlan) -> PlacementGroup | None:
+        """The slots of steps with resources, once there is room for all. ConfigurationError if not in time."""
+        wanted = own_slots(submission.spec.job_id, plan, self._strategy, detached=submission.detached)
+        if not wanted.bundles:
+            return None
+        for job in self._jobs:
+            _ = job.over  # Who has heard of the end of a job gives its slots back.
+        return reserve(wanted, self._patience_s(submission), ADVICE)
+
+    def _patience_s(self, submission: Submission) -> float:
+        """How long to wait for room: not long where nobody adds nodes and no job of this script may end."""
+        wait_s = submission.context.processes.slot_request_timeout_ms / 1_000
+        hopeless = started_here() and all(job.over for job in self._jobs)
+        return min(wait_s, ALONE_TIMEOUT_S) if hopeless else wait_s
 
     def stop(self) -> None:
         """Cancel what runs, wait for it, and end all processes."""
         for job in self._jobs:
             job.stop(STOP_TIMEOUT_S)
         self._jobs.clear()
+        rented, self._rented = self._rented, None
+        release(rented)
 
     def _fleet_options(
         self,
@@ -155,13 +221,15 @@ class RayRuntime:
         settings = submission.context.processes
         wanted = self._standbys if settings.standbys is None else settings.standbys
         graph, backend = submission.context.graph, submission.context.options.backend
-        followed = graph.keyed_tasks() if wanted == "warm" and can_follow(backend) else ()
+        common = {task for task in graph.tasks() if graph.vertex(task.vertex).resources is None}
+        keyed = graph.keyed_tasks() if wanted == "warm" and can_follow(backend) else ()
+        followed = [task for task in keyed if task in common]
         return FleetOptions(
             prefix=submission.spec.job_name,
             namespace=self._namespace,
             placement=placement,
             first_slot=first_slot,
-            standbys=standbys_kept(wanted, free_slots, len(graph.tasks()), len(followed)),
+            standbys=standbys_kept(wanted, free_slots, len(common), len(followed)),
             open_store=self.open_store,
             driver=driver,
             slot_request_timeout_ms=settings.slot_request_timeout_ms,
@@ -174,14 +242,14 @@ class RayRuntime:
         actor = _CoordinatorActor.options(name=name, namespace=self._namespace)
         return actor.remote(submission.spec, context.pickled, options, submission.card)
 
-    def _first_slot(self, graph: JobGraph) -> int:
-        """The first of a row of free slots for a job."""
+    def _first_slot(self, graph: JobGraph, plan: SlotPlan) -> int:
+        """The first of a row of free common slots for a job."""
         placement = self._placement
         if placement is None:
             return 0
-        width = _width(graph)
+        width = plan.width
         if width > placement.slots:
-            vertex = max(graph.vertices, key=lambda v: v.parallelism)
+            vertex = max((v for v in graph.vertices if v.resources is None), key=lambda v: v.parallelism)
             raise ConfigurationError(
                 f"vertex {vertex.name!r} has parallelism {width}, and there are {placement.slots} task slots: lower "
                 "the parallelism, or start the session with more executors or slots_per_executor"
@@ -202,5 +270,5 @@ class RayRuntime:
         return {slot: job for job in self._jobs if job.slots and not job.over for slot in job.slots}
 
 
-def _width(graph: JobGraph) -> int:
-    return max(vertex.parallelism for vertex in graph.vertices)
+def _plan(graph: JobGraph) -> SlotPlan:
+    return slot_plan(graph, vertex_labels(graph))

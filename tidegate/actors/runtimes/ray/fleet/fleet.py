@@ -21,47 +21,35 @@ Rules:
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Collection, Container, Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
 import ray
-from ray.exceptions import ActorAlreadyExistsError, RayError
-from ray.util.placement_group import PlacementGroup
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
+from ray.exceptions import ActorAlreadyExistsError
 
 from tidegate.actors.coordinator.job.job_spec import RestorePoint
 from tidegate.actors.graph.job_graph import JobGraph
-from tidegate.actors.hosts.process_settings import SLOT_REQUEST_TIMEOUT_MS
-from tidegate.actors.protocol.failure_reasons import bounded_text, error_text
 from tidegate.actors.protocol.identity import TaskId
+from tidegate.actors.runtimes.ray.fleet.fleet_options import FleetOptions
 from tidegate.actors.runtimes.ray.fleet.inheritance import Found
-from tidegate.actors.runtimes.ray.fleet.standby_plan import (
-    ASKED_DELAY_MS,
-    Place,
-    best_follower,
-    next_bundle,
-    node_elsewhere,
-)
+from tidegate.actors.runtimes.ray.fleet.member import Member, place_of, places_of, reason_of
+from tidegate.actors.runtimes.ray.fleet.standby_plan import best_follower, must_wait, next_bundle, node_elsewhere
 from tidegate.actors.runtimes.ray.fleet.task_actor import TaskProcess
 from tidegate.actors.runtimes.ray.fleet.vertex_labels import vertex_labels
-from tidegate.actors.runtimes.ray.process.deaths import death_of, went_with_its_node
-from tidegate.actors.runtimes.ray.process.exit_reasons import Witness, last_lines
+from tidegate.actors.runtimes.ray.process.deaths import went_with_its_node
+from tidegate.actors.runtimes.ray.process.exit_reasons import Witness
 from tidegate.actors.runtimes.ray.process.orders import Handle
 from tidegate.actors.runtimes.ray.process.process_info import ProcessInfo
+from tidegate.actors.runtimes.ray.slots.job_slots import JobSlots, Slot
 from tidegate.storage.errors import TidegateError
-from tidegate.storage.files.store import OpenStore
 from tidegate.storage.ids import Generation
-from tidegate.storage.process_id import ProcessId
 
 log = logging.getLogger(__name__)
 
 PROCESSES_A_SUBTASK_MAX = 10_000
 STANDBY_FAILURES_MAX = 3
-END_WAIT_MS = 200
-"""How long the end of a process may take to show after its connections have broken."""
 
 # Ray's types do not know of concurrency groups.
 _remote: Any = ray.remote
@@ -70,78 +58,6 @@ _TaskActor: Any = _remote(
     max_task_retries=0,
     concurrency_groups={"data": 1, "control": 1, "run": 1, "live": 1, "pulse": 1},
 )(TaskProcess)
-
-
-@dataclass(frozen=True, slots=True)
-class SlotPlacement:
-    """Where tasks run: `bundles[s]` is the bundle of `placement_group` that holds slot s, one CPU of it."""
-
-    placement_group: PlacementGroup
-    bundles: tuple[int, ...]
-
-    @property
-    def slots(self) -> int:
-        """Number of slots."""
-        return len(self.bundles)
-
-
-@dataclass(frozen=True, slots=True)
-class FleetOptions:
-    """How the processes of a job are made. `first_slot`: subtask i goes into slot `first_slot + i`."""
-
-    prefix: str
-    namespace: str
-    placement: SlotPlacement | None
-    first_slot: int
-    standbys: int
-    open_store: OpenStore
-    driver: ProcessId | None = None
-    """The process that has submitted the job: all processes of the job go with it."""
-    slot_request_timeout_ms: int = SLOT_REQUEST_TIMEOUT_MS
-    """For so long an attempt waits for room for its processes."""
-    followed: frozenset[TaskId] = frozenset()
-    """Tasks whose state a standby holds each."""
-    standby_delay_ms: int = ASKED_DELAY_MS
-    """How long after a deployment the first standby begins."""
-
-
-@dataclass(slots=True, eq=False)
-class Member:
-    """One process."""
-
-    name: str
-    handle: Handle
-    bundle: int | None
-    gone: Future[None]
-    """Done when the process has died, with what Ray says about it."""
-    info: ProcessInfo | None = None
-    """None until the process has started."""
-    dead: bool = False
-    witness: Witness | None = None
-    """Where the process runs on this node."""
-    given_up: bool = False
-    """No task is given to it any more, and it is ended once the log says so (`given_up.py`)."""
-    follows: TaskId | None = None
-    """The task whose state it holds, of a standby."""
-
-    @property
-    def usable(self) -> bool:
-        """Whether it may be given a task."""
-        return not self.dead and not self.given_up
-
-    @property
-    def process_id(self) -> str:
-        """What no other process is called; its name where it has not said that yet."""
-        return self.name if self.info is None else self.info.actor_id or self.name
-
-    def is_on(self, nodes: Container[str]) -> bool:
-        """Whether it runs on one of these nodes."""
-        return self.info is not None and self.info.node_id in nodes
-
-    def forget(self) -> None:
-        """Let go of a process that has ended."""
-        if self.witness is not None:
-            self.witness.close()
 
 
 @dataclass(slots=True)
@@ -162,6 +78,11 @@ class Fleet:
     _newest: dict[TaskId, RestorePoint] = field(default_factory=dict)
     """The newest checkpoint of each task that is followed."""
     _closed: bool = False
+    slots: JobSlots = field(init=False)
+    """Where its processes go."""
+
+    def __post_init__(self) -> None:
+        self.slots = JobSlots(self.graph, self.options)
 
     @property
     def ready_standbys(self) -> int:
@@ -190,11 +111,11 @@ class Fleet:
 
     def lacks(self, tasks: Collection[TaskId], avoided: Container[str]) -> bool:
         """Whether processes would have to be started for these tasks in bundles that may be on nodes to be avoided."""
-        if self.options.placement is None:
-            return False
+        fit = {t for t in tasks if (m := self.members.get(t)) is not None and m.usable and not m.is_on(avoided)}
+        own = [self.slots.of(task).own for task in tasks if task not in fit]
         spare = sum(m.usable and m.info is not None and not m.is_on(avoided) for m in self._standbys)
-        fit = [m for t in tasks if (m := self.members.get(t)) is not None and m.usable and not m.is_on(avoided)]
-        return bool(avoided) and len(tasks) - len(fit) > spare
+        reserved = self.options.placement is not None
+        return bool(avoided) and must_wait(own.count(False), own.count(True), spare, reserved=reserved)
 
     def staff(self, tasks: Collection[TaskId], avoided: Collection[str] = ()) -> dict[TaskId, Member]:
         """A living process for each of these tasks, on none of the nodes to be avoided; returns those of all."""
@@ -204,10 +125,9 @@ class Fleet:
             if member is None or not member.usable or member.is_on(avoided):
                 parallelism = self.graph.vertex(task.vertex).parallelism
                 name = f"{labels[task.vertex]} ({task.subtask + 1}/{parallelism})"
-                bundle = self._bundle(task.subtask)
-                self.members[task] = self._take_standby(task, bundle, avoided) or self._create(
-                    name, bundle, self._share(), avoided=avoided
-                )
+                slot = self.slots.of(task)
+                standby = None if slot.own else self._take_standby(task, slot.bundle, avoided)
+                self.members[task] = standby or self._create(name, slot, avoided=avoided)
         return dict(self.members)
 
     def inherit(self, tasks: Mapping[TaskId, Found], standbys: Iterable[Found]) -> dict[TaskId, Member]:
@@ -234,7 +154,7 @@ class Fleet:
         if self._closed or self._standby_failures >= STANDBY_FAILURES_MAX or self.starting_standbys:
             return
         if len(self._standbys) < self.options.standbys:
-            self._standbys.append(self._create("standby", self._next_bundle(), 0.0, spare=True))
+            self._standbys.append(self._create("standby", self.slots.spare(self._next_bundle()), spare=True))
 
     def completed(self, task: TaskId, restore: RestorePoint) -> None:
         """A checkpoint of a task is complete: the standby that follows it takes in what is new."""
@@ -248,7 +168,7 @@ class Fleet:
         standby = next((m for m in ready if m.follows == task), None)
         if standby is None and (free := [m for m in ready if m.follows is None]):
             primary = self.members.get(task)
-            standby = free[best_follower(None if primary is None else _place(primary), [_place(m) for m in free])]
+            standby = free[best_follower(None if primary is None else place_of(primary), [place_of(m) for m in free])]
             standby.follows = task
         if standby is not None:
             standby.handle.follow.remote(task, self._newest[task])
@@ -274,22 +194,15 @@ class Fleet:
         self._standbys.clear()
         return [member.gone for member in members]
 
-    def _create(
-        self, name: str, bundle: int | None, cpus: float, spare: bool = False, avoided: Collection[str] = ()
-    ) -> Member:
-        options: dict[str, Any] = {"num_cpus": cpus, "namespace": self.options.namespace, "lifetime": "detached"}
-        if bundle is not None:
-            assert self.options.placement is not None
-            options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(
-                self.options.placement.placement_group, placement_group_bundle_index=bundle
-            )
-        elif avoided:
+    def _create(self, name: str, slot: Slot, spare: bool = False, avoided: Collection[str] = ()) -> Member:
+        elsewhere = None
+        if avoided:
             busy = [m.info.node_id for m in self.started() if m.info is not None]
             elsewhere = node_elsewhere(avoided, busy, self.node_id)
-            options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(elsewhere, soft=True)
-        arguments = (self.context, self.coordinator, self.options.open_store, spare, bundle)
+        options = slot.actor_options(elsewhere) | {"namespace": self.options.namespace, "lifetime": "detached"}
+        arguments = (self.context, self.coordinator, self.options.open_store, spare, slot.bundle)
         full_name, handle = self._create_named(f"{self.options.prefix}/{name}", options, arguments)
-        member = self._member(full_name, handle, bundle)
+        member = self._member(full_name, handle, slot.bundle)
         handle.identify.remote().future().add_done_callback(
             lambda future: self.post(lambda: self._identified(member, future))
         )
@@ -351,46 +264,7 @@ class Fleet:
                 log.warning("standbys do not stay alive: none is started any more")
             self.refill()
 
-    def _bundle(self, index: int) -> int | None:
-        placement = self.options.placement
-        return None if placement is None else placement.bundles[(self.options.first_slot + index) % placement.slots]
-
     def _next_bundle(self) -> int | None:
-        """Where the next standby belongs; the slots of the job come first."""
-        placement, first = self.options.placement, self.options.first_slot
-        if placement is None:
-            return None
-        bundles = (*placement.bundles[first:], *placement.bundles[:first])
-        return next_bundle(bundles, _places(self.members.values()), _places(self._standbys))
-
-    def _share(self) -> float:
-        """CPUs of one process: a slot's CPU is shared by one subtask of each vertex. Ray counts to four decimals."""
-        if self.options.placement is None:
-            return 0.0
-        return max(1, math.floor(10_000 / len(self.graph.vertices))) / 10_000
-
-
-def _places(members: Iterable[Member]) -> list[Place]:
-    return [_place(m) for m in members if m.usable and m.bundle is not None]
-
-
-def _place(member: Member) -> Place:
-    return Place(-1 if member.bundle is None else member.bundle, None if member.info is None else member.info.node_id)
-
-
-def reason_of(member: Member, error: BaseException) -> str:
-    """Why a call to a process failed, in one line: how the process has ended, which it was, and what it said last."""
-    if not isinstance(error, RayError):
-        return error_text(error)
-    info, end = member.info, None if member.witness is None else member.witness.end(END_WAIT_MS)
-    known = f"{end}: " if end else ""
-    where = member.name if info is None else f"{member.name}, pid {info.pid},"
-    words = "" if info is None else last_lines(info.stderr_path)
-    if words:
-        told = f"; the last lines of its stderr: {words}"
-    elif end:
-        told = ""
-    else:
-        told = f", and how is not known here: {death_of(error)}"
-    place = "" if info is None or words else f". Its log on node {info.node_id}: {info.stderr_path}"
-    return bounded_text(f"{known}the process {where} has ended{told}{place}")
+        """Where the next standby belongs."""
+        bundles = self.slots.bundles
+        return next_bundle(bundles, places_of(self.members.values()), places_of(self._standbys)) if bundles else None

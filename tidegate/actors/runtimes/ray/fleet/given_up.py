@@ -18,7 +18,8 @@ from typing import Any
 from tidegate.actors.coordinator.messages import events as co
 from tidegate.actors.coordinator.messages.events import CoordinatorEvent
 from tidegate.actors.protocol.failure_reasons import bounded_text
-from tidegate.actors.runtimes.ray.fleet.fleet import Fleet, Member
+from tidegate.actors.runtimes.ray.fleet.fleet import Fleet
+from tidegate.actors.runtimes.ray.fleet.member import Member
 from tidegate.actors.runtimes.ray.process.stacks import kill_process
 from tidegate.storage.clock import now_ms
 

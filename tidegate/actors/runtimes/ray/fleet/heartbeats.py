@@ -17,8 +17,9 @@ from concurrent.futures import Future
 
 from tidegate.actors.hosts.heartbeat_settings import HeartbeatSettings
 from tidegate.actors.hosts.threads import WorkerPool
-from tidegate.actors.runtimes.ray.fleet.fleet import Fleet, Member
+from tidegate.actors.runtimes.ray.fleet.fleet import Fleet
 from tidegate.actors.runtimes.ray.fleet.heartbeat_monitor import HeartbeatMonitor, Hung
+from tidegate.actors.runtimes.ray.fleet.member import Member
 from tidegate.actors.runtimes.ray.process.mailbox import Mailbox
 from tidegate.actors.runtimes.ray.process.stacks import UNKNOWN, stack_of
 from tidegate.storage.clock import monotonic_ms

@@ -25,7 +25,7 @@ from ray.exceptions import ActorUnavailableError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from tidegate.actors.protocol.failure_reasons import error_text
-from tidegate.actors.runtimes.ray.fleet.fleet import Member
+from tidegate.actors.runtimes.ray.fleet.member import Member
 from tidegate.actors.runtimes.ray.fleet.suspect_nodes import SUSPECT_MS_MAX, SuspectNodes
 from tidegate.actors.runtimes.ray.process.mailbox import Mailbox
 from tidegate.storage.clock import monotonic_ms

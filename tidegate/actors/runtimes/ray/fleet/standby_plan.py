@@ -8,6 +8,8 @@ Rules:
   process.
 - Those of "auto" begin later than those that somebody has asked for: each takes a processor for seconds, and a job that
   has ended before has lost nothing.
+- Only tasks in common slots count: no spare process takes the place of a task that has a slot of its own kind
+  (`slot_plan.py`), so none is kept for it.
 - A task that is followed has a spare process to itself, which holds its state; those of "auto" come on top.
 - Spare processes are spread over nodes first, then over bundles: a node takes those on it along. On a node with none,
   or with as many as any other, they stand beside tasks, in whose place they go on with the local copies there.
@@ -36,7 +38,8 @@ class Place:
 
 
 def standbys_kept(wanted: Standbys, free_slots: int, tasks: int, followed: int = 0) -> int:
-    """How many spare processes a job keeps; `free_slots`: those of the reservation that no job has.
+    """How many spare processes a job keeps; `free_slots`: those of the reservation that no job has. `tasks`: those in
+    common slots.
 
     `followed`: tasks each of which has one that follows it, beside the others.
     """
@@ -48,6 +51,15 @@ def standbys_kept(wanted: Standbys, free_slots: int, tasks: int, followed: int =
 def standby_delay_ms(wanted: Standbys) -> int:
     """How long after a deployment the first spare process begins."""
     return AUTO_DELAY_MS if wanted == "auto" else ASKED_DELAY_MS
+
+
+def must_wait(common: int, own: int, spare: int, *, reserved: bool) -> bool:
+    """Whether tasks without a process must wait while nodes are avoided, since one would start in a bundle there.
+
+    `common`, `own`: how many have common slots, and slots of their own; these are always reserved. `spare`: processes
+    on other nodes, which can take over at once. `reserved`: whether the common slots are.
+    """
+    return own > 0 or (reserved and common > spare)
 
 
 def best_follower(task: Place | None, standbys: Sequence[Place]) -> int:

@@ -2,9 +2,9 @@
 
 Rules:
 
-- Slots are bundles of a placement group. Ray moves those of a lost node to other nodes as soon as one has room for
-  them. Until then nothing is started in them, and nobody says so. Here it is said: which bundles, what they need, and
-  what is free.
+- Slots are bundles of placement groups. Ray moves those of a lost node to other nodes as soon as one has room for
+  them. Until then nothing is started in them, and nobody says so. Here it is said: how many of which kind, what stands
+  against it, and what is free on which node.
 - A wait that takes too long (`slot.request.timeout`, 5 min as in Flink) fails the attempt. So the restart strategy
   decides whether the job goes on waiting, and the failure tells for how long it has, and for what.
 - Processes that are only slow to start wait for nothing.
@@ -18,11 +18,15 @@ from concurrent.futures import Future
 from typing import Any
 
 import ray
+from ray.util.placement_group import PlacementGroup
 
 from tidegate.actors.hosts.threads import WorkerPool
 from tidegate.actors.protocol.failure_reasons import bounded_text, error_text
-from tidegate.actors.runtimes.ray.fleet.fleet import SlotPlacement
 from tidegate.actors.runtimes.ray.process.mailbox import Mailbox
+from tidegate.actors.runtimes.ray.slots.job_slots import JobSlots
+from tidegate.actors.runtimes.ray.slots.missing_room import Need, NodeRoom, missing_room
+from tidegate.actors.runtimes.ray.slots.own_slots import COMMON
+from tidegate.actors.runtimes.ray.slots.reservation import nodes_that_live
 from tidegate.storage.clock import monotonic_ms
 
 log = logging.getLogger(__name__)
@@ -31,10 +35,11 @@ LOOK_EVERY_MS = 5_000
 REMOVED = "REMOVED"
 
 
-def what_is_missing(group: Mapping[str, Any], nodes: int, free: Mapping[str, float]) -> str | None:
+def what_is_missing(group: Mapping[str, Any], labels: Mapping[int, str], nodes: Sequence[NodeRoom]) -> str | None:
     """What a placement group waits for, in words; None where all of its bundles have a node.
 
-    `group`: as Ray's `placement_group_table` describes it. `nodes`: how many live. `free`: what they have left.
+    `group`: as Ray's `placement_group_table` describes it. `labels`: what its bundles are for, if that is not common
+    slots. `nodes`: those that live.
     """
     if group.get("state") == REMOVED:
         return "its placement group was removed, with the session or the driver that it belonged to"
@@ -42,25 +47,19 @@ def what_is_missing(group: Mapping[str, Any], nodes: int, free: Mapping[str, flo
     homeless = sorted(index for index, node in places.items() if not node)
     if not homeless:
         return None
-    needs = [_resources(group["bundles"][index]) for index in homeless]
-    each = f"{needs[0]} each" if len(set(needs)) == 1 and len(needs) > 1 else ", ".join(needs)
-    kinds = sorted({kind for index in homeless for kind in group["bundles"][index]})
-    left = ", ".join(f"{free.get(kind, 0.0):g} {kind}" for kind in kinds)
-    return (
-        f"{len(homeless)} of its {len(places)} slots {'has' if len(homeless) == 1 else 'have'} no node "
-        f"(bundle {', '.join(map(str, homeless))}: {each}); free on the nodes that live ({nodes}): {left}"
-    )
+    needs = [Need.of(group["bundles"][index], labels.get(index, COMMON)) for index in homeless]
+    return missing_room(needs, nodes, one_node=group.get("strategy") == "STRICT_PACK")
 
 
-def _resources(bundle: Mapping[str, float]) -> str:
-    return " and ".join(f"{amount:g} {kind}" for kind, amount in sorted(bundle.items()))
-
-
-def look_at(placement: SlotPlacement) -> str | None:
+def look_at(slots: JobSlots) -> str | None:
     """What a job with these slots waits for now. Asks Ray. Raises RayError."""
-    table: Any = ray.util.placement_group_table(placement.placement_group)
-    nodes = sum(bool(node["Alive"]) for node in ray.nodes())
-    return what_is_missing(table, nodes, ray.available_resources())
+    tables = [(labels, _table(group)) for group, labels in slots.groups]
+    nodes = nodes_that_live()
+    return "; ".join(filter(None, (what_is_missing(table, labels, nodes) for labels, table in tables))) or None
+
+
+def _table(group: PlacementGroup) -> Any:
+    return ray.util.placement_group_table(group)
 
 
 class Room:

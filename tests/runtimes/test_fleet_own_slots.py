@@ -1,0 +1,122 @@
+"""Tasks with slots of their own: which process they get after a failure, and when they wait. Without Ray."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from concurrent.futures import Future
+from pathlib import Path
+from typing import cast
+
+import pyarrow as pa
+import pytest
+from ray.util.placement_group import PlacementGroup
+from ray_fakes import SINK, SOURCE, Method, source_to_sink
+
+import tidegate as tg
+from tidegate.actors.graph.resources import Resources
+from tidegate.actors.hosts.process_settings import Standbys
+from tidegate.actors.protocol.identity import TaskId
+from tidegate.actors.runtimes.ray.fleet.fleet import Fleet
+from tidegate.actors.runtimes.ray.fleet.fleet_options import FleetOptions, SlotPlacement
+from tidegate.actors.runtimes.ray.fleet.member import Member, places_of
+from tidegate.actors.runtimes.ray.process.process_info import ProcessInfo
+from tidegate.actors.runtimes.ray.ray_runtime import RayRuntime
+from tidegate.actors.runtimes.ray.slots.job_slots import Slot
+from tidegate.storage.files.file_system_store import open_store
+
+PLACEMENT = SlotPlacement(cast(PlacementGroup, "common"), (0,))
+BOTH: tuple[TaskId, ...] = (SOURCE, SINK)
+NORTH = frozenset({"north"})
+
+
+class Handle:
+    """A process that lives on."""
+
+    def __init__(self) -> None:
+        self.live = Method()
+        self.follow = Method()
+
+
+def process(name: str, node: str | None, bundle: int | None = 0) -> Member:
+    """One that has started on a node, or has not started."""
+    return Member(name, Handle(), bundle, Future(), None if node is None else ProcessInfo(1, node))
+
+
+class SomeFleet(Fleet):
+    """A fleet whose new processes are only noted, with their slots."""
+
+    made: list[Slot]
+
+    def _create(self, name: str, slot: Slot, spare: bool = False, avoided: Collection[str] = ()) -> Member:
+        self.made.append(slot)
+        return Member(f"{name}#new", Handle(), slot.bundle, Future())
+
+
+def fleet(placement: SlotPlacement | None = PLACEMENT) -> SomeFleet:
+    """A source in the common slots, a sink with a GPU on another node, and a spare process on a third one."""
+    graph = source_to_sink(resources=Resources(1.0, 1.0))[1]
+    options = FleetOptions("job", "namespace", placement, 0, 1, open_store, own_slots=cast(PlacementGroup, "own"))
+    found = SomeFleet(graph, None, None, options, lambda action: action())
+    found.made = []
+    found.members = {SOURCE: process("source", "north"), SINK: process("sink", "south", None)}
+    found._standbys = [process("spare", "east")]
+    return found
+
+
+def test_no_spare_process_takes_the_place_of_a_task_with_a_slot_of_its_own() -> None:
+    """It has no GPU. A new one starts in the slot, which is still reserved."""
+    some = fleet()
+    some.members[SINK].dead = True
+    assert some.staff(BOTH)[SINK].name == "sink (1/1)#new"
+    (slot,) = some.made
+    assert (slot.own, slot.group, slot.index, slot.takes) == (True, "own", 0, Resources(1.0, 1.0))
+    assert [spare.name for spare in some._standbys] == ["spare"]
+
+
+def test_a_spare_process_takes_the_place_of_a_task_in_a_common_slot() -> None:
+    """As in any job; and a task whose process lives keeps it, whatever it reserves."""
+    some = fleet()
+    some.members[SOURCE].dead = True
+    staffed = some.staff(BOTH)
+    assert (staffed[SOURCE].name, staffed[SINK].name) == ("spare", "sink")
+    assert some.made == []
+
+
+@pytest.mark.parametrize("placement", [PLACEMENT, None])
+def test_a_task_with_a_slot_of_its_own_waits_for_word_of_its_node(placement: SlotPlacement | None) -> None:
+    """No spare process helps it. Its bundle may still be on that node, also where nothing else is reserved."""
+    some = fleet(placement)
+    assert some.lacks(BOTH, frozenset({"south"}))
+    assert not some.lacks(BOTH, NORTH), "the spare process suffices for the source"
+    assert not some.lacks((SOURCE,), frozenset({"south"})), "a region of its own does not wait for others"
+    assert not some.lacks(BOTH, frozenset())
+    some._standbys = []
+    assert some.lacks(BOTH, NORTH) is (placement is not None)
+
+
+def test_spare_processes_are_placed_beside_tasks_in_common_slots() -> None:
+    """A slot of its own is in no bundle of theirs."""
+    some = fleet()
+    assert [place.bundle for place in places_of(some.members.values())] == [0]
+    some._standbys = []
+    some.refill()
+    assert [(slot.own, slot.bundle, slot.takes.cpus) for slot in some.made] == [(False, 0, 0.0)]
+
+
+@pytest.mark.parametrize(("wanted", "kept", "followed"), [("auto", 2, 0), ("warm", 3, 1), (7, 7, 0)])
+def test_spare_processes_are_kept_for_tasks_in_common_slots(
+    tmp_path: Path, wanted: Standbys, kept: int, followed: int
+) -> None:
+    """Nobody follows the state of a keyed task with a GPU: it could not go on there."""
+
+    class Count(tg.ProcessFunction):
+        """Keyed, with a GPU or without."""
+
+    checkpoints = tg.CheckpointConfig(storage=str(tmp_path), incremental=True)
+    with tg.StreamEnvironment.local() as env:
+        rows = env.from_batches(pa.table({"k": [1]}), parallelism=1)
+        with_gpu = rows.key_by("k").process(Count(), schema=rows.schema, num_gpus=1, parallelism=4)
+        with_gpu.key_by("k").aggregate(n=tg.count(), parallelism=1).collect()
+        submission = env.plan("job", checkpoints=checkpoints)
+    options = RayRuntime(PLACEMENT, standbys=wanted)._fleet_options(submission, PLACEMENT, 0, 9, None)
+    assert (options.standbys, len(options.followed)) == (kept, followed)

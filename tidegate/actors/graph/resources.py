@@ -1,0 +1,96 @@
+"""`Resources`: what each process of a step reserves in the cluster, where that is more than a share of a common slot.
+
+Rules:
+
+- A step without resources shares the slots of the job, a CPU each, with all others that have none: slot i holds subtask
+  i of each of them (Flink's default slot sharing group).
+- A step with resources has slots of its own, one for each subtask. It is not chained to a step of other resources.
+  Steps of equal resources that follow each other are one task as ever, and share what it reserves.
+- Amounts are Ray's: multiples of 0.0001, and GPUs above 1 are whole.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tidegate.actors.protocol.failure_reasons import value_text
+from tidegate.storage.errors import ConfigurationError
+
+SLOT_CPUS = 1.0
+"""CPUs of a slot that says nothing else, common or not."""
+STEPS_OF_ONE = 10_000
+"""Ray counts in so many parts of one."""
+_NAMED = {"CPU": "num_cpus=", "GPU": "num_gpus="}
+_OF_RAY = ("memory", "object_store_memory")
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """What a process reserves; made with `of`, which checks it. `custom`: by name, in order."""
+
+    cpus: float
+    gpus: float = 0.0
+    custom: tuple[tuple[str, float], ...] = ()
+
+    @classmethod
+    def of(
+        cls,
+        step: str,
+        num_cpus: float | None = None,
+        num_gpus: float | None = None,
+        resources: Mapping[str, float] | None = None,
+    ) -> Resources | None:
+        """The resources of a step; None if nothing is said. Without `num_cpus` it is that of a common slot, 1.
+
+        Raises ConfigurationError, which names the step, for what Ray cannot reserve.
+        """
+        if num_cpus is None and num_gpus is None and resources is None:
+            return None
+        if resources is not None and not isinstance(resources, Mapping):
+            raise ConfigurationError(f"{step}: resources={value_text(resources)} is no dict of names and amounts")
+        cpus = SLOT_CPUS if num_cpus is None else _amount(step, f"num_cpus={num_cpus!r}", num_cpus)
+        gpus = 0.0 if num_gpus is None else _amount(step, f"num_gpus={num_gpus!r}", num_gpus)
+        if gpus > 1 and not gpus.is_integer():
+            raise ConfigurationError(f"{step}: num_gpus={num_gpus!r}: more than one GPU can only be had whole")
+        custom = tuple(sorted((_name(step, name), _custom(step, name, n)) for name, n in (resources or {}).items()))
+        found = cls(cpus, gpus, custom)
+        if not found.bundle:
+            raise ConfigurationError(
+                f"{step}: num_cpus=0 reserves nothing; leave it out to share the common slots, or name another resource"
+            )
+        return found
+
+    @property
+    def bundle(self) -> dict[str, float]:
+        """Under the names that Ray has for them, without what is not needed."""
+        amounts = {"CPU": self.cpus, "GPU": self.gpus, **dict(self.custom)}
+        return {name: amount for name, amount in amounts.items() if amount}
+
+
+def _custom(step: str, name: str, amount: object) -> float:
+    found = _amount(step, f"resources={{{name!r}: {value_text(amount)}}}", amount)
+    if not found:
+        raise ConfigurationError(f"{step}: resources={{{name!r}: 0}}: leave out what is not needed")
+    return found
+
+
+def _name(step: str, name: object) -> str:
+    if not isinstance(name, str) or not name.strip():
+        raise ConfigurationError(f"{step}: resources= has the name {value_text(name)}; a name is a string")
+    if name in _NAMED:
+        raise ConfigurationError(f"{step}: resources={{{name!r}: …}}: give it as {_NAMED[name]}")
+    if name in _OF_RAY:
+        raise ConfigurationError(f"{step}: resources={{{name!r}: …}}: memory cannot be reserved for a step")
+    return name
+
+
+def _amount(step: str, what: str, amount: object) -> float:
+    number = isinstance(amount, int | float) and not isinstance(amount, bool)
+    if not number or not math.isfinite(amount) or amount < 0:  # type: ignore[arg-type, operator]
+        raise ConfigurationError(f"{step}: {what} is no amount: a number from 0 on is needed")
+    found = float(amount)  # type: ignore[arg-type]
+    if found and round(found * STEPS_OF_ONE) < 1:
+        raise ConfigurationError(f"{step}: {what} is too little: Ray counts to four decimals")
+    return round(found, 4)
