@@ -15,7 +15,7 @@ _SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 @pytest.fixture(scope="session")
 def raydp_session() -> Iterator[RayDPSession]:
-    """Two executors of one core, two task slots beside each.
+    """Two executors of one core, two task slots beside each; one CPU and a GPU, which is only counted, are left over.
 
     Tests leave no actors and no cached data in it. Its processes are as nice as the tests: on a busy machine those of
     Ray, which makes way for whatever else runs, would hardly get a turn.
@@ -30,7 +30,7 @@ def raydp_session() -> Iterator[RayDPSession]:
             slots_per_executor=2,
             include_dashboard=False,
             start_timeout_s=240.0,
-            ray_options={"_system_config": {"worker_niceness": 0}},
+            ray_options={"_system_config": {"worker_niceness": 0}, "num_cpus": 8, "num_gpus": 1},
         )
         with session:
             yield session

@@ -67,8 +67,7 @@ log = logging.getLogger(__name__)
 
 IO_THREADS, TICK_MS = 4, 1_000
 TAKEOVERS_MAX = 5
-REPLAY_RETRY_S = 0.5
-TASKS_GONE_TIMEOUT_S = 15.0
+REPLAY_RETRY_S, TASKS_GONE_TIMEOUT_S = 0.5, 15.0
 
 
 class CoordinatorProcess:
