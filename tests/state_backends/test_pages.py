@@ -151,6 +151,45 @@ def test_pages_that_were_let_go_of_are_written_in_place() -> None:
     assert not pins.any()
 
 
+def test_a_page_that_was_put_back_belongs_to_the_snapshot_that_reads_it() -> None:
+    """It is copied again before it changes, and written in place once the snapshot is done. That the page was replaced
+    in between, and the copy pinned, changes nothing."""
+    column, pins = PagedColumn(ValueSpec("x", pa.int64(), 0)), Pins()
+    column.grow(1)
+    pins.grow(1)
+    first, first_pins = column.freeze(), pins.pin()
+    former, version = column.copy_page(0), pins.replaced(0)
+    second_pins = pins.pin()
+    scatter(column.pages, _slots(0), np.array([5]))
+
+    column.put_back(0, former)
+    pins.put_back(_slots(0), np.array([version]))
+
+    assert column.raw(_slots(0)).tolist() == [0]
+    assert pins.counts[0] == 1
+    second_pins.release(1)
+    assert pins.counts[0] == 1
+    assert _copied(column, pins, 0)
+    assert first.raw(_slots(0)).tolist() == [0]
+    column.put_back(0, former)
+    pins.put_back(_slots(0), np.array([version]))
+    first_pins.release(1)
+    assert not _copied(column, pins, 0)
+
+
+def test_a_page_of_before_the_first_null_has_all_values() -> None:
+    """It comes back as it was, though the column has nulls by now."""
+    column = PagedColumn(ValueSpec("x", pa.int64(), 7))
+    column.grow(1)
+    former = column.copy_page(0)
+    column.start_nulls()
+    column.reset(_slots(3))
+
+    column.put_back(0, former)
+
+    assert column.take(_slots(3)).to_pylist() == [7]
+
+
 def test_letting_go_on_other_threads() -> None:
     """Snapshots that let go on threads of their own, while the owner copies, leave no pin and no changed value."""
     column, pins = PagedColumn(ValueSpec("x", pa.int64(), 0)), Pins()

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from backend_model import (
+    COLUMNS,
     KEYS,
     MAP,
     MAX_PARALLELISM,
@@ -23,7 +25,10 @@ from backend_model import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidegate.actors.state_backends.columnar import key_space
+from tidegate.actors.kernels import accumulate
+from tidegate.actors.kernels.columns import NO_MASK
+from tidegate.actors.kernels.paged import PAGE_ROWS
+from tidegate.actors.state_backends.columnar import frozen_slots, key_space
 from tidegate.actors.state_backends.columnar.columnar_backend import ColumnarBackend
 from tidegate.actors.state_backends.common.backend import CellSpec, KeyedBackend, ValueSpec
 from tidegate.storage.checkpoints.metadata import StateKind
@@ -44,9 +49,10 @@ _STEPS = (
 
 
 @pytest.fixture(autouse=True)
-def compacts_early(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Dead slots are given up where there are a few."""
+def acts_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dead slots are given up where there are a few, and a snapshot pins its pages however few rows it has."""
     monkeypatch.setattr(key_space, "COMPACTED_SLOTS_MIN", 4)
+    monkeypatch.setattr(frozen_slots, "GATHERED_ROWS_MAX", 0)
 
 
 def _made(undo_bytes_max: int) -> Callable[[bool], ColumnarBackend]:
@@ -160,9 +166,13 @@ def test_what_was_restored_is_there_again() -> None:
     _again(restored, *snapshots.completed)
 
 
+@pytest.mark.parametrize("written_first", [True, False])
 @pytest.mark.parametrize("kind", [Table, Cells])
-def test_slots_that_mean_other_keys(kind: type[Cells] | type[Table], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Dead slots are given up in between: those that were dead at the checkpoint, but none that was live then."""
+def test_slots_that_mean_other_keys(
+    kind: type[Cells] | type[Table], written_first: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Dead slots are given up in between: those that were dead at the checkpoint, but none that was live then.
+    Before the snapshot is written, what it reads is kept by the page."""
     monkeypatch.setattr(key_space, "COMPACTED_SLOTS_MIN", 1_000)
     subject = kind(_made(_ENOUGH), False)
     backend = subject.backend
@@ -183,13 +193,15 @@ def test_slots_that_mean_other_keys(kind: type[Cells] | type[Table], monkeypatch
     remove(range(40))
     snapshots = Snapshots(subject)
     snapshots.freeze(False)
-    snapshots.complete(0)
+    if written_first:
+        snapshots.complete(0)
     remove(range(40, 50))
     monkeypatch.setattr(key_space, "COMPACTED_SLOTS_MIN", 4)
     put(range(50, 53))
     put(range(38, 41))
 
     assert backend._space.slots < 30
+    snapshots.complete_all()
     assert snapshots.completed is not None
     _again(subject, *snapshots.completed)
 
@@ -213,6 +225,45 @@ def test_memory_follows_what_has_changed() -> None:
     tables(table.backend.freeze(Cut(CheckpointId(2))))
     table.batch([(17, 9.0)])
     assert table.backend.kept(CheckpointId(2)) is not None
+
+
+def test_pages_that_were_copied_are_put_back() -> None:
+    """Of 20,000 keys all change while a snapshot reads them: nothing is noted but five pages. What a snapshot that is
+    still being written then reads does not change, neither by going back nor by what comes after."""
+    table = Table(_made(_ENOUGH), True)
+    undo = table.backend._space.undo  # type: ignore[attr-defined]
+    table.batch([(key, 1.0) for key in range(20_000)])
+    frozen = table.backend.freeze(Cut(CheckpointId(1)))
+    table.batch([(key, 2.0) for key in range(20_000)])
+    (notes,) = undo._notes()
+
+    assert (sorted(notes.kept), notes.noted) == ([0, 1, 2, 3, 4], [])
+    table.backend.go_back(CheckpointId(1))
+    again = table.backend.table("t", COLUMNS)
+    again.upsert(key_batch(range(20_000)))
+    accumulate.count(again.column("n").pages, np.arange(20_000, dtype=np.int32), NO_MASK)
+    assert {row["n"] for stored in tables(frozen) for row in stored.rows.to_pylist()} == {1}
+    assert set(again.column("n").take(np.arange(20_000)).to_pylist()) == {2}
+
+
+def test_pages_are_exchanged_for_slots_where_memory_is_short() -> None:
+    """Two pages fit into the limit, and the slots that have changed in the three others."""
+    table = Table(_made(200_000), True)
+    undo = table.backend._space.undo  # type: ignore[attr-defined]
+    table.batch([(key, 1.0) for key in range(20_000)])
+    frozen = table.backend.freeze(Cut(CheckpointId(1)))
+    changed = range(0, 20_000, 100)
+    table.batch([(key, 2.0) for key in changed])
+    (notes,) = undo._notes()
+
+    assert (len(notes.kept), undo.size_bytes <= 200_000) == (2, True)
+    assert sorted(notes.slots().tolist()) == list(changed)
+    assert sum(len(rows.slots) for rows in notes.noted) == sum(key // PAGE_ROWS not in notes.kept for key in changed)
+    before = tables(frozen)
+    table.backend.go_back(CheckpointId(1))
+    again = table.backend.table("t", COLUMNS)
+    assert set(again.column("n").take(np.arange(20_000)).to_pylist()) == {1}
+    assert sum(stored.rows.num_rows for stored in before) == 20_000
 
 
 def test_other_bindings_are_refused() -> None:

@@ -14,10 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidegate.actors.kernels.jit import kernel
-from tidegate.actors.kernels.paged import Pages, load_value, prefetch_value, store_value
-
-_AHEAD = 16
-"""Rows between asking for a slot's cache line and using it, so that the misses of several rows overlap."""
+from tidegate.actors.kernels.paged import AHEAD, Pages, load_value, prefetch_value, store_value
 
 Slots = NDArray[np.int32]
 Mask = NDArray[np.uint8]
@@ -29,11 +26,11 @@ def count(counts: Pages, slots: Slots, mask: Mask) -> None:
     last = slots.shape[0] - 1
     if mask.shape[0] == 0:
         for i in range(slots.shape[0]):
-            prefetch_value(counts, slots[min(i + _AHEAD, last)], np.int64(0))
+            prefetch_value(counts, slots[min(i + AHEAD, last)], np.int64(0))
             store_value(counts, slots[i], load_value(counts, slots[i], np.int64(0)) + 1)
     else:
         for i in range(slots.shape[0]):
-            prefetch_value(counts, slots[min(i + _AHEAD, last)], np.int64(0))
+            prefetch_value(counts, slots[min(i + AHEAD, last)], np.int64(0))
             store_value(counts, slots[i], load_value(counts, slots[i], np.int64(0)) + np.int64(mask[i]))
 
 
@@ -55,11 +52,11 @@ def sum_float64(sums: Pages, slots: Slots, values: NDArray[np.float64], mask: Ma
     last = slots.shape[0] - 1
     if mask.shape[0] == 0:
         for i in range(slots.shape[0]):
-            prefetch_value(sums, slots[min(i + _AHEAD, last)], values[i])
+            prefetch_value(sums, slots[min(i + AHEAD, last)], values[i])
             store_value(sums, slots[i], load_value(sums, slots[i], values[i]) + values[i])
     else:
         for i in range(slots.shape[0]):
-            prefetch_value(sums, slots[min(i + _AHEAD, last)], values[i])
+            prefetch_value(sums, slots[min(i + AHEAD, last)], values[i])
             if mask[i]:
                 store_value(sums, slots[i], load_value(sums, slots[i], values[i]) + values[i])
 
@@ -71,7 +68,7 @@ def sum_int64(sums: Pages, slots: Slots, values: NDArray[np.int64], mask: Mask) 
     masked = mask.shape[0] > 0
     overflow = np.int64(0)
     for i in range(slots.shape[0]):
-        prefetch_value(sums, slots[min(i + _AHEAD, last)], values[i])
+        prefetch_value(sums, slots[min(i + AHEAD, last)], values[i])
         if not masked or mask[i]:
             before = load_value(sums, slots[i], values[i])
             after = before + values[i]
@@ -90,7 +87,7 @@ def minimum(results: Pages, slots: Slots, values: NDArray[Any], mask: Mask) -> N
     last = slots.shape[0] - 1
     masked = mask.shape[0] > 0
     for i in range(slots.shape[0]):
-        prefetch_value(results, slots[min(i + _AHEAD, last)], values[i])
+        prefetch_value(results, slots[min(i + AHEAD, last)], values[i])
         if not masked or mask[i]:
             known = load_value(results, slots[i], values[i])
             if values[i] < known or known != known:
@@ -106,7 +103,7 @@ def maximum(results: Pages, slots: Slots, values: NDArray[Any], mask: Mask) -> N
     last = slots.shape[0] - 1
     masked = mask.shape[0] > 0
     for i in range(slots.shape[0]):
-        prefetch_value(results, slots[min(i + _AHEAD, last)], values[i])
+        prefetch_value(results, slots[min(i + AHEAD, last)], values[i])
         if not masked or mask[i]:
             value = values[i]
             if value > load_value(results, slots[i], value) or value != value:

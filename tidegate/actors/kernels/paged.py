@@ -25,6 +25,8 @@ from tidegate.actors.kernels.jit import emit_prefetch, kernel
 
 PAGE_BITS = 12
 PAGE_ROWS = 1 << PAGE_BITS
+AHEAD = 16
+"""Rows between asking for a slot's cache line and using it, so that the misses of several rows overlap."""
 
 Pages = NDArray[np.uintp]
 """Addresses of the pages of one column."""
@@ -150,13 +152,17 @@ def revive(flags: Pages, slots: NDArray[np.int32], rows: NDArray[np.int32], revi
 
 @kernel
 def _gather(pages: Pages, slots: NDArray[np.int32], values: NDArray[Any]) -> None:
+    last = slots.shape[0] - 1
     for i in range(slots.shape[0]):
+        prefetch_value(pages, slots[min(i + AHEAD, last)], values[i])
         values[i] = load_value(pages, slots[i], values[i])
 
 
 @kernel
 def _scatter(pages: Pages, slots: NDArray[np.int32], values: NDArray[Any]) -> None:
+    last = slots.shape[0] - 1
     for i in range(slots.shape[0]):
+        prefetch_value(pages, slots[min(i + AHEAD, last)], values[i])
         store_value(pages, slots[i], values[i])
 
 

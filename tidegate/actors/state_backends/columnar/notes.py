@@ -1,6 +1,10 @@
 """The undo log's notes: what slots of a state held at a freeze.
 
-A vectorised state notes columns, cells note Python objects.
+A vectorised state notes columns, cells note Python objects. Rules of a vectorised state:
+- A page that the owner copies because a snapshot reads it is kept as it was: to go back is to put it back. None of its
+  slots is noted alone.
+- All other slots are noted one by one, before they change for the first time.
+- Where memory is short, a kept page is exchanged for notes of those of its slots that have changed.
 """
 
 from __future__ import annotations
@@ -12,8 +16,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tidegate.actors.kernels.paged import Bitmap, mark_first
-from tidegate.actors.state_backends.columnar.dirty_slots import words_for
+from tidegate.actors.kernels.paged import PAGE_BITS, PAGE_ROWS, Bitmap, mark_first
+from tidegate.actors.state_backends.columnar.dirty_slots import flags, words_for
+from tidegate.actors.state_backends.common.pages import FormerPage, pages_for
 
 ENTRY_BYTES = 100
 """Estimated memory of a dictionary entry, without the object that it holds."""
@@ -39,40 +44,94 @@ class NotedRows:
         return sum(array.nbytes + ENTRY_BYTES for array in arrays)
 
 
+@dataclass(frozen=True, slots=True)
+class KeptPage:
+    """A former page of a vectorised state."""
+
+    version: int
+    """Its version, by the pins."""
+    live: FormerPage
+    columns: tuple[FormerPage, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the arrays."""
+        arrays = (array for former in (self.live, *self.columns) for array in former if array is not None)
+        return sum(array.nbytes + ENTRY_BYTES for array in arrays)
+
+    def rows(self, page: int, slots: NDArray[np.int32]) -> NotedRows:
+        """What some slots of it held, if it is page number `page`."""
+        places = slots - (page << PAGE_BITS)
+        valid = (None if valid is None else valid[places] for _, valid in self.columns)
+        return NotedRows(slots, self.live[0][places], tuple(values[places] for values, _ in self.columns), tuple(valid))
+
+
 class TableNotes:
     """The `Notes` of a vectorised state, which had this many slots and rows at the freeze."""
 
-    __slots__ = ("_bits", "noted", "rows", "size_bytes", "slots_below")
+    __slots__ = ("_bits", "_is_kept", "kept", "noted", "rows", "size_bytes", "slots_below")
 
     def __init__(self, slots_below: int, rows: int) -> None:
         self.slots_below = slots_below
         """Slots from this one on were empty."""
         self.rows = rows
         self.noted: list[NotedRows] = []
+        self.kept: dict[int, KeptPage] = {}
+        """Former pages, by their numbers."""
+        self._is_kept: NDArray[np.bool_] = np.zeros(pages_for(slots_below), dtype=np.bool_)
         self._bits: Bitmap = np.zeros(words_for(slots_below), dtype=np.uint64)
+        """Slots that have changed."""
         self.size_bytes = self._bits.nbytes
 
     def first(self, slots: NDArray[np.int32]) -> NDArray[np.int32]:
         """Those of these slots that must be noted now, because they have not been yet. Each once."""
         found = np.empty(len(slots), dtype=np.int32)
-        return found[: mark_first(self._bits, self.slots_below, slots, found)].copy()
+        found = found[: mark_first(self._bits, self.slots_below, slots, found)]
+        return found[~self._is_kept[found >> PAGE_BITS]] if self.kept else found.copy()
 
     def add(self, rows: NotedRows) -> None:
         """Note these rows, of slots that `first` gave."""
         self.noted.append(rows)
         self.size_bytes += rows.size_bytes
 
+    def keep(self, page: int, former: KeptPage) -> None:
+        """Keep a page as it was, before any of its slots changes. A page of later slots alone is not needed."""
+        if page < len(self._is_kept):
+            words = self._bits[page * PAGE_ROWS // 64 : (page + 1) * PAGE_ROWS // 64]
+            assert not words.any(), "pages are pinned at a freeze alone, which begins new notes"
+            self.kept[page] = former
+            self._is_kept[page] = True
+            self.size_bytes += former.size_bytes
+
+    def shrink(self) -> bool:
+        """Exchange a kept page for notes of its slots. False if there is none."""
+        if not self.kept:
+            return False
+        page, former = self.kept.popitem()
+        self._is_kept[page] = False
+        self.size_bytes -= former.size_bytes
+        if len(slots := self._changed(page << PAGE_BITS, (page + 1) << PAGE_BITS)):
+            self.add(former.rows(page, slots))
+        return True
+
     def slots(self) -> NDArray[np.int32]:
-        """The slots that are noted."""
-        return np.concatenate([np.zeros(0, dtype=np.int32), *(rows.slots for rows in self.noted)])
+        """The slots that are noted, alone or with their page."""
+        return self._changed(0, self.slots_below)
 
     def rebuild(self, kept: NDArray[np.int32]) -> None:
         """Renumber slots: slot `kept[i]` becomes slot i."""
+        while self.shrink():
+            pass
         self.slots_below = int(np.searchsorted(kept, self.slots_below))
         for rows in self.noted:
             rows.slots[:] = np.searchsorted(kept, rows.slots)
+        self._is_kept = np.zeros(pages_for(self.slots_below), dtype=np.bool_)
         self._bits = np.zeros(words_for(self.slots_below), dtype=np.uint64)
-        self.first(self.slots())
+        self.first(np.concatenate([np.zeros(0, dtype=np.int32), *(rows.slots for rows in self.noted)]))
+
+    def _changed(self, start: int, stop: int) -> NDArray[np.int32]:
+        stop = min(stop, self.slots_below)
+        return (start + np.flatnonzero(flags((self._bits,), start, stop))).astype(np.int32)
 
 
 class CellNotes:
@@ -92,6 +151,10 @@ class CellNotes:
         if slot < self.slots_below and slot not in self.held:
             self.held[slot] = held
             self.size_bytes += ENTRY_BYTES + sys.getsizeof(held)
+
+    def shrink(self) -> bool:
+        """False: each slot is noted alone."""
+        return False
 
     def slots(self) -> NDArray[np.int32]:
         """The slots that are noted."""

@@ -7,8 +7,9 @@ changed since. Rules:
 - To go back, parts are undone from the newest to that of the checkpoint. The coordinator chooses the checkpoint. If it
   has no part here, the backend cannot go back to it.
 - When a checkpoint completes, nobody goes back to an older one, and the parts before it are dropped.
-- All notes together have a memory limit. Beyond it the oldest part is dropped. When the last one is dropped, nothing is
-  noted until the next freeze. With a limit of 0 nothing is ever noted.
+- All notes together have a memory limit. Beyond it notes take less memory where they can, the oldest first. Then the
+  oldest part is dropped. When the last one is dropped, nothing is noted until the next freeze. With a limit of 0
+  nothing is ever noted.
 """
 
 from __future__ import annotations
@@ -36,6 +37,10 @@ class Notes(Protocol):
 
     def slots(self) -> NDArray[np.int32]:
         """The slots that are noted."""
+        ...
+
+    def shrink(self) -> bool:
+        """Take less memory, a step at a time. False if that cannot be."""
         ...
 
     def rebuild(self, kept: NDArray[np.int32]) -> None:
@@ -133,9 +138,12 @@ class UndoLog:
         self.begin(checkpoint_id, states.values())
 
     def settle(self) -> None:
-        """Drop the oldest parts until the limit holds."""
-        others_bytes = 0 if self._beside is None else self._beside.size_bytes
-        while self._parts and self.size_bytes + others_bytes > self.bytes_max:
+        """Shrink notes and drop the oldest parts until the limit holds."""
+        bytes_max = self.bytes_max - (0 if self._beside is None else self._beside.size_bytes)
+        for notes in self._notes():
+            while self.size_bytes > bytes_max and notes.shrink():
+                pass
+        while self._parts and self.size_bytes > bytes_max:
             del self._parts[0]
         if not self._parts:
             self.clear()

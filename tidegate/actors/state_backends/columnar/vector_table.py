@@ -1,13 +1,13 @@
 """`ColumnarTable`: a vectorised state in memory, in fixed-width columns that kernels change in place.
 
-Rules: when a batch begins, three things happen to its slots before kernels may change them. Pages that a snapshot still
-reads are copied, what the slots hold goes into the undo log, and the slots are marked as changed. One more column, of
-one byte a slot, tells which slots have a row.
+Rules: when a batch begins, three things happen to its slots before kernels may change them. Pages that a snapshot
+still reads are copied, what the slots hold goes into the undo log, by page or by slot, and the slots are marked as
+changed. One more column, of one byte a slot, tells which slots have a row.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from tidegate.actors.kernels.key_index.entries import Upserted
 from tidegate.actors.kernels.paged import revive, scatter, touched_pages
 from tidegate.actors.state_backends.columnar.key_space import KeySpace, key_pieces
-from tidegate.actors.state_backends.columnar.notes import NotedRows, TableNotes
+from tidegate.actors.state_backends.columnar.notes import KeptPage, NotedRows, TableNotes
 from tidegate.actors.state_backends.columnar.paged_state import PagedState
 from tidegate.actors.state_backends.columnar.undo_log import Notes
 from tidegate.actors.state_backends.common.backend import ValueSpec
@@ -111,11 +111,13 @@ class ColumnarTable(PagedState[TableNotes]):
     def undo(self, notes: Notes) -> None:
         """Restore what the state held when these notes began."""
         assert isinstance(notes, TableNotes)
+        self._notes = None  # what changes here is not noted
         for noted in notes.noted:
             self._own(noted.slots)
             scatter(self._live.pages, noted.slots, noted.live)
             for column, values, valid in zip(self._columns.values(), noted.values, noted.valid, strict=True):
                 column.paged.put_raw(noted.slots, values, valid)
+        self._put_back(notes.kept)
         later = np.arange(notes.slots_below, self._space.slots, dtype=np.int32)
         self._clear(later[self.live(later)])
         self.new_slots = _NO_SLOTS
@@ -136,6 +138,7 @@ class ColumnarTable(PagedState[TableNotes]):
         """Remove the rows of stored keys, where there are any."""
         slots = self._space.upsert(keys).slots
         slots = np.unique(slots[self.live(slots)])
+        self._own(slots)
         if self._notes is not None:
             self._note(self._notes, slots)
         self._clear(slots)
@@ -183,10 +186,19 @@ class ColumnarTable(PagedState[TableNotes]):
         if not self._pins.any():
             return
         for page in touched_pages(slots, self._pins.counts).tolist():
-            for column in self._columns.values():
-                column.paged.copy_page(page)
-            self._live.copy_page(page)
-            self._pins.replaced(page)
+            columns = tuple(column.paged.copy_page(page) for column in self._columns.values())
+            live, version = self._live.copy_page(page), self._pins.replaced(page)
+            if self._notes is not None:
+                self._notes.keep(page, KeptPage(version, live, columns))
+
+    def _put_back(self, kept: Mapping[int, KeptPage]) -> None:
+        """Put former pages back."""
+        for page, former in kept.items():
+            self._live.put_back(page, former.live)
+            for column, of_column in zip(self._columns.values(), former.columns, strict=True):
+                column.paged.put_back(page, of_column)
+        versions = np.array([former.version for former in kept.values()], dtype=np.int64)
+        self._pins.put_back(np.array(list(kept), dtype=np.int32), versions)
 
     def _frozen_values(self, removed: bool) -> _FrozenTable:
         columns = () if removed else tuple(column.paged.freeze() for column in self._columns.values())

@@ -3,13 +3,15 @@
 To freeze a column is to take references to its pages and to pin them. No value is copied. Before the owner writes to a
 pinned page it replaces the page by a copy (`PagedColumn.copy_page`), which nobody has pinned. The thread that writes
 the snapshot releases each page once it is encoded. Rules:
-- Only the owner's thread writes, pins and copies. Any thread may release.
+- Only the owner's thread writes, pins, copies and puts back. Any thread may release.
 - The owner reads the pins without the lock. At worst it sees a pin that has just gone, and copies a page needlessly.
+- Each copy gets a version of its own. So a page that was put back is known to the snapshots that still read it.
 """
 
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -21,9 +23,13 @@ from numpy.typing import NDArray
 from tidegate.actors.kernels.fixed_width import array_of, storage_dtype
 from tidegate.actors.kernels.paged import NO_PAGES, PAGE_BITS, PAGE_ROWS, Pages, gathered, put_behind, scatter
 from tidegate.actors.state_backends.common.backend import ValueSpec
+from tidegate.actors.state_backends.common.page_memory import PAGE_MEMORY
 
 _PAGES_MIN = 16
 _VALID = np.dtype(np.uint8)
+
+FormerPage = tuple[NDArray[Any], NDArray[Any] | None]
+"""A page of a column and its validity. None if nothing had ever been null."""
 
 
 def pages_for(slots: int) -> int:
@@ -34,12 +40,14 @@ def pages_for(slots: int) -> int:
 class Pins:
     """How many snapshots still read page n of a state. It counts for page n of all its columns."""
 
-    __slots__ = ("_lock", "_pages", "_versions", "counts", "shared")
+    __slots__ = ("_held", "_last_version", "_lock", "_pages", "_versions", "counts", "shared")
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._pages = 0
-        self._versions = np.zeros(_PAGES_MIN, dtype=np.int32)
+        self._held: weakref.WeakSet[Pinned] = weakref.WeakSet()
+        self._last_version = 0
+        self._versions = np.zeros(_PAGES_MIN, dtype=np.int64)
         self.counts: NDArray[np.int32] = np.zeros(_PAGES_MIN, dtype=np.int32)
         """For each page, how many snapshots read it. For kernels."""
         self.shared = self.counts.data
@@ -52,7 +60,7 @@ class Pins:
             if pages > len(self.counts):
                 added = np.zeros(max(pages, 2 * len(self.counts)) - len(self.counts), dtype=np.int32)
                 self.counts = np.concatenate((self.counts, added))
-                self._versions = np.concatenate((self._versions, added))
+                self._versions = np.concatenate((self._versions, added), dtype=np.int64)
                 self.shared = self.counts.data
 
     def any(self) -> bool:
@@ -63,36 +71,56 @@ class Pins:
         """Pin all pages as they are."""
         with self._lock:
             self.counts[: self._pages] += 1
-            return Pinned(self, self._versions[: self._pages].copy())
+            pinned = Pinned(self, self._versions[: self._pages].copy())
+            self._held.add(pinned)
+            return pinned
 
-    def replaced(self, page: int) -> None:
-        """The owner has replaced a page by a copy, which nobody has pinned."""
+    def replaced(self, page: int) -> int:
+        """The owner has replaced a page by a copy, which nobody has pinned. Returns the version of the former page."""
         with self._lock:
+            former = int(self._versions[page])
+            self._last_version += 1
             self.counts[page] = 0
-            self._versions[page] += 1
+            self._versions[page] = self._last_version
+            return former
 
-    def unpin(self, versions: NDArray[np.int32], start: int) -> None:
-        """Release the pages from `start` on that still have the version given."""
-        stop = start + len(versions)
+    def put_back(self, pages: NDArray[np.int32], versions: NDArray[np.int64]) -> None:
+        """The owner has put former pages back. They are pinned by the snapshots that still read them."""
         with self._lock:
-            self.counts[start:stop] -= self._versions[start:stop] == versions
+            self._versions[pages] = versions
+            self.counts[pages] = 0
+            for pinned in self._held:
+                self.counts[pages] += pinned.reads(pages, versions)
+
+    def release(self, pinned: Pinned, stop: int) -> None:
+        """A snapshot does not read its pages below `stop` any more."""
+        with self._lock:
+            start, versions = pinned.next, pinned.versions[pinned.next : stop]
+            self.counts[start : start + len(versions)] -= self._versions[start : start + len(versions)] == versions
+            pinned.next = max(start, stop)
 
 
 class Pinned:
     """The pages that one snapshot has pinned. Releases them in order."""
 
-    __slots__ = ("_from", "_pins", "_versions")
+    __slots__ = ("__weakref__", "_pins", "next", "versions")
 
-    def __init__(self, pins: Pins, versions: NDArray[np.int32]) -> None:
+    def __init__(self, pins: Pins, versions: NDArray[np.int64]) -> None:
         self._pins = pins
-        self._versions = versions
-        self._from = 0
+        self.versions = versions
+        """Of each page, when it was pinned."""
+        self.next = 0
+        """The first page that is still read. Changed under the lock of the pins alone."""
 
     def release(self, stop: int) -> None:
         """Release the pages below `stop`. Idempotent."""
-        if stop > self._from:
-            self._pins.unpin(self._versions[self._from : stop], self._from)
-            self._from = stop
+        self._pins.release(self, stop)
+
+    def reads(self, pages: NDArray[np.int32], versions: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Which of these pages the snapshot still reads in this version."""
+        known = (pages >= self.next) & (pages < len(self.versions))
+        known[known] = self.versions[pages[known]] == versions[known]
+        return known
 
 
 class PagedColumn:
@@ -128,16 +156,16 @@ class PagedColumn:
         known = len(self._arrays)
         if pages <= known:
             return
-        self._arrays += [np.full(PAGE_ROWS, self.spec.identity, dtype=self.dtype) for _ in range(pages - known)]
+        self._arrays += [_page_of(self.spec.identity, self.dtype) for _ in range(known, pages)]
         self._addresses = _extended(self._addresses, self._arrays)
         if self._valid is not None:
-            self._valid += [np.full(PAGE_ROWS, 0, dtype=_VALID) for _ in range(pages - known)]
+            self._valid += [_page_of(0, _VALID) for _ in range(known, pages)]
             self._valid_addresses = _extended(self._valid_addresses, self._valid)
 
     def start_nulls(self) -> Pages:
         """Start to track validity, if that is not done yet; all slots count as valid. Returns `valid_pages`."""
         if self._valid is None:
-            self._valid = [np.full(PAGE_ROWS, 1, dtype=_VALID) for _ in self._arrays]
+            self._valid = [_page_of(1, _VALID) for _ in self._arrays]
             self._valid_addresses = _extended(NO_PAGES, self._valid)
         return self._valid_addresses
 
@@ -151,12 +179,25 @@ class PagedColumn:
         if self._valid is not None:
             scatter(self._valid_addresses, slots, np.zeros(len(slots), dtype=np.uint8))
 
-    def copy_page(self, page: int) -> None:
+    def copy_page(self, page: int) -> FormerPage:
         """Replace a page by a copy that the owner may write to."""
-        self._arrays[page] = copied = self._arrays[page].copy()
-        self._addresses[page] = copied.ctypes.data
+        values, valid = self._arrays[page], None if self._valid is None else self._valid[page]
+        self._set_page(page, _copy_of(values), None if valid is None else _copy_of(valid))
+        return values, valid
+
+    def put_back(self, page: int, former: FormerPage) -> None:
+        """Put back what `copy_page` has replaced."""
+        values, valid = former
+        if self._valid is not None and valid is None:
+            valid = _page_of(1, _VALID)
+        self._set_page(page, values, valid)
+
+    def _set_page(self, page: int, values: NDArray[Any], valid: NDArray[Any] | None) -> None:
+        self._arrays[page] = values
+        self._addresses[page] = values.ctypes.data
         if self._valid is not None:
-            self._valid[page] = valid = self._valid[page].copy()
+            assert valid is not None
+            self._valid[page] = valid
             self._valid_addresses[page] = valid.ctypes.data
 
     def take(self, slots: NDArray[Any]) -> pa.Array:
@@ -286,9 +327,21 @@ def _taken(spec: ValueSpec, dtype: np.dtype[Any], pages: Pages, valid_pages: Pag
 def _add_pages(pages: list[NDArray[Any]], slots: int, dtype: np.dtype[Any], rest: Any) -> None:
     """Add pages for this many slots. Their memory is not set, but for `rest` after the last slot."""
     known, needed = len(pages), pages_for(slots)
-    pages += [np.empty(PAGE_ROWS, dtype=dtype) for _ in range(known, needed)]
+    pages += [PAGE_MEMORY.page(PAGE_ROWS, dtype) for _ in range(known, needed)]
     if needed > known and slots & (PAGE_ROWS - 1):
         pages[-1][slots & (PAGE_ROWS - 1) :] = rest
+
+
+def _page_of(value: Any, dtype: np.dtype[Any]) -> NDArray[Any]:
+    page = PAGE_MEMORY.page(PAGE_ROWS, dtype)
+    page.fill(value)
+    return page
+
+
+def _copy_of(page: NDArray[Any]) -> NDArray[Any]:
+    copied = PAGE_MEMORY.page(PAGE_ROWS, page.dtype)
+    np.copyto(copied, page)
+    return copied
 
 
 def _extended(addresses: Pages, arrays: list[NDArray[Any]]) -> Pages:

@@ -1,0 +1,97 @@
+"""Memory for pages: used again, given back, and never by two arrays at once."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from tidegate.actors.state_backends.common.page_memory import SINGLE_PAGES_MAX, SLAB_BYTES, PageMemory
+
+VALUES = 1 << 15
+INT64 = np.dtype(np.int64)
+PAGES = SLAB_BYTES // (VALUES * 8)
+"""Of a slab."""
+
+
+def _with_a_slab() -> tuple[PageMemory, list[NDArray[np.int64]]]:
+    memory = PageMemory()
+    return memory, [memory.page(VALUES, INT64) for _ in range(SINGLE_PAGES_MAX)]
+
+
+def test_a_small_state_takes_no_slab() -> None:
+    """The first pages of each size come one by one."""
+    memory, singles = _with_a_slab()
+    assert memory.bytes == 0
+    singles.append(memory.page(VALUES, INT64))
+    assert memory.bytes == SLAB_BYTES
+
+
+def test_free_pages_are_used_again() -> None:
+    """However often pages are replaced, the slabs are those of the pages in use and one more."""
+    memory, _ = _with_a_slab()
+    pages = [memory.page(VALUES, INT64) for _ in range(3 * PAGES)]
+    for turn in range(20 * PAGES):
+        pages[turn % len(pages)] = memory.page(VALUES, INT64)
+    assert memory.bytes <= 4 * SLAB_BYTES
+
+
+def test_slabs_without_pages_are_given_back() -> None:
+    """All but one, which is there for the next page."""
+    memory, _ = _with_a_slab()
+    pages = [memory.page(VALUES, INT64) for _ in range(5 * PAGES)]
+    assert memory.bytes == 5 * SLAB_BYTES
+    del pages
+    assert memory.bytes == SLAB_BYTES
+
+
+def test_a_view_keeps_its_page() -> None:
+    """A page whose array is gone, but not a view of it, is not given to another one."""
+    memory, _ = _with_a_slab()
+    page = memory.page(VALUES, INT64)
+    page[:] = 7
+    view = page[10:20].view(np.uint64)
+    del page
+    others = [memory.page(VALUES, INT64) for _ in range(PAGES)]
+    for other in others:
+        other[:] = 1
+    assert view.tolist() == [7] * 10
+
+
+@settings(max_examples=30)
+@given(st.lists(st.tuples(st.integers(0, 40), st.sampled_from([1 << 15, 1 << 16])), max_size=60))
+def test_no_two_arrays_share_memory(steps: list[tuple[int, int]]) -> None:
+    """Whatever comes and goes, of whatever size: each array holds what was written to it."""
+    memory, _ = _with_a_slab()
+    held: dict[int, NDArray[np.int64]] = {}
+    for number, (place, values) in enumerate(steps):
+        held[place] = page = memory.page(values, INT64)
+        page[:] = number * 100 + place
+        assert all((page == page[0]).all() and page[0] % 100 == place for place, page in held.items())
+
+
+def test_pages_come_and_go_on_several_threads() -> None:
+    """Each thread finds in its pages what it wrote."""
+    memory, _ = _with_a_slab()
+    wrong: list[int] = []
+
+    def work(mark: int) -> None:
+        held: list[NDArray[np.int64]] = []
+        for turn in range(300):
+            page = memory.page(VALUES, INT64)
+            page[::1024] = mark
+            held.append(page)
+            if turn % 3:
+                gone = held.pop(0)
+                if (gone[::1024] != mark).any():
+                    wrong.append(mark)
+
+    threads = [threading.Thread(target=work, args=(mark,)) for mark in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=240)
+    assert wrong == []

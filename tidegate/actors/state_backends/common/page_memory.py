@@ -1,0 +1,121 @@
+"""`PageMemory`: memory for the pages of columns, in slabs that the kernel may back by huge pages.
+
+A large state has tens of thousands of pages of some kilobytes. Taken one by one they lie in memory pages of 4 KB. Then
+each first touch is a page fault, and nearly each access to a random key misses the TLB. When the process dies, the
+kernel takes them back one by one before anybody learns of its death. In slabs of some megabytes all three cost less.
+
+Rules:
+- A page belongs to its array. When the last reference to the array goes, on any thread, the page is free again. A view
+  of the array keeps it alive; a raw address does not.
+- Free pages are used again before new ones. A slab without used pages goes back to the system, but for one of each
+  size, so that a page that comes and goes costs nothing.
+- The contents of a new page are undefined.
+- The first pages of each size come one by one: a small state takes no slab.
+"""
+
+from __future__ import annotations
+
+import mmap
+import threading
+import weakref
+from collections import deque
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+SLAB_BYTES = 1 << 23
+"""A multiple of the size of a huge page, 2 MB on most machines."""
+SINGLE_PAGES_MAX = 64
+"""So many pages of a size come one by one before the first slab."""
+
+_HUGE_PAGES = getattr(mmap, "MADV_HUGEPAGE", None)
+
+
+class _Slab:
+    """Pages of one size behind one another."""
+
+    __slots__ = ("free", "memory", "pages")
+
+    def __init__(self, page_bytes: int) -> None:
+        self.memory = mmap.mmap(-1, SLAB_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        if _HUGE_PAGES is not None:
+            with suppress(OSError):  # a kernel without huge pages: small ones do
+                self.memory.madvise(_HUGE_PAGES)
+        self.pages = SLAB_BYTES // page_bytes
+        self.free = list(range(self.pages - 1, -1, -1))
+
+
+class _Pages:
+    """The pages of one size."""
+
+    def __init__(self, page_bytes: int) -> None:
+        self._page_bytes = page_bytes
+        self._singles = 0
+        self._open: list[_Slab] = []
+        """Slabs with free pages. The last one is used first."""
+        self._used: dict[int, tuple[weakref.ref[NDArray[Any]], _Slab, int]] = {}
+        """By the identity of the reference, which cannot be hashed."""
+        self._returned: deque[weakref.ref[NDArray[Any]]] = deque()
+        """Of arrays that are gone. Any thread adds to it, at any moment, also within a call of this class."""
+
+    def page(self, values: int, dtype: np.dtype[Any]) -> NDArray[Any]:
+        """A page as an array."""
+        if self._singles < SINGLE_PAGES_MAX:
+            self._singles += 1
+            return np.empty(values, dtype=dtype)
+        self.take_back()
+        if not self._open:
+            self._open.append(_Slab(self._page_bytes))
+        slab = self._open[-1]
+        number = slab.free.pop()
+        if not slab.free:
+            self._open.pop()
+        page: NDArray[Any] = np.frombuffer(slab.memory, dtype, values, number * self._page_bytes)
+        reference = weakref.ref(page, self._returned.append)
+        self._used[id(reference)] = reference, slab, number
+        return page
+
+    def take_back(self) -> None:
+        """Pages whose arrays are gone are free."""
+        while self._returned:
+            _, slab, number = self._used.pop(id(self._returned.popleft()))
+            slab.free.append(number)
+            if len(slab.free) == 1:
+                self._open.append(slab)
+            elif len(slab.free) == slab.pages and len(self._open) > 1:
+                self._open.remove(slab)
+
+    def slabs(self) -> int:
+        """How many slabs there are."""
+        return len({id(slab) for slab in self._open} | {id(slab) for _, slab, _ in self._used.values()})
+
+
+class PageMemory:
+    """Pages of any size. For any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._sizes: dict[int, _Pages] = {}
+
+    def page(self, values: int, dtype: np.dtype[Any]) -> NDArray[Any]:
+        """An array of so many values, in no particular state."""
+        page_bytes = values * dtype.itemsize
+        with self._lock:
+            pages = self._sizes.get(page_bytes)
+            if pages is None:
+                pages = self._sizes[page_bytes] = _Pages(page_bytes)
+            return pages.page(values, dtype)
+
+    @property
+    def bytes(self) -> int:
+        """What the slabs take. What has become free since is counted out first."""
+        with self._lock:
+            for pages in self._sizes.values():
+                pages.take_back()
+            return SLAB_BYTES * sum(pages.slabs() for pages in self._sizes.values())
+
+
+PAGE_MEMORY = PageMemory()
+"""That of the process: the states of all its tasks share it."""
