@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 from local_jobs import NO_RESTART, GatedSource, config, finish, local, opening, rows
+from waiting import until
 
 import tidegate as tg
 from tidegate.api.submission import compacted_tables
@@ -115,3 +117,46 @@ def test_a_size_that_is_none_is_refused(tmp_path: Path) -> None:
     """Before the table is looked at."""
     with pytest.raises(tg.ConfigurationError, match="file_bytes must be positive, not 0"):
         written(tmp_path, [1]).compact(file_bytes=0)
+
+
+def was_compacted(table: tg.OutputTable) -> bool:
+    """Whether files were put together beside the job."""
+    return any(entry.rewrite for entry in table.log.entries())
+
+
+def test_files_stay_few_while_a_job_runs(tmp_path: Path) -> None:
+    """Every row is there once, also after a restore from the middle; with `auto_compact=False` every file stays."""
+    gates = list(range(1, 25))
+    counts = {}
+    for auto_compact in (True, False):
+        folder = tmp_path / str(auto_compact)
+        with opening(GatedSource(26, gates=gates)) as source, local(1) as env:
+            table = env.from_source(source, uid="in").to_table(folder / "out", auto_compact=auto_compact, uid="out")
+            job = env.execute("many", checkpoints=config(folder / "checkpoints"), restart=NO_RESTART)
+            for gate in gates:
+                source.await_gate(gate)
+                job.savepoint(str(folder / f"saved{gate}"))
+                if gate == gates[-1] and auto_compact:
+                    until("a compaction", partial(was_compacted, table))
+                source.open_gate(gate)
+            assert job.wait("60s") == "finished"
+        assert sorted(table.to_arrow()["x"].to_pylist()) == list(range(26))
+        counts[auto_compact] = len(table.log.snapshot().files)
+    assert counts[False] == 25
+    assert counts[True] < 20
+    assert not was_compacted(table)
+
+    folder = tmp_path / "True"
+    with opening(GatedSource(26)) as source, local(1) as env:
+        table = env.from_source(source, uid="in").to_table(folder / "out", uid="out")
+        saved = str(next((folder / "saved7").iterdir()))
+        job = env.execute("many", checkpoints=config(folder / "checkpoints"), restart=NO_RESTART, restore=saved)
+        assert job.wait("60s") == "finished"
+    assert sorted(table.to_arrow()["x"].to_pylist()) == list(range(26))
+
+
+@pytest.mark.parametrize("size", ["0", "-1", "many", "1.5b"])
+def test_a_target_size_that_is_none_is_refused(tmp_path: Path, size: str) -> None:
+    """In the call that says it, which is named."""
+    with local() as env, pytest.raises(tg.ConfigurationError, match="to_table 'to_table': target_file_size"):
+        env.from_batches(pa.table({"x": [1]})).to_table(tmp_path / "out", target_file_size=size)

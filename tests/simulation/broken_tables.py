@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
-from tidegate.storage.tables.log_entries import TableEntry
+from tidegate.storage.ids import JobId
+from tidegate.storage.tables.log_entries import TableEntry, added
 from tidegate.storage.tables.log_fold import TableFold
 from tidegate.storage.tables.log_lineage import TableLineage
+from tidegate.storage.tables.log_rewrites import LogRewrites
 
 Patch = Callable[[], AbstractContextManager[Any]]
 
-_claimed, _committed = TableFold._claimed, TableFold._committed
+_claimed, _committed, _compacted = TableFold._claimed, TableFold._committed, TableFold._compacted
 
 
 def _shows_at_once(self: TableFold, entry: TableEntry) -> TableFold:
@@ -24,6 +26,21 @@ def _shows_at_once(self: TableFold, entry: TableEntry) -> TableFold:
 
 def _shows_its_own_alone(self: TableFold, entry: TableEntry) -> TableFold:
     return replace(_committed(self, entry), shown=((entry.seq, entry.seq),))
+
+
+def _shows_too_much(self: TableFold, entry: TableEntry) -> TableFold:
+    return replace(_compacted(self, entry), shown=added(self.shown, entry.seq, self.newest_bearing))
+
+
+def _for_whatever_is_covered_in_part(
+    self: LogRewrites, members: Collection[int], line: JobId | None = None
+) -> set[int]:
+    found = set(members)
+    for seq, replaced in self.replaced.items():
+        if found.intersection(replaced):
+            found.difference_update(replaced)
+            found.add(seq)
+    return found
 
 
 def _never_decided(self: TableFold, url: str, checkpoint_id: int, files: tuple[object, ...]) -> bool:
@@ -38,11 +55,17 @@ TABLE_PATCHES: dict[str, tuple[int, Patch]] = {
     ),
     "tables: a commit hides those before it": (6, lambda: patch.object(TableFold, "_committed", _shows_its_own_alone)),
     "tables: a repeated commit is made again": (6, lambda: patch.object(TableFold, "is_decided", _never_decided)),
+    "tables: a compaction hides nothing": (6, lambda: patch.object(TableFold, "_compacted", _shows_too_much)),
+    "tables: a compaction stands for what a checkpoint covers in part": (
+        6,
+        lambda: patch.object(LogRewrites, "compacted", _for_whatever_is_covered_in_part),
+    ),
     "tables: a fallback takes nothing back": (6, lambda: patch.object(TableLineage, "_fallback", lambda *_: None)),
 }
 """Broken by a patch: the invariant, and the patch."""
 
 TABLE_FIXED: dict[str, dict[str, str | int]] = {
-    "tables: a fallback takes nothing back": {"faults": "damage", "retained": 3}
+    "tables: a fallback takes nothing back": {"faults": "damage", "retained": 3},
+    "tables: a compaction stands for what a checkpoint covers in part": {"faults": "damage", "retained": 3},
 }
 """A job falls back only where checkpoints are damaged, and another one is there."""

@@ -65,6 +65,11 @@ class PlainStore:
         self._asked("delete")
         self.files.pop(path, None)
 
+    def delete_all(self, paths: Iterable[str]) -> None:
+        """Delete files, one after the other."""
+        for path in paths:
+            self.delete(path)
+
     def delete_tree(self, prefix: str) -> None:
         """Delete a folder."""
         self._asked("delete_tree")

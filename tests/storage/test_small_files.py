@@ -55,7 +55,7 @@ def test_rows_keep_order_and_partition(memory_store: FileSystemStore) -> None:
     info = TableInfo.of(_SCHEMA, "append", (), ("k",))
     files = [_staged(memory_store, f"k={k}/{n}", {"k": [k], "v": [n]}, _SCHEMA) for n, k in enumerate(["a", "b", "a"])]
 
-    new = rewritten(memory_store, info, JobId("compaction_1"), rewrites_of(files, 10**6))
+    new = rewritten(memory_store, info, "data/compaction_1/000000", "", rewrites_of(files, 10**6))
 
     assert [file.path for file in new] == ["data/compaction_1/000000/k=a/000000.parquet", files[1].path]
     assert read_data_file(memory_store, new[0]).to_pydict() == {"k": ["a", "a"], "v": [0, 2]}
@@ -66,7 +66,7 @@ def test_a_file_that_has_not_the_rows_of_the_log_is_never_replaced(memory_store:
     files = [_staged(memory_store, str(n), {"k": ["a"], "v": [n]}, _SCHEMA) for n in range(2)]
     wrong = DataFile(files[0].path, 2, files[0].size_bytes, files[0].checksum)
     with pytest.raises(InvariantError, match="have 2 rows, which is not what the log says"):
-        rewritten(memory_store, TableInfo.of(_SCHEMA, "append"), JobId("c"), rewrites_of([wrong, files[1]], 10**6))
+        rewritten(memory_store, TableInfo.of(_SCHEMA, "append"), "data/c/0", "", rewrites_of([wrong, files[1]], 10**6))
 
 
 def test_of_an_upsert_table_the_newest_row_of_a_key_stays(memory_store: FileSystemStore) -> None:
@@ -76,7 +76,8 @@ def test_of_an_upsert_table_the_newest_row_of_a_key_stays(memory_store: FileSyst
         _staged(memory_store, str(n), {"k": ["a", k], "v": [n, n], "version": [version, version]}, schema)
         for n, (k, version) in enumerate([("b", 5), ("c", 4)])
     ]
-    (new,) = rewritten(memory_store, TableInfo.of(_SCHEMA, "upsert", ("k",)), JobId("c"), rewrites_of(files, 10**6))
+    info = TableInfo.of(_SCHEMA, "upsert", ("k",))
+    (new,) = rewritten(memory_store, info, "data/c/000000", "", rewrites_of(files, 10**6))
     rows = read_data_file(memory_store, new).to_pylist()
     assert sorted(tuple(row.values()) for row in rows) == [("a", 0, 5), ("b", 0, 5), ("c", 1, 4)]
 

@@ -16,7 +16,7 @@ from tidegate.storage.checkpoints.metadata import DataFile
 from tidegate.storage.errors import FencedError, TableError
 from tidegate.storage.files.file_system_store import open_store
 from tidegate.storage.ids import CheckpointId, JobId
-from tidegate.storage.tables.log_entries import covers
+from tidegate.storage.tables.log_entries import TableEntry, covers
 from tidegate.storage.tables.log_versions import TableVersions
 from tidegate.storage.tables.table_log import LOG_FOLDER, TableLog
 
@@ -210,7 +210,7 @@ def _time(at_ms: int) -> dt.datetime:
 
 
 class CompactedTableMachine(TableLogMachine):
-    """The same with compactions, of which the model knows nothing: rows are what they would be without."""
+    """The same with compactions, at rest and beside the owner. The model knows of none: rows are what they would be."""
 
     @precondition(lambda self: self.shown)
     @rule(log=st.integers(0, 1), data=st.data(), killed=st.booleans())
@@ -231,6 +231,38 @@ class CompactedTableMachine(TableLogMachine):
         self.merged[job] = replaced
         self.compacting, self.newest_ms = False, max(self.newest_ms, self.clock_ms)
         self.versions[self.reader.snapshot().seq] = self.newest_ms, list(self.shown)
+
+    @precondition(lambda self: self.owner is not None)
+    @rule(log=st.integers(0, 1), data=st.data(), late=st.sampled_from(["", "", "killed", "overtaken"]))
+    def compact_beside_the_job(self, log: int, data: st.DataObject, late: str) -> None:
+        """Entries of the owner's line become one; nothing happens where a claim is about to change what shows.
+
+        Some never come so far, and some find that another process has begun to compact.
+        """
+        assert self.owner is not None
+        handle = self.logs[log]
+        mine = [e for e in handle.shown_entries()[1] if self._is_own(e)]
+        first, last = (data.draw(st.integers(0, len(mine)), label=label) for label in ("first", "last"))
+        members = {entry.seq for entry in mine[first:last]}
+        files = [file for entry in mine[first:last] for file in entry.files]
+        self.clock_ms += 1
+        name = f"beside-{len(self.merged)}-{handle.take_compacting(self.owner, f'n{log}')}"
+        if late == "overtaken":
+            self.logs[1 - log].take_compacting(self.owner, f"n{1 - log}")
+        if late == "killed" or not members:
+            return
+        new = (file_of(name, sum(file.rows for file in files)),)
+        fold = handle.state()
+        assert fold is not None
+        done = handle.compact(self.owner, f"n{log}", members, 1, new)
+        assert done == (late != "overtaken" and not fold.pending)
+        if done:
+            self.merged[name] = self._expanded(files)
+            self.newest_ms = max(self.newest_ms, self.clock_ms)
+
+    def _is_own(self, entry: TableEntry) -> bool:
+        names = self._expanded(entry.files)
+        return all(self.line_of[name] == self.lines[self.owner] for name in names)  # type: ignore[index]
 
     def _paths(self, files: Iterable[DataFile]) -> list[str]:
         return sorted(f"data/{name}.parquet" for name in self._expanded(files))

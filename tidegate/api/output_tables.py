@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from tidegate.api.given_names import location
 from tidegate.api.submission.compacted_tables import TableCompaction, compact_table
+from tidegate.api.table_options import TableOptions
 from tidegate.storage.errors import TableError
 from tidegate.storage.files.file_system_store import join_url, open_store
 from tidegate.storage.files.store import OpenStore, Store
@@ -21,7 +22,7 @@ from tidegate.storage.tables.log_versions import AsOf, TableCommit
 from tidegate.storage.tables.partition_filters import PartitionFilter, matching_files
 from tidegate.storage.tables.small_files import FILE_BYTES
 from tidegate.storage.tables.table_files import read_table
-from tidegate.storage.tables.table_log import IfExists, TableInfo, TableLog
+from tidegate.storage.tables.table_log import TableInfo, TableLog
 
 if TYPE_CHECKING:
     import polars as pl
@@ -32,11 +33,11 @@ class OutputTable:
     """A table that a job writes exactly once. It can be read at any time, also while the job runs or after a crash."""
 
     def __init__(
-        self, url: str, info: TableInfo, if_exists: IfExists = "error", open_store: OpenStore = open_store
+        self, url: str, info: TableInfo, options: TableOptions | None = None, open_store: OpenStore = open_store
     ) -> None:
         self.url = open_store(url).url
         self.info = info
-        self.if_exists = if_exists
+        self.options = TableOptions() if options is None else options
         self._open_store = open_store
 
     def read(
@@ -134,7 +135,7 @@ class CollectedRows:
 
     def bind(self, url: str) -> OutputTable:
         """Name the URL of the rows, once the job has an id."""
-        self._table = OutputTable(url, self.info, "append", self._open_store)
+        self._table = OutputTable(url, self.info, TableOptions("append"), self._open_store)
         return self._table
 
     @property

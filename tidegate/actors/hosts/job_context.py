@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from tidegate.actors.coordinator.job.outages import STORAGE_OUTAGE_MS
@@ -18,6 +19,7 @@ from tidegate.actors.task.pipeline.task_descriptor import TaskDescriptor, descri
 from tidegate.storage.checkpoints.layout import CheckpointLayout
 from tidegate.storage.checkpoints.lease import LEASE_MS_DEFAULT
 from tidegate.storage.ids import AttemptNumber, JobId, OperatorUid
+from tidegate.storage.tables.compaction_plan import CompactionSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +61,8 @@ class JobContext:
     """Likewise which ones it keeps beside those of its tasks."""
     handed_on: tuple[str, ...] = ()
     """Tables whose commits somebody follows, who may hold the sources back."""
+    compactions: Mapping[str, CompactionSettings] = field(default_factory=dict)
+    """Tables whose small files are put together while the job runs, by URL."""
 
     @property
     def layout(self) -> CheckpointLayout:

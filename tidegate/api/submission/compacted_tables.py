@@ -18,10 +18,10 @@ from tidegate.storage.checkpoints.metadata import DataFile
 from tidegate.storage.clock import now_ms
 from tidegate.storage.errors import ConfigurationError, FencedError, TableError
 from tidegate.storage.files.store import OpenStore, Store
-from tidegate.storage.ids import CheckpointId, JobId
+from tidegate.storage.ids import AttemptNumber, CheckpointId, JobId
 from tidegate.storage.tables.handed_rows import newest_mark
 from tidegate.storage.tables.small_files import rewrites_of, rewritten, worth_it
-from tidegate.storage.tables.table_files import DATA_FOLDER, delete_unreferenced
+from tidegate.storage.tables.table_files import DATA_FOLDER, data_dir, delete_unreferenced
 from tidegate.storage.tables.table_info import TableInfo
 from tidegate.storage.tables.table_log import TableLog
 
@@ -72,7 +72,7 @@ def _compact(
 ) -> int:
     committing = False
     try:
-        new = rewritten(store, info, job_id, rewrites_of(files, file_bytes))
+        new = rewritten(store, info, data_dir(job_id, AttemptNumber(0)), "", rewrites_of(files, file_bytes))
         committing = True
         log.commit(job_id, CheckpointId(0), new)
     except BaseException as error:

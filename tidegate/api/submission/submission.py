@@ -167,6 +167,7 @@ def prepare(request: JobRequest, open_store: OpenStore) -> Submission:
         heartbeats_of(request.checkpoints),
         ProcessSettings(request.checkpoints.standbys, request.checkpoints.slot_request_timeout),
         tuple(rows.url for rows in request.collected if rows.handed_on),
+        {t.url: t.options.compaction for t in request.tables if t.options.compaction is not None},
     )
     spec = _spec(request, graph, restore)
     return Submission(spec, context, savepoints, request.detached, now_ms(), staged.companions)
@@ -273,7 +274,7 @@ def _with_tables(
         if spec.table is None:
             return spec
         table = bound[spec.table] if spec.table in bound else tables[spec.table]
-        factory = partial(table_sink, table.info, first_versions[table.url])
+        factory = partial(table_sink, table.info, first_versions[table.url], table.options.file_bytes)
         return replace(spec, table=table.url, factory=factory)
 
     vertices = tuple(replace(v, operators=tuple(with_table(spec) for spec in v.operators)) for v in graph.vertices)

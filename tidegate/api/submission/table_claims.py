@@ -39,7 +39,7 @@ def check_tables(
     """Raise what `claim_tables` would raise, before anything expensive is done. Tables of living jobs are refused."""
     for table in tables:
         check_owner_is_gone(table.url, job_id, open_store, now_ms)
-        table.log.check_claim(table.info, job_id, _origin(covering), table.if_exists)
+        table.log.check_claim(table.info, job_id, _origin(covering), table.options.if_exists)
 
 
 def claim_tables(
@@ -63,7 +63,7 @@ def claim_tables(
         table_log = table.log
         table_log.create(table.info)
         files = tuple(file for _, files in left.get(table.url, ()) for file in files)
-        table_log.claim(job_id, _origin(covering), table.if_exists, home=home, uncommitted=files)
+        table_log.claim(job_id, _origin(covering), table.options.if_exists, home=home, uncommitted=files)
         if covering and covering[-1].final:
             table_log.commit(job_id, CheckpointId(0), ())
         first_versions[table.url] = table_log.claims() << EPOCH_BITS

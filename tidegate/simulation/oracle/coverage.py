@@ -42,6 +42,7 @@ EFFECTS = {
     "row_without_coordinator": "a task took something in while there was no coordinator",
     "source_paused": "no split of a source had anything, and it was asked again after a pause",
     "region_restarted": "regions in which a task had failed started anew, while others went on",
+    "files_put_together": "small files of a table were put together while its job went on",
 }
 """For each effect, what must have been seen for it to count."""
 

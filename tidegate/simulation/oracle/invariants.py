@@ -27,6 +27,7 @@ from tidegate.actors.task.task_machine import TaskMachine
 from tidegate.simulation.oracle.coverage import Coverage
 from tidegate.simulation.oracle.files_at_rest import FilesOracle, acknowledged_tasks
 from tidegate.simulation.oracle.limits import check_held
+from tidegate.simulation.oracle.merged_files import MergedFiles
 from tidegate.simulation.oracle.output_tables import Covered, TablesOracle
 from tidegate.simulation.oracle.records import RecordsOracle
 from tidegate.simulation.oracle.savepoint_folders import SavepointFoldersOracle
@@ -66,9 +67,11 @@ class Oracle:
         graph: JobGraph,
         coverage: Coverage | None = None,
         inherited: Covered | None = None,
+        merged: MergedFiles | None = None,
     ) -> None:
         self.coverage = coverage if coverage is not None else Coverage()
-        self.tables = TablesOracle(disk, spec.job_id, inherited)
+        merged = MergedFiles(disk, self.coverage) if merged is None else merged
+        self.tables = TablesOracle(disk, spec.job_id, merged, inherited)
         if spec.restore is not None:
             self.tables.restored(spec.restore.job_id, spec.restore.checkpoint_id)
         self.files = FilesOracle(disk, spec.root, spec.job_id, self._completes, self.tables)

@@ -5,7 +5,8 @@ those of its attempt, then those before the one that the attempt was restored fr
 
 - After a commit of checkpoint N a table shows just the files that N covers: nothing twice, nothing left out, nothing of
   what came after a checkpoint from which the job has gone on.
-- Nothing else changes what is shown: no claim, no restart, no truncation of the log.
+- Nothing else changes what is shown: no claim, no restart, no truncation of the log. A compaction changes the files,
+  and not the rows; `MergedFiles` looks at that.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
+from tidegate.simulation.oracle.merged_files import MergedFiles
 from tidegate.simulation.oracle.violation import InvariantViolated
 from tidegate.simulation.world.disk import TABLE_LOG, SimulatedDisk, SimulatedStore
 from tidegate.storage.checkpoints.metadata import CheckpointMetadata
@@ -30,8 +32,11 @@ Covered = Mapping[tuple[JobId, CheckpointId], frozenset[str]]
 class TablesOracle:
     """Watches the tables that one job writes. `inherited`: what checkpoints of the jobs before it cover."""
 
-    def __init__(self, disk: SimulatedDisk, job_id: JobId, inherited: Covered | None = None) -> None:
+    def __init__(
+        self, disk: SimulatedDisk, job_id: JobId, merged: MergedFiles, inherited: Covered | None = None
+    ) -> None:
         self._disk = disk
+        self._merged = merged
         self._job_id = job_id
         self.covered: dict[tuple[JobId, CheckpointId], frozenset[str]] = dict(inherited or {})
         self._origin: frozenset[str] = frozenset()
@@ -76,11 +81,13 @@ class TablesOracle:
             return  # It was created where the log is truncated, and is taken back.
         before = self._shown.get(table, [])
         shown = self._shown[table] = [f"{table}/{file.path}" for file in snapshot.files]
+        if entry.kind is TableEntryKind.COMPACTED:
+            return  # `MergedFiles` has looked at it.
         if entry.kind is not TableEntryKind.COMMITTED:
             if known and shown != before:
                 raise InvariantViolated(6, f"{table}: a claim of {entry.job_id} changes what is shown")
         elif entry.job_id == self._job_id:
-            self._committed_to(table, int(entry.checkpoint_id or 0), shown)
+            self._committed_to(table, int(entry.checkpoint_id or 0), self._merged.originals(shown))
 
     def _committed_to(self, table: str, number: int, shown: list[str]) -> None:
         if number <= self._committed.get(table, -1):

@@ -12,7 +12,7 @@ import builtins
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -32,6 +32,8 @@ from tidegate.simulation.pipelines.pipeline_functions import (
     timed_rows,
 )
 from tidegate.simulation.runtime.run import Rows, counted
+from tidegate.storage.tables.compaction_plan import CompactionSettings
+from tidegate.storage.tables.small_files import FILE_BYTES
 from tidegate.storage.tables.table_log import TableMode
 
 SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.int64())])
@@ -39,6 +41,8 @@ SIDES = pa.schema([("k", pa.int64()), ("l", pa.int64()), ("r", pa.int64())])
 PAIRS = pa.schema([("key", pa.int64()), ("w", pa.int64())])
 MATCHED = pa.schema([("k", pa.int64()), ("n", pa.int64()), ("l", pa.int64()), ("r", pa.int64())])
 SPLITS = 4
+FAN_IN = 2
+"""Of the compactions of its tables."""
 ORDERED_SOURCES = 2
 """Subtasks that read ordered rows, whatever is drawn: rows of a split that was moved twice while they were in flight
 lie on several channels, and between channels there is no order."""
@@ -77,9 +81,11 @@ def _rows_of(data: Data) -> pa.Table:
 
 def _table(stream: Stream, name: str, width: int, keys: tuple[str, ...] = ()) -> None:
     mode: TableMode = "upsert" if keys else "append"
-    stream.to_table(
+    table = stream.to_table(
         f"sim://{name}", mode=mode, keys=keys, if_exists="overwrite", uid=f"{name}-table", parallelism=width
     )
+    # Jobs are short: after a few commits there is something to put together.
+    table.options = replace(table.options, compaction=CompactionSettings(FILE_BYTES, FAN_IN))
 
 
 def _doubled(batch: pa.RecordBatch) -> pa.RecordBatch:

@@ -31,6 +31,7 @@ from tidegate.api.stream import Stream
 from tidegate.recovery.restart_strategy import RestartStrategy
 from tidegate.simulation.oracle.coverage import Coverage
 from tidegate.simulation.oracle.invariants import Oracle
+from tidegate.simulation.oracle.merged_files import MergedFiles
 from tidegate.simulation.oracle.output_tables import Covered
 from tidegate.simulation.oracle.violation import InvariantViolated
 from tidegate.simulation.oracle.watch import Watch
@@ -123,6 +124,7 @@ class Simulation:
         self._protocol = protocol if protocol is not None else Protocol()
         self._jobs = 0
         self._covered: Covered = {}
+        self._merged = MergedFiles(self.disk, self.coverage)
 
     def open_store(self, url: str) -> Store:
         """The store at a url of this world."""
@@ -139,7 +141,9 @@ class Simulation:
             world.faults_again()
         submission, restored = self._plan(setting)
         self._jobs += 1
-        oracle = Oracle(self.disk, submission.spec, submission.context.graph, self.coverage, self._covered)
+        oracle = Oracle(
+            self.disk, submission.spec, submission.context.graph, self.coverage, self._covered, self._merged
+        )
         watch = Watch(oracle, self.coverage, restored)
         parts = self._protocol
         job = SimulatedJob(

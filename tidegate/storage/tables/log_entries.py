@@ -7,8 +7,8 @@ is then one range, however many jobs have added to it. Only what is hidden makes
 from __future__ import annotations
 
 import enum
-from bisect import bisect_right
-from collections.abc import Collection, Iterable
+from bisect import bisect_left, bisect_right
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from tidegate.storage.checkpoints.metadata import DataFile
@@ -27,6 +27,9 @@ class TableEntryKind(enum.Enum):
     CREATED = "created"
     CLAIMED = "claimed"
     COMMITTED = "committed"
+    COMPACTING = "compacting"
+    """A process of the owner's begins to compact: no other one can until the table has another owner."""
+    COMPACTED = "compacted"
 
 
 @wire
@@ -57,11 +60,26 @@ class TableClaim:
 
 @wire
 @dataclass(frozen=True, slots=True)
+class TableRewrite:
+    """What the files of a compaction stand for: the entries that it `replaces`, which had `rows_before` rows.
+
+    `position`: where these rows are in the order of the table, as the newest entry that has brought any of them.
+    `level`: how many compactions the rows have been through, at most.
+    """
+
+    replaces: Ranges
+    rows_before: int
+    position: int
+    level: int
+
+
+@wire
+@dataclass(frozen=True, slots=True)
 class TableEntry:
-    """One entry: the first has `info`, commits have a checkpoint, claims a `claim`.
+    """One entry: the first has `info`, commits have a checkpoint, claims a `claim`, compactions a `rewrite`.
 
     Files of a claim are those that the restored checkpoint covers and nobody had committed. `nonce` is the
-    writer's own. `at_ms`: when a commit was made, since the epoch; never before the one before it.
+    writer's own. `at_ms`: when what is shown has changed, since the epoch; never before the time of an earlier entry.
     """
 
     seq: int
@@ -73,11 +91,22 @@ class TableEntry:
     info: TableInfo | None = None
     nonce: str = ""
     at_ms: int | None = None
+    rewrite: TableRewrite | None = None
 
     @property
     def rows(self) -> int:
         """Rows in its files."""
         return sum(file.rows for file in self.files)
+
+    @property
+    def position(self) -> int:
+        """Where its rows are in the order of the table."""
+        return self.seq if self.rewrite is None else self.rewrite.position
+
+
+def in_order(entry: TableEntry) -> int:
+    """What entries are sorted by, so that their rows are in the order of the table."""
+    return entry.position
 
 
 def covers(ranges: Ranges, seq: int) -> bool:
@@ -101,6 +130,17 @@ def ranges_of(members: Collection[int], bearing: Iterable[int]) -> Ranges:
     return tuple(found)
 
 
+def joined(members: Iterable[int]) -> Ranges:
+    """The set of `members`, where nobody knows which entries between them bear files."""
+    found: list[tuple[int, int]] = []
+    for seq in sorted(members):
+        if found and found[-1][1] == seq - 1:
+            found[-1] = (found[-1][0], seq)
+        else:
+            found.append((seq, seq))
+    return tuple(found)
+
+
 def added(ranges: Ranges, seq: int, newest_bearing: int) -> Ranges:
     """The set with an entry that is newer than all that bear files, of which `newest_bearing` was the newest."""
     if ranges and newest_bearing <= ranges[-1][1]:
@@ -108,12 +148,22 @@ def added(ranges: Ranges, seq: int, newest_bearing: int) -> Ranges:
     return (*ranges, (seq, seq))
 
 
-def only_added(before: Ranges, after: Ranges) -> Ranges | None:
-    """What is in `after` and newer than all of `before`; None where more than that tells the two sets apart."""
-    if not before:
-        return after
-    newest = before[-1][1]
-    kept = tuple((first, min(last, newest)) for first, last in after if first <= newest)
-    if kept != before:
-        return None
-    return tuple((max(first, newest + 1), last) for first, last in after if last > newest)
+def without(ranges: Ranges, gone: Ranges) -> Ranges:
+    """The set without the members of another one."""
+    found: list[tuple[int, int]] = []
+    for first, last in ranges:
+        at = max(0, bisect_right(gone, first, key=lambda bounds: bounds[0]) - 1)
+        while at < len(gone) and gone[at][0] <= last:
+            if gone[at][1] >= first:
+                if gone[at][0] > first:
+                    found.append((first, gone[at][0] - 1))
+                first = gone[at][1] + 1
+            at += 1
+        if first <= last:
+            found.append((first, last))
+    return tuple(found)
+
+
+def members_of(ranges: Ranges, bearing: Sequence[int]) -> list[int]:
+    """The members of a set, ascending; `bearing` are all entries that bear files, ascending."""
+    return [seq for first, last in ranges for seq in bearing[bisect_left(bearing, first) : bisect_right(bearing, last)]]

@@ -6,12 +6,16 @@ Rules:
   claim was built on, its files, and the files of the commit. Until then readers see what they saw.
 - Only the owner commits, each checkpoint once, in the order of their numbers. What it has left behind when it fell
   back to an older checkpoint is never committed, whoever still asks for it.
-- The fold does not grow with commits: only hidden commits make another range.
+- A compaction beside a running job puts files in the place of entries that are shown, and of nothing else. It is
+  refused while a claim is about to change what is shown, and to all processes of the owner but one: the newest that has
+  said so. So whoever has said so may delete what the others have left unfinished.
+- The fold does not grow with commits: only hidden commits make another range, and what compactions have left apart.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from tidegate.storage.checkpoints.metadata import DataFile
@@ -19,7 +23,7 @@ from tidegate.storage.codec import encode, wire
 from tidegate.storage.errors import CorruptionError, TableError
 from tidegate.storage.files.envelope import checksum_of
 from tidegate.storage.ids import CheckpointId, JobId
-from tidegate.storage.tables.log_entries import Ranges, TableClaim, TableEntry, TableEntryKind, added
+from tidegate.storage.tables.log_entries import Ranges, TableClaim, TableEntry, TableEntryKind, added, covers, without
 from tidegate.storage.tables.table_info import TableInfo
 
 log = logging.getLogger(__name__)
@@ -46,7 +50,11 @@ class TableFold:
     """The newest checkpoint that the owner has committed."""
     newest_files: str = ""
     newest_at_ms: int | None = None
-    """When the newest commit of all was made."""
+    """When what is shown has changed last."""
+    compactor: str = ""
+    """The nonce of the process that may compact for the owner."""
+    compactor_seq: int = 0
+    """The entry in which it has said so."""
 
     @staticmethod
     def first(entry: TableEntry, checksum: str) -> TableFold:
@@ -58,9 +66,15 @@ class TableFold:
         """The fold with the next entry."""
         assert entry.seq == self.seq + 1 and entry.job_id is not None
         fold = replace(self, seq=entry.seq, entry_checksum=checksum)
-        if entry.kind is TableEntryKind.CLAIMED:
-            return fold._claimed(entry)
-        return fold._committed(entry)
+        match entry.kind:
+            case TableEntryKind.CLAIMED:
+                return fold._claimed(entry)
+            case TableEntryKind.COMPACTING:
+                return replace(fold, compactor=entry.nonce, compactor_seq=entry.seq)
+            case TableEntryKind.COMPACTED:
+                return fold._compacted(entry)
+            case _:
+                return fold._committed(entry)
 
     @property
     def shown_next(self) -> Ranges:
@@ -71,6 +85,11 @@ class TableFold:
     def switches(self) -> bool:
         """Whether the next commit changes what is shown even if it has no files."""
         return self.shown_next != self.shown
+
+    def may_compact(self, job_id: JobId, nonce: str, replaced: Iterable[int]) -> bool:
+        """Whether a process of a job may put files in the place of these entries."""
+        in_charge = self.owner == job_id and self.compactor == nonce and not self.pending
+        return in_charge and all(covers(self.shown, seq) for seq in replaced)
 
     def is_decided(self, url: str, checkpoint_id: CheckpointId, files: tuple[DataFile, ...]) -> bool:
         """Whether a checkpoint of the owner needs no commit any more; TableError if it was one of other files."""
@@ -102,6 +121,7 @@ class TableFold:
             newest_bearing=entry.seq if entry.files else self.newest_bearing,
             newest_commit=self.newest_commit if same else None,
             newest_files=self.newest_files if same else "",
+            compactor=self.compactor if same else "",
         )
 
     def _committed(self, entry: TableEntry) -> TableFold:
@@ -117,6 +137,19 @@ class TableFold:
             newest_commit=entry.checkpoint_id,
             newest_files=fingerprint(entry.files),
             newest_at_ms=entry.at_ms if entry.at_ms is not None else self.newest_at_ms,
+        )
+
+    def _compacted(self, entry: TableEntry) -> TableFold:
+        rewrite = entry.rewrite
+        if rewrite is None or self.pending or entry.job_id != self.owner:
+            raise CorruptionError(f"entry {entry.seq} of a table's log is a compaction that could not be made there")
+        shown = without(self.shown, rewrite.replaces)
+        return replace(
+            self,
+            shown=added(shown, entry.seq, self.newest_bearing) if entry.files else shown,
+            rows=self.rows - rewrite.rows_before + entry.rows,
+            newest_bearing=entry.seq if entry.files else self.newest_bearing,
+            newest_at_ms=entry.at_ms,
         )
 
 

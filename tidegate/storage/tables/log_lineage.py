@@ -16,6 +16,7 @@ from tidegate.storage.errors import FencedError, TableError
 from tidegate.storage.ids import CheckpointId, JobId
 from tidegate.storage.tables.log_entries import TableClaim, TableEntry, TableEntryKind, covers, ranges_of
 from tidegate.storage.tables.log_fold import TableFold
+from tidegate.storage.tables.log_rewrites import LogRewrites
 from tidegate.storage.tables.table_info import IfExists
 
 Restored = tuple[JobId, CheckpointId]
@@ -29,6 +30,7 @@ class TableLineage:
         self._entries = entries
         self._fold = fold
         self._bearing = [entry.seq for entry in entries if entry.files]
+        self._rewrites = LogRewrites(entries)
 
     def covered(self, job_id: JobId, checkpoint_id: CheckpointId) -> frozenset[int]:
         """The entries that show what a checkpoint covers: of its job, and of those before it in its line."""
@@ -143,44 +145,19 @@ class TableLineage:
         jobs = {entry.job_id for entry in claims}
         root = claims[0]
         assert root.claim is not None
-        own = self._compacted(own, line)
+        own = frozenset(self._rewrites.compacted(own, line))
         shown = {seq for seq in self._bearing if covers(self._fold.shown, seq)}
         overwrites = root.claim.overwrites and not any(
             e.kind is TableEntryKind.COMMITTED and e.job_id in jobs for e in self._entries
         )
         if overwrites:
             # A compaction that came later may hold rows that were there before.
-            shown = {seq for seq in self._originals(shown) if seq > root.seq}
+            shown = {seq for seq in self._rewrites.originals(shown) if seq > root.seq}
         shows = own | {seq for seq in shown if self._entries[seq].job_id not in jobs}
         rows = sum(self._entries[seq].rows for seq in shows)
         return TableClaim(
             line, ranges_of(own, self._bearing), ranges_of(shows, self._bearing), rows, overwrites=overwrites
         )
-
-    def _compacted(self, own: frozenset[int], line: JobId) -> frozenset[int]:
-        """What a checkpoint covers of a line, with the commits of compactions for all that they have replaced."""
-        for commit, replaced in self._compactions(line):
-            if replaced <= own:
-                own = own - replaced | {commit}
-        return own
-
-    def _originals(self, shown: set[int]) -> set[int]:
-        """What shows, with what was replaced for the commits of compactions."""
-        for commit, replaced in reversed(self._compactions()):
-            if commit in shown:
-                shown = shown - {commit} | replaced
-        return shown
-
-    def _compactions(self, line: JobId | None = None) -> list[tuple[int, frozenset[int]]]:
-        """The commits of compactions, of one line or of all, oldest first, each with what it has replaced."""
-        found = []
-        for entry in self._entries:
-            claim = entry.claim
-            if claim is None or not claim.replaces or entry.job_id is None or (line is not None and claim.line != line):
-                continue
-            replaced = frozenset(seq for seq in self._bearing if covers(claim.replaces, seq))
-            found += [(commit.seq, replaced) for commit in self._commits(entry.job_id, entry.seq)]
-        return found
 
     def _claims(self, job_id: JobId) -> list[TableEntry]:
         return [e for e in self._entries if e.kind is TableEntryKind.CLAIMED and e.job_id == job_id]

@@ -142,13 +142,12 @@ class PartColumns:
         return sorted((*commits, *self.others), key=lambda entry: entry.seq)
 
     def files(self, shown: Ranges) -> list[tuple[int, DataFile]]:
-        """The files of the entries that are shown, in order, each with the number of its entry."""
-        found = [(entry.seq, file) for entry in self.others if covers(shown, entry.seq) for file in entry.files]
-        claimed = len(found)
+        """The files of the entries that are shown, each with its place in the order of the table."""
+        found = [(entry.position, file) for entry in self.others if covers(shown, entry.seq) for file in entry.files]
         for seq, count, start in zip(self.seqs, self.counts, self._starts(), strict=False):
             if count and covers(shown, seq):
                 found += [(seq, file) for file in self._files(start, start + count)]
-        return sorted(found, key=lambda numbered: numbered[0]) if claimed else found
+        return found
 
     def _times(self) -> tuple[int | None, ...]:
         return self.times or (None,) * len(self.seqs)

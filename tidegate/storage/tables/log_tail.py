@@ -16,14 +16,14 @@ Rules:
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TypeVar
 
 from tidegate.storage.checkpoints.metadata import DataFile
 from tidegate.storage.errors import AlreadyExistsError, CorruptionError, NotFoundError, StorageError, TidegateError
 from tidegate.storage.files.file_system_store import join_url
 from tidegate.storage.files.store import Store
-from tidegate.storage.tables.log_entries import Ranges, TableEntry, covers
+from tidegate.storage.tables.log_entries import Ranges, TableEntry, covers, in_order
 from tidegate.storage.tables.log_fold import TableFold
 from tidegate.storage.tables.log_parts import LOG_FOLDER, PartColumns, TablePart, TableParts, TableState, entry_path
 
@@ -208,13 +208,25 @@ class TableTail:
         entries = [*(e for part in parts for e in self.read_part(part).entries()), *self.loose]
         return [entry for entry in entries if entry.seq > seq]
 
+    def entries_in(self, shown: Ranges) -> list[TableEntry]:
+        """The entries of a set that bear files, in the order of the table. Call it in `with_parts`, as above."""
+        parts = [part for part in self.parts if any(first <= part.last and part.first <= last for first, last in shown)]
+        entries = [*(e for part in parts for e in self.read_part(part).entries()), *self.loose]
+        return sorted((e for e in entries if e.files and covers(shown, e.seq)), key=in_order)
+
+    def entries_of(self, members: Collection[int]) -> list[TableEntry]:
+        """These entries, ascending. Call it in `with_parts`, as above."""
+        parts = [part for part in self.parts if any(part.first <= seq <= part.last for seq in members)]
+        entries = [*(e for part in parts for e in self.read_part(part).entries()), *self.loose]
+        return [entry for entry in entries if entry.seq in members]
+
     def files_of(self, shown: Ranges) -> tuple[DataFile, ...]:
         """The files of these entries, in order; other parts are not read. Call it in `with_parts`, as above."""
         files = [
-            file
+            numbered
             for part in self.parts
             if any(first <= part.last and part.first <= last for first, last in shown)
-            for _, file in self.read_part(part).files(shown)
+            for numbered in self.read_part(part).files(shown)
         ]
-        files += [file for entry in self.loose if covers(shown, entry.seq) for file in entry.files]
-        return tuple(files)
+        files += [(e.position, file) for e in self.loose if covers(shown, e.seq) for file in e.files]
+        return tuple(file for _, file in sorted(files, key=lambda numbered: numbered[0]))

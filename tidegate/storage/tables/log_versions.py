@@ -4,7 +4,8 @@ Rules:
 
 - A commit is known by the number of its entry: no other commit of the table ever gets it, whichever jobs are restored.
   Checkpoints would not do, since a restored job counts them from 1 again.
-- What a table shows with a commit is what the newest claim before it was built on, and all commits since.
+- What a table shows with a commit is what the newest claim before it was built on, and all that came since, but for
+  what a compaction among it has replaced.
 - Rows that were hidden later showed then: as of that commit they do.
 - As of a time, the newest commit that was made by then counts. Times never go back along the log. Commits that were
   made before entries had times are found by their number.
@@ -13,16 +14,25 @@ Rules:
 from __future__ import annotations
 
 import datetime as dt
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tidegate.storage.errors import ConfigurationError, TableError
 from tidegate.storage.ids import CheckpointId, JobId
-from tidegate.storage.tables.log_entries import Ranges, TableEntry, TableEntryKind, covers
+from tidegate.storage.tables.log_entries import Ranges, TableEntry, TableEntryKind, members_of, without
+from tidegate.storage.tables.log_rewrites import LogRewrites
 
 AsOf = int | dt.datetime
 """The number of a commit, or a time with a time zone."""
 
+_CHANGES = (TableEntryKind.COMMITTED, TableEntryKind.COMPACTED)
+"""What they show changes with these alone."""
+_WHAT = {
+    TableEntryKind.CLAIMED: "a job became its owner there",
+    TableEntryKind.COMPACTING: "a job began to put small files together there",
+    TableEntryKind.COMPACTED: "small files were put together there",
+}
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 
 
@@ -32,7 +42,8 @@ class TableCommit:
 
     `number` tells it from all others, and may be given as `as_of`. `at` is when it was made; None in a table that is
     older than these times. `rows_added` and `files_added` are its own; `rows` are those of all files that the table
-    showed with it. `shown`: whether its rows show now; not where a restored job has written them again.
+    showed with it. `shown`: whether its rows show now, in its own files or in larger ones; not where a restored job has
+    written them again.
     """
 
     number: int
@@ -53,16 +64,22 @@ class TableVersions:
         self._entries = entries
         self._shown = shown
         self._commits = [entry for entry in entries if entry.kind is TableEntryKind.COMMITTED]
+        self._changes = [entry.seq for entry in entries if entry.kind in _CHANGES]
 
     def commits(self) -> tuple[TableCommit, ...]:
         """Every commit, oldest first."""
         found, rows = [], 0
+        bearing = [entry.seq for entry in self._entries if entry.files]
+        shown = members_of(self._shown, bearing)
+        visible = {*shown, *LogRewrites(self._entries).originals(shown)}
         for entry in self._entries:
             if entry.claim is not None:
                 rows = entry.claim.shows_rows
+            elif entry.rewrite is not None:
+                rows += entry.rows - entry.rewrite.rows_before
             elif entry.kind is TableEntryKind.COMMITTED:
                 rows += entry.rows
-                found.append(self._commit(entry, rows))
+                found.append(self._commit(entry, rows, not entry.files or entry.seq in visible))
         return tuple(found)
 
     def shown_at(self, as_of: AsOf) -> tuple[int, Ranges]:
@@ -71,15 +88,23 @@ class TableVersions:
         Raises TableError if there is none, ConfigurationError for what is neither a number nor a time.
         """
         number = self._found(as_of).seq
-        claim = next(entry for entry in reversed(self._entries[:number]) if entry.claim is not None)
-        assert claim.claim is not None
-        # Between a claim and the next one there are commits of its job, and nothing else.
-        return number, (*claim.claim.shows, (claim.seq + 1, number))
+        return number, self._after_change(number)
 
     def shown_after(self, seq: int) -> Ranges:
         """The entries whose files the table showed when `seq` was its newest entry; none before the first commit."""
-        commits = [commit.seq for commit in self._commits if commit.seq <= seq]
-        return self.shown_at(commits[-1])[1] if commits else ()
+        at = bisect_right(self._changes, seq)
+        return self._after_change(self._changes[at - 1]) if at else ()
+
+    def _after_change(self, number: int) -> Ranges:
+        """What was shown after a commit or a compaction."""
+        claim = next(entry for entry in reversed(self._entries[:number]) if entry.claim is not None)
+        assert claim.claim is not None
+        # Between a claim and the next one there are commits and compactions of its job, and nothing else with files.
+        shown = (*claim.claim.shows, (claim.seq + 1, number))
+        for entry in self._entries[claim.seq + 1 : number + 1]:
+            if entry.rewrite is not None:
+                shown = without(shown, entry.rewrite.replaces)
+        return shown
 
     def _found(self, as_of: AsOf) -> TableEntry:
         if isinstance(as_of, bool) or not isinstance(as_of, int | dt.datetime):
@@ -103,7 +128,7 @@ class TableVersions:
             return entry
         before = max(commit.seq for commit in self._commits if commit.seq < number)
         raise TableError(
-            f"{number} is no commit of the table at {self._url}: a job became its owner there. What it showed then is "
+            f"{number} is no commit of the table at {self._url}: {_WHAT[entry.kind]}. What it showed then is "
             f"as_of={before}; see history()"
         )
 
@@ -123,7 +148,7 @@ class TableVersions:
             f"{oldest.seq}, was made at {_time(oldest.at_ms).isoformat()}"
         )
 
-    def _commit(self, entry: TableEntry, rows: int) -> TableCommit:
+    def _commit(self, entry: TableEntry, rows: int, shown: bool) -> TableCommit:
         assert entry.job_id is not None and entry.checkpoint_id is not None
         return TableCommit(
             entry.seq,
@@ -133,7 +158,7 @@ class TableVersions:
             entry.rows,
             len(entry.files),
             rows,
-            not entry.files or covers(self._shown, entry.seq),
+            shown,
         )
 
 

@@ -2,8 +2,8 @@
 
 Rules:
 
-- Whoever compacts owns the table meanwhile: only the owner commits, so nothing is committed behind its back, and it is
-  fenced itself when a job takes the table.
+- A compaction of a table at rest owns it meanwhile: only the owner commits, so nothing is committed behind its back,
+  and it is fenced itself when a job takes the table. One beside a running job: see `running_compaction.py`.
 - One line of jobs at a time: rows of different lines never meet in a file, because a restored job hides rows of its own
   line and of no other.
 - What is replaced stays in the log, and its files stay: any checkpoint can be restored, any version read.
@@ -13,7 +13,7 @@ Rules:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -21,9 +21,14 @@ import pyarrow as pa
 from tidegate.storage.checkpoints.metadata import DataFile
 from tidegate.storage.errors import InvariantError
 from tidegate.storage.files.store import Store
-from tidegate.storage.ids import AttemptNumber, JobId
 from tidegate.storage.tables.partitions import DATA_FILE_SUFFIX, folder_of
-from tidegate.storage.tables.table_files import data_dir, newest_rows, read_files, write_data_file
+from tidegate.storage.tables.table_files import (
+    newest_rows,
+    read_rows,
+    stored_schema,
+    write_data_file,
+    write_joined_file,
+)
 from tidegate.storage.tables.table_info import TableInfo
 
 FILE_BYTES = 64 << 20
@@ -42,6 +47,11 @@ class Rewrite:
         return folder_of(self.files[0].path)
 
 
+def is_small(file: DataFile, file_bytes: int) -> bool:
+    """Whether a file is to be put together with others, where files are to have `file_bytes`."""
+    return file.size_bytes < file_bytes // 2
+
+
 def rewrites_of(files: Iterable[DataFile], file_bytes: int) -> list[Rewrite]:
     """What to make of a line's files: small ones next to each other in a partition become one of `file_bytes` at most.
 
@@ -53,7 +63,7 @@ def rewrites_of(files: Iterable[DataFile], file_bytes: int) -> list[Rewrite]:
     for file in files:
         folder = folder_of(file.path)
         run = runs.setdefault(folder, [])
-        small = file.size_bytes < file_bytes // 2
+        small = is_small(file, file_bytes)
         if run and (not small or sizes[folder] + file.size_bytes > file_bytes):
             done.append(Rewrite(tuple(run)))
             run.clear()
@@ -70,19 +80,45 @@ def worth_it(rewrites: Sequence[Rewrite]) -> bool:
     return any(len(rewrite.files) > 1 for rewrite in rewrites)
 
 
-def rewritten(store: Store, info: TableInfo, job_id: JobId, rewrites: Sequence[Rewrite]) -> tuple[DataFile, ...]:
-    """The files that take the place of all these, in order; those that are new are written."""
+def rewritten(
+    store: Store,
+    info: TableInfo,
+    folder: str,
+    prefix: str,
+    rewrites: Sequence[Rewrite],
+    may_go_on: Callable[[], None] = lambda: None,
+) -> tuple[DataFile, ...]:
+    """The files that take the place of all these, in order; those that are new are written.
+
+    They are in `folder`, and below it in those of their partitions, with names that begin with `prefix`. `may_go_on` is
+    called before each file is read; what it raises ends the work.
+    """
     return tuple(
-        rewrite.files[0] if len(rewrite.files) == 1 else _write(store, info, job_id, number, rewrite)
+        rewrite.files[0]
+        if len(rewrite.files) == 1
+        else _write(store, info, f"{folder}/{rewrite.folder}".rstrip("/"), f"{prefix}{number:06d}", rewrite, may_go_on)
         for number, rewrite in enumerate(rewrites)
     )
 
 
-def _write(store: Store, info: TableInfo, job_id: JobId, number: int, rewrite: Rewrite) -> DataFile:
-    rows: pa.Table = read_files(store, info, rewrite.files)
-    if info.mode == "upsert":
-        rows = newest_rows(rows, info.keys)
-    elif rows.num_rows != sum(file.rows for file in rewrite.files):
-        raise InvariantError(f"{rewrite.files} have {rows.num_rows} rows, which is not what the log says")
-    folder = f"{data_dir(job_id, AttemptNumber(0))}/{rewrite.folder}".rstrip("/")
-    return write_data_file(store, f"{folder}/{number:06d}{DATA_FILE_SUFFIX}", rows.combine_chunks().to_batches())
+def _write(
+    store: Store, info: TableInfo, folder: str, name: str, rewrite: Rewrite, may_go_on: Callable[[], None]
+) -> DataFile:
+    def tables() -> Iterator[pa.Table]:
+        for file in rewrite.files:
+            may_go_on()
+            yield read_rows(store, info, file)
+
+    path, rows = f"{folder}/{name}{DATA_FILE_SUFFIX}", sum(file.rows for file in rewrite.files)
+    if info.mode == "append":
+        written = write_joined_file(store, path, stored_schema(info), tables())
+        found = written.rows
+    else:
+        table = pa.concat_tables(tables()).unify_dictionaries()
+        found = table.num_rows
+        newest = newest_rows(table, info.keys)
+        written = write_data_file(store, path, newest.combine_chunks().to_batches())
+    if found != rows:
+        store.delete(path)
+        raise InvariantError(f"{rewrite.files} have {found} rows, which is not what the log says")
+    return written

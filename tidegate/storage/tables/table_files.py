@@ -1,6 +1,7 @@
 """Writes, reads and deletes the data files of output tables.
 
     data/<job>/<attempt>/[<column>=<value>/…]<name>.parquet     under the table's url
+    data/<job>/compacted/[<column>=<value>/…]<name>.parquet     of compactions while the job runs
 
 Rules: a file is part of the table only through the commit log; its bytes are checked against the checksum in
 the log before they are decoded; a file that no entry refers to may be deleted once its attempt is over. In an
@@ -11,7 +12,8 @@ read has the types that were written, dictionaries widened, whatever Parquet mak
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Literal
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -33,6 +35,11 @@ VERSION_COLUMN = "_tidegate_version"
 """Hidden int64 column of an upsert table's files: a later row of a key has a higher value."""
 
 DATA_FOLDER = "data"
+_COMPACTED = "compacted"
+_MARK_DIGITS = 12
+_COMPRESSION: Literal["zstd"] = "zstd"
+_GROUP_BYTES = 32 << 20
+"""Of a row group of a file that many are joined to, in memory."""
 _ROW_NUMBER = "_tidegate_row"
 _ARROW_SCHEMA = b"ARROW:schema"
 _PARQUET_MAGIC = b"PAR1"
@@ -43,16 +50,45 @@ def data_dir(job_id: JobId, attempt: AttemptNumber) -> str:
     return f"{DATA_FOLDER}/{job_id}/{attempt:06d}"
 
 
+def compacted_dir(job_id: JobId) -> str:
+    """Folder of the files that compactions beside a running job write."""
+    return f"{DATA_FOLDER}/{job_id}/{_COMPACTED}"
+
+
 def write_data_file(store: Store, path: str, batches: Sequence[pa.RecordBatch]) -> DataFile:
     """Write batches of one schema as one Parquet file. Raises StorageError. `batches` must not be empty."""
     assert batches, "a data file needs at least one batch, for its schema"
     table = pa.Table.from_batches(batches)
     sink = pa.BufferOutputStream()
-    pq.write_table(table, sink, compression="zstd")
-    data = memoryview(sink.getvalue())
+    pq.write_table(table, sink, compression=_COMPRESSION)
+    return _stored(store, path, table.num_rows, memoryview(sink.getvalue()))
+
+
+def write_joined_file(store: Store, path: str, schema: pa.Schema, tables: Iterable[pa.Table]) -> DataFile:
+    """Write the rows of tables of one schema, one after the other, as one Parquet file. Raises StorageError.
+
+    Few rows are in memory at once: those of a row group, and the one table that makes it full.
+    """
+    sink = pa.BufferOutputStream()
+    rows = waiting_bytes = 0
+    waiting: list[pa.Table] = []
+    with pq.ParquetWriter(sink, schema, compression=_COMPRESSION) as writer:
+        for table in tables:
+            waiting.append(table)
+            rows += table.num_rows
+            waiting_bytes += table.nbytes
+            if waiting_bytes >= _GROUP_BYTES:
+                writer.write_table(pa.concat_tables(waiting).unify_dictionaries())
+                waiting, waiting_bytes = [], 0
+        if waiting:
+            writer.write_table(pa.concat_tables(waiting).unify_dictionaries())
+    return _stored(store, path, rows, memoryview(sink.getvalue()))
+
+
+def _stored(store: Store, path: str, rows: int, data: memoryview) -> DataFile:
     checksum = checksum_of(data)
     size_bytes = store.write(path, (data,))
-    return DataFile(path=path, rows=table.num_rows, size_bytes=size_bytes, checksum=checksum)
+    return DataFile(path=path, rows=rows, size_bytes=size_bytes, checksum=checksum)
 
 
 def read_data_file(store: Store, file: DataFile) -> pa.Table:
@@ -89,11 +125,11 @@ def read_files(store: Store, info: TableInfo, files: Sequence[DataFile]) -> pa.T
     """
     if not files:
         return info.arrow_schema.empty_table()
-    return pa.concat_tables([_in_schema(store, info, file) for file in files]).unify_dictionaries()
+    return pa.concat_tables([read_rows(store, info, file) for file in files]).unify_dictionaries()
 
 
 def delete_unreferenced(store: Store, job_id: JobId, before_attempt: int | None) -> int:
-    """Delete a job's data files that no log entry refers to; returns how many.
+    """Delete a job's data files that no log entry refers to; returns how many. Those of compactions stay.
 
     Only attempts below `before_attempt` are touched, or all of them if it is None. These attempts must be
     over: a file that is written but not yet committed looks just like one that never will be.
@@ -114,6 +150,26 @@ def delete_unreferenced(store: Store, job_id: JobId, before_attempt: int | None)
         if len(unreferenced) == len(paths):
             store.delete_tree(f"{folder}/{attempt}")
     return count
+
+
+def compacted_name(mark: int, step: int) -> str:
+    """How the names of files begin that a step of a compaction writes; `mark` is its process's own."""
+    return f"{mark:0{_MARK_DIGITS}d}-{step:06d}-"
+
+
+def delete_unfinished(store: Store, job_id: JobId, before_mark: int) -> int:
+    """Delete what compactions beside a running job have written and no log entry refers to; returns how many files.
+
+    Only files of marks below `before_mark` are touched. Nobody who has such a mark can add to the log any more.
+    """
+    paths = _data_files(store, compacted_dir(job_id))
+    earlier = [path for path in paths if int(path.rpartition("/")[2][:_MARK_DIGITS]) < before_mark]
+    if not earlier:
+        return 0
+    referenced = TableLog(store).referenced_paths()
+    unreferenced = [path for path in earlier if path not in referenced]
+    store.delete_all(unreferenced)
+    return len(unreferenced)
 
 
 def _data_files(store: Store, folder: str) -> list[str]:
@@ -162,11 +218,15 @@ def _without_arrow_schema(data: Buffer) -> pq.FileMetaData:
     return pq.read_metadata(pa.BufferReader(_PARQUET_MAGIC + footer))
 
 
-def _in_schema(store: Store, info: TableInfo, file: DataFile) -> pa.Table:
-    """A file's rows with the table's columns and types, and in an upsert table the version column besides."""
+def stored_schema(info: TableInfo) -> pa.Schema:
+    """The table's columns and types, and in an upsert table the version column besides."""
     schema = info.arrow_schema
-    if info.mode == "upsert":
-        schema = schema.append(pa.field(VERSION_COLUMN, pa.int64()))
+    return schema.append(pa.field(VERSION_COLUMN, pa.int64())) if info.mode == "upsert" else schema
+
+
+def read_rows(store: Store, info: TableInfo, file: DataFile) -> pa.Table:
+    """A file's rows, with the columns of `stored_schema`. CorruptionError, NotFoundError for a damaged or lost file."""
+    schema = stored_schema(info)
     table = read_data_file(store, file)
     try:
         return table.select(schema.names).cast(schema)

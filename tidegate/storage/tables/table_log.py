@@ -8,15 +8,15 @@ The store is rooted at the table's url. Rules:
 - A table that is a Delta Lake table too is mirrored after each commit (`delta/`), by whoever commits or finds
   that a commit is there: so a commit that is repeated mends a mirror.
 - What is shown is a fold over the log (`log_fold.py`); what a claim builds on, the lines of its jobs tell
-  (`log_lineage.py`). How the log rests, and stays short, is told by `log_tail.py` and `log_parts.py`.
+  (`log_lineage.py`). How the log rests, and stays short, is told by `log_tail.py` and `log_parts.py`; what is read of
+  it, by `table_reads.py`.
 """
 
 from __future__ import annotations
 
-import threading
 import uuid
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection
+from dataclasses import replace
 
 from tidegate.storage.checkpoints.metadata import DataFile
 from tidegate.storage.clock import now_ms as wall_clock_ms
@@ -24,13 +24,19 @@ from tidegate.storage.errors import FencedError, StorageError, TableError
 from tidegate.storage.files.store import Store
 from tidegate.storage.ids import CheckpointId, JobId
 from tidegate.storage.tables.delta.log_mirror import LogMirror
-from tidegate.storage.tables.log_entries import TableClaim, TableEntry, TableEntryKind, added
-from tidegate.storage.tables.log_fold import TableFold
-from tidegate.storage.tables.log_lineage import Restored, TableLineage, owned_by
+from tidegate.storage.tables.log_entries import (
+    TableClaim,
+    TableEntry,
+    TableEntryKind,
+    TableRewrite,
+    added,
+    joined,
+)
+from tidegate.storage.tables.log_lineage import Restored, owned_by
 from tidegate.storage.tables.log_parts import LOG_FOLDER, TABLE_LOG_VERSION
-from tidegate.storage.tables.log_tail import RACES_MAX, TableTail
-from tidegate.storage.tables.log_versions import AsOf, TableCommit, TableVersions
+from tidegate.storage.tables.log_tail import RACES_MAX
 from tidegate.storage.tables.table_info import IfExists, TableInfo, TableMode
+from tidegate.storage.tables.table_reads import ENTRIES_PER_SNAPSHOT, TableOwner, TableReads, TableSnapshot
 
 __all__ = [
     "LOG_FOLDER",
@@ -45,33 +51,9 @@ __all__ = [
     "TableSnapshot",
 ]
 
-ENTRIES_PER_SNAPSHOT = 25
 
-
-@dataclass(frozen=True, slots=True)
-class TableSnapshot:
-    """What a table shows: its committed, visible files in commit order, as of entry `seq`."""
-
-    info: TableInfo
-    files: tuple[DataFile, ...]
-    seq: int
-
-    @property
-    def rows(self) -> int:
-        """Rows in the files; in an upsert table several may be versions of one."""
-        return sum(file.rows for file in self.files)
-
-
-@dataclass(frozen=True, slots=True)
-class TableOwner:
-    """The job that may commit, and where it has its checkpoints, if it has said so."""
-
-    job_id: JobId
-    home: str | None
-
-
-class TableLog:
-    """The log of the table at the store's root. Thread-safe; remembers what it has read of the log's end."""
+class TableLog(TableReads):
+    """The log, for whoever reads and writes it. Thread-safe."""
 
     def __init__(
         self,
@@ -80,14 +62,10 @@ class TableLog:
         entries_per_snapshot: int = ENTRIES_PER_SNAPSHOT,
         now_ms: Callable[[], int] = wall_clock_ms,
     ) -> None:
-        self._store = store
+        super().__init__(store, entries_per_snapshot=entries_per_snapshot)
         self._now_ms = now_ms
         self._nonce = uuid.uuid4().hex[:8]
-        self._lock = threading.Lock()
-        self._tail = TableTail(store, entries_per_snapshot)
         self._mirror: LogMirror | None = None
-
-    # --- writing --------------------------------------------------------------------------------------------------
 
     def create(self, info: TableInfo) -> None:
         """Make the table, or see that it is there already as described.
@@ -201,97 +179,60 @@ class TableLog:
                     return self._tail.with_parts(lambda claim=claim: self._tail.files_of(claim.replaces))  # type: ignore[misc]
             raise self._lost_races("claim")
 
-    # --- reading --------------------------------------------------------------------------------------------------
+    def take_compacting(self, job_id: JobId, nonce: str) -> int | None:
+        """Become the one who compacts beside the running owner, under a name; a number that nobody else gets.
 
-    def snapshot(self, as_of: AsOf | None = None) -> TableSnapshot:
-        """What the table shows now, or what it showed with an earlier commit: see `TableVersions`.
-
-        TableError if there is no table, or nothing was committed by then.
+        None where the job is not the owner. What another process of the job has written for a compaction will never be
+        a part of the table, from now on.
         """
         with self._lock:
-            return self._tail.with_parts(self._shown if as_of is None else lambda: self._shown_at(as_of))
+            for _ in range(RACES_MAX):
+                self._tail.refresh()
+                fold = self._existing()
+                if fold.owner != job_id:
+                    return None
+                if fold.compactor == nonce:
+                    return fold.compactor_seq
+                self._tail.append(TableEntry(fold.seq + 1, TableEntryKind.COMPACTING, job_id, nonce=nonce))
+            raise self._lost_races("claim")
 
-    def history(self) -> tuple[TableCommit, ...]:
-        """Every commit, oldest first. TableError if there is no table."""
-        with self._lock:
-            return self._tail.with_parts(lambda: self._versions().commits())
+    def compact(
+        self, job_id: JobId, nonce: str, members: Collection[int], level: int, files: tuple[DataFile, ...]
+    ) -> bool:
+        """Show `files` in the place of these entries of the owner, whose rows they have; whether they are shown.
 
-    def files_by_line(self) -> dict[JobId, tuple[DataFile, ...]]:
-        """The files that are shown, by the line of jobs that has written them. TableError if there is no table."""
-        with self._lock:
-            return self._tail.with_parts(self._files_by_line)
-
-    def rows(self) -> int:
-        """Rows in the files that are shown. TableError if there is no table."""
-        with self._lock:
-            self._tail.refresh()
-            return self._existing().rows
-
-    def exists(self) -> bool:
-        """Whether there is a table."""
-        with self._lock:
-            self._tail.refresh()
-            return self._tail.fold is not None
-
-    def owner(self) -> TableOwner | None:
-        """The job that may commit; None before the first claim, or where there is no table."""
-        with self._lock:
-            self._tail.refresh()
-            fold = self._tail.fold
-            if fold is None or fold.owner is None or fold.claim is None:
-                return None
-            return TableOwner(fold.owner, fold.claim.home)
-
-    def claims(self) -> int:
-        """How many claims there were: a later owner finds more."""
-        with self._lock:
-            self._tail.refresh()
-            return 0 if self._tail.fold is None else self._tail.fold.claims
-
-    def uncommitted(
-        self, job_id: JobId, checkpoint_id: CheckpointId, candidates: Iterable[CheckpointId]
-    ) -> tuple[CheckpointId, ...] | None:
-        """Those of a job's completed checkpoints which `checkpoint_id` covers and nobody has committed, ascending.
-
-        None if the job never claimed this table.
+        They are not where any of that is not shown any more, or is about to be hidden, or somebody else compacts.
+        StorageError if it is unknown whether they are.
         """
         with self._lock:
-            self._tail.refresh()
-            if self._tail.fold is None:
-                return None
-            lineage = self._tail.with_parts(self._lineage)
-            return lineage.uncommitted(job_id, checkpoint_id, candidates) if lineage.knows(job_id) else None
-
-    def entries(self) -> tuple[TableEntry, ...]:
-        """The whole history, read from its beginning; empty if there is no table."""
-        with self._lock:
-            self._tail.refresh()
-            return () if self._tail.fold is None else tuple(self._tail.with_parts(lambda: self._tail.entries_after(-1)))
-
-    def entries_after(self, seq: int) -> tuple[TableEntry, ...]:
-        """What was appended after an entry; older parts of the log are not read."""
-        with self._lock:
-            self._tail.refresh()
-            if self._tail.fold is None or self._tail.fold.seq <= seq:
-                return ()
-            return tuple(self._tail.with_parts(lambda: self._tail.entries_after(seq)))
-
-    def referenced_paths(self) -> frozenset[str]:
-        """Every path that any entry refers to, hidden ones included: a later restore may show them again."""
-        return frozenset(file.path for entry in self.entries() for file in entry.files)
+            for _ in range(RACES_MAX):
+                replaced = self._tail.with_parts(lambda: self._tail.entries_of(members))
+                fold = self._existing()
+                if not fold.may_compact(job_id, nonce, members):
+                    return False
+                rewrite = TableRewrite(
+                    joined(members), sum(e.rows for e in replaced), max(e.position for e in replaced), level
+                )
+                at_ms = max(self._now_ms(), fold.newest_at_ms or 0)
+                entry = TableEntry(
+                    fold.seq + 1, TableEntryKind.COMPACTED, job_id, files=files, nonce=self._nonce, at_ms=at_ms,
+                    rewrite=rewrite,
+                )  # fmt: skip
+                if self._tail.append(entry):
+                    self._follow()
+                    return True
+            raise self._lost_races("commit")
 
     def _follow(self) -> None:
+        if self._tail.fold is None:
+            # Somebody has gone further, and truncated the log; what this writer has just read is forgotten.
+            self._tail.refresh()
         info = self._existing().info
         if info.delta_id is None:
             return
         if self._mirror is None:
             self._mirror = LogMirror(self._store.url, info, self._tail)
         self._mirror.follow()
-
-    def _existing(self) -> TableFold:
-        if self._tail.fold is None:
-            raise TableError(f"there is no table at {self._store.url}; check the url, or run a job that writes it")
-        return self._tail.fold
 
     def _claim_entry(
         self, job_id: JobId, claim: TableClaim, home: str | None, files: tuple[DataFile, ...]
@@ -311,26 +252,3 @@ class TableLog:
 
     def _lost_races(self, what: str) -> StorageError:
         return StorageError(f"could not {what} at {self._store.url}: lost {RACES_MAX} races against other writers")
-
-    def _shown(self) -> TableSnapshot:
-        fold = self._existing()
-        return TableSnapshot(fold.info, self._tail.files_of(fold.shown), fold.seq)
-
-    def _shown_at(self, as_of: AsOf) -> TableSnapshot:
-        number, shown = self._versions().shown_at(as_of)
-        return TableSnapshot(self._existing().info, self._tail.files_of(shown), number)
-
-    def _files_by_line(self) -> dict[JobId, tuple[DataFile, ...]]:
-        entries = self._tail.entries_after(-1)
-        return {
-            line: tuple(file for seq in seqs for file in entries[seq].files)
-            for line, seqs in self._lineage().shown_by_line().items()
-        }
-
-    def _versions(self) -> TableVersions:
-        fold = self._existing()
-        return TableVersions(self._store.url, self._tail.entries_after(-1), fold.shown)
-
-    def _lineage(self) -> TableLineage:
-        fold = self._existing()
-        return TableLineage(self._store.url, self._tail.entries_after(-1), fold)

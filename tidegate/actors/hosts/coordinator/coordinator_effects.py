@@ -9,6 +9,7 @@ from collections.abc import Callable
 from tidegate.actors.coordinator.messages import events as ev
 from tidegate.actors.coordinator.messages import instructions as do
 from tidegate.actors.hosts.coordinator.hook_calls import HookCalls, HookError
+from tidegate.actors.hosts.coordinator.table_compactor import TableCompactor
 from tidegate.actors.hosts.deletions import delete_files
 from tidegate.actors.hosts.job_context import JobContext
 from tidegate.actors.hosts.work_folders import remove_work
@@ -46,6 +47,7 @@ class CoordinatorEffects:
         self._lock = threading.Lock()
         self._hooks = HookCalls(context.hooks)
         self._table_logs: dict[str, TableLog] = {}
+        self.compactor = TableCompactor(context, open_store, self._table_log)
 
     def write_metadata(self, metadata: CheckpointMetadata, permit: CompletionPermit) -> _Decided:
         """Create `_metadata`, unless a tombstone is there, and tell which of the two is."""
@@ -136,6 +138,7 @@ class CoordinatorEffects:
     def close(self) -> None:
         """The job is over: a master hook that has not come back is not waited for."""
         self._hooks.close()
+        self.compactor.stop()
 
     def commit_sinks(self, instruction: do.CommitSinks) -> ev.SinksCommitted | ev.SinkCommitFailed:
         """Commit the files of every table; each commit is atomic and idempotent."""
@@ -201,6 +204,7 @@ class CoordinatorEffects:
             remove_copies(self._context.options.local_copies, self._context.job_id)
         try:
             sweep_checkpoints(self._open_store(self._context.root), self._context.layout, permit)
+            self.compactor.close()
             for table in self._context.table_urls if permit.tables_settled else ():
                 delete_unreferenced(self._open_store(table), self._context.job_id, None)
         except StorageError as error:

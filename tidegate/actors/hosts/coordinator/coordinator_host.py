@@ -9,6 +9,8 @@ Rules:
 - What changes nothing is not logged at all.
 - Every event of the log has a number, and beside it that of its cause (see `Causes`). The machine knows of neither: the
   host stamps what goes out with the event that it follows from.
+- After a commit the tables are looked at for small files. The machine does not know of it: what a table shows stays the
+  same.
 - While storage is away the machine is told that, and nothing else: it decides on nothing that it could not log. A
   coordinator whose log stays away for too long, or is gone, ends the job; a lost create means that a newer generation
   is in charge.
@@ -146,6 +148,8 @@ class CoordinatorHost:
         if self._log.away and self._refused(event):
             return
         event = self._timed(self._inlined.take(event))
+        if isinstance(event, ev.SinksCommitted) and self._effects.compactor.compacts:
+            self._port.run_io(self._effects.compactor.step)
         try:
             event = fit_for_the_log(event)
         except CodecError as error:

@@ -78,8 +78,8 @@ class PartitionedTableSink(TableSink):
         ]
 
 
-def table_sink(info: TableInfo, first_version: int = 0) -> TableSink:
+def table_sink(info: TableInfo, first_version: int = 0, file_bytes_max: int = FILE_BYTES_MAX) -> TableSink:
     """The sink of a table."""
     if info.partition_by:
-        return PartitionedTableSink(info.mode, info.keys, info.partition_by, first_version=first_version)
-    return TableSink(info.mode, info.keys, first_version=first_version)
+        return PartitionedTableSink(info.mode, info.keys, info.partition_by, file_bytes_max, first_version)
+    return TableSink(info.mode, info.keys, file_bytes_max, first_version)

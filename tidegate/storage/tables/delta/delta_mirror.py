@@ -9,6 +9,8 @@ follows. Rules:
   What has that number or a greater one is there already: repeating changes nothing, and a commit whose mirroring was
   cut off is made good by the next one.
 - Two processes that mirror at once touch the same identifier. Delta refuses the second one, which looks again.
+- A compaction of ours is mirrored only if the small files are all there. Where others have rewritten some, what they
+  have made stays.
 - Files that others have added to the Delta table stay. A file that must be hidden and is not there any more was
   rewritten by others, with its rows. Nobody could hide these, so it is an error.
 
@@ -19,7 +21,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -117,9 +119,10 @@ class DeltaMirror:
         from deltalake import CommitProperties, Transaction
         from deltalake.exceptions import CommitFailedError
 
-        self._check_there(table, change.removed)
-        actions: list[AddAction | RemoveAction] = [self._remove(file, change) for file in change.removed]
-        actions += [self._add(file, change) for file in change.added]
+        actions: list[AddAction | RemoveAction] = []
+        if self._is_to_be_made(table, change):
+            actions += [self._remove(file, change) for file in change.removed]
+            actions += [self._add(file, change) for file in change.added]
         try:
             table.create_write_transaction(
                 actions,
@@ -167,9 +170,12 @@ class DeltaMirror:
                 f"{list(self._info.partition_by)}; give the same partition_by, or another url"
             )
 
-    def _check_there(self, table: DeltaTable, removed: Sequence[DataFile]) -> None:
-        there = self._active(table) if removed else set()
-        gone = [file for file in removed if file.path not in there]
+    def _is_to_be_made(self, table: DeltaTable, change: DeltaChange) -> bool:
+        """Whether there is anything to do; TableError where it cannot be done."""
+        there = self._active(table) if change.removed else set()
+        gone = [file for file in change.removed if file.path not in there]
+        if gone and change.same_rows:
+            return False  # Others have put these files together, or changed their rows: what they have made stays.
         if gone:
             raise TableError(
                 f"{len(gone)} files of the Delta table at {self._url} have to be hidden, because the job was restored "
@@ -177,6 +183,7 @@ class DeltaMirror:
                 "their rows cannot be told from others any more. Restore a newer checkpoint, or take the Delta table "
                 "back to a version before that was done (RESTORE)"
             )
+        return True
 
     @staticmethod
     def _active(table: DeltaTable) -> set[str]:

@@ -1,7 +1,7 @@
 """`LogMirror`: shows as a Delta Lake table what a table's log shows, and knows which change leads there.
 
-`TableLog` calls it. `delta_mirror.py` makes the transaction. Mostly the change is the files of one commit, and nothing
-is read for it. The whole log is read where rows were hidden or compacted, and after a restart.
+`TableLog` calls it. `delta_mirror.py` makes the transaction. Of the log it reads the parts with the entries that have
+come or gone since. The whole of it is read after a restart.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Collection
 from tidegate.storage.checkpoints.metadata import DataFile
 from tidegate.storage.errors import TableError
 from tidegate.storage.tables.delta.delta_mirror import DeltaChange, DeltaMirror
-from tidegate.storage.tables.log_entries import Ranges, TableEntry, covers, only_added
+from tidegate.storage.tables.log_entries import Ranges, TableEntry, covers, without
 from tidegate.storage.tables.log_fold import TableFold
 from tidegate.storage.tables.log_tail import TableTail
 from tidegate.storage.tables.log_versions import TableVersions
@@ -69,18 +69,16 @@ class LogMirror:
         if since is not None and since >= fold.seq:
             return None
         before = self._shown_after(since)
-        later = only_added(before, fold.shown)
-        if later is not None:
-            return self._changed(self._tail.files_of(later), (), False)
-        entries = [entry for entry in self._tail.entries_after(-1) if entry.files]
-        new = [entry for entry in entries if covers(fold.shown, entry.seq) and not covers(before, entry.seq)]
-        gone = [entry for entry in entries if covers(before, entry.seq) and not covers(fold.shown, entry.seq)]
-        return self._changed(_files(new), _files(gone), self._is_compaction(new, gone))
-
-    def _changed(self, added: tuple[DataFile, ...], gone: tuple[DataFile, ...], same_rows: bool) -> DeltaChange | None:
-        if not (added or gone):
+        new = self._tail.entries_in(without(fold.shown, before))
+        gone = self._tail.entries_in(without(before, fold.shown))
+        added, removed = _files(new), _files(gone)
+        # A compaction names large files again: these stay.
+        paths = {file.path for file in added} & {file.path for file in removed}
+        added = tuple(file for file in added if file.path not in paths)
+        removed = tuple(file for file in removed if file.path not in paths)
+        if not (added or removed):
             return None
-        return DeltaChange(self._fold.seq, self._fold.newest_at_ms or 0, added, gone, same_rows)
+        return DeltaChange(fold.seq, fold.newest_at_ms or 0, added, removed, self._is_compaction(new, gone))
 
     def _shown_after(self, since: int | None) -> Ranges:
         if since is None:
@@ -91,10 +89,12 @@ class LogMirror:
 
     def _is_compaction(self, new: list[TableEntry], gone: list[TableEntry]) -> bool:
         """Whether the change is that of one compaction, so that readers of changes need not be told."""
-        claim = self._fold.claim
-        replaced = () if claim is None else claim.replaces
+        if len(new) != 1 or self._fold.claim is None:
+            return False
+        rewrite = new[0].rewrite
+        replaced = self._fold.claim.replaces if rewrite is None else rewrite.replaces
         rows = sum(entry.rows for entry in gone)
-        return rows == sum(entry.rows for entry in new) and all(covers(replaced, entry.seq) for entry in gone)
+        return rows == new[0].rows and all(covers(replaced, entry.seq) for entry in gone)
 
 
 def _files(entries: list[TableEntry]) -> tuple[DataFile, ...]:

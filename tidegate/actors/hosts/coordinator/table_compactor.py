@@ -1,0 +1,93 @@
+"""`TableCompactor`: puts small files of a job's tables together, beside its commits. `CoordinatorEffects` has one.
+
+Rules:
+
+- A step after a commit, on a thread that commits do not need. While a step is under way no other begins.
+- A step that fails changes nothing, and neither fails the job nor a checkpoint. The next one tries again, but where a
+  file of the table is damaged or lost: that is for whoever reads the table to find out, and is said once.
+- Before the files of the job are swept, what is under way ends; it looks for that at each file.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+
+from tidegate.actors.hosts.job_context import JobContext
+from tidegate.actors.protocol.failure_reasons import log_failure
+from tidegate.storage.errors import StorageError, may_pass
+from tidegate.storage.files.store import OpenStore
+from tidegate.storage.tables.running_compaction import RunningCompaction
+from tidegate.storage.tables.table_log import TableLog
+
+log = logging.getLogger(__name__)
+
+
+class _StoppedError(Exception):
+    """The job is over."""
+
+
+class TableCompactor:
+    """The compactions of one job's tables, by one coordinator. Thread-safe."""
+
+    def __init__(self, context: JobContext, open_store: OpenStore, log_of: Callable[[str], TableLog]) -> None:
+        self._context = context
+        self._open_store = open_store
+        self._log_of = log_of
+        self._lock = threading.Lock()
+        self._stopped = False
+        self._tables: dict[str, RunningCompaction] = {}
+        self._given_up: set[str] = set()
+
+    @property
+    def compacts(self) -> bool:
+        """Whether there is any table to look at."""
+        return bool(self._context.compactions) and not self._stopped
+
+    def step(self) -> None:
+        """Look at each table, and put together what is due, once."""
+        if self._stopped or not self._lock.acquire(blocking=False):
+            return
+        try:
+            for url in self._context.compactions:
+                if url not in self._given_up:
+                    self._step(url)
+        except _StoppedError:
+            log.debug("a compaction of %s is left, because the job is over", self._context.job_id)
+        finally:
+            self._lock.release()
+
+    def stop(self) -> None:
+        """Begin nothing any more, and end what is under way soon."""
+        self._stopped = True
+
+    def close(self) -> None:
+        """Stop, wait until nothing is under way, and delete what was written for nothing. StorageError."""
+        self.stop()
+        with self._lock:
+            for url in self._context.compactions:
+                self._of(url).close()
+
+    def _step(self, url: str) -> None:
+        try:
+            self._of(url).step(self._may_go_on)
+        except _StoppedError:
+            raise
+        except Exception as error:  # noqa: BLE001 (whatever it is: the job is worth more than the size of its files)
+            if isinstance(error, StorageError) and may_pass(error):
+                log.warning("the small files of %s are put together later: %s", url, error)
+                return
+            self._given_up.add(url)
+            log_failure(log, f"the small files of {url} are not put together any more", error)
+
+    def _of(self, url: str) -> RunningCompaction:
+        if url not in self._tables:
+            settings = self._context.compactions[url]
+            store, table_log = self._open_store(url), self._log_of(url)
+            self._tables[url] = RunningCompaction(store, table_log, self._context.job_id, settings)
+        return self._tables[url]
+
+    def _may_go_on(self) -> None:
+        if self._stopped:
+            raise _StoppedError

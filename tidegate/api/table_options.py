@@ -1,0 +1,29 @@
+"""`TableOptions`: how a job writes a table, as far as that is no part of what the table is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.tables.compaction_plan import CompactionSettings
+from tidegate.storage.tables.small_files import FILE_BYTES
+from tidegate.storage.tables.table_log import IfExists
+from tidegate.storage.units import parse_size_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class TableOptions:
+    """What a job does about rows that are there, how large its files become, and how small ones are put together."""
+
+    if_exists: IfExists = "error"
+    file_bytes: int = FILE_BYTES
+    compaction: CompactionSettings | None = None
+    """None: small files stay while the job runs."""
+
+    @staticmethod
+    def of(where: str, if_exists: IfExists, target_file_size: str | int, auto_compact: bool) -> TableOptions:
+        """What a user has said. ConfigurationError, which names `where`, for a size that is none."""
+        file_bytes = parse_size_bytes(target_file_size, setting=f"{where}: target_file_size")
+        if file_bytes == 0:
+            raise ConfigurationError(f"{where}: target_file_size must be positive; leave it out for 64 MB")
+        return TableOptions(if_exists, file_bytes, CompactionSettings(file_bytes) if auto_compact else None)

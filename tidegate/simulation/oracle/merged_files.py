@@ -1,0 +1,76 @@
+"""The oracle of compactions: what a table shows has the same rows before and after, and later files stand for earlier.
+
+It knows nothing of how a log says it: it compares the files that a table shows before an entry is there with those that
+it shows after it, and reads the rows of both.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pyarrow as pa
+
+from tidegate.simulation.oracle.coverage import Coverage
+from tidegate.simulation.oracle.violation import InvariantViolated
+from tidegate.simulation.world.disk import TABLE_LOG, SimulatedDisk, SimulatedStore
+from tidegate.storage.checkpoints.metadata import DataFile
+from tidegate.storage.codec import decode
+from tidegate.storage.files.envelope import HEADER_BYTES
+from tidegate.storage.tables.log_entries import TableEntry, TableEntryKind
+from tidegate.storage.tables.table_files import newest_rows, read_files
+from tidegate.storage.tables.table_log import TableLog, TableSnapshot
+
+
+class MergedFiles:
+    """Watches all tables of a simulation, whatever jobs write them."""
+
+    def __init__(self, disk: SimulatedDisk, coverage: Coverage) -> None:
+        self._disk = disk
+        self._coverage = coverage
+        self._readers: dict[str, TableLog] = {}
+        self._before: dict[str, TableSnapshot] = {}
+        self._merged: list[tuple[frozenset[str], frozenset[str]]] = []
+        """Full names of the files of a compaction, and of those that they stand for, oldest first."""
+        disk.created.append(self._file_created)
+
+    def originals(self, names: list[str]) -> list[str]:
+        """What these files stand for, with files of compactions undone; in no certain order."""
+        found = Counter(names)
+        for new, replaced in reversed(self._merged):
+            if all(found[name] for name in new):
+                found.subtract(new)
+                found.update(replaced)
+        return list(found.elements())
+
+    def _file_created(self, name: str, data: bytes) -> None:
+        table, found, number = name.partition(f"/{TABLE_LOG}")
+        if not found or not number.isdigit():
+            return
+        entry: TableEntry = decode(memoryview(data)[HEADER_BYTES:])
+        reader = self._readers.setdefault(table, TableLog(SimulatedStore(self._disk, table)))
+        reliable, self._disk.reliable = self._disk.reliable, True
+        try:
+            snapshot = reader.snapshot()
+            before, self._before[table] = self._before.get(table), snapshot
+            if snapshot.seq == entry.seq and entry.kind is TableEntryKind.COMPACTED and before is not None:
+                self._check(table, before, snapshot)
+        finally:
+            self._disk.reliable = reliable
+
+    def _check(self, table: str, before: TableSnapshot, after: TableSnapshot) -> None:
+        earlier, later = {f.path: f for f in before.files}, {f.path: f for f in after.files}
+        gone = tuple(file for path, file in earlier.items() if path not in later)
+        new = tuple(file for path, file in later.items() if path not in earlier)
+        if self._rows(table, after, gone) != self._rows(table, after, new):
+            raise InvariantViolated(6, f"{table}: a compaction shows other rows than there were")
+        if new:
+            self._coverage.saw("files_put_together")
+            self._merged.append(
+                (frozenset(f"{table}/{f.path}" for f in new), frozenset(f"{table}/{f.path}" for f in gone))
+            )
+
+    def _rows(self, table: str, snapshot: TableSnapshot, files: tuple[DataFile, ...]) -> Counter[str]:
+        rows: pa.Table = read_files(SimulatedStore(self._disk, table), snapshot.info, files)
+        if files and snapshot.info.mode == "upsert":
+            rows = newest_rows(rows, snapshot.info.keys)
+        return Counter(map(repr, rows.to_pylist()))
