@@ -18,9 +18,9 @@ With `--state-gb` the job keeps that much keyed state, a count and eleven sums f
 The first kill waits until nearly all keys have come, and the victims are keyed tasks. The clock that counts is then the
 one that stops when keyed rows flow. The cases:
 
-    local     columnar backend, one spare process, local copies
+    local     columnar backend, one spare process, local copies, 2 GB for survivors
     warm      the same, and a spare process for each keyed task that holds its state (`standbys="warm"`): the kill waits
-              until it has read the new checkpoint, a whole one where most rows have changed; 2 GB for survivors
+              until it has read the new checkpoint, a whole one where most rows have changed
     reading   as local, but survivors read too (`undo_memory=0`)
     no-spare  as local, without a spare process
     s3        one spare process, no local copies, state on a real S3 server (SeaweedFS on this machine)
@@ -100,8 +100,8 @@ class Case:
 CASES = {
     case.name: case
     for case in (
-        Case("local", copies=True),
         # Nearly every row changes between two checkpoints: with less memory survivors would read.
+        Case("local", copies=True, undo_memory=2 * 1024**3),
         Case("warm", standbys="warm", copies=True, undo_memory=2 * 1024**3),
         Case("reading", copies=True, undo_memory=0),
         Case("no-spare", standbys=0, copies=True),
