@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Collection, Container, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -9,21 +10,25 @@ from typing import Any, cast
 
 import pytest
 from ray.exceptions import ActorDiedError, ActorUnavailableError
-from ray_fakes import SINK, SOURCE, LaterMailbox, Method, Reference, source_to_sink
+from ray.util.placement_group import PlacementGroup
+from ray_fakes import SINK, SOURCE, TIMEOUT_S, LaterMailbox, Method, Reference, source_to_sink
+from waiting import until
 
 from tidegate.actors.coordinator.messages import events as co
 from tidegate.actors.coordinator.messages import instructions as do
 from tidegate.actors.protocol.errors import OperatorError
 from tidegate.actors.protocol.identity import TaskId
+from tidegate.actors.runtimes.ray import attempt_supervisor
 from tidegate.actors.runtimes.ray.attempt_supervisor import Deployment
 from tidegate.actors.runtimes.ray.fleet import lost_nodes
 from tidegate.actors.runtimes.ray.fleet.fleet import Fleet
-from tidegate.actors.runtimes.ray.fleet.fleet_options import FleetOptions
+from tidegate.actors.runtimes.ray.fleet.fleet_options import FleetOptions, SlotPlacement
 from tidegate.actors.runtimes.ray.fleet.member import Member
 from tidegate.actors.runtimes.ray.process.mailbox import Mailbox
 from tidegate.actors.runtimes.ray.process.outcomes import Outcome
 from tidegate.actors.runtimes.ray.process.process_info import ProcessInfo
 from tidegate.actors.runtimes.ray.slots.job_slots import JobSlots
+from tidegate.actors.runtimes.ray.slots.slots_elsewhere import NOWHERE, Nodes
 from tidegate.actors.task.messages import events as ev
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.files.file_system_store import open_store
@@ -46,25 +51,33 @@ class Handle:
 class Staff:
     """A fleet whose processes are all there, and of which some are spare."""
 
-    def __init__(self) -> None:
-        self.options = FleetOptions("job", "namespace", None, 0, 1, open_store)
+    def __init__(self, placement: SlotPlacement | None = None) -> None:
+        self.options = FleetOptions("job", "namespace", placement, 0, 1, open_store)
         self.spare = 0
         self.avoided: Container[str] = ()
+        self.nodes = NOWHERE
         self.node_id = "the coordinator's"
         _, self.graph = source_to_sink()
         self.slots = JobSlots(self.graph, self.options)
         self.handles = {task: Handle() for task in (SOURCE, SINK)}
         self._members = {task: Member(str(task), h, None, Future()) for task, h in self.handles.items()}
 
-    def staff(self, tasks: Iterable[TaskId] = (), avoided: Container[str] = ()) -> dict[TaskId, Member]:
-        self.avoided = avoided
+    def staff(
+        self, tasks: Iterable[TaskId] = (), avoided: Container[str] = (), nodes: Nodes = NOWHERE
+    ) -> dict[TaskId, Member]:
+        self.avoided, self.nodes = avoided, nodes
         return self._members
 
-    def lacks(self, tasks: Collection[TaskId], avoided: Container[str]) -> bool:
-        return sum(self._members[task].is_on(avoided) for task in tasks) > self.spare
+    def lacks(self, tasks: Collection[TaskId], avoided: Container[str], nodes: Nodes = NOWHERE) -> bool:
+        free = sum(node not in avoided for node in nodes.values())
+        return sum(self._members[task].is_on(avoided) for task in tasks) > self.spare + free
 
     def kill(self, member: Member) -> None:
         """Nobody is."""
+
+    def close(self) -> list[Future[None]]:
+        """None is there."""
+        return []
 
     def refill(self) -> None:
         """Nobody is missing."""
@@ -73,8 +86,8 @@ class Staff:
 class Deployed:
     """The first attempt of a job."""
 
-    def __init__(self) -> None:
-        self.staff, self.mailbox = Staff(), LaterMailbox()
+    def __init__(self, placement: SlotPlacement | None = None) -> None:
+        self.staff, self.mailbox = Staff(placement), LaterMailbox()
         self.told: list[co.CoordinatorEvent] = []
         self.deployment = Deployment(cast(Fleet, self.staff), self.told.append, cast(Mailbox, self.mailbox))
         self.deployment.deploy(do.DeployAttempt(FIRST, None))
@@ -250,6 +263,22 @@ def test_an_attempt_waits_until_ray_knows_whether_a_node_is_lost() -> None:
     assert _orders(deployed) == 1
     lost.identify.calls.get_nowait()[0].set_exception(ActorDiedError())
     assert (_orders(deployed), deployed.staff.avoided) == (2, frozenset())
+
+
+def test_an_attempt_begins_when_it_is_known_where_slots_are_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray says that within milliseconds, and whether a node is lost within many seconds."""
+    said, where = threading.Event(), {0: "node", 1: "far"}
+    monkeypatch.setattr(attempt_supervisor, "nodes_of", lambda placement: said.wait(TIMEOUT_S) and where)
+    deployed = Deployed(SlotPlacement(cast(PlacementGroup, None), (0, 1)))
+    _started(deployed)
+    _lose_the_node_of(deployed, SINK)
+    deployed.staff.spare = 1
+    deployed.deployment.deploy(do.DeployAttempt(SECOND, None))
+    assert _orders(deployed) == 1
+    said.set()
+    until("the second attempt", lambda: _orders(deployed) == 2)
+    assert (deployed.staff.avoided, deployed.staff.nodes) == ({"node"}, where)
+    deployed.deployment.close()
 
 
 def test_an_attempt_starts_nothing_on_a_node_from_which_nobody_answers(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,7 +48,9 @@ from tidegate.actors.runtimes.ray.process.calls import watch_call
 from tidegate.actors.runtimes.ray.process.mailbox import Mailbox
 from tidegate.actors.runtimes.ray.process.orders import Handle, Order
 from tidegate.actors.runtimes.ray.process.outcomes import Outcome
+from tidegate.actors.runtimes.ray.slots.bundle_nodes import BundleNodes, nodes_of
 from tidegate.actors.runtimes.ray.slots.room import Room, look_at
+from tidegate.actors.runtimes.ray.slots.slots_elsewhere import NOWHERE, Nodes
 from tidegate.actors.runtimes.running_job import TaskProcessInfo
 from tidegate.actors.task.messages import events as ev
 from tidegate.storage.clock import now_ms
@@ -96,6 +98,10 @@ class Deployment:
         self.silent = self._lost_nodes.silent
         self._room: Room | None = None
         """None where nothing is reserved."""
+        self._bundles: BundleNodes | None = None
+        """None where there are no common slots."""
+        if (placement := fleet.options.placement) is not None:
+            self._bundles = BundleNodes(mailbox, partial(nodes_of, placement), self._deploy_if_free)
         if fleet.slots.groups:
             wait_ms_max = fleet.options.slot_request_timeout_ms
             self._room = Room(mailbox, partial(look_at, fleet.slots), self._starting, self._no_room, wait_ms_max)
@@ -138,11 +144,19 @@ class Deployment:
         if self._due is None or any(member.info is not None for member, _ in self._letting_go):
             return
         tasks = self._fleet.graph.tasks() if self._due.tasks is None else self._due.tasks
-        if self._fleet.lacks(tasks, self._lost_nodes.doubtful):
+        doubtful = self._lost_nodes.doubtful
+        if self._bundles is not None:
+            self._bundles.ask(doubtful)
+        if self._fleet.lacks(tasks, doubtful, self._nodes):
             log.warning("attempt %d waits until Ray knows whether nodes are lost", self._due.attempt)
             return
         due, self._due = self._due, None
         self._deploy(due)
+
+    @property
+    def _nodes(self) -> Nodes:
+        """Where bundles are, as far as that matters now."""
+        return NOWHERE if self._bundles is None else self._bundles.nodes
 
     def _without(self, tasks: Sequence[TaskId]) -> do.DeployAttempt | None:
         """What is left of the attempt that waits, once these are cancelled: a region of its own goes on waiting."""
@@ -161,7 +175,7 @@ class Deployment:
         self._deployed_at_ms = now_ms()
         self._awaits_rows = True
         known = {id(member) for member in self._members.values()}
-        self._members = self._fleet.staff(tasks, self._lost_nodes.doubtful)
+        self._members = self._fleet.staff(tasks, self._lost_nodes.doubtful, self._nodes)
         fresh = [m.name for m in self._members.values() if id(m) not in known]
         for task in tasks:
             member = self._members[task]
@@ -231,15 +245,17 @@ class Deployment:
 
     def dismiss(self) -> None:
         """This coordinator cannot go on: processes end, unless they obey another one."""
-        if self._room is not None:
-            self._room.close()
+        for look in (self._room, self._bundles):
+            if look is not None:
+                look.close()
         self._due = None
         self._fleet.dismiss(self.generation)
 
     def close(self) -> list[Future[None]]:
         """The job is over. End all processes; the futures are done when they have gone."""
-        if self._room is not None:
-            self._room.close()
+        for look in (self._room, self._bundles):
+            if look is not None:
+                look.close()
         return self._fleet.close()
 
     def processes(self) -> tuple[TaskProcessInfo, ...]:

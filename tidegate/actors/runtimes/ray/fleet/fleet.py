@@ -11,8 +11,9 @@ Rules:
   coordinator.
 - A standby that has started may follow a task: it is told of each checkpoint, holds the state, and takes that task over
   (`state_follower.py`). The coordinator's decisions know nothing of it.
-- Nodes that may be lost are avoided (`lost_nodes.py`): where nothing is reserved, processes start on others. That a
-  standby went with its node says nothing about standbys.
+- Nodes that may be lost are avoided (`lost_nodes.py`): where nothing is reserved, processes start on others, else in
+  free slots of the reservation on others (`slots_elsewhere.py`). That a standby went with its node says nothing about
+  standbys.
 - A process that was given up counts as dead from that moment on.
 - All actors are detached: they outlive the coordinator's process, and its successor finds them (`inheritance.py`). A
   process ends by itself when the coordinator is gone for good (`process/lifeline.py`).
@@ -21,6 +22,7 @@ Rules:
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Collection, Container, Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -43,6 +45,7 @@ from tidegate.actors.runtimes.ray.process.exit_reasons import Witness
 from tidegate.actors.runtimes.ray.process.orders import Handle
 from tidegate.actors.runtimes.ray.process.process_info import ProcessInfo
 from tidegate.actors.runtimes.ray.slots.job_slots import JobSlots, Slot
+from tidegate.actors.runtimes.ray.slots.slots_elsewhere import NOWHERE, Nodes, bundles_elsewhere
 from tidegate.storage.errors import TidegateError
 from tidegate.storage.ids import Generation
 
@@ -109,26 +112,47 @@ class Fleet:
         assert member.info is not None
         return next((m for m in self.started() if m is not member and m.is_on((member.info.node_id,))), None)
 
-    def lacks(self, tasks: Collection[TaskId], avoided: Container[str]) -> bool:
+    def lacks(self, tasks: Collection[TaskId], avoided: Collection[str], nodes: Nodes = NOWHERE) -> bool:
         """Whether processes would have to be started for these tasks in bundles that may be on nodes to be avoided."""
-        fit = {t for t in tasks if (m := self.members.get(t)) is not None and m.usable and not m.is_on(avoided)}
-        own = [self.slots.of(task).own for task in tasks if task not in fit]
+        lost = [task for task in tasks if self._is_lost(task, avoided)]
+        common = [task for task in lost if not self.slots.of(task).own]
+        own = len(lost) - len(common)
+        if len(self._elsewhere(common, avoided, nodes)) == len({task.subtask for task in common}):
+            common = []
         spare = sum(m.usable and m.info is not None and not m.is_on(avoided) for m in self._standbys)
         reserved = self.options.placement is not None
-        return bool(avoided) and must_wait(own.count(False), own.count(True), spare, reserved=reserved)
+        return bool(avoided) and must_wait(len(common), own, spare, reserved=reserved)
 
-    def staff(self, tasks: Collection[TaskId], avoided: Collection[str] = ()) -> dict[TaskId, Member]:
+    def staff(
+        self, tasks: Collection[TaskId], avoided: Collection[str] = (), nodes: Nodes = NOWHERE
+    ) -> dict[TaskId, Member]:
         """A living process for each of these tasks, on none of the nodes to be avoided; returns those of all."""
         labels = vertex_labels(self.graph)
-        for task in tasks:
-            member = self.members.get(task)
-            if member is None or not member.usable or member.is_on(avoided):
-                parallelism = self.graph.vertex(task.vertex).parallelism
-                name = f"{labels[task.vertex]} ({task.subtask + 1}/{parallelism})"
-                slot = self.slots.of(task)
-                standby = None if slot.own else self._take_standby(task, slot.bundle, avoided)
-                self.members[task] = standby or self._create(name, slot, avoided=avoided)
+        lost = [task for task in tasks if self._is_lost(task, avoided)]
+        elsewhere = self._elsewhere(lost, avoided, nodes)
+        for task in lost:
+            parallelism = self.graph.vertex(task.vertex).parallelism
+            name = f"{labels[task.vertex]} ({task.subtask + 1}/{parallelism})"
+            slot = self.slots.of(task)
+            bundle = slot.bundle if slot.own else elsewhere.get(task.subtask, slot.bundle)
+            standby = None if slot.own else self._take_standby(task, bundle, avoided)
+            there = slot if bundle == slot.bundle else self.slots.spare(bundle)
+            self.members[task] = standby or self._create(name, there, avoided=avoided)
         return dict(self.members)
+
+    def _is_lost(self, task: TaskId, avoided: Container[str]) -> bool:
+        """Whether a task needs another process."""
+        member = self.members.get(task)
+        return member is None or not member.usable or member.is_on(avoided)
+
+    def _elsewhere(self, lost: Iterable[TaskId], avoided: Collection[str], nodes: Nodes) -> dict[int, int]:
+        """For each subtask of these tasks the bundle that its common slot has for now, where there is one."""
+        if not avoided or not nodes:
+            return {}
+        slots = {task.subtask: bundle for task in lost if (bundle := self.slots.of(task).bundle) is not None}
+        there = {(task.subtask, m.bundle) for task, m in self.members.items() if not self._is_lost(task, avoided)}
+        used = Counter(bundle for _, bundle in there if bundle is not None)
+        return bundles_elsewhere(sorted(slots.items()), self.slots.bundles, used, nodes, avoided)
 
     def inherit(self, tasks: Mapping[TaskId, Found], standbys: Iterable[Found]) -> dict[TaskId, Member]:
         """Processes that a lost coordinator has left; returns those of tasks."""

@@ -6,7 +6,7 @@ Rules:
   connection broke, the raylet may be gone as well. Ray makes sure by its health check: some 15 s by default.
 - Meanwhile Ray would still start processes on such a node, and they would be lost with it: a second restart for one
   loss. So an attempt waits, unless spare processes on other nodes can take over at once, or processes can start on
-  others because nothing is reserved.
+  others because nothing is reserved, or in free slots of the reservation (`slots_elsewhere.py`).
 - A node from which nobody answers any more is suspect (`suspect_nodes.py`), and avoided as well. A small task of Ray is
   given to it. Its answer says that the node is back, its failure that Ray has given the node up.
 - Ray is asked again and again, for a bounded time. A process that answers after all is given up: its place is taken.
