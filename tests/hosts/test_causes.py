@@ -24,6 +24,7 @@ from tidegate.storage.ids import AttemptNumber, CheckpointId, EventId, Generatio
 
 ANSWERED_BY_NOBODY = (
     do.StartTasks, do.CancelAttempt, do.NotifyAborted, do.DiscardFiles, do.CompleteRequest, do.KillProcess, do.EndJob,
+    do.AssignSplits,
 )  # fmt: skip
 FIRST = CheckpointId(1)
 

@@ -14,7 +14,7 @@ from tidegate.actors.protocol.identity import TaskId
 from tidegate.actors.restore.restore_task import RestoredTask, restore_task
 from tidegate.actors.sources.source import SourceSplit
 from tidegate.actors.task.pipeline.source_cursor import FrozenPositions, SplitPosition, positions_from_tables
-from tidegate.storage.checkpoints.metadata import StateHandle, StateKind
+from tidegate.storage.checkpoints.metadata import SplitPool, StateHandle, StateKind, StoredSplit
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.files.file_system_store import FileSystemStore, open_store
 from tidegate.storage.ids import OperatorUid, SubtaskIndex, VertexId
@@ -196,3 +196,22 @@ def test_a_source_that_partly_finished_keeps_all_of_its_splits(
     found = [position for task in tasks for position in positions_from_tables(dict(task.tables)[uid])]
     expected = [replace(s, next_offset=10, at_end=True) if n in finished else s for n, s in enumerate(splits)]
     assert sorted(found, key=lambda position: position.split.split_id) == expected
+
+
+def test_splits_in_the_pool_were_read_by_nobody(store: FileSystemStore) -> None:
+    """They are not taken for those of a subtask that had finished: the coordinator gives them away."""
+    uid = OperatorUid("rows")
+    splits = [SplitPosition(SourceSplit(f"{n}", b"", 10)) for n in range(3)]
+    running = write_state(store, "rows-1", [(uid, FrozenPositions((splits[1],)))], inline_bytes_max=0)
+    metadata = checkpoint_of(graph_of({"rows": 2}), finished={"rows": [0]}, handles={("rows", 1): running})
+    pool = SplitPool(uid, (StoredSplit("2", b"", 10),))
+    point = complete(store, replace(metadata, pools=(pool,)))
+
+    tasks = [
+        restore_task(
+            store, point, graph_of({"rows": 2}), TaskId(VertexId("rows"), SubtaskIndex(n)), splits={uid: splits}
+        )
+        for n in range(2)
+    ]
+    found = [positions_from_tables(dict(task.tables)[uid]) for task in tasks]
+    assert found == [(SplitPosition(splits[0].split, 10, True),), (splits[1],)]

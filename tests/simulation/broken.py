@@ -22,6 +22,7 @@ from broken_requests import REQUEST_FIXED, REQUEST_PATCHES
 from broken_restarts import RESTART_FIXED, RESTART_PATCHES
 from broken_rules import RULE_BREAKS, RULE_FIXED, Patch
 from broken_sources import SOURCE_FIXED, SOURCE_PATCHES
+from broken_splits import SPLIT_FIXED, SPLIT_PATCHES
 from broken_tables import TABLE_FIXED, TABLE_PATCHES
 from broken_takeovers import TAKEOVER_FIXED, TAKEOVER_PATCHES
 from broken_tasks import TASK_BREAKS
@@ -68,6 +69,7 @@ _FIXED: Mapping[str, Mapping[str, Hashable]] = {
     **CAUSE_FIXED,
     **UNDO_FIXED,
     **SOURCE_FIXED,
+    **SPLIT_FIXED,
 }
 """Breaks that need several unlikely things at once, and hundreds of seeds when all of these are drawn: the last grant
 of a channel lost and rows that wait for it; a savepoint that has written something and fails as often as is tried; a
@@ -95,6 +97,7 @@ BROKEN: dict[str, Break] = {
             | TAKEOVER_PATCHES
             | UNDO_PATCHES
             | SOURCE_PATCHES
+            | SPLIT_PATCHES
         ).items()
     },
 }

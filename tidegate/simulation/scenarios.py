@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Hashable
 from dataclasses import replace
+from functools import partial
 
 from tidegate.actors.coordinator.requests.request_decider import REQUESTS_MAX
 from tidegate.actors.hosts.job_context import DataPlaneOptions
@@ -19,6 +20,7 @@ from tidegate.api.config.checkpoint_config import CheckpointConfig
 from tidegate.api.environment import StreamEnvironment
 from tidegate.recovery.restart_strategy import RestartStrategy
 from tidegate.simulation.oracle.violation import InvariantViolated
+from tidegate.simulation.pipelines.cut_source import CutSource
 from tidegate.simulation.pipelines.draw import Scenario, draw
 from tidegate.simulation.pipelines.finding_source import FindingSource
 from tidegate.simulation.pipelines.topologies import TOPOLOGIES, draw_inputs
@@ -70,6 +72,8 @@ _FAULTS = {
     ),
 }  # fmt: skip
 
+PARTS = 6
+"""Into so many parts splits are cut, so that an answer has several of them."""
 _ADOPTION_MS = {"adopt": 3_000, "restart": None}
 _LOG_ENTRIES = {"long": None, "short": 8}
 """A log that is cut: hardly any scenario has as many entries as it usually takes."""
@@ -171,7 +175,8 @@ def _run(scenario: Scenario, faults: Faults, protocol: Protocol | None) -> Simul
 
 
 def _changed_sources(scenario: Scenario) -> Callable[[Source], Source] | None:
-    """What becomes of sources: they have nothing now and then, or are found. Not the one that induces checkpoints.
+    """What becomes of sources: they have nothing now and then, are found, or have more splits. Not the one that induces
+    checkpoints.
 
     Rows of a split that is found late may be late in event time, so there it is not drawn.
     """
@@ -180,7 +185,11 @@ def _changed_sources(scenario: Scenario) -> Callable[[Source], Source] | None:
         return TricklingSource
     if kind == "finding" and topology not in ("induced", "timers"):
         return FindingSource
-    return None
+    if topology == "induced":
+        return None
+    # Rows are in order within the splits that the pipeline sees.
+    parts = PARTS if scenario.values.get("splits") == "many" and topology != "ordered" else 1
+    return partial(CutSource, parts=parts, static_splits=scenario.values.get("splits") == "dealt out")
 
 
 def _checkpoints(scenario: Scenario) -> CheckpointConfig:

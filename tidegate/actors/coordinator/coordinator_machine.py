@@ -27,11 +27,12 @@ from tidegate.actors.coordinator.checkpoints.checkpoint_keeper import Checkpoint
 from tidegate.actors.coordinator.checkpoints.fallback import pass_over
 from tidegate.actors.coordinator.deployment import Deployer
 from tidegate.actors.coordinator.failover import Failover
-from tidegate.actors.coordinator.job.phases import JobInput, JobStatus
+from tidegate.actors.coordinator.job.phases import OVER_BY, JobInput, JobStatus
 from tidegate.actors.coordinator.messages import events as ev
 from tidegate.actors.coordinator.messages import instructions as do
 from tidegate.actors.coordinator.requests.checkpoint_properties import keeps_checkpoints
 from tidegate.actors.coordinator.restarts import Restarts
+from tidegate.actors.coordinator.split_enumerator import assign
 from tidegate.actors.coordinator.state.coordinator_context import CoordinatorContext
 from tidegate.actors.coordinator.state.coordinator_state import CoordinatorState
 from tidegate.actors.coordinator.state.relevance import changes_nothing
@@ -39,13 +40,6 @@ from tidegate.actors.coordinator.state.shared_state_registry import SharedStateR
 from tidegate.actors.protocol.failure_reasons import CheckpointFailureReason as Reason
 from tidegate.actors.protocol.identity import TaskId
 from tidegate.storage.errors import ProtocolError
-
-_OVER = {
-    JobStatus.FINISHED: JobInput.OVER_FINISHED,
-    JobStatus.FAILED: JobInput.OVER_FAILED,
-    JobStatus.CANCELLED: JobInput.OVER_CANCELLED,
-    JobStatus.SUSPENDED: JobInput.OVER_SUSPENDED,
-}
 
 
 class CoordinatorMachine:
@@ -176,6 +170,11 @@ class CoordinatorMachine:
     def _on_finished(self, event: ev.TaskFinished) -> None:
         if self.state.is_current(event.task, event.attempt):
             self._finished(event.task, event.at_ms)
+
+    @_on.register
+    def _on_splits_requested(self, event: ev.SplitsRequested) -> None:
+        self._context.nothing_follows = True
+        self._instructions.append(assign(self.state, event))
 
     @_on.register
     def _on_storage_went_away(self, event: ev.StorageWentAway) -> None:
@@ -381,7 +380,7 @@ class CoordinatorMachine:
         if (storage_busy or len(state.finished) < len(self._context.spec.tasks)) and not state.gave_up:
             return
         assert state.ending_status is not None
-        state.move(_OVER[state.ending_status])
+        state.move(OVER_BY[state.ending_status])
         if not state.gave_up and not keeps_checkpoints(self._context.settings.retention, state.status):
             # The sweep deletes them with the rest. A job that gave up keeps them: a restore needs them.
             state.completed, state.damaged, state.shared = (), (), SharedStateRegistry()

@@ -22,6 +22,7 @@ from tidegate.actors.coordinator.job.job_spec import RestorePoint
 from tidegate.actors.coordinator.job.phases import JobInput, JobStatus
 from tidegate.actors.coordinator.messages import events as ev
 from tidegate.actors.coordinator.messages import instructions as do
+from tidegate.actors.coordinator.split_enumerator import took_up
 from tidegate.actors.coordinator.state.checkpoint_statistics import RestoredCheckpoint
 from tidegate.actors.coordinator.state.coordinator_context import CoordinatorContext
 from tidegate.actors.coordinator.state.coordinator_state import NEVER_MS
@@ -130,6 +131,7 @@ class Deployer:
         if not state.is_current(event.task, event.attempt) or state.status is not JobStatus.DEPLOYING:
             return False
         state.ready[event.task] = None
+        took_up(state, event)
         return self.settle()
 
     def settle(self) -> bool:

@@ -48,7 +48,7 @@ class JobContext:
     root: str
     graph: JobGraph
     splits: dict[OperatorUid, tuple[SplitPosition, ...]]
-    """Splits of each source, for a fresh start."""
+    """All splits of each source."""
     options: DataPlaneOptions = field(default_factory=DataPlaneOptions)
     hooks: tuple[MasterHook, ...] = ()
     lease_ms: int = LEASE_MS_DEFAULT
@@ -63,6 +63,8 @@ class JobContext:
     """Tables whose commits somebody follows, who may hold the sources back."""
     compactions: Mapping[str, CompactionSettings] = field(default_factory=dict)
     """Tables whose small files are put together while the job runs, by URL."""
+    assigned: frozenset[OperatorUid] = frozenset()
+    """Sources whose splits the coordinator assigns."""
 
     @property
     def layout(self) -> CheckpointLayout:
@@ -75,10 +77,11 @@ class JobContext:
         return [spec.table for vertex in self.graph.vertices for spec in vertex.operators if spec.table is not None]
 
     def describe(self, task: TaskId, attempt: AttemptNumber) -> TaskDescriptor:
-        """Descriptor of one task; splits are dealt out round-robin."""
+        """Descriptor of one task; splits that the coordinator does not assign are dealt out round-robin."""
         vertex = self.graph.vertex(task.vertex)
         splits: tuple[SplitPosition, ...] = ()
-        if vertex.source is not None:
+        asks_for_splits = vertex.source is not None and vertex.source.uid in self.assigned
+        if vertex.source is not None and not asks_for_splits:
             splits = self.splits[vertex.source.uid][task.subtask :: vertex.parallelism]
         return describe_task(
             self.graph,
@@ -89,6 +92,7 @@ class JobContext:
             self.options.source_rows_max,
             self.options.exactly_once,
             self._backend_of(task, attempt),
+            asks_for_splits,
         )
 
     def _backend_of(self, task: TaskId, attempt: AttemptNumber) -> StateBackendOptions:

@@ -22,7 +22,7 @@ from tidegate.actors.graph.source_checks import splits_of
 from tidegate.actors.protocol.partitioning import PartitioningKind
 from tidegate.actors.restore.restore_in_flight import can_take_in_flight, edges_with_in_flight
 from tidegate.actors.restore.restore_task import subtasks_of
-from tidegate.actors.sources.source import DynamicSource
+from tidegate.actors.sources.source import DynamicSource, SourceSplit
 from tidegate.actors.task.pipeline.source_cursor import positions_from_tables
 from tidegate.storage.checkpoints.metadata import CheckpointMetadata
 from tidegate.storage.errors import ConfigurationError
@@ -190,6 +190,7 @@ def _changed_sources(store: Store, metadata: CheckpointMetadata, graph: JobGraph
         subtasks = subtasks_of(metadata, spec.uid)
         tables = [table for subtask in subtasks for table in read_subtask_state(store, subtask, spec.uid)]
         before = {p.split.split_id: p.split for p in positions_from_tables(tables)}
+        before |= {s.split_id: SourceSplit(s.split_id, s.payload, s.rows) for s in metadata.pool_of(spec.uid)}
         if isinstance(spec.source, DynamicSource):
             try:
                 spec.source.check_restored(tuple(before.values()))

@@ -7,7 +7,8 @@ The host of a task calls `restore_task` before the task is ready. Rules:
 - A vertex is restored as finished, without state, only if all its subtasks had finished (FLIP-147). If only some had,
   their state is left out.
 - If some subtasks of a source had finished, subtask 0 takes over their splits, as read to the end. Otherwise a
-  savepoint taken before all subtasks have finished again would not know these splits.
+  savepoint taken before all subtasks have finished again would not know these splits. Those in the checkpoint's pool
+  were read by nobody.
 - `restore_in_flight.py` has the rules for in-flight data.
 """
 
@@ -137,13 +138,14 @@ def part_of(metadata: CheckpointMetadata, vertex: JobVertex, task: TaskId) -> Su
 def _read_to_the_end(
     store: Store, metadata: CheckpointMetadata, uid: OperatorUid, splits: Sequence[SplitPosition]
 ) -> list[StateTable]:
-    """Splits of finished subtasks of a source: those that no unfinished subtask knows."""
+    """Splits of finished subtasks of a source: those that no unfinished subtask knows, and that are not in the pool."""
     subtasks = subtasks_of(metadata, uid)
     if not any(subtask.finished for subtask in subtasks):
         return []
     running = [subtask for subtask in subtasks if not subtask.finished]
     tables = [table for subtask in running for table in read_subtask_state(store, subtask, uid)]
     known = {position.split.split_id for position in positions_from_tables(tables)}
+    known |= {split.split_id for split in metadata.pool_of(uid)}
     left = tuple(SplitPosition(p.split, p.split.rows, True) for p in splits if p.split.split_id not in known)
     positions = FrozenPositions(left)
     return [StateTable(positions.state, positions.kind, chunk.rows) for chunk in positions.chunks() if left]

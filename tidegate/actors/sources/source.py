@@ -20,6 +20,9 @@ import pyarrow as pa
 from tidegate.storage.codec import wire
 from tidegate.storage.ids import CheckpointId
 
+SOURCE_STATE = "splits"
+"""The list state in which a subtask of a source keeps its splits, one row each."""
+
 
 @wire
 @dataclass(frozen=True, slots=True)
@@ -70,7 +73,8 @@ class SourceReader(Protocol):
 class Source(Protocol):
     """A replayable input. Must be picklable by cloudpickle.
 
-    A subtask reads its splits one after the other, each to its end. Splits that never end need an `UnboundedSource`.
+    A subtask reads its splits one after the other, each to its end. The coordinator assigns them while the job runs, in
+    their order, unless it is a `StaticSource`. Splits that never end need an `UnboundedSource`.
     """
 
     @property
@@ -115,6 +119,23 @@ class DynamicSource(Protocol):
     def check_restored(self, splits: Sequence[SourceSplit]) -> None:
         """Raise ConfigurationError if this source cannot go on in the splits that a checkpoint has."""
         ...
+
+
+@runtime_checkable
+class StaticSource(Protocol):
+    """A bounded source whose splits are dealt out before the job starts: split i to subtask i modulo the parallelism.
+
+    Without that a subtask gets its next split when it asks for it, and a fast one reads more of them.
+    """
+
+    static_splits: Literal[True]
+
+
+def is_assignable(source: Source) -> bool:
+    """Whether the coordinator may assign the splits of this source while the job runs."""
+    if is_unbounded(source) or isinstance(source, ExternallyInducedSource):
+        return False
+    return not (isinstance(source, StaticSource) and source.static_splits)
 
 
 def is_unbounded(source: Source) -> bool:

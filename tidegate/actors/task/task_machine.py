@@ -42,7 +42,7 @@ from tidegate.actors.task.pipeline.operator_chain import OperatorChain
 from tidegate.actors.task.pipeline.processing_timers import ProcessingTimeTimer
 from tidegate.actors.task.pipeline.record_emitter import Emitter
 from tidegate.actors.task.pipeline.source_cursor import SourceCursor
-from tidegate.actors.task.pipeline.source_start import begin_source
+from tidegate.actors.task.pipeline.source_start import begin_source, report_ready
 from tidegate.actors.task.pipeline.task_descriptor import TaskDescriptor
 from tidegate.actors.task.task_status import TaskStatus
 from tidegate.storage.checkpoints.metadata import SnapshotKind
@@ -169,7 +169,7 @@ class TaskMachine:
             self._inputs.recover(channel, batches)
         # Not RUNNING yet: sources, restored input and due timers would emit to tasks that may not be there.
         self.status = TaskStatus.READY
-        self._instructions.append(do.ReportReady(self.attempt, event.origin))
+        self._instructions.append(report_ready(self.descriptor, self._source, event))
 
     @_on.register
     def _on_started(self, event: ev.TasksStarted) -> None:
@@ -206,8 +206,8 @@ class TaskMachine:
                 self._checkpoints.timer(max(event.at_ms, event.due_at_ms))
             case ev.TaskTimer.PROCESSING_TIME:
                 self._processing_time.fired(max(event.at_ms, event.due_at_ms))
-            case ev.TaskTimer.SOURCE if self._source is not None:
-                self._source.resume()
+            case ev.TaskTimer.SOURCE | ev.TaskTimer.SPLITS if self._source is not None:
+                self._source.timer_due(event.timer)
 
     @_on.register
     def _on_turn(self, event: ev.TurnGranted) -> None:
@@ -233,6 +233,11 @@ class TaskMachine:
             raise ProtocolError(f"{self.descriptor.task} has no source and was read for")
         if (pause_ms := self._source.batch_read(event)) is not None:
             self._instructions.append(do.SetTaskTimer(ev.TaskTimer.SOURCE, event.at_ms + pause_ms))
+
+    @_on.register
+    def _on_splits(self, event: ev.SplitsAssigned) -> None:
+        if self._source is not None and event.attempt == self.attempt:
+            self._source.assigned(event)
 
     @_on.register
     def _on_trigger(self, event: ev.CheckpointTriggered) -> None:
@@ -392,5 +397,4 @@ class TaskMachine:
     def _read_ahead(self) -> None:
         if self._source is None or self.status is not TaskStatus.RUNNING or self._outputs.over_limit:
             return
-        if (read := self._source.next_read(self._pacer.rows_within(self._outputs.turn_rows_max))) is not None:
-            self._instructions.append(read)
+        self._instructions += self._source.next_steps(self._pacer.rows_within(self._outputs.turn_rows_max), self._at_ms)

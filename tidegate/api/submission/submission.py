@@ -38,6 +38,7 @@ from tidegate.api.config.checkpoint_config import CheckpointConfig
 from tidegate.api.config.heartbeat_config import heartbeats_of
 from tidegate.api.given_names import check_name
 from tidegate.api.output_tables import CollectedRows, OutputTable
+from tidegate.api.submission.assigned_sources import assigned_sources
 from tidegate.api.submission.collected_places import collect_url, with_places
 from tidegate.api.submission.local_folders import own_folder
 from tidegate.api.submission.staged_sources import check_fed_sources, with_staged_sources
@@ -145,6 +146,7 @@ def prepare(request: JobRequest, open_store: OpenStore) -> Submission:
         for v in graph.vertices
         if v.source is not None
     }
+    assigned = assigned_sources(graph, splits, metadata)
     in_memory = request.checkpoints.checkpoint_storage == "jobmanager"
     context = JobContext(
         request.job_id,
@@ -168,8 +170,9 @@ def prepare(request: JobRequest, open_store: OpenStore) -> Submission:
         ProcessSettings(request.checkpoints.standbys, request.checkpoints.slot_request_timeout),
         tuple(rows.url for rows in request.collected if rows.handed_on),
         {t.url: t.options.compaction for t in request.tables if t.options.compaction is not None},
+        frozenset(source.uid for source in assigned),
     )
-    spec = _spec(request, graph, restore)
+    spec = replace(_spec(request, graph, restore), assigned_sources=assigned)
     return Submission(spec, context, savepoints, request.detached, now_ms(), staged.companions)
 
 

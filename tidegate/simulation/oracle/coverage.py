@@ -41,6 +41,9 @@ EFFECTS = {
     "savepoint_fenced": "a coordinator that was replaced could not make a savepoint whole: a tombstone was there",
     "row_without_coordinator": "a task took something in while there was no coordinator",
     "source_paused": "no split of a source had anything, and it was asked again after a pause",
+    "split_assigned": "the coordinator gave a split to a subtask that had asked",
+    "split_assigned_again": "a split was given away again after a failure: no checkpoint knew who had it",
+    "split_in_pool": "a checkpoint completed with splits that no subtask had yet",
     "region_restarted": "regions in which a task had failed started anew, while others went on",
     "files_put_together": "small files of a table were put together while its job went on",
 }

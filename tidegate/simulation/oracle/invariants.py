@@ -31,6 +31,7 @@ from tidegate.simulation.oracle.merged_files import MergedFiles
 from tidegate.simulation.oracle.output_tables import Covered, TablesOracle
 from tidegate.simulation.oracle.records import RecordsOracle
 from tidegate.simulation.oracle.savepoint_folders import SavepointFoldersOracle
+from tidegate.simulation.oracle.splits import SplitsOracle
 from tidegate.simulation.oracle.violation import InvariantViolated
 from tidegate.simulation.world.disk import SimulatedDisk
 from tidegate.storage.checkpoints.metadata import CheckpointMetadata
@@ -77,6 +78,7 @@ class Oracle:
         self.files = FilesOracle(disk, spec.root, spec.job_id, self._completes, self.tables)
         self.records = RecordsOracle(disk, spec)
         self.savepoints = SavepointFoldersOracle(disk, spec.job_id, self.coverage)
+        self.splits = SplitsOracle(spec, self.coverage)
         self.spec = spec
         self.graph = graph
         self._tasks = frozenset(spec.tasks)
@@ -130,6 +132,7 @@ class Oracle:
         self.tables.deployed(restored if from_itself else None)
         again = self._tasks if tasks is None else frozenset(tasks)
         self.attempts |= dict.fromkeys(again, attempt)
+        self.splits.deployed(again)
         for channel in (channel for task in again for channel in self._inputs[task]):
             for positions in (self._sent, self._sent_rows, self._taken, self._starving_since_ms):
                 positions.pop(channel, None)
@@ -220,6 +223,7 @@ class Oracle:
         task = machine.descriptor.task
         if task in cut.taken:
             raise InvariantViolated(3, f"{task} takes snapshot {snapshot.checkpoint_id} twice")
+        self.splits.snapshot_taken(machine, snapshot)
         cut.taken[task] = dict(snapshot.input_positions)
         cut.put.update(snapshot.output_positions)
         for channel in self._inputs[task]:
@@ -262,6 +266,7 @@ class Oracle:
             self.coverage.saw("finished_tasks_in_plan")
         self._check_cut(number, cut)
         self.records.completed(metadata)
+        self.splits.completes(metadata, {task for task, over in acknowledged.items() if over})
         kept = len(self.files.present)
         if kept > self.spec.checkpoints.retained + COMPLETED_WAITING_MAX:
             raise InvariantViolated(5, f"{kept} checkpoints are kept, {self.spec.checkpoints.retained} are retained")

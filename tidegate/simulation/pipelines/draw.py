@@ -39,10 +39,11 @@ DIMENSIONS: Mapping[str, tuple[Hashable, ...]] = {
     "takeover": ("adopt", "restart"),
     "survivors": ("keep", "keep a little", "read"),
     "sources": ("at once", "trickling", "finding"),
+    "splits": ("assigned", "many", "dealt out"),
 }
 """Every dimension with its values."""
 
-_DRAWN_APART = frozenset({"state", "log", "restart", "savepoints", "takeover", "survivors", "sources"})
+_DRAWN_APART = frozenset({"state", "log", "restart", "savepoints", "takeover", "survivors", "sources", "splits"})
 """Dimensions that were added when seeds had been run: what a seed stands for besides stays what it was."""
 
 _ADDED: Mapping[str, tuple[Hashable, ...]] = {

@@ -250,6 +250,8 @@ class SimulatedCoordinatorPort:
         job.watch.told(event)
         job.watch.failover.told(task, event)
         job.watch.takeovers.told(event)
+        if isinstance(event, ev.SplitsAssigned):
+            job.watch.oracle.splits.assigned(task, event)
         asks = isinstance(event, ev.CoordinatorTookOver) and _lost_in_a_takeover(world)
         if asks or (not isinstance(event, ev.TasksStarted) and world.chance("drop")):
             world.message(COORDINATOR, task, event, "is lost", cause=self.ledger.cause)

@@ -248,6 +248,28 @@ class OperatorInfo:
 
 @wire
 @dataclass(frozen=True, slots=True)
+class StoredSplit:
+    """A split of a source as it is stored: a part of the input, with `rows` rows, or -1 if that is not known."""
+
+    split_id: str
+    payload: bytes
+    rows: int = -1
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class SplitPool:
+    """Splits of a source that no subtask has in its part of the checkpoint, in the order of the source.
+
+    Whoever restores the checkpoint reads them from their first row. The others are in the state of the subtasks.
+    """
+
+    uid: OperatorUid
+    splits: tuple[StoredSplit, ...]
+
+
+@wire
+@dataclass(frozen=True, slots=True)
 class CheckpointMetadata:
     """The content of `chk-N/_metadata`; `void` marks a checkpoint that was given up and can never complete."""
 
@@ -276,6 +298,13 @@ class CheckpointMetadata:
     """
     savepoint_format: SavepointFormat | None = None
     """None for a checkpoint, and for a savepoint that no job took, or one of an older version."""
+    pools: tuple[SplitPool, ...] = ()
+    """Of the sources whose splits the coordinator assigns. None in checkpoints of older versions: there, and of all
+    other sources, the subtasks have every split."""
+
+    def pool_of(self, uid: OperatorUid) -> tuple[StoredSplit, ...]:
+        """The splits of a source that no subtask has."""
+        return next((pool.splits for pool in self.pools if pool.uid == uid), ())
 
     @property
     def size_bytes(self) -> int:

@@ -24,6 +24,7 @@ from tidegate.actors.coordinator.checkpoints.sink_commits import SinkCommitter
 from tidegate.actors.coordinator.job.phases import JobStatus, PendingInput, PendingPhase
 from tidegate.actors.coordinator.messages import events as ev
 from tidegate.actors.coordinator.messages import instructions as do
+from tidegate.actors.coordinator.split_enumerator import pools
 from tidegate.actors.coordinator.state.coordinator_context import CoordinatorContext
 from tidegate.actors.coordinator.state.coordinator_state import CompletedCheckpoint, PendingCheckpoint
 from tidegate.actors.protocol.failure_reasons import CheckpointFailureReason as Reason
@@ -217,7 +218,7 @@ class CheckpointWriter:
     def _void(self, pending: PendingCheckpoint) -> None:
         assert pending.metadata is not None
         pending.advance(PendingInput.FATE_UNKNOWN)
-        tombstone = replace(pending.metadata, operators=(), subtasks=(), void=True, final=False, hooks=())
+        tombstone = replace(pending.metadata, operators=(), subtasks=(), void=True, final=False, hooks=(), pools=())
         self._context.instruct(do.VoidCheckpoint(tombstone))
 
     def _end_if_last(self, pending: PendingCheckpoint, metadata: CheckpointMetadata) -> None:
@@ -265,6 +266,7 @@ class CheckpointWriter:
             kind=pending.properties.kind,
             hooks=pending.hooks,
             savepoint_format=pending.properties.savepoint_format if pending.properties.kind.is_savepoint else None,
+            pools=pools(self._context.state, pending),
         )
 
     def _partly_finished(self, pending: PendingCheckpoint) -> OperatorUid | None:

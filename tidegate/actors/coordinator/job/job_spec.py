@@ -9,9 +9,9 @@ from tidegate.actors.coordinator.job.outages import FIRST_PAUSE_MS, STORAGE_OUTA
 from tidegate.actors.protocol.identity import TaskId
 from tidegate.recovery.restart_strategy import RestartStrategy
 from tidegate.storage.checkpoints.layout import CheckpointPointer
-from tidegate.storage.checkpoints.metadata import OperatorInfo
+from tidegate.storage.checkpoints.metadata import OperatorInfo, StoredSplit
 from tidegate.storage.codec import wire
-from tidegate.storage.ids import CheckpointId, JobId, VertexId
+from tidegate.storage.ids import CheckpointId, JobId, OperatorUid, VertexId
 
 ADOPTION_TIMEOUT_MS = 60_000
 """Longer than the default of `heartbeat.timeout`, after which a hung process is ended anyway."""
@@ -95,6 +95,21 @@ class RestorePoint:
 
 @wire
 @dataclass(frozen=True, slots=True)
+class AssignedSource:
+    """A source whose splits the coordinator assigns to its subtasks. A split is known by its place in `splits`.
+
+    `unread`: the splits that nobody had begun to read where the job starts. Of the others, tasks say that they have
+    them.
+    """
+
+    uid: OperatorUid
+    vertex: VertexId
+    splits: tuple[StoredSplit, ...]
+    unread: tuple[int, ...]
+
+
+@wire
+@dataclass(frozen=True, slots=True)
 class JobSpec:
     """A job as the coordinator sees it: tasks and operators by name, no code."""
 
@@ -126,3 +141,9 @@ class JobSpec:
     adoption_timeout_ms: int | None = None
     """How long a coordinator that takes over waits for the answers of running tasks. None: it does not ask, and all
     tasks start anew, as in older versions."""
+    assigned_sources: tuple[AssignedSource, ...] = ()
+    """All other sources, and those of older logs, have their splits dealt out before the job starts."""
+
+    def assigned_source(self, vertex: VertexId) -> AssignedSource | None:
+        """The source of a vertex, if its splits are assigned."""
+        return next((source for source in self.assigned_sources if source.vertex == vertex), None)

@@ -115,6 +115,14 @@ _JOB_LEGAL: dict[tuple[JobStatus, JobInput], JobStatus] = {
     (JobStatus.ENDING, JobInput.OVER_SUSPENDED): JobStatus.SUSPENDED,
 }
 
+OVER_BY = {
+    JobStatus.FINISHED: JobInput.OVER_FINISHED,
+    JobStatus.FAILED: JobInput.OVER_FAILED,
+    JobStatus.CANCELLED: JobInput.OVER_CANCELLED,
+    JobStatus.SUSPENDED: JobInput.OVER_SUSPENDED,
+}
+"""What ends a job in each status."""
+
 _PENDING_LEGAL: dict[tuple[PendingPhase, PendingInput], PendingPhase] = {
     (PendingPhase.HOOKS, PendingInput.HOOKS_ANSWERED): PendingPhase.COLLECTING,
     (PendingPhase.COLLECTING, PendingInput.ALL_ACKNOWLEDGED): PendingPhase.ACKNOWLEDGED,

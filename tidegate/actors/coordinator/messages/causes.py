@@ -5,7 +5,8 @@ about. Tasks and storage name the same thing in their answers anyway. Whoever kn
 knows the cause of its answer, even if the answer reaches the next generation. (`hosts/coordinator/causes.py` keeps
 that.)
 
-Some events answer nobody and begin a chain: users ask, tasks fail, processes hang, sources run dry, storage goes away.
+Some events answer nobody and begin a chain: users ask, tasks fail or ask for splits, processes hang, sources run dry,
+storage goes away.
 The end of the data is an answer only if a stop with a savepoint has brought it about.
 """
 
@@ -28,6 +29,7 @@ BEGINS = (
     ev.TaskFailed,
     ev.ProcessGivenUp,
     ev.TaskReachedEndOfData,
+    ev.SplitsRequested,
     ev.StorageWentAway,
 )
 """Events that begin a chain. They answer no order, or not always."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from tidegate.actors.coordinator.job.job_spec import JobSpec
 from tidegate.actors.coordinator.messages.outages import StorageCameBack as StorageCameBack
 from tidegate.actors.coordinator.messages.outages import StorageWentAway as StorageWentAway
+from tidegate.actors.coordinator.messages.splits import SplitsRequested as SplitsRequested
 from tidegate.actors.coordinator.messages.takeovers import CoordinatorStarted as CoordinatorStarted
 from tidegate.actors.coordinator.messages.takeovers import ProcessGivenUp as ProcessGivenUp
 from tidegate.actors.coordinator.messages.takeovers import TaskAnswered as TaskAnswered
@@ -41,6 +42,9 @@ class TaskReady:
     task: TaskId
     origin: StateOrigin | None = None
     """Where its state comes from; None on a fresh start."""
+    splits: tuple[str, ...] | None = ()
+    """Of a source whose splits are assigned: those that it has. None: it was restored as finished, so no split is left.
+    """
 
 
 @wire
@@ -361,6 +365,7 @@ CoordinatorEvent = (
     | TaskFailed
     | ProcessGivenUp
     | TaskAnswered
+    | SplitsRequested
     | TaskReachedEndOfData
     | TaskFinished
     | CheckpointRequested

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from tidegate.actors.coordinator.job.job_spec import RestorePoint
+from tidegate.actors.coordinator.messages.splits import AssignSplits as AssignSplits
 from tidegate.actors.protocol.failure_reasons import CheckpointFailureReason
 from tidegate.actors.protocol.identity import TaskId
 from tidegate.actors.protocol.stream_elements import ALIGNED_BARRIER, BarrierOptions
@@ -281,6 +282,7 @@ CoordinatorInstruction = (
     DeployAttempt
     | StartTasks
     | AskTasks
+    | AssignSplits
     | CancelAttempt
     | KillProcess
     | TriggerHooks

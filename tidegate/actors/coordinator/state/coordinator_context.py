@@ -34,7 +34,7 @@ class CoordinatorContext:
         """Storage did not answer for too long, or a newer job is in charge of it. The job has to end, and keeps
         everything."""
         self.nothing_follows = False
-        """The event was only counted (an acknowledgement, but not the last one): no step has become possible."""
+        """The event concerns one task (an acknowledgement, but not the last one): no step has become possible."""
         self.end: JobStatus | None = None
         """A completed checkpoint ends the job in this status."""
 

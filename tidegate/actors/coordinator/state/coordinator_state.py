@@ -25,6 +25,7 @@ from tidegate.actors.coordinator.requests.checkpoint_properties import CHECKPOIN
 from tidegate.actors.coordinator.requests.request_decider import CheckpointRequest
 from tidegate.actors.coordinator.state.checkpoint_statistics import CheckpointStatistics, SubtaskStatistics
 from tidegate.actors.coordinator.state.shared_state_registry import SharedStateRegistry
+from tidegate.actors.coordinator.state.taken_splits import TakenSplits
 from tidegate.actors.protocol.identity import TaskId
 from tidegate.recovery.failure_history import FailureHistory
 from tidegate.storage.checkpoints.metadata import CheckpointMetadata, Committable, SubtaskState
@@ -210,6 +211,9 @@ class CoordinatorState:
     """Tasks whose operators have finished."""
     finished: TaskSet = field(default_factory=dict)
     """Tasks that are over."""
+    splits: dict[TaskId, TakenSplits] = field(default_factory=dict)
+    """What each subtask of a source has taken whose splits are assigned. That of a task that is down counts until it is
+    ready again."""
     next_checkpoint_id: CheckpointId = CheckpointId(1)
     pending: dict[CheckpointId, PendingCheckpoint] = field(default_factory=dict)
     """In the order of their numbers."""

@@ -42,7 +42,11 @@ def changes_nothing(event: ev.CoordinatorEvent, state: CoordinatorState) -> bool
         case ev.TaskAnswered(attempt=attempt, task=task, generation=generation):
             asked = generation == state.generation and task in state.adopting
             return not asked or not state.is_current(task, attempt)
-        case ev.TaskReachedEndOfData(attempt=attempt, task=task) | ev.TaskFinished(attempt=attempt, task=task):
+        case (
+            ev.TaskReachedEndOfData(attempt=attempt, task=task)
+            | ev.TaskFinished(attempt=attempt, task=task)
+            | ev.SplitsRequested(attempt=attempt, task=task)
+        ):
             return not state.is_current(task, attempt)
         case ev.StorageWentAway():
             return state.spec is None or state.storage_away

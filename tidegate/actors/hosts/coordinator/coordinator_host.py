@@ -35,6 +35,7 @@ from tidegate.actors.hosts.coordinator.log_writer import LogPosition, LogWriter,
 from tidegate.actors.hosts.outage_notes import NotesOfMany, OutageNotes
 from tidegate.actors.hosts.ports import CoordinatorPort
 from tidegate.actors.protocol.failure_reasons import CheckpointFailureReason, bounded_text, error_text
+from tidegate.actors.sources.source import SourceSplit
 from tidegate.actors.task.messages import events as task_ev
 from tidegate.storage.checkpoints.event_log import EventLog
 from tidegate.storage.codec import decode
@@ -170,7 +171,12 @@ class CoordinatorHost:
         self._halted = True
 
     def _refused(self, event: ev.CoordinatorEvent) -> bool:
-        """What users ask for while storage is away: it does not wait for that, and so the inbox stays bounded."""
+        """What is asked for while storage is away does not wait for that, and so the inbox stays bounded.
+
+        Tasks ask for splits again; users are told.
+        """
+        if isinstance(event, ev.SplitsRequested):
+            return True
         if isinstance(event, ev.CheckpointRequested):
             reason = CheckpointFailureReason.STORAGE_AWAY
             self._port.complete_request(do.CompleteRequest(event.request, None, reason.value, reason=reason))
@@ -321,6 +327,9 @@ class CoordinatorHost:
             case do.AskTasks(attempt, tasks):
                 for task in tasks:
                     port.tell(task, task_ev.CoordinatorTookOver(port.now_ms(), attempt, generation))
+            case do.AssignSplits(attempt, task, first, stored):
+                splits = tuple(SourceSplit(split.split_id, split.payload, split.rows) for split in stored)
+                port.tell(task, task_ev.SplitsAssigned(port.now_ms(), attempt, first, splits, generation))
             case do.TriggerCheckpoint(attempt, checkpoint_id, triggered_at_ms, tasks, options, base):
                 for task in tasks:
                     now_ms = port.now_ms()

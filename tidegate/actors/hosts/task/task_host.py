@@ -168,7 +168,10 @@ class TaskHost:
                 case do.SetTaskTimer():
                     port.set_timer(instruction, max(0, instruction.due_at_ms - self._at_ms))
                 case do.ReportReady():
-                    port.report(co.TaskReady(port.now_ms(), instruction.attempt, task, instruction.origin))
+                    told = instruction.attempt, task, instruction.origin, instruction.splits
+                    port.report(co.TaskReady(port.now_ms(), *told))
+                case do.RequestSplits(attempt, first):
+                    port.report(co.SplitsRequested(port.now_ms(), attempt, task, first))
                 case do.AnswerTakeover():
                     port.report(answer_of(task, port.now_ms(), instruction))
                 case do.ReportEndOfData():

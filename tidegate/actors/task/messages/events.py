@@ -180,6 +180,21 @@ class CheckpointCompleted:
 
 @wire
 @dataclass(frozen=True, slots=True)
+class SplitsAssigned:
+    """The coordinator has given this task more splits of its source: the answer to a `RequestSplits`.
+
+    `first`: how many it had been given in this attempt before. Without splits there are no more for it.
+    """
+
+    at_ms: int
+    attempt: AttemptNumber
+    first: int
+    splits: tuple[SourceSplit, ...]
+    generation: Generation = UNFENCED
+
+
+@wire
+@dataclass(frozen=True, slots=True)
 class SnapshotPersisted:
     """The state of a snapshot is durable. `handle` is None for a stateless task; `sync_ms`: its synchronous part.
 
@@ -257,13 +272,14 @@ class FileStaged:
 @wire
 class TaskTimer(enum.Enum):
     """What a timer is for: to send output that has lingered, to ask for credit that has not come, to end an alignment
-    that takes too long, to fire timers of operators, to ask a source again that had no rows."""
+    that takes too long, to fire timers of operators, to ask a source again that had no rows, or for splits again."""
 
     FLUSH = "flush"
     CREDIT = "credit"
     ALIGNMENT = "alignment"
     PROCESSING_TIME = "processing_time"
     SOURCE = "source"
+    SPLITS = "splits"
 
 
 @wire
@@ -288,6 +304,7 @@ TaskEvent = (
     | CreditGranted
     | TurnGranted
     | SourceBatchRead
+    | SplitsAssigned
     | CheckpointTriggered
     | CheckpointAborted
     | CheckpointCompleted
@@ -303,5 +320,7 @@ TaskEvent = (
 WriteAnswered = SnapshotPersisted | ChannelStatePersisted | SnapshotFailed | SegmentPersisted | SegmentFailed
 """What has become of something that the task had written to storage: it is durable, or never will be."""
 
-CoordinatorOrder = TasksStarted | CoordinatorTookOver | CheckpointTriggered | CheckpointAborted | CheckpointCompleted
+CoordinatorOrder = (
+    TasksStarted | CoordinatorTookOver | SplitsAssigned | CheckpointTriggered | CheckpointAborted | CheckpointCompleted
+)
 """Events that only a coordinator causes: the task's fence looks at their generation."""

@@ -61,6 +61,18 @@ class ReadSource:
     rows_max: int
 
 
+@wire
+@dataclass(frozen=True, slots=True)
+class RequestSplits:
+    """Ask the coordinator for more splits of the source; answered by `SplitsAssigned` with the same `first`.
+
+    Question and answer may get lost. The task asks again until it is answered.
+    """
+
+    attempt: AttemptNumber
+    first: int
+
+
 @dataclass(frozen=True, slots=True)
 class PersistSnapshot:
     """Write frozen state, beside processing. Answered by `SnapshotPersisted` or `SnapshotFailed`.
@@ -155,10 +167,14 @@ class SetTaskTimer:
 @wire
 @dataclass(frozen=True, slots=True)
 class ReportReady:
-    """Tell the coordinator that the operators are open. `origin`: where their state comes from, if they have any."""
+    """Tell the coordinator that the operators are open. `origin`: where their state comes from, if they have any.
+
+    `splits`: as in the coordinator's `TaskReady`.
+    """
 
     attempt: AttemptNumber
     origin: StateOrigin | None = None
+    splits: tuple[str, ...] | None = ()
 
 
 @wire
@@ -223,6 +239,7 @@ TaskInstruction = (
     SendFrame
     | GrantCredit
     | ReadSource
+    | RequestSplits
     | PersistSnapshot
     | PersistChannelState
     | PersistSegment

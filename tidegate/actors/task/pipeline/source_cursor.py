@@ -19,16 +19,16 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 
 from tidegate.actors.operators.source_splits import SourceSplits
-from tidegate.actors.sources.source import SourceSplit
+from tidegate.actors.sources.source import SOURCE_STATE, SourceSplit
 from tidegate.actors.task.channels.turn_pacer import ROWS_UNLIMITED
-from tidegate.actors.task.messages.events import SourceBatchRead
-from tidegate.actors.task.messages.instructions import ReadSource
+from tidegate.actors.task.messages.events import SourceBatchRead, SplitsAssigned, TaskTimer
+from tidegate.actors.task.messages.instructions import ReadSource, TaskInstruction
+from tidegate.actors.task.pipeline.split_requests import SplitRequests
 from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.errors import ConfigurationError, ProtocolError
 from tidegate.storage.ids import CheckpointId
 from tidegate.storage.state.snapshot import StateChunk, StateTable
 
-SOURCE_STATE = "splits"
 PAUSE_MAX_MS = 100
 """The longest pause of a source that has no rows. So a new row waits no longer than this."""
 SPLITS_MAX = 100_000
@@ -97,6 +97,8 @@ class SourceCursor:
     Splits are read one after the other. With `in_turn` they are read in turn, a batch of each, and `in_turn` is told
     which split the rows are from. A split without rows for `idleness_ms` is idle then; None: never.
 
+    With `requests` it gets more splits from the coordinator, as long as there are any.
+
     While no open split has anything it pauses: a millisecond at first, then twice as long each time, but never longer
     than PAUSE_MAX_MS.
     """
@@ -108,7 +110,9 @@ class SourceCursor:
         read_ahead: int = 2,
         in_turn: SourceSplits | None = None,
         idleness_ms: int | None = None,
+        requests: SplitRequests | None = None,
     ) -> None:
+        self._requests = requests
         self._positions = list(positions)
         self._offsets = [position.next_offset for position in positions]
         """The first row of each split that was not read yet."""
@@ -151,7 +155,33 @@ class SourceCursor:
     @property
     def at_end(self) -> bool:
         """Whether every row of every split has been processed."""
-        return not self._open and not self._ready and self._outstanding is None
+        over = self._requests is None or self._requests.over
+        return over and not self._open and not self._ready and self._outstanding is None
+
+    @property
+    def split_ids(self) -> tuple[str, ...]:
+        """The splits that it has, those at their end included."""
+        return tuple(position.split.split_id for position in self._positions)
+
+    def next_steps(self, rows_max: int, at_ms: int) -> Sequence[TaskInstruction]:
+        """The read to ask for now or, when all splits were read, the question for more of them."""
+        if self._requests is not None and not self._open and self._outstanding is None:
+            return self._requests.ask(at_ms)
+        read = self.next_read(rows_max)
+        return () if read is None else (read,)
+
+    def assigned(self, event: SplitsAssigned) -> None:
+        """The coordinator has answered: read these splits as well, if they are new."""
+        assert self._requests is not None, "a task that does not ask for splits gets none"
+        for split in self._requests.answered(event):
+            self._add(split)
+
+    def timer_due(self, timer: TaskTimer) -> None:
+        """A pause is over, or a question for splits is old: it is repeated if it was not answered."""
+        if timer is TaskTimer.SOURCE:
+            self.resume()
+        elif self._requests is not None:
+            self._requests.ask_again()
 
     def next_read(self, rows_max: int = ROWS_UNLIMITED) -> ReadSource | None:
         """The read to ask for now, of `rows_max` rows at most, if any."""
@@ -239,7 +269,7 @@ class SourceCursor:
         self._known.update(ids)
 
     def _add(self, split: SourceSplit) -> None:
-        """Begin to read a split that was found, at its first row."""
+        """Begin to read a split that was found or assigned, at its first row."""
         index = len(self._positions)
         self._positions.append(SplitPosition(split))
         self._read_in.append(split)

@@ -1,12 +1,15 @@
-"""`begin_source`: makes the cursor of a source task, when the task machine hears what was restored."""
+"""The start of a source task: makes its cursor when the task machine hears what was restored, and tells its splits."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
 from tidegate.actors.sources.source import is_unbounded
+from tidegate.actors.task.messages import instructions as do
+from tidegate.actors.task.messages.events import TaskRestored
 from tidegate.actors.task.pipeline.operator_chain import OperatorChain
 from tidegate.actors.task.pipeline.source_cursor import SourceCursor, positions_from_tables
+from tidegate.actors.task.pipeline.split_requests import SplitRequests
 from tidegate.actors.task.pipeline.task_descriptor import TaskDescriptor
 from tidegate.storage.ids import OperatorUid
 from tidegate.storage.state.snapshot import StateTable
@@ -18,7 +21,8 @@ def begin_source(
     """The cursor of the task's source; None for a task without one.
 
     It begins where the checkpoint was, at the start if the checkpoint does not know the source, and at the end if the
-    task had finished. The splits of an unbounded source are read in turn, and the chain hears which one rows are from.
+    task had finished. It asks for more splits if the coordinator assigns them. The splits of an unbounded source are
+    read in turn, and the chain hears which one rows are from.
     """
     if d.source is None:
         return None
@@ -26,4 +30,13 @@ def begin_source(
     if d.source.uid in restored and not finished:
         positions = positions_from_tables(restored[d.source.uid])
     told = chain.splits if is_unbounded(d.source.source) else None
-    return SourceCursor(positions, d.source_rows_max, in_turn=told, idleness_ms=chain.idleness_ms)
+    requests = SplitRequests(d.attempt) if d.asks_for_splits and not finished else None
+    return SourceCursor(positions, d.source_rows_max, in_turn=told, idleness_ms=chain.idleness_ms, requests=requests)
+
+
+def report_ready(d: TaskDescriptor, source: SourceCursor | None, event: TaskRestored) -> do.ReportReady:
+    """What the task tells the coordinator when it is ready: also which splits it has, if it gets more from there."""
+    splits: tuple[str, ...] | None = ()
+    if source is not None and d.asks_for_splits:
+        splits = None if event.finished else source.split_ids
+    return do.ReportReady(d.attempt, event.origin, splits)

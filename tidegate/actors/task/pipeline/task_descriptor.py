@@ -47,6 +47,8 @@ class TaskDescriptor:
     exactly_once: bool = True
     backend: StateBackendOptions = field(default_factory=StateBackendOptions)
     """Where keyed state lives; the folder is this task's own."""
+    asks_for_splits: bool = False
+    """Whether the coordinator assigns the splits of the source."""
 
     @property
     def turn_rows(self) -> BatchRows:
@@ -68,6 +70,7 @@ def describe_task(
     source_rows_max: int,
     exactly_once: bool = True,
     backend: StateBackendOptions | None = None,
+    asks_for_splits: bool = False,
 ) -> TaskDescriptor:
     """The descriptor of one task. `splits` are those that a source task starts with when it restores nothing."""
     vertex = graph.vertex(task.vertex)
@@ -104,4 +107,5 @@ def describe_task(
         input_indices=tuple(index for _, index in inputs),
         exactly_once=exactly_once,
         backend=backend if backend is not None else StateBackendOptions(),
+        asks_for_splits=asks_for_splits,
     )
