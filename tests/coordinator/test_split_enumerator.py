@@ -207,11 +207,20 @@ def test_what_everybody_has_read_beyond_goes_to_who_asks_last() -> None:
     assert [source.asks(A), source.asks(B)] == [(), ()]
 
 
+def test_what_comes_back_when_nobody_else_asks_goes_to_the_one_that_does() -> None:
+    """Although it has read beyond it: the others have been told of the end."""
+    source = Source(job(4, unread=(1, 2)), a="0", b="3")
+    assert [source.asks(A), source.asks(A), source.asks(A), source.asks(B)] == [("1",), ("2",), (), ()]
+    source.loses(A, "0", "3")
+    assert source.asks(A) == ("1",)
+
+
 def test_a_restored_job_gives_away_what_nobody_had() -> None:
-    """Of what tasks were restored with, also of splits that the source does not have any more, nothing is given."""
-    source = Source(job(4, unread=(2, 3)), a="0x", b="1")
+    """Not what tasks were restored with, nor what the source has had since, as new files; "x" is gone there."""
+    source = Source(job(5, unread=(2, 3)), a="0x", b="1")
     assert source.asks(A) == ("2",)
     assert source.pool(source.ask()) == ("3",)
+    assert [source.asks(A), source.asks(A)] == [("3",), ()]
 
 
 def test_a_source_that_was_restored_as_finished_has_nothing_left() -> None:
