@@ -26,6 +26,7 @@ class Ray:
         nodes = [NodeRoom("north", {"CPU": 4.0}, {"CPU": 4.0, "GPU": gpus})]
         monkeypatch.setattr(reservation.ray.util, "placement_group", self._ask)
         monkeypatch.setattr(reservation.ray.util, "remove_placement_group", self.removed.append)
+        monkeypatch.setattr(reservation.ray, "is_initialized", lambda: True)
         monkeypatch.setattr(reservation, "nodes_that_live", lambda: nodes)
         monkeypatch.setattr(reservation, "started_here", lambda: ours)
         monkeypatch.setattr(reservation, "monotonic_ms", lambda: round(self.now_s * 1_000))
@@ -35,7 +36,9 @@ class Ray:
         return self
 
     def wait(self, timeout_seconds: float) -> bool:
-        """Time passes until there is room, or this wait is over."""
+        """Time passes until there is room, or this wait is over, which is whole seconds long."""
+        timeout_seconds = int(timeout_seconds)
+        assert timeout_seconds > 0, "a wait that takes no time would be repeated without end"
         left_s = self.room_after_s - self.now_s
         self.now_s += max(0.0, min(timeout_seconds, left_s))
         return left_s <= timeout_seconds
@@ -85,6 +88,14 @@ def test_what_a_cluster_of_our_own_never_holds_is_refused_at_once(monkeypatch: p
         reserve(WANTED, 60.0, "advice")
     assert (ray.asked, ray.now_s) == ([], 0.0)
     check_fits(Wanted("nothing", [], [], "SPREAD"))
+
+
+def test_a_wait_takes_as_long_as_was_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To the second, as Ray counts."""
+    ray = Ray(monkeypatch, 1_000.0, 2, ours=False)
+    with pytest.raises(ConfigurationError, match="It has waited for 7 s"):
+        reserve(WANTED, 6.5, "advice")
+    assert ray.now_s == 7
 
 
 def test_a_wait_that_is_broken_off_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ Rules:
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -98,9 +99,10 @@ def ask_for(wanted: Wanted) -> PlacementGroup:
 def await_room(group: PlacementGroup, wanted: Wanted, timeout_s: float) -> str | None:
     """Wait until all bundles have a node. Returns None then, and after `timeout_s` what is missing, in words."""
     since_ms = monotonic_ms()
+    waited_s = 0.0
     while True:
-        waited_s = (monotonic_ms() - since_ms) / 1_000
-        if group.wait(timeout_seconds=max(0.0, min(TELL_EVERY_S, timeout_s - waited_s))):
+        # Ray takes whole seconds, and cuts off the rest.
+        if group.wait(timeout_seconds=max(1, math.ceil(min(TELL_EVERY_S, timeout_s - waited_s)))):
             return None
         waited_s = (monotonic_ms() - since_ms) / 1_000
         missing = missing_room(wanted.needs, nodes_that_live(), one_node=wanted.one_node)
@@ -125,7 +127,7 @@ def reserve(wanted: Wanted, timeout_s: float, advice: str) -> PlacementGroup:
 
 
 def release(group: PlacementGroup | None) -> None:
-    """Give slots back. What still runs in them ends."""
-    if group is not None:
+    """Give slots back. What still runs in them ends. A cluster that was left has done so itself."""
+    if group is not None and ray.is_initialized():
         remove: Any = ray.util.remove_placement_group
         remove(group)
