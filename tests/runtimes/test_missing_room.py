@@ -61,6 +61,8 @@ def test_what_must_be_on_one_node_says_so() -> None:
     nodes = [node("a", {"CPU": 1.0, "GPU": 1.0}), node("b", {"CPU": 1.0, "GPU": 1.0})]
     text = missing_room([GPU, GPU], nodes, one_node=True)
     assert "They must be on one node (strict_pack), and none has 2 CPU + 2 GPU free." in text
+    apart = [node("a", {"CPU": 1.0}, {"CPU": 1.0, "GPU": 1.0}), node("b", {"GPU": 1.0}, {"CPU": 1.0, "GPU": 1.0})]
+    assert "No node has all of a bundle free at once." in missing_room([GPU], apart, one_node=True)
 
 
 def test_a_large_cluster_makes_no_long_text() -> None:

@@ -80,7 +80,7 @@ def _why(needs: Sequence[Need], nodes: Sequence[NodeRoom], one_node: bool) -> st
             causes.append(f"{needed} needed, and {_amount(kind, sum(free))} free of {_amount(kind, sum(total))}")
         elif max(free) + _SLACK < each:
             causes.append(f"{_amount(kind, each)} needed on one node, and no node has more than {max(free):g} free")
-    if one_node and not any(_holds(node.free, asked) for node in nodes):
+    if one_node and len(needs) > 1 and not any(_holds(node.free, asked) for node in nodes):
         causes.append(f"they must be on one node (strict_pack), and none has {amounts_text(asked)} free")
     if not causes:
         causes.append("no node has all of a bundle free at once")
