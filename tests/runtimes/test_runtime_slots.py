@@ -16,8 +16,8 @@ from tidegate.actors.runtimes.ray import ray_job, ray_runtime
 from tidegate.actors.runtimes.ray.fleet.fleet_options import FleetOptions, SlotPlacement
 from tidegate.actors.runtimes.ray.ray_job import RayJob
 from tidegate.actors.runtimes.ray.ray_runtime import RayRuntime
-from tidegate.actors.runtimes.ray.slots.reservation import Wanted
 from tidegate.actors.runtimes.ray.slots.slot_plan import Placement
+from tidegate.actors.runtimes.ray.slots.wanted import Wanted
 from tidegate.actors.runtimes.running_job import Submission
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.ids import JobId

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tidegate.actors.runtimes.ray.slots.slot_plan import Placement
 from tidegate.spark_bridge.session.resources import SessionResources, parse_executor_memory_bytes
 from tidegate.storage.errors import ConfigurationError
 
@@ -36,6 +37,16 @@ def test_packed_slots_fill_one_executor_after_the_other() -> None:
     assert [packed.bundle_of_slot(slot) for slot in range(6)] == [0, 0, 1, 1, 2, 2]
     assert [spread.bundle_of_slot(slot) for slot in range(6)] == [0, 1, 2, 0, 1, 2]
     assert packed.bundles() == spread.bundles()
+
+
+@pytest.mark.parametrize("placement", ["spread", "pack", "strict_pack"])
+def test_an_executor_and_its_slots_are_asked_for_together(placement: Placement) -> None:
+    """In one bundle each, which lie on nodes as was said; what is missing is told of executors."""
+    wanted = SessionResources.of(2, 1, "1g", 3, placement).wanted("delays")
+    assert (wanted.name, wanted.strategy) == ("delays (executors and slots)", placement.upper())
+    assert wanted.bundles == [{"CPU": 4.0, "memory": 2.0**30}] * 2
+    assert {need.label for need in wanted.needs} == {"a Spark executor and its task slots"}
+    assert wanted.one_node is (placement == "strict_pack")
 
 
 def test_an_unknown_placement_is_refused() -> None:

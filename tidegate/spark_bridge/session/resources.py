@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 
 from tidegate.actors.runtimes.ray.slots.slot_plan import Placement, slot_order, strategy_of
+from tidegate.actors.runtimes.ray.slots.wanted import Wanted
 from tidegate.storage.errors import ConfigurationError
 
 APP_MASTER_CPUS = 1
@@ -90,6 +91,11 @@ class SessionResources:
         """One bundle for each executor: its cores, its heap, and one CPU for each slot."""
         cpus = float(self.executor_cores + self.slots_per_executor)
         return [{"CPU": cpus, "memory": float(self.executor_memory_bytes)} for _ in range(self.executors)]
+
+    def wanted(self, app_name: str) -> Wanted:
+        """What the session asks Ray for; RayDP puts executor i into bundle i."""
+        labels = ["a Spark executor and its task slots"] * self.executors
+        return Wanted(f"{app_name} (executors and slots)", self.bundles(), labels, strategy_of(self.placement))
 
     def bundle_of_slot(self, slot: int) -> int:
         """The bundle of a slot: in turn, so that few subtasks spread over many executors, or packed into few."""

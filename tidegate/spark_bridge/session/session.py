@@ -31,8 +31,8 @@ from raydp.spark.ray_cluster_master import RAYDP_SPARK_MASTER_SUFFIX
 
 from tidegate.actors.runtimes.ray.connection import switch_on_token
 from tidegate.actors.runtimes.ray.process.calls import NAMESPACE
-from tidegate.actors.runtimes.ray.slots.reservation import Wanted, ask_for, await_room, check_fits
-from tidegate.actors.runtimes.ray.slots.slot_plan import Placement, strategy_of
+from tidegate.actors.runtimes.ray.slots.reservation import ask_for, await_room, check_fits
+from tidegate.actors.runtimes.ray.slots.slot_plan import Placement
 from tidegate.spark_bridge.bounded_calls import call_bounded
 from tidegate.spark_bridge.errors import SparkBridgeError, SparkTimeoutError
 from tidegate.spark_bridge.session.cluster_java import check_cluster_java
@@ -209,16 +209,13 @@ class RayDPSession:
             check_cluster_java()
 
     def _reserve(self, timeout_s: float) -> None:
-        resources = self._resources
-        labels = ["a Spark executor and its task slots"] * resources.executors
-        name = f"{self._app_name} (executors and slots)"
-        wanted = Wanted(name, resources.bundles(), labels, strategy_of(resources.placement))
+        wanted = self._resources.wanted(self._app_name)
         check_fits(wanted)
         self._placement_group = ask_for(wanted)
         missing = await_room(self._placement_group, wanted, timeout_s)
         if missing is not None:
             raise SparkTimeoutError(
-                f"{name}: {missing}. Ask for fewer executors, cores, slots or less memory, or add nodes."
+                f"{wanted.name}: {missing}. Ask for fewer executors, cores, slots or less memory, or add nodes."
             )
 
     def _start_spark(self, configs: dict[str, str], timeout_s: float) -> None:

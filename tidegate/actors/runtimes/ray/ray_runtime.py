@@ -34,8 +34,9 @@ from tidegate.actors.runtimes.ray.process.orders import Handle
 from tidegate.actors.runtimes.ray.ray_job import RayJob, check_shared
 from tidegate.actors.runtimes.ray.shared_value import SharedValue
 from tidegate.actors.runtimes.ray.slots.own_slots import ADVICE, COMMON, common_slots, own_slots
-from tidegate.actors.runtimes.ray.slots.reservation import Wanted, check_fits, release, reserve, started_here
+from tidegate.actors.runtimes.ray.slots.reservation import check_fits, release, reserve, started_here
 from tidegate.actors.runtimes.ray.slots.slot_plan import SLOT_BUNDLE, Placement, SlotPlan, slot_plan, strategy_of
+from tidegate.actors.runtimes.ray.slots.wanted import Wanted
 from tidegate.actors.runtimes.ray.token_check import is_on_spark, warn_if_open
 from tidegate.actors.runtimes.running_job import JobCard, JobOverview, Submission
 from tidegate.storage.errors import ConfigurationError

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tidegate.actors.runtimes.ray.slots.reservation import Wanted
 from tidegate.actors.runtimes.ray.slots.slot_plan import SLOT_BUNDLE, Placement, SlotPlan, strategy_of
+from tidegate.actors.runtimes.ray.slots.wanted import Wanted
 from tidegate.storage.ids import JobId
 
 COMMON = "the common slots"

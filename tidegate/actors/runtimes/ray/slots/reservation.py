@@ -14,16 +14,14 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import ray
 from ray._private.state import available_resources_per_node
 from ray.util.placement_group import PlacementGroup
 
-from tidegate.actors.runtimes.ray.slots.missing_room import Need, NodeRoom, missing_room, never_fits
-from tidegate.actors.runtimes.ray.slots.slot_plan import Strategy
+from tidegate.actors.runtimes.ray.slots.missing_room import NodeRoom, missing_room, never_fits
+from tidegate.actors.runtimes.ray.slots.wanted import Wanted
 from tidegate.actors.runtimes.ray.token_check import is_on_spark
 from tidegate.storage.clock import monotonic_ms
 from tidegate.storage.errors import ConfigurationError
@@ -32,28 +30,6 @@ log = logging.getLogger(__name__)
 
 TELL_EVERY_S = 5.0
 NODE_ID_CHARACTERS = 8
-
-
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """Bundles that are to be reserved together. `labels`: for each one, what it is for. `name` is for the dashboard."""
-
-    name: str
-    bundles: Sequence[Mapping[str, float]]
-    labels: Sequence[str]
-    strategy: Strategy
-    detached: bool = False
-    """Whether they outlive the script that asks for them."""
-
-    @property
-    def needs(self) -> list[Need]:
-        """Each bundle, with what it is for."""
-        return [Need.of(bundle, label) for bundle, label in zip(self.bundles, self.labels, strict=True)]
-
-    @property
-    def one_node(self) -> bool:
-        """Whether all must be on one node."""
-        return self.strategy == "STRICT_PACK"
 
 
 def nodes_that_live() -> list[NodeRoom]:
