@@ -25,6 +25,7 @@ from tidegate.api.config.config_file import load_config
 from tidegate.api.config.standby_config import standbys_of, with_standbys
 from tidegate.api.given_names import pointer
 from tidegate.api.program import Program
+from tidegate.api.progress.display import ProgressKind, progress_kind, show_progress
 from tidegate.api.ray_slots import check_slots, runtime_on
 from tidegate.api.stream_sources import StreamSources
 from tidegate.api.submission.job import Job
@@ -244,6 +245,7 @@ class StreamEnvironment(StreamSources):
         allow_non_restored_state: bool = False,
         hooks: Sequence[MasterHook] = (),
         detached: bool = False,
+        progress: ProgressKind | None = None,
     ) -> Job:
         """Run the streams made so far as one job, and start anew with an empty environment.
 
@@ -259,12 +261,13 @@ class StreamEnvironment(StreamSources):
         `restart` defaults to the `config=` of the environment. Without that, a job with periodic checkpoints restarts
         without end (`tg.RestartStrategy.exponential_delay()`), and one without them never. `hooks` are told of every
         checkpoint (see `tg.MasterHook`). A `detached` job lives on when this script ends or is killed, if its Ray
-        cluster does; any driver finds it with `attach`.
+        cluster does; any driver finds it with `attach`. `progress` of a job that ends by itself is shown on stderr as a
+        "bar", as "lines" now and then, or not ("off"); "auto", the default, is a bar in a terminal.
 
         Raises ConfigurationError, TableError or StorageError for what cannot work; nothing has started then. The
         streams can still be executed in another way, until a new source begins another program.
         """
-        self._program.given_up = True  # until it has worked
+        self._program.given_up, shown = True, progress_kind(progress)  # given up until it has worked
         for before in self._accompanied:
             before.await_cancelled()
         request = self._request(name, checkpoints, restart, restore, allow_non_restored_state, hooks, detached=detached)
@@ -273,6 +276,7 @@ class StreamEnvironment(StreamSources):
             submission = prepare(request, self.open_store)
             lease.abandon()
             running = self._accompany(self._runtime.submit(submission), submission)
+        show_progress(running, submission, shown)
         self._program.clear()
         return Job(running, submission.spec.job_id, name, submission.spec.root, self.open_store, savepoints)
 

@@ -132,6 +132,7 @@ class Deployer:
             return False
         state.ready[event.task] = None
         took_up(state, event)
+        state.rows_before[event.task] = event.rows_read
         return self.settle()
 
     def settle(self) -> bool:

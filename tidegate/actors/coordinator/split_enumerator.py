@@ -31,7 +31,7 @@ from tidegate.actors.coordinator.state.taken_splits import TakenSplits
 from tidegate.actors.protocol.identity import TaskId
 from tidegate.actors.sources.source import SOURCE_STATE
 from tidegate.storage.checkpoints.metadata import SplitPool, SubtaskState
-from tidegate.storage.ids import OperatorUid
+from tidegate.storage.ids import OperatorUid, VertexId
 
 ANSWERS_A_SUBTASK = 8
 """The pool is given away in about so many answers a subtask, before it is given away split by split."""
@@ -75,6 +75,15 @@ def pools(state: CoordinatorState, pending: PendingCheckpoint) -> tuple[SplitPoo
         if left:
             found.append(SplitPool(source.uid, left))
     return tuple(found)
+
+
+def splits_left(state: CoordinatorState) -> dict[VertexId, int]:
+    """How many splits of each source were given to nobody yet, for people."""
+    found = {}
+    for source in () if state.spec is None else state.spec.assigned_sources:
+        taken = {number for each in _subtasks(state, source).values() for number in each.all}
+        found[source.vertex] = sum(number not in taken for number in source.unread)
+    return found
 
 
 def _taken_in(pending: PendingCheckpoint, task: TaskId, uid: OperatorUid, taken: TakenSplits) -> int:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from tidegate.actors.coordinator.job.job_spec import JobSpec
+from tidegate.actors.coordinator.split_enumerator import splits_left
 from tidegate.actors.coordinator.state.checkpoint_statistics import CheckpointStatistics
 from tidegate.actors.coordinator.state.coordinator_state import CoordinatorState, JobStatus
 from tidegate.actors.graph.job_graph import JobGraph
@@ -111,12 +112,20 @@ class JobProgress:
     """Spare processes that have not started yet."""
     suspect_nodes: int = 0
     """Nodes that may be lost: nothing is started there."""
+    rows_before: dict[str, int] = field(default_factory=dict)
+    """Rows of sources that were read before the checkpoint that this attempt started from, by vertex id."""
+    splits_left: dict[str, int] = field(default_factory=dict)
+    """Splits that no subtask has begun, by vertex id, of sources whose splits are assigned."""
 
 
 def progress_of(state: CoordinatorState, rows_in: dict[str, int]) -> JobProgress:
     """Progress from the coordinator's memory."""
     newest = state.statistics.latest_completed
     reason = state.ending_reason if state.status.terminal else None
+    rows_before: dict[str, int] = {}
+    for task, rows in state.rows_before.items():
+        if rows:
+            rows_before[task.vertex] = rows_before.get(task.vertex, 0) + rows
     return JobProgress(
         status=RUNNING_STATUSES[state.status],
         reason=reason,
@@ -132,6 +141,8 @@ def progress_of(state: CoordinatorState, rows_in: dict[str, int]) -> JobProgress
         superseded=state.superseded,
         coordinator_losses=max(0, state.generation - 1),
         adoptions=state.adoptions,
+        rows_before=rows_before,
+        splits_left={str(vertex): left for vertex, left in splits_left(state).items()},
     )
 
 

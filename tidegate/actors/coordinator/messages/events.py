@@ -45,6 +45,8 @@ class TaskReady:
     splits: tuple[str, ...] | None = ()
     """Of a source whose splits are assigned: those that it has. None: it was restored as finished, so no split is left.
     """
+    rows_read: int = 0
+    """Of a source: rows of its splits that were read before the checkpoint that it starts from."""
 
 
 @wire

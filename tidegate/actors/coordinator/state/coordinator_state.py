@@ -214,6 +214,8 @@ class CoordinatorState:
     splits: dict[TaskId, TakenSplits] = field(default_factory=dict)
     """What each subtask of a source has taken whose splits are assigned. That of a task that is down counts until it is
     ready again."""
+    rows_before: dict[TaskId, int] = field(default_factory=dict)
+    """Rows of its splits that each subtask of a source had read before the checkpoint that it started from."""
     next_checkpoint_id: CheckpointId = CheckpointId(1)
     pending: dict[CheckpointId, PendingCheckpoint] = field(default_factory=dict)
     """In the order of their numbers."""

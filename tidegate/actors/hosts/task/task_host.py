@@ -168,8 +168,8 @@ class TaskHost:
                 case do.SetTaskTimer():
                     port.set_timer(instruction, max(0, instruction.due_at_ms - self._at_ms))
                 case do.ReportReady():
-                    told = instruction.attempt, task, instruction.origin, instruction.splits
-                    port.report(co.TaskReady(port.now_ms(), *told))
+                    told = instruction.origin, instruction.splits, instruction.rows_read
+                    port.report(co.TaskReady(port.now_ms(), instruction.attempt, task, *told))
                 case do.RequestSplits(attempt, first):
                     port.report(co.SplitsRequested(port.now_ms(), attempt, task, first))
                 case do.AnswerTakeover():

@@ -169,12 +169,13 @@ class SetTaskTimer:
 class ReportReady:
     """Tell the coordinator that the operators are open. `origin`: where their state comes from, if they have any.
 
-    `splits`: as in the coordinator's `TaskReady`.
+    `splits`, `rows_read`: as in the coordinator's `TaskReady`.
     """
 
     attempt: AttemptNumber
     origin: StateOrigin | None = None
     splits: tuple[str, ...] | None = ()
+    rows_read: int = 0
 
 
 @wire

@@ -163,6 +163,11 @@ class SourceCursor:
         """The splits that it has, those at their end included."""
         return tuple(position.split.split_id for position in self._positions)
 
+    @property
+    def rows_read(self) -> int:
+        """Rows of its splits that count as processed; -1 for the length of a split that is not known counts as none."""
+        return sum(max(0, position.next_offset) for position in self._positions)
+
     def next_steps(self, rows_max: int, at_ms: int) -> Sequence[TaskInstruction]:
         """The read to ask for now or, when all splits were read, the question for more of them."""
         if self._requests is not None and not self._open and self._outstanding is None:

@@ -39,4 +39,4 @@ def report_ready(d: TaskDescriptor, source: SourceCursor | None, event: TaskRest
     splits: tuple[str, ...] | None = ()
     if source is not None and d.asks_for_splits:
         splits = None if event.finished else source.split_ids
-    return do.ReportReady(d.attempt, event.origin, splits)
+    return do.ReportReady(d.attempt, event.origin, splits, 0 if source is None else source.rows_read)

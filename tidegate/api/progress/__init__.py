@@ -1,0 +1,1 @@
+"""How far a bounded job is, shown in its driver."""
