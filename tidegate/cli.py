@@ -11,6 +11,7 @@ from tidegate.jobs_cli import job_app, jobs_command
 from tidegate.recovery.commands.command import app, checkpoints_app, state_app
 from tidegate.simulate_cli import simulate_command
 from tidegate.storage.errors import TidegateError
+from tidegate.tables_cli import vacuum_command
 
 __all__ = ["app", "main"]
 
@@ -21,6 +22,7 @@ checkpoints_app.command("explain")(explain_command)
 checkpoints_app.command("relocate")(relocate_command)
 state_app.command("read")(read_command)
 state_app.command("write")(write_command)
+app.command("vacuum")(vacuum_command)
 app.command("simulate")(simulate_command)
 
 

@@ -165,7 +165,9 @@ class TableLogMachine(RuleBasedStateMachine):
             return
         reader = TableLog(self.store)
         entries = reader.entries()
-        versions = TableVersions("", entries, ())
+        fold = reader.state()
+        assert fold is not None
+        versions = TableVersions("", entries, fold)
         assert [commit.number for commit in versions.commits()] == list(self.versions)
         newest_at = {at_ms: number for number, (at_ms, _) in self.versions.items()}
         for version in versions.commits():

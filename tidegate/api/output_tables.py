@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from tidegate.api.given_names import location
 from tidegate.api.submission.compacted_tables import TableCompaction, compact_table
+from tidegate.api.submission.vacuumed_tables import RETAIN_DEFAULT, TableVacuumed, vacuum_table
 from tidegate.api.table_options import TableOptions
 from tidegate.storage.errors import TableError
 from tidegate.storage.files.file_system_store import join_url, open_store
@@ -91,6 +93,22 @@ class OutputTable:
         meanwhile. Checkpoints and earlier commits stay as restorable and readable as they were. See `docs/tables.md`.
         """
         return compact_table(self.url, self._open_store, file_bytes)
+
+    def vacuum(
+        self,
+        *,
+        retain: str | timedelta | int = RETAIN_DEFAULT,
+        retain_commits: int = 1,
+        dry_run: bool = False,
+    ) -> TableVacuumed:
+        """Delete files that the table has not shown for as long as `retain`, but for those of the newest commits.
+
+        Such are rows that a restored job has written again, that were overwritten, and small files that were put
+        together. Whatever was shown since then stays: readers, `as_of`, checkpoints. Earlier commits may be unreadable
+        afterwards, and restoring earlier checkpoints may be refused, with a TableError. With `dry_run` nothing is
+        deleted. A job may run meanwhile. See `docs/tables.md`.
+        """
+        return vacuum_table(self.url, self._open_store, retain, retain_commits, dry_run)
 
     def rows_committed(self) -> int:
         """Number of rows in committed files; in upsert mode older rows of a key count, too."""

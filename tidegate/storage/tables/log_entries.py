@@ -30,6 +30,7 @@ class TableEntryKind(enum.Enum):
     COMPACTING = "compacting"
     """A process of the owner's begins to compact: no other one can until the table has another owner."""
     COMPACTED = "compacted"
+    VACUUMED = "vacuumed"
 
 
 @wire
@@ -75,8 +76,18 @@ class TableRewrite:
 
 @wire
 @dataclass(frozen=True, slots=True)
+class TableVacuum:
+    """What vacuums have taken away: the entries that have `gone`, and from which commit on each can be read."""
+
+    gone: Ranges = ()
+    readable_from: int = 0
+
+
+@wire
+@dataclass(frozen=True, slots=True)
 class TableEntry:
-    """One entry: the first has `info`, commits have a checkpoint, claims a `claim`, compactions a `rewrite`.
+    """One entry: the first has `info`, commits have a checkpoint, claims a `claim`, compactions a `rewrite`, and
+    vacuums a `vacuum`.
 
     Files of a claim are those that the restored checkpoint covers and nobody had committed. `nonce` is the
     writer's own. `at_ms`: when what is shown has changed, since the epoch; never before the time of an earlier entry.
@@ -92,6 +103,7 @@ class TableEntry:
     nonce: str = ""
     at_ms: int | None = None
     rewrite: TableRewrite | None = None
+    vacuum: TableVacuum | None = None
 
     @property
     def rows(self) -> int:

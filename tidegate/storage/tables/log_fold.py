@@ -9,6 +9,7 @@ Rules:
 - A compaction beside a running job puts files in the place of entries that are shown, and of nothing else. It is
   refused while a claim is about to change what is shown, and to all processes of the owner but one: the newest that has
   said so. So whoever has said so may delete what the others have left unfinished.
+- A vacuum changes nothing that is shown. What it has taken away is never shown again.
 - The fold does not grow with commits: only hidden commits make another range, and what compactions have left apart.
 """
 
@@ -16,14 +17,23 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from tidegate.storage.checkpoints.metadata import DataFile
 from tidegate.storage.codec import encode, wire
 from tidegate.storage.errors import CorruptionError, TableError
 from tidegate.storage.files.envelope import checksum_of
 from tidegate.storage.ids import CheckpointId, JobId
-from tidegate.storage.tables.log_entries import Ranges, TableClaim, TableEntry, TableEntryKind, added, covers, without
+from tidegate.storage.tables.log_entries import (
+    Ranges,
+    TableClaim,
+    TableEntry,
+    TableEntryKind,
+    TableVacuum,
+    added,
+    covers,
+    without,
+)
 from tidegate.storage.tables.table_info import TableInfo
 
 log = logging.getLogger(__name__)
@@ -55,6 +65,8 @@ class TableFold:
     """The nonce of the process that may compact for the owner."""
     compactor_seq: int = 0
     """The entry in which it has said so."""
+    vacuum: TableVacuum = field(default_factory=TableVacuum)
+    """What has been deleted for good."""
 
     @staticmethod
     def first(entry: TableEntry, checksum: str) -> TableFold:
@@ -64,13 +76,16 @@ class TableFold:
 
     def after(self, entry: TableEntry, checksum: str) -> TableFold:
         """The fold with the next entry."""
-        assert entry.seq == self.seq + 1 and entry.job_id is not None
+        assert entry.seq == self.seq + 1
         fold = replace(self, seq=entry.seq, entry_checksum=checksum)
         match entry.kind:
             case TableEntryKind.CLAIMED:
                 return fold._claimed(entry)
             case TableEntryKind.COMPACTING:
                 return replace(fold, compactor=entry.nonce, compactor_seq=entry.seq)
+            case TableEntryKind.VACUUMED:
+                assert entry.vacuum is not None
+                return replace(fold, vacuum=entry.vacuum)
             case TableEntryKind.COMPACTED:
                 return fold._compacted(entry)
             case _:

@@ -5,12 +5,12 @@ decided by the newest job of it that has committed: the rows that its checkpoint
 lines are left alone; only a job that was told to overwrite the table hides them.
 
 A compaction is of a line like a job of it. A job that goes on from a checkpoint which covers all that was replaced has
-the compacted files; from any other checkpoint, those that were replaced.
+the compacted files; from any other checkpoint, those that were replaced. Where a vacuum has deleted these, it has none.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from tidegate.storage.errors import FencedError, TableError
 from tidegate.storage.ids import CheckpointId, JobId
@@ -145,19 +145,39 @@ class TableLineage:
         jobs = {entry.job_id for entry in claims}
         root = claims[0]
         assert root.claim is not None
-        own = frozenset(self._rewrites.compacted(own, line))
+        own = self._whole(own, line)
         shown = {seq for seq in self._bearing if covers(self._fold.shown, seq)}
         overwrites = root.claim.overwrites and not any(
             e.kind is TableEntryKind.COMMITTED and e.job_id in jobs for e in self._entries
         )
         if overwrites:
             # A compaction that came later may hold rows that were there before.
-            shown = {seq for seq in self._rewrites.originals(shown) if seq > root.seq}
+            shown = set(self._whole({seq for seq in self._rewrites.originals(shown) if seq > root.seq}, None))
         shows = own | {seq for seq in shown if self._entries[seq].job_id not in jobs}
         rows = sum(self._entries[seq].rows for seq in shows)
         return TableClaim(
             line, ranges_of(own, self._bearing), ranges_of(shows, self._bearing), rows, overwrites=overwrites
         )
+
+    def restorable(self, job_id: JobId, checkpoint_id: CheckpointId) -> frozenset[int]:
+        """The entries with the rows that a checkpoint covers; none where a vacuum has taken some away."""
+        if not self._claims(job_id):
+            return frozenset()
+        line = self._claims(job_id)[0].claim
+        assert line is not None
+        covered = self.covered(job_id, checkpoint_id)
+        return frozenset(self._rewrites.whole(covered, self._fold.vacuum.gone, line.line) or ())
+
+    def _whole(self, members: Collection[int], line: JobId | None) -> frozenset[int]:
+        """Entries with the rows of these, compacted where that is possible. TableError if a vacuum took some away."""
+        found = self._rewrites.whole(members, self._fold.vacuum.gone, line)
+        if found is None:
+            raise TableError(
+                f"a vacuum has deleted rows of the table at {self._url} that the restored checkpoint covers: restore a "
+                f"newer one (what the table showed from its commit {self._fold.vacuum.readable_from} on is there), or "
+                "write to another url"
+            )
+        return frozenset(found)
 
     def _claims(self, job_id: JobId) -> list[TableEntry]:
         return [e for e in self._entries if e.kind is TableEntryKind.CLAIMED and e.job_id == job_id]

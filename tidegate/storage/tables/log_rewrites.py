@@ -8,6 +8,7 @@ Rules:
   stay in a large file.
 - Compactions replace earlier ones. Oldest first, one after the other is put in the place of what it replaces; newest
   first, each is undone.
+- A vacuum takes away small files that a large one stands for, or large ones that nobody shows any more.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from tidegate.storage.ids import JobId
-from tidegate.storage.tables.log_entries import TableEntry, TableEntryKind, members_of
+from tidegate.storage.tables.log_entries import Ranges, TableEntry, TableEntryKind, covers, members_of
 
 
 class LogRewrites:
@@ -57,6 +58,18 @@ class LogRewrites:
                 found.difference_update(replaced)
                 found.add(seq)
         return found
+
+    def whole(self, members: Collection[int], gone: Ranges, line: JobId | None = None) -> set[int] | None:
+        """A set of entries with the same rows, with compactions where that is possible, and without what has gone.
+
+        None if rows have gone: they are in no entry that is left.
+        """
+        found = self.compacted(members, line)
+        for seq in reversed(self._replaced):
+            if seq in found and covers(gone, seq):
+                found.remove(seq)
+                found.update(self._replaced[seq])
+        return None if any(covers(gone, seq) for seq in found) else found
 
     def originals(self, members: Collection[int]) -> set[int]:
         """A set of entries, with what was replaced in the place of compactions."""

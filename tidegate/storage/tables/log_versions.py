@@ -7,6 +7,7 @@ Rules:
 - What a table shows with a commit is what the newest claim before it was built on, and all that came since, but for
   what a compaction among it has replaced.
 - Rows that were hidden later showed then: as of that commit they do.
+- Where a vacuum has deleted files of then, large files stand in for the small ones that they were made of, if they can.
 - As of a time, the newest commit that was made by then counts. Times never go back along the log. Commits that were
   made before entries had times are found by their number.
 """
@@ -20,7 +21,16 @@ from dataclasses import dataclass
 
 from tidegate.storage.errors import ConfigurationError, TableError
 from tidegate.storage.ids import CheckpointId, JobId
-from tidegate.storage.tables.log_entries import Ranges, TableEntry, TableEntryKind, members_of, without
+from tidegate.storage.tables.log_entries import (
+    Ranges,
+    TableEntry,
+    TableEntryKind,
+    covers,
+    members_of,
+    ranges_of,
+    without,
+)
+from tidegate.storage.tables.log_fold import TableFold
 from tidegate.storage.tables.log_rewrites import LogRewrites
 
 AsOf = int | dt.datetime
@@ -31,6 +41,7 @@ _CHANGES = (TableEntryKind.COMMITTED, TableEntryKind.COMPACTED)
 _WHAT = {
     TableEntryKind.CLAIMED: "a job became its owner there",
     TableEntryKind.COMPACTING: "a job began to put small files together there",
+    TableEntryKind.VACUUMED: "old files were deleted there",
     TableEntryKind.COMPACTED: "small files were put together there",
 }
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
@@ -57,20 +68,20 @@ class TableCommit:
 
 
 class TableVersions:
-    """All entries of the log of the table at `url`, the first one first, and what the table shows now."""
+    """All entries of the log of the table at `url`, the first one first, and their fold."""
 
-    def __init__(self, url: str, entries: Sequence[TableEntry], shown: Ranges) -> None:
+    def __init__(self, url: str, entries: Sequence[TableEntry], fold: TableFold) -> None:
         self._url = url
         self._entries = entries
-        self._shown = shown
+        self._fold = fold
+        self._bearing = [entry.seq for entry in entries if entry.files]
         self._commits = [entry for entry in entries if entry.kind is TableEntryKind.COMMITTED]
         self._changes = [entry.seq for entry in entries if entry.kind in _CHANGES]
 
     def commits(self) -> tuple[TableCommit, ...]:
         """Every commit, oldest first."""
         found, rows = [], 0
-        bearing = [entry.seq for entry in self._entries if entry.files]
-        shown = members_of(self._shown, bearing)
+        shown = members_of(self._fold.shown, self._bearing)
         visible = {*shown, *LogRewrites(self._entries).originals(shown)}
         for entry in self._entries:
             if entry.claim is not None:
@@ -83,17 +94,32 @@ class TableVersions:
         return tuple(found)
 
     def shown_at(self, as_of: AsOf) -> tuple[int, Ranges]:
-        """The number of the commit that counts, and the entries whose files the table showed with it.
+        """The number of the commit that counts, and the entries with the rows that the table showed with it.
 
-        Raises TableError if there is none, ConfigurationError for what is neither a number nor a time.
+        They are those of then, but where a vacuum has deleted files: then those that hold the same rows now. Raises
+        TableError if there is no such commit, or some of its rows are gone, ConfigurationError for what is neither a
+        number nor a time.
         """
         number = self._found(as_of).seq
-        return number, self._after_change(number)
+        return number, self._left_of(number, self._after_change(number))
 
     def shown_after(self, seq: int) -> Ranges:
         """The entries whose files the table showed when `seq` was its newest entry; none before the first commit."""
         at = bisect_right(self._changes, seq)
         return self._after_change(self._changes[at - 1]) if at else ()
+
+    def _left_of(self, number: int, shown: Ranges) -> Ranges:
+        vacuum = self._fold.vacuum
+        members = members_of(shown, self._bearing) if vacuum.gone else []
+        if not any(covers(vacuum.gone, seq) for seq in members):
+            return shown
+        found = LogRewrites(self._entries).whole(members, vacuum.gone)
+        if found is None:
+            raise TableError(
+                f"rows of commit {number} of the table at {self._url} were deleted by a vacuum: from commit "
+                f"{vacuum.readable_from} on every one can be read; see history()"
+            )
+        return ranges_of(found, self._bearing)
 
     def _after_change(self, number: int) -> Ranges:
         """What was shown after a commit or a compaction."""

@@ -15,8 +15,9 @@ from tidegate.storage.files.envelope import checksum_of
 from tidegate.storage.files.store import Store
 from tidegate.storage.state.verification import verified_native
 from tidegate.storage.tables.handed_rows import HandedMark, encoded_mark, mark_path, newest_mark
-from tidegate.storage.tables.log_entries import TableEntry, covers
+from tidegate.storage.tables.log_entries import TableEntry, TableVacuum, covers
 from tidegate.storage.tables.log_parts import encoded_entry, entry_path
+from tidegate.storage.tables.log_vacuum import deletable_files
 from tidegate.storage.tables.table_log import TableLog
 
 
@@ -29,10 +30,13 @@ def copy_table(source: Store, target: Store, uncommitted: Iterable[DataFile] = (
     entries = TableLog(source).entries()
     number, mark = newest_mark(source)
     handed = _paths_in(entries, mark)
+    # What a vacuum has deleted is not there, and nobody asks for it.
+    vacuumed = next((entry.vacuum for entry in reversed(entries) if entry.vacuum is not None), TableVacuum())
+    deleted = deletable_files(entries, vacuumed)
     files = {file.path: file for file in (*(f for entry in entries for f in entry.files), *uncommitted)}
     copied = []
     for file in files.values():
-        if file.path in handed:
+        if file.path in handed or file.path in deleted:
             continue
         try:
             copied.append(copy_file(source, target, NativeFile("", file.path, file.size_bytes, file.checksum)))

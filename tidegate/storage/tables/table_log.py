@@ -35,6 +35,7 @@ from tidegate.storage.tables.log_entries import (
 from tidegate.storage.tables.log_lineage import Restored, owned_by
 from tidegate.storage.tables.log_parts import LOG_FOLDER, TABLE_LOG_VERSION
 from tidegate.storage.tables.log_tail import RACES_MAX
+from tidegate.storage.tables.log_vacuum import Retention, deletable_files, vacuum_of
 from tidegate.storage.tables.table_info import IfExists, TableInfo, TableMode
 from tidegate.storage.tables.table_reads import ENTRIES_PER_SNAPSHOT, TableOwner, TableReads, TableSnapshot
 
@@ -126,6 +127,7 @@ class TableLog(TableReads):
         """
         with self._lock:
             for _ in range(RACES_MAX):
+                self._check_not_gone(uncommitted)
                 claim = self._tail.with_parts(self._lineage).claim(job_id, restored_from, if_exists, next_checkpoint_id)
                 if claim is None or self._tail.append(self._claim_entry(job_id, claim, home, uncommitted)):
                     return
@@ -223,6 +225,29 @@ class TableLog(TableReads):
                     return True
             raise self._lost_races("commit")
 
+    def vacuum(self, retention: Retention, *, dry_run: bool = False) -> tuple[dict[str, DataFile], int]:
+        """Say which entries give up their files, for good; the files that may be deleted then, by path.
+
+        And from which commit on each can be read. Files of earlier vacuums are among them. With `dry_run` nothing is
+        said. What may be deleted is in no version that can still be read, neither here nor in a Delta table.
+        TableError if there is no table.
+        """
+        with self._lock:
+            for _ in range(RACES_MAX):
+                entries = self._tail.with_parts(lambda: self._tail.entries_after(-1))
+                fold = self._existing()
+                vacuum = vacuum_of(self._store.url, entries, fold, retention)
+                if not dry_run and vacuum.gone != fold.vacuum.gone:
+                    at_ms = max(self._now_ms(), fold.newest_at_ms or 0)
+                    if not self._tail.append(
+                        TableEntry(fold.seq + 1, TableEntryKind.VACUUMED, nonce=self._nonce, at_ms=at_ms, vacuum=vacuum)
+                    ):
+                        continue
+                if not dry_run:
+                    self._follow()
+                return deletable_files(entries, vacuum), vacuum.readable_from
+            raise self._lost_races("vacuum")
+
     def _follow(self) -> None:
         if self._tail.fold is None:
             # Somebody has gone further, and truncated the log; what this writer has just read is forgotten.
@@ -233,6 +258,18 @@ class TableLog(TableReads):
         if self._mirror is None:
             self._mirror = LogMirror(self._store.url, info, self._tail)
         self._mirror.follow()
+
+    def _check_not_gone(self, files: Collection[DataFile]) -> None:
+        """A job that was restored from the same checkpoint may have committed these, and others hidden them since."""
+        if not files or self._tail.fold is None or not self._tail.fold.vacuum.gone:
+            return
+        entries = self._tail.with_parts(lambda: self._tail.entries_after(-1))
+        gone = deletable_files(entries, self._existing().vacuum)
+        if lost := [file for file in files if file.path in gone]:
+            raise TableError(
+                f"a vacuum has deleted {len(lost)} files of the table at {self._store.url} that the restored "
+                f"checkpoint covers (the first is {lost[0].path}): restore a newer one, or write to another url"
+            )
 
     def _claim_entry(
         self, job_id: JobId, claim: TableClaim, home: str | None, files: tuple[DataFile, ...]

@@ -170,7 +170,7 @@ class TableReads:
 
     def _versions(self) -> TableVersions:
         fold = self._existing()
-        return TableVersions(self._store.url, self._tail.entries_after(-1), fold.shown)
+        return TableVersions(self._store.url, self._tail.entries_after(-1), fold)
 
     def _lineage(self) -> TableLineage:
         fold = self._existing()

@@ -85,7 +85,7 @@ class LogMirror:
             return ()
         if self._known is not None and self._known[0] == since:
             return self._known[1]
-        return TableVersions(self._url, self._tail.entries_after(-1), self._fold.shown).shown_after(since)
+        return TableVersions(self._url, self._tail.entries_after(-1), self._fold).shown_after(since)
 
     def _is_compaction(self, new: list[TableEntry], gone: list[TableEntry]) -> bool:
         """Whether the change is that of one compaction, so that readers of changes need not be told."""
