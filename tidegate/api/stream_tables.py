@@ -17,7 +17,7 @@ from tidegate.api.checkpoint_calls import CheckpointFunction, check_function
 from tidegate.api.given_names import location
 from tidegate.api.output_tables import CollectedRows, OutputTable
 from tidegate.api.stream_steps import StreamSteps
-from tidegate.api.table_options import TableOptions
+from tidegate.api.table_options import SchemaEvolution, TableOptions
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.tables.delta.delta_schema import check_delta_schema
 from tidegate.storage.tables.small_files import FILE_BYTES
@@ -37,6 +37,7 @@ class StreamTables(StreamSteps):
         if_exists: IfExists = "error",
         target_file_size: str | int = FILE_BYTES,
         auto_compact: bool = True,
+        schema_evolution: SchemaEvolution | None = None,
         name: str = "to_table",
         uid: str | None = None,
         parallelism: int | None = None,
@@ -54,8 +55,11 @@ class StreamTables(StreamSteps):
         `target_file_size`, such as "128mb": how large files become. A subtask writes one for each checkpoint, or as
         soon as it holds so many bytes of rows. While the job runs its coordinator puts small ones together, beside the
         checkpoints; with `auto_compact=False` they stay.
+
+        A table that is there must have the columns of the stream. With `schema_evolution="add_columns"` it gets the
+        nullable columns that the stream has behind them; rows that are there have nulls in these.
         """
-        options = TableOptions.of(f"to_table {name!r}", if_exists, target_file_size, auto_compact)
+        options = TableOptions.of(f"to_table {name!r}", if_exists, target_file_size, auto_compact, schema_evolution)
         info = self._table_info(mode, tuple(keys), name, tuple(partition_by))
         return self._written(location(url, f"to_table {name!r}"), info, options, name, uid, parallelism)
 
@@ -67,6 +71,7 @@ class StreamTables(StreamSteps):
         if_exists: IfExists = "error",
         target_file_size: str | int = FILE_BYTES,
         auto_compact: bool = True,
+        schema_evolution: SchemaEvolution | None = None,
         name: str = "to_delta",
         uid: str | None = None,
         parallelism: int | None = None,
@@ -76,7 +81,7 @@ class StreamTables(StreamSteps):
         Like `to_table` in mode "append", with one transaction of Delta for each completed checkpoint that has rows.
         Others may add to the table. Needs `pip install 'tidegate[delta]'`; see `docs/delta.md`.
         """
-        options = TableOptions.of(f"to_delta {name!r}", if_exists, target_file_size, auto_compact)
+        options = TableOptions.of(f"to_delta {name!r}", if_exists, target_file_size, auto_compact, schema_evolution)
         if self._updating is not None:
             raise self._updating.refuse(f"to_delta {name!r}")
         info = self._table_info("append", (), name, tuple(partition_by), f"tidegate-{uuid.uuid4()}")

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.tables.compaction_plan import CompactionSettings
 from tidegate.storage.tables.small_files import FILE_BYTES
 from tidegate.storage.tables.table_log import IfExists
 from tidegate.storage.units import parse_size_bytes
+
+SchemaEvolution = Literal["add_columns"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,11 +22,28 @@ class TableOptions:
     file_bytes: int = FILE_BYTES
     compaction: CompactionSettings | None = None
     """None: small files stay while the job runs."""
+    evolves: bool = False
+    """Whether a table that is there gets the columns that the job adds."""
 
     @staticmethod
-    def of(where: str, if_exists: IfExists, target_file_size: str | int, auto_compact: bool) -> TableOptions:
-        """What a user has said. ConfigurationError, which names `where`, for a size that is none."""
+    def of(
+        where: str,
+        if_exists: IfExists,
+        target_file_size: str | int,
+        auto_compact: bool,
+        schema_evolution: SchemaEvolution | None,
+    ) -> TableOptions:
+        """What a user has said. ConfigurationError, which names `where`, for what is none of what there is."""
+        if schema_evolution not in (None, "add_columns"):
+            raise ConfigurationError(
+                f'{where}: schema_evolution={schema_evolution!r} is not known; give "add_columns", or leave it out'
+            )
         file_bytes = parse_size_bytes(target_file_size, setting=f"{where}: target_file_size")
         if file_bytes == 0:
             raise ConfigurationError(f"{where}: target_file_size must be positive; leave it out for 64 MB")
-        return TableOptions(if_exists, file_bytes, CompactionSettings(file_bytes) if auto_compact else None)
+        return TableOptions(
+            if_exists,
+            file_bytes,
+            CompactionSettings(file_bytes) if auto_compact else None,
+            schema_evolution is not None,
+        )

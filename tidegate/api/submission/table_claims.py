@@ -39,7 +39,8 @@ def check_tables(
     """Raise what `claim_tables` would raise, before anything expensive is done. Tables of living jobs are refused."""
     for table in tables:
         check_owner_is_gone(table.url, job_id, open_store, now_ms)
-        table.log.check_claim(table.info, job_id, _origin(covering), table.options.if_exists)
+        options = table.options
+        table.log.check_claim(table.info, job_id, _origin(covering), options.if_exists, evolves=options.evolves)
 
 
 def claim_tables(
@@ -61,7 +62,7 @@ def claim_tables(
     first_versions = {}
     for table in tables:
         table_log = table.log
-        table_log.create(table.info)
+        table_log.create(table.info, evolves=table.options.evolves)
         files = tuple(file for _, files in left.get(table.url, ()) for file in files)
         table_log.claim(job_id, _origin(covering), table.options.if_exists, home=home, uncommitted=files)
         if covering and covering[-1].final:

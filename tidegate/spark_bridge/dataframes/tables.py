@@ -2,6 +2,7 @@
 
 Rules:
 * A DataFrame shows the files of one snapshot of the table's log, whatever is committed later.
+* Columns that files lack, because the table got them later, are nulls. Spark's reader does that by itself.
 * In upsert mode it has one row for each key: the one with the highest version. The version column is never shown.
 * Spark's own Parquet reader reads local files, if Spark and Parquet share all column types. Executors read anything
   else through tidegate's store, which needs no Hadoop jars and verifies checksums.
@@ -26,7 +27,7 @@ from tidegate.storage.files.file_system_store import open_store
 from tidegate.storage.files.store import Store
 from tidegate.storage.tables.log_versions import AsOf
 from tidegate.storage.tables.partition_filters import PartitionFilter, matching_files
-from tidegate.storage.tables.table_files import VERSION_COLUMN, read_data_file
+from tidegate.storage.tables.table_files import VERSION_COLUMN, read_data_file, with_added
 from tidegate.storage.tables.table_log import TableLog
 
 _GLOB_CHARACTERS = frozenset("*?[]{}\\,")
@@ -58,7 +59,7 @@ def table_to_dataframe(
     if not files:
         shown = [field for field in stored if field.name != VERSION_COLUMN]
         return spark.createDataFrame([], spark_schema_of(pa.schema(shown)))
-    rows = _rows_of(spark, store, files, stored, timeout_s)
+    rows = _rows_of(spark, store, files, stored, timeout_s, snapshot.info.added)
     return _latest_rows(rows, snapshot.info.keys) if upsert else rows
 
 
@@ -83,12 +84,17 @@ def _check_readable(url: str) -> None:
 
 
 def _rows_of(
-    spark: SparkSession, store: Store, files: tuple[DataFile, ...], stored: pa.Schema, timeout_s: float
+    spark: SparkSession,
+    store: Store,
+    files: tuple[DataFile, ...],
+    stored: pa.Schema,
+    timeout_s: float,
+    added: tuple[str, ...] = (),
 ) -> DataFrame:
     root = local_root(store.url)
     paths = [f"file://{root}/{file.path}" for file in files]
     if root is None or not _spark_can_read(paths, stored):
-        return _read_through_store(spark, store, files, stored)
+        return _read_through_store(spark, store, files, stored, added)
 
     def listed() -> DataFrame:
         return spark.read.schema(spark_schema_of(stored)).parquet(*paths)
@@ -117,14 +123,16 @@ def _spark_can_read(paths: Iterable[str], schema: pa.Schema) -> bool:
     return all(not types.is_nested(t) and not types.is_duration(t) for t in flat) and for_spark(schema).equals(schema)
 
 
-def _read_through_store(spark: SparkSession, store: Store, files: tuple[DataFile, ...], schema: pa.Schema) -> DataFrame:
+def _read_through_store(
+    spark: SparkSession, store: Store, files: tuple[DataFile, ...], schema: pa.Schema, added: tuple[str, ...]
+) -> DataFrame:
     partitions = -(-len(files) // _FILES_PER_PARTITION)
     seed = spark.range(0, partitions, 1, partitions)
-    return seed.mapInArrow(_files_reader(store, files, for_spark(schema)), spark_schema_of(schema))
+    return seed.mapInArrow(_files_reader(store, files, for_spark(schema), added), spark_schema_of(schema))
 
 
 def _files_reader(
-    store: Store, files: tuple[DataFile, ...], schema: pa.Schema
+    store: Store, files: tuple[DataFile, ...], schema: pa.Schema, added: tuple[str, ...]
 ) -> Callable[[Iterable[pa.RecordBatch]], Iterable[pa.RecordBatch]]:
     """The function that runs in Spark's Python workers. Partition p reads the p-th run of files."""
 
@@ -133,7 +141,7 @@ def _files_reader(
             for partition in batch.column(0).to_pylist():
                 first = partition * _FILES_PER_PARTITION
                 for file in files[first : first + _FILES_PER_PARTITION]:
-                    table = read_data_file(store, file)
+                    table = with_added(read_data_file(store, file), schema, added)
                     yield from table.select(schema.names).cast(schema).to_batches()
 
     return read_files

@@ -31,6 +31,8 @@ class TableEntryKind(enum.Enum):
     """A process of the owner's begins to compact: no other one can until the table has another owner."""
     COMPACTED = "compacted"
     VACUUMED = "vacuumed"
+    ALTERED = "altered"
+    """The table has got columns."""
 
 
 @wire
@@ -86,7 +88,9 @@ class TableVacuum:
 @wire
 @dataclass(frozen=True, slots=True)
 class TableEntry:
-    """One entry: the first has `info`, commits have a checkpoint, claims a `claim`, compactions a `rewrite`, and
+    """One entry.
+
+    The first and alterations have `info`, commits have a checkpoint, claims a `claim`, compactions a `rewrite`, and
     vacuums a `vacuum`.
 
     Files of a claim are those that the restored checkpoint covers and nobody had committed. `nonce` is the

@@ -83,6 +83,9 @@ class TableFold:
                 return fold._claimed(entry)
             case TableEntryKind.COMPACTING:
                 return replace(fold, compactor=entry.nonce, compactor_seq=entry.seq)
+            case TableEntryKind.ALTERED:
+                assert entry.info is not None
+                return replace(fold, info=entry.info)
             case TableEntryKind.VACUUMED:
                 assert entry.vacuum is not None
                 return replace(fold, vacuum=entry.vacuum)

@@ -32,6 +32,7 @@ from tidegate.storage.tables.log_entries import (
 )
 from tidegate.storage.tables.log_fold import TableFold
 from tidegate.storage.tables.log_rewrites import LogRewrites
+from tidegate.storage.tables.table_info import TableInfo
 
 AsOf = int | dt.datetime
 """The number of a commit, or a time with a time zone."""
@@ -41,6 +42,7 @@ _CHANGES = (TableEntryKind.COMMITTED, TableEntryKind.COMPACTED)
 _WHAT = {
     TableEntryKind.CLAIMED: "a job became its owner there",
     TableEntryKind.COMPACTING: "a job began to put small files together there",
+    TableEntryKind.ALTERED: "the table got columns there",
     TableEntryKind.VACUUMED: "old files were deleted there",
     TableEntryKind.COMPACTED: "small files were put together there",
 }
@@ -102,6 +104,12 @@ class TableVersions:
         """
         number = self._found(as_of).seq
         return number, self._left_of(number, self._after_change(number))
+
+    def info_at(self, number: int) -> TableInfo:
+        """What the table was at an entry: it may have got columns later."""
+        info = next(entry.info for entry in reversed(self._entries[: number + 1]) if entry.info is not None)
+        assert info is not None
+        return info
 
     def shown_after(self, seq: int) -> Ranges:
         """The entries whose files the table showed when `seq` was its newest entry; none before the first commit."""

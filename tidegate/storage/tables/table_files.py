@@ -12,7 +12,7 @@ read has the types that were written, dictionaries widened, whatever Parquet mak
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Literal
 
 import pyarrow as pa
@@ -218,6 +218,14 @@ def _without_arrow_schema(data: Buffer) -> pq.FileMetaData:
     return pq.read_metadata(pa.BufferReader(_PARQUET_MAGIC + footer))
 
 
+def with_added(table: pa.Table, schema: pa.Schema, added: Collection[str]) -> pa.Table:
+    """The rows of a file, with nulls in columns of `schema` that were added to the table after the file was written."""
+    for name in added:
+        if name in schema.names and name not in table.column_names:
+            table = table.append_column(name, pa.nulls(table.num_rows, schema.field(name).type))
+    return table
+
+
 def stored_schema(info: TableInfo) -> pa.Schema:
     """The table's columns and types, and in an upsert table the version column besides."""
     schema = info.arrow_schema
@@ -227,7 +235,7 @@ def stored_schema(info: TableInfo) -> pa.Schema:
 def read_rows(store: Store, info: TableInfo, file: DataFile) -> pa.Table:
     """A file's rows, with the columns of `stored_schema`. CorruptionError, NotFoundError for a damaged or lost file."""
     schema = stored_schema(info)
-    table = read_data_file(store, file)
+    table = with_added(read_data_file(store, file), schema, info.added)
     try:
         return table.select(schema.names).cast(schema)
     except (KeyError, pa.ArrowException, ValueError) as error:

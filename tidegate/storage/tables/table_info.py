@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import pyarrow as pa
@@ -27,6 +27,8 @@ class TableInfo:
     partition_by: tuple[str, ...] = ()
     delta_id: str | None = None
     """Of a table that is a Delta Lake table too: under which identifier its transactions are made. Unique."""
+    added: tuple[str, ...] = ()
+    """Columns that the table has got since it was made: older files lack them, and have nulls there."""
 
     @staticmethod
     def of(
@@ -77,10 +79,36 @@ class TableInfo:
                 )
         difference = _schema_difference(self.arrow_schema, wanted.arrow_schema)
         if difference:
+            adds = wanted.arrow_schema.names[: len(self.arrow_schema)] == self.arrow_schema.names
+            hint = ', or let the table have it with schema_evolution="add_columns"' if adds else ""
             raise TableError(
                 f"the table at {url} has another schema than the job writes: {difference}; "
-                "write to another url, or cast the columns"
+                f"write to another url, or cast the columns{hint}"
             )
+
+    def evolved(self, wanted: TableInfo, url: str) -> TableInfo:
+        """The table at `url` with the columns that a job adds behind those that are there; itself where it adds none.
+
+        Raises TableError, naming the difference, where anything else differs, or where a new column has no nulls: older
+        rows have no values for it.
+        """
+        there, here = self.arrow_schema, wanted.arrow_schema
+        new = [here.field(at) for at in range(len(there), len(here))]
+        before = pa.schema([here.field(at) for at in range(min(len(there), len(here)))])
+        if difference := _schema_difference(there, before):
+            raise TableError(
+                f"the table at {url} has another schema than the job writes: {difference}; "
+                'schema_evolution="add_columns" adds columns behind those that are there, and changes nothing else'
+            )
+        full = [field.name for field in new if not field.nullable]
+        if full:
+            raise TableError(
+                f"column {full[0]!r} is new in the table at {url}, and not nullable: older rows have no value there; "
+                "make it nullable in the schema that the job writes"
+            )
+        added = TableInfo(wanted.schema, self.mode, self.keys, self.partition_by, self.delta_id)
+        added.check_same(wanted, url)
+        return replace(added, added=(*self.added, *(field.name for field in new))) if new else self
 
 
 def _schema_difference(found: pa.Schema, wanted: pa.Schema) -> str | None:

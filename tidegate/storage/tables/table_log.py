@@ -68,8 +68,8 @@ class TableLog(TableReads):
         self._nonce = uuid.uuid4().hex[:8]
         self._mirror: LogMirror | None = None
 
-    def create(self, info: TableInfo) -> None:
-        """Make the table, or see that it is there already as described.
+    def create(self, info: TableInfo, *, evolves: bool = False) -> None:
+        """Make the table, or see that it is there already as described; with `evolves`, add the columns that it lacks.
 
         Raises TableError, naming the difference, if it exists with another schema, mode or keys, ConfigurationError
         where it is to be a Delta table and cannot be one here.
@@ -77,7 +77,8 @@ class TableLog(TableReads):
         with self._lock:
             self._tail.refresh()
             if self._tail.fold is not None:
-                self._existing().info.check_same(info, self._store.url)
+                self._alter(info, evolves)
+                info = self._existing().info
             if info.delta_id is not None:
                 # Before the first entry: where there can be no Delta table, none of ours is left behind.
                 LogMirror(self._store.url, info, self._tail).create()
@@ -91,12 +92,14 @@ class TableLog(TableReads):
         job_id: JobId,
         restored_from: Restored | None = None,
         if_exists: IfExists = "error",
+        *,
+        evolves: bool = False,
     ) -> None:
         """Raise what `create` and `claim` would raise now, and change nothing."""
         with self._lock:
             self._tail.refresh()
             if self._tail.fold is not None:
-                self._tail.fold.info.check_same(info, self._store.url)
+                info = self._described(info, evolves)
                 self._tail.with_parts(self._lineage).claim(job_id, restored_from, if_exists, None)
             if info.delta_id is not None:
                 LogMirror(self._store.url, info, self._tail).check(if_exists if restored_from is None else "append")
@@ -255,9 +258,27 @@ class TableLog(TableReads):
         info = self._existing().info
         if info.delta_id is None:
             return
-        if self._mirror is None:
+        if self._mirror is None or self._mirror.info != info:
             self._mirror = LogMirror(self._store.url, info, self._tail)
         self._mirror.follow()
+
+    def _described(self, info: TableInfo, evolves: bool) -> TableInfo:
+        """What the table is to be, for a job that describes it so. TableError where it cannot be that."""
+        found = self._existing().info
+        if evolves:
+            return found.evolved(info, self._store.url)
+        found.check_same(info, self._store.url)
+        return found
+
+    def _alter(self, info: TableInfo, evolves: bool) -> None:
+        for _ in range(RACES_MAX):
+            fold = self._existing()
+            wanted = self._described(info, evolves)
+            if wanted == fold.info:
+                return
+            self._tail.append(TableEntry(fold.seq + 1, TableEntryKind.ALTERED, info=wanted, nonce=self._nonce))
+            self._tail.refresh()
+        raise self._lost_races("alter the table")
 
     def _check_not_gone(self, files: Collection[DataFile]) -> None:
         """A job that was restored from the same checkpoint may have committed these, and others hidden them since."""

@@ -158,8 +158,9 @@ class TableReads:
         return TableSnapshot(fold.info, self._tail.files_of(fold.shown), fold.seq)
 
     def _shown_at(self, as_of: AsOf) -> TableSnapshot:
-        number, shown = self._versions().shown_at(as_of)
-        return TableSnapshot(self._existing().info, self._tail.files_of(shown), number)
+        versions = self._versions()
+        number, shown = versions.shown_at(as_of)
+        return TableSnapshot(versions.info_at(number), self._tail.files_of(shown), number)
 
     def _files_by_line(self) -> dict[JobId, tuple[DataFile, ...]]:
         entries = self._tail.entries_after(-1)

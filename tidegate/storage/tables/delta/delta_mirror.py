@@ -73,15 +73,21 @@ class DeltaMirror:
             self._check_place()
             check_delta_schema(self._info.arrow_schema)
             if self._is_there():
-                self._check(self._loaded())
+                self._check(self._loaded(), self._info.added)
 
     def create(self) -> None:
-        """Make the Delta table, where there is none. Raises what `check` raises."""
+        """Make the Delta table, where there is none; add the columns that ours got since. Raises as `check` does."""
         self.check()
         with self._telling("create"):
             import deltalake
 
-            if not self._is_there():
+            if self._is_there():
+                fields = deltalake.Schema.from_arrow(self._info.arrow_schema).fields
+                known = {field.name for field in self._loaded().schema().fields}
+                if missing := [field for field in fields if field.name not in known]:
+                    self._loaded().alter.add_columns(missing)
+                    self._check(self._loaded())
+            else:
                 deltalake.DeltaTable.create(
                     self._url,
                     deltalake.Schema.from_arrow(self._info.arrow_schema),
@@ -153,12 +159,14 @@ class DeltaMirror:
             self._table.update_incremental()
         return self._table
 
-    def _check(self, table: DeltaTable) -> None:
+    def _check(self, table: DeltaTable, may_lack: Collection[str] = ()) -> None:
         import pyarrow as pa
         from deltalake import Schema
 
         there = pa.schema(table.schema().to_arrow())
         wanted = pa.schema(Schema.from_arrow(self._info.arrow_schema).to_arrow())
+        lacks = set(may_lack) - set(there.names)
+        wanted = pa.schema([field for field in wanted if field.name not in lacks])
         if not there.equals(wanted, check_metadata=False):
             raise TableError(
                 f"the Delta table at {self._url} has the columns {_text(there)}, the job writes {_text(wanted)}; write "

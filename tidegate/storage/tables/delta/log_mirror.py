@@ -22,6 +22,7 @@ class LogMirror:
     """The Delta table of the table at `url`, whose log's end is `tail`. Not thread-safe."""
 
     def __init__(self, url: str, info: TableInfo, tail: TableTail) -> None:
+        self.info = info
         self._url = url
         self._tail = tail
         self._delta = DeltaMirror(url, info)
