@@ -63,6 +63,11 @@ class Table:
         name = f"data/{JOB}/000000/{folder}{self._commits}-{version}-{len(rows)}.parquet"
         return write_data_file(self._store, name, data.to_batches())
 
+    def add_columns(self, schema: pa.Schema) -> None:
+        """The table has these columns from now on."""
+        self._schema = schema
+        self._log.create(TableInfo.of(schema, "append"), evolves=True)
+
     def commit(self, *files: DataFile) -> None:
         self._commits += 1
         self._log.commit(JOB, CheckpointId(self._commits), files)
@@ -121,6 +126,22 @@ def test_an_upsert_table_shows_the_latest_row_of_each_key(
     assert [(r["k"], r["n`.x"]) for r in shown] == [("a", 4), ("b", 2), (None, 6)]
     assert shown == sorted_rows(table.arrow())
     assert VERSION_COLUMN not in table_to_dataframe(raydp_session.spark, url).columns
+
+
+@pytest.mark.parametrize("added", [pa.int64(), pa.list_(pa.int64())], ids=["Spark reads", "our store reads"])
+def test_files_from_before_a_column_was_added_have_nulls(
+    raydp_session: RayDPSession, tmp_path: Path, added: pa.DataType
+) -> None:
+    """In Spark as in Arrow; as of a commit from before, the table has the columns of then."""
+    before = pa.schema([("k", pa.string())])
+    table = Table(str(tmp_path), before)
+    table.commit(table.write([{"k": "a"}]))
+    table.add_columns(pa.schema([*before, ("n", added)]))
+    table.commit(table.write([{"k": "b", "n": None}, {"k": "c", "n": 1 if pa.types.is_integer(added) else [1]}]))
+    shown = collected(raydp_session, str(tmp_path))
+    assert shown == sorted_rows(table.arrow())
+    assert [r["k"] for r in shown if r["n"] is None] == ["a", "b"]
+    assert table_to_dataframe(raydp_session.spark, str(tmp_path), as_of=2).columns == ["k"]
 
 
 def test_partitions_are_columns_of_the_table(raydp_session: RayDPSession, tmp_path: Path) -> None:
