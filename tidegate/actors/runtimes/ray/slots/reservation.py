@@ -78,7 +78,7 @@ def await_room(group: PlacementGroup, wanted: Wanted, timeout_s: float) -> str |
     waited_s = 0.0
     while True:
         # Ray takes whole seconds, and cuts off the rest.
-        if group.wait(timeout_seconds=max(1, math.ceil(min(TELL_EVERY_S, timeout_s - waited_s)))):
+        if group.wait(timeout_seconds=math.ceil(min(TELL_EVERY_S, timeout_s - waited_s))):
             return None
         waited_s = (monotonic_ms() - since_ms) / 1_000
         missing = missing_room(wanted.needs, nodes_that_live(), one_node=wanted.one_node)
