@@ -11,12 +11,13 @@ import pyarrow as pa
 import pytest
 from local_jobs import NO_RESTART, GatedSource, config, finish, local, opening
 from rich.console import Console
+from waiting import until
 
 import tidegate as tg
 from tidegate.actors.coordinator.state.coordinator_state import CoordinatorState
 from tidegate.actors.runtimes.running_job import JobProgress, progress_of
 from tidegate.api.progress import display
-from tidegate.api.progress.display import Bars, Lines, follow, progress_kind
+from tidegate.api.progress.display import Bars, Follower, Lines, progress_kind, stop_progress
 from tidegate.api.progress.meter import BoundedInput, ProgressMeter, Reading, bounded_input, duration_text
 
 INPUT = BoundedInput(frozenset({"in"}), 1_000, 4, frozenset({"in"}))
@@ -182,7 +183,7 @@ def test_a_job_is_followed_to_its_end(tmp_path: Path) -> None:
         assert given is not None
         assert (given.rows, given.splits, given.assigned) == (60, 2, frozenset())
         seen, running = Seen(), env._runtime.submit(submission)
-        follow(running, ProgressMeter(given), seen, clock=lambda: 0.0)
+        Follower(running, ProgressMeter(given), seen).follow()
     assert seen.ended
     assert (seen.readings[-1].status, seen.readings[-1].part) == ("finished", 1.0)
     assert running.progress().rows_before == {next(iter(given.vertices)): 20}
@@ -192,13 +193,29 @@ def test_a_job_of_which_nobody_knows_is_not_followed() -> None:
     """Its cluster may be gone: the display ends, and says nothing."""
 
     class Gone:
-        def wait(self, timeout_s: float | None) -> None:
+        def progress(self) -> None:
             raise tg.TidegateError("the cluster is gone")
 
     seen = Seen()
-    follow(Gone(), ProgressMeter(INPUT), seen)  # type: ignore[arg-type]
+    Follower(Gone(), ProgressMeter(INPUT), seen).follow()  # type: ignore[arg-type]
     assert seen.ended
     assert seen.readings == []
+
+
+def test_nothing_is_asked_once_the_environment_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its Ray may be shut down, and a question would start another one. A job that is followed is asked until then."""
+    shown = Seen()
+    monkeypatch.setattr(display, "POLL_S", 0.001)
+    monkeypatch.setattr(display, "Lines", lambda *_: shown)
+    with opening(GatedSource(30, gates=[10])) as source, local() as env:
+        env.from_source(source, uid="in").to_table(str(tmp_path / "out"))
+        env.execute("job", checkpoints=config(tmp_path / "checkpoints"), restart=NO_RESTART, progress="lines")
+        source.await_gate(10)
+        until("a reading of the job", lambda: shown.readings and shown.readings[-1].status == "running")
+        assert not shown.ended
+        stop_progress(env._runtime)
+        assert shown.ended
+        assert shown.readings[-1].status == "running"
 
 
 def test_a_job_without_an_end_shows_nothing(tmp_path: Path) -> None:

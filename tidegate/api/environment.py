@@ -25,7 +25,7 @@ from tidegate.api.config.config_file import load_config
 from tidegate.api.config.standby_config import standbys_of, with_standbys
 from tidegate.api.given_names import pointer
 from tidegate.api.program import Program
-from tidegate.api.progress.display import ProgressKind, progress_kind, show_progress
+from tidegate.api.progress.display import ProgressKind, progress_kind, show_progress, stop_progress
 from tidegate.api.ray_slots import check_slots, runtime_on
 from tidegate.api.stream_sources import StreamSources
 from tidegate.api.submission.job import Job
@@ -276,7 +276,7 @@ class StreamEnvironment(StreamSources):
             submission = prepare(request, self.open_store)
             lease.abandon()
             running = self._accompany(self._runtime.submit(submission), submission)
-        show_progress(running, submission, shown)
+        show_progress(running, submission, shown, self._runtime)
         self._program.clear()
         return Job(running, submission.spec.job_id, name, submission.spec.root, self.open_store, savepoints)
 
@@ -376,6 +376,7 @@ class StreamEnvironment(StreamSources):
 
     def close(self) -> None:
         """Cancel what runs, and stop Ray and Spark if this environment started them."""
+        stop_progress(self._runtime)
         self._runtime.stop()
         for job in self._accompanied:
             job.close()

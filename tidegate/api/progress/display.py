@@ -6,11 +6,13 @@ Rules:
   shown any more, the job goes on.
 - Lines are few: the first one after 10 seconds, then twice as far apart each time, up to 10 minutes; one at the end if
   there was one before. A job that takes seconds says nothing.
-- One thread a job, which ends with it. The bars of all jobs of a process are one display.
+- One thread a job, which ends with it, or with its environment: nobody may ask a Ray that is shut down, since Ray would
+  start another one. The bars of all jobs of a process are one display.
 """
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import sys
@@ -35,6 +37,8 @@ ProgressKind = Literal["auto", "bar", "lines", "off"]
 VARIABLE = "TIDEGATE_PROGRESS"
 """The variable of the environment that says so where the program does not."""
 POLL_S = 0.5
+STOP_S = 5.0
+"""How long a thread is waited for that asks its last question."""
 FIRST_LINE_S, LINES_APART_MAX_S = 10.0, 600.0
 _OVER = ("finished", "failed", "cancelled", "suspended")
 
@@ -49,15 +53,38 @@ def progress_kind(given: str | None) -> Literal["bar", "lines", "off"]:
     raise ConfigurationError(f"{where}: {value!r} is none of {', '.join(get_args(ProgressKind))}")
 
 
-def show_progress(running: RunningJob, submission: Submission, kind: Literal["bar", "lines", "off"]) -> None:
-    """Show how far a job is, until it is over; nothing of one that may never end. Returns at once."""
+def show_progress(
+    running: RunningJob, submission: Submission, kind: Literal["bar", "lines", "off"], runtime: object
+) -> None:
+    """Show how far a job is, until it is over or `stop_progress` is called; nothing of one that may never end.
+
+    Returns at once.
+    """
     given = bounded_input(submission)
     if kind == "off" or given is None:
         return
-    name, meter = submission.spec.job_name, ProgressMeter(given)
+    name = submission.spec.job_name
     shown = BARS.add(name) if kind == "bar" else Lines(name, _print_line)
-    follower = threading.Thread(target=follow, args=(running, meter, shown), name=f"progress of {name}", daemon=True)
-    follower.start()
+    follower = Follower(running, ProgressMeter(given), shown)
+    with _LOCK:
+        if not _FOLLOWERS:
+            # What is registered last is called first: this must be before Ray's own, which came with its import.
+            atexit.unregister(stop_progress)
+            atexit.register(stop_progress)
+        alive = [each for each in _FOLLOWERS.get(runtime, ()) if each.thread.is_alive()]
+        follower.thread.start()
+        _FOLLOWERS[runtime] = [*alive, follower]
+
+
+def stop_progress(runtime: object | None = None) -> None:
+    """Nothing is asked of the jobs of a runtime (None: of all) any more."""
+    with _LOCK:
+        found = [_FOLLOWERS.pop(each, []) for each in ([*_FOLLOWERS] if runtime is None else [runtime])]
+    followers = [follower for of_one in found for follower in of_one]
+    for follower in followers:
+        follower.stopped.set()
+    for follower in followers:
+        follower.thread.join(STOP_S)
 
 
 class Shown(Protocol):
@@ -70,20 +97,26 @@ class Shown(Protocol):
         """Nothing follows."""
 
 
-def follow(
-    running: RunningJob, meter: ProgressMeter, shown: Shown, clock: Callable[[], float] = time.monotonic
-) -> None:
-    """Show a job until it is over, or nobody knows of it any more."""
-    try:
-        while True:
-            progress = running.wait(POLL_S) or running.progress()
-            shown.update(clock(), meter.read(clock(), progress))
-            if progress.status in _OVER:
-                return
-    except Exception as error:  # noqa: BLE001 (the job is not the less alive; whoever waits for it is told)
-        log.debug("the progress of a job is not shown any more: %s", error_text(error))
-    finally:
-        shown.end()
+class Follower:
+    """Shows a job until it is over, nobody knows of it any more, or `stopped` is set."""
+
+    def __init__(self, running: RunningJob, meter: ProgressMeter, shown: Shown) -> None:
+        self._running, self._meter, self._shown = running, meter, shown
+        self.stopped = threading.Event()
+        self.thread = threading.Thread(target=self.follow, name="progress of a job", daemon=True)
+
+    def follow(self) -> None:
+        """What the thread does."""
+        try:
+            while not self.stopped.wait(POLL_S):
+                progress, now_s = self._running.progress(), time.monotonic()
+                self._shown.update(now_s, self._meter.read(now_s, progress))
+                if progress.status in _OVER:
+                    return
+        except Exception as error:  # noqa: BLE001 (the job is not the less alive; whoever waits for it is told)
+            log.debug("the progress of a job is not shown any more: %s", error_text(error))
+        finally:
+            self._shown.end()
 
 
 class Lines:
@@ -168,6 +201,9 @@ class Bar:
 
 
 BARS = Bars()
+_LOCK = threading.Lock()
+_FOLLOWERS: dict[object, list[Follower]] = {}
+"""Those of the jobs of each runtime that has any."""
 
 
 def _print_line(line: str) -> None:
