@@ -86,7 +86,7 @@ def stage(url: str, parts: Iterable[pa.Table], limits: FileLimits, batch_rows: i
     return ParquetSource.open(url)
 
 
-def read_all(reader: ParquetReader, split: SourceSplit, rows_max: int) -> pa.Table:
+def read_all(reader: ParquetReader, split: SourceSplit, rows_max: int, schema: pa.Schema = SCHEMA) -> pa.Table:
     """A split from its first to its last row, checking that offsets advance by what was read."""
     batches, offset = [], 0
     while True:
@@ -98,7 +98,7 @@ def read_all(reader: ParquetReader, split: SourceSplit, rows_max: int) -> pa.Tab
         assert result.at_end == (result.next_offset == split.rows)
         offset = result.next_offset
         if result.at_end:
-            return pa.Table.from_batches(batches, SCHEMA)
+            return pa.Table.from_batches(batches, schema)
 
 
 @pytest.fixture(scope="module")
@@ -172,6 +172,17 @@ def test_it_keeps_the_contract(staged: tuple[ParquetSource, tuple[pa.Table, ...]
     """Every row of every file, in order."""
     source, tables = staged
     assert len(check_source(source)) == sum(table.num_rows for table in tables)
+
+
+def test_it_reads_only_the_columns_that_are_wanted(staged: tuple[ParquetSource, tuple[pa.Table, ...]]) -> None:
+    """The same rows at the same offsets, whatever is read, and again of what is left of it."""
+    source, tables = staged
+    names = ["small", "tags", "counts", "point"]
+    narrow = source.projected(["flag", *names]).projected(names)
+    check_source(narrow)
+    assert narrow.splits() == source.splits()
+    for split, table in zip(narrow.splits(), tables, strict=True):
+        assert read_all(narrow.reader(), split, 5, narrow.schema).equals(table.select(names))
 
 
 def test_a_source_travels_and_opens_again(staged: tuple[ParquetSource, tuple[pa.Table, ...]]) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from tidegate.actors.graph.needed_columns import with_needed_columns
 from tidegate.actors.graph.stream_graph import translate
 from tidegate.actors.hosts.job_context import DataPlaneOptions
 from tidegate.actors.hosts.process_settings import Standbys
@@ -337,7 +338,8 @@ class StreamEnvironment(StreamSources):
         config = with_standbys(checkpoints if checkpoints is not None else self._checkpoints, self._standbys)
         check_functions(self._program.functions, config, detached=detached)
         store = self.open_store(self._storage_of(config))
-        graph = translate(self._program.nodes, self._program.max_parallelism)
+        nodes = self._program.nodes
+        graph = with_needed_columns(translate(nodes, self._program.max_parallelism), nodes)
         urls = [store.url, *(table.url for table in self._program.tables)]
         if config.savepoints is not None:
             urls.append(self.open_store(config.savepoints).url)

@@ -40,6 +40,8 @@ class SourceSpec:
     uid: OperatorUid
     name: str
     source: Source
+    columns: tuple[str, ...] | None = None
+    """The columns that the program uses; None: all, or nobody knows."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,15 @@ Emit = Callable[[pa.RecordBatch], None]
 """Hands a batch to the next operator of the chain or to the task's outputs."""
 
 
+Columns = frozenset[str] | None
+"""Columns of rows, by name; None: all of them."""
+
+
+def together(first: Columns, second: Columns) -> Columns:
+    """The columns of both."""
+    return None if first is None or second is None else first | second
+
+
 STEP_TIMERS_MAX = 1_000
 """Timers that fire in one step at most. With so many, what they emit together makes a batch worth its cost."""
 
@@ -73,6 +82,13 @@ class Operator:
     """One operator of a chain. The defaults are those of a stateless operator with one input."""
 
     context: OperatorContext
+
+    def needed_columns(self, after: Columns) -> Columns:
+        """The columns of its input that make a difference, if only those of `after` do in its output.
+
+        Sources need not read the others. An operator that hands rows to functions of users needs all.
+        """
+        return None
 
     generates_watermarks: bool = False
     """Whether the operator makes the watermarks for what follows it. Then those from upstream end here, except the last

@@ -122,6 +122,15 @@ class DynamicSource(Protocol):
 
 
 @runtime_checkable
+class ProjectableSource(Protocol):
+    """A source that need not read all of its columns. Splits, and the numbers of their rows, stay what they are."""
+
+    def projected(self, columns: Sequence[str]) -> Source:
+        """The same source with these columns only, which it has, in the order of its schema."""
+        ...
+
+
+@runtime_checkable
 class StaticSource(Protocol):
     """A bounded source whose splits are dealt out before the job starts: split i to subtask i modulo the parallelism.
 

@@ -4,6 +4,7 @@ Rules:
 * The rows of a split are the file's rows in file order. So `(split, offset, rows_max)` alone decides what a read
   returns.
 * A reader verifies size and checksum of the whole file each time it opens it, before it returns any row.
+* Only the columns that are used are decoded.
 * A reader holds one file and one decoded row group, and returns zero-copy slices of that group.
 * A read stops at the end of its row group, so it may return fewer rows than asked for. Offsets stay exact.
 """
@@ -13,7 +14,7 @@ from __future__ import annotations
 import bisect
 import mmap
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -36,12 +37,13 @@ _RANGE_BYTES = 16 * 2**20
 class ParquetSource:
     """A bounded source over the files that `stage_dataframe` wrote under `url`.
 
-    `schema` is that of every batch.
+    `schema` is that of every batch; `staged` that of the files, if these have more columns.
     """
 
     url: str
     files: tuple[StagedFile, ...]
     schema: pa.Schema
+    staged: pa.Schema | None = None
 
     @classmethod
     def open(cls, url: str) -> ParquetSource:
@@ -61,9 +63,14 @@ class ParquetSource:
         """One split for each file, in the order of the DataFrame's partitions. Empty for an empty DataFrame."""
         return tuple(SourceSplit(file.path, encode(file), file.rows) for file in self.files)
 
+    def projected(self, columns: Sequence[str]) -> ParquetSource:
+        """The same files, of which only these columns are read."""
+        wanted = pa.schema([self.schema.field(name) for name in columns])
+        return replace(self, schema=wanted, staged=self.staged or self.schema)
+
     def reader(self) -> SourceReader:
         """A reader for one subtask."""
-        return ParquetReader(self.url, self.schema)
+        return ParquetReader(self.url, self.schema, self.staged)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,10 +85,11 @@ class _OpenFile:
 class ParquetReader:
     """Reads the splits of a `ParquetSource`. Called from one thread at a time."""
 
-    def __init__(self, url: str, schema: pa.Schema) -> None:
-        """Opens nothing yet. The paths of splits are relative to `url`."""
+    def __init__(self, url: str, schema: pa.Schema, staged: pa.Schema | None = None) -> None:
+        """Opens nothing yet. The paths of splits are relative to `url`; `staged` is the schema of the files."""
         self._url = url
         self._schema = schema
+        self._staged = schema if staged is None else staged
         self._open: _OpenFile | None = None
         self._group_index = -1
         self._group: pa.RecordBatch | None = None
@@ -138,10 +146,10 @@ class ParquetReader:
         starts = [0]
         for index in range(parquet.metadata.num_row_groups):
             starts.append(starts[-1] + parquet.metadata.row_group(index).num_rows)
-        if starts[-1] != file.rows or not parquet.schema_arrow.equals(self._schema):
+        if starts[-1] != file.rows or not parquet.schema_arrow.equals(self._staged):
             raise CorruptionError(
                 f"{file.path} at {self._url} has {starts[-1]} rows of {parquet.schema_arrow.to_string()}; "
-                f"the source says {file.rows} rows of {self._schema.to_string()}. Stage the DataFrame again."
+                f"the source says {file.rows} rows of {self._staged.to_string()}. Stage the DataFrame again."
             )
         return _OpenFile(file, parquet, tuple(starts))
 
@@ -164,7 +172,8 @@ class ParquetReader:
     def _decoded(self, opened: _OpenFile, index: int) -> pa.RecordBatch:
         if self._group is None or self._group_index != index:
             # Measured: threads gain nothing at this size, and they would compete with operators for cores.
-            table = opened.parquet.read_row_group(index, use_threads=False)
+            columns = None if self._staged is self._schema else self._schema.names
+            table = opened.parquet.read_row_group(index, columns=columns, use_threads=False)
             (group,) = table.combine_chunks().to_batches()
             self._group_index, self._group = index, group.replace_schema_metadata(None)
         return self._group

@@ -6,11 +6,13 @@ because batches are cut differently on every run. Columns that no expression com
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import polars as pl
 import pyarrow as pa
 
 from tidegate.actors.operators.batches.row_wise import check_row_wise
-from tidegate.actors.operators.operator import Emit, Operator
+from tidegate.actors.operators.operator import Columns, Emit, Operator, together
 from tidegate.actors.operators.operator_errors import blame
 from tidegate.actors.operators.output_schema import FromPolars, polars_frame
 from tidegate.storage.errors import ConfigurationError
@@ -24,6 +26,10 @@ class FilterExpr(Operator):
             raise ConfigurationError(f"filter needs a polars expression or a function, not {type(expression).__name__}")
         check_row_wise(expression, "filter")
         self._expression = expression
+
+    def needed_columns(self, after: Columns) -> Columns:
+        """Those that the expression reads as well."""
+        return together(after, columns_read((self._expression,)))
 
     def process(self, batch: pa.RecordBatch, emit: Emit) -> None:
         """Emit the rows that stay. OperatorError if the expression cannot be evaluated or is not boolean."""
@@ -43,6 +49,13 @@ class WithColumns(Operator):
         self._expressions = _checked(expressions, "with_columns")
         self._from_polars = FromPolars()
 
+    def needed_columns(self, after: Columns) -> Columns:
+        """Without those that it computes, and with those from which."""
+        names = [expression.meta.output_name(raise_if_undetermined=False) for expression in self._expressions]
+        if after is None or None in names:
+            return None
+        return together(after - {name for name in names if name is not None}, columns_read(self._expressions))
+
     def process(self, batch: pa.RecordBatch, emit: Emit) -> None:
         """Emit the batch with the columns. OperatorError if an expression cannot be evaluated."""
         with blame(self.context, batch):
@@ -61,11 +74,22 @@ class Select(Operator):
         self._expressions = _checked(columns, "select")
         self._from_polars = FromPolars()
 
+    def needed_columns(self, after: Columns) -> Columns:
+        """What its expressions read, whatever counts of what they compute: it computes all."""
+        return columns_read(self._expressions)
+
     def process(self, batch: pa.RecordBatch, emit: Emit) -> None:
         """Emit the selected columns. OperatorError if an expression cannot be evaluated."""
         with blame(self.context, batch):
             result = self._from_polars.convert(_computed(batch, self._expressions), batch.schema)
         emit(result)
+
+
+def columns_read(expressions: Sequence[pl.Expr]) -> Columns:
+    """The columns that expressions read; None (all of them) if one chooses columns by a pattern or a type."""
+    if any('"Selector"' in expression.meta.serialize(format="json") for expression in expressions):
+        return None
+    return frozenset(name for expression in expressions for name in expression.meta.root_names())
 
 
 def _checked(expressions: tuple[pl.Expr, ...], method: str) -> tuple[pl.Expr, ...]:

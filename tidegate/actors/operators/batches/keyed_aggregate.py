@@ -22,7 +22,7 @@ from tidegate.actors.kernels.partition import gather, subtask_table
 from tidegate.actors.operators.batch_rows import OUTPUT_ROWS_MAX
 from tidegate.actors.operators.batches.accumulators import Accumulator, make_accumulator, value_specs
 from tidegate.actors.operators.batches.aggregates import Aggregate, AggregateKind
-from tidegate.actors.operators.operator import Emit, Operator, OperatorContext
+from tidegate.actors.operators.operator import Columns, Emit, Operator, OperatorContext
 from tidegate.actors.operators.operator_errors import blame
 from tidegate.actors.operators.state.keys import check_owner, key_columns, key_schema
 from tidegate.actors.operators.state.operator_backend import frozen_backend, make_backend
@@ -73,6 +73,11 @@ class KeyedAggregate(Operator):
     def validate(self, input_schema: pa.Schema) -> None:
         """Raise ConfigurationError if batches of this schema cannot be aggregated so."""
         self.output_schema(input_schema)
+
+    def needed_columns(self, after: Columns) -> Columns:
+        """The keys, and the columns that are aggregated."""
+        columns = (aggregate.column for aggregate in self._aggregates.values())
+        return frozenset((*self._keys, *(column for column in columns if column is not None)))
 
     def output_schema(self, input_schema: pa.Schema) -> pa.Schema:
         """Schema of what is emitted for input of a schema: key columns (dictionaries decoded), then aggregates.

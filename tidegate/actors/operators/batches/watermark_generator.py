@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from tidegate.actors.kernels.columns import fixed_values, plain, valid_mask
-from tidegate.actors.operators.operator import Emit, Operator, OperatorContext
+from tidegate.actors.operators.operator import Columns, Emit, Operator, OperatorContext, together
 from tidegate.actors.operators.operator_errors import blame
 from tidegate.actors.protocol.stream_elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS
 from tidegate.storage.errors import ConfigurationError
@@ -71,6 +71,10 @@ class WatermarkGenerator(Operator):
         self.idleness_ms = idleness_ms
         self._newest_ms: dict[int | None, int] = {}
         """The greatest timestamp of each split."""
+
+    def needed_columns(self, after: Columns) -> Columns:
+        """The column of event time as well."""
+        return together(after, frozenset({self._column}))
 
     def open(self, context: OperatorContext, restored: Sequence[StateTable]) -> None:
         """ConfigurationError if there is an idleness, but the splits of the source are not known in this task."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import pyarrow as pa
@@ -58,6 +58,10 @@ class FilesSource:
         ]
         if strange:
             raise ConfigurationError(f"{strange[0]!r} is no file; was it another source, or one with discover=?")
+
+    def projected(self, columns: Sequence[str]) -> FilesSource:
+        """The same files, of which only these columns are read."""
+        return replace(self, schema=pa.schema([self.schema.field(name) for name in columns]))
 
     def reader(self) -> SourceReader:
         """A reader for one subtask."""
@@ -117,6 +121,10 @@ class FolderSource:
                 f"its files were dealt out to {had}, and now there are {self.lanes}; give splits={len(before)}, or "
                 "start without restore"
             )
+
+    def projected(self, columns: Sequence[str]) -> FolderSource:
+        """The same folder, of which only these columns are read."""
+        return replace(self, schema=pa.schema([self.schema.field(name) for name in columns]))
 
     def reader(self) -> SourceReader:
         """A reader for one subtask."""
