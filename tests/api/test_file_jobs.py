@@ -163,6 +163,6 @@ def test_no_fault_loses_or_repeats_a_file(tmp_path: Path, seed: int) -> None:
         source = EndingFolder(growing, "parquet", SCHEMA, 1, 10**9, 3, clock=lambda: next(ticks), files=12)
         env.from_source(source, parallelism=2).key_by("x").aggregate(n=tg.count(), emit="final").to_table("sim://out")
 
-    report = simulate(build, seed=seed, faults=Faults(crash=0.03, coordinator_crash=0.01, storage=0.03, delay="0..1s"))
+    report = simulate(build, seed=seed, faults=Faults(crash=0.05, coordinator_crash=0.01, storage=0.03, delay="0..1s"))
     assert report.ok, report
     assert report.crashes + report.coordinator_crashes > 0
