@@ -1,0 +1,102 @@
+"""Small files of a Delta table that are put together beside its job, also where others have done so before."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+from table_logs import SCHEMA, A, B
+
+from tidegate.storage.errors import TableError
+from tidegate.storage.files.file_system_store import open_store
+from tidegate.storage.ids import AttemptNumber, CheckpointId
+from tidegate.storage.tables.compaction_plan import CompactionSettings
+from tidegate.storage.tables.log_vacuum import Retention
+from tidegate.storage.tables.running_compaction import RunningCompaction
+from tidegate.storage.tables.table_files import data_dir, read_table, write_data_file
+from tidegate.storage.tables.table_info import TableInfo
+from tidegate.storage.tables.table_log import TableLog
+
+
+class Job:
+    """A job that commits a row with each checkpoint."""
+
+    def __init__(self, folder: Path) -> None:
+        self.url = str(folder)
+        self.store = open_store(self.url)
+        self.log = TableLog(self.store)
+        self.log.create(TableInfo.of(SCHEMA, "append", delta_id="tidegate-test"))
+        self.log.claim(A)
+        self.compaction = RunningCompaction(self.store, self.log, A, CompactionSettings(10**6, 3))
+
+    def commit(self, number: int) -> None:
+        """Of checkpoint n, with row n."""
+        path = f"{data_dir(A, AttemptNumber(0))}/{number}.parquet"
+        row = pa.record_batch([pa.array(["k"]), pa.array([number])], schema=SCHEMA)
+        self.log.commit(A, CheckpointId(number), (write_data_file(self.store, path, [row]),))
+
+    @property
+    def delta(self) -> DeltaTable:
+        """As somebody sees it who has just come."""
+        return DeltaTable(self.url)
+
+    def values(self) -> list[int]:
+        """Rows that readers of Delta see."""
+        found: list[int] = self.delta.to_pyarrow_table()["v"].to_pylist()
+        return sorted(found)
+
+
+def test_readers_of_delta_see_fewer_files_and_no_change(tmp_path: Path) -> None:
+    """One transaction of its own, which says that no rows have changed; earlier versions stay."""
+    job = Job(tmp_path)
+    for number in (1, 2, 3):
+        job.commit(number)
+    before = job.delta.version()
+    assert job.compaction.step()
+    assert len(job.delta.file_uris()) == 1
+    assert job.values() == [1, 2, 3]
+    actions = [json.loads(line) for line in (tmp_path / "_delta_log" / f"{before + 1:020d}.json").open()]
+    changes = [action[kind]["dataChange"] for action in actions for kind in ("add", "remove") if kind in action]
+    assert changes == [False] * 4
+    assert DeltaTable(job.url, version=before).to_pyarrow_table().num_rows == 3
+
+
+def test_what_others_have_put_together_stays(tmp_path: Path) -> None:
+    """Ours are not added to it. Later commits are; and rows that nobody can take back any more are an error."""
+    job = Job(tmp_path)
+    for number in (1, 2, 3):
+        job.commit(number)
+    job.delta.optimize.compact()
+    theirs = job.delta.file_uris()
+    assert job.compaction.step()
+    assert job.delta.file_uris() == theirs
+    assert job.values() == read_table(job.store)["v"].to_pylist() == [1, 2, 3]
+    job.commit(4)
+    assert job.values() == [1, 2, 3, 4]
+    late = TableLog(job.store)
+    late.claim(B, (A, CheckpointId(1)))
+    with pytest.raises(TableError, match="have to be hidden"):
+        late.commit(B, CheckpointId(1), (write_data_file(job.store, "data/b.parquet", rows_of(5)),))
+
+
+def test_a_vacuum_leaves_what_delta_shows(tmp_path: Path) -> None:
+    """Also where the writer was killed before Delta had what it had committed: Delta follows first."""
+    job = Job(tmp_path)
+    for number in (1, 2, 3):
+        job.commit(number)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TableLog, "_follow", lambda _: None)
+        assert job.compaction.step()
+    assert len(job.delta.file_uris()) == 3
+    deletable, _ = TableLog(job.store).vacuum(Retention(10**15))
+    job.store.delete_all(deletable)
+    assert len(deletable) == 3
+    assert job.values() == [1, 2, 3]
+
+
+def rows_of(*values: int) -> list[pa.RecordBatch]:
+    """Rows of a file."""
+    return [pa.record_batch([pa.array(["k"] * len(values)), pa.array(values)], schema=SCHEMA)]
