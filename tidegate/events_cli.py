@@ -32,6 +32,17 @@ ArrowOption = Annotated[
     str | None, typer.Option("--arrow", metavar="FILE", help="Write all events to this file, as an Arrow table (IPC).")
 ]
 AllOption = Annotated[bool, typer.Option("--all", help="With --why: print a long chain whole.")]
+RawOption = Annotated[bool, typer.Option("--raw", help="Print the events themselves, entry by entry.")]
+TimelineCheckpointOption = Annotated[
+    int | None, typer.Option("--checkpoint", metavar="NUMBER", help="Print all that is known of one checkpoint.")
+]
+RestartsOption = Annotated[bool, typer.Option("--restarts", help="Print failures and restarts alone.")]
+SinceOption = Annotated[
+    str | None,
+    typer.Option(
+        "--since", metavar="WHEN", help="Leave out what is older: 10min before now, or 2026-11-23T16:27 (UTC)."
+    ),
+]
 
 
 def events_command(
@@ -40,15 +51,22 @@ def events_command(
     why: WhyOption = None,
     whole: AllOption = False,
     arrow: ArrowOption = None,
+    checkpoint: TimelineCheckpointOption = None,
+    restarts: RestartsOption = False,
+    since: SinceOption = None,
+    raw: RawOption = False,
+    as_json: JsonOption = False,
 ) -> None:
-    """Print the event logs of jobs, or with --why the chain of events that led to one of them.
+    """Print what happened to jobs, a line for each decision; or with --why the chain of events that led to one event.
 
-    Exit code 1 if an entry cannot be read.
+    Each checkpoint has one line. The numbers are those of events. Exit code 1 if an entry cannot be read.
     """
     # Imported here, so that `--help` is fast.
     from tidegate.event_printing import print_chain, print_history
     from tidegate.offline.event_logs import logs_under, only_one
+    from tidegate.offline.timeline import read_timeline
     from tidegate.recovery.event_history import EventHistory
+    from tidegate.timeline_printing import Choice, moment_ms, print_timeline
 
     if arrow is not None:
         _write_history(path, job, arrow)
@@ -58,8 +76,15 @@ def events_command(
         if why is not None:
             print_chain(EventHistory.read(*only_one(logs, path, job)).why(why), whole)
             return
-        unreadable = sum(print_history(EventHistory.read(log, job_id)) for job_id, log in logs.items())
-    if not logs:
+        if raw:
+            unreadable = sum(print_history(EventHistory.read(log, job_id)) for job_id, log in logs.items())
+        else:
+            choice = Choice(checkpoint, restarts, None if since is None else moment_ms(since))
+            found = [read_timeline(log, job_id) for job_id, log in logs.items()]
+            for timeline in found:
+                print_timeline(timeline, choice, as_json)
+            unreadable = sum(timeline.unreadable for timeline in found)
+    if not logs and not as_json:
         typer.echo(f"No event log under {path}" + (f" of job {job}" if job else ""))
     if unreadable:
         typer.echo(f"{unreadable} entries cannot be read", err=True)

@@ -1,4 +1,4 @@
-"""`tidegate events` on the folder of a real job: each event has a number, and `--why` says what led to it."""
+"""`tidegate events --raw` and `--why`: each event of a job has a number, and a chain of causes."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def job_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def events(*arguments: object) -> Result:
-    """Run `tidegate events`."""
-    return CliRunner().invoke(app, ["events", *map(str, arguments)])
+    """Run `tidegate events --raw`."""
+    return CliRunner().invoke(app, ["events", "--raw", *map(str, arguments)])
 
 
 def number_of(listing: str, pattern: str) -> int:

@@ -101,7 +101,7 @@ def test_prints_the_event_log(store: FileSystemStore) -> None:
         LogEntry(0, Generation(1), 1_700_000_000_000, "n", (CoordinatorStarted(1_700_000_000_000, Generation(1)),))
     )
 
-    result = _run("events", store.url, "--job", "demo")
+    result = _run("events", store.url, "--job", "demo", "--raw")
 
     assert result.exit_code == 0
     for expected in (f"Job {_JOB}", "2023-11-14 22:13:20.000", "generation 1", "CoordinatorStarted(", "generation=1"):
@@ -117,7 +117,7 @@ def test_entries_of_a_newer_version_do_not_end_the_list(store: FileSystemStore) 
     newer = encode(LogEntry(1, Generation(1), 0, "n", ())).replace(b"LogEntry", b"NewEntry")
     store.write(f"{_JOB}/events/{1:012d}", [seal(b"TGEVENT", 1, newer)])
 
-    result = _run("events", store.url)
+    result = _run("events", store.url, "--raw")
 
     assert result.exit_code == 1
     assert "unknown wire type 'NewEntry'" in result.output

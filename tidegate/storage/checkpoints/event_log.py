@@ -179,6 +179,16 @@ class EventLog:
                 _logger.warning("Snapshot %d of %s is passed over: %s", index, self._where(), error)
         return None
 
+    def oldest_snapshot(self, from_index: int) -> tuple[int, Any] | None:
+        """Index and state of the oldest undamaged snapshot that folds the entries before `from_index`, or more."""
+        for index in self._snapshot_indices():
+            try:
+                if index >= from_index:
+                    return index, self._read_snapshot(index)
+            except (CorruptionError, NotFoundError) as error:
+                _logger.warning("Snapshot %d of %s is passed over: %s", index, self._where(), error)
+        return None
+
     def truncate(self, before_index: int, keep: Set[int] = frozenset()) -> None:
         """Delete what is not needed to fold the log from `before_index` on, but for the entries to `keep`.
 

@@ -26,6 +26,7 @@ from tidegate.actors.coordinator.coordinator_machine import CoordinatorMachine
 from tidegate.actors.coordinator.job.outages import STORAGE_OUTAGE_MS
 from tidegate.actors.coordinator.messages import events as ev
 from tidegate.actors.coordinator.messages import instructions as do
+from tidegate.actors.coordinator.narrator import Line, Narrator
 from tidegate.actors.coordinator.state.coordinator_state import CoordinatorState
 from tidegate.actors.hosts.coordinator.causes import Causes
 from tidegate.actors.hosts.coordinator.coordinator_effects import CoordinatorEffects
@@ -43,6 +44,8 @@ from tidegate.storage.errors import CodecError, FencedError
 from tidegate.storage.ids import EventId, Generation
 
 log = logging.getLogger(__name__)
+decisions_log = logging.getLogger("tidegate.actors.coordinator")
+"""What coordinators decide, a line each; at DEBUG with what happens at every checkpoint to every task."""
 
 EVENTS_AN_ENTRY_MAX = 1_000
 NAMES_AN_ENTRY_MAX = 10_000
@@ -128,6 +131,9 @@ class CoordinatorHost:
         self._held_names = 0
         self._instructions: list[Ordered] = []
         """What follows from the events that are held."""
+        self._narrator = Narrator(machine.state, decisions_log.isEnabledFor(logging.DEBUG))
+        self._lines: list[Line] = []
+        """What there is to say of the events that are held, once they are logged."""
         self._flushes = False
         """Whether the events that are held are going to be logged at some time, whatever comes."""
         self._appending = False
@@ -249,7 +255,9 @@ class CoordinatorHost:
         self._held_causes.append(cause)
         if isinstance(event, ev.CheckpointAcknowledged):
             self._held_names += event.state.names
-        for instruction in self.machine.handle(event):
+        instructions = self.machine.handle(event)
+        self._lines += self._narrator.tell(event, instructions, self.machine.state)
+        for instruction in instructions:
             # The wall clock may be set until the event is logged; it was right when the event came.
             wait_ms = max(0, instruction.due_at_ms - event.at_ms) if isinstance(instruction, do.SetTimer) else 0
             self._instructions.append(Ordered(instruction, number, arrived_ms + wait_ms))
@@ -264,6 +272,7 @@ class CoordinatorHost:
         causes, self._held_causes = tuple(self._held_causes), []
         first_event = EventId(self._next_event - len(events))
         instructions, self._instructions = self._instructions, []
+        lines, self._lines = self._lines, []
         self._appending = True
         if self.machine.state.spec is not None:
             self._log.outage_ms = self.machine.state.spec.storage_outage_ms
@@ -271,6 +280,7 @@ class CoordinatorHost:
         def written() -> None:
             if self._halted:
                 return
+            self._say(lines)
             for ordered in instructions:
                 self._carry_out(ordered)
             self._inlined.keep(self.machine.state.pending)
@@ -301,6 +311,13 @@ class CoordinatorHost:
                 self._port.replay_again(str(error))
 
         self._log.append(events, causes, first_event, written, went_away, failed)
+
+    def _say(self, lines: list[Line]) -> None:
+        spec = self.machine.state.spec
+        name = "a job" if spec is None else spec.job_name
+        for line in lines:
+            level = logging.DEBUG if line.detail and self._narrator.details else logging.INFO
+            decisions_log.log(level, "%s: %s", name, line.text)
 
     # --- instructions ---------------------------------------------------------------------------------------------
 
