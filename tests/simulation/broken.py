@@ -17,6 +17,7 @@ from broken_coordinator import COORDINATOR_BREAKS
 from broken_failover import FAILOVER_FIXED, FAILOVER_PATCHES
 from broken_fallback import FALLBACK_BREAKS, FALLBACK_FIXED
 from broken_layers import LAYER_BREAKS, LAYER_PATCHES
+from broken_nodes import NODE_FIXED, NODE_PATCHES
 from broken_predicates import PREDICATE_FIXED, PREDICATE_PATCHES
 from broken_requests import REQUEST_FIXED, REQUEST_PATCHES
 from broken_restarts import RESTART_FIXED, RESTART_PATCHES
@@ -70,6 +71,7 @@ _FIXED: Mapping[str, Mapping[str, Hashable]] = {
     **UNDO_FIXED,
     **SOURCE_FIXED,
     **SPLIT_FIXED,
+    **NODE_FIXED,
 }
 """Breaks that need several unlikely things at once, and hundreds of seeds when all of these are drawn: the last grant
 of a channel lost and rows that wait for it; a savepoint that has written something and fails as often as is tried; a
@@ -98,6 +100,7 @@ BROKEN: dict[str, Break] = {
             | UNDO_PATCHES
             | SOURCE_PATCHES
             | SPLIT_PATCHES
+            | NODE_PATCHES
         ).items()
     },
 }

@@ -59,6 +59,10 @@ _FAULTS = {
         crashes_max=4,
     ),
     "copies": Faults(crash=0.02, slow_copies="60s", delay="0ms..30ms", duration=FAULTS_DURATION, crashes_max=6),
+    "nodes": Faults(
+        crash=0.002, node_loss=0.02, cut=0.03, heartbeats="700ms", coordinator_crash=0.005, delay="0ms..30ms",
+        duration=FAULTS_DURATION, crashes_max=4,
+    ),
     "late copies": Faults(
         coordinator_crash=0.004, coordinator_crashes_max=8, slow_copies="900ms", delay="0ms..30ms",
         duration=FAULTS_DURATION,

@@ -38,6 +38,8 @@ EFFECTS = {
     "tasks_adopted": "all tasks went on under a new coordinator, in the attempt that they were in",
     "process_killed": "a process that hung, or seemed to, was ended",
     "all_taken_for_hung": "a coordinator that was cut off took the processes of all tasks for hung",
+    "node_lost": "a node was lost, with all processes on it",
+    "node_cut_off": "a node was cut off from storage and from all others",
     "savepoint_fenced": "a coordinator that was replaced could not make a savepoint whole: a tombstone was there",
     "row_without_coordinator": "a task took something in while there was no coordinator",
     "source_paused": "no split of a source had anything, and it was asked again after a pause",

@@ -83,6 +83,9 @@ _LATE: Mapping[str, Hashable] = {"faults": "late copies", "ask": "many savepoint
 _LATE_SHARE = 0.03
 """Seeds in which coordinators that were replaced still copy savepoints, which were added later too."""
 
+_NODES_SHARE = 0.05
+"""Seeds in which nodes are lost, or cut off, which were added later too."""
+
 _WEIGHTS: Mapping[str, tuple[int, ...]] = {
     "mode": (4, 1),
     "max_concurrent": (3, 1, 1),
@@ -171,6 +174,9 @@ def draw(seed: int) -> Scenario:
     later = random.Random(f"late copies {seed}")
     if later.random() < _LATE_SHARE:
         return replace(scenario, values={**scenario.values, **_LATE})
+    later = random.Random(f"nodes {seed}")
+    if later.random() < _NODES_SHARE:
+        return replace(scenario, values={**scenario.values, "faults": "nodes"})
     return scenario
 
 

@@ -22,6 +22,7 @@ from tidegate.simulation.oracle.copies import CopiesOracle
 from tidegate.simulation.oracle.ledger import Ledger
 from tidegate.simulation.oracle.violation import InvariantViolated
 from tidegate.simulation.oracle.watch import Watch
+from tidegate.simulation.runtime.nodes import SimulatedNodes
 from tidegate.simulation.runtime.processes import SimulatedProcesses
 from tidegate.simulation.world.disk import SimulatedDisk
 from tidegate.simulation.world.virtual_time import World
@@ -56,6 +57,7 @@ class JobInTheWorld(Protocol):
     def guarded(self, task: TaskId, host: TaskHost, action: Callable[[], object]) -> None: ...
 
     processes: SimulatedProcesses
+    nodes: SimulatedNodes
 
     def deploy(self, instruction: do.DeployAttempt, by: CoordinatorHost, cause: int | None) -> None: ...
     def cancel(self, instruction: do.CancelAttempt, cause: int | None) -> None: ...
@@ -170,7 +172,11 @@ class SimulatedTaskPort:
         assert host is not None
 
         def act() -> None:
-            if job.tasks.get(self._task) is not host and world.random.random() < 0.5:
+            current = job.tasks.get(self._task) is host
+            if not current and world.random.random() < 0.5:
+                return
+            if current and job.nodes.is_cut(self._task):
+                job.nodes.hold(self._task, act)
                 return
             try:
                 event = work()

@@ -10,7 +10,7 @@ A task has one process at a time, and leaves it to its next attempt unless it ha
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterable
 from typing import NamedTuple, Protocol
 
 from tidegate.actors.coordinator.messages import events as co
@@ -78,6 +78,11 @@ class SimulatedProcesses:
         """The process of a task has heard of a coordinator."""
         self._obeyed[task] = max(generation, self._obeyed.get(task, ev.UNFENCED))
 
+    @property
+    def known(self) -> list[TaskId]:
+        """Tasks that have had a process, in an order that does not depend on the run."""
+        return sorted(self._obeyed)
+
     def ended(self, task: TaskId) -> None:
         """The process of a task is of no use any more."""
         self._hung.discard(self.name(task))
@@ -97,6 +102,24 @@ class SimulatedProcesses:
             self._job.world.after(self._silence_ms, lambda: self._notice(seen))
         else:
             self._find_hung(self._job.coordinator, seen)
+
+    def silent(self, tasks: Iterable[TaskId], still: Callable[[TaskId], bool]) -> None:
+        """Nobody reaches the processes of these tasks. They count as hung when that lasts."""
+        seen = [_Seen(task, self.name(task), AttemptNumber(-1)) for task in tasks]
+        if self._silence_ms:
+            self._job.world.after(self._silence_ms, lambda: self._notice_silence(seen, still))
+
+    def _notice_silence(self, seen: list[_Seen], still: Callable[[TaskId], bool]) -> None:
+        silent = [one for one in seen if self.name(one.task) == one.process and still(one.task)]
+        coordinator = self._job.coordinator
+        if self._job.over or not silent:
+            return
+        if coordinator is None:
+            self._job.world.after(self._silence_ms, lambda: self._notice_silence(silent, still))
+            return
+        for one in silent:
+            if (host := self._job.tasks.get(one.task)) is not None:
+                self._find_hung(coordinator, one._replace(attempt=host.machine.attempt))
 
     def cut_off(self, coordinator: CoordinatorHost) -> None:
         """A coordinator hears nobody any more."""
@@ -123,7 +146,7 @@ class SimulatedProcesses:
         if name not in self._hung:
             self._job.watch.takeovers.killed(name, generation, self._obeyed.get(task, ev.UNFENCED))
         self._job.watch.coverage.saw("process_killed")
-        self._end(task, f"coordinator {generation} has ended its process {name}")
+        self.end(task, f"coordinator {generation} has ended its process {name}")
 
     def leave(self, generation: int) -> None:
         """A coordinator that cannot go on tells all processes to end."""
@@ -131,9 +154,10 @@ class SimulatedProcesses:
             if not self._job.over and may_obey(generation, self._obeyed.get(task, ev.UNFENCED)):
                 name = self.name(task)
                 self._job.watch.takeovers.killed(name, generation, self._obeyed.get(task, ev.UNFENCED))
-                self._end(task, f"coordinator {generation} has told its process to leave")
+                self.end(task, f"coordinator {generation} has told its process to leave")
 
-    def _end(self, task: TaskId, reason: str) -> None:
+    def end(self, task: TaskId, reason: str) -> None:
+        """The process of a task ends, with what it holds."""
         host = self._job.tasks.get(task)
         if host is None:
             self.ended(task)

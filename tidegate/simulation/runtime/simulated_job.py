@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 
 import pyarrow as pa
 
@@ -30,6 +31,7 @@ from tidegate.simulation.oracle.damage import Damager
 from tidegate.simulation.oracle.limits import check_requests
 from tidegate.simulation.oracle.violation import InvariantViolated
 from tidegate.simulation.oracle.watch import Watch
+from tidegate.simulation.runtime.nodes import SimulatedNodes
 from tidegate.simulation.runtime.ports import RECOVERY_MS, SimulatedCoordinatorPort, SimulatedTaskPort, WatchedHost
 from tidegate.simulation.runtime.processes import SimulatedProcesses
 from tidegate.simulation.world.disk import SimulatedDisk, SimulatedStore
@@ -75,6 +77,7 @@ class SimulatedJob:
         self.tasks: dict[TaskId, TaskHost] = {}
         self._kept: dict[TaskId, Mapping[OperatorUid, KeyedBackend]] = {}
         self.processes = SimulatedProcesses(self, world.silence_ms)
+        self.nodes = SimulatedNodes(self)
         self.coordinator: CoordinatorHost | None = None
         self.ended: CoordinatorState | None = None
         self.gave_up: str | None = None
@@ -251,7 +254,10 @@ class SimulatedJob:
             host.watch, host.world, host.processes = self.watch, self.world, self.processes
             port.host = host
             self.tasks[task] = host
-            host.restore(instruction.restore)
+            if self.nodes.is_cut(task):
+                self.nodes.hold(task, partial(self.guarded, task, host, partial(host.restore, instruction.restore)))
+            else:
+                host.restore(instruction.restore)
 
     def cancel(self, instruction: do.CancelAttempt, cause: int | None) -> None:
         """Tasks stop, but for those that belong to a newer attempt: the order is stale for them."""
@@ -267,7 +273,11 @@ class SimulatedJob:
         """Tasks are stopped."""
         for task in tasks:
             host = self.tasks.pop(task, None)
-            if host is not None and not self.processes.hangs(task):
+            if host is None or self.processes.hangs(task):
+                continue
+            if self.nodes.is_cut(task):
+                self.processes.end(task, "it does not hear that it is to let go of its task")
+            else:
                 self._kept[task] = host.hand_over()
         self.watch.cancelled()
 
@@ -284,6 +294,9 @@ class SimulatedJob:
     def guarded(self, task: TaskId, host: TaskHost, action: Callable[[], object]) -> None:
         """Let a host act; what it raises has failed its task."""
         if self.tasks.get(task) is not host or self.processes.hangs(task):
+            return
+        if self.nodes.is_cut(task):
+            self.nodes.hold(task, partial(self.guarded, task, host, action))
             return
         try:
             action()
@@ -303,6 +316,12 @@ class SimulatedJob:
         def turn() -> None:
             self._turns.discard(host)
             if self.tasks.get(task) is not host or self.processes.hangs(task):
+                return
+            self.nodes.maybe_fail(task)
+            if self.nodes.is_cut(task):
+                self.nodes.hold(task, partial(self.schedule_turn, task, host))
+                return
+            if self.tasks.get(task) is not host:
                 return
             world = self.world
             if self.crashes < world.faults.crashes_max and world.chance("crash"):

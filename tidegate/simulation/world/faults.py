@@ -7,7 +7,18 @@ from dataclasses import dataclass
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.units import parse_duration_ms
 
-FAULT_KINDS = ("crash", "hang", "coordinator_crash", "storage", "slow", "duplicate", "drop", "damage")
+FAULT_KINDS = (
+    "crash",
+    "hang",
+    "coordinator_crash",
+    "storage",
+    "slow",
+    "duplicate",
+    "drop",
+    "damage",
+    "node_loss",
+    "cut",
+)
 """Fields of `Faults` that are probabilities."""
 
 
@@ -27,6 +38,9 @@ class Faults:
     duplicate, drop: that a message on a channel, or a notification, comes twice or not at all.
     damage: that a checkpoint is damaged after it has completed; one that a job can go on from stays whole, so nothing
     happens where only one is retained.
+    node_loss: that the node of a task's process is lost, with all processes on it, per element as well.
+    cut: that it is cut off from storage and from all others, for a time within `cut_for`, and comes back or is lost
+    (both at most `nodes_max` times in a run).
     outage: "from..to", times after the start between which no storage operation succeeds, whatever `duration` is.
     clock: how far the wall clock is set back at the first whole second, forth at the next one, and so on, while faults
     happen; the monotonic clock goes on. None: nobody sets it.
@@ -41,6 +55,10 @@ class Faults:
     duplicate: float = 0.0
     drop: float = 0.0
     damage: float = 0.0
+    node_loss: float = 0.0
+    cut: float = 0.0
+    cut_for: str = "50ms..3s"
+    nodes_max: int = 3
     delay: str = "0ms..5ms"
     slow_by: str = "3s"
     slow_copies: str | None = None
@@ -60,6 +78,9 @@ class Faults:
         low_ms, high_ms = self.delay_ms
         if low_ms > high_ms:
             raise ConfigurationError(f"Faults(delay={self.delay!r}): the range is written from..to")
+        low_ms, high_ms = self.cut_ms
+        if low_ms > high_ms:
+            raise ConfigurationError(f"Faults(cut_for={self.cut_for!r}): the range is written from..to")
         if self.outage is not None:
             _range_ms("outage", self.outage)
         if self.clock is not None:
@@ -75,6 +96,11 @@ class Faults:
     def delay_ms(self) -> tuple[int, int]:
         """Range of message delays in ms."""
         return _range_ms("delay", self.delay)
+
+    @property
+    def cut_ms(self) -> tuple[int, int]:
+        """Range of the times for which a node is cut off, in ms."""
+        return _range_ms("cut_for", self.cut_for)
 
     @property
     def outage_ms(self) -> tuple[int, int]:

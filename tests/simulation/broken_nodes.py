@@ -1,0 +1,48 @@
+"""Rules for failures that come together, as with a node, broken on purpose: patches that hold while a seed runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from contextlib import AbstractContextManager
+from typing import Any
+from unittest.mock import patch
+
+from tidegate.actors.coordinator import coordinator_machine
+from tidegate.actors.coordinator.failover import Failover
+from tidegate.actors.coordinator.job.phases import JobStatus
+from tidegate.actors.coordinator.messages import events as ev
+from tidegate.actors.coordinator.state import relevance
+from tidegate.actors.coordinator.state.coordinator_state import CoordinatorState
+from tidegate.actors.protocol.identity import TaskId
+
+Patch = Callable[[], AbstractContextManager[Any]]
+
+_stop_regions, _changes_nothing = Failover.stop_regions, relevance.changes_nothing
+
+
+def _one_at_a_time(self: Failover, tasks: Iterable[TaskId], reason: str, at_ms: int) -> None:
+    """Breaks: what fails while something waits for its restart waits with it. Here that is forgotten."""
+    if not self._context.state.down:
+        _stop_regions(self, tasks, reason, at_ms)
+
+
+def _deaf_while_deploying(event: ev.CoordinatorEvent, state: CoordinatorState) -> bool:
+    """Breaks: a task that goes on may fail while others are deployed. Here nobody listens to it then."""
+    if isinstance(event, ev.TaskFailed) and state.status is JobStatus.DEPLOYING and event.task in state.older_attempts:
+        return True
+    return _changes_nothing(event, state)
+
+
+NODE_PATCHES: dict[str, tuple[int, Patch]] = {
+    "nodes: what fails beside a restart is forgotten": (
+        7, lambda: patch.object(Failover, "stop_regions", _one_at_a_time)
+    ),
+    "nodes: what fails beside a deployment is forgotten": (
+        7, lambda: patch.object(coordinator_machine, "changes_nothing", _deaf_while_deploying)
+    ),
+}  # fmt: skip
+"""Each rule with the invariant that it belongs to."""
+
+APART = {"faults": "nodes", "topology": "pipelines", "hooks": "none", "interval_ms": 60, "rows": 80, "ending": "finish"}
+NODE_FIXED: Mapping[str, Mapping[str, Hashable]] = dict.fromkeys(NODE_PATCHES, APART)
+"""What has to be so that several regions fail at a time: a node takes tasks of each along."""
