@@ -12,8 +12,8 @@ from pipelines import keyed
 import tidegate as tg
 from tidegate.testing import Faults, SimulationReport, simulate
 
-TWO_REGIONS_FAIL = 5
-ONE_FAILS_WHILE_ANOTHER_IS_DEPLOYED = 7
+TWO_REGIONS_FAIL = 2
+ONE_FAILS_WHILE_ANOTHER_IS_DEPLOYED = 28
 
 
 def rows_survive(faults: Faults, seed: int = 1) -> SimulationReport:
