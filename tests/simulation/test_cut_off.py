@@ -8,7 +8,7 @@ from broken_takeovers import CUT_OFF
 
 from tidegate.testing import SimulationReport
 
-ENDED_WHAT_WAS_ADOPTED = 0
+ENDED_WHAT_WAS_ADOPTED = 2
 """The seed in which a process was ended that obeyed the successor, before kills had to wait for the log."""
 A_PROCESS_HANGS = 4
 
