@@ -54,8 +54,24 @@ def definitions() -> dict[Path, set[str]]:
 
 @cache
 def everything() -> set[str]:
-    """What any module defines."""
-    return set().union(*definitions().values())
+    """What any module defines, and members that a class has from one of its bases."""
+    found = set().union(*definitions().values())
+    trees = [ast.parse(path.read_text()) for path in PACKAGE.rglob("*.py")]
+    classes = [node for tree in trees for node in tree.body if isinstance(node, ast.ClassDef)]
+    bases = {each.name: [base.id for base in each.bases if isinstance(base, ast.Name)] for each in classes}
+    members: dict[str, set[str]] = {name: set() for name in bases}
+    for name in found:
+        owner, _, member = name.partition(".")
+        if member and owner in members:
+            members[owner].add(member)
+    for name in bases:
+        for base in _ancestors(name, bases):
+            found |= {f"{name}.{member}" for member in members.get(base, ())}
+    return found
+
+
+def _ancestors(name: str, bases: dict[str, list[str]]) -> list[str]:
+    return [each for base in bases.get(name, ()) for each in (base, *_ancestors(base, bases))]
 
 
 def lost(page: str) -> list[str]:

@@ -1,8 +1,9 @@
 """Spark beside Ray: sessions, DataFrames as replayable sources, and tables as DataFrames.
 
-`RayDPSession` starts Ray and Spark, and reserves executors and task slots together. `stage_dataframe` turns a DataFrame
-into a `ParquetSource`. `table_to_dataframe` shows a tidegate table. Names are imported on first use, because a task
-actor that only reads staged files should not spend a second on importing RayDP.
+`RayDPSession` starts Ray and Spark, and reserves executors and task slots together. `RayOnSparkSession` starts Ray in
+the executors of a Spark that exists. `stage_dataframe` turns a DataFrame into a `ParquetSource`. `table_to_dataframe`
+shows a tidegate table. Names are imported on first use, because a task actor that only reads staged files should not
+spend a second on importing RayDP.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from tidegate.spark_bridge.dataframes.tables import files_to_dataframe, table_to_dataframe
     from tidegate.spark_bridge.errors import QueryFailedError, SparkBridgeError, SparkLostError, SparkTimeoutError
     from tidegate.spark_bridge.session.java import ensure_java
+    from tidegate.spark_bridge.session.on_spark import RayOnSparkSession
     from tidegate.spark_bridge.session.session import RayDPSession
     from tidegate.spark_bridge.streams.stream_feed import StreamSettings
     from tidegate.spark_bridge.streams.streaming_source import StreamingDataFrameSource
@@ -30,6 +32,7 @@ else:
         "ParquetSource": "dataframes.parquet_source",
         "QueryFailedError": "errors",
         "RayDPSession": "session.session",
+        "RayOnSparkSession": "session.on_spark",
         "SparkBridgeError": "errors",
         "SparkLostError": "errors",
         "SparkTimeoutError": "errors",
@@ -51,6 +54,7 @@ __all__ = [
     "ParquetSource",
     "QueryFailedError",
     "RayDPSession",
+    "RayOnSparkSession",
     "SparkBridgeError",
     "SparkLostError",
     "SparkTimeoutError",

@@ -103,7 +103,7 @@ def switch_on_token(environ: MutableMapping[str, str]) -> None:
     mode = environ.get(_MODE, "").strip().lower()
     if mode and mode != "token":
         return
-    if not environ.get(_TOKEN) and not _has_file(environ):
+    if not environ.get(_TOKEN) and _token_file(environ) is None:
         return
     if not mode:
         environ[_MODE] = "token"
@@ -113,7 +113,16 @@ def switch_on_token(environ: MutableMapping[str, str]) -> None:
             raylet.Config.initialize("")
 
 
-def _has_file(environ: Mapping[str, str]) -> bool:
+def token_of_this_user(environ: Mapping[str, str]) -> str | None:
+    """The token that Ray would send; None if this user has none. ConfigurationError as for `switch_on_token`."""
+    if token := environ.get(_TOKEN):
+        return token
+    path = _token_file(environ)
+    return None if path is None else Path(path).read_text().strip() or None
+
+
+def _token_file(environ: Mapping[str, str]) -> str | None:
+    """The file with the token, if there is one and it is this user's alone."""
     named = environ.get(_TOKEN_PATH)
     path = named or _default_token()
     try:
@@ -121,7 +130,7 @@ def _has_file(environ: Mapping[str, str]) -> bool:
     except FileNotFoundError:
         if named:
             raise ConfigurationError(f"{_TOKEN_PATH}={named}: there is no such file") from None
-        return False
+        return None
     except OSError as error:
         raise ConfigurationError(f"the token of Ray in {path} cannot be read: {error}") from error
     what = _unfit(status)
@@ -133,7 +142,7 @@ def _has_file(environ: Mapping[str, str]) -> bool:
     if stat.S_IMODE(status.st_mode) & ~FILE_MODE and status.st_uid == os.geteuid():
         log.warning("others could read the token of Ray in %s: it is closed to them now (mode 0600)", path)
         os.chmod(path, FILE_MODE)
-    return True
+    return path
 
 
 def _unfit(status: os.stat_result) -> str | None:

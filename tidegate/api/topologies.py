@@ -1,0 +1,262 @@
+"""`Topologies`: the ways to make an environment, that is, where its jobs run, and whether there is Spark.
+
+What an environment does is the same in all of them (`environment.py`). Which to choose: `docs/topologies.md`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Self
+
+from tidegate.actors.hosts.job_context import DataPlaneOptions
+from tidegate.actors.hosts.process_settings import Standbys
+from tidegate.actors.runtimes.companions import Companion
+from tidegate.actors.runtimes.local.local_runtime import LocalRuntime
+from tidegate.actors.runtimes.running_job import Runtime
+from tidegate.api.accompanied_job import AccompaniedJob
+from tidegate.api.config.checkpoint_config import CheckpointConfig
+from tidegate.api.config.config_file import load_config
+from tidegate.api.config.standby_config import standbys_of
+from tidegate.api.program import Program
+from tidegate.api.ray_slots import check_slots, runtime_on
+from tidegate.api.stream_sources import StreamSources
+from tidegate.recovery.restart_strategy import RestartStrategy
+from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.files.store import OpenStore
+from tidegate.storage.state.key_groups import MAX_PARALLELISM_LIMIT
+from tidegate.storage.units import parse_size_bytes
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from tidegate.actors.runtimes.ray.connection import Connection
+    from tidegate.actors.runtimes.ray.slots.slot_plan import Placement
+    from tidegate.spark_bridge import RayDPSession, RayOnSparkSession
+
+
+class Topologies(StreamSources):
+    """An environment as it was made. `StreamEnvironment` runs programs in it."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        parallelism: int,
+        *,
+        max_parallelism: int | None = None,
+        checkpoints: CheckpointConfig | None = None,
+        restart: RestartStrategy | None = None,
+        options: DataPlaneOptions | None = None,
+        open_store: OpenStore | None = None,
+        session: RayDPSession | RayOnSparkSession | None = None,
+        guard: Callable[[], Companion] | None = None,
+        standbys: Standbys | None = None,
+    ) -> None:
+        super().__init__(Program(parallelism, open_store if open_store is not None else runtime.open_store))
+        self.parallelism = parallelism
+        self.max_parallelism = max_parallelism
+        self._runtime = runtime
+        self._checkpoints = checkpoints if checkpoints is not None else CheckpointConfig()
+        self._restart = restart
+        self._options = options if options is not None else DataPlaneOptions()
+        self._session = session
+        self._guard = guard
+        self._standbys = standbys
+        self._connection: Connection | None = None
+        self._accompanied: list[AccompaniedJob] = []
+
+    @classmethod
+    def local(
+        cls,
+        parallelism: int = 1,
+        *,
+        max_parallelism: int | None = None,
+        config: str | os.PathLike[str] | Mapping[str, object] | None = None,
+        options: DataPlaneOptions | None = None,
+    ) -> Self:
+        """Run jobs in this process: no Ray, no JVM."""
+        settings = load_config({} if config is None else config)
+        return cls(
+            LocalRuntime(),
+            parallelism,
+            max_parallelism=max_parallelism,
+            checkpoints=settings.checkpoints,
+            restart=settings.restart,
+            options=options,
+        )
+
+    @classmethod
+    def raydp(
+        cls,
+        executors: int = 2,
+        executor_cores: int = 1,
+        executor_memory: str | int = "1g",
+        slots_per_executor: int = 2,
+        *,
+        placement: Placement = "spread",
+        standbys: Standbys | None = None,
+        parallelism: int | None = None,
+        max_parallelism: int | None = None,
+        app_name: str = "tidegate",
+        config: str | os.PathLike[str] | Mapping[str, object] | None = None,
+        options: DataPlaneOptions | None = None,
+        ray_address: str | None = None,
+        spark_configs: Mapping[str, str] | None = None,
+        ray_options: Mapping[str, Any] | None = None,
+        include_dashboard: bool = True,
+    ) -> Self:
+        """Run jobs as Ray actors that live beside Spark executors; `env.spark` is the SparkSession.
+
+        Starts Ray on this machine, or joins the cluster at `ray_address`, and starts Spark on it through RayDP. A slot
+        holds one subtask of each vertex. `parallelism` defaults to the number of executors, and is at most the slots.
+        An executor and its slots are on one node; `placement` says on which: "spread" over as many nodes as can be,
+        "pack" onto as few, "strict_pack" all on one (`docs/placement.md`).
+
+        Each job keeps `standbys` spare processes, unless its own settings say another number. "auto", the default, is
+        one for each free slot: 1 to 4, and at most as many as tasks. "warm" adds one for each keyed task, which holds
+        the state of that task (`docs/recovery.md`). Raises ConfigurationError for wrong settings.
+        """
+        from tidegate.actors.runtimes.ray.ray_runtime import RayRuntime, SlotPlacement
+        from tidegate.spark_bridge import RayDPSession
+
+        settings = load_config({} if config is None else config)
+        kept = standbys_of(standbys, settings.checkpoints)
+        session = RayDPSession.start(
+            app_name,
+            executors=executors,
+            executor_cores=executor_cores,
+            executor_memory=executor_memory,
+            slots_per_executor=slots_per_executor,
+            placement=placement,
+            ray_address=ray_address,
+            spark_configs=spark_configs,
+            ray_options=ray_options,
+            include_dashboard=include_dashboard,
+        )
+        bundles = tuple(session.bundle_of_slot(slot) for slot in range(session.slots))
+        return cls(
+            RayRuntime(SlotPlacement(session.placement_group, bundles), strategy=placement),
+            executors if parallelism is None else parallelism,
+            max_parallelism=max_parallelism,
+            checkpoints=settings.checkpoints,
+            restart=settings.restart,
+            options=options,
+            session=session,
+            standbys=kept,
+        )
+
+    @classmethod
+    def on_spark(
+        cls,
+        spark: SparkSession,
+        executors: int | None = None,
+        slots_per_executor: int | None = None,
+        *,
+        standbys: Standbys | None = None,
+        parallelism: int | None = None,
+        max_parallelism: int | None = None,
+        config: str | os.PathLike[str] | Mapping[str, object] | None = None,
+        options: DataPlaneOptions | None = None,
+        object_store_memory: str | int | None = None,
+        ray_options: Mapping[str, Any] | None = None,
+        cluster_options: Mapping[str, Any] | None = None,
+        include_dashboard: bool = True,
+    ) -> Self:
+        """Run jobs as Ray actors in the executors of a Spark cluster that exists; `env.spark` is `spark`.
+
+        Starts Ray by `ray.util.spark`, in `executors` of the executors, and ends it with the environment; the session
+        goes on. Each slot takes a core of its executor from Spark. By default Ray is in every executor, and takes all
+        its cores but one; of executors with one core it takes all but one of them. `parallelism` defaults to the number
+        of executors with Ray, and is at most the slots. `standbys` as with `raydp`.
+
+        `object_store_memory` of each node ("256mb"), `ray_options` of `ray.init`, `cluster_options` of
+        `ray.util.spark.setup_ray_cluster`. Raises ConfigurationError for a Spark in which Ray cannot run, or that Ray
+        would leave no core, and SparkTimeoutError, SparkLostError or SparkBridgeError if it does not start.
+        """
+        from tidegate.actors.runtimes.ray.ray_runtime import RayRuntime, SlotPlacement
+        from tidegate.spark_bridge import RayOnSparkSession
+
+        settings = load_config({} if config is None else config)
+        kept = standbys_of(standbys, settings.checkpoints)
+        store = None if object_store_memory is None else parse_size_bytes(object_store_memory)
+        session = RayOnSparkSession.start(
+            spark,
+            executors=executors,
+            slots_per_executor=slots_per_executor,
+            object_store_bytes=store,
+            ray_options=ray_options,
+            cluster_options=cluster_options,
+            include_dashboard=include_dashboard,
+        )
+        bundles = tuple(session.bundle_of_slot(slot) for slot in range(session.slots))
+        return cls(
+            RayRuntime(SlotPlacement(session.placement_group, bundles)),
+            session.nodes if parallelism is None else parallelism,
+            max_parallelism=max_parallelism,
+            checkpoints=settings.checkpoints,
+            restart=settings.restart,
+            options=options,
+            session=session,
+            guard=session.guard,
+            standbys=kept,
+        )
+
+    @classmethod
+    def ray(
+        cls,
+        address: str | None = None,
+        parallelism: int = 1,
+        *,
+        slots: int | None = None,
+        placement: Placement = "spread",
+        standbys: Standbys | None = None,
+        config: str | os.PathLike[str] | Mapping[str, object] | None = None,
+        options: DataPlaneOptions | None = None,
+    ) -> Self:
+        """Run jobs without Spark, or attach to jobs, on the Ray cluster at "host:port".
+
+        Without `address` it is that of RAY_ADDRESS, or the one cluster of this user. `slots` reserves task slots, a CPU
+        each, until the environment is closed; without it only steps with resources reserve any. `placement` and
+        `standbys` as with `raydp`; without slots "auto" is 1. Raises ConfigurationError."""
+        from tidegate.actors.runtimes.ray.connection import connect
+
+        settings = load_config({} if config is None else config)
+        kept = standbys_of(standbys, settings.checkpoints)
+        check_slots(slots, placement, parallelism)
+        connection = connect(address)
+        env = cls(
+            runtime_on(connection, slots, placement, settings.checkpoints),
+            parallelism,
+            checkpoints=settings.checkpoints,
+            restart=settings.restart,
+            options=options,
+            standbys=kept,
+        )
+        env._connection = connection
+        return env
+
+    @property
+    def parallelism(self) -> int:
+        """Parallelism of operators that name none, at least 1. When it is set, operators added from then on have it."""
+        return self._program.parallelism
+
+    @parallelism.setter
+    def parallelism(self, parallelism: int) -> None:
+        if parallelism < 1:
+            raise ConfigurationError(f"parallelism={parallelism}: at least 1 is needed")
+        self._program.parallelism = parallelism
+
+    @property
+    def max_parallelism(self) -> int | None:
+        """Number of key groups, from 1 to 32,768: the most subtasks that an operator may ever have.
+
+        None, the default: as in the checkpoint that a job is restored from; for a new job at least 128, with room to
+        grow by half (Flink's `pipeline.max-parallelism`). It cannot change as long as a job's state lives.
+        """
+        return self._program.max_parallelism
+
+    @max_parallelism.setter
+    def max_parallelism(self, max_parallelism: int | None) -> None:
+        if max_parallelism is not None and not 1 <= max_parallelism <= MAX_PARALLELISM_LIMIT:
+            raise ConfigurationError(f"max_parallelism={max_parallelism}: it is from 1 to {MAX_PARALLELISM_LIMIT:,}")
+        self._program.max_parallelism = max_parallelism
