@@ -2,6 +2,7 @@
 
     make demo                                  the job on Ray and Spark, on this machine; one of its processes is killed
     make demo ARGS="--repeat 200 --no-kill"    a longer stream, undisturbed
+    TIDEGATE_TOPOLOGY=local-cluster make demo  the same with Ray in the executors of a Spark cluster (`topology.py`)
 
 Spark cleans the 336,776 flights out of New York in 2013. tidegate streams them, again and again, through Ray actors
 beside the Spark executors. It keeps a table of running aggregates, committed with every checkpoint. On the way the
@@ -29,6 +30,7 @@ from pyspark.sql import functions as F
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from topology import environment
 
 import tidegate as tg
 
@@ -212,18 +214,11 @@ def main() -> int:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     console = Console()
-    console.print("starting Ray, and Spark on it ...")
+    console.print("starting Ray and Spark ...")
     options = tg.DataPlaneOptions(source_rows_max=32_768)
     # The bar shows the job; what its tasks print lies in Ray's session directory. Ray reads this when it is imported.
     os.environ["RAY_DEDUP_LOGS_SKIP_REGEX"] = "A worker died or was killed while executing a task"
-    with tg.StreamEnvironment.raydp(
-        executors=2,
-        executor_cores=1,
-        executor_memory="1g",
-        slots_per_executor=2,
-        options=options,
-        ray_options={"log_to_driver": False},
-    ) as env:
+    with environment(options=options) as env:
         if env.dashboard_url is not None:
             console.print(f"Ray's dashboard: {env.dashboard_url}")
         df = flights(env.spark, folder, arguments.repeat).cache()

@@ -1,6 +1,7 @@
 """Delays of flights go into PostgreSQL by Spark's JDBC writer, each once, although the driver is killed on the way.
 
     .venv/bin/python examples/flights_to_postgres.py
+    TIDEGATE_TOPOLOGY=local-cluster .venv/bin/python examples/flights_to_postgres.py    # see topology.py
 
 Spark reads the flights out of New York in 2013, tidegate streams them beside the Spark executors, and a function
 writes the rows of each checkpoint to the database: Spark's executors into a table of their own, and one transaction
@@ -34,6 +35,7 @@ from flight_delays import flights
 from psycopg import sql
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
+from topology import environment
 
 import tidegate as tg
 
@@ -134,7 +136,7 @@ def run(folder: Path, port: int, driver: Path, dies: bool) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
     options = tg.DataPlaneOptions(source_rows_max=ROWS_AT_ONCE)
-    with tg.StreamEnvironment.raydp(1, spark_configs={"spark.jars": str(driver)}, options=options) as env:
+    with environment(executors=1, spark_configs={"spark.jars": str(driver)}, options=options) as env:
         arrived = flights(env.spark, folder, repeat=1)
         env.from_dataframe(arrived, uid="flights").for_each_checkpoint(write, uid="to-postgres")
         checkpoints = tg.CheckpointConfig(interval="300ms", storage=str(folder / "checkpoints"))

@@ -12,13 +12,17 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import ray
 from pyspark.sql import SparkSession
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from ray_jobs import Gated
 from same_program import bounded, streamed
+from topology import spark_on, standalone
 from waiting import until
 
 import tidegate as tg
@@ -36,27 +40,24 @@ def tell(**facts: object) -> None:
     print(json.dumps({**facts, "second": round(time.monotonic() - _began, 1)}), flush=True)
 
 
-def start_spark() -> SparkSession:
-    """Three executors of one core: two for Ray, and one for Spark's own tasks."""
-    os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
-    os.environ["PYSPARK_PYTHON"] = sys.executable
+@contextmanager
+def started_spark() -> Iterator[SparkSession]:
+    """A master and a worker, and three executors of one core: two for Ray, and one for Spark's own tasks."""
     os.environ["JDK_JAVA_OPTIONS"] = f"{os.environ.get('JDK_JAVA_OPTIONS', '')} {_JVM}"
     # Ray lets ten seconds pass between two nodes on a machine, because of their ports.
     os.environ["RAY_ON_SPARK_RAY_WORKER_NODE_STARTUP_INTERVAL"] = "1"
     ensure_java()
-    builder = SparkSession.builder.master("local-cluster[3,1,512]").appName("on-spark-tests")
-    settings = {
-        "spark.driver.host": "127.0.0.1",
-        "spark.driver.bindAddress": "127.0.0.1",
-        "spark.executor.memory": "512m",
-        "spark.ui.enabled": "false",
-        "spark.ui.showConsoleProgress": "false",
-        "spark.sql.shuffle.partitions": "2",
-        "spark.log.level": "ERROR",
-    }
-    for key, value in settings.items():
-        builder = builder.config(key, value)
-    return builder.getOrCreate()
+    configs = {"spark.sql.shuffle.partitions": "2", "spark.log.level": "ERROR"}
+    with standalone(3, 1, 512) as master, spark_on(master, 3, 1, 512, configs) as spark:
+        yield spark
+
+
+def tokens_of_nodes() -> list[str | None]:
+    """What the processes have as their token that Ray starts in executors."""
+    look: Any = ray.remote(num_cpus=0)(lambda: os.environ.get("RAY_AUTH_TOKEN"))
+    nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")]
+    there = [NodeAffinitySchedulingStrategy(node, soft=False) for node in nodes]
+    return [ray.get(look.options(scheduling_strategy=each).remote()) for each in there]
 
 
 def lines_of_descent(pid: int) -> Iterator[tuple[int, str]]:
@@ -80,12 +81,13 @@ def lose_an_executor(env: tg.StreamEnvironment, folder: Path) -> None:
     checkpoints = tg.CheckpointConfig(interval="200ms", storage=str(folder / "checkpoints"))
     job = env.execute("loss", checkpoints=checkpoints)
     until("a checkpoint", lambda: job.progress().completed_checkpoints > 0, job.progress)
-    executors = [executor_of(task.pid) for task in job.tasks()]
+    executors = [executor_of(task.pid) for task in job.processes()]
     os.kill(executors[1], signal.SIGKILL)
     until("another attempt", lambda: job.progress().attempt > 0, job.progress)
     gate.touch()
     status = job.wait("4min")
-    tell(lost=executors[1], executors=executors, status=status, rows=sorted(out.to_arrow()["x"].to_pylist()) == list(range(ROWS)))
+    once = sorted(out.to_arrow()["x"].to_pylist()) == list(range(ROWS))
+    tell(lost=executors[1], executors=executors, status=status, rows_once=once)
 
 
 def lose_spark(env: tg.StreamEnvironment, folder: Path) -> None:
@@ -100,28 +102,30 @@ def lose_spark(env: tg.StreamEnvironment, folder: Path) -> None:
         ended = job.wait("2min")
     except TidegateError as error:
         ended = str(error)
-    tell(without_spark=ended)
+    tell(ended=ended)
 
 
 def main(folder: Path) -> None:
     """All of it."""
-    spark = start_spark()
-    tell(spark=spark.sparkContext.master)
-    options = tg.DataPlaneOptions(source_rows_max=500)
-    with tg.StreamEnvironment.on_spark(
-        spark,
-        options=options,
-        standbys=0,
-        object_store_memory="80mb",
-        include_dashboard=False,
-        ray_options={"log_to_driver": False},
-    ) as env:
-        tell(parallelism=env.parallelism, nodes=sum(bool(node["Alive"]) for node in ray.nodes()))
-        tell(bounded=bounded(env, folder / "bounded"))
-        tell(streamed=streamed(env, folder / "streamed"))
-        lose_an_executor(env, folder)
-        lose_spark(env, folder)
-    tell(closed=ray.is_initialized(), token=os.environ.get("RAY_AUTH_TOKEN"))
+    with started_spark() as spark:
+        tell(master=spark.sparkContext.master)
+        with tg.StreamEnvironment.on_spark(
+            spark,
+            options=tg.DataPlaneOptions(source_rows_max=500),
+            standbys=0,
+            object_store_memory="80mb",
+            include_dashboard=False,
+            ray_options={"log_to_driver": False},
+        ) as env:
+            node: Any = ray._private.worker._global_node
+            folder_of_ray = Path(node.get_temp_dir_path())
+            tell(parallelism=env.parallelism, token=os.environ["RAY_AUTH_TOKEN"], tokens=tokens_of_nodes())
+            tell(bounded=bounded(env, folder / "bounded"))
+            tell(streamed=streamed(env, folder / "streamed"))
+            lose_an_executor(env, folder)
+            lose_spark(env, folder)
+        tell(connected=ray.is_initialized(), token_after=os.environ.get("RAY_AUTH_TOKEN"))
+        tell(folder_left=folder_of_ray.exists())
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 Rules:
 * Ray gives the head 20 s, always all of them, and then it must answer. Here the head is waited for until it answers,
   has ended, or the time of the caller is over: sooner on a quiet machine, in time on a busy one.
+* Nodes may take their time too: so long that none of them appears is what the caller allows.
 * What the head prints goes to a file in its folder, not to the driver's output. If it ends, the last lines are in the
   error.
 * The dashboard listens where the driver does, not on all addresses.
@@ -38,6 +39,7 @@ def head_waited_for(dashboard_host: str, timeout_s: float) -> Iterator[None]:
     with ExitStack() as stack:
         for owner, name, value in (
             (cluster_init, "_RAY_HEAD_STARTUP_TIMEOUT", 0),
+            (cluster_init, "_RAY_CONNECT_CLUSTER_POLL_PROGRESS_TIMEOUT", timeout_s),
             (cluster_init, "_start_ray_head_node", start.begin),
             (cluster_init, "is_port_in_use", start.is_port_in_use),
             (cluster_init, "get_all_interfaces_ip", lambda: dashboard_host),

@@ -21,6 +21,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from http.server import HTTPServer
 from types import TracebackType
 from typing import Any
 
@@ -50,6 +51,8 @@ HEAD_STORE_BYTES = 256 * 2**20
 _STOP_TIMEOUT_S = 30.0
 _POLL_S = 0.1
 _ADDRESS = "RAY_ADDRESS"
+_CONTACT = "AUTOSCALER_HEARTBEAT_TIMEOUT_S"
+"""After that time Ray's head ends a node that it has not heard of. Its own 30 s are too little on a busy machine."""
 _OURS = ("max_worker_nodes", "min_worker_nodes", "num_cpus_worker_node", "object_store_memory_worker_node")
 
 
@@ -83,8 +86,7 @@ class RayOnSparkSession:
 
         `object_store_bytes` is the size of each node's object store; None: what Ray thinks fit. `ray_options` are those
         of `ray.init`, and `cluster_options` those of `ray.util.spark.setup_ray_cluster`. Each of the steps (executors,
-        a look at them, head, nodes, reservation) may take `start_timeout_s` seconds; nodes that make no progress are
-        given up after the two minutes that Ray allows.
+        a look at them, head, each node, reservation) may take `start_timeout_s` seconds.
 
         Raises ConfigurationError for what cannot work, SparkTimeoutError and SparkLostError if Spark does not answer,
         SparkBridgeError if Ray does not start.
@@ -184,11 +186,13 @@ class RayOnSparkSession:
         try:
             notices.disabled = True
             _attempt("disconnecting from Ray", ray.shutdown)
-            if cluster is not None and not _attempt("ending Ray's nodes", ray.util.spark.shutdown_ray_cluster):
-                # It asks Spark first, and goes no further where that is gone, and the executors with it.
-                cluster_init._active_ray_cluster = None
-                cluster.head_proc.terminate()
             if cluster is not None:
+                gone = driver_gone(self._spark.sparkContext) is not None
+                if gone or not _attempt("ending Ray's nodes", ray.util.spark.shutdown_ray_cluster):
+                    # That asks Spark first, and comes no further where it is gone, and with it the other nodes.
+                    cluster_init._active_ray_cluster = None
+                    _attempt("ending Ray's requests to Spark", lambda: HTTPServer.shutdown(cluster.spark_job_server))
+                    cluster.head_proc.terminate()
                 cluster.spark_job_server.server_close()
                 _await_end(cluster.head_proc, cluster.temp_dir)
         finally:
@@ -199,7 +203,9 @@ class RayOnSparkSession:
         before = os.environ.get(_ADDRESS)
         self._settings.callback(_restore, _ADDRESS, before)
         token = self._settings.enter_context(token_of_cluster(os.environ))
-        self._settings.enter_context(nodes_get(environment_of_nodes(token, path, os.environ)))
+        self._settings.enter_context(
+            nodes_get({**environment_of_nodes(token, path, os.environ), _CONTACT: str(round(timeout_s))})
+        )
         if SparkSession.getActiveSession() is None:
             # Ray asks for the active session of this thread. Whoever makes a DataFrame is active.
             self._spark.createDataFrame([(1,)], "x int")
@@ -215,6 +221,10 @@ class RayOnSparkSession:
                 f"Ray did not start in Spark's executors: {bounded_text(' '.join(str(cause).split()))}. Have they the "
                 "cores and the memory free that it needs? Their logs say more"
             ) from error
+
+        # Ray's head asks Spark for nodes all the time; once Spark is gone, each request would print its failure.
+        cluster: Any = cluster_init._active_ray_cluster
+        cluster.spark_job_server.handle_error = _request_failed
 
     def _connect(self, options: dict[str, Any]) -> None:
         settings = {"namespace": NAMESPACE, "logging_level": logging.WARNING, **options}
@@ -261,6 +271,10 @@ def _refuse(spark: SparkSession) -> None:
             "first, or close the environment that has connected it"
         )
     refuse_master(str(context.master), dynamic)
+
+
+def _request_failed(request: object, address: object) -> None:
+    logger.debug("a request of Ray to Spark from %s failed", address, exc_info=True)
 
 
 def _await_end(head: subprocess.Popen[Any], folder: str) -> None:
