@@ -42,13 +42,13 @@ def tell(**facts: object) -> None:
 
 @contextmanager
 def started_spark() -> Iterator[SparkSession]:
-    """A master and a worker, and three executors of one core: two for Ray, and one for Spark's own tasks."""
+    """A master and a worker, and two executors of three cores: two of them for Ray, and one for Spark's own tasks."""
     os.environ["JDK_JAVA_OPTIONS"] = f"{os.environ.get('JDK_JAVA_OPTIONS', '')} {_JVM}"
     # Ray lets ten seconds pass between two nodes on a machine, because of their ports.
     os.environ["RAY_ON_SPARK_RAY_WORKER_NODE_STARTUP_INTERVAL"] = "1"
     ensure_java()
     configs = {"spark.sql.shuffle.partitions": "2", "spark.log.level": "ERROR"}
-    with standalone(3, 1, 512) as master, spark_on(master, 3, 1, 512, configs) as spark:
+    with standalone(2, 3, 512) as master, spark_on(master, 2, 3, 512, configs) as spark:
         yield spark
 
 
