@@ -25,6 +25,9 @@ SETTLE_S = 5.0
 """Where nobody says how many executors there will be: those that are there when none has come for so long."""
 POLL_S = 0.2
 
+IN_EXECUTOR = "spark_executor"
+"""A resource of Ray's nodes in executors: one each, so that slots are in different ones, and not on Ray's head."""
+
 _LOCAL = re.compile(r"local(\[.*\])?")
 _LOCAL_CLUSTER = re.compile(r"local-cluster\[\s*(\d+)\s*,.*\]")
 _HOSTING = ("spark://", "local-cluster[")
@@ -99,7 +102,7 @@ class NodePlan:
 
     def bundles(self) -> list[dict[str, float]]:
         """What is reserved: a bundle of all CPUs of each node."""
-        return [{"CPU": float(self.slots_per_node)} for _ in range(self.nodes)]
+        return [{"CPU": float(self.slots_per_node), IN_EXECUTOR: 1.0} for _ in range(self.nodes)]
 
     def bundle_of_slot(self, slot: int) -> int:
         """The bundle of a slot. Round robin, so that few subtasks spread over many executors."""

@@ -33,11 +33,12 @@ from ray.util.spark import cluster_init
 
 from tidegate.actors.protocol.failure_reasons import bounded_text
 from tidegate.actors.runtimes.ray.process.calls import NAMESPACE
+from tidegate.actors.runtimes.ray.slots.reservation import Wanted, ask_for, await_room
 from tidegate.actors.runtimes.ray.token_check import is_on_spark
 from tidegate.spark_bridge.bounded_calls import call_bounded
 from tidegate.spark_bridge.errors import SparkBridgeError, SparkLostError, SparkTimeoutError
 from tidegate.spark_bridge.session.executor_probe import here, look_at_hosts, refuse_scarce, refuse_unfit
-from tidegate.spark_bridge.session.executors import NodePlan, await_executors, refuse_master
+from tidegate.spark_bridge.session.executors import IN_EXECUTOR, NodePlan, await_executors, refuse_master
 from tidegate.spark_bridge.session.head_node import head_waited_for
 from tidegate.spark_bridge.session.ray_token import environment_of_nodes, token_of_cluster
 from tidegate.spark_bridge.session.spark_guard import SparkGuard
@@ -120,6 +121,9 @@ class RayOnSparkSession:
             "disable_usage_stats": None,
             **options.get("head_node_options", {}),
         }
+        of_nodes = options.get("worker_node_options", {})
+        resources = {**of_nodes.get("resources", {}), IN_EXECUTOR: 1}
+        options["worker_node_options"] = {**of_nodes, "resources": resources}
         try:
             session._start_nodes(options, hosts[0].path, start_timeout_s)
             session._connect(dict(ray_options or {}))
@@ -230,7 +234,7 @@ class RayOnSparkSession:
         settings = {"namespace": NAMESPACE, "logging_level": logging.WARNING, **options}
         context = ray.init(address=os.environ[_ADDRESS], **settings)
         self._dashboard_url = f"http://{context.dashboard_url}" if context.dashboard_url else None
-        alive = [node for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")]
+        alive = [node for node in ray.nodes() if node["Alive"] and IN_EXECUTOR in node["Resources"]]
         if len(alive) < self._plan.nodes:
             raise SparkTimeoutError(
                 f"{len(alive)} of {self._plan.nodes} Ray nodes have started in Spark's executors: the others found no "
@@ -238,14 +242,12 @@ class RayOnSparkSession:
             )
 
     def _reserve(self, timeout_s: float) -> None:
-        name = f"{self._spark.sparkContext.appName} (slots)"
-        group = ray.util.placement_group(self._plan.bundles(), strategy="SPREAD", name=name)
-        self._placement_group = group
-        if not group.wait(timeout_seconds=timeout_s):
-            raise SparkTimeoutError(
-                f"Ray in Spark's executors could not reserve {self._plan.nodes} bundles of "
-                f"{self._plan.slots_per_node} CPUs within {timeout_s:g} s. It has {ray.available_resources()}"
-            )
+        labels = ["the task slots in a Spark executor"] * self._plan.nodes
+        wanted = Wanted(f"{self._spark.sparkContext.appName} (slots)", self._plan.bundles(), labels, "SPREAD")
+        self._placement_group = ask_for(wanted)
+        missing = await_room(self._placement_group, wanted, timeout_s)
+        if missing is not None:
+            raise SparkTimeoutError(f"{wanted.name}: {missing}. Have executors of Spark been lost?")
 
 
 def _refuse(spark: SparkSession) -> None:
