@@ -12,12 +12,13 @@ others. `docs/topologies.md` says which to choose.
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pyspark
@@ -145,7 +146,14 @@ def spark_on(
     for key, value in settings.items():
         builder = builder.config(key, value)
     spark = builder.getOrCreate()
+    folder = Path(os.environ.get("SPARK_HOME") or Path(pyspark.__file__).parent) / "work"
+    logs = folder / spark.sparkContext.applicationId
     try:
         yield spark
     finally:
         spark.stop()
+        if master.startswith("local-cluster"):
+            # Executors of such a cluster leave their folders where Spark is installed.
+            shutil.rmtree(logs, ignore_errors=True)
+            with suppress(OSError):  # There may be others.
+                folder.rmdir()

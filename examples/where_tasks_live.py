@@ -15,6 +15,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+from ray.util.state import list_actors
 from rich.console import Console
 from rich.tree import Tree
 from topology import VARIABLE, environment
@@ -51,9 +52,10 @@ def main() -> None:
         console.print(Tree(f"[bold]{VARIABLE}[/bold]: {env.spark.sparkContext.master}"))
         roots: dict[tuple[int, str], Tree] = {}
         trees: list[Tree] = []
-        for process in sorted(job.processes(), key=lambda each: each.actor):
+        actors = list_actors(filters=[("state", "=", "ALIVE")])
+        for actor in sorted(actors, key=lambda each: each.name or each.class_name):
             above: Tree | None = None
-            for key in reversed(list(lineage(process.pid))):
+            for key in reversed(list(lineage(actor.pid))):
                 if key not in roots:
                     label = f"{key[1]} (process {key[0]})"
                     roots[key] = Tree(label) if above is None else above.add(label)
@@ -61,7 +63,7 @@ def main() -> None:
                         trees.append(roots[key])
                 above = roots[key]
             assert above is not None, "a process descends from something"
-            above.label = f"[bold]{process.actor}[/bold] (process {process.pid})"
+            above.label = f"[bold]{actor.name or actor.class_name}[/bold] (process {actor.pid})"
         for tree in trees:
             console.print(tree)
         job.cancel()
