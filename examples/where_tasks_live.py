@@ -52,10 +52,11 @@ def main() -> None:
         console.print(Tree(f"[bold]{VARIABLE}[/bold]: {env.spark.sparkContext.master}"))
         roots: dict[tuple[int, str], Tree] = {}
         trees: list[Tree] = []
-        actors = list_actors(filters=[("state", "=", "ALIVE")])
-        for actor in sorted(actors, key=lambda each: each.name or each.class_name):
+        alive = list_actors(filters=[("state", "=", "ALIVE")])
+        actors = {actor.pid: actor.name or actor.class_name for actor in alive if actor.pid}
+        for pid, name in sorted(actors.items(), key=lambda each: each[1]):
             above: Tree | None = None
-            for key in reversed(list(lineage(actor.pid))):
+            for key in reversed(list(lineage(pid))):
                 if key not in roots:
                     label = f"{key[1]} (process {key[0]})"
                     roots[key] = Tree(label) if above is None else above.add(label)
@@ -63,7 +64,7 @@ def main() -> None:
                         trees.append(roots[key])
                 above = roots[key]
             assert above is not None, "a process descends from something"
-            above.label = f"[bold]{actor.name or actor.class_name}[/bold] (process {actor.pid})"
+            above.label = f"[bold]{name}[/bold] (process {pid})"
         for tree in trees:
             console.print(tree)
         job.cancel()
