@@ -33,7 +33,8 @@ from ray.util.spark import cluster_init
 
 from tidegate.actors.protocol.failure_reasons import bounded_text
 from tidegate.actors.runtimes.ray.process.calls import NAMESPACE
-from tidegate.actors.runtimes.ray.slots.reservation import Wanted, ask_for, await_room
+from tidegate.actors.runtimes.ray.slots.reservation import ask_for, await_room
+from tidegate.actors.runtimes.ray.slots.wanted import Wanted
 from tidegate.actors.runtimes.ray.token_check import is_on_spark
 from tidegate.spark_bridge.bounded_calls import call_bounded
 from tidegate.spark_bridge.errors import SparkBridgeError, SparkLostError, SparkTimeoutError
