@@ -91,7 +91,7 @@ class CoordinatorProcess:
         """Requests that a predecessor had written down."""
         self._host: CoordinatorHost | None = None
         self._lease: LeaseKeeper | None = None
-        self._metrics: JobMetrics | None = None
+        self._metrics = JobMetrics(context.job_name, card.submitted_at_ms)
         self._mailbox = Mailbox("tidegate-coordinator", lambda: False, self._tick, TICK_MS, self._broke_down)
         self._log_pool = WorkerPool(1, "tidegate-log", self._thread_died)
         self._pool = WorkerPool(IO_THREADS, "tidegate-io", self._thread_died)
@@ -201,6 +201,7 @@ class CoordinatorProcess:
         known = answers_of(machine.state)
         self._inherited = frozenset(known)
         self._answers.inherit(known)
+        self._metrics.begin(machine.state)
         port = _Port(self)
         self._host = CoordinatorHost(machine, position, event_log, self._effects, port, uuid.uuid4().hex)
         self._deployment.generation = self._host.generation
@@ -249,9 +250,8 @@ class CoordinatorProcess:
             if attempt == state.attempt_of(task):
                 rows_in[task.vertex] = rows_in.get(task.vertex, 0) + rows
         deployment, (ready, starting) = self._deployment, self._deployment.standbys()
-        progress = progress_of(state, rows_in)
         return replace(
-            progress,
+            progress_of(state, rows_in),
             waits_for=deployment.waits_for(),
             suspect_nodes=deployment.suspect_nodes,
             standbys_ready=ready,
@@ -263,12 +263,8 @@ class CoordinatorProcess:
         return CheckpointStatistics() if host is None else host.machine.state.statistics.copy()
 
     def _tick(self) -> None:
-        if self._host is None:
-            return
-        progress = self._progress()
-        if self._metrics is None:
-            self._metrics = JobMetrics(self._context.job_name, progress)
-        self._metrics.update(progress)
+        if self._host is not None:
+            self._metrics.update(self._host.machine.state, self._progress(), now_ms())
 
     def _end(self) -> None:
         """The job is over: wait until the last task has gone, sweep, and tell."""
@@ -364,7 +360,9 @@ class _Port:
         process._pool.submit(work, lambda future: process._mailbox.post(lambda: finish(future)))
 
     def append(self, work: Callable[[], None], done: Callable[[BaseException | None], None]) -> None:
-        process = self._process
+        process, host = self._process, self._process._host
+        assert host is not None
+        done = process._metrics.observing(host.machine.state, done)
         process._log_pool.submit(work, lambda future: process._mailbox.post(lambda: done(future.exception())))
 
     def set_timer(self, instruction: do.SetTimer, delay_ms: int) -> None:

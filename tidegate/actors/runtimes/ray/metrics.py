@@ -1,38 +1,43 @@
-"""Metrics of a job for Ray's metrics agent (Prometheus). Written about once a second, never per batch.
+"""Publishes the metrics of the registry through Ray's metrics agent. Written about once a second, never per batch.
 
-Rows are counted over all attempts of a process; a counter only ever grows.
+What a job's values are is decided in `runtimes/metrics/job_values.py`. Rows are counted over all attempts of a process;
+a counter only ever grows. One of Ray's is not there before it is counted up, so what alerts need are gauges.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 
 from ray.util.metrics import Counter, Gauge, Histogram
 
+from tidegate.actors.coordinator.state.coordinator_state import CoordinatorState
 from tidegate.actors.protocol.identity import TaskId
 from tidegate.actors.protocol.state_origin import StateOrigin
+from tidegate.actors.runtimes.metrics import registry as m
+from tidegate.actors.runtimes.metrics.job_values import JobTimes, job_values, newly_completed, status_values
+from tidegate.actors.runtimes.metrics.registry import Metric
 from tidegate.actors.runtimes.running_job import JobProgress
 from tidegate.storage.ids import CheckpointId
 
-_TASK_TAGS = ("job", "vertex", "subtask")
-_RESTORE_TAGS = (*_TASK_TAGS, "origin")
-_JOB_TAGS = ("job",)
+_Done = Callable[[BaseException | None], None]
+
 _DURATION_BOUNDARIES_MS = [5.0, 10.0, 25.0, 50.0, 100.0, 250.0, 500.0, 1e3, 2.5e3, 5e3, 10e3, 60e3]
 
 
 @cache
-def _counter(name: str, description: str, tags: tuple[str, ...]) -> Counter:
-    return Counter(name, description=description, tag_keys=tags)
+def _counter(metric: Metric) -> Counter:
+    return Counter(metric.name, description=metric.meaning, tag_keys=metric.tags)
 
 
 @cache
-def _gauge(name: str, description: str, tags: tuple[str, ...]) -> Gauge:
-    return Gauge(name, description=description, tag_keys=tags)
+def _gauge(metric: Metric) -> Gauge:
+    return Gauge(metric.name, description=metric.meaning, tag_keys=metric.tags)
 
 
 @cache
-def _histogram(name: str, description: str, tags: tuple[str, ...]) -> Histogram:
-    return Histogram(name, description=description, boundaries=_DURATION_BOUNDARIES_MS, tag_keys=tags)
+def _histogram(metric: Metric) -> Histogram:
+    return Histogram(metric.name, description=metric.meaning, boundaries=_DURATION_BOUNDARIES_MS, tag_keys=metric.tags)
 
 
 class TaskMetrics:
@@ -40,24 +45,19 @@ class TaskMetrics:
 
     def __init__(self, job: str, vertex: str, task: TaskId) -> None:
         self._tags = {"job": job, "vertex": vertex, "subtask": str(task.subtask)}
-        self._rows_in = _counter("tidegate_rows_in", "Rows that came into a task", _TASK_TAGS)
-        self._rows_out = _counter("tidegate_rows_out", "Rows that a task sent", _TASK_TAGS)
-        self._queued = _gauge("tidegate_queued_bytes", "Bytes that wait in a task for credit", _TASK_TAGS)
-        self._pressed = _gauge("tidegate_backpressured", "1 while a task may not take input", _TASK_TAGS)
-        self._restores = _counter("tidegate_restores", "Restores of a task, by where its state was", _RESTORE_TAGS)
         self._seen = (0, 0)
 
     def restored(self, origin: StateOrigin) -> None:
         """The task has its state."""
-        _add(self._restores, 1, self._tags | {"origin": origin.value})
+        _add(_counter(m.RESTORES), 1, self._tags | {"origin": origin.value})
 
     def update(self, rows_in: int, rows_out: int, queued_bytes: int, backpressured: bool) -> None:
         """Publish the totals."""
-        _add(self._rows_in, rows_in - self._seen[0], self._tags)
-        _add(self._rows_out, rows_out - self._seen[1], self._tags)
+        _add(_counter(m.RECORDS_IN), rows_in - self._seen[0], self._tags)
+        _add(_counter(m.RECORDS_OUT), rows_out - self._seen[1], self._tags)
         self._seen = (rows_in, rows_out)
-        self._queued.set(queued_bytes, self._tags)
-        self._pressed.set(int(backpressured), self._tags)
+        _gauge(m.QUEUED).set(queued_bytes, self._tags)
+        _gauge(m.BACK_PRESSURED).set(int(backpressured), self._tags)
 
 
 class StandbyMetrics:
@@ -65,46 +65,50 @@ class StandbyMetrics:
 
     def __init__(self, job: str, vertex: str, task: TaskId) -> None:
         self._tags = {"job": job, "vertex": vertex, "subtask": str(task.subtask)}
-        description = "Number of the checkpoint whose state a spare process holds, 0 for none"
-        self._checkpoint = _gauge("tidegate_standby_checkpoint", description, _TASK_TAGS)
 
     def holds(self, checkpoint_id: CheckpointId | None) -> None:
         """The process holds the state of a checkpoint, or of none."""
-        self._checkpoint.set(checkpoint_id or 0, self._tags)
+        _gauge(m.STANDBY_CHECKPOINT).set(checkpoint_id or 0, self._tags)
 
 
 class JobMetrics:
-    """Metrics of one job; `update` takes its progress."""
+    """Metrics of one job under one coordinator."""
 
-    def __init__(self, job: str, progress: JobProgress) -> None:
+    def __init__(self, job: str, submitted_at_ms: int) -> None:
         self._tags = {"job": job}
-        self._last = _gauge("tidegate_last_checkpoint", "Number of the newest checkpoint", _JOB_TAGS)
-        self._duration = _histogram("tidegate_checkpoint_ms", "Trigger to completion of checkpoints", _JOB_TAGS)
-        self._failed = _counter("tidegate_failed_checkpoints", "Checkpoints that were given up", _JOB_TAGS)
-        self._restarts = _counter("tidegate_restarts", "Restarts of a job", _JOB_TAGS)
-        self._losses = _counter("tidegate_coordinator_losses", "Coordinators of a job that were lost", _JOB_TAGS)
-        self._adoptions = _counter("tidegate_adoptions", "Takeovers after which all tasks have gone on", _JOB_TAGS)
-        self._ready = _gauge("tidegate_standbys_ready", "Spare processes of a job that wait", _JOB_TAGS)
-        self._starting = _gauge("tidegate_standbys_starting", "Spare processes of a job that start", _JOB_TAGS)
-        self._suspect = _gauge("tidegate_suspect_nodes", "Nodes of a job that may be lost", _JOB_TAGS)
-        self._seen = progress
-        # Each process counts for itself, and this one has replaced another.
-        _add(self._losses, int(progress.coordinator_losses > 0), self._tags)
+        self._times = JobTimes(submitted_at_ms)
+        self._completed = 0
 
-    def update(self, progress: JobProgress) -> None:
-        """Publish what has changed since the last time."""
-        seen, self._seen = self._seen, progress
-        self._ready.set(progress.standbys_ready, self._tags)
-        self._starting.set(progress.standbys_starting, self._tags)
-        self._suspect.set(progress.suspect_nodes, self._tags)
-        _add(self._failed, progress.failed_checkpoints - seen.failed_checkpoints, self._tags)
-        _add(self._restarts, progress.restarts - seen.restarts, self._tags)
-        _add(self._losses, progress.coordinator_losses - seen.coordinator_losses, self._tags)
-        _add(self._adoptions, progress.adoptions - seen.adoptions, self._tags)
-        if progress.last_checkpoint is not None and progress.last_checkpoint != seen.last_checkpoint:
-            assert progress.last_checkpoint_ms is not None
-            self._last.set(progress.last_checkpoint, self._tags)
-            self._duration.observe(progress.last_checkpoint_ms, self._tags)
+    def begin(self, state: CoordinatorState) -> None:
+        """The coordinator begins with this: checkpoints of a predecessor are not counted again."""
+        self._completed = state.statistics.completed
+
+    def observing(self, state: CoordinatorState, done: _Done) -> _Done:
+        """What is to be called when an entry of the event log is written, with a look at what that has completed.
+
+        Looking once a second would not do: several may complete in between, and the history may keep none of them.
+        """
+
+        def observed(error: BaseException | None) -> None:
+            self.observe(state)
+            done(error)
+
+        return observed
+
+    def observe(self, state: CoordinatorState) -> None:
+        """Count each checkpoint that has completed since the last call."""
+        if state.statistics.completed != self._completed:
+            for record in newly_completed(state.statistics, self._completed):
+                _histogram(m.CHECKPOINT_DURATION).observe(record.duration_ms, self._tags)
+            self._completed = state.statistics.completed
+
+    def update(self, state: CoordinatorState, progress: JobProgress, now_ms: int) -> None:
+        """Publish the values of now."""
+        self._times = self._times.at(state, now_ms)
+        for metric, value in job_values(state, progress, self._times, now_ms).items():
+            _gauge(metric).set(value, self._tags)
+        for status, value in status_values(state).items():
+            _gauge(m.STATUS).set(value, self._tags | {"status": status})
 
 
 def _add(counter: Counter, increment: int, tags: dict[str, str]) -> None:

@@ -1,0 +1,46 @@
+"""Renders the registry of metrics as the page `docs/metrics.md`.
+
+`python -m tidegate.actors.runtimes.metrics > docs/metrics.md` calls it; a test compares the page with it.
+"""
+
+from __future__ import annotations
+
+from tidegate.actors.runtimes.metrics.job_values import STATUSES
+from tidegate.actors.runtimes.metrics.registry import JOB_METRICS, TASK_METRICS, Kind, Metric
+
+
+def render() -> str:
+    """The page: every metric with its names, its kind, its tags and its meaning."""
+    statuses = ", ".join(f"`{status}`" for status in STATUSES)
+    return (
+        "# Metrics\n\n"
+        "Made by `python -m tidegate.actors.runtimes.metrics` from `actors/runtimes/metrics/registry.py`.\n\n"
+        "A job on Ray publishes these through `ray.util.metrics`, so they are where Ray's own metrics are: Prometheus "
+        "scrapes the metrics agent of each node, and `/tmp/ray/prom_metrics_service_discovery.json` on the head node "
+        "names them all. Ray puts `ray_` in front of each name, and `_total` behind those of counters. Processes write "
+        "about once a second, never for each row; Ray collects from them every 10 s.\n\n"
+        "Names are Flink's in snake case, units last. [`configs/alerts.yaml`](../configs/alerts.yaml) has alert rules "
+        "for Prometheus: failed checkpoints, the age of the newest checkpoint, restarts, and a job that does not "
+        "run.\n\n"
+        "## Of a job\n\n"
+        "The coordinator writes them. Gauges are there from the first second of a job on, with 0 where nothing has "
+        "happened; their totals come from the event log, so they go on when another coordinator takes over. Values "
+        f"of `status`: {statuses}.\n\n"
+        f"{_table(JOB_METRICS)}\n"
+        "## Of a task\n\n"
+        "The process that runs a task writes them. `vertex` and `subtask` say which task that is, also in a spare "
+        "process that has taken it over, whose actor keeps its name. Counters begin with the first thing to count, "
+        "and are counted over all attempts of a process.\n\n"
+        f"{_table(TASK_METRICS)}"
+    )
+
+
+def _table(metrics: tuple[Metric, ...]) -> str:
+    lines = ["| name in Prometheus | kind | tags | Flink's name | what it is |", "| --- | --- | --- | --- | --- |"]
+    for metric in metrics:
+        histogram = metric.kind is Kind.HISTOGRAM
+        name = f"ray_{metric.name}" if histogram else metric.exported[0]
+        tags = ", ".join(f"`{tag}`" for tag in metric.tags)
+        flink = f"`{metric.flink}`" if metric.flink else ""
+        lines.append(f"| `{name}` | {metric.kind.value} | {tags} | {flink} | {metric.meaning} |")
+    return "\n".join(lines) + "\n"

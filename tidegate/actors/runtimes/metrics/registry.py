@@ -1,0 +1,121 @@
+"""Every metric by name: its kind, its tags, what it means, and what Flink calls it.
+
+Names are Flink's in snake case, with `tidegate_job_` or `tidegate_task_` in front, units last. A runtime publishes only
+what stands here, and the page of the docs and the test of the alert rules read it.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+JOB_TAGS = ("job",)
+TASK_TAGS = ("job", "vertex", "subtask")
+
+
+class Kind(enum.Enum):
+    """The kinds of Prometheus."""
+
+    GAUGE = "gauge"
+    COUNTER = "counter"
+    HISTOGRAM = "histogram"
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One metric. `flink`: what Flink calls it, where it has one; its unit may be another one."""
+
+    name: str
+    kind: Kind
+    tags: tuple[str, ...]
+    meaning: str
+    flink: str | None = None
+
+    @property
+    def exported(self) -> tuple[str, ...]:
+        """The names under which Ray's metrics agent gives it to Prometheus."""
+        exported = f"ray_{self.name}"
+        match self.kind:
+            case Kind.GAUGE:
+                return (exported,)
+            case Kind.COUNTER:
+                return (f"{exported}_total",)
+            case Kind.HISTOGRAM:
+                return tuple(f"{exported}_{part}" for part in ("bucket", "sum", "count"))
+
+
+def _job(tail: str, meaning: str, flink: str | None = None) -> Metric:
+    return Metric(f"tidegate_job_{tail}", Kind.GAUGE, JOB_TAGS, meaning, flink)
+
+
+def _task(tail: str, kind: Kind, meaning: str, flink: str | None = None) -> Metric:
+    return Metric(f"tidegate_task_{tail}", kind, TASK_TAGS, meaning, flink)
+
+
+STATUS = Metric(
+    "tidegate_job_status",
+    Kind.GAUGE,
+    (*JOB_TAGS, "status"),
+    "1 for the status that the job is in, and 0 for every other one",
+    "<jobStatus>State",
+)
+UPTIME = _job("uptime_ms", "For how long all tasks have run without interruption; 0 while they do not, -1 after the "
+    "end", "uptime")  # fmt: skip
+DOWNTIME = _job("downtime_ms", "For how long a job that has run does not; 0 while it runs, -1 after the end. A "
+    "coordinator that takes over during an outage counts from then on", "downtime")  # fmt: skip
+NUM_RESTARTS = _job("num_restarts", "Restarts, of the whole job or of a region", "numRestarts")
+CHECKPOINT_AGE = _job("last_checkpoint_age_seconds", "Time since a checkpoint or savepoint completed, and before the "
+    "first one since the job was submitted; -1 after the end")  # fmt: skip
+CHECKPOINT_INTERVAL = _job(
+    "checkpoint_interval_seconds", "The time between two periodic checkpoints; 0: there are none"
+)
+LAST_DURATION = _job("last_checkpoint_duration_ms", "From the trigger of the newest completed checkpoint to its "
+    "completion; -1 before the first", "lastCheckpointDuration")  # fmt: skip
+LAST_SIZE = _job("last_checkpoint_size_bytes", "What was written for the newest completed checkpoint, data in flight "
+    "included; -1 before the first", "lastCheckpointSize")  # fmt: skip
+LAST_FULL_SIZE = _job("last_checkpoint_full_size_bytes", "All that the newest completed checkpoint refers to; -1 "
+    "before the first", "lastCheckpointFullSize")  # fmt: skip
+LAST_IN_FLIGHT = _job("last_checkpoint_persisted_data_bytes", "Data in flight that was stored with the newest "
+    "completed checkpoint; -1 before the first", "lastCheckpointPersistedData")  # fmt: skip
+LAST_COMPLETED_ID = _job("last_completed_checkpoint_id", "Number of the newest completed checkpoint; -1 before the "
+    "first", "lastCompletedCheckpointId")  # fmt: skip
+LAST_RESTORE = _job("last_checkpoint_restore_timestamp_ms", "When an attempt began from a checkpoint last, since the "
+    "epoch; -1 if none has", "lastCheckpointRestoreTimestamp")  # fmt: skip
+IN_PROGRESS = _job("number_of_in_progress_checkpoints", "Checkpoints that were triggered and are not over",
+    "numberOfInProgressCheckpoints")  # fmt: skip
+COMPLETED = _job("number_of_completed_checkpoints", "Checkpoints and savepoints that have completed, over all attempts",
+    "numberOfCompletedCheckpoints")  # fmt: skip
+FAILED = _job("number_of_failed_checkpoints", "Checkpoints and savepoints that were given up, over all attempts, those "
+    "that a restart has ended included", "numberOfFailedCheckpoints")  # fmt: skip
+COORDINATOR_LOSSES = _job("coordinator_losses", "Coordinators that were lost, and that another one has followed")
+ADOPTIONS = _job("adoptions", "Takeovers after which all tasks have gone on")
+STANDBYS_READY = _job("standbys_ready", "Spare processes that wait")
+STANDBYS_STARTING = _job("standbys_starting", "Spare processes that start")
+SUSPECT_NODES = _job("suspect_nodes", "Nodes that may be lost: nothing is started there")
+
+CHECKPOINT_DURATION = Metric(
+    "tidegate_job_checkpoint_duration_ms",
+    Kind.HISTOGRAM,
+    JOB_TAGS,
+    "From trigger to completion, of each checkpoint that completed under this coordinator",
+)
+
+RECORDS_IN = _task("num_records_in", Kind.COUNTER, "Rows that came into a task", "numRecordsIn")
+RECORDS_OUT = _task("num_records_out", Kind.COUNTER, "Rows that a task sent to others", "numRecordsOut")
+QUEUED = _task("queued_bytes", Kind.GAUGE, "Bytes that wait in a task for credit")
+BACK_PRESSURED = _task("is_back_pressured", Kind.GAUGE, "1 while a task may not take input, else 0", "isBackPressured")
+RESTORES = Metric("tidegate_task_restores", Kind.COUNTER, (*TASK_TAGS, "origin"), "Restores of a task, by where its "
+    "state was")  # fmt: skip
+STANDBY_CHECKPOINT = _task("standby_checkpoint", Kind.GAUGE, "Number of the checkpoint whose state a spare process "
+    "holds for a task, 0 for none")  # fmt: skip
+
+JOB_VALUES = (
+    UPTIME, DOWNTIME, NUM_RESTARTS, CHECKPOINT_AGE, CHECKPOINT_INTERVAL, LAST_DURATION, LAST_SIZE, LAST_FULL_SIZE,
+    LAST_IN_FLIGHT, LAST_COMPLETED_ID, LAST_RESTORE, IN_PROGRESS, COMPLETED, FAILED, COORDINATOR_LOSSES, ADOPTIONS,
+    STANDBYS_READY, STANDBYS_STARTING, SUSPECT_NODES,
+)  # fmt: skip
+"""Gauges of a job. All are there from its first second on: an alert cannot be written on what is not there."""
+
+JOB_METRICS = (STATUS, *JOB_VALUES, CHECKPOINT_DURATION)
+TASK_METRICS = (RECORDS_IN, RECORDS_OUT, BACK_PRESSURED, QUEUED, RESTORES, STANDBY_CHECKPOINT)
+METRICS = (*JOB_METRICS, *TASK_METRICS)
