@@ -197,9 +197,11 @@ def test_an_event_that_does_not_follow_is_named(store: FileSystemStore) -> None:
 
 
 def test_a_coordinator_logs_the_same_lines(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """At INFO, with the job's name, each once its event is in the log."""
+    """At INFO, with the job's name, each once its event is in the log. Checkpoints that go well have a logger."""
     with caplog.at_level(logging.INFO, logger="tidegate.actors.coordinator"):
         folder = job_that_failed_once(tmp_path)
-    logged = [r.getMessage() for r in caplog.records if r.name == "tidegate.actors.coordinator"]
+    of_all = [r for r in caplog.records if r.name.startswith("tidegate.actors.coordinator")]
+    logged = [r.getMessage() for r in of_all if r.levelno == logging.INFO]
     told = [f"watched: {text}" for text in texts(events(folder))]
     assert [line for line in logged if "Triggering" not in line] == told
+    assert {r.getMessage().split()[1] for r in of_all if r.name.endswith(".checkpoints")} == {"Triggering", "Completed"}

@@ -46,6 +46,8 @@ from tidegate.storage.ids import EventId, Generation
 log = logging.getLogger(__name__)
 decisions_log = logging.getLogger("tidegate.actors.coordinator")
 """What coordinators decide, a line each; at DEBUG with what happens at every checkpoint to every task."""
+checkpoints_log = decisions_log.getChild("checkpoints")
+"""The same of checkpoints that go well: there may be many of them a second."""
 
 EVENTS_AN_ENTRY_MAX = 1_000
 NAMES_AN_ENTRY_MAX = 10_000
@@ -317,7 +319,8 @@ class CoordinatorHost:
         name = "a job" if spec is None else spec.job_name
         for line in lines:
             level = logging.DEBUG if line.detail and self._narrator.details else logging.INFO
-            decisions_log.log(level, "%s: %s", name, line.text)
+            to = decisions_log if line.checkpoint is None or line.trouble else checkpoints_log
+            to.log(level, "%s: %s", name, line.text)
 
     # --- instructions ---------------------------------------------------------------------------------------------
 

@@ -29,7 +29,7 @@ from tidegate.actors.coordinator.messages.events import CoordinatorEvent
 from tidegate.actors.coordinator.state.checkpoint_statistics import CheckpointStatistics
 from tidegate.actors.coordinator.state.coordinator_state import CoordinatorState
 from tidegate.actors.hosts.coordinator.coordinator_effects import CoordinatorEffects
-from tidegate.actors.hosts.coordinator.coordinator_host import CoordinatorHost
+from tidegate.actors.hosts.coordinator.coordinator_host import CoordinatorHost, checkpoints_log
 from tidegate.actors.hosts.coordinator.lease_keeper import LeaseKeeper
 from tidegate.actors.hosts.job_context import JobContext
 from tidegate.actors.hosts.threads import WorkerPool
@@ -75,12 +75,12 @@ class CoordinatorProcess:
 
     def __init__(self, spec: JobSpec, shared_context: bytes, options: FleetOptions, card: JobCard) -> None:
         log_to_stderr(logging.INFO)
+        checkpoints_log.setLevel(logging.WARNING)  # Ray shows all in the driver's terminal
         runtime_context = ray.get_runtime_context()
         self._spec = spec
         self._card = card
         context_reference = open_shared(shared_context)
-        context: JobContext = ray.get(context_reference)
-        self._context = context
+        self._context: JobContext = (context := ray.get(context_reference))
         self._options = options
         self._ended = threading.Event()
         self._broken: str | None = None
