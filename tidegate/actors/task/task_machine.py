@@ -67,7 +67,7 @@ class TaskMachine:
         self.outputs = self._outputs = self._emitter.gate
         place = d.task.subtask, d.parallelism, d.max_parallelism
         self._chain = OperatorChain(d.operators, *place, *self._emitter.outputs, d.backend)
-        self._watermarks = WatermarkValve(d.inputs)
+        self.watermarks = WatermarkValve(d.inputs)
         self._checkpoints = SubtaskCheckpoints(
             d,
             make_handler(frozenset(d.inputs), d.exactly_once),
@@ -314,9 +314,9 @@ class TaskMachine:
         elif isinstance(element, CancelBarrier):
             self._checkpoints.cancel_barrier(channel, element.checkpoint_id, at_ms)
         elif isinstance(element, Watermark):
-            self._advance(self._watermarks.watermark(channel, element))
+            self._advance(self.watermarks.watermark(channel, element))
         elif isinstance(element, WatermarkStatus):
-            self._advance(self._watermarks.status(channel, element))
+            self._advance(self.watermarks.status(channel, element))
         elif isinstance(element, EndOfData):
             self._end_input(self._endings.end_data(channel, element))
         else:

@@ -52,6 +52,8 @@ class TaskHost:
         self._port = port
         self.rows_in = 0
         """Rows that came in, from the source or from channels."""
+        self.busy_ms = 0
+        """Time that events and elements have taken, in whole ms of the clock: over many of them the sum is right."""
         self._last_turn_ms = self._turn_over_ms = 0
         self._pid = os.getpid()
         self._at_ms = 0
@@ -88,6 +90,7 @@ class TaskHost:
         instructions = self.machine.handle(event)
         leave_if_forked(self._pid)
         self._perform(instructions, self._port.monotonic_ms() - begin_ms)
+        self.busy_ms += self._port.monotonic_ms() - begin_ms
 
     def _run_through_outages(self, work: Callable[[], ev.TaskEvent | None]) -> None:
         """Run I/O that the task cannot do without, again and again for as long as an outage of storage may last."""

@@ -104,6 +104,32 @@ RECORDS_IN = _task("num_records_in", Kind.COUNTER, "Rows that came into a task",
 RECORDS_OUT = _task("num_records_out", Kind.COUNTER, "Rows that a task sent to others", "numRecordsOut")
 QUEUED = _task("queued_bytes", Kind.GAUGE, "Bytes that wait in a task for credit")
 BACK_PRESSURED = _task("is_back_pressured", Kind.GAUGE, "1 while a task may not take input, else 0", "isBackPressured")
+BUSY_TIME = _task(
+    "busy_time_ms_per_second",
+    Kind.GAUGE,
+    "How much of a second the task worked, on the average of the last second: rows, barriers, timers, and sending",
+    "busyTimeMsPerSecond",
+)
+INPUT_WATERMARK = _task(
+    "current_input_watermark_ms",
+    Kind.GAUGE,
+    "The watermark that a task has reached, since the epoch; not there before its inputs had one",
+    "currentInputWatermark",
+)
+START_DELAY = _task(
+    "checkpoint_start_delay_ms",
+    Kind.GAUGE,
+    "From the trigger of the newest checkpoint that the task has acknowledged to its first barrier",
+    "checkpointStartDelayNanos",
+)
+ALIGNMENT = _task(
+    "checkpoint_alignment_time_ms",
+    Kind.GAUGE,
+    "From the first barrier of that checkpoint to the last one",
+    "checkpointAlignmentTime",
+)
+SYNC = _task("checkpoint_sync_duration_ms", Kind.GAUGE, "The part of its snapshot during which the task stands still")
+ASYNC = _task("checkpoint_async_duration_ms", Kind.GAUGE, "The part of its snapshot that is written beside the rows")
 RESTORES = Metric("tidegate_task_restores", Kind.COUNTER, (*TASK_TAGS, "origin"), "Restores of a task, by where its "
     "state was")  # fmt: skip
 STANDBY_CHECKPOINT = _task("standby_checkpoint", Kind.GAUGE, "Number of the checkpoint whose state a spare process "
@@ -117,5 +143,8 @@ JOB_VALUES = (
 """Gauges of a job. All are there from its first second on: an alert cannot be written on what is not there."""
 
 JOB_METRICS = (STATUS, *JOB_VALUES, CHECKPOINT_DURATION)
-TASK_METRICS = (RECORDS_IN, RECORDS_OUT, BACK_PRESSURED, QUEUED, RESTORES, STANDBY_CHECKPOINT)
+TASK_METRICS = (
+    RECORDS_IN, RECORDS_OUT, BUSY_TIME, BACK_PRESSURED, QUEUED, INPUT_WATERMARK, START_DELAY, ALIGNMENT, SYNC, ASYNC,
+    RESTORES, STANDBY_CHECKPOINT,
+)  # fmt: skip
 METRICS = (*JOB_METRICS, *TASK_METRICS)

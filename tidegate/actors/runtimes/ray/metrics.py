@@ -6,18 +6,20 @@ a counter only ever grows. One of Ray's is not there before it is counted up, so
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 
 from ray.util.metrics import Counter, Gauge, Histogram
 
+from tidegate.actors.coordinator.messages.events import CheckpointAcknowledged, CoordinatorEvent, TaskReady
 from tidegate.actors.coordinator.state.coordinator_state import CoordinatorState
 from tidegate.actors.protocol.identity import TaskId
-from tidegate.actors.protocol.state_origin import StateOrigin
 from tidegate.actors.runtimes.metrics import registry as m
 from tidegate.actors.runtimes.metrics.job_values import JobTimes, job_values, newly_completed, status_values
 from tidegate.actors.runtimes.metrics.registry import Metric
+from tidegate.actors.runtimes.metrics.task_values import TaskTotals, gauges_of, snapshot_gauges
 from tidegate.actors.runtimes.running_job import JobProgress
+from tidegate.storage.clock import monotonic_ms
 from tidegate.storage.ids import CheckpointId
 
 _Done = Callable[[BaseException | None], None]
@@ -45,19 +47,25 @@ class TaskMetrics:
 
     def __init__(self, job: str, vertex: str, task: TaskId) -> None:
         self._tags = {"job": job, "vertex": vertex, "subtask": str(task.subtask)}
-        self._seen = (0, 0)
+        self._seen = TaskTotals(monotonic_ms())
 
-    def restored(self, origin: StateOrigin) -> None:
-        """The task has its state."""
-        _add(_counter(m.RESTORES), 1, self._tags | {"origin": origin.value})
+    def told(self, event: CoordinatorEvent) -> None:
+        """The task reports something."""
+        if isinstance(event, TaskReady) and event.origin is not None:
+            _add(_counter(m.RESTORES), 1, self._tags | {"origin": event.origin.value})
+        elif isinstance(event, CheckpointAcknowledged):
+            self._set(snapshot_gauges(event.metrics))
 
-    def update(self, rows_in: int, rows_out: int, queued_bytes: int, backpressured: bool) -> None:
+    def update(self, totals: TaskTotals) -> None:
         """Publish the totals."""
-        _add(_counter(m.RECORDS_IN), rows_in - self._seen[0], self._tags)
-        _add(_counter(m.RECORDS_OUT), rows_out - self._seen[1], self._tags)
-        self._seen = (rows_in, rows_out)
-        _gauge(m.QUEUED).set(queued_bytes, self._tags)
-        _gauge(m.BACK_PRESSURED).set(int(backpressured), self._tags)
+        seen, self._seen = self._seen, totals
+        _add(_counter(m.RECORDS_IN), totals.rows_in - seen.rows_in, self._tags)
+        _add(_counter(m.RECORDS_OUT), totals.rows_out - seen.rows_out, self._tags)
+        self._set(gauges_of(seen, totals))
+
+    def _set(self, gauges: Mapping[Metric, float]) -> None:
+        for metric, value in gauges.items():
+            _gauge(metric).set(value, self._tags)
 
 
 class StandbyMetrics:

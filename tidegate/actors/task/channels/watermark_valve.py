@@ -21,6 +21,11 @@ class WatermarkValve:
         self._emitted_ms = MIN_WATERMARK_MS
         self._all_idle = False
 
+    @property
+    def reached_ms(self) -> int | None:
+        """The watermark of the task; None before its inputs had one."""
+        return None if self._emitted_ms == MIN_WATERMARK_MS else self._emitted_ms
+
     def watermark(self, channel: ChannelId, watermark: Watermark) -> list[Watermark | WatermarkStatus]:
         """A channel's watermark advanced. A watermark that goes back is ignored."""
         if watermark.timestamp_ms > self._watermark_ms[channel]:

@@ -30,7 +30,7 @@ import pyarrow as pa
 import ray
 
 from tidegate.actors.coordinator.job.job_spec import RestorePoint
-from tidegate.actors.coordinator.messages.events import CoordinatorEvent, TaskAnswered, TaskFinished, TaskReady
+from tidegate.actors.coordinator.messages.events import CoordinatorEvent, TaskAnswered, TaskFinished
 from tidegate.actors.hosts.job_context import JobContext
 from tidegate.actors.hosts.ports import TryAgain
 from tidegate.actors.hosts.task.task_effects import TaskEffects
@@ -354,8 +354,7 @@ class _RunningTask:
             self.deliveries.watch(credit, lambda: channel not in self._over)
 
     def report(self, event: CoordinatorEvent) -> None:
-        if isinstance(event, TaskReady) and event.origin is not None:
-            self._counts.metrics.restored(event.origin)
+        self._counts.metrics.told(event)
         if isinstance(event, TaskFinished):
             self.count(now_ms())  # before: this may be the end of the job, which is told of as it is known then
         self.deliveries.watch_until_there(self._process._outbox.send(event))
@@ -393,7 +392,7 @@ class _RunningTask:
 
     def count(self, at_ms: int | None) -> None:
         """Tell the coordinator about rows if there are new ones, and Ray's metrics once a second (or finally: None)."""
-        self._counts.tell(self.host.rows_in, self.host.machine, at_ms)
+        self._counts.tell(self.host, at_ms)
 
     def retire(self) -> None:
         """Let go of files once the I/O that is under way has come back; what it brings is dropped."""

@@ -6,10 +6,12 @@ once a second.
 
 from __future__ import annotations
 
+from tidegate.actors.hosts.task.task_host import TaskHost
+from tidegate.actors.runtimes.metrics.task_values import TaskTotals
 from tidegate.actors.runtimes.ray.metrics import TaskMetrics
 from tidegate.actors.runtimes.ray.process.orders import Handle
 from tidegate.actors.task.pipeline.task_descriptor import TaskDescriptor
-from tidegate.actors.task.task_machine import TaskMachine
+from tidegate.storage.clock import monotonic_ms
 
 METRICS_MS = 1_000
 
@@ -35,11 +37,12 @@ class RowCounts:
         """Another coordinator has taken over, and has not heard of any."""
         self._told_rows_in = 0
 
-    def tell(self, rows_in: int, machine: TaskMachine, at_ms: int | None) -> None:
-        """So many rows have come in; None: nothing follows."""
+    def tell(self, host: TaskHost, at_ms: int | None) -> None:
+        """Tell how far the task is; None: nothing follows."""
+        rows_in = host.rows_in
         if rows_in != self._told_rows_in:
             self._told_rows_in = rows_in
             self._coordinator.counted.remote(self._attempt, self._task, rows_in)
         if at_ms is None or at_ms >= self._metrics_due_ms:
             self._metrics_due_ms = (at_ms or 0) + METRICS_MS
-            self.metrics.update(rows_in, self.rows_out, machine.output_queue_bytes, machine.outputs.over_limit)
+            self.metrics.update(TaskTotals.of(host, self.rows_out, monotonic_ms()))
