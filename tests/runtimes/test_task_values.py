@@ -5,16 +5,20 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import pyarrow as pa
+
+from tidegate.actors.graph.stream_graph import StreamNode, translate
 from tidegate.actors.hosts.task.task_host import TaskHost
 from tidegate.actors.protocol.identity import ChannelId
 from tidegate.actors.protocol.snapshot_metrics import SnapshotMetrics
 from tidegate.actors.protocol.stream_elements import Watermark
 from tidegate.actors.runtimes.metrics import registry as m
-from tidegate.actors.runtimes.metrics.task_values import TaskTotals, gauges_of, snapshot_gauges
+from tidegate.actors.runtimes.metrics.task_values import TaskTotals, gauges_of, snapshot_gauges, task_tags
+from tidegate.actors.sources.memory_source import MemorySource
 from tidegate.actors.task.channels.watermark_valve import WatermarkValve
 from tidegate.actors.task.messages import events as ev
 from tidegate.actors.task.messages import instructions as do
-from tidegate.storage.ids import AttemptNumber, SubtaskIndex
+from tidegate.storage.ids import AttemptNumber, OperatorUid, SubtaskIndex
 
 CHANNEL = ChannelId(0, SubtaskIndex(0), SubtaskIndex(0))
 
@@ -48,6 +52,17 @@ def test_the_time_of_work_counts_and_that_between_does_not() -> None:
         host.handle(ev.FrameArrived(0, AttemptNumber(0), CHANNEL, 0, ()))
         worker.elapsed_ms += 1_000
     assert host.busy_ms == 16
+
+
+def test_all_subtasks_of_a_vertex_have_its_name() -> None:
+    """So they can be added up, whichever processes run them; the subtask tells them apart."""
+    source = MemorySource.of(pa.record_batch({"k": [1, 2]}), 1)
+    graph = translate([StreamNode(OperatorUid("source"), "source", 2, source.schema, source=source)])
+    context: Any = SimpleNamespace(job_name="flow", graph=graph)
+    assert [task_tags(context, task) for task in graph.tasks()] == [
+        {"job": "flow", "vertex": "source", "subtask": "0"},
+        {"job": "flow", "vertex": "source", "subtask": "1"},
+    ]
 
 
 def test_busy_time_is_that_of_the_time_between_two_looks() -> None:

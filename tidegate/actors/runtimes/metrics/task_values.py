@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tidegate.actors.hosts.job_context import JobContext
 from tidegate.actors.hosts.task.task_host import TaskHost
+from tidegate.actors.protocol.identity import TaskId
 from tidegate.actors.protocol.snapshot_metrics import SnapshotMetrics
 from tidegate.actors.runtimes.metrics import registry as m
 from tidegate.actors.runtimes.metrics.registry import Metric
@@ -37,6 +39,11 @@ class TaskTotals:
             machine.outputs.over_limit,
             machine.watermarks.reached_ms,
         )
+
+
+def task_tags(context: JobContext, task: TaskId) -> dict[str, str]:
+    """Whose metrics these are. All subtasks of a vertex share its name, so that they can be added up."""
+    return {"job": context.job_name, "vertex": context.graph.vertex(task.vertex).name, "subtask": str(task.subtask)}
 
 
 def gauges_of(before: TaskTotals, now: TaskTotals) -> dict[Metric, float]:

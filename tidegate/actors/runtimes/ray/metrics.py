@@ -13,7 +13,6 @@ from ray.util.metrics import Counter, Gauge, Histogram
 
 from tidegate.actors.coordinator.messages.events import CheckpointAcknowledged, CoordinatorEvent, TaskReady
 from tidegate.actors.coordinator.state.coordinator_state import CoordinatorState
-from tidegate.actors.protocol.identity import TaskId
 from tidegate.actors.runtimes.metrics import registry as m
 from tidegate.actors.runtimes.metrics.job_values import JobTimes, job_values, newly_completed, status_values
 from tidegate.actors.runtimes.metrics.registry import Metric
@@ -45,8 +44,8 @@ def _histogram(metric: Metric) -> Histogram:
 class TaskMetrics:
     """Metrics of one task of one attempt; `update` takes totals of that attempt."""
 
-    def __init__(self, job: str, vertex: str, task: TaskId) -> None:
-        self._tags = {"job": job, "vertex": vertex, "subtask": str(task.subtask)}
+    def __init__(self, tags: dict[str, str]) -> None:
+        self._tags = tags
         self._seen = TaskTotals(monotonic_ms())
 
     def told(self, event: CoordinatorEvent) -> None:
@@ -71,8 +70,8 @@ class TaskMetrics:
 class StandbyMetrics:
     """Metrics of a spare process that follows a task."""
 
-    def __init__(self, job: str, vertex: str, task: TaskId) -> None:
-        self._tags = {"job": job, "vertex": vertex, "subtask": str(task.subtask)}
+    def __init__(self, tags: dict[str, str]) -> None:
+        self._tags = tags
 
     def holds(self, checkpoint_id: CheckpointId | None) -> None:
         """The process holds the state of a checkpoint, or of none."""

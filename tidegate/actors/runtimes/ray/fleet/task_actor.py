@@ -308,7 +308,7 @@ class _RunningTask:
         self._over: set[ChannelId] = set()
         """Input channels whose last element has arrived: their senders may be gone."""
         self.deliveries = Deliveries(process._mailbox, lambda action: process._guarded(self, action))
-        self._counts = RowCounts(process._coordinator, context.job_name, descriptor)
+        self._counts = RowCounts(process._coordinator, context, descriptor)
         descriptor = replace(descriptor, backend=replace(descriptor.backend, restore_threads=RESTORE_THREADS))
         store = retrying(process._open_store)
         effects = TaskEffects(context, descriptor, store, now_ms, RESTORE_THREADS, kept, follower)

@@ -6,8 +6,9 @@ once a second.
 
 from __future__ import annotations
 
+from tidegate.actors.hosts.job_context import JobContext
 from tidegate.actors.hosts.task.task_host import TaskHost
-from tidegate.actors.runtimes.metrics.task_values import TaskTotals
+from tidegate.actors.runtimes.metrics.task_values import TaskTotals, task_tags
 from tidegate.actors.runtimes.ray.metrics import TaskMetrics
 from tidegate.actors.runtimes.ray.process.orders import Handle
 from tidegate.actors.task.pipeline.task_descriptor import TaskDescriptor
@@ -19,11 +20,11 @@ METRICS_MS = 1_000
 class RowCounts:
     """Those of one task; `coordinator` is told."""
 
-    def __init__(self, coordinator: Handle, job: str, descriptor: TaskDescriptor) -> None:
+    def __init__(self, coordinator: Handle, context: JobContext, descriptor: TaskDescriptor) -> None:
         self._coordinator = coordinator
         self._task = descriptor.task
         self._attempt = descriptor.attempt
-        self.metrics = TaskMetrics(job, descriptor.name, descriptor.task)
+        self.metrics = TaskMetrics(task_tags(context, descriptor.task))
         self.rows_out = 0
         self._told_rows_in = 0
         self._metrics_due_ms = 0

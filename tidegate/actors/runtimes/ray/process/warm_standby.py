@@ -19,6 +19,7 @@ from tidegate.actors.hosts.job_context import JobContext
 from tidegate.actors.hosts.threads import WorkerPool
 from tidegate.actors.protocol.identity import TaskId
 from tidegate.actors.restore.state_follower import StateFollower
+from tidegate.actors.runtimes.metrics.task_values import task_tags
 from tidegate.actors.runtimes.ray.metrics import StandbyMetrics
 from tidegate.actors.runtimes.ray.process.mailbox import Mailbox
 from tidegate.storage.clock import now_ms
@@ -62,7 +63,7 @@ class WarmStandby:
             self.end()
             context = self._context
             self._pool = self._pool or WorkerPool(1, "tidegate-standby", self._died)
-            self._metrics = StandbyMetrics(context.job_name, context.graph.vertex(task.vertex).name, task)
+            self._metrics = StandbyMetrics(task_tags(context, task))
             self._follower = StateFollower(
                 task,
                 context.graph,
