@@ -135,6 +135,7 @@ def test_each_checkpoint_is_observed_once(history_max: int, monkeypatch: pytest.
         job.written(number)
         job.committed(number)
         metrics.observing(job.state, errors.append)(None)
+        assert seen[-1:] == [duration_ms]
         job.decline(job.ask())
         metrics.observe(job.state)
     assert seen == [10, 20, 30]
