@@ -47,16 +47,17 @@ class Timeline:
 def read_timeline(log: EventLog, job_id: JobId) -> Timeline:
     """The timeline of a job, with all details, oldest first. Raises StorageError."""
     history = EventHistory.read(log, job_id)
-    found = [index for index, *_ in history.entries]
-    first = found[-1] + 1 if found else 0
+    found = {index for index, *_ in history.entries}
+    first = max(found, default=-1) + 1
     while first - 1 in found:
         first -= 1
     start, state, notes = 0, CoordinatorState(), []
+    whole = True
     if first > 0:
         snapshot = log.oldest_snapshot(first)
         if snapshot is None:
             notes.append("the log has no snapshot of what was cut from it: what was decided is not known")
-            start = first + len(found)
+            whole = False
         else:
             start, fold = snapshot
             assert isinstance(fold, StoredFold)
@@ -65,7 +66,6 @@ def read_timeline(log: EventLog, job_id: JobId) -> Timeline:
     machine = CoordinatorMachine(state)
     narrator = Narrator(state, details=True)
     lines: list[TimelineLine] = []
-    whole = True
     for index, entry, events, error in history.entries:
         if entry is None:
             notes.append(f"{error}: what was decided from there on is not known")
@@ -81,8 +81,7 @@ def read_timeline(log: EventLog, job_id: JobId) -> Timeline:
                     )
                     whole = False
             lines += (TimelineLine(logged.number, line) for line in told)
-    known = whole and start in (0, *found)
-    return Timeline(job_id, tuple(lines), machine.state if known else None, tuple(notes), history.unreadable)
+    return Timeline(job_id, tuple(lines), machine.state if whole else None, tuple(notes), history.unreadable)
 
 
 def _alone(logged: LoggedEvent) -> Line:

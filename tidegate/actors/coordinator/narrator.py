@@ -22,11 +22,8 @@ from tidegate.storage.ids import AttemptNumber, CheckpointId
 
 _NAMED_TASKS_MAX = 4
 _TROUBLE = (
-    ev.TaskFailed,
-    ev.ProcessGivenUp,
     ev.RestoreDelayed,
     ev.CheckpointDamaged,
-    ev.CheckpointDeclined,
     ev.HookFailed,
     ev.HookRestoreFailed,
     ev.TablesNotTakenBack,
