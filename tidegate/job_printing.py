@@ -17,6 +17,7 @@ from tidegate.api.submission.job import Job
 from tidegate.recovery.commands.printing import time_text
 from tidegate.recovery.event_history import EventHistory
 from tidegate.storage.checkpoints.event_log import EventLog
+from tidegate.storage.units import duration_text
 
 Listing = Sequence[tuple[str, JobOverview | None]]
 """Jobs by name; None for one whose coordinator does not answer."""
@@ -52,14 +53,6 @@ def _last_checkpoint(overview: JobOverview, now_ms: int) -> str:
         return "-"
     ago = duration_text(now_ms - overview.last_checkpoint_at_ms)
     return f"{overview.progress.last_checkpoint}, {ago} ago"
-
-
-def duration_text(duration_ms: int) -> str:
-    """A duration in its two largest units, such as `2 h 5 min`. A negative one (clocks may differ) is `0 s`."""
-    seconds = max(0, duration_ms) // 1_000
-    units = [("d", seconds // 86_400), ("h", seconds // 3_600 % 24), ("min", seconds // 60 % 60), ("s", seconds % 60)]
-    first = next((place for place, (_, count) in enumerate(units) if count), len(units) - 1)
-    return " ".join(f"{count} {unit}" for unit, count in units[first : first + 2] if count or unit == "s")
 
 
 def jobs_as_json(jobs: Listing, now_ms: int) -> str:

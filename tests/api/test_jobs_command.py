@@ -18,8 +18,9 @@ from tidegate import jobs_cli
 from tidegate.actors.coordinator.state.coordinator_state import CoordinatorState
 from tidegate.actors.runtimes.running_job import JobCard, JobOverview, progress_of
 from tidegate.cli import app
-from tidegate.job_printing import duration_text, job_lines, jobs_as_json, status_lines
+from tidegate.job_printing import job_lines, jobs_as_json, status_lines
 from tidegate.storage.ids import JobId
+from tidegate.storage.units import duration_text
 
 ROWS, GATE = 40, 15
 CARD = JobCard(JobId("delays-1"), "delays", "s3://bucket/ckpt", None, True, 1_000)

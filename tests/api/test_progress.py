@@ -18,7 +18,7 @@ from tidegate.actors.coordinator.state.coordinator_state import CoordinatorState
 from tidegate.actors.runtimes.running_job import JobProgress, progress_of
 from tidegate.api.progress import display
 from tidegate.api.progress.display import Bars, Follower, Lines, progress_kind, stop_progress
-from tidegate.api.progress.meter import BoundedInput, ProgressMeter, Reading, bounded_input, duration_text
+from tidegate.api.progress.meter import BoundedInput, ProgressMeter, Reading, bounded_input
 
 INPUT = BoundedInput(frozenset({"in"}), 1_000, 4, frozenset({"in"}))
 
@@ -73,8 +73,9 @@ def test_a_job_that_has_finished_is_done() -> None:
 
 
 def test_durations_are_for_people() -> None:
-    """Two units at most."""
-    assert [duration_text(s) for s in (8.6, 125, 12_000)] == ["9 s", "2 min 5 s", "3 h 20 min"]
+    """Two units at most, of rounded seconds."""
+    texts = [str(replace(reading(), left_s=s)) for s in (8.6, 125, 12_000)]
+    assert [text.rpartition(", ")[2] for text in texts] == ["9 s left", "2 min 5 s left", "3 h 20 min left"]
 
 
 def reading(status: str = "running", part: float | None = 0.5) -> Reading:

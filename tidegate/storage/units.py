@@ -1,4 +1,4 @@
-"""Parses durations and sizes as people write them, exactly: no rounding, no guessed unit.
+"""Parses durations and sizes as people write them, exactly: no rounding, no guessed unit. Writes durations for people.
 
 Units follow Flink: `kb` is 1,024 bytes, and a number without a unit is milliseconds or bytes.
 """
@@ -57,3 +57,11 @@ def _parse(value: object, setting: str, units: dict[str, int], advice: str) -> i
     if rest:
         raise ConfigurationError(f"{setting}: {value!r} is not a whole number of {next(iter(units))}; {advice}")
     return amount
+
+
+def duration_text(duration_ms: int) -> str:
+    """A duration in its two largest units, such as `2 h 5 min`. A negative one (clocks may differ) is `0 s`."""
+    seconds = max(0, duration_ms) // 1_000
+    units = [("d", seconds // 86_400), ("h", seconds // 3_600 % 24), ("min", seconds // 60 % 60), ("s", seconds % 60)]
+    first = next((place for place, (_, count) in enumerate(units) if count), len(units) - 1)
+    return " ".join(f"{count} {unit}" for unit, count in units[first : first + 2] if count or unit == "s")

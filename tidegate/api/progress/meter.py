@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 from tidegate.actors.runtimes.running_job import JobProgress, Submission
 from tidegate.actors.sources.source import is_unbounded
+from tidegate.storage.units import duration_text
 
 WINDOW_S = 30.0
 """The rate is measured over this time."""
@@ -77,7 +78,7 @@ class Reading:
             rows,
             f"{begun} split{'' if self.splits == 1 else 's'}{'' if self.splits_begun is None else ' begun'}",
             *([] if self.rows_per_s is None else [f"{self.rows_per_s:,.0f} rows/s"]),
-            *([] if self.left_s is None else [f"{duration_text(self.left_s)} left"]),
+            *([] if self.left_s is None else [f"{duration_text(round(self.left_s) * 1_000)} left"]),
         ]
         return ", ".join(shown)
 
@@ -124,13 +125,3 @@ class ProgressMeter:
             self._seen.popleft()
         since_s, before = self._seen[0]
         return (rows - before) / (now_s - since_s) if now_s > since_s else None
-
-
-def duration_text(seconds: float) -> str:
-    """Such as "9 s", "2 min 5 s" or "3 h 20 min"."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    return f"{whole // 3600} h {whole % 3600 // 60} min"
