@@ -16,6 +16,7 @@ from functools import partial
 import pyarrow as pa
 
 from tidegate.actors.operators.batches.stateless import BatchResult, MapBatches
+from tidegate.actors.operators.function_context import FunctionContext
 from tidegate.actors.operators.operator import OperatorContext, OperatorFactory
 from tidegate.actors.operators.operator_errors import blame_call
 from tidegate.actors.operators.own_copies import own_copy
@@ -23,26 +24,8 @@ from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.state.snapshot import StateTable
 
 
-class BatchContext:
+class BatchContext(FunctionContext):
     """Where a `BatchFunction` runs."""
-
-    def __init__(self, operator: OperatorContext) -> None:
-        self._operator = operator
-
-    @property
-    def subtask(self) -> int:
-        """Index of this subtask."""
-        return self._operator.subtask
-
-    @property
-    def parallelism(self) -> int:
-        """Number of subtasks."""
-        return self._operator.parallelism
-
-    @property
-    def current_processing_time(self) -> int:
-        """Processing time in milliseconds: when the task took up what is being processed."""
-        return self._operator.time.now_ms
 
 
 class BatchFunction:

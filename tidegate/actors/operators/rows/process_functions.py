@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, TypeAlias
 
+from tidegate.actors.operators.function_context import FunctionContext
 from tidegate.actors.operators.operator import OperatorContext
 from tidegate.actors.operators.state.key_scope import KeyScope
 from tidegate.actors.operators.state.keyed_state import ListState, MapState, S
@@ -25,7 +26,7 @@ from tidegate.storage.errors import ConfigurationError
 Rows: TypeAlias = Iterable[Mapping[str, Any]] | None
 
 
-class ProcessContext:
+class ProcessContext(FunctionContext):
     """What a function can ask for. Times and keyed state are those of the row or timer that is being processed."""
 
     def __init__(
@@ -36,7 +37,7 @@ class ProcessContext:
         scope: KeyScope,
         timers: Timers,
     ) -> None:
-        self._operator = context
+        super().__init__(context)
         self._states = states
         self._operator_states = operator_states
         self._scope = scope
@@ -48,21 +49,6 @@ class ProcessContext:
         """The newest watermark, in milliseconds; `MIN_WATERMARK_MS` before the first one, also after a restore."""
         self.timer_service = TimerService(timers, lambda: context.time.now_ms, lambda: self.current_watermark)
         """Registers and deletes timers of the current key."""
-
-    @property
-    def subtask(self) -> int:
-        """Index of this subtask."""
-        return self._operator.subtask
-
-    @property
-    def parallelism(self) -> int:
-        """Number of subtasks."""
-        return self._operator.parallelism
-
-    @property
-    def current_processing_time(self) -> int:
-        """Processing time in milliseconds: when the task took up what is being processed."""
-        return self._operator.time.now_ms
 
     @property
     def current_key(self) -> dict[str, Any]:
