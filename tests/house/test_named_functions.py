@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -46,19 +47,31 @@ def _bound(node: ast.AST) -> list[str]:
     return []
 
 
-@cache
-def definitions() -> dict[Path, set[str]]:
-    """What each module of the package defines."""
-    return {path: defined_in(ast.parse(path.read_text())) for path in PACKAGE.rglob("*.py")}
+@dataclass(frozen=True)
+class Module:
+    """What one module defines, and the bases of its classes."""
+
+    names: set[str]
+    bases: dict[str, list[str]]
 
 
 @cache
-def everything() -> set[str]:
-    """What any module defines, and members that a class has from one of its bases."""
-    found = set().union(*definitions().values())
-    trees = [ast.parse(path.read_text()) for path in PACKAGE.rglob("*.py")]
-    classes = [node for tree in trees for node in tree.body if isinstance(node, ast.ClassDef)]
+def modules() -> dict[Path, Module]:
+    """The package's modules. Each is parsed once: to parse them all is what these tests cost."""
+    return {path: _read(ast.parse(path.read_text())) for path in PACKAGE.rglob("*.py")}
+
+
+def _read(tree: ast.Module) -> Module:
+    classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
     bases = {each.name: [base.id for base in each.bases if isinstance(base, ast.Name)] for each in classes}
+    return Module(defined_in(tree), bases)
+
+
+@cache
+def everything() -> frozenset[str]:
+    """What any module defines, and members that a class has from one of its bases."""
+    found = set().union(*(module.names for module in modules().values()))
+    bases = {name: each for module in modules().values() for name, each in module.bases.items()}
     members: dict[str, set[str]] = {name: set() for name in bases}
     for name in found:
         owner, _, member = name.partition(".")
@@ -67,7 +80,13 @@ def everything() -> set[str]:
     for name in bases:
         for base in _ancestors(name, bases):
             found |= {f"{name}.{member}" for member in members.get(base, ())}
-    return found
+    return frozenset(found)
+
+
+@cache
+def classes() -> frozenset[str]:
+    """Classes that have members."""
+    return frozenset(name.split(".")[0] for name in everything() if "." in name)
 
 
 def _ancestors(name: str, bases: dict[str, list[str]]) -> list[str]:
@@ -79,10 +98,9 @@ def lost(page: str) -> list[str]:
     found = []
     for name, path in PLACED.findall(page):
         module = (ROOT / path).resolve()
-        if module.is_relative_to(PACKAGE) and name not in definitions().get(module, set()):
+        if module.is_relative_to(PACKAGE) and (module not in modules() or name not in modules()[module].names):
             found.append(f"{name} in {path}")
-    classes = {name.split(".")[0] for name in everything() if "." in name}
-    members = (name for name in MEMBER.findall(page) if name.split(".")[0] in classes)
+    members = (name for name in MEMBER.findall(page) if name.split(".")[0] in classes())
     return found + [name for name in members if name not in everything()]
 
 
