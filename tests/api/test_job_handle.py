@@ -238,3 +238,20 @@ def test_old_checkpoints_and_rubbish_are_deleted(tmp_path: Path) -> None:
     assert folders == sorted([newest.path.rsplit("/", 1)[1], "events", "lease"])
     referenced = {tmp_path / "out" / path for path in out.log.referenced_paths()}
     assert set((tmp_path / "out" / "data").rglob("*.parquet")) == referenced
+
+
+def test_vertices_tell_what_came_through_while_the_job_runs_and_after_it(tmp_path: Path) -> None:
+    """Rows and bytes of each vertex; afterwards nothing is going on any more, and the totals stay."""
+    with opening(GatedSource(20, gates=[10])) as source, local() as env:
+        env.from_source(source, parallelism=1).key_by("k").aggregate(n=tg.count()).collect()
+        job = env.execute("watched", checkpoints=config(tmp_path), restart=NO_RESTART)
+        source.await_gate(10)
+        job.savepoint(tmp_path / "savepoint", "4min")
+        reads, counts = job.vertices()
+        assert (reads.parallelism, [each.subtask for each in counts.subtasks]) == (1, [0, 1])
+        assert (reads.records_in, reads.records_out, counts.records_in) == (10, 10, 10)
+        assert reads.subtasks[0].bytes_out == sum(each.bytes_in for each in counts.subtasks) > 0
+        source.open_all()
+        job.wait("4min")
+        assert [vertex.records_in for vertex in job.vertices()] == [20, 20]
+        assert all(each == each.at_rest for vertex in job.vertices() for each in vertex.subtasks)

@@ -9,24 +9,36 @@ import pyarrow as pa
 
 from tidegate.actors.graph.stream_graph import StreamNode, translate
 from tidegate.actors.hosts.task.task_host import TaskHost
-from tidegate.actors.protocol.identity import ChannelId
+from tidegate.actors.protocol.identity import ChannelId, TaskId
 from tidegate.actors.protocol.snapshot_metrics import SnapshotMetrics
-from tidegate.actors.protocol.stream_elements import Watermark
+from tidegate.actors.protocol.stream_elements import MAX_WATERMARK_MS, Watermark
 from tidegate.actors.runtimes.metrics import registry as m
-from tidegate.actors.runtimes.metrics.task_values import TaskTotals, gauges_of, snapshot_gauges, task_tags
+from tidegate.actors.runtimes.metrics.task_values import (
+    TaskMeter,
+    TaskTotals,
+    gauges_at_rest,
+    gauges_of,
+    snapshot_gauges,
+    task_tags,
+    totals_of,
+)
+from tidegate.actors.runtimes.vertex_metrics import SubtaskMetrics
 from tidegate.actors.sources.memory_source import MemorySource
+from tidegate.actors.task.channels.output_gate import BufferLimits, OutputGate
 from tidegate.actors.task.channels.watermark_valve import WatermarkValve
 from tidegate.actors.task.messages import events as ev
 from tidegate.actors.task.messages import instructions as do
-from tidegate.storage.ids import AttemptNumber, OperatorUid, SubtaskIndex
+from tidegate.storage.ids import AttemptNumber, OperatorUid, SubtaskIndex, VertexId
 
 CHANNEL = ChannelId(0, SubtaskIndex(0), SubtaskIndex(0))
+TASK = TaskId(VertexId("work"), SubtaskIndex(0))
 
 
 class Worker:
     """A machine and the world of a task: it works for 3 ms at an event, and sends for 5 ms."""
 
     elapsed_ms = 0
+    outputs = SimpleNamespace(over_limit=False)
     fence = SimpleNamespace(refuses=lambda event: False)
     descriptor = SimpleNamespace(task=None)
 
@@ -44,14 +56,20 @@ class Worker:
         return self.elapsed_ms
 
 
-def test_the_time_of_work_counts_and_that_between_does_not() -> None:
-    """What a task does with an event, until all that follows is handed on, is busy time."""
+def test_work_and_waiting_make_up_the_time() -> None:
+    """What a task does with an event, until all that follows is handed on, is busy time; who may not take input
+    waits for its receivers, and everybody else has nothing to do."""
     worker: Any = Worker()
     host = TaskHost(worker, worker, worker)
-    for _ in range(2):
+    for held_up in (False, True):
         host.handle(ev.FrameArrived(0, AttemptNumber(0), CHANNEL, 0, ()))
+        worker.outputs.over_limit = held_up
         worker.elapsed_ms += 1_000
-    assert host.busy_ms == 16
+    host.look(worker.elapsed_ms)
+    host.look(worker.elapsed_ms)
+    times = host.times
+    assert (times.busy_ms, times.idle_ms, times.back_pressured_ms) == (16, 1_000, 1_000)
+    assert times.busy_ms + times.idle_ms + times.back_pressured_ms == worker.elapsed_ms
 
 
 def test_all_subtasks_of_a_vertex_have_its_name() -> None:
@@ -65,33 +83,74 @@ def test_all_subtasks_of_a_vertex_have_its_name() -> None:
     ]
 
 
-def test_busy_time_is_that_of_the_time_between_two_looks() -> None:
-    """However far apart they are, and never more than there is in a second."""
-    before = TaskTotals(at_ms=1_000, busy_ms=100)
-    assert gauges_of(before, TaskTotals(3_000, busy_ms=600))[m.BUSY_TIME] == 250
-    assert gauges_of(before, TaskTotals(2_000, busy_ms=5_100))[m.BUSY_TIME] == 1_000
-    assert m.BUSY_TIME not in gauges_of(before, TaskTotals(1_000, busy_ms=100))
+def read(*looks: TaskTotals) -> SubtaskMetrics:
+    """What is told at the last of some looks at a task."""
+    meter = TaskMeter(TASK, 3, 0)
+    return [meter.read(totals, wall_ms=50_000) for totals in looks][-1]
+
+
+def test_rates_are_those_of_the_time_since_a_look_before() -> None:
+    """However far apart they are; totals are those of the attempt."""
+    first = TaskTotals(1_000, 10, 20, 100, 200, busy_ms=400, back_pressured_ms=500, idle_ms=100)
+    later = TaskTotals(3_000, 30, 60, 500, 1_000, busy_ms=1_400, back_pressured_ms=1_100, idle_ms=500)
+    told = read(first, later)
+    assert (told.subtask, told.attempt, told.at_ms) == (0, 3, 50_000)
+    assert (told.records_in, told.records_out, told.bytes_in, told.bytes_out) == (30, 60, 500, 1_000)
+    assert (told.records_in_per_second, told.records_out_per_second) == (10, 20)
+    assert (told.bytes_in_per_second, told.bytes_out_per_second) == (200, 400)
+    shares = told.busy_ms_per_second, told.back_pressured_ms_per_second, told.idle_ms_per_second
+    assert shares == (500, 300, 200)
+
+
+def test_who_looks_often_gets_the_rates_of_a_second() -> None:
+    """Those of a few milliseconds would jump; the first look has no more to go by."""
+    assert read(TaskTotals(10, rows_in=5)).records_in_per_second == 500
+    assert read(TaskTotals(1_000), TaskTotals(1_400, 400), TaskTotals(1_500, 410)).records_in_per_second == 820
+    assert read(TaskTotals(0, rows_in=5)).records_in_per_second == 5_000, "no time has passed"
 
 
 def test_pressure_and_queue_are_those_of_now() -> None:
     """What was before does not count."""
     pressed = TaskTotals(1_000, queued_bytes=70, back_pressured=True)
-    free = TaskTotals(2_000)
-    for before, now, queued, pressure in ((free, pressed, 70, 1), (pressed, free, 0, 0)):
-        told = gauges_of(before, now)
+    for looks, queued, pressure in (((pressed,), 70, 1), ((pressed, TaskTotals(2_000)), 0, 0)):
+        told = gauges_of(read(*looks))
         assert (told[m.QUEUED], told[m.BACK_PRESSURED]) == (queued, pressure)
 
 
 def test_a_watermark_is_told_from_the_first_one_on() -> None:
     """Before that there is none, rather than one of 292 million years ago."""
     valve = WatermarkValve([CHANNEL])
-    start = TaskTotals(0)
-    assert m.INPUT_WATERMARK not in gauges_of(start, TaskTotals(1, watermark_ms=valve.reached_ms))
+    assert m.INPUT_WATERMARK not in gauges_of(read(TaskTotals(1, input_watermark_ms=valve.reached_ms)))
     valve.watermark(CHANNEL, Watermark(-5))
-    assert gauges_of(start, TaskTotals(1, watermark_ms=valve.reached_ms))[m.INPUT_WATERMARK] == -5
+    told = gauges_of(read(TaskTotals(1, input_watermark_ms=valve.reached_ms)))
+    assert (told[m.INPUT_WATERMARK], told[m.INPUT_WATERMARK_LAG]) == (-5, 50_005)
+
+
+def test_nothing_is_behind_the_last_watermark() -> None:
+    """A stream that has ended lags by nothing, rather than being ahead by 292 million years."""
+    gate = OutputGate([], BufferLimits())
+    assert gate.watermark_ms is None
+    gate.broadcast(Watermark(40_000))
+    assert gauges_of(read(TaskTotals(1, output_watermark_ms=gate.watermark_ms)))[m.OUTPUT_WATERMARK_LAG] == 10_000
+    gate.broadcast(Watermark(MAX_WATERMARK_MS))
+    assert gauges_of(read(TaskTotals(1, output_watermark_ms=gate.watermark_ms)))[m.OUTPUT_WATERMARK_LAG] == 0
+
+
+def test_a_process_that_has_given_a_task_up_shows_it_at_rest() -> None:
+    """Its series stay where they are: a rate or a lag in them would be there for ever."""
+    told = read(TaskTotals(1_000, 1, 2, 3, 4, 400, 500, 100, 70, True, 40_000, 30_000))
+    at_rest = gauges_at_rest(told)
+    assert set(at_rest) == set(gauges_of(told))
+    assert {metric for metric, value in at_rest.items() if value} == {m.INPUT_WATERMARK, m.OUTPUT_WATERMARK}
+    assert totals_of(told.at_rest) == totals_of(told) == {
+        m.RECORDS_IN: 1, m.RECORDS_OUT: 2, m.BYTES_IN: 3, m.BYTES_OUT: 4,
+    }  # fmt: skip
 
 
 def test_the_parts_of_a_snapshot_are_told_apart() -> None:
     """Each has a metric of its own."""
-    measured = SnapshotMetrics(start_delay_ms=1, alignment_ms=2, sync_ms=3, async_ms=4)
-    assert snapshot_gauges(measured) == {m.START_DELAY: 1, m.ALIGNMENT: 2, m.SYNC: 3, m.ASYNC: 4}
+    measured = SnapshotMetrics(1, 2, 3, 4, state_bytes=100, incremental_bytes=10, in_flight_bytes=5)
+    assert snapshot_gauges(measured) == {
+        m.START_DELAY: 1, m.ALIGNMENT: 2, m.SYNC: 3, m.ASYNC: 4, m.SNAPSHOT_FULL_SIZE: 105, m.SNAPSHOT_SIZE: 15,
+        m.SNAPSHOT_IN_FLIGHT: 5,
+    }  # fmt: skip

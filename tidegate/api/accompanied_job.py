@@ -25,6 +25,7 @@ from tidegate.actors.coordinator.state.checkpoint_statistics import CheckpointSt
 from tidegate.actors.protocol.failure_reasons import error_text
 from tidegate.actors.runtimes.companions import Companion
 from tidegate.actors.runtimes.running_job import Answer, JobProgress, RunningJob, SnapshotRequest, TaskProcessInfo
+from tidegate.actors.runtimes.vertex_metrics import VertexMetrics
 from tidegate.storage.errors import JobFailedError, TidegateError
 
 log = logging.getLogger(__name__)
@@ -138,6 +139,10 @@ class AccompaniedJob:
     def tasks(self) -> tuple[TaskProcessInfo, ...]:
         """Those of the job."""
         return self._alone.tasks()
+
+    def vertices(self) -> tuple[VertexMetrics, ...]:
+        """Those of the job."""
+        return self._alone.vertices()
 
     def statistics(self) -> CheckpointStatistics:
         """Those of the job."""

@@ -15,6 +15,7 @@ from tidegate.actors.hosts.job_context import JobContext
 from tidegate.actors.protocol.failure_reasons import CheckpointFailureReason as Reason
 from tidegate.actors.protocol.identity import TaskId
 from tidegate.actors.runtimes.companions import Companion
+from tidegate.actors.runtimes.vertex_metrics import VertexMetrics
 from tidegate.storage.checkpoints.metadata import SavepointFormat, SnapshotKind
 from tidegate.storage.errors import CheckpointError, ConfigurationError
 from tidegate.storage.files.store import OpenStore
@@ -254,6 +255,10 @@ class RunningJob(Protocol):
 
     def tasks(self) -> tuple[TaskProcessInfo, ...]:
         """Which process runs each task; empty where all run in the driver's."""
+        ...
+
+    def vertices(self) -> tuple[VertexMetrics, ...]:
+        """What the tasks have reported of themselves last, by vertex; once the job is over, what was reported last."""
         ...
 
     def statistics(self) -> CheckpointStatistics:

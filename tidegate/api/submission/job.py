@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from tidegate.actors.coordinator.state.checkpoint_statistics import CheckpointStatistics
 from tidegate.actors.runtimes.running_job import JobProgress, RunningJob, SnapshotRequest, TaskProcessInfo
+from tidegate.actors.runtimes.vertex_metrics import VertexMetrics
 from tidegate.api.given_names import location
 from tidegate.recovery.checkpoints import CheckpointSummary, list_checkpoints
 from tidegate.storage.checkpoints.event_log import EventLog
@@ -162,6 +163,13 @@ class Job:
     def processes(self) -> tuple[TaskProcessInfo, ...]:
         """Which process runs each task, and in which attempt. Empty where all run in the driver's process."""
         return self._running.tasks()
+
+    def vertices(self) -> tuple[VertexMetrics, ...]:
+        """Rows, bytes, busy time and watermarks of each vertex and its subtasks, as they have reported them last.
+
+        Tasks on Ray report about once a second. Once the job is over this is what they reported last.
+        """
+        return self._running.vertices()
 
     def metrics(self) -> dict[str, Any]:
         """The progress as a dict, and the key figures of the checkpoints. Times in ms, sizes in bytes.

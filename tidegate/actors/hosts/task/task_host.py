@@ -13,9 +13,11 @@ from tidegate.actors.coordinator.messages import events as co
 from tidegate.actors.hosts.outage_notes import OutageNotes
 from tidegate.actors.hosts.ports import TaskPort, TryAgain
 from tidegate.actors.hosts.task.task_effects import TaskEffects
+from tidegate.actors.hosts.task.work_times import WorkTimes
 from tidegate.actors.hosts.threads import leave_if_forked
 from tidegate.actors.protocol.failure_reasons import interrupts, log_failure
 from tidegate.actors.protocol.identity import TaskId
+from tidegate.actors.protocol.stream_elements import element_size_bytes
 from tidegate.actors.state_backends.common.backend import KeyedBackend
 from tidegate.actors.task.messages import events as ev
 from tidegate.actors.task.messages import instructions as do
@@ -52,8 +54,9 @@ class TaskHost:
         self._port = port
         self.rows_in = 0
         """Rows that came in, from the source or from channels."""
-        self.busy_ms = 0
-        """Time that events and elements have taken, in whole ms of the clock: over many of them the sum is right."""
+        self.bytes_read = 0
+        """Size of the rows that came from the source."""
+        self.times = WorkTimes(port.monotonic_ms())
         self._last_turn_ms = self._turn_over_ms = 0
         self._pid = os.getpid()
         self._at_ms = 0
@@ -81,16 +84,23 @@ class TaskHost:
             return
         if isinstance(event, ev.SourceBatchRead) and event.batch is not None:
             self.rows_in += event.batch.num_rows
+            self.bytes_read += element_size_bytes(event.batch)
         elif isinstance(event, ev.FrameArrived):
             self.rows_in += sum(getattr(element, "num_rows", 0) for element in event.elements)
         elif isinstance(event, ev.CheckpointCompleted | ev.CheckpointAborted) and self._effects.keeps_copies:
             self._port.run_io(partial(self._effects.checkpoint_over, event))
         self._at_ms = event.at_ms
         begin_ms = self._port.monotonic_ms()
+        self.look(begin_ms)
         instructions = self.machine.handle(event)
         leave_if_forked(self._pid)
         self._perform(instructions, self._port.monotonic_ms() - begin_ms)
-        self.busy_ms += self._port.monotonic_ms() - begin_ms
+        self.times.worked(self._port.monotonic_ms())
+
+    def look(self, now_ms: int) -> None:
+        """The task does nothing right now: count the time since it did."""
+        if now_ms != self.times.until_ms:
+            self.times.waited(now_ms, self.machine.outputs.over_limit)
 
     def _run_through_outages(self, work: Callable[[], ev.TaskEvent | None]) -> None:
         """Run I/O that the task cannot do without, again and again for as long as an outage of storage may last."""

@@ -21,7 +21,7 @@ import uuid
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import Future
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import replace
 
 from tidegate.actors.coordinator.invariants import permit_sweep
@@ -39,6 +39,7 @@ from tidegate.actors.protocol.failure_reasons import error_text, is_permanent, l
 from tidegate.actors.protocol.identity import TaskId
 from tidegate.actors.runtimes.local.io_pool import IO_THREADS, io_pool
 from tidegate.actors.runtimes.local.local_ports import LocalCoordinatorPort, LocalTaskPort
+from tidegate.actors.runtimes.local.task_looks import TaskLooks
 from tidegate.actors.runtimes.running_job import (
     Answer,
     JobOverview,
@@ -50,6 +51,7 @@ from tidegate.actors.runtimes.running_job import (
     progress_of,
 )
 from tidegate.actors.runtimes.timers import Timers
+from tidegate.actors.runtimes.vertex_metrics import VertexMetrics
 from tidegate.actors.state_backends.common.backend import KeyedBackend
 from tidegate.actors.task.messages import events as ev
 from tidegate.actors.task.task_machine import TaskMachine
@@ -63,6 +65,8 @@ from tidegate.storage.ids import AttemptNumber, OperatorUid
 log = logging.getLogger(__name__)
 
 IDLE_S = 1.0
+GLANCE_S = 0.5
+"""How long a call that only looks waits for the job's thread."""
 CLOSE_WAIT_S = 10.0
 """How long the end of a job waits for I/O of its coordinator that is under way."""
 LEAVE_WAIT_S = 2.0
@@ -86,6 +90,7 @@ class LocalJob:
         self._tasks: dict[TaskId, TaskHost] = {}
         self._kept: dict[TaskId, Mapping[OperatorUid, KeyedBackend]] = {}
         """Keyed state that tasks have left to their next attempts."""
+        self._looks = TaskLooks(self.context.graph)
         self._pools: dict[TaskId, WorkerPool] = {}
         """The threads for the I/O of each task: those of the tasks that were deployed with it."""
         self._pid = os.getpid()
@@ -165,6 +170,14 @@ class LocalJob:
     def tasks(self) -> tuple[TaskProcessInfo, ...]:
         """All tasks run in this process."""
         return ()
+
+    def vertices(self) -> tuple[VertexMetrics, ...]:
+        """What the tasks do. While a function of the user takes its time this is what was seen last."""
+        if not self._done.done():
+            looked: Future[None] = Future()
+            self.post(lambda: looked.set_result(self._looks.look(self._tasks)))
+            wait((looked, self._done), timeout=GLANCE_S, return_when=FIRST_COMPLETED)
+        return self._looks.vertices()
 
     def statistics(self) -> CheckpointStatistics:
         """Statistics of the checkpoints so far."""
@@ -271,6 +284,7 @@ class LocalJob:
             leave_if_forked(self._pid)
             del self._tasks[task]
             self._failed(task, host.machine.attempt, error)
+            self._looks.leave(task, host)
             host.close()
             return True
         return progressed
@@ -297,6 +311,7 @@ class LocalJob:
         for task in list(self._pools) if tasks is None else tasks:
             host, pool = self._tasks.pop(task, None), self._pools.pop(task, None)
             if host is not None:
+                self._looks.leave(task, host)
                 self._kept[task] = host.hand_over()
                 host.close()
             if pool is not None and pool not in self._pools.values():
@@ -332,6 +347,7 @@ class LocalJob:
         effects = TaskEffects(self.context, descriptor, retrying(self._open_store), now_ms, kept=kept)
         port = LocalTaskPort(self, task, self.pool)
         port.host = TaskHost(TaskMachine(descriptor), effects, port)
+        self._looks.begin(task, attempt)
         return port.host
 
     def end(self, instruction: do.EndJob) -> None:

@@ -30,8 +30,13 @@ def render() -> str:
         "## Of a task\n\n"
         "The process that runs a task writes them. `vertex` and `subtask` say which task that is, also in a spare "
         "process that has taken it over, whose actor keeps its name. Counters begin with the first thing to count, "
-        "and are counted over all attempts of a process.\n\n"
-        f"{_table(TASK_METRICS)}"
+        "and are counted over all attempts of a process. A process that has given a task up shows it at rest: rates "
+        "and lags are 0.\n\n"
+        f"{_table(TASK_METRICS)}\n"
+        "## In a program\n\n"
+        "`job.vertices()` gives the figures of tasks to a script, on every runtime: for each vertex, and each of its "
+        "subtasks, rows and bytes, rates, busy, back-pressured and idle time, and watermarks. Totals are those of the "
+        "attempt. `job.statistics()` tells of [checkpoints](checkpoints.md), `job.progress()` of the job.\n"
     )
 
 

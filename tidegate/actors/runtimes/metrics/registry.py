@@ -101,21 +101,33 @@ CHECKPOINT_DURATION = Metric(
 )
 
 RECORDS_IN = _task("num_records_in", Kind.COUNTER, "Rows that came into a task", "numRecordsIn")
-RECORDS_OUT = _task("num_records_out", Kind.COUNTER, "Rows that a task sent to others", "numRecordsOut")
-QUEUED = _task("queued_bytes", Kind.GAUGE, "Bytes that wait in a task for credit")
+RECORDS_OUT = _task("num_records_out", Kind.COUNTER, "Rows that a task sent to others, each receiver's counted",
+    "numRecordsOut")  # fmt: skip
+BYTES_IN = _task("num_bytes_in", Kind.COUNTER, "Size of the rows that a task took in", "numBytesIn")
+BYTES_OUT = _task("num_bytes_out", Kind.COUNTER, "Size of the rows that left a task", "numBytesOut")
+RECORDS_IN_RATE = _task("num_records_in_per_second", Kind.GAUGE, "Rows that came into a task in the last second",
+    "numRecordsInPerSecond")  # fmt: skip
+RECORDS_OUT_RATE = _task("num_records_out_per_second", Kind.GAUGE, "Rows that a task sent in the last second",
+    "numRecordsOutPerSecond")  # fmt: skip
+BYTES_IN_RATE = _task("num_bytes_in_per_second", Kind.GAUGE, "Bytes that a task took in during the last second",
+    "numBytesInPerSecond")  # fmt: skip
+BYTES_OUT_RATE = _task("num_bytes_out_per_second", Kind.GAUGE, "Bytes that left a task in the last second",
+    "numBytesOutPerSecond")  # fmt: skip
+BUSY_TIME = _task("busy_time_ms_per_second", Kind.GAUGE, "How much of the last second the task worked: rows, barriers, "
+    "timers, and sending", "busyTimeMsPerSecond")  # fmt: skip
+BACK_PRESSURED_TIME = _task("back_pressured_time_ms_per_second", Kind.GAUGE, "How much of the last second it took no "
+    "input because its receivers had no room", "backPressuredTimeMsPerSecond")  # fmt: skip
+IDLE_TIME = _task("idle_time_ms_per_second", Kind.GAUGE, "The rest of the last second", "idleTimeMsPerSecond")
 BACK_PRESSURED = _task("is_back_pressured", Kind.GAUGE, "1 while a task may not take input, else 0", "isBackPressured")
-BUSY_TIME = _task(
-    "busy_time_ms_per_second",
-    Kind.GAUGE,
-    "How much of a second the task worked, on the average of the last second: rows, barriers, timers, and sending",
-    "busyTimeMsPerSecond",
-)
-INPUT_WATERMARK = _task(
-    "current_input_watermark_ms",
-    Kind.GAUGE,
-    "The watermark that a task has reached, since the epoch; not there before its inputs had one",
-    "currentInputWatermark",
-)
+QUEUED = _task("queued_bytes", Kind.GAUGE, "Bytes that wait in a task for credit")
+INPUT_WATERMARK = _task("current_input_watermark_ms", Kind.GAUGE, "The watermark that a task has reached, since the "
+    "epoch; not there before its inputs had one", "currentInputWatermark")  # fmt: skip
+OUTPUT_WATERMARK = _task("current_output_watermark_ms", Kind.GAUGE, "The newest watermark behind its last operator, "
+    "since the epoch; not there before the first", "currentOutputWatermark")  # fmt: skip
+INPUT_WATERMARK_LAG = _task("current_input_watermark_lag_ms", Kind.GAUGE, "How far that of the inputs is behind the "
+    "clock of the process; 0 after the last one, and in a process that has given the task up")  # fmt: skip
+OUTPUT_WATERMARK_LAG = _task("current_output_watermark_lag_ms", Kind.GAUGE, "Likewise that of the output: for sources",
+    "watermarkLag")  # fmt: skip
 START_DELAY = _task(
     "checkpoint_start_delay_ms",
     Kind.GAUGE,
@@ -130,6 +142,10 @@ ALIGNMENT = _task(
 )
 SYNC = _task("checkpoint_sync_duration_ms", Kind.GAUGE, "The part of its snapshot during which the task stands still")
 ASYNC = _task("checkpoint_async_duration_ms", Kind.GAUGE, "The part of its snapshot that is written beside the rows")
+SNAPSHOT_FULL_SIZE = _task("checkpoint_full_size_bytes", Kind.GAUGE, "All that this snapshot refers to, data in flight "
+    "included")  # fmt: skip
+SNAPSHOT_SIZE = _task("checkpoint_size_bytes", Kind.GAUGE, "What it wrote of that")
+SNAPSHOT_IN_FLIGHT = _task("checkpoint_persisted_data_bytes", Kind.GAUGE, "Data in flight that was stored with it")
 RESTORES = Metric("tidegate_task_restores", Kind.COUNTER, (*TASK_TAGS, "origin"), "Restores of a task, by where its "
     "state was")  # fmt: skip
 STANDBY_CHECKPOINT = _task("standby_checkpoint", Kind.GAUGE, "Number of the checkpoint whose state a spare process "
@@ -144,7 +160,9 @@ JOB_VALUES = (
 
 JOB_METRICS = (STATUS, *JOB_VALUES, CHECKPOINT_DURATION)
 TASK_METRICS = (
-    RECORDS_IN, RECORDS_OUT, BUSY_TIME, BACK_PRESSURED, QUEUED, INPUT_WATERMARK, START_DELAY, ALIGNMENT, SYNC, ASYNC,
-    RESTORES, STANDBY_CHECKPOINT,
+    RECORDS_IN, RECORDS_OUT, BYTES_IN, BYTES_OUT, RECORDS_IN_RATE, RECORDS_OUT_RATE, BYTES_IN_RATE, BYTES_OUT_RATE,
+    BUSY_TIME, BACK_PRESSURED_TIME, IDLE_TIME, BACK_PRESSURED, QUEUED, INPUT_WATERMARK, OUTPUT_WATERMARK,
+    INPUT_WATERMARK_LAG, OUTPUT_WATERMARK_LAG, START_DELAY, ALIGNMENT, SYNC, ASYNC, SNAPSHOT_FULL_SIZE, SNAPSHOT_SIZE,
+    SNAPSHOT_IN_FLIGHT, RESTORES, STANDBY_CHECKPOINT,
 )  # fmt: skip
 METRICS = (*JOB_METRICS, *TASK_METRICS)

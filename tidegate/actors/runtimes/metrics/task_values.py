@@ -2,42 +2,97 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tidegate.actors.hosts.job_context import JobContext
 from tidegate.actors.hosts.task.task_host import TaskHost
 from tidegate.actors.protocol.identity import TaskId
 from tidegate.actors.protocol.snapshot_metrics import SnapshotMetrics
+from tidegate.actors.protocol.stream_elements import MAX_WATERMARK_MS
 from tidegate.actors.runtimes.metrics import registry as m
 from tidegate.actors.runtimes.metrics.registry import Metric
+from tidegate.actors.runtimes.vertex_metrics import SubtaskMetrics
 
 SECOND_MS = 1_000
 
 
 @dataclass(frozen=True, slots=True)
 class TaskTotals:
-    """A task at a time of the clock that nobody sets. `watermark_ms`: None before its inputs had one."""
+    """A task at a time of the clock that nobody sets. Watermarks are None before there was one."""
 
     at_ms: int
     rows_in: int = 0
     rows_out: int = 0
+    bytes_in: int = 0
+    bytes_out: int = 0
     busy_ms: int = 0
+    back_pressured_ms: int = 0
+    idle_ms: int = 0
     queued_bytes: int = 0
     back_pressured: bool = False
-    watermark_ms: int | None = None
+    input_watermark_ms: int | None = None
+    output_watermark_ms: int | None = None
 
     @staticmethod
-    def of(host: TaskHost, rows_out: int, at_ms: int) -> TaskTotals:
-        """From its host, which does not know what was sent."""
-        machine = host.machine
+    def of(host: TaskHost, at_ms: int) -> TaskTotals:
+        """From its host, on the thread of the task, between two events."""
+        host.look(at_ms)
+        machine, times = host.machine, host.times
+        outputs = machine.outputs
         return TaskTotals(
             at_ms,
             host.rows_in,
-            rows_out,
-            host.busy_ms,
+            outputs.rows_put,
+            host.bytes_read + machine.inputs.taken_bytes,
+            outputs.sent_bytes,
+            times.busy_ms,
+            times.back_pressured_ms,
+            times.idle_ms,
             machine.output_queue_bytes,
-            machine.outputs.over_limit,
+            outputs.over_limit,
             machine.watermarks.reached_ms,
+            outputs.watermark_ms,
+        )
+
+
+class TaskMeter:
+    """Makes the metrics of one task in one attempt of what it has done between two looks."""
+
+    def __init__(self, task: TaskId, attempt: int, begin_ms: int) -> None:
+        self._task = task
+        self._attempt = attempt
+        self._seen = TaskTotals(begin_ms)
+
+    def read(self, now: TaskTotals, wall_ms: int) -> SubtaskMetrics:
+        """The metrics now. Rates are those of the time since a look before, which is a second ago if there was one."""
+        before = self._seen
+        passed_ms = max(1, now.at_ms - before.at_ms)
+        if passed_ms >= SECOND_MS:
+            self._seen = now
+
+        def a_second(after: int, earlier: int) -> float:
+            return (after - earlier) * SECOND_MS / passed_ms
+
+        return SubtaskMetrics(
+            int(self._task.subtask),
+            self._attempt,
+            wall_ms,
+            now.rows_in,
+            now.rows_out,
+            now.bytes_in,
+            now.bytes_out,
+            a_second(now.rows_in, before.rows_in),
+            a_second(now.rows_out, before.rows_out),
+            a_second(now.bytes_in, before.bytes_in),
+            a_second(now.bytes_out, before.bytes_out),
+            a_second(now.busy_ms, before.busy_ms),
+            a_second(now.back_pressured_ms, before.back_pressured_ms),
+            a_second(now.idle_ms, before.idle_ms),
+            now.back_pressured,
+            now.queued_bytes,
+            now.input_watermark_ms,
+            now.output_watermark_ms,
         )
 
 
@@ -46,15 +101,43 @@ def task_tags(context: JobContext, task: TaskId) -> dict[str, str]:
     return {"job": context.job_name, "vertex": context.graph.vertex(task.vertex).name, "subtask": str(task.subtask)}
 
 
-def gauges_of(before: TaskTotals, now: TaskTotals) -> dict[Metric, float]:
-    """The gauges of a task. Its rate is that of the time between the two."""
-    gauges: dict[Metric, float] = {m.QUEUED: now.queued_bytes, m.BACK_PRESSURED: int(now.back_pressured)}
-    if (passed_ms := now.at_ms - before.at_ms) > 0:
-        # What began before the first look ends after it.
-        gauges[m.BUSY_TIME] = min(SECOND_MS, (now.busy_ms - before.busy_ms) * SECOND_MS / passed_ms)
-    if now.watermark_ms is not None:
-        gauges[m.INPUT_WATERMARK] = now.watermark_ms
+def totals_of(told: SubtaskMetrics) -> dict[Metric, int]:
+    """What is counted, in this attempt."""
+    return {
+        m.RECORDS_IN: told.records_in,
+        m.RECORDS_OUT: told.records_out,
+        m.BYTES_IN: told.bytes_in,
+        m.BYTES_OUT: told.bytes_out,
+    }
+
+
+def gauges_of(told: SubtaskMetrics) -> dict[Metric, float]:
+    """The gauges of a task."""
+    gauges: dict[Metric, float] = {
+        m.RECORDS_IN_RATE: told.records_in_per_second,
+        m.RECORDS_OUT_RATE: told.records_out_per_second,
+        m.BYTES_IN_RATE: told.bytes_in_per_second,
+        m.BYTES_OUT_RATE: told.bytes_out_per_second,
+        m.BUSY_TIME: told.busy_ms_per_second,
+        m.BACK_PRESSURED_TIME: told.back_pressured_ms_per_second,
+        m.IDLE_TIME: told.idle_ms_per_second,
+        m.BACK_PRESSURED: int(told.is_back_pressured),
+        m.QUEUED: told.queued_bytes,
+    }
+    for metric, lag, watermark_ms in (
+        (m.INPUT_WATERMARK, m.INPUT_WATERMARK_LAG, told.input_watermark_ms),
+        (m.OUTPUT_WATERMARK, m.OUTPUT_WATERMARK_LAG, told.output_watermark_ms),
+    ):
+        if watermark_ms is not None:
+            gauges[metric] = watermark_ms
+            gauges[lag] = _lag_ms(watermark_ms, told.at_ms)
     return gauges
+
+
+def gauges_at_rest(told: SubtaskMetrics) -> Mapping[Metric, float]:
+    """Those of a task that this process has no more: no rate, and no lag, stays for an alert to be made of."""
+    lags = (m.INPUT_WATERMARK_LAG, m.OUTPUT_WATERMARK_LAG)
+    return {metric: 0 if metric in lags else value for metric, value in gauges_of(told.at_rest).items()}
 
 
 def snapshot_gauges(measured: SnapshotMetrics) -> dict[Metric, float]:
@@ -64,4 +147,12 @@ def snapshot_gauges(measured: SnapshotMetrics) -> dict[Metric, float]:
         m.ALIGNMENT: measured.alignment_ms,
         m.SYNC: measured.sync_ms,
         m.ASYNC: measured.async_ms,
+        m.SNAPSHOT_FULL_SIZE: measured.state_bytes + measured.in_flight_bytes,
+        m.SNAPSHOT_SIZE: measured.incremental_bytes + measured.in_flight_bytes,
+        m.SNAPSHOT_IN_FLIGHT: measured.in_flight_bytes,
     }
+
+
+def _lag_ms(watermark_ms: int, now_ms: int) -> int:
+    """How far event time is behind the clock. After the last watermark nothing is behind."""
+    return 0 if watermark_ms >= MAX_WATERMARK_MS else now_ms - watermark_ms

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from tidegate.actors.coordinator.state.checkpoint_statistics import CheckpointStatistics
 from tidegate.actors.runtimes.running_job import Answer, JobProgress
+from tidegate.actors.runtimes.vertex_metrics import VertexMetrics
 
 KEPT_MAX = 100
 """More than drivers ask for within the time in which they repeat a question."""
@@ -35,6 +36,8 @@ class JobView:
     """Of the checkpoints, once the job has ended: then nobody can be asked for them any more."""
     answers: Mapping[str, Answer] = field(default_factory=dict)
     """To requests, likewise."""
+    vertices: tuple[VertexMetrics, ...] = ()
+    """What the tasks told of themselves last, likewise."""
 
 
 class Answers:

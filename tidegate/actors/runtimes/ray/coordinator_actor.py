@@ -48,6 +48,7 @@ from tidegate.actors.runtimes.ray.process.lifeline import end_process
 from tidegate.actors.runtimes.ray.process.mailbox import Mailbox
 from tidegate.actors.runtimes.ray.process.process_info import ProcessInfo, process_info
 from tidegate.actors.runtimes.ray.shared_value import open_shared
+from tidegate.actors.runtimes.ray.task_reports import TaskReports
 from tidegate.actors.runtimes.running_job import (
     Answer,
     JobCard,
@@ -57,6 +58,7 @@ from tidegate.actors.runtimes.running_job import (
     answers_of,
     progress_of,
 )
+from tidegate.actors.runtimes.vertex_metrics import SubtaskMetrics, VertexMetrics
 from tidegate.actors.task.messages import events as task_ev
 from tidegate.storage.checkpoints.event_log import EventLog
 from tidegate.storage.checkpoints.metadata import SavepointFormat, SnapshotKind
@@ -85,7 +87,7 @@ class CoordinatorProcess:
         self._ended = threading.Event()
         self._broken: str | None = None
         self._final: JobProgress | None = None
-        self._rows_in: dict[TaskId, tuple[AttemptNumber, int]] = {}
+        self._reports = TaskReports(context.graph)
         self._answers = Answers()
         self._inherited: frozenset[str] = frozenset()
         """Requests that a predecessor had written down."""
@@ -131,9 +133,9 @@ class CoordinatorProcess:
         threading.Event().wait()
 
     @ray.method(concurrency_group="control", num_returns=0, enable_task_events=False)
-    def counted(self, attempt: AttemptNumber, task: TaskId, rows_in: int) -> None:
-        """So many rows have come into a task."""
-        self._rows_in[task] = (attempt, rows_in)
+    def counted(self, attempt: AttemptNumber, task: TaskId, rows_in: int, metrics: SubtaskMetrics | None) -> None:
+        """So many rows have come into a task, and this is how it gets on."""
+        self._reports.told(attempt, task, rows_in, metrics)
         self._deployment.rows_came_in(attempt)
 
     # --- calls of drivers -----------------------------------------------------------------------------------------
@@ -148,9 +150,8 @@ class CoordinatorProcess:
     def view(self, wait_s: float) -> JobView:
         """The job now, or as soon as it has ended within a time."""
         ended = self._ended.wait(wait_s) if wait_s > 0 else self._ended.is_set()
-        statistics = self._statistics() if ended else None
-        answers = self._answers.given() if ended else {}
-        return JobView(self._progress(), self._host is not None, ended, self._broken, statistics, answers)
+        at_end = (self._statistics(), self._answers.given(), self.vertices()) if ended else ()
+        return JobView(self._progress(), self._host is not None, ended, self._broken, *at_end)
 
     @ray.method(concurrency_group="ask")
     def cancel(self) -> None:
@@ -185,6 +186,11 @@ class CoordinatorProcess:
     def processes(self) -> tuple[TaskProcessInfo, ...]:
         """The process of each task, as far as they have started."""
         return self._deployment.processes()
+
+    @ray.method(concurrency_group="ask")
+    def vertices(self) -> tuple[VertexMetrics, ...]:
+        """What the tasks have told of themselves, by vertex."""
+        return self._reports.vertices(CoordinatorState() if self._host is None else self._host.machine.state)
 
     @ray.method(concurrency_group="ask")
     def identify(self) -> ProcessInfo:
@@ -245,13 +251,9 @@ class CoordinatorProcess:
         if host is None:
             return progress_of(CoordinatorState(), {})
         state = host.machine.state
-        rows_in: dict[str, int] = {}
-        for task, (attempt, rows) in list(self._rows_in.items()):
-            if attempt == state.attempt_of(task):
-                rows_in[task.vertex] = rows_in.get(task.vertex, 0) + rows
         deployment, (ready, starting) = self._deployment, self._deployment.standbys()
         return replace(
-            progress_of(state, rows_in),
+            progress_of(state, self._reports.rows_in(state)),
             waits_for=deployment.waits_for(),
             suspect_nodes=deployment.suspect_nodes,
             standbys_ready=ready,

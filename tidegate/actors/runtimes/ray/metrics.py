@@ -16,9 +16,9 @@ from tidegate.actors.coordinator.state.coordinator_state import CoordinatorState
 from tidegate.actors.runtimes.metrics import registry as m
 from tidegate.actors.runtimes.metrics.job_values import JobTimes, job_values, newly_completed, status_values
 from tidegate.actors.runtimes.metrics.registry import Metric
-from tidegate.actors.runtimes.metrics.task_values import TaskTotals, gauges_of, snapshot_gauges
+from tidegate.actors.runtimes.metrics.task_values import gauges_at_rest, gauges_of, snapshot_gauges, totals_of
 from tidegate.actors.runtimes.running_job import JobProgress
-from tidegate.storage.clock import monotonic_ms
+from tidegate.actors.runtimes.vertex_metrics import SubtaskMetrics
 from tidegate.storage.ids import CheckpointId
 
 _Done = Callable[[BaseException | None], None]
@@ -42,11 +42,11 @@ def _histogram(metric: Metric) -> Histogram:
 
 
 class TaskMetrics:
-    """Metrics of one task of one attempt; `update` takes totals of that attempt."""
+    """Metrics of one task of one attempt; `update` takes what is counted in that attempt."""
 
     def __init__(self, tags: dict[str, str]) -> None:
         self._tags = tags
-        self._seen = TaskTotals(monotonic_ms())
+        self._seen: Mapping[Metric, int] = {}
 
     def told(self, event: CoordinatorEvent) -> None:
         """The task reports something."""
@@ -55,12 +55,12 @@ class TaskMetrics:
         elif isinstance(event, CheckpointAcknowledged):
             self._set(snapshot_gauges(event.metrics))
 
-    def update(self, totals: TaskTotals) -> None:
-        """Publish the totals."""
-        seen, self._seen = self._seen, totals
-        _add(_counter(m.RECORDS_IN), totals.rows_in - seen.rows_in, self._tags)
-        _add(_counter(m.RECORDS_OUT), totals.rows_out - seen.rows_out, self._tags)
-        self._set(gauges_of(seen, totals))
+    def update(self, told: SubtaskMetrics, final: bool = False) -> None:
+        """Publish what the task is doing. `final`: it does nothing any more in this process."""
+        seen, self._seen = self._seen, totals_of(told)
+        for metric, total in self._seen.items():
+            _add(_counter(metric), total - seen.get(metric, 0), self._tags)
+        self._set(gauges_at_rest(told) if final else gauges_of(told))
 
     def _set(self, gauges: Mapping[Metric, float]) -> None:
         for metric, value in gauges.items():

@@ -41,6 +41,7 @@ from tidegate.actors.runtimes.running_job import (
     not_taken,
     progress_of,
 )
+from tidegate.actors.runtimes.vertex_metrics import VertexMetrics
 from tidegate.storage.checkpoints.event_log import EventLog
 from tidegate.storage.errors import ConfigurationError, JobFailedError, JobTimeoutError, TidegateError
 from tidegate.storage.files.store import OpenStore
@@ -90,6 +91,7 @@ class RayJob:
         self._asked: Any = None
         """A call for the state of the job that has not been answered yet."""
         self._statistics = CheckpointStatistics()
+        self._vertices: tuple[VertexMetrics, ...] = ()
         self._answers: Mapping[str, Answer] = {}
         """To all requests, once the job has ended."""
         self._silence: tuple[float, str] | None = None
@@ -172,6 +174,13 @@ class RayJob:
             self._statistics = found
         return self._statistics
 
+    def vertices(self) -> tuple[VertexMetrics, ...]:
+        """What the tasks have told of themselves, by vertex; the last of it when the job is over."""
+        if self._look(0.0) is None:
+            found: tuple[VertexMetrics, ...] = self._ask(self._coordinator.vertices, "tell how its tasks get on")
+            self._vertices = found
+        return self._vertices
+
     def tasks(self) -> tuple[TaskProcessInfo, ...]:
         """The process of each task: of those that are alive and have started. Empty when the job is over."""
         if self._look(0.0) is not None:
@@ -226,7 +235,7 @@ class RayJob:
         self._seen = self._seen or view.started
         self._last = view.progress
         if view.statistics is not None:
-            self._statistics, self._answers = view.statistics, view.answers
+            self._statistics, self._answers, self._vertices = view.statistics, view.answers, view.vertices
         if view.ended:
             if view.broken is None:
                 return self._ended(view.progress)

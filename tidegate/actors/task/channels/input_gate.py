@@ -37,7 +37,6 @@ class InputChannel:
         "_granted_bytes",
         "_head_bytes",
         "_left_bytes",
-        "_taken_bytes",
         "arrived",
         "channel",
         "data_over",
@@ -46,6 +45,7 @@ class InputChannel:
         "recovered",
         "rows_taken",
         "taken",
+        "taken_bytes",
         "window_bytes",
     )
 
@@ -67,7 +67,8 @@ class InputChannel:
         self.data_over = False
         """Whether the end of the data was taken."""
         self._granted_bytes = window_bytes
-        self._taken_bytes = 0
+        self.taken_bytes = 0
+        """Bytes of this attempt that were taken."""
         self._head_bytes: int | None = None
         """Size of the whole batch at the head, once a part of it was taken."""
         self._left_bytes = 0
@@ -118,7 +119,7 @@ class InputChannel:
         self._head_bytes = None
         self.data_over = self.data_over or isinstance(element, EndOfData | EndOfPartition)
         self.taken += 1
-        self._taken_bytes += size_bytes
+        self.taken_bytes += size_bytes
         invariants.check_contiguous(self.taken, len(self.queue), self.arrived)
         return element
 
@@ -139,7 +140,7 @@ class InputChannel:
 
     def credit_to_grant(self) -> int | None:
         """Grant credit if half of the window was freed since the last grant. Returns the new total, or None."""
-        total_bytes = self._taken_bytes + self.window_bytes
+        total_bytes = self.taken_bytes + self.window_bytes
         if total_bytes - self._granted_bytes < max(1, self.window_bytes // 2):
             return None
         self._granted_bytes = total_bytes
@@ -168,6 +169,11 @@ class InputGate:
     def open_channels(self) -> int:
         """Channels whose data has not ended; 1 at least."""
         return max(1, sum(not channel.data_over for channel in self))
+
+    @property
+    def taken_bytes(self) -> int:
+        """Bytes of this attempt that were taken, on all channels."""
+        return sum(channel.taken_bytes for channel in self)
 
     def waits(self, blocked: Callable[[ChannelId], bool]) -> bool:
         """Whether a channel that is not blocked has an element."""

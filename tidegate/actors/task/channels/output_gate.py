@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from tidegate.actors.protocol.identity import ChannelId
-from tidegate.actors.protocol.stream_elements import Barrier, Control, Element, element_size_bytes
+from tidegate.actors.protocol.stream_elements import Barrier, Control, Element, Watermark, element_size_bytes
 from tidegate.actors.task import invariants
 from tidegate.actors.task.channels.debloating import BATCHES_A_WINDOW, SenderPace
 from tidegate.actors.task.channels.turn_pacer import ROWS_UNLIMITED
@@ -72,7 +72,6 @@ class OutputChannel:
         "_credit_bytes",
         "_frame_bytes",
         "_limits",
-        "_sent_bytes",
         "_urgent",
         "_window_bytes",
         "barriers",
@@ -82,6 +81,7 @@ class OutputChannel:
         "queue",
         "queued_bytes",
         "rows_put",
+        "sent_bytes",
     )
 
     def __init__(self, channel: ChannelId, limits: BufferLimits) -> None:
@@ -98,7 +98,8 @@ class OutputChannel:
         self.bytes_put = 0
         """Bytes of batches that were queued since the last turn."""
         self._credit_bytes = self._window_bytes = limits.first_window_bytes
-        self._sent_bytes = 0
+        self.sent_bytes = 0
+        """Bytes of batches that have left since the attempt began."""
         self._frame_bytes = limits.frame_bytes_min
         self._urgent = 0
         """Queued control elements."""
@@ -120,7 +121,7 @@ class OutputChannel:
     @property
     def exhausted(self) -> bool:
         """Whether nothing more may be sent before the receiver answers with credit."""
-        return not invariants.may_send(self._sent_bytes, self._credit_bytes)
+        return not invariants.may_send(self.sent_bytes, self._credit_bytes)
 
     @property
     def sendable(self) -> bool:
@@ -191,7 +192,7 @@ class OutputChannel:
                 if isinstance(element, Barrier):
                     self.barriers.discard(element.checkpoint_id)
             frame_bytes += size_bytes
-            self._sent_bytes += size_bytes
+            self.sent_bytes += size_bytes
             elements.append(element)
         self.next_sequence += len(elements)
         self.queued_bytes -= frame_bytes
@@ -208,6 +209,8 @@ class OutputGate:
         """Whether `take_frames` has left something that credit would allow to be sent."""
         self.starving = False
         """Whether `take_frames` has left something because there was no credit for it."""
+        self.watermark_ms: int | None = None
+        """The newest watermark that was queued; None: none yet."""
         self._pace = SenderPace()
 
     def __getitem__(self, channel: ChannelId) -> OutputChannel:
@@ -241,6 +244,16 @@ class OutputGate:
         return sum(channel.queued_bytes for channel in self._channels.values())
 
     @property
+    def sent_bytes(self) -> int:
+        """Bytes of this attempt that have left, on all channels."""
+        return sum(channel.sent_bytes for channel in self._channels.values())
+
+    @property
+    def rows_put(self) -> int:
+        """Rows that were queued since the attempt began, on all channels."""
+        return sum(channel.rows_put for channel in self._channels.values())
+
+    @property
     def empty(self) -> bool:
         """Whether nothing waits."""
         return not any(channel.queue for channel in self._channels.values())
@@ -252,6 +265,8 @@ class OutputGate:
 
     def broadcast(self, element: Control) -> None:
         """Queue a control element on every channel."""
+        if isinstance(element, Watermark):
+            self.watermark_ms = element.timestamp_ms
         for channel in self._channels.values():
             channel.put(element)
 

@@ -194,7 +194,7 @@ class TaskProcess(SignsOfLife):
 
     def _tick(self) -> None:
         if self._running is not None:
-            self._running.count(now_ms())
+            self._running.count()
 
     def _guarded(self, running: _RunningTask, action: Callable[[], bool | None]) -> bool:
         """Let the task act if it is still the one that runs; what it raises has failed it."""
@@ -209,7 +209,7 @@ class TaskProcess(SignsOfLife):
         if running.host.finished:
             self._end(running, Outcome("finished"))
         elif running.first_rows_untold:
-            running.count(now_ms())
+            running.count()
         return progressed
 
     def _deploy(self, order: Order) -> None:
@@ -266,7 +266,7 @@ class TaskProcess(SignsOfLife):
 
     def _let_go(self, running: _RunningTask) -> None:
         try:
-            running.count(None)
+            running.count(over=True)
         finally:
             running.retire()
 
@@ -338,9 +338,7 @@ class _RunningTask:
 
     def send_frame(self, frame: do.SendFrame) -> None:
         head = make_head(frame.attempt, frame.channel, frame.first_sequence)
-        batches = [e for e in frame.elements if isinstance(e, pa.RecordBatch)]
-        self._counts.rows_out += sum(batch.num_rows for batch in batches)
-        if len(batches) == len(frame.elements) and not frame.exhausts_credit:
+        if not frame.exhausts_credit and all(isinstance(element, pa.RecordBatch) for element in frame.elements):
             self._frame_calls[frame.channel](head, frame.elements)
         else:
             # Nothing may follow a barrier, the end, or the last of the credit, that would show that it is missing.
@@ -356,7 +354,7 @@ class _RunningTask:
     def report(self, event: CoordinatorEvent) -> None:
         self._counts.metrics.told(event)
         if isinstance(event, TaskFinished):
-            self.count(now_ms())  # before: this may be the end of the job, which is told of as it is known then
+            self.count(over=True)  # before: this may be the end of the job, which is told of as it is known then
         self.deliveries.watch_until_there(self._process._outbox.send(event))
 
     monotonic_ms = staticmethod(monotonic_ms)
@@ -390,9 +388,9 @@ class _RunningTask:
         """Whether rows have come in and the coordinator does not know of any."""
         return self._counts.nobody_knows and self.host.rows_in > 0
 
-    def count(self, at_ms: int | None) -> None:
-        """Tell the coordinator about rows if there are new ones, and Ray's metrics once a second (or finally: None)."""
-        self._counts.tell(self.host, at_ms)
+    def count(self, over: bool = False) -> None:
+        """Tell the coordinator and Ray's metrics how far the task is. `over`: for the last time."""
+        self._counts.tell(self.host, over)
 
     def retire(self) -> None:
         """Let go of files once the I/O that is under way has come back; what it brings is dropped."""
