@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 from ray_fakes import FIRST, ROWS, SINK, SOURCE, source_to_sink, task_processes
 
@@ -44,10 +47,11 @@ def test_what_was_told_in_another_attempt_does_not_count() -> None:
     reports.told(SECOND, SINK, 3, SubtaskMetrics(0, SECOND, 8, records_in=3))
     reports.told(SECOND, SINK, 4, None)
     assert reports.rows_in(state) == {"sink": 4}
-    source, sink = reports.vertices(state)
+    host: Any = SimpleNamespace(machine=SimpleNamespace(state=state))
+    source, sink = reports.vertices(host)
     assert (source.vertex, source.name, source.parallelism, source.subtasks) == ("source", "source", 1, ())
     assert [each.records_in for each in sink.subtasks] == [3]
-    assert vertices_of(graph, {}, {}) == (source, VertexMetrics("sink", "sink", 1))
+    assert reports.vertices(None) == vertices_of(graph, {}, {}) == (source, VertexMetrics("sink", "sink", 1))
 
 
 def test_a_task_on_ray_tells_its_coordinator_how_it_gets_on(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tidegate.actors.operators.operator import OperatorContext
+from tidegate.actors.operators.user_metrics import UserMetrics
 
 
 class FunctionContext:
@@ -20,6 +21,11 @@ class FunctionContext:
     def parallelism(self) -> int:
         """Number of subtasks."""
         return self._operator.parallelism
+
+    @property
+    def metrics(self) -> UserMetrics:
+        """Counters, gauges and histograms of the function's own: `self.late = context.metrics.counter("late")`."""
+        return self._operator.metrics
 
     @property
     def current_processing_time(self) -> int:

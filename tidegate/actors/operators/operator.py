@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from tidegate.actors.operators.source_splits import SourceSplits
+from tidegate.actors.operators.user_metrics import UserMetrics
 from tidegate.actors.state_backends.common.backend import KeyedBackend
 from tidegate.actors.state_backends.common.options import StateBackendOptions
 from tidegate.storage.ids import OperatorUid, SubtaskIndex
@@ -76,6 +77,8 @@ class OperatorContext:
     """Where keyed state lives, and how it is written."""
     kept: KeyedBackend | None = field(default=None, compare=False)
     """The backend of the attempt before, which has gone back to the checkpoint that the operator starts from."""
+    metrics: UserMetrics = field(default_factory=lambda: UserMetrics("an operator"), compare=False)
+    """What the operator's function counts of itself."""
 
 
 class Operator:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from tidegate.actors.graph.job_graph import JobGraph
+from tidegate.actors.operators.user_metrics import UserMetric
 from tidegate.actors.protocol.identity import TaskId
 
 
@@ -40,6 +41,8 @@ class SubtaskMetrics:
     """Output that waits for credit."""
     input_watermark_ms: int | None = None
     output_watermark_ms: int | None = None
+    user: tuple[UserMetric, ...] = ()
+    """What the functions of the user count of themselves."""
 
     @property
     def at_rest(self) -> SubtaskMetrics:

@@ -66,7 +66,7 @@ class TaskMachine:
         self._emitter = Emitter(d, self._instructions.append)
         self.outputs = self._outputs = self._emitter.gate
         place = d.task.subtask, d.parallelism, d.max_parallelism
-        self._chain = OperatorChain(d.operators, *place, *self._emitter.outputs, d.backend)
+        self.chain = self._chain = OperatorChain(d.operators, *place, *self._emitter.outputs, d.backend)
         self.watermarks = WatermarkValve(d.inputs)
         self._checkpoints = SubtaskCheckpoints(
             d,

@@ -9,6 +9,7 @@ from datetime import timedelta
 from typing import Any, Literal
 
 from tidegate.actors.coordinator.state.checkpoint_statistics import CheckpointStatistics
+from tidegate.actors.operators.user_metrics import UserMetric
 from tidegate.actors.runtimes.running_job import JobProgress, RunningJob, SnapshotRequest, TaskProcessInfo
 from tidegate.actors.runtimes.vertex_metrics import VertexMetrics
 from tidegate.api.given_names import location
@@ -163,6 +164,18 @@ class Job:
     def processes(self) -> tuple[TaskProcessInfo, ...]:
         """Which process runs each task, and in which attempt. Empty where all run in the driver's process."""
         return self._running.tasks()
+
+    def user_metrics(self) -> dict[str, list[UserMetric]]:
+        """Counters, gauges and histograms of functions (`context.metrics`): by name, one a subtask and operator.
+
+        They begin with 0 in each attempt. Tasks on Ray report about once a second; what they had last stays.
+        """
+        found: dict[str, list[UserMetric]] = {}
+        for vertex in self.vertices():
+            for subtask in vertex.subtasks:
+                for metric in subtask.user:
+                    found.setdefault(metric.name, []).append(metric)
+        return found
 
     def vertices(self) -> tuple[VertexMetrics, ...]:
         """Rows, bytes, busy time and watermarks of each vertex and its subtasks, as they have reported them last.

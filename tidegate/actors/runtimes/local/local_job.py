@@ -23,6 +23,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import replace
+from typing import Any
 
 from tidegate.actors.coordinator.invariants import permit_sweep
 from tidegate.actors.coordinator.messages import events as co
@@ -174,9 +175,15 @@ class LocalJob:
     def vertices(self) -> tuple[VertexMetrics, ...]:
         """What the tasks do. While a function of the user takes its time this is what was seen last."""
         if not self._done.done():
-            looked: Future[None] = Future()
-            self.post(lambda: looked.set_result(self._looks.look(self._tasks)))
-            wait((looked, self._done), timeout=GLANCE_S, return_when=FIRST_COMPLETED)
+            looked: Future[Any] = Future()
+
+            def look() -> None:
+                self._looks.look(self._tasks)
+                looked.set_result(None)
+
+            self.post(look)
+            either: tuple[Future[Any], ...] = (looked, self._done)
+            wait(either, timeout=GLANCE_S, return_when=FIRST_COMPLETED)
         return self._looks.vertices()
 
     def statistics(self) -> CheckpointStatistics:

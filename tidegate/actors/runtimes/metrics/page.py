@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
+from tidegate.actors.operators.user_metrics import QUANTILES
 from tidegate.actors.runtimes.metrics.job_values import STATUSES
-from tidegate.actors.runtimes.metrics.registry import JOB_METRICS, TASK_METRICS, Kind, Metric
+from tidegate.actors.runtimes.metrics.registry import JOB_METRICS, OPERATOR_TAGS, TASK_METRICS, Kind, Metric
 
 
 def render() -> str:
@@ -33,10 +34,18 @@ def render() -> str:
         "and are counted over all attempts of a process. A process that has given a task up shows it at rest: rates "
         "and lags are 0.\n\n"
         f"{_table(TASK_METRICS)}\n"
+        "## Of a function\n\n"
+        "What a function counts of itself with [`context.metrics`](process-functions.md#metrics-of-your-own) is a "
+        "gauge `ray_tidegate_operator_<name>` with the tags "
+        f"{', '.join(f'`{tag}`' for tag in OPERATOR_TAGS)}. `operator` is the name of the step, and `operator_id` its "
+        "uid. A histogram has a series for each `quantile` of its newest values "
+        f"({', '.join(str(share) for share in QUANTILES)}), and `ray_tidegate_operator_<name>_count`; for all others "
+        "that tag is empty. They begin with 0 in each attempt.\n\n"
         "## In a program\n\n"
         "`job.vertices()` gives the figures of tasks to a script, on every runtime: for each vertex, and each of its "
         "subtasks, rows and bytes, rates, busy, back-pressured and idle time, and watermarks. Totals are those of the "
-        "attempt. `job.statistics()` tells of [checkpoints](checkpoints.md), `job.progress()` of the job.\n"
+        "attempt. `job.user_metrics()` has what functions count, `job.statistics()` the [checkpoints](checkpoints.md), "
+        "`job.progress()` the job at a glance.\n"
     )
 
 

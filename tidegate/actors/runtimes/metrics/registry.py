@@ -10,6 +10,8 @@ import enum
 from dataclasses import dataclass
 
 JOB_TAGS = ("job",)
+OPERATOR_TAGS = ("job", "vertex", "subtask", "operator", "operator_id", "quantile")
+"""Of metrics of a user's functions. `quantile` is empty, but for a histogram's."""
 TASK_TAGS = ("job", "vertex", "subtask")
 
 

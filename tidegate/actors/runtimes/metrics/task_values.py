@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from tidegate.actors.hosts.job_context import JobContext
 from tidegate.actors.hosts.task.task_host import TaskHost
+from tidegate.actors.operators.user_metrics import Histogram, UserMetric
 from tidegate.actors.protocol.identity import TaskId
 from tidegate.actors.protocol.snapshot_metrics import SnapshotMetrics
 from tidegate.actors.protocol.stream_elements import MAX_WATERMARK_MS
@@ -33,6 +34,7 @@ class TaskTotals:
     back_pressured: bool = False
     input_watermark_ms: int | None = None
     output_watermark_ms: int | None = None
+    user: tuple[UserMetric, ...] = ()
 
     @staticmethod
     def of(host: TaskHost, at_ms: int) -> TaskTotals:
@@ -53,6 +55,7 @@ class TaskTotals:
             outputs.over_limit,
             machine.watermarks.reached_ms,
             outputs.watermark_ms,
+            machine.chain.user_metrics,
         )
 
 
@@ -93,6 +96,7 @@ class TaskMeter:
             now.queued_bytes,
             now.input_watermark_ms,
             now.output_watermark_ms,
+            now.user,
         )
 
 
@@ -138,6 +142,17 @@ def gauges_at_rest(told: SubtaskMetrics) -> Mapping[Metric, float]:
     """Those of a task that this process has no more: no rate, and no lag, stays for an alert to be made of."""
     lags = (m.INPUT_WATERMARK_LAG, m.OUTPUT_WATERMARK_LAG)
     return {metric: 0 if metric in lags else value for metric, value in gauges_of(told.at_rest).items()}
+
+
+def user_values(metric: UserMetric) -> list[tuple[str, str, float]]:
+    """What is published of a metric of a function, all of it as gauges: name, tag `quantile` and value.
+
+    A histogram has a series for each quantile and one, with `_count` behind the name, for the number of its values.
+    """
+    name = f"tidegate_operator_{metric.name}"
+    if metric.kind != Histogram.kind:
+        return [(name, "", metric.value)]
+    return [(f"{name}_count", "", metric.value), *((name, str(share), value) for share, value in metric.quantiles)]
 
 
 def snapshot_gauges(measured: SnapshotMetrics) -> dict[Metric, float]:

@@ -150,7 +150,7 @@ class CoordinatorProcess:
     def view(self, wait_s: float) -> JobView:
         """The job now, or as soon as it has ended within a time."""
         ended = self._ended.wait(wait_s) if wait_s > 0 else self._ended.is_set()
-        at_end = (self._statistics(), self._answers.given(), self.vertices()) if ended else ()
+        at_end = (self._statistics(), self._answers.given(), self._reports.vertices(self._host)) if ended else ()
         return JobView(self._progress(), self._host is not None, ended, self._broken, *at_end)
 
     @ray.method(concurrency_group="ask")
@@ -190,7 +190,7 @@ class CoordinatorProcess:
     @ray.method(concurrency_group="ask")
     def vertices(self) -> tuple[VertexMetrics, ...]:
         """What the tasks have told of themselves, by vertex."""
-        return self._reports.vertices(CoordinatorState() if self._host is None else self._host.machine.state)
+        return self._reports.vertices(self._host)
 
     @ray.method(concurrency_group="ask")
     def identify(self) -> ProcessInfo:

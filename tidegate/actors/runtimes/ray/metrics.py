@@ -7,7 +7,7 @@ a counter only ever grows. One of Ray's is not there before it is counted up, so
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import cache
+from functools import cache, lru_cache
 
 from ray.util.metrics import Counter, Gauge, Histogram
 
@@ -16,13 +16,21 @@ from tidegate.actors.coordinator.state.coordinator_state import CoordinatorState
 from tidegate.actors.runtimes.metrics import registry as m
 from tidegate.actors.runtimes.metrics.job_values import JobTimes, job_values, newly_completed, status_values
 from tidegate.actors.runtimes.metrics.registry import Metric
-from tidegate.actors.runtimes.metrics.task_values import gauges_at_rest, gauges_of, snapshot_gauges, totals_of
+from tidegate.actors.runtimes.metrics.task_values import (
+    gauges_at_rest,
+    gauges_of,
+    snapshot_gauges,
+    totals_of,
+    user_values,
+)
 from tidegate.actors.runtimes.running_job import JobProgress
 from tidegate.actors.runtimes.vertex_metrics import SubtaskMetrics
 from tidegate.storage.ids import CheckpointId
 
 _Done = Callable[[BaseException | None], None]
 
+USER_NAMES_MAX = 1_000
+"""Names of metrics of functions that a process keeps at hand, whatever names its attempts think of."""
 _DURATION_BOUNDARIES_MS = [5.0, 10.0, 25.0, 50.0, 100.0, 250.0, 500.0, 1e3, 2.5e3, 5e3, 10e3, 60e3]
 
 
@@ -34,6 +42,11 @@ def _counter(metric: Metric) -> Counter:
 @cache
 def _gauge(metric: Metric) -> Gauge:
     return Gauge(metric.name, description=metric.meaning, tag_keys=metric.tags)
+
+
+@lru_cache(maxsize=USER_NAMES_MAX)
+def _user_gauge(name: str) -> Gauge:
+    return Gauge(name, description="Of a function of the user", tag_keys=m.OPERATOR_TAGS)
 
 
 @cache
@@ -61,6 +74,10 @@ class TaskMetrics:
         for metric, total in self._seen.items():
             _add(_counter(metric), total - seen.get(metric, 0), self._tags)
         self._set(gauges_at_rest(told) if final else gauges_of(told))
+        for counted in told.user:
+            tags = self._tags | {"operator": counted.operator, "operator_id": str(counted.uid)}
+            for name, quantile, value in user_values(counted):
+                _user_gauge(name).set(value, tags | {"quantile": quantile})
 
     def _set(self, gauges: Mapping[Metric, float]) -> None:
         for metric, value in gauges.items():

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from tidegate.actors.coordinator.state.coordinator_state import CoordinatorState
 from tidegate.actors.graph.job_graph import JobGraph
+from tidegate.actors.hosts.coordinator.coordinator_host import CoordinatorHost
 from tidegate.actors.protocol.identity import TaskId
 from tidegate.actors.runtimes.vertex_metrics import SubtaskMetrics, VertexMetrics, vertices_of
 from tidegate.storage.ids import AttemptNumber
@@ -34,7 +35,8 @@ class TaskReports:
                 found[task.vertex] = found.get(task.vertex, 0) + rows
         return found
 
-    def vertices(self, state: CoordinatorState) -> tuple[VertexMetrics, ...]:
-        """All metrics, by vertex."""
+    def vertices(self, host: CoordinatorHost | None) -> tuple[VertexMetrics, ...]:
+        """All metrics, by vertex. `host`: None while the log is replayed."""
+        state = CoordinatorState() if host is None else host.machine.state
         told = dict(self._metrics)
         return vertices_of(self._graph, told, {task: state.attempt_of(task) for task in told})

@@ -30,6 +30,7 @@ from tidegate.actors.graph.job_graph import OperatorSpec
 from tidegate.actors.operators.batches.table_sink import TableSink
 from tidegate.actors.operators.operator import Emit, Operator, OperatorContext, ProcessingTime, StepPace
 from tidegate.actors.operators.source_splits import SourceSplits
+from tidegate.actors.operators.user_metrics import UserMetric, UserMetrics
 from tidegate.actors.protocol.stream_elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS
 from tidegate.actors.state_backends.common.backend import KeyedBackend
 from tidegate.actors.state_backends.common.options import StateBackendOptions
@@ -94,7 +95,7 @@ class OperatorChain:
         """Which split of the task's source the current rows are from."""
         shared = self._time, self.pace, self.splits
         place = subtask, parallelism, max_parallelism, *shared, backend or StateBackendOptions()
-        self._contexts = [OperatorContext(spec.uid, spec.name, *place) for spec in specs]
+        self._contexts = [OperatorContext(s.uid, s.name, *place, metrics=UserMetrics(s.name)) for s in specs]
         self._output = output
         self._output_watermark = output_watermark
         self._output_idle = output_idle
@@ -247,6 +248,11 @@ class OperatorChain:
         pairs = zip(self._contexts, self._links, strict=True)
         found = ((context.uid, link.operator.keyed_backend) for context, link in pairs)
         return {uid: backend for uid, backend in found if backend is not None}
+
+    @property
+    def user_metrics(self) -> tuple[UserMetric, ...]:
+        """What functions of the user have counted of themselves."""
+        return tuple(metric for context in self._contexts for metric in context.metrics.read(context.uid))
 
     def hand_over(self) -> Mapping[OperatorUid, KeyedBackend]:
         """The backends that can go back to a checkpoint, for the next attempt. Only `close` is called afterwards."""
