@@ -42,7 +42,7 @@ ENDS_S = 90.0
 KILLED_S = 15.0
 POLL_S = 0.1
 OBJECT_STORE_BYTES = 150 * 1024 * 1024
-_MOVED = "TIDEGATE_CHAOS_MOVED"
+_MOVED = "CHAOS_MOVED"
 _ACTORS = tuple(f"ray::{actor.__name__}" for actor in (TaskProcess, CoordinatorProcess))
 """How Ray calls their processes."""
 _TOOLS = ("ip", "nsenter", "setpriv", "unshare")

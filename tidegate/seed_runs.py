@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import logging
 import multiprocessing
 import os
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
-from tidegate.storage.errors import ConfigurationError
+from tidegate.loaded_functions import load_function
 from tidegate.testing import Faults, SimulatedPipeline, SimulationReport, simulate_random
 
 SEEDS_A_TASK = 8
@@ -59,7 +54,7 @@ def reports_of(work: Work, seeds: range, workers: int) -> Iterator[Iterator[Simu
 def _runner(work: Work) -> Callable[[int], SimulationReport]:
     if work.pipeline is None:
         return simulate_random
-    pipeline = SimulatedPipeline(_load(work.pipeline), parallelism=work.parallelism)
+    pipeline = SimulatedPipeline(load_function(work.pipeline), parallelism=work.parallelism)
     return lambda seed: pipeline.run(seed, work.faults)
 
 
@@ -76,27 +71,3 @@ def _run_seed(seed: int) -> SimulationReport:
     report = _run(seed)
     # The history is large, and only read to explain a violation.
     return report.without_history() if report.ok else report.portable()
-
-
-def _load(reference: str) -> Callable[..., Any]:
-    place, separator, name = reference.rpartition(":")
-    if not separator:
-        raise ConfigurationError(f"{reference!r}: write MODULE:FUNC or FILE.py:FUNC")
-    if place.endswith(".py"):
-        path = Path(place).resolve()
-        spec = importlib.util.spec_from_file_location(path.stem, path)
-        if spec is None or spec.loader is None or not path.exists():
-            raise ConfigurationError(f"{place} is not there, or no Python file")
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[path.stem] = module
-        spec.loader.exec_module(module)
-    else:
-        try:
-            module = importlib.import_module(place)
-        except ModuleNotFoundError as error:
-            raise ConfigurationError(f"there is no module {place!r} (from {reference!r}): {error}") from error
-    function = getattr(module, name, None)
-    if not callable(function):
-        raise ConfigurationError(f"{place} has no function {name!r}")
-    found: Callable[..., Any] = function
-    return found

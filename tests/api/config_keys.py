@@ -19,7 +19,7 @@ KEYS: dict[str, tuple[str, ...]] = {
     "inline_bytes": ("state.storage.fs.memory-threshold", "execution.checkpointing.data-inline-threshold"),
     "ignore_in_flight_of": ("execution.checkpointing.recover-without-channel-state.checkpoint-id",),
     "history": ("web.checkpoints.history",),
-    "backend": ("state.backend.type",),
+    "backend": ("state.backend", "state.backend.type"),
     "incremental": ("state.backend.incremental", "execution.checkpointing.incremental"),
     "changelog": ("state.changelog.enabled",),
     "compression": ("execution.checkpointing.snapshot-compression",),
@@ -29,6 +29,7 @@ KEYS: dict[str, tuple[str, ...]] = {
     "local_copies": ("state.backend.local-recovery", "execution.checkpointing.local-backup.enabled"),
     "local_directory": ("taskmanager.state.local.root-dirs", "execution.checkpointing.local-backup.dirs"),
     "checkpoint_storage": ("state.checkpoint-storage", "execution.checkpointing.storage"),
+    "state_size": ("state.checkpoint-storage.jobmanager.max-state-size",),
     "debloat": ("taskmanager.network.memory.buffer-debloat.enabled",),
     "debloat_target": ("taskmanager.network.memory.buffer-debloat.target",),
     "failover": ("jobmanager.execution.failover-strategy",),
@@ -68,6 +69,7 @@ GIVEN: dict[str, tuple[object, object]] = {
     "local_copies": (True, True),
     "local_directory": ("/mnt/disk/copies", "/mnt/disk/copies"),
     "checkpoint_storage": ("JOBMANAGER", "jobmanager"),
+    "state_size": ("1mb", 1_048_576),
     "debloat": (False, False),
     "debloat_target": ("1s", 1_000),
     "failover": ("FULL", "full"),
@@ -85,5 +87,6 @@ NEEDS: dict[str, dict[str, object]] = {
     "aligned_timeout": {"unaligned": True},
     "backend_directory": {"backend": "rocksdb"},
     "local_directory": {"local_copies": True},
+    "state_size": {"checkpoint_storage": "jobmanager"},
 }
 """Settings that mean something only beside others."""

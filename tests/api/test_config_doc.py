@@ -1,4 +1,4 @@
-"""docs/configuration.md says what the model does, setting by setting."""
+"""docs/settings.md is what the code says, and docs/configuration.md speaks of settings that there are."""
 
 from __future__ import annotations
 
@@ -9,47 +9,60 @@ import pytest
 import yaml
 from config_keys import KEYS
 
-from tidegate.api.config.checkpoint_config import CheckpointConfig, setting_keys
+from tidegate.api.config.checkpoint_config import CheckpointConfig
 from tidegate.api.config.config_file import load_config
+from tidegate.api.config.restrictions import FIXED, REFUSED
+from tidegate.api.config.setting_names import setting_keys
+from tidegate.api.config.settings_page import meanings, render
+from tidegate.api.config.settings_table import SECTIONS, Row, rows
+from tidegate.api.config.sources import KNOWN_KEYS, VARIABLES
 
-DOCUMENT = (Path(__file__).resolve().parents[2] / "docs" / "configuration.md").read_text()
-ROW = re.compile(r"^\| `(\w+)` \| (`[\w.-]+\.[\w.-]+`(?:, `[\w.-]+`)*) \| (none|`[^`]+`) \| (\S.*) \|$", re.MULTILINE)
-
-
-def rows() -> dict[str, tuple[tuple[str, ...], str]]:
-    """Name to keys and default, as the table of settings has them."""
-    return {
-        name: (tuple(re.findall(r"[\w.-]+", keys)), default.strip("`"))
-        for name, keys, default, _ in ROW.findall(DOCUMENT)
-    }
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+DOCUMENT = (DOCS / "configuration.md").read_text()
+SETTINGS = [row for row in rows() if row.kind != "mapping"]
 
 
-def test_document_lists_every_setting_and_no_other() -> None:
-    """Each setting has one row with all of its keys, older first, in the order of the model."""
-    model = {name: setting_keys(name) for name in CheckpointConfig.model_fields}
-    assert model == {name: keys for name, (keys, _) in rows().items()}
-    assert list(model) == list(rows())
-    assert model == KEYS
+def test_the_page_is_what_the_code_says() -> None:
+    """Make it anew: `python -m tidegate.api.config > docs/settings.md`."""
+    assert render() == (DOCS / "settings.md").read_text()
 
 
-def test_document_names_no_other_key() -> None:
-    """A key that is mentioned anywhere in the document is one that can be given."""
-    known = {key for keys in KEYS.values() for key in keys}
+def test_the_page_has_every_key_and_why_others_are_refused() -> None:
+    """Each with its own line, and a meaning in words."""
+    page = render()
+    for key in (*KNOWN_KEYS, *FIXED, *REFUSED):
+        assert f"`{key}`" in page
+    for kind, _ in SECTIONS.values():
+        assert meanings(kind).keys() == kind.model_fields.keys()
+
+
+def test_the_settings_of_checkpoints_have_the_keys_of_flink() -> None:
+    """Older first, in the order of the model."""
+    assert {name: setting_keys(name) for name in CheckpointConfig.model_fields} == KEYS
+
+
+def test_no_two_settings_have_one_key_or_one_variable() -> None:
+    """Else one of them could not be given."""
+    keys = [key for row in rows() for key in row.keys]
+    assert len(keys) == len(set(keys))
+    assert len(VARIABLES) == len({*KNOWN_KEYS, *FIXED, *(key for key in REFUSED if key[-1] not in ".-")})
+
+
+def test_the_pages_name_no_other_key() -> None:
+    """A key that is mentioned is one that can be given."""
+    known = {*KNOWN_KEYS, *FIXED, *REFUSED}
     text = re.sub(r"\]\([^)]*\)", "]", DOCUMENT)  # the target of a link is no key
-    roots = "execution|jobmanager|state|taskmanager|web|high-availability|heartbeat|task|slotmanager|slot"
-    mentioned = set(re.findall(rf"\b(?:{roots})(?:\.[a-z][\w-]*)+", text))
-    assert known == mentioned
+    roots = "execution|jobmanager|state|taskmanager|web|high-availability|heartbeat|task|slotmanager|slot|pipeline|ray"
+    mentioned = set(re.findall(rf"`(?:{roots})(?:\.[a-z][\w-]*)+`", text))
+    assert {key.strip("`") for key in mentioned} - known == set()
 
 
-@pytest.mark.parametrize("name", list(KEYS))
-def test_documented_default_is_the_default(name: str) -> None:
+@pytest.mark.parametrize("row", SETTINGS, ids=lambda row: row.name)
+def test_documented_default_is_the_default(row: Row) -> None:
     """Writing the documented default down changes nothing."""
-    default = rows()[name][1]
-    config = (
-        CheckpointConfig() if default == "none" else load_config({KEYS[name][0]: yaml.safe_load(default)}).checkpoints
-    )
-    assert CheckpointConfig() == config
-    assert (default == "none") == (getattr(CheckpointConfig(), name) is None)
+    loaded = load_config({row.keys[0]: yaml.safe_load(row.default)}, {})
+    assert loaded == load_config({}, {})
+    assert row.name in getattr(loaded, row.section).model_fields_set
 
 
 def test_documented_retention_and_contradictions() -> None:
@@ -67,9 +80,11 @@ def test_documented_retention_and_contradictions() -> None:
         {"aligned_timeout", "timeout"},
         {"backend_directory", "backend"},
         {"local_directory", "local_copies"},
+        {"state_size", "checkpoint_storage"},
         {"debloat_target", "debloat"},
         {"heartbeat_interval", "heartbeat_timeout"},
         {"standbys", "incremental"},
         {"standbys", "changelog"},
         {"standbys", "undo_memory"},
+        {"frame_bytes_min", "frame_bytes_max"},
     ] == pairs

@@ -16,6 +16,7 @@ from tidegate.actors.coordinator.job.job_spec import CheckpointSettings, JobSpec
 from tidegate.actors.hosts.process_settings import ProcessSettings
 from tidegate.actors.runtimes.local.local_runtime import LocalRuntime
 from tidegate.actors.runtimes.running_job import Submission
+from tidegate.api.config.config_file import load_config
 
 DATA = pa.table({"k": [1, 2]})
 
@@ -87,15 +88,11 @@ def test_processes_beside_the_tasks_reach_the_runtime(tmp_path: Path) -> None:
     assert planned(local(), checkpoints).context.processes == ProcessSettings(3, 60_000)
 
 
-@pytest.mark.parametrize(("given", "complaint"), [(3, "one setting; give it once"), ("few", "one setting")])
-def test_spare_processes_are_said_once(given: Any, complaint: str) -> None:
-    """Nobody has to know which of two numbers counts; it is refused before Ray is started."""
-    config = {KEYS["standbys"][0]: 2}
+def test_a_wrong_number_of_spare_processes_is_refused_before_ray_is_started() -> None:
+    """Whatever the file says."""
     for make in (tg.StreamEnvironment.raydp, tg.StreamEnvironment.ray):
-        with pytest.raises(tg.ConfigurationError, match=complaint):
-            make(standbys=given, config=config)
         with pytest.raises(tg.ConfigurationError, match="standbys: 'few' is no number of spare processes"):
-            make(standbys=cast(Any, "few"))
+            make(standbys=cast(Any, "few"), config={KEYS["standbys"][0]: 2})
 
 
 def test_spare_processes_of_an_environment_are_those_of_its_jobs(tmp_path: Path) -> None:
@@ -103,7 +100,8 @@ def test_spare_processes_of_an_environment_are_those_of_its_jobs(tmp_path: Path)
     storage = str(tmp_path / "checkpoints")
 
     def standbys_with(**settings: object) -> object:
-        with tg.StreamEnvironment(LocalRuntime(), 1, standbys="warm") as env:
+        below = load_config({KEYS["standbys"][0]: 7}, {})
+        with tg.StreamEnvironment(LocalRuntime(), 1, standbys="warm", config=below) as env:
             return planned(env, tg.CheckpointConfig(storage=storage, **settings)).context.processes.standbys
 
     with pytest.raises(tg.ConfigurationError, match=r"standbys .* is 'warm' but incremental .* is False: it would"):

@@ -123,24 +123,21 @@ def test_bars_of_several_jobs_are_one_display() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "variable", "kind"),
+    ("given", "configured", "kind"),
     [
         ("off", "bar", "off"),
         (None, "bar", "bar"),
         (None, "off", "off"),
-        (None, None, "lines"),
+        (None, "auto", "lines"),
         ("auto", "off", "lines"),
     ],
 )
-def test_the_call_says_more_than_the_environment(
-    monkeypatch: pytest.MonkeyPatch, given: Any, variable: str | None, kind: str
+def test_the_call_says_more_than_the_configuration(
+    monkeypatch: pytest.MonkeyPatch, given: Any, configured: Any, kind: str
 ) -> None:
     """And where nobody says anything, and there is no terminal, there are lines."""
-    monkeypatch.delenv(display.VARIABLE, raising=False)
     monkeypatch.setattr("sys.stderr", io.StringIO())
-    if variable is not None:
-        monkeypatch.setenv(display.VARIABLE, variable)
-    assert progress_kind(given) == kind
+    assert progress_kind(given, configured) == kind
 
 
 def test_another_word_is_refused_before_anything_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,9 +146,9 @@ def test_another_word_is_refused_before_anything_starts(tmp_path: Path, monkeypa
         env.from_batches(pa.table({"x": [1]})).collect()
         with pytest.raises(tg.ConfigurationError, match=r"execute\(progress=...\): 'loud' is none of auto, bar"):
             env.execute("job", checkpoints=config(tmp_path), progress="loud")  # type: ignore[arg-type]
-    monkeypatch.setenv(display.VARIABLE, "1")
-    with pytest.raises(tg.ConfigurationError, match="TIDEGATE_PROGRESS: '1' is none of"):
-        progress_kind(None)
+    monkeypatch.setenv("TIDEGATE_PROGRESS", "1")
+    with pytest.raises(tg.ConfigurationError, match=r"variable TIDEGATE_PROGRESS: .*1 is none of 'auto', 'bar'"):
+        local()
 
 
 class Seen:

@@ -16,7 +16,7 @@ from tidegate.recovery.restart_strategy import default_strategy
 from tidegate.storage.errors import ConfigurationError
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = (ROOT / "docs" / "configuration.md").read_text()
+PAGE = (ROOT / "docs" / "settings.md").read_text()
 EVERY: dict[str, dict[str, object]] = {
     "none": {},
     "fixed-delay": {"attempts": 5, "delay": "3s"},
@@ -124,7 +124,7 @@ def test_the_default_file_spells_out_the_default() -> None:
 
 
 def test_the_page_has_every_key_with_its_default() -> None:
-    """docs/configuration.md: each key has a row; writing the defaults of a type down changes nothing."""
+    """docs/settings.md: each key has a row; writing the defaults of a type down changes nothing."""
     rows = dict(re.findall(r"^\| `(restart-strategy[\w.-]*)` \| (none|`[^`]+`) \|", PAGE, re.MULTILINE))
     assert rows.keys() == set(KIND_OF) | {"restart-strategy.type"}
     assert set(re.findall(r"restart-strategy(?:\.[a-z][\w-]*)*", PAGE)) <= set(RESTART_KEYS)

@@ -28,7 +28,7 @@ from tidegate.spark_bridge import RayDPSession
 HERE = Path(__file__).parent
 WAIT_S = 270
 """For one step of the program: a test that takes 300 s ends the run."""
-MARK = "TIDEGATE_TEST_MARK"
+MARK = "MARK_OF_A_TEST"
 
 
 class Story:

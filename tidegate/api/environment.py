@@ -19,7 +19,6 @@ from tidegate.actors.sources.master_hooks import MasterHook
 from tidegate.api.accompanied_job import AccompaniedJob
 from tidegate.api.checkpoint_calls import CheckpointCalls, call_with_arrow, calling_with_spark, check_functions
 from tidegate.api.config.checkpoint_config import CheckpointConfig
-from tidegate.api.config.standby_config import with_standbys
 from tidegate.api.given_names import pointer
 from tidegate.api.progress.display import ProgressKind, progress_kind, show_progress, stop_progress
 from tidegate.api.submission.job import Job
@@ -65,19 +64,20 @@ class StreamEnvironment(Topologies):
 
     def execute(
         self,
-        name: str,
+        name: str | None = None,
         *,
         checkpoints: CheckpointConfig | None = None,
         restart: RestartStrategy | None = None,
         restore: str | os.PathLike[str] | None = None,
-        allow_non_restored_state: bool = False,
+        allow_non_restored_state: bool | None = None,
         hooks: Sequence[MasterHook] = (),
-        detached: bool = False,
+        detached: bool | None = None,
         progress: ProgressKind | None = None,
     ) -> Job:
         """Run the streams made so far as one job, and start anew with an empty environment.
 
-        `restore` says where the job starts:
+        What is not given here is as the configuration of the environment says, setting by setting. `restore` says where
+        the job starts:
 
         - None: at the beginning.
         - "latest": at the newest whole checkpoint of a job of this name; afresh if no run of the name ever completed
@@ -95,18 +95,22 @@ class StreamEnvironment(Topologies):
         Raises ConfigurationError, TableError or StorageError for what cannot work; nothing has started then. The
         streams can still be executed in another way, until a new source begins another program.
         """
-        self._program.given_up, shown = True, progress_kind(progress)  # given up until it has worked
+        self._program.given_up, shown = True, progress_kind(progress, self._config.job.progress)  # until it has worked
         for before in self._accompanied:
             before.await_cancelled()
+        detached = self._config.job.detached if detached is None else detached
         request = self._request(name, checkpoints, restart, restore, allow_non_restored_state, hooks, detached=detached)
-        store, savepoints = self.open_store(request.root), request.checkpoints.savepoints
+        store, savepoints, name = self.open_store(request.root), request.checkpoints.savepoints, request.name
         with name_taken(store, name, request.job_id, make_job_id(name, ""), request.checkpoints.lease) as lease:
             submission = prepare(request, self.open_store)
             lease.abandon()
             running = self._accompany(self._runtime.submit(submission), submission)
         show_progress(running, submission, shown, self._runtime)
         self._program.clear()
-        return Job(running, submission.spec.job_id, name, submission.spec.root, self.open_store, savepoints)
+        job = Job(running, submission.spec.job_id, name, submission.spec.root, self.open_store, savepoints)
+        if self._submitted is not None:
+            self._submitted(job, detached)
+        return job
 
     def _accompany(self, running: RunningJob, submission: Submission) -> RunningJob:
         """The job together with its companions in this driver, if it has any."""
@@ -132,12 +136,12 @@ class StreamEnvironment(Topologies):
 
     def plan(
         self,
-        name: str,
+        name: str | None = None,
         *,
         checkpoints: CheckpointConfig | None = None,
         restart: RestartStrategy | None = None,
         restore: str | os.PathLike[str] | None = None,
-        allow_non_restored_state: bool = False,
+        allow_non_restored_state: bool | None = None,
         hooks: Sequence[MasterHook] = (),
         suffix: str | None = None,
         seed: int | None = None,
@@ -152,18 +156,21 @@ class StreamEnvironment(Topologies):
 
     def _request(
         self,
-        name: str,
+        name: str | None,
         checkpoints: CheckpointConfig | None,
         restart: RestartStrategy | None,
         restore: str | os.PathLike[str] | None,
-        allow_non_restored_state: bool,
+        allow_non_restored_state: bool | None,
         hooks: Sequence[MasterHook],
         suffix: str | None = None,
         seed: int | None = None,
         detached: bool = False,
     ) -> JobRequest:
         """The request for a job, after the checks that need only the program and the stores."""
-        config = with_standbys(checkpoints if checkpoints is not None else self._checkpoints, self._standbys)
+        settings, config = self._config.job, self._config.checkpoints_of(checkpoints, self._standbys)
+        name = settings.name if name is None else name
+        if name is None:
+            raise ConfigurationError("execute(): a job needs a name; give it here, or as pipeline.name")
         check_functions(self._program.functions, config, detached=detached)
         store = self.open_store(self._storage_of(config))
         nodes = self._program.nodes
@@ -184,13 +191,17 @@ class StreamEnvironment(Topologies):
             tables=tuple(self._program.tables),
             collected=tuple(self._program.collected),
             checkpoints=config,
-            restart=restart or self._restart or default_strategy(periodic_checkpoints=config.interval is not None),
-            restore=pointer(restore),
+            restart=restart
+            or self._config.restart
+            or default_strategy(periodic_checkpoints=config.interval is not None),
+            restore=pointer(settings.restore if restore is None else restore),
             hooks=(*self._program.hooks, *hooks),
             options=self._options,
             seed=seed if seed is not None else uuid.uuid4().int % 2**32,
             max_parallelism=self._program.max_parallelism,
-            allow_non_restored_state=allow_non_restored_state,
+            allow_non_restored_state=(
+                settings.allow_non_restored_state if allow_non_restored_state is None else allow_non_restored_state
+            ),
             detached=detached,
         )
 

@@ -1,13 +1,14 @@
 """`Topologies`: the ways to make an environment, that is, where its jobs run, and whether there is Spark.
 
-What an environment does is the same in all of them (`environment.py`). Which to choose: `docs/topologies.md`.
+What an environment does is the same in all of them (`environment.py`). Which to choose: `docs/topologies.md`. An
+argument that is None is what the configuration says (`config_file.py`).
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from tidegate.actors.hosts.job_context import DataPlaneOptions
 from tidegate.actors.hosts.process_settings import Standbys
@@ -15,13 +16,11 @@ from tidegate.actors.runtimes.companions import Companion
 from tidegate.actors.runtimes.local.local_runtime import LocalRuntime
 from tidegate.actors.runtimes.running_job import Runtime
 from tidegate.api.accompanied_job import AccompaniedJob
-from tidegate.api.config.checkpoint_config import CheckpointConfig
-from tidegate.api.config.config_file import load_config
-from tidegate.api.config.standby_config import standbys_of
+from tidegate.api.config.config_file import Config, load_config
+from tidegate.api.config.setting_values import spare_processes
 from tidegate.api.program import Program
 from tidegate.api.ray_slots import check_slots, runtime_on
 from tidegate.api.stream_sources import StreamSources
-from tidegate.recovery.restart_strategy import RestartStrategy
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.files.store import OpenStore
 from tidegate.storage.state.key_groups import MAX_PARALLELISM_LIMIT
@@ -32,7 +31,11 @@ if TYPE_CHECKING:
 
     from tidegate.actors.runtimes.ray.connection import Connection
     from tidegate.actors.runtimes.ray.slots.slot_plan import Placement
+    from tidegate.api.submission.job import Job
     from tidegate.spark_bridge import RayDPSession, RayOnSparkSession
+
+_Given = TypeVar("_Given")
+_Otherwise = TypeVar("_Otherwise")
 
 
 class Topologies(StreamSources):
@@ -44,8 +47,7 @@ class Topologies(StreamSources):
         parallelism: int,
         *,
         max_parallelism: int | None = None,
-        checkpoints: CheckpointConfig | None = None,
-        restart: RestartStrategy | None = None,
+        config: Config | None = None,
         options: DataPlaneOptions | None = None,
         open_store: OpenStore | None = None,
         session: RayDPSession | RayOnSparkSession | None = None,
@@ -56,59 +58,79 @@ class Topologies(StreamSources):
         self.parallelism = parallelism
         self.max_parallelism = max_parallelism
         self._runtime = runtime
-        self._checkpoints = checkpoints if checkpoints is not None else CheckpointConfig()
-        self._restart = restart
-        self._options = options if options is not None else DataPlaneOptions()
+        self._config = config if config is not None else Config()
+        self._options = self._config.buffers.options(options)
         self._session = session
         self._guard = guard
         self._standbys = standbys
         self._connection: Connection | None = None
+        self._submitted: Callable[[Job, bool], object] | None = None
+        """Whoever wants to know of each job, and whether it is detached."""
         self._accompanied: list[AccompaniedJob] = []
+
+    @classmethod
+    def from_config(cls, config: str | os.PathLike[str] | Mapping[str, object] | None = None) -> Self:
+        """Run jobs where the configuration says: `execution.target` is local, ray, raydp or on_spark.
+
+        `on_spark` takes the SparkSession of this process, or makes it of the settings that begin with `spark.`, as a
+        program that `spark-submit` starts does. Raises ConfigurationError for wrong settings.
+        """
+        settings = load_config(config).topology
+        if settings.target == "ray":
+            return cls.ray(config=config)
+        if settings.target == "raydp":
+            return cls.raydp(config=config)
+        if settings.target == "on_spark":
+            from tidegate.spark_bridge import spark_session
+
+            return cls.on_spark(spark_session(settings.app_name, settings.of_spark()), config=config)
+        return cls.local(config=config)
 
     @classmethod
     def local(
         cls,
-        parallelism: int = 1,
+        parallelism: int | None = None,
         *,
         max_parallelism: int | None = None,
         config: str | os.PathLike[str] | Mapping[str, object] | None = None,
         options: DataPlaneOptions | None = None,
     ) -> Self:
-        """Run jobs in this process: no Ray, no JVM."""
-        settings = load_config({} if config is None else config)
+        """Run jobs in this process: no Ray, no JVM. `parallelism` is 1 unless it is given."""
+        settings = load_config(config)
+        where = settings.topology
         return cls(
             LocalRuntime(),
-            parallelism,
-            max_parallelism=max_parallelism,
-            checkpoints=settings.checkpoints,
-            restart=settings.restart,
+            _or(parallelism, _or(where.parallelism, 1)),
+            max_parallelism=_or(max_parallelism, where.max_parallelism),
+            config=settings,
             options=options,
         )
 
     @classmethod
     def raydp(
         cls,
-        executors: int = 2,
-        executor_cores: int = 1,
-        executor_memory: str | int = "1g",
-        slots_per_executor: int = 2,
+        executors: int | None = None,
+        executor_cores: int | None = None,
+        executor_memory: str | int | None = None,
+        slots_per_executor: int | None = None,
         *,
-        placement: Placement = "spread",
+        placement: Placement | None = None,
         standbys: Standbys | None = None,
         parallelism: int | None = None,
         max_parallelism: int | None = None,
-        app_name: str = "tidegate",
+        app_name: str | None = None,
         config: str | os.PathLike[str] | Mapping[str, object] | None = None,
         options: DataPlaneOptions | None = None,
         ray_address: str | None = None,
         spark_configs: Mapping[str, str] | None = None,
         ray_options: Mapping[str, Any] | None = None,
-        include_dashboard: bool = True,
+        include_dashboard: bool | None = None,
     ) -> Self:
         """Run jobs as Ray actors that live beside Spark executors; `env.spark` is the SparkSession.
 
-        Starts Ray on this machine, or joins the cluster at `ray_address`, and starts Spark on it through RayDP. A slot
-        holds one subtask of each vertex. `parallelism` defaults to the number of executors, and is at most the slots.
+        Starts Ray on this machine, or joins the cluster at `ray_address`, and starts Spark on it through RayDP: two
+        executors of a core and 1 GiB, with two slots each, unless it is said otherwise. A slot holds one subtask of
+        each vertex. `parallelism` defaults to the number of executors, and is at most the slots.
         An executor and its slots are on one node; `placement` says on which: "spread" over as many nodes as can be,
         "pack" onto as few, "strict_pack" all on one (`docs/placement.md`).
 
@@ -119,27 +141,28 @@ class Topologies(StreamSources):
         from tidegate.actors.runtimes.ray.ray_runtime import RayRuntime, SlotPlacement
         from tidegate.spark_bridge import RayDPSession
 
-        settings = load_config({} if config is None else config)
-        kept = standbys_of(standbys, settings.checkpoints)
+        settings = load_config(config)
+        where, kept = settings.topology, _standbys(standbys)
+        placement = where.placement if placement is None else placement
+        executors = _or(executors, _or(where.executors, 2))
         session = RayDPSession.start(
-            app_name,
+            _or(app_name, where.app_name),
             executors=executors,
-            executor_cores=executor_cores,
-            executor_memory=executor_memory,
-            slots_per_executor=slots_per_executor,
+            executor_cores=_or(executor_cores, where.executor_cores),
+            executor_memory=where.executor_memory if executor_memory is None else executor_memory,
+            slots_per_executor=_or(slots_per_executor, _or(where.slots_per_executor, 2)),
             placement=placement,
-            ray_address=ray_address,
-            spark_configs=spark_configs,
-            ray_options=ray_options,
-            include_dashboard=include_dashboard,
+            ray_address=_or(ray_address, where.address),
+            spark_configs={**where.spark_configs, **(spark_configs or {})},
+            ray_options={**where.ray_options, **(ray_options or {})},
+            include_dashboard=_or(include_dashboard, where.include_dashboard),
         )
         bundles = tuple(session.bundle_of_slot(slot) for slot in range(session.slots))
         return cls(
             RayRuntime(SlotPlacement(session.placement_group, bundles), strategy=placement),
-            executors if parallelism is None else parallelism,
-            max_parallelism=max_parallelism,
-            checkpoints=settings.checkpoints,
-            restart=settings.restart,
+            _or(parallelism, _or(where.parallelism, executors)),
+            max_parallelism=_or(max_parallelism, where.max_parallelism),
+            config=settings,
             options=options,
             session=session,
             standbys=kept,
@@ -160,7 +183,7 @@ class Topologies(StreamSources):
         object_store_memory: str | int | None = None,
         ray_options: Mapping[str, Any] | None = None,
         cluster_options: Mapping[str, Any] | None = None,
-        include_dashboard: bool = True,
+        include_dashboard: bool | None = None,
     ) -> Self:
         """Run jobs as Ray actors in the executors of a Spark cluster that exists; `env.spark` is `spark`.
 
@@ -176,25 +199,24 @@ class Topologies(StreamSources):
         from tidegate.actors.runtimes.ray.ray_runtime import RayRuntime, SlotPlacement
         from tidegate.spark_bridge import RayOnSparkSession
 
-        settings = load_config({} if config is None else config)
-        kept = standbys_of(standbys, settings.checkpoints)
+        settings = load_config(config)
+        where, kept = settings.topology, _standbys(standbys)
         store = None if object_store_memory is None else parse_size_bytes(object_store_memory)
         session = RayOnSparkSession.start(
             spark,
-            executors=executors,
-            slots_per_executor=slots_per_executor,
-            object_store_bytes=store,
-            ray_options=ray_options,
-            cluster_options=cluster_options,
-            include_dashboard=include_dashboard,
+            executors=_or(executors, where.executors),
+            slots_per_executor=_or(slots_per_executor, where.slots_per_executor),
+            object_store_bytes=_or(store, where.object_store_memory),
+            ray_options={**where.ray_options, **(ray_options or {})},
+            cluster_options={**where.cluster_options, **(cluster_options or {})},
+            include_dashboard=_or(include_dashboard, where.include_dashboard),
         )
         bundles = tuple(session.bundle_of_slot(slot) for slot in range(session.slots))
         return cls(
             RayRuntime(SlotPlacement(session.placement_group, bundles)),
-            session.nodes if parallelism is None else parallelism,
-            max_parallelism=max_parallelism,
-            checkpoints=settings.checkpoints,
-            restart=settings.restart,
+            _or(parallelism, _or(where.parallelism, session.nodes)),
+            max_parallelism=_or(max_parallelism, where.max_parallelism),
+            config=settings,
             options=options,
             session=session,
             guard=session.guard,
@@ -205,10 +227,10 @@ class Topologies(StreamSources):
     def ray(
         cls,
         address: str | None = None,
-        parallelism: int = 1,
+        parallelism: int | None = None,
         *,
         slots: int | None = None,
-        placement: Placement = "spread",
+        placement: Placement | None = None,
         standbys: Standbys | None = None,
         config: str | os.PathLike[str] | Mapping[str, object] | None = None,
         options: DataPlaneOptions | None = None,
@@ -220,15 +242,17 @@ class Topologies(StreamSources):
         `standbys` as with `raydp`; without slots "auto" is 1. Raises ConfigurationError."""
         from tidegate.actors.runtimes.ray.connection import connect
 
-        settings = load_config({} if config is None else config)
-        kept = standbys_of(standbys, settings.checkpoints)
+        settings = load_config(config)
+        where, kept = settings.topology, _standbys(standbys)
+        slots, placement = _or(slots, where.slots), where.placement if placement is None else placement
+        parallelism = _or(parallelism, _or(where.parallelism, 1))
         check_slots(slots, placement, parallelism)
-        connection = connect(address)
+        connection = connect(_or(address, where.address))
         env = cls(
             runtime_on(connection, slots, placement, settings.checkpoints),
             parallelism,
-            checkpoints=settings.checkpoints,
-            restart=settings.restart,
+            max_parallelism=where.max_parallelism,
+            config=settings,
             options=options,
             standbys=kept,
         )
@@ -260,3 +284,13 @@ class Topologies(StreamSources):
         if max_parallelism is not None and not 1 <= max_parallelism <= MAX_PARALLELISM_LIMIT:
             raise ConfigurationError(f"max_parallelism={max_parallelism}: it is from 1 to {MAX_PARALLELISM_LIMIT:,}")
         self._program.max_parallelism = max_parallelism
+
+
+def _or(given: _Given | None, otherwise: _Otherwise) -> _Given | _Otherwise:
+    """What an argument says; else something else."""
+    return otherwise if given is None else given
+
+
+def _standbys(given: object) -> Standbys | None:
+    """The `standbys=` that an environment was given, checked; None if it was given none."""
+    return None if given is None else spare_processes(given, "standbys")

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from tidegate.spark_bridge.dataframes.tables import files_to_dataframe, table_to_dataframe
     from tidegate.spark_bridge.errors import QueryFailedError, SparkBridgeError, SparkLostError, SparkTimeoutError
     from tidegate.spark_bridge.session.java import ensure_java
+    from tidegate.spark_bridge.session.made_session import spark_session
     from tidegate.spark_bridge.session.on_spark import RayOnSparkSession
     from tidegate.spark_bridge.session.session import RayDPSession
     from tidegate.spark_bridge.streams.stream_feed import StreamSettings
@@ -43,6 +44,7 @@ else:
         "ensure_java": "session.java",
         "files_to_dataframe": "dataframes.tables",
         "spark_schema_of": "dataframes.spark_types",
+        "spark_session": "session.made_session",
         "stage_dataframe": "dataframes.staging",
         "table_to_dataframe": "dataframes.tables",
     }
@@ -65,6 +67,7 @@ __all__ = [
     "ensure_java",
     "files_to_dataframe",
     "spark_schema_of",
+    "spark_session",
     "stage_dataframe",
     "table_to_dataframe",
 ]

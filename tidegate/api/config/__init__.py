@@ -1,1 +1,1 @@
-"""Settings of a job's checkpoints: in Python, under Flink's keys, and from a file."""
+"""All settings: in Python, under Flink's keys from a file, and by variables of the environment."""

@@ -10,18 +10,10 @@ Rules:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Annotated, Literal, Self
+from collections.abc import Callable
+from typing import Annotated, Literal
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    ModelWrapValidatorHandler,
-    ValidationError,
-    model_validator,
-)
+from pydantic import BeforeValidator, Field
 
 from tidegate.actors.coordinator.job.job_spec import ADOPTION_TIMEOUT_MS
 from tidegate.actors.coordinator.job.outages import STORAGE_OUTAGE_MS
@@ -30,24 +22,20 @@ from tidegate.actors.hosts.process_settings import SLOT_REQUEST_TIMEOUT_MS
 from tidegate.actors.state_backends.common.options import MEMORY_BYTES, UNDO_BYTES
 from tidegate.actors.task.channels.output_gate import DEBLOAT_TARGET_MS
 from tidegate.api.config import setting_values as of
-from tidegate.api.config.setting_names import KEYS, setting_keys, titled, unknown_setting
-from tidegate.api.config.setting_values import INTERVAL_MS_MIN
+from tidegate.api.config.section import Section, SettingError
+from tidegate.api.config.setting_names import KEYS
 from tidegate.storage.checkpoints.lease import LEASE_MS_DEFAULT
-from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.checkpoints.memory_limit import STATE_BYTES_MAX_DEFAULT
 from tidegate.storage.state.state_file import INLINE_BYTES_MAX
 
-__all__ = ["INTERVAL_MS_MIN", "CheckpointConfig", "setting_keys", "unknown_setting"]
 
-
-class CheckpointConfig(BaseModel):
+class CheckpointConfig(Section):
     """When checkpoints are taken and how, where they are stored, and how many may fail.
 
     Durations are strings (`"10s"`, `"5min"`), timedeltas, or milliseconds as int; kept as milliseconds.
     Sizes are strings (`"20kb"`) or bytes as int; kept as bytes. Choices may be in capitals, as Flink has them.
     Raises ConfigurationError for a wrong or unknown setting, and for two that contradict each other.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
 
     interval: Annotated[int | None, BeforeValidator(of.interval)] = Field(default=None, alias=KEYS["interval"][0])
     """Milliseconds between two triggers. None, or below 10 ms (kept as None): no periodic checkpoints."""
@@ -116,10 +104,12 @@ class CheckpointConfig(BaseModel):
     """Where keyed state lives while the job runs: in memory (`"hashmap"` is kept as `"columnar"`), or on local disk."""
 
     incremental: Annotated[bool, BeforeValidator(of.switch)] = Field(default=False, alias=KEYS["incremental"][0])
-    """Whether a checkpoint writes only the keyed state that has changed since the one before it."""
+    """Whether a checkpoint writes only the keyed state that has changed since the one before it. With `rocksdb` it
+    does in any case."""
 
     changelog: Annotated[bool, BeforeValidator(of.switch)] = Field(default=False, alias=KEYS["changelog"][0])
-    """Whether changes of keyed state are written all the time, so that little is left to write at a checkpoint."""
+    """Whether changes of keyed state are written all the time, so that little is left to write at a checkpoint. Implies
+    `incremental`."""
 
     compression: Annotated[Literal["lz4", "zstd"] | None, BeforeValidator(of.compression)] = Field(
         default=None, alias=KEYS["compression"][0]
@@ -129,7 +119,7 @@ class CheckpointConfig(BaseModel):
     backend_memory: Annotated[int, BeforeValidator(of.size)] = Field(
         default=MEMORY_BYTES, alias=KEYS["backend_memory"][0]
     )
-    """Bytes that each operator of a subtask may use for the caches and buffers of a backend on disk."""
+    """Bytes that each operator of a subtask may use for the caches and buffers of a backend on disk; at least 1 MiB."""
 
     undo_memory: Annotated[int, BeforeValidator(of.size)] = Field(default=UNDO_BYTES, alias=KEYS["undo_memory"][0])
     """Bytes that each operator of a subtask may use to go back to a checkpoint in memory. 0: it reads state again."""
@@ -150,7 +140,12 @@ class CheckpointConfig(BaseModel):
     checkpoint_storage: Annotated[Literal["filesystem", "jobmanager"], BeforeValidator(of.checkpoint_storage)] = Field(
         default="filesystem", alias=KEYS["checkpoint_storage"][0]
     )
-    """`"jobmanager"`: state goes into the coordinator's memory (and metadata), 5 MB for each file of state at most."""
+    """`"jobmanager"`: state goes into the coordinator's memory (and metadata), so much of it as `state_size` allows."""
+
+    state_size: Annotated[int, BeforeValidator(of.state_size)] = Field(
+        default=STATE_BYTES_MAX_DEFAULT, alias=KEYS["state_size"][0]
+    )
+    """Bytes that each file of state may have with `checkpoint_storage="jobmanager"`; from 1 to 64 MiB."""
 
     debloat: Annotated[bool, BeforeValidator(of.switch)] = Field(default=True, alias=KEYS["debloat"][0])
     """Whether a slow task has only so much data in flight to it as it can process soon, so that barriers arrive."""
@@ -199,43 +194,14 @@ class CheckpointConfig(BaseModel):
     )
     """Milliseconds that an attempt waits for room in the cluster before it fails; at least 10."""
 
-    @model_validator(mode="wrap")
-    @classmethod
-    def _refuse(cls, data: object, handler: ModelWrapValidatorHandler[Self]) -> Self:
-        if isinstance(data, Mapping):
-            data = _by_name(data)
-        try:
-            config = handler(data)
-        except ValidationError as error:
-            raise ConfigurationError(f"not a checkpoint configuration: {error}") from error
-        _check_together(config)
-        return config
-
-
-def _by_name(data: Mapping[object, object]) -> dict[str, object]:
-    """The same settings under their Python names. ConfigurationError for unknown and doubled ones."""
-    fields = CheckpointConfig.model_fields
-    names = {name: name for name in fields} | {key: name for name in fields for key in setting_keys(name)}
-    given: dict[str, str] = {}
-    settings: dict[str, object] = {}
-    for spelling, value in data.items():
-        name = names.get(str(spelling))
-        if name is None:
-            raise unknown_setting(str(spelling), names)
-        if name in given:
-            raise ConfigurationError(f"{given[name]} and {spelling} are one setting; give it once")
-        given[name] = str(spelling)
-        settings[name] = value
-    return settings
+    def check(self) -> None:
+        """Refuse settings that contradict each other."""
+        _check_together(self)
 
 
 def _check_together(config: CheckpointConfig) -> None:
     """Refuse settings that contradict each other."""
-
-    def refuse(one: str, other: str, why: str) -> ConfigurationError:
-        pair = (f"{titled(name)} is {getattr(config, name)!r}" for name in (one, other))
-        return ConfigurationError(f"{' but '.join(pair)}: {why}")
-
+    refuse = config.contradiction
     if config.unaligned and config.mode == "at_least_once":
         raise refuse("unaligned", "mode", "only exactly-once checkpoints can be unaligned; give up one of the two")
     if config.unaligned and config.max_concurrent > 1:
@@ -250,7 +216,10 @@ def _check_together(config: CheckpointConfig) -> None:
         raise refuse("backend_directory", "backend", "state in memory needs no folder; leave it out, or use 'rocksdb'")
     if config.local_directory is not None and not config.local_copies:
         raise refuse("local_directory", "local_copies", "no copies are made; switch them on, or leave the folder out")
-    if "debloat_target" in config.model_fields_set and not config.debloat:
+    if config.state_size != STATE_BYTES_MAX_DEFAULT and config.checkpoint_storage != "jobmanager":
+        why = "files of state have no limit; leave it out, or choose 'jobmanager'"
+        raise refuse("state_size", "checkpoint_storage", why)
+    if config.debloat_target != DEBLOAT_TARGET_MS and not config.debloat:
         why = "without it all buffers are used, however slow a task is; switch it on, or leave the time out"
         raise refuse("debloat_target", "debloat", why)
     if config.standbys == "warm" and config.backend == "columnar":
@@ -263,7 +232,7 @@ def _check_together(config: CheckpointConfig) -> None:
         raise refuse("aligned_timeout", "timeout", why)
 
 
-def _check_warm(config: CheckpointConfig, refuse: Callable[[str, str, str], ConfigurationError]) -> None:
+def _check_warm(config: CheckpointConfig, refuse: Callable[[str, str, str], SettingError]) -> None:
     """Refuse settings without which a warm standby cannot hold the state of a task in memory."""
     if not config.incremental:
         why = "it would read the whole state at each checkpoint; switch incremental on, or use 'auto'"

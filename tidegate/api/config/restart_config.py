@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from tidegate.recovery.restart_strategy import RestartStrategy
+from tidegate.api.config.section import SettingError
+from tidegate.recovery.restart_strategy import ExponentialDelay, FailureRate, FixedDelay, NoRestart, RestartStrategy
 from tidegate.storage.errors import ConfigurationError
 
 TYPE_KEYS = ("restart-strategy", "restart-strategy.type")
@@ -21,6 +22,7 @@ TYPE_KEYS = ("restart-strategy", "restart-strategy.type")
 class _Kind:
     """One strategy: what makes it, other names for it, and which of its arguments each of its keys gives."""
 
+    made: type[RestartStrategy]
     make: Callable[..., RestartStrategy]
     names: tuple[str, ...]
     arguments: Mapping[str, str]
@@ -29,14 +31,16 @@ class _Kind:
 
 
 _KINDS = {
-    "none": _Kind(RestartStrategy.none, ("off", "disable"), {}, {}),
+    "none": _Kind(NoRestart, RestartStrategy.none, ("off", "disable"), {}, {}),
     "fixed-delay": _Kind(
+        FixedDelay,
         RestartStrategy.fixed_delay,
         ("fixeddelay",),
         {"attempts": "attempts", "delay": "delay"},
         {"attempts": 1, "delay": "1s"},
     ),
     "exponential-delay": _Kind(
+        ExponentialDelay,
         RestartStrategy.exponential_delay,
         ("exponentialdelay",),
         {
@@ -50,6 +54,7 @@ _KINDS = {
         {},
     ),
     "failure-rate": _Kind(
+        FailureRate,
         RestartStrategy.failure_rate,
         ("failurerate",),
         {"max-failures-per-interval": "failures", "failure-rate-interval": "interval", "delay": "delay"},
@@ -73,7 +78,7 @@ def restart_from(settings: Mapping[str, object]) -> RestartStrategy | None:
     """
     types = [key for key in TYPE_KEYS if key in settings]
     if len(types) > 1:
-        raise ConfigurationError(f"{types[0]} and {types[1]} are one setting; give it once")
+        raise SettingError(f"{types[0]} and {types[1]} are one setting; give it once", tuple(types))
     own = {key: value for key, value in settings.items() if key in KIND_OF}
     if not types and not own:
         return None
@@ -82,14 +87,38 @@ def restart_from(settings: Mapping[str, object]) -> RestartStrategy | None:
     arguments = dict(details.defaults)
     for key, value in own.items():
         if KIND_OF[key] != kind:
-            raise ConfigurationError(
-                f"{key} is given, but restart-strategy.type is {kind!r}: leave it out, or choose {KIND_OF[key]!r}"
+            raise SettingError(
+                f"{key} is given, but restart-strategy.type is {kind!r}: leave it out, or choose {KIND_OF[key]!r}",
+                (key, *types),
             )
         arguments[details.arguments[key.rpartition(".")[2]]] = value
     try:
         return details.make(**arguments)
     except ConfigurationError as error:
-        raise ConfigurationError(f"restart-strategy.{kind}: {error}") from error
+        named = tuple(key for key in own if f"({details.arguments[key.rpartition('.')[2]]})" in str(error))
+        raise SettingError(f"restart-strategy.{kind}: {error}", named or tuple(own)) from error
+
+
+def keys_of(strategy: RestartStrategy) -> dict[str, object]:
+    """The keys, with their values, that choose this strategy. Durations are in ms."""
+    kind = next(name for name, details in _KINDS.items() if isinstance(strategy, details.made))
+    found: dict[str, object] = {TYPE_KEYS[-1]: kind}
+    for key, argument in _KINDS[kind].arguments.items():
+        name = argument if hasattr(strategy, argument) else f"{argument}_ms"
+        found[f"restart-strategy.{kind}.{key}"] = getattr(strategy, name)
+    return found
+
+
+def default_of(key: str) -> object:
+    """What a setting of a strategy is without anybody saying so; durations in ms."""
+    kind = KIND_OF[key]
+    return keys_of(_KINDS[kind].make(**_KINDS[kind].defaults))[key]
+
+
+def kind_of(settings: Mapping[str, object]) -> str | None:
+    """The strategy that a type among these settings names; None without a type. Raises ConfigurationError."""
+    types = [key for key in TYPE_KEYS if key in settings]
+    return _kind(types[0], settings[types[0]]) if types else None
 
 
 def _kind(key: str, value: object) -> str:
@@ -98,4 +127,4 @@ def _kind(key: str, value: object) -> str:
     for kind, details in _KINDS.items():
         if written in (kind, *details.names):
             return kind
-    raise ConfigurationError(f"{key}: {value!r} is none of {', '.join(map(repr, _KINDS))}")
+    raise SettingError(f"{key}: {value!r} is none of {', '.join(map(repr, _KINDS))}", (key,))

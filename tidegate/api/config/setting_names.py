@@ -26,7 +26,7 @@ KEYS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "inline_bytes": ("state.storage.fs.memory-threshold", "execution.checkpointing.data-inline-threshold"),
         "ignore_in_flight_of": ("execution.checkpointing.recover-without-channel-state.checkpoint-id",),
         "history": ("web.checkpoints.history",),
-        "backend": ("state.backend.type",),
+        "backend": ("state.backend", "state.backend.type"),
         "incremental": ("state.backend.incremental", "execution.checkpointing.incremental"),
         "changelog": ("state.changelog.enabled",),
         "compression": ("execution.checkpointing.snapshot-compression",),
@@ -36,6 +36,7 @@ KEYS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "local_copies": ("state.backend.local-recovery", "execution.checkpointing.local-backup.enabled"),
         "local_directory": ("taskmanager.state.local.root-dirs", "execution.checkpointing.local-backup.dirs"),
         "checkpoint_storage": ("state.checkpoint-storage", "execution.checkpointing.storage"),
+        "state_size": ("state.checkpoint-storage.jobmanager.max-state-size",),
         "debloat": ("taskmanager.network.memory.buffer-debloat.enabled",),
         "debloat_target": ("taskmanager.network.memory.buffer-debloat.target",),
         "failover": ("jobmanager.execution.failover-strategy",),
@@ -46,9 +47,58 @@ KEYS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "adoption_timeout": ("jobmanager.adoption-timeout",),
         "standbys": ("slotmanager.redundant-taskmanager-num",),
         "slot_request_timeout": ("slot.request.timeout",),
+        "name": ("pipeline.name",),
+        "restore": ("execution.savepoint.path", "execution.state-recovery.path"),
+        "allow_non_restored_state": (
+            "execution.savepoint.ignore-unclaimed-state",
+            "execution.state-recovery.ignore-unclaimed-state",
+        ),
+        "detached": ("execution.detached",),
+        "progress": ("progress",),
+        "channel_credit": ("taskmanager.network.memory.channel-credit",),
+        "channel_queue": ("taskmanager.network.memory.channel-queue",),
+        "frame_bytes_min": ("taskmanager.network.frame.min-size",),
+        "frame_bytes_max": ("taskmanager.network.frame.max-size",),
+        "frame_elements": ("taskmanager.network.frame.max-elements",),
+        "buffer_timeout": ("execution.buffer-timeout", "execution.buffer-timeout.interval"),
+        "credit_probe": ("taskmanager.network.credit-probe-interval",),
+        "window_min": ("taskmanager.network.memory.buffer-debloat.min-window",),
+        "in_flight": ("execution.checkpointing.unaligned.max-in-flight",),
+        "turn_rows": ("task.turn-rows",),
+        "source_rows": ("task.source-batch-rows",),
+        "changelog_segment": ("state.changelog.segment-size",),
+        "target": ("execution.target",),
+        "parallelism": ("parallelism.default",),
+        "max_parallelism": ("pipeline.max-parallelism",),
+        "address": ("ray.address",),
+        "slots": ("ray.slots",),
+        "placement": ("ray.placement",),
+        "include_dashboard": ("ray.include-dashboard",),
+        "object_store_memory": ("ray.object-store-memory",),
+        "ray_options": ("ray.options",),
+        "cluster_options": ("ray.cluster-options",),
+        "executors": ("spark.executor.instances",),
+        "executor_cores": ("spark.executor.cores",),
+        "executor_memory": ("spark.executor.memory",),
+        "slots_per_executor": ("taskmanager.numberOfTaskSlots",),
+        "app_name": ("spark.app.name",),
+        "spark_configs": ("spark",),
     }
 )
 """Keys of each setting. Where there are two, the second is the one that Flink 2 documents; the older one holds too."""
+
+NAME_OF: Mapping[str, str] = MappingProxyType({key: name for name, keys in KEYS.items() for key in keys})
+"""The setting that each key belongs to."""
+
+OPEN = ("ray.options", "ray.cluster-options", "spark")
+"""Keys of settings that hold others under names that are not tidegate's: any key below is one of these."""
+
+VARIABLE_PREFIX = "TIDEGATE_"
+
+
+def variable_of(key: str) -> str:
+    """The variable of the environment that gives a key: `TIDEGATE_STATE_CHECKPOINTS_DIR`."""
+    return VARIABLE_PREFIX + key.upper().replace(".", "_").replace("-", "_")
 
 
 def setting_keys(name: str) -> tuple[str, ...]:

@@ -1,20 +1,22 @@
 """Checks the values of settings: each function takes what was written and returns what is kept.
 
-They are the validators of the fields of `CheckpointConfig`. A wrong value raises ConfigurationError with the name of
-the setting.
+They are the validators of the fields of the sections (`section.py`). A wrong value raises ConfigurationError with the
+name of the setting.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import timedelta
+from typing import cast
 
 from pydantic import ValidationInfo
 
 from tidegate.actors.hosts.process_settings import Standbys
 from tidegate.api.config.setting_names import titled
-from tidegate.api.given_names import location
+from tidegate.api.given_names import check_name, location
 from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.state.key_groups import MAX_PARALLELISM_LIMIT
 from tidegate.storage.units import parse_duration_ms, parse_size_bytes
 
 INTERVAL_MS_MIN = 10
@@ -24,6 +26,7 @@ LEASE_MS_MIN = 1_000
 HEARTBEAT_MS_MIN = 100
 DEBLOAT_TARGET_MS_MIN = 10
 STANDBYS_MAX = 1_000
+STATE_SIZE_MAX = 64 * 2**20
 
 _BACKENDS = {"columnar": "columnar", "hashmap": "columnar", "rocksdb": "rocksdb"}
 
@@ -183,3 +186,92 @@ def compression(value: object, info: ValidationInfo) -> str | None:
 def checkpoint_storage(value: object, info: ValidationInfo) -> str:
     """Where state of checkpoints goes."""
     return choice(value, info, ("filesystem", "jobmanager"))
+
+
+def state_size(value: str | int, info: ValidationInfo) -> int:
+    """Bytes, from 1 to 64 MiB: the coordinator holds the states of all subtasks, of all checkpoints that are kept."""
+    size_bytes = positive_size(value, info)
+    if size_bytes > STATE_SIZE_MAX:
+        raise ConfigurationError(f"{label(info)}: {value!r} is more than 64mb; choose a file system for checkpoints")
+    return size_bytes
+
+
+def positive_size(value: str | int, info: ValidationInfo) -> int:
+    """Bytes, at least 1."""
+    size_bytes = size(value, info)
+    if size_bytes < 1:
+        raise ConfigurationError(f"{label(info)}: {value!r} is nothing; give 1 byte or more")
+    return size_bytes
+
+
+def optional_size(value: str | int | None, info: ValidationInfo) -> int | None:
+    """Bytes, at least 1; or None."""
+    return None if value is None else positive_size(value, info)
+
+
+def positive(value: object, info: ValidationInfo) -> int:
+    """A number, 1 or more."""
+    return whole(value, info, "number", at_least=1)
+
+
+def optional_positive(value: object, info: ValidationInfo) -> int | None:
+    """A number, 1 or more; or None."""
+    return None if value is None else positive(value, info)
+
+
+def parallelism(value: object, info: ValidationInfo) -> int | None:
+    """A number of subtasks, or None."""
+    return None if value is None else whole(value, info, "number of subtasks", at_least=1)
+
+
+def max_parallelism(value: object, info: ValidationInfo) -> int | None:
+    """A number of key groups; or None."""
+    number = optional_positive(value, info)
+    if number is not None and number > MAX_PARALLELISM_LIMIT:
+        raise ConfigurationError(f"{label(info)}: {value!r} is too much; it is from 1 to {MAX_PARALLELISM_LIMIT:,}")
+    return number
+
+
+def name(value: object, info: ValidationInfo) -> str | None:
+    """A text that can be printed; or None."""
+    if value is not None:
+        check_name(label(info), "it", value)
+    return cast("str | None", value)
+
+
+def restore(value: object, info: ValidationInfo) -> str | None:
+    """`latest`, `latest_or_fresh`, a place, or None."""
+    if value is None or (isinstance(value, str) and value and "/" not in value):
+        return value
+    return location(value, label(info))
+
+
+def progress(value: object, info: ValidationInfo) -> str:
+    """How progress is shown. YAML reads `off` as false."""
+    return choice("off" if value is False else value, info, ("auto", "bar", "lines", "off"))
+
+
+def target(value: object, info: ValidationInfo) -> str:
+    """Where jobs run."""
+    return choice(value, info, ("local", "ray", "raydp", "on_spark"))
+
+
+def placement(value: object, info: ValidationInfo) -> str:
+    """How slots lie on nodes."""
+    return choice(value, info, ("spread", "pack", "strict_pack"))
+
+
+def options(value: object, info: ValidationInfo) -> dict[str, object]:
+    """Names and values of another library, which checks them itself."""
+    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+        raise ConfigurationError(f"{label(info)}: {value!r} is no mapping of names to values")
+    return dict(value)
+
+
+def spark_configs(value: object, info: ValidationInfo) -> dict[str, str]:
+    """Settings of Spark, all of them texts, as Spark has them."""
+    found = {key if key.startswith("spark.") else f"spark.{key}": of for key, of in options(value, info).items()}
+    wrong = [key for key, of in found.items() if not isinstance(of, str | int | float)]
+    if wrong:
+        raise ConfigurationError(f"{label(info)}: {wrong[0]} is {found[wrong[0]]!r}, and no text or number")
+    return {key: str(of).lower() if isinstance(of, bool) else str(of) for key, of in found.items()}

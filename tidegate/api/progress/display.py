@@ -34,8 +34,6 @@ log = logging.getLogger(__name__)
 
 ProgressKind = Literal["auto", "bar", "lines", "off"]
 """How progress is shown. "auto": bars in a terminal, else lines."""
-VARIABLE = "TIDEGATE_PROGRESS"
-"""The variable of the environment that says so where the program does not."""
 POLL_S = 0.5
 STOP_S = 5.0
 """How long a thread is waited for that asks its last question."""
@@ -43,14 +41,14 @@ FIRST_LINE_S, LINES_APART_MAX_S = 10.0, 600.0
 _OVER = ("finished", "failed", "cancelled", "suspended")
 
 
-def progress_kind(given: str | None) -> Literal["bar", "lines", "off"]:
-    """What `progress=` says or, where it is None, the environment. Raises ConfigurationError for anything else."""
-    where, value = ("execute(progress=...)", given) if given is not None else (VARIABLE, os.environ.get(VARIABLE))
-    if value is None or value == "auto":
+def progress_kind(given: str | None, configured: ProgressKind) -> Literal["bar", "lines", "off"]:
+    """What `progress=` says or, where it is None, the configuration. Raises ConfigurationError for anything else."""
+    value = configured if given is None else given
+    if value == "auto":
         return "bar" if sys.stderr.isatty() and os.environ.get("TERM") != "dumb" else "lines"
     if value in ("bar", "lines", "off"):
         return value  # type: ignore[return-value]
-    raise ConfigurationError(f"{where}: {value!r} is none of {', '.join(get_args(ProgressKind))}")
+    raise ConfigurationError(f"execute(progress=...): {value!r} is none of {', '.join(get_args(ProgressKind))}")
 
 
 def show_progress(

@@ -48,7 +48,6 @@ from tidegate.api.submission.table_claims import check_tables, claim_tables
 from tidegate.recovery.job_lineage import SOURCE, lineage, taskowned_url
 from tidegate.recovery.restart_strategy import RestartStrategy
 from tidegate.storage.checkpoints.layout import CheckpointPointer
-from tidegate.storage.checkpoints.memory_limit import STATE_BYTES_MAX_DEFAULT
 from tidegate.storage.checkpoints.metadata import CheckpointMetadata
 from tidegate.storage.clock import now_ms
 from tidegate.storage.errors import ConfigurationError
@@ -161,8 +160,8 @@ def prepare(request: JobRequest, open_store: OpenStore) -> Submission:
             exactly_once=request.checkpoints.mode == "exactly_once",
             backend=_backend_of(request.checkpoints, request.options.backend),
             local_copies=_local_copies_of(request.checkpoints),
-            inline_bytes_max=STATE_BYTES_MAX_DEFAULT if in_memory else request.checkpoints.inline_bytes,
-            state_bytes_max=STATE_BYTES_MAX_DEFAULT if in_memory else None,
+            inline_bytes_max=request.checkpoints.state_size if in_memory else request.checkpoints.inline_bytes,
+            state_bytes_max=request.checkpoints.state_size if in_memory else None,
         ),
         request.hooks,
         request.checkpoints.lease,

@@ -1,0 +1,8 @@
+"""Prints the page of the settings: `python -m tidegate.api.config > docs/settings.md`."""
+
+from __future__ import annotations
+
+from tidegate.api.config.settings_page import render
+
+if __name__ == "__main__":
+    print(render(), end="")

@@ -1,0 +1,94 @@
+"""Keys of Flink that tidegate has not, and why: who writes one is told, in place of wondering why nothing changes.
+
+Rules:
+
+- A key that stands here for a behaviour that tidegate always has may be given with that value alone (`FIXED`).
+- All others are refused (`REFUSED`, by the key or by what it begins with), with the reason and, where there is one, the
+  setting to use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+FIXED: Mapping[str, tuple[bool, str]] = MappingProxyType(
+    {
+        "execution.checkpointing.checkpoints-after-tasks-finish.enabled": (
+            True,
+            "a job takes them in any case: without them what its last rows wrote would never be committed",
+        ),
+        "execution.checkpointing.unaligned.forced": (
+            False,
+            "there is nothing to force: execution.checkpointing.unaligned is never switched off by itself",
+        ),
+        "execution.checkpointing.file-merging.enabled": (
+            False,
+            "each subtask writes a file of its own; for small state see execution.checkpointing.data-inline-threshold",
+        ),
+        "state.checkpoints.create-subdir": (True, "each job has a folder of its own under state.checkpoints.dir"),
+        "execution.checkpointing.create-subdir": (True, "each job has a folder of its own under state.checkpoints.dir"),
+        "state.backend.async": (True, "state is always written while the job goes on"),
+    }
+)
+"""Key to the one value that it may have, and why."""
+
+REFUSED: Mapping[str, str] = MappingProxyType(
+    {
+        "state.storage.fs.write-buffer-size": "state goes to storage in the chunks in which it was made; there is no "
+        "buffer whose size could be chosen",
+        "execution.checkpointing.write-buffer-size": "state goes to storage in the chunks in which it was made; there "
+        "is no buffer whose size could be chosen",
+        "execution.checkpointing.interval-during-backlog": "sources do not say that they have a backlog",
+        "execution.checkpointing.savepoint.format": "the format is chosen with each savepoint "
+        "(`job.savepoint(format=...)`, `tidegate job NAME savepoint --format`)",
+        "execution.checkpointing.unaligned.max-subtasks-per-channel-state-file": "each subtask writes its data in "
+        "flight into a file of its own",
+        "execution.checkpointing.cleaner.": "files of old checkpoints are deleted beside the job, in any case",
+        "execution.checkpointing.snapshot-compression-": "the level of compression cannot be chosen",
+        "execution.attached": "write execution.detached, which means the contrary",
+        "execution.runtime-mode": "a job whose sources end is a stream that ends; there is no other mode",
+        "execution.savepoint-restore-mode": "a savepoint is only read by the job that starts from it, and belongs to "
+        "its user (Flink's NO_CLAIM)",
+        "execution.state-recovery.claim-mode": "a savepoint is only read by the job that starts from it, and belongs "
+        "to its user (Flink's NO_CLAIM)",
+        "state.backend.rocksdb.": "settings of RocksDB itself cannot be given; its memory is "
+        "state.backend.rocksdb.memory.fixed-per-slot, its folder state.backend.rocksdb.localdir",
+        "state.backend.forst.": "there is no ForSt backend; state.backend.type is columnar or rocksdb",
+        "state.backend.changelog.": "the switch is state.changelog.enabled",
+        "state.changelog.": "changes are written all the time, in segments (state.changelog.segment-size), to the "
+        "checkpoint storage; nothing is materialized on a timer",
+        "dstl.": "changes of state are written to the checkpoint storage, in segments (state.changelog.segment-size)",
+        "state.backend.latency-track.": "reads and writes of state are not measured one by one",
+        "state.backend.heap.": "state in memory has no managed part",
+        "state.checkpoint-storage.": "the storage is filesystem or jobmanager",
+        "state.ttl.": "each state says itself how long its values live (`ttl=`)",
+        "taskmanager.memory.": "the memory of processes is Ray's and Spark's: reserve it with resources=, "
+        "spark.executor.memory and ray.object-store-memory; that of RocksDB is "
+        "state.backend.rocksdb.memory.fixed-per-slot",
+        "jobmanager.memory.": "the coordinator is an actor of Ray, whose memory Ray does not limit",
+        "taskmanager.network.": "channels are calls between actors of Ray; their sizes are "
+        "taskmanager.network.memory.channel-credit, taskmanager.network.memory.channel-queue and "
+        "taskmanager.network.frame.max-size",
+        "taskmanager.": "there are no task managers: tasks are actors of Ray",
+        "jobmanager.": "there is no job manager: the coordinator is an actor of Ray",
+        "kubernetes.": "on Kubernetes the cluster is KubeRay's: see configs/kuberay",
+        "yarn.": "on YARN the cluster is Spark's: see docs/topologies.md",
+        "high-availability.": "a coordinator that is lost is started again by Ray, and finds its state in the event "
+        "log; there is nothing else to keep (high-availability.lease-duration is the time after which a job counts as "
+        "dead)",
+        "metrics.": "metrics are published through Ray, which exports them: see docs/metrics.md",
+        "security.": "there is no Kerberos; tokens are Ray's: see docs/security.md",
+        "table.": "there is no SQL",
+        "python.": "jobs run in the Python that starts them",
+    }
+)
+"""Key, or beginning of keys (those that end in a dot or a dash), to the reason. The longest one counts."""
+
+
+def refusal_of(key: str) -> str | None:
+    """Why a key of Flink's is refused; None for one that is not known here."""
+    if key in REFUSED:
+        return REFUSED[key]
+    beginnings = [start for start in REFUSED if start[-1] in ".-" and key.startswith(start)]
+    return REFUSED[max(beginnings, key=len)] if beginnings else None
