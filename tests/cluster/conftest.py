@@ -30,7 +30,11 @@ def raydp_session() -> Iterator[RayDPSession]:
             slots_per_executor=2,
             include_dashboard=False,
             start_timeout_s=240.0,
-            ray_options={"_system_config": {"worker_niceness": 0}, "num_cpus": 8, "num_gpus": 1},
+            ray_options={
+                "_system_config": {"worker_niceness": 0, "metrics_report_interval_ms": 1_000},
+                "num_cpus": 8,
+                "num_gpus": 1,
+            },
         )
         with session:
             yield session

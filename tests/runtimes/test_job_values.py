@@ -19,6 +19,7 @@ from tidegate.actors.runtimes.metrics.job_values import (
     newly_completed,
     status_values,
 )
+from tidegate.actors.runtimes.metrics.recovery_times import Recovery
 from tidegate.actors.runtimes.metrics.registry import JOB_VALUES, METRICS, Metric
 from tidegate.actors.runtimes.ray import metrics as ray_metrics
 from tidegate.actors.runtimes.ray.metrics import JobMetrics
@@ -39,6 +40,7 @@ def test_every_value_is_there_before_anything_happened() -> None:
     assert tuple(fresh) == JOB_VALUES
     assert {metric for metric, value in fresh.items() if value == -1} == {
         m.LAST_DURATION, m.LAST_SIZE, m.LAST_FULL_SIZE, m.LAST_IN_FLIGHT, m.LAST_COMPLETED_ID, m.LAST_RESTORE,
+        m.LAST_RECOVERY, m.LAST_RECOVERY_DEPLOYMENT, m.LAST_RECOVERY_RESTORE,
     }  # fmt: skip
     assert {value for value in fresh.values() if value != -1} == {0}
 
@@ -90,6 +92,17 @@ def test_uptime_and_downtime_follow_a_restart() -> None:
     job.all_ready()
     told = values(job.state, 5_100, later.at(job.state, 5_100))
     assert (told[m.UPTIME], told[m.DOWNTIME], told[m.NUM_RESTARTS]) == (100, 0, 1)
+
+
+def test_a_recovery_is_told_with_its_parts() -> None:
+    """They add up; a moment that the clock of another process puts too early counts as that which led to it."""
+    recovery = Recovery.between(failed_at_ms=1_000, deployed_at_ms=1_200, ready_at_ms=1_900)
+    told = job_values(CoordinatorState(), progress_of(CoordinatorState(), {}), FRESH, 2_000, recovery)
+    assert (told[m.LAST_RECOVERY_DEPLOYMENT], told[m.LAST_RECOVERY_RESTORE], told[m.LAST_RECOVERY]) == (200, 700, 900)
+    assert (Recovery.between(1_000, 900, 1_300), Recovery.between(1_000, 1_200, 1_100)) == (
+        Recovery(0, 300),
+        Recovery(200, 0),
+    )
 
 
 def test_a_job_that_is_over_has_neither_uptime_nor_age() -> None:
@@ -159,7 +172,7 @@ def test_names_say_whose_they_are_and_are_given_once() -> None:
     names = [metric.name for metric in METRICS]
     assert len(set(names)) == len(names)
     for metric in METRICS:
-        assert re.fullmatch(r"tidegate_(job|task)_[a-z_]+", metric.name)
+        assert re.fullmatch(r"tidegate_(job|task|process)_[a-z0-9_]+", metric.name)
         assert metric.tags[0] == "job"
 
 

@@ -18,16 +18,20 @@ from tidegate.actors.runtimes.metrics.task_values import (
     TaskTotals,
     gauges_at_rest,
     gauges_of,
+    request_values,
     snapshot_gauges,
+    state_values,
     task_tags,
     totals_of,
 )
 from tidegate.actors.runtimes.vertex_metrics import SubtaskMetrics
 from tidegate.actors.sources.memory_source import MemorySource
+from tidegate.actors.state_backends.common.state_size import StateSize
 from tidegate.actors.task.channels.output_gate import BufferLimits, OutputGate
 from tidegate.actors.task.channels.watermark_valve import WatermarkValve
 from tidegate.actors.task.messages import events as ev
 from tidegate.actors.task.messages import instructions as do
+from tidegate.storage.files.request_counts import RequestCounts
 from tidegate.storage.ids import AttemptNumber, OperatorUid, SubtaskIndex, VertexId
 
 CHANNEL = ChannelId(0, SubtaskIndex(0), SubtaskIndex(0))
@@ -145,6 +149,21 @@ def test_a_process_that_has_given_a_task_up_shows_it_at_rest() -> None:
     assert totals_of(told.at_rest) == totals_of(told) == {
         m.RECORDS_IN: 1, m.RECORDS_OUT: 2, m.BYTES_IN: 3, m.BYTES_OUT: 4,
     }  # fmt: skip
+
+
+def test_of_keyed_state_only_what_its_backend_knows_is_told() -> None:
+    """A number that is not there would be 0 for those who look."""
+    assert state_values(StateSize(7, timers=2)) == {m.STATE_ROWS: 7, m.STATE_TIMERS: 2}
+    assert state_values(StateSize(7, size_bytes=9)) == {m.STATE_ROWS: 7, m.STATE_SIZE: 9}
+
+
+def test_requests_of_a_process_are_counted_with_those_that_were_repeated() -> None:
+    """Repeated ones to S3 are requests as well; other storage has none that are counted."""
+    counts = RequestCounts()
+    counts.s3_request(again=False)
+    counts.s3_request(again=True)
+    counts.tried_again()
+    assert request_values(counts) == {m.S3_REQUESTS: 2, m.STORAGE_RETRIES: 2}
 
 
 def test_the_parts_of_a_snapshot_are_told_apart() -> None:

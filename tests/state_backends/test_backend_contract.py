@@ -108,6 +108,22 @@ def test_without_a_key_there_is_nothing(make: MakeBackend) -> None:
     cells.backend.close()
 
 
+def test_what_a_backend_holds_is_told_as_far_as_it_knows(make: MakeBackend) -> None:
+    """Rows of all states; timers where that needs no look at each, and bytes where there are files."""
+    cells = Cells(make, True)
+    assert cells.backend.size.rows == 0
+    cells.batch([(1, "put", 1), (2, "put", 1), (3, "extend", 1)])
+    size = cells.backend.size
+    assert size.rows >= 3
+    on_disk = isinstance(cells.backend, RocksBackend)
+    assert ((size.size_bytes or 0) > 0, size.timers) == ((True, None) if on_disk else (False, 0))
+    if not on_disk:
+        cells.backend.timers.change(key_batch([4]), [0], [5], [True])
+        cells.backend.leave()
+        assert cells.backend.size.timers == 1
+    cells.backend.close()
+
+
 @pytest.mark.parametrize("name", WITH_INCREMENTS)
 def test_an_increment_holds_what_has_changed(name: str) -> None:
     """Of 3,000 keys, the second snapshot tells of one that changed, one that came and one that went; nothing else."""

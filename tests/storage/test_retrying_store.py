@@ -25,6 +25,7 @@ from tidegate.storage.errors import (
 )
 from tidegate.storage.files import retrying_store as module
 from tidegate.storage.files.file_system_store import FileSystemStore, open_store
+from tidegate.storage.files.request_counts import OF_THIS_PROCESS
 from tidegate.storage.files.retrying_store import KEPT_BYTES_MAX, TRIES_MAX, RetryingStore, retrying
 from tidegate.storage.files.store import Buffer
 
@@ -112,8 +113,10 @@ def test_a_read_that_fails_is_repeated(faulty: Faulty, patient: RetryingStore) -
     """With the range that was asked for."""
     patient.write("f", [b"0123456789"])
     faulty.failures = TRIES_MAX - 1
+    before = OF_THIS_PROCESS.retries
 
     assert patient.read("f", 2, 3) == b"234"
+    assert OF_THIS_PROCESS.retries - before == TRIES_MAX - 1
 
 
 def test_attempts_are_bounded(faulty: Faulty, patient: RetryingStore, pauses: list[float]) -> None:

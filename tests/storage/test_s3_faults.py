@@ -15,6 +15,7 @@ from tidegate.storage.errors import AlreadyExistsError, ConfigurationError, NotF
 from tidegate.storage.files import s3_requests
 from tidegate.storage.files.create_check import check_conditional_create
 from tidegate.storage.files.file_system_store import FileSystemStore, open_store
+from tidegate.storage.files.request_counts import OF_THIS_PROCESS
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,10 +125,12 @@ def test_an_ambiguous_create_is_not_repeated(scripted: ScriptedS3) -> None:
 def test_a_create_that_was_not_applied_is_tried_again(scripted: ScriptedS3, busy: Answer) -> None:
     """An answer that says that nothing was done is followed by another, still conditional, attempt."""
     scripted.script = [busy, busy, Answer(200)]
+    before = OF_THIS_PROCESS.s3_requests, OF_THIS_PROCESS.retries
 
     scripted.store().create("f", b"data")
 
     assert [headers.get("If-None-Match") for _, headers in scripted.requests] == ["*"] * 3
+    assert (OF_THIS_PROCESS.s3_requests - before[0], OF_THIS_PROCESS.retries - before[1]) == (3, 2)
 
 
 @pytest.mark.slow

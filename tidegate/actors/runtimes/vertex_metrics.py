@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from tidegate.actors.graph.job_graph import JobGraph
 from tidegate.actors.operators.user_metrics import UserMetric
 from tidegate.actors.protocol.identity import TaskId
+from tidegate.actors.state_backends.common.state_size import StateSize
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,8 @@ class SubtaskMetrics:
     """Output that waits for credit."""
     input_watermark_ms: int | None = None
     output_watermark_ms: int | None = None
+    states: tuple[tuple[str, StateSize], ...] = ()
+    """Names of operators with keyed state, and about how much each has."""
     user: tuple[UserMetric, ...] = ()
     """What the functions of the user count of themselves."""
 

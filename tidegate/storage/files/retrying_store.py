@@ -20,6 +20,7 @@ from typing import TypeVar
 
 from tidegate.storage.errors import StorageError, may_pass
 from tidegate.storage.files.file_system_store import FileSystemStore, join_url
+from tidegate.storage.files.request_counts import OF_THIS_PROCESS
 from tidegate.storage.files.store import Buffer, Store
 from tidegate.storage.files.wrapped_store import WrappedStore
 
@@ -86,6 +87,7 @@ class RetryingStore(WrappedStore):
                 )
             self._pause(pause_s)
             pause_s *= 2
+            OF_THIS_PROCESS.tried_again()
         try:
             return attempt()
         except StorageError as error:

@@ -31,6 +31,7 @@ from botocore.parsers import ResponseParserError
 from s3fs import S3FileSystem
 
 from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.files.request_counts import OF_THIS_PROCESS
 
 T = TypeVar("T")
 
@@ -154,6 +155,7 @@ class S3Requests:
         try:
             async with asyncio.timeout(self._timeout_s):
                 for attempt in range(tries_max):
+                    OF_THIS_PROCESS.s3_request(again=attempt > 0)
                     try:
                         return await request()
                     except (OSError, BotoCoreError, HttpError) as error:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from tidegate.actors.coordinator.state.checkpoint_statistics import CheckpointRecord, CheckpointStatistics
 from tidegate.actors.coordinator.state.coordinator_state import CoordinatorState, JobStatus
 from tidegate.actors.runtimes.metrics import registry as m
+from tidegate.actors.runtimes.metrics.recovery_times import Recovery
 from tidegate.actors.runtimes.metrics.registry import Metric
 from tidegate.actors.runtimes.running_job import RUNNING_STATUSES, JobProgress
 
@@ -39,8 +40,10 @@ class JobTimes:
         return self if self.down_since_ms is not None else JobTimes(self.submitted_at_ms, now_ms)
 
 
-def job_values(state: CoordinatorState, progress: JobProgress, times: JobTimes, now_ms: int) -> dict[Metric, float]:
-    """The value of each of `JOB_VALUES`. `times` are those of `now_ms`."""
+def job_values(
+    state: CoordinatorState, progress: JobProgress, times: JobTimes, now_ms: int, recovery: Recovery | None = None
+) -> dict[Metric, float]:
+    """The value of each of `JOB_VALUES`. `times` are those of `now_ms`; `recovery`: the last one, if there was one."""
     statistics = state.statistics
     newest, restored = statistics.latest_completed, statistics.latest_restored
     over = state.status.terminal
@@ -63,6 +66,9 @@ def job_values(state: CoordinatorState, progress: JobProgress, times: JobTimes, 
         m.FAILED: statistics.failed,
         m.COORDINATOR_LOSSES: progress.coordinator_losses,
         m.ADOPTIONS: progress.adoptions,
+        m.LAST_RECOVERY: NONE if recovery is None else recovery.total_ms,
+        m.LAST_RECOVERY_DEPLOYMENT: NONE if recovery is None else recovery.deployment_ms,
+        m.LAST_RECOVERY_RESTORE: NONE if recovery is None else recovery.restore_ms,
         m.STANDBYS_READY: progress.standbys_ready,
         m.STANDBYS_STARTING: progress.standbys_starting,
         m.SUSPECT_NODES: progress.suspect_nodes,

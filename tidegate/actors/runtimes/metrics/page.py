@@ -7,7 +7,14 @@ from __future__ import annotations
 
 from tidegate.actors.operators.user_metrics import QUANTILES
 from tidegate.actors.runtimes.metrics.job_values import STATUSES
-from tidegate.actors.runtimes.metrics.registry import JOB_METRICS, OPERATOR_TAGS, TASK_METRICS, Kind, Metric
+from tidegate.actors.runtimes.metrics.registry import (
+    JOB_METRICS,
+    OPERATOR_TAGS,
+    PROCESS_METRICS,
+    TASK_METRICS,
+    Kind,
+    Metric,
+)
 
 
 def render() -> str:
@@ -20,9 +27,21 @@ def render() -> str:
         "scrapes the metrics agent of each node, and `/tmp/ray/prom_metrics_service_discovery.json` on the head node "
         "names them all. Ray puts `ray_` in front of each name, and `_total` behind those of counters. Processes write "
         "about once a second, never for each row; Ray collects from them every 10 s.\n\n"
-        "Names are Flink's in snake case, units last. [`configs/alerts.yaml`](../configs/alerts.yaml) has alert rules "
-        "for Prometheus: failed checkpoints, the age of the newest checkpoint, restarts, and a job that does not "
-        "run.\n\n"
+        "Names are Flink's in snake case, units last.\n\n"
+        "## Prometheus, alerts and Grafana\n\n"
+        "[`configs/prometheus.yaml`](../configs/prometheus.yaml) is a configuration for Prometheus on the head node: "
+        "`prometheus --config.file=configs/prometheus.yaml`. Ray writes the file that it reads where its dashboard "
+        "runs (`include_dashboard=True`). Whoever has a Prometheus already takes its scrape job over, with "
+        "`honor_labels: true`: without that Prometheus calls the tag `job` `exported_job`, also with the configuration "
+        "that Ray writes.\n\n"
+        "[`configs/alerts.yaml`](../configs/alerts.yaml) has alert rules: a job that fails, does not run or restarts "
+        "again and again; checkpoints that fail, take long, take longer and longer, or do not come, which is how a job "
+        "that hangs shows; event time that falls behind; tasks that are held up. "
+        "`scripts/get_prometheus.py` gets `prometheus` and `promtool` from Debian without root, to try them.\n\n"
+        "[`configs/grafana/tidegate.json`](../configs/grafana/tidegate.json) is a dashboard for Grafana: *Dashboards, "
+        "New, Import*, then choose the job. It has rows for the job, rows and bytes, back-pressure, event time, "
+        "checkpoints, recovery, state and storage, and functions. Where Ray's dashboard embeds Grafana, put it into "
+        "the folder that `RAY_METRICS_GRAFANA_DASHBOARD_OUTPUT_DIR` names.\n\n"
         "## Of a job\n\n"
         "The coordinator writes them. Gauges are there from the first second of a job on, with 0 where nothing has "
         "happened; their totals come from the event log, so they go on when another coordinator takes over. Values "
@@ -34,6 +53,10 @@ def render() -> str:
         "and are counted over all attempts of a process. A process that has given a task up shows it at rest: rates "
         "and lags are 0.\n\n"
         f"{_table(TASK_METRICS)}\n"
+        "## Of a process\n\n"
+        "Each process that has a task of the job, and that of its coordinator, writes these; Ray's tags tell processes "
+        "apart.\n\n"
+        f"{_table(PROCESS_METRICS)}\n"
         "## Of a function\n\n"
         "What a function counts of itself with [`context.metrics`](process-functions.md#metrics-of-your-own) is a "
         "gauge `ray_tidegate_operator_<name>` with the tags "

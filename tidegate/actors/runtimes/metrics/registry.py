@@ -54,6 +54,10 @@ def _task(tail: str, kind: Kind, meaning: str, flink: str | None = None) -> Metr
     return Metric(f"tidegate_task_{tail}", kind, TASK_TAGS, meaning, flink)
 
 
+def _state(tail: str, meaning: str) -> Metric:
+    return Metric(f"tidegate_task_{tail}", Kind.GAUGE, (*TASK_TAGS, "operator"), meaning)
+
+
 STATUS = Metric(
     "tidegate_job_status",
     Kind.GAUGE,
@@ -93,6 +97,11 @@ COORDINATOR_LOSSES = _job("coordinator_losses", "Coordinators that were lost, an
 ADOPTIONS = _job("adoptions", "Takeovers after which all tasks have gone on")
 STANDBYS_READY = _job("standbys_ready", "Spare processes that wait")
 STANDBYS_STARTING = _job("standbys_starting", "Spare processes that start")
+LAST_RECOVERY = _job("last_recovery_ms", "From the newest failure until all tasks of the attempt after it were "
+    "ready, so far as they are; -1 before the first, and under another coordinator")  # fmt: skip
+LAST_RECOVERY_DEPLOYMENT = _job("last_recovery_deployment_ms", "The part of that until the attempt was given to "
+    "processes: the decision, the delay of the restart strategy, processes that let go")  # fmt: skip
+LAST_RECOVERY_RESTORE = _job("last_recovery_restore_ms", "The rest of it: processes that start, and state that is read")
 SUSPECT_NODES = _job("suspect_nodes", "Nodes that may be lost: nothing is started there")
 
 CHECKPOINT_DURATION = Metric(
@@ -148,6 +157,10 @@ SNAPSHOT_FULL_SIZE = _task("checkpoint_full_size_bytes", Kind.GAUGE, "All that t
     "included")  # fmt: skip
 SNAPSHOT_SIZE = _task("checkpoint_size_bytes", Kind.GAUGE, "What it wrote of that")
 SNAPSHOT_IN_FLIGHT = _task("checkpoint_persisted_data_bytes", Kind.GAUGE, "Data in flight that was stored with it")
+STATE_ROWS = _state("state_rows", "About how many rows its keyed state has; a key with two states has two")
+STATE_TIMERS = _state("timers", "Timers that are registered; not there for RocksDB, which would have to look at each")
+STATE_SIZE = _state("state_size_bytes", "Files and memtables of RocksDB; not there for state in memory: see the full "
+    "size of its checkpoint")  # fmt: skip
 RESTORES = Metric("tidegate_task_restores", Kind.COUNTER, (*TASK_TAGS, "origin"), "Restores of a task, by where its "
     "state was")  # fmt: skip
 STANDBY_CHECKPOINT = _task("standby_checkpoint", Kind.GAUGE, "Number of the checkpoint whose state a spare process "
@@ -156,7 +169,8 @@ STANDBY_CHECKPOINT = _task("standby_checkpoint", Kind.GAUGE, "Number of the chec
 JOB_VALUES = (
     UPTIME, DOWNTIME, NUM_RESTARTS, CHECKPOINT_AGE, CHECKPOINT_INTERVAL, LAST_DURATION, LAST_SIZE, LAST_FULL_SIZE,
     LAST_IN_FLIGHT, LAST_COMPLETED_ID, LAST_RESTORE, IN_PROGRESS, COMPLETED, FAILED, COORDINATOR_LOSSES, ADOPTIONS,
-    STANDBYS_READY, STANDBYS_STARTING, SUSPECT_NODES,
+    LAST_RECOVERY, LAST_RECOVERY_DEPLOYMENT, LAST_RECOVERY_RESTORE, STANDBYS_READY,
+    STANDBYS_STARTING, SUSPECT_NODES,
 )  # fmt: skip
 """Gauges of a job. All are there from its first second on: an alert cannot be written on what is not there."""
 
@@ -165,6 +179,10 @@ TASK_METRICS = (
     RECORDS_IN, RECORDS_OUT, BYTES_IN, BYTES_OUT, RECORDS_IN_RATE, RECORDS_OUT_RATE, BYTES_IN_RATE, BYTES_OUT_RATE,
     BUSY_TIME, BACK_PRESSURED_TIME, IDLE_TIME, BACK_PRESSURED, QUEUED, INPUT_WATERMARK, OUTPUT_WATERMARK,
     INPUT_WATERMARK_LAG, OUTPUT_WATERMARK_LAG, START_DELAY, ALIGNMENT, SYNC, ASYNC, SNAPSHOT_FULL_SIZE, SNAPSHOT_SIZE,
-    SNAPSHOT_IN_FLIGHT, RESTORES, STANDBY_CHECKPOINT,
+    SNAPSHOT_IN_FLIGHT, STATE_ROWS, STATE_TIMERS, STATE_SIZE, RESTORES, STANDBY_CHECKPOINT,
 )  # fmt: skip
-METRICS = (*JOB_METRICS, *TASK_METRICS)
+S3_REQUESTS = Metric("tidegate_process_s3_requests", Kind.GAUGE, JOB_TAGS, "Requests to S3, repeated ones included")
+STORAGE_RETRIES = Metric("tidegate_process_storage_retries", Kind.GAUGE, JOB_TAGS, "Requests to any storage that were "
+    "made again after a fault")  # fmt: skip
+PROCESS_METRICS = (S3_REQUESTS, STORAGE_RETRIES)
+METRICS = (*JOB_METRICS, *TASK_METRICS, *PROCESS_METRICS)

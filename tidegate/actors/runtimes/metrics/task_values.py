@@ -14,6 +14,8 @@ from tidegate.actors.protocol.stream_elements import MAX_WATERMARK_MS
 from tidegate.actors.runtimes.metrics import registry as m
 from tidegate.actors.runtimes.metrics.registry import Metric
 from tidegate.actors.runtimes.vertex_metrics import SubtaskMetrics
+from tidegate.actors.state_backends.common.state_size import StateSize
+from tidegate.storage.files.request_counts import RequestCounts
 
 SECOND_MS = 1_000
 
@@ -34,6 +36,7 @@ class TaskTotals:
     back_pressured: bool = False
     input_watermark_ms: int | None = None
     output_watermark_ms: int | None = None
+    states: tuple[tuple[str, StateSize], ...] = ()
     user: tuple[UserMetric, ...] = ()
 
     @staticmethod
@@ -55,6 +58,7 @@ class TaskTotals:
             outputs.over_limit,
             machine.watermarks.reached_ms,
             outputs.watermark_ms,
+            machine.chain.state_sizes,
             machine.chain.user_metrics,
         )
 
@@ -96,6 +100,7 @@ class TaskMeter:
             now.queued_bytes,
             now.input_watermark_ms,
             now.output_watermark_ms,
+            now.states,
             now.user,
         )
 
@@ -142,6 +147,17 @@ def gauges_at_rest(told: SubtaskMetrics) -> Mapping[Metric, float]:
     """Those of a task that this process has no more: no rate, and no lag, stays for an alert to be made of."""
     lags = (m.INPUT_WATERMARK_LAG, m.OUTPUT_WATERMARK_LAG)
     return {metric: 0 if metric in lags else value for metric, value in gauges_of(told.at_rest).items()}
+
+
+def state_values(size: StateSize) -> dict[Metric, float]:
+    """The gauges of the keyed state of an operator: those that its backend can tell."""
+    told = {m.STATE_ROWS: size.rows, m.STATE_TIMERS: size.timers, m.STATE_SIZE: size.size_bytes}
+    return {metric: value for metric, value in told.items() if value is not None}
+
+
+def request_values(counts: RequestCounts) -> dict[Metric, float]:
+    """The gauges of what a process has asked of storage."""
+    return {m.S3_REQUESTS: counts.s3_requests, m.STORAGE_RETRIES: counts.retries}
 
 
 def user_values(metric: UserMetric) -> list[tuple[str, str, float]]:

@@ -37,6 +37,7 @@ from tidegate.actors.graph.job_graph import JobGraph
 from tidegate.actors.hosts.heartbeat_settings import TIMEOUT_MS
 from tidegate.actors.protocol.failure_reasons import bounded_text
 from tidegate.actors.protocol.identity import TaskId
+from tidegate.actors.runtimes.metrics.recovery_times import Recovery
 from tidegate.actors.runtimes.ray.fleet.fleet import Fleet
 from tidegate.actors.runtimes.ray.fleet.given_up import GivenUp
 from tidegate.actors.runtimes.ray.fleet.inheritance import Found, by_task, find_processes
@@ -107,6 +108,10 @@ class Deployment:
             self._room = Room(mailbox, partial(look_at, fleet.slots), self._starting, self._no_room, wait_ms_max)
         self._failed_at_ms: int | None = None
         self._deployed_at_ms = 0
+        self._recovers_since_ms: int | None = None
+        """When the failure was that the newest deployment follows; None: it follows none."""
+        self.recovery: Recovery | None = None
+        """The last one under this coordinator. From any thread."""
         self._awaits_rows = False
 
     def take_over(self, state: CoordinatorState, job_id: JobId) -> None:
@@ -172,7 +177,7 @@ class Deployment:
         self._attempt = instruction.attempt
         self._attempts |= dict.fromkeys(tasks, instruction.attempt)
         self._finished.difference_update(tasks)
-        self._deployed_at_ms = now_ms()
+        self._deployed_at_ms, self._recovers_since_ms = now_ms(), self._failed_at_ms
         self._awaits_rows = True
         known = {id(member) for member in self._members.values()}
         self._members = self._fleet.staff(tasks, self._lost_nodes.doubtful, self._nodes)
@@ -288,6 +293,8 @@ class Deployment:
                 self._failed_at_ms = event.at_ms
             log.warning("task %s of attempt %d failed: %s", event.task, event.attempt, event.reason)
         elif isinstance(event, co.TaskReady) and event.attempt == self._attempt:
+            if (failed_at_ms := self._recovers_since_ms) is not None:
+                self.recovery = Recovery.between(failed_at_ms, self._deployed_at_ms, event.at_ms)
             origin = "" if event.origin is None else f" with its state from {event.origin.value}"
             log.info("task %s is ready%s%s", event.task, origin, self._since_failure(event.at_ms))
 

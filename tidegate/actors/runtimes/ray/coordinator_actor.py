@@ -266,7 +266,7 @@ class CoordinatorProcess:
 
     def _tick(self) -> None:
         if self._host is not None:
-            self._metrics.update(self._host.machine.state, self._progress(), now_ms())
+            self._metrics.update(self._host.machine.state, self._progress(), now_ms(), self._deployment.recovery)
 
     def _end(self) -> None:
         """The job is over: wait until the last task has gone, sweep, and tell."""

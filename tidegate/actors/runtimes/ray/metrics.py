@@ -15,16 +15,20 @@ from tidegate.actors.coordinator.messages.events import CheckpointAcknowledged, 
 from tidegate.actors.coordinator.state.coordinator_state import CoordinatorState
 from tidegate.actors.runtimes.metrics import registry as m
 from tidegate.actors.runtimes.metrics.job_values import JobTimes, job_values, newly_completed, status_values
+from tidegate.actors.runtimes.metrics.recovery_times import Recovery
 from tidegate.actors.runtimes.metrics.registry import Metric
 from tidegate.actors.runtimes.metrics.task_values import (
     gauges_at_rest,
     gauges_of,
+    request_values,
     snapshot_gauges,
+    state_values,
     totals_of,
     user_values,
 )
 from tidegate.actors.runtimes.running_job import JobProgress
 from tidegate.actors.runtimes.vertex_metrics import SubtaskMetrics
+from tidegate.storage.files.request_counts import OF_THIS_PROCESS
 from tidegate.storage.ids import CheckpointId
 
 _Done = Callable[[BaseException | None], None]
@@ -74,6 +78,10 @@ class TaskMetrics:
         for metric, total in self._seen.items():
             _add(_counter(metric), total - seen.get(metric, 0), self._tags)
         self._set(gauges_at_rest(told) if final else gauges_of(told))
+        for operator, size in told.states:
+            for metric, value in state_values(size).items():
+                _gauge(metric).set(value, self._tags | {"operator": operator})
+        _publish_requests(self._tags["job"])
         for counted in told.user:
             tags = self._tags | {"operator": counted.operator, "operator_id": str(counted.uid)}
             for name, quantile, value in user_values(counted):
@@ -126,13 +134,21 @@ class JobMetrics:
                 _histogram(m.CHECKPOINT_DURATION).observe(record.duration_ms, self._tags)
             self._completed = state.statistics.completed
 
-    def update(self, state: CoordinatorState, progress: JobProgress, now_ms: int) -> None:
+    def update(
+        self, state: CoordinatorState, progress: JobProgress, now_ms: int, recovery: Recovery | None = None
+    ) -> None:
         """Publish the values of now."""
+        _publish_requests(self._tags["job"])
         self._times = self._times.at(state, now_ms)
-        for metric, value in job_values(state, progress, self._times, now_ms).items():
+        for metric, value in job_values(state, progress, self._times, now_ms, recovery).items():
             _gauge(metric).set(value, self._tags)
         for status, value in status_values(state).items():
             _gauge(m.STATUS).set(value, self._tags | {"status": status})
+
+
+def _publish_requests(job: str) -> None:
+    for metric, value in request_values(OF_THIS_PROCESS).items():
+        _gauge(metric).set(value, {"job": job})
 
 
 def _add(counter: Counter, increment: int, tags: dict[str, str]) -> None:

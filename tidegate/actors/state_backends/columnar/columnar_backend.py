@@ -7,6 +7,7 @@ go back to the newest checkpoint; then the operator of the next attempt binds it
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
@@ -21,6 +22,7 @@ from tidegate.actors.state_backends.columnar.undo_log import UndoLog
 from tidegate.actors.state_backends.columnar.vector_table import ColumnarTable
 from tidegate.actors.state_backends.common.backend import CellSpec, Migrate, ValueSpec
 from tidegate.actors.state_backends.common.refusals import not_bound, strange_columns
+from tidegate.actors.state_backends.common.state_size import StateSize
 from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.ids import CheckpointId
@@ -120,6 +122,12 @@ class ColumnarBackend:
     def keys(self, state: str, rows_max: int) -> Iterator[pa.RecordBatch]:
         """Keys that have this state, in slot order."""
         return (keys for keys, _ in key_pieces(self._space, self._state(state).live, rows_max))
+
+    @property
+    def size(self) -> StateSize:
+        """Rows and timers as they are."""
+        rows = sum(t.rows for t in self._tables.values()) + sum(c.rows for c in self._cells.values())
+        return StateSize(rows, self.timers.count(sys.maxsize))
 
     def changed_rows(self, base: CheckpointId) -> tuple[int, int]:
         """Slots of all states that are marked as changed since the base, and rows of all states."""

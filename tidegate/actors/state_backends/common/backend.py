@@ -23,6 +23,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from tidegate.actors.kernels.key_index.entries import Upserted
+from tidegate.actors.state_backends.common.state_size import StateSize
 from tidegate.actors.state_backends.common.timers import KeyedTimers
 from tidegate.storage.ids import CheckpointId
 from tidegate.storage.state.snapshot import Cut, FrozenNative, FrozenState, StateTable
@@ -252,6 +253,11 @@ class KeyedBackend(Protocol):
 
     def keys(self, state: str, rows_max: int) -> Iterator[pa.RecordBatch]:
         """Keys that have this state, in batches, for functions that visit all keys."""
+        ...
+
+    @property
+    def size(self) -> StateSize:
+        """About how much it holds; asked once a second. Nothing after `close`."""
         ...
 
     def changed_rows(self, base: CheckpointId) -> tuple[int, int]:

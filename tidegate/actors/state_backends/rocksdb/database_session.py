@@ -19,6 +19,7 @@ from dataclasses import replace
 import pyarrow as pa
 import rocksdict
 
+from tidegate.actors.state_backends.common.state_size import StateSize
 from tidegate.storage.checkpoints.metadata import NativeState
 from tidegate.storage.errors import CorruptionError, StorageError
 from tidegate.storage.files.private_folders import FOLDER_MODE, open_private
@@ -39,6 +40,8 @@ from tidegate.storage.subtasks.backend_files import DESCRIPTION_NAME
 
 _UNWRITTEN = "rocksdb.num-immutable-mem-table"
 _FAULTS = "rocksdb.background-errors"
+_KEYS = "rocksdb.estimate-num-keys"
+_BYTES = ("rocksdb.total-sst-files-size", "rocksdb.cur-size-all-mem-tables")
 _POLL_S = 0.0005
 _POLLS_MAX = 20_000
 
@@ -189,6 +192,14 @@ class RocksSession:
             shutil.rmtree(target, ignore_errors=True)
             raise
         return FrozenRocks(self.uid, target, groups, self.describe())
+
+    @property
+    def size(self) -> StateSize:
+        """What RocksDB estimates; nothing once it is closed."""
+        if self.owned_folder is None:
+            return StateSize(0, None, 0)
+        size_bytes = sum(self.database.property_int_value(name) or 0 for name in _BYTES)
+        return StateSize(self.database.property_int_value(_KEYS) or 0, None, size_bytes)
 
     def close(self) -> None:
         """Close the database. Its folder is deleted, unless a snapshot still reads rows from it."""

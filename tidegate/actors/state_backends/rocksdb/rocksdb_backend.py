@@ -16,6 +16,7 @@ import rocksdict
 from tidegate.actors.state_backends.common.backend import CellSpec, Migrate, ValueSpec
 from tidegate.actors.state_backends.common.options import BackendPlace
 from tidegate.actors.state_backends.common.refusals import not_bound
+from tidegate.actors.state_backends.common.state_size import StateSize
 from tidegate.actors.state_backends.rocksdb.cells import RocksCells, RocksLists, RocksMaps, RocksValues
 from tidegate.actors.state_backends.rocksdb.database_session import OwnedFolder, RocksSession
 from tidegate.actors.state_backends.rocksdb.expiry_sweep import RocksSweeper
@@ -154,6 +155,11 @@ class RocksBackend:
         names = self._session.key_schema.names
         for rows in self._session.scan(found, rows_max):
             yield rows.select(names)
+
+    @property
+    def size(self) -> StateSize:
+        """What RocksDB estimates: its keys, and the bytes of its files and memtables."""
+        return self._session.size
 
     def changed_rows(self, base: CheckpointId) -> tuple[int, int]:
         """Zeros: files are shared, and RocksDB compacts them itself."""

@@ -34,6 +34,7 @@ from tidegate.actors.operators.user_metrics import UserMetric, UserMetrics
 from tidegate.actors.protocol.stream_elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS
 from tidegate.actors.state_backends.common.backend import KeyedBackend
 from tidegate.actors.state_backends.common.options import StateBackendOptions
+from tidegate.actors.state_backends.common.state_size import StateSize
 from tidegate.actors.task.channels.turn_pacer import ROWS_UNLIMITED
 from tidegate.storage.ids import CheckpointId, OperatorUid, SubtaskIndex
 from tidegate.storage.state.snapshot import Cut, OperatorSnapshot, StateTable
@@ -253,6 +254,13 @@ class OperatorChain:
     def user_metrics(self) -> tuple[UserMetric, ...]:
         """What functions of the user have counted of themselves."""
         return tuple(metric for context in self._contexts for metric in context.metrics.read(context.uid))
+
+    @property
+    def state_sizes(self) -> tuple[tuple[str, StateSize], ...]:
+        """The names of operators with keyed state, and about how much each has."""
+        pairs = zip(self._contexts, self._links, strict=True)
+        found = ((context.name, link.operator.keyed_backend) for context, link in pairs)
+        return tuple((name, backend.size) for name, backend in found if backend is not None)
 
     def hand_over(self) -> Mapping[OperatorUid, KeyedBackend]:
         """The backends that can go back to a checkpoint, for the next attempt. Only `close` is called afterwards."""
