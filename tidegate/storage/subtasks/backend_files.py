@@ -18,6 +18,7 @@ import xxhash
 from tidegate.storage.checkpoints.metadata import NativeFile, NativeState
 from tidegate.storage.copies.local_first import LocalFirstStore
 from tidegate.storage.errors import CorruptionError, StorageError
+from tidegate.storage.extras import need
 from tidegate.storage.files.envelope import format_checksum
 from tidegate.storage.files.private_folders import FOLDER_MODE, open_private
 from tidegate.storage.files.store import Buffer, Store
@@ -66,6 +67,7 @@ def fetch_native(store: Store, native: NativeState, folder: str) -> None:
 def tables_of_fetched(native: NativeState) -> list[StateTable]:
     """What an operator is restored from whose backend goes on with the files: of each state a table without rows, which
     tells its columns. CodecError, CorruptionError."""
+    need("a checkpoint with files of RocksDB", "rocksdb")
     from tidegate.storage.rocksdb.restore import empty_tables
 
     return empty_tables(native)
@@ -86,6 +88,7 @@ def read_native(
     temporary files go). Raises as `fetch_native`, CodecError for files of a newer tidegate, ConfigurationError for key
     groups that the job did not have.
     """
+    need("a checkpoint with files of RocksDB", "rocksdb")
     # Imported late: few checkpoints have such files, and the library is large.
     from tidegate.storage.rocksdb.restore import clipped, stored_tables
 

@@ -12,6 +12,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.extras import load
 
 if TYPE_CHECKING:
     import confluent_kafka
@@ -29,13 +30,7 @@ _OURS = {"enable.auto.commit": False, "enable.auto.offset.store": False, "auto.o
 
 def kafka() -> Any:
     """The client library. ConfigurationError if it is not installed."""
-    try:
-        import confluent_kafka
-    except ImportError as error:
-        raise ConfigurationError(
-            f"from_kafka needs the package confluent-kafka ({error}): pip install 'tidegate[kafka]', on every node"
-        ) from error
-    return confluent_kafka
+    return load("from_kafka", "kafka", "confluent_kafka")
 
 
 def client_settings(servers: str, properties: Mapping[str, object]) -> dict[str, object]:

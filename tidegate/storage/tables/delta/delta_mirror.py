@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 from tidegate.storage.checkpoints.layout import unescape
 from tidegate.storage.checkpoints.metadata import DataFile
 from tidegate.storage.errors import ConfigurationError, StorageError, TableError
+from tidegate.storage.extras import load
 from tidegate.storage.tables.delta.delta_schema import check_delta_schema
 from tidegate.storage.tables.partitions import HIVE_NULL, folder_of
 from tidegate.storage.tables.table_info import TableInfo
@@ -252,15 +253,7 @@ class DeltaMirror:
 
 def imported() -> Any:
     """The package `deltalake`; ConfigurationError, which says how to install it, where it is missing."""
-    try:
-        import deltalake
-        import deltalake.exceptions
-    except ModuleNotFoundError as error:
-        raise ConfigurationError(
-            "Delta Lake tables need the package `deltalake` here and on each machine of the cluster: "
-            "pip install 'tidegate[delta]'"
-        ) from error
-    return deltalake
+    return load("a Delta Lake table", "delta", "deltalake")
 
 
 def _is_final(error: Exception) -> bool:

@@ -1,0 +1,63 @@
+"""Libraries that only some programs need: which extra brings each one, and the error that says which is missing.
+
+`pip install tidegate` brings what the local runtime needs; the rest comes with extras: `pip install 'tidegate[ray]'`.
+Rules:
+
+- Who needs such a library asks here before it is imported: where a program is submitted, if it can be known there, and
+  where a task begins to use it, because another machine may lack what the driver has.
+- A module that imports one at its top is imported late, behind that question.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+from tidegate.storage.errors import ConfigurationError
+
+EXTRAS: Mapping[str, tuple[str, ...]] = {
+    "delta": ("deltalake",),
+    "kafka": ("confluent_kafka",),
+    "ray": ("ray",),
+    "raydp": ("ray", "pyspark", "raydp"),
+    "rocksdb": ("rocksdict",),
+    "s3": ("s3fs",),
+    "spark": ("pyspark",),
+}
+"""The modules that each extra of pyproject.toml brings."""
+
+
+def need(what: str, *extras: str) -> None:
+    """Raise ConfigurationError, which names extra and library, unless those of `extras` are installed. Loads none."""
+    missing = {extra: [name for name in EXTRAS[extra] if not _is_installed(name)] for extra in extras}
+    names = [name for lacking in missing.values() for name in lacking]
+    if names:
+        asked = ",".join(extra for extra, lacking in missing.items() if lacking)
+        raise ConfigurationError(
+            f"{what} needs {' and '.join(names)}, not installed in {sys.prefix}: pip install 'tidegate[{asked}]', "
+            "here and on each machine of the cluster"
+        )
+
+
+def load(what: str, extra: str, name: str) -> Any:
+    """The module `name` of an extra. ConfigurationError as of `need`, and for one that is there but does not load."""
+    need(what, extra)
+    try:
+        return import_module(name)
+    except ImportError as error:
+        raise ConfigurationError(
+            f"{what} needs {name}, which is installed in {sys.prefix} but cannot be loaded ({error}): "
+            f"pip install --force-reinstall 'tidegate[{extra}]'"
+        ) from error
+
+
+def _is_installed(name: str) -> bool:
+    if name in sys.modules:
+        return sys.modules[name] is not None
+    try:
+        return find_spec(name) is not None
+    except ImportError:
+        return False
