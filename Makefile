@@ -92,7 +92,7 @@ docs: $(STAMP)  ## Build the documentation site in build/site, and follow its li
 	@"$(BIN)/python" -c 'import mkdocs, mkdocstrings, material' 2>/dev/null || { \
 	    echo "installing what the site needs ..."; \
 	    "$(BIN)/python" -m pip install --quiet --constraint constraints.txt --editable '.[docs]'; }
-	@NO_MKDOCS_2_WARNING=1 "$(BIN)/python" -m mkdocs --quiet build --clean
+	@NO_MKDOCS_2_WARNING=1 "$(BIN)/python" -m mkdocs build --clean
 	@"$(BIN)/python" scripts/check_site.py build/site
 
 pins: $(STAMP)  ## Write what .venv holds to constraints.txt

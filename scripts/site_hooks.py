@@ -6,6 +6,7 @@
 - Pages link to each other by paths of the repository, as its readers follow them. A link to a page becomes one to its
   place in the site; a file that is no page goes along, below `repository/`. A link that leads nowhere is left alone:
   the strict build refuses it.
+- A page of docs/ that the navigation does not name stands at its end, under "More". Decisions are found by their list.
 - Anchors are made of headings as the hosts of repositories make them, so that a link works in both places.
 - Comments are for tests and stay out.
 """
@@ -16,6 +17,7 @@ import os
 import posixpath
 import re
 import unicodedata
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -81,9 +83,27 @@ def for_site(markdown: str, page: str) -> str:
     return "".join([*parts, _LINK.sub(linked, text[end:])])
 
 
+def pages_of(nav: Any) -> Iterator[str]:
+    """The pages of a part of the navigation."""
+    if isinstance(nav, str):
+        yield nav
+    else:
+        for part in nav.values() if isinstance(nav, dict) else nav:
+            yield from pages_of(part)
+
+
+def with_all_pages(nav: list[Any], pages: Iterable[str]) -> list[Any]:
+    """The navigation, with those of these pages that it does not name at its end."""
+    others = sorted(page for page in set(pages) - set(pages_of(nav)) if not re.match(r"decisions/0\d+-", page))
+    return [*nav, {"More": others}] if others else nav
+
+
 def on_config(config: Any) -> Any:
-    """Anchors as they are elsewhere; modules are found from the root, wherever the build is started."""
+    """All pages, and anchors as they are elsewhere; modules are found from the root, wherever the build is started."""
     os.chdir(ROOT)
+    config["nav"] = with_all_pages(
+        config["nav"], (str(p.relative_to(ROOT / "docs")) for p in ROOT.glob("docs/**/*.md"))
+    )
     config["mdx_configs"].setdefault("toc", {})["slugify"] = anchor_of
     return config
 
