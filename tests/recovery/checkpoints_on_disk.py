@@ -6,7 +6,13 @@ import pyarrow as pa
 from frozen_tables import FrozenKeyedTable
 
 from tidegate.storage.checkpoints.layout import CheckpointLayout
-from tidegate.storage.checkpoints.metadata import METADATA_VERSION, CheckpointMetadata, OperatorInfo, SubtaskState
+from tidegate.storage.checkpoints.metadata import (
+    METADATA_VERSION,
+    CheckpointMetadata,
+    OperatorInfo,
+    SplitPool,
+    SubtaskState,
+)
 from tidegate.storage.checkpoints.metadata_file import create_metadata
 from tidegate.storage.files.store import Store
 from tidegate.storage.ids import AttemptNumber, CheckpointId, JobId, OperatorUid, SubtaskIndex, VertexId
@@ -37,6 +43,7 @@ def complete(
     inline_bytes_max: int = 0,
     void: bool = False,
     restored_from: str | None = None,
+    pools: tuple[SplitPool, ...] = (),
 ) -> CheckpointMetadata:
     """Write the state of `parallelism` subtasks and of one stateless one, and complete the checkpoint."""
     job_id = JobId(job)
@@ -58,6 +65,7 @@ def complete(
         subtasks=tuple(subtasks),
         void=void,
         restored_from=restored_from,
+        pools=pools,
     )
     create_metadata(store, metadata)
     return metadata

@@ -11,10 +11,11 @@ from typer.testing import CliRunner, Result
 from tidegate.actors.coordinator.messages.events import CoordinatorStarted
 from tidegate.cli import app
 from tidegate.storage.checkpoints.event_log import EventLog, LogEntry
+from tidegate.storage.checkpoints.metadata import SplitPool, StoredSplit
 from tidegate.storage.codec import encode
 from tidegate.storage.files.envelope import seal
 from tidegate.storage.files.file_system_store import FileSystemStore, open_store
-from tidegate.storage.ids import Generation, JobId
+from tidegate.storage.ids import Generation, JobId, OperatorUid
 
 _JOB = "demo-1a2b3c4d"
 
@@ -61,6 +62,21 @@ def test_shows_a_checkpoint(store: FileSystemStore) -> None:
     assert result.exit_code == 0
     for expected in ("Checkpoint 1", "counts", "keyed", f"{_JOB}/chk-1/counts-1"):
         assert expected in result.output
+
+
+def test_shows_splits_that_nobody_had_taken(store: FileSystemStore) -> None:
+    """How many of each source, with how many rows, and the first of them."""
+    files = tuple(StoredSplit(f"{number}.parquet", b"", 10) for number in range(1_234))
+    partly = (StoredSplit("known", b"", 5), StoredSplit("unknown", b""))
+    complete(store, _JOB, 3, pools=(SplitPool(OperatorUid("files"), files), SplitPool(OperatorUid("lines"), partly)))
+    shown = _run("checkpoints", "show", f"{store.url}/{_JOB}/chk-3").output
+    without = _run("checkpoints", "show", f"{store.url}/{_JOB}/chk-1").output
+
+    title = "Splits that no subtask had taken"
+    cells = [[cell.strip() for cell in line.split("│")[1:-1]] for line in shown.partition(title)[2].splitlines()]
+    assert ["files", "1,234", "12,340", "0.parquet, 1.parquet, 2.parquet, ..."] in cells
+    assert ["lines", "2", "?", "known, unknown"] in cells
+    assert title not in without
 
 
 def test_verifies_by_exit_code(store: FileSystemStore) -> None:

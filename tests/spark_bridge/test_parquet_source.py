@@ -8,13 +8,15 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import cloudpickle
+import polars as pl
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from source_contract import check_source
 
-from tidegate.actors.sources.source import SourceSplit
+from tidegate.actors.sources.pushed_filters import ColumnTest
+from tidegate.actors.sources.source import ReadResult, SourceSplit
 from tidegate.spark_bridge.dataframes.manifest import MANIFEST_PATH, write_manifest
 from tidegate.spark_bridge.dataframes.parquet_source import ParquetReader, ParquetSource
 from tidegate.spark_bridge.dataframes.parquet_writer import FileLimits, write_files
@@ -183,6 +185,21 @@ def test_it_reads_only_the_columns_that_are_wanted(staged: tuple[ParquetSource, 
     assert narrow.splits() == source.splits()
     for split, table in zip(narrow.splits(), tables, strict=True):
         assert read_all(narrow.reader(), split, 5, narrow.schema).equals(table.select(names))
+
+
+def test_it_passes_over_row_groups_that_a_filter_drops(staged: tuple[ParquetSource, tuple[pa.Table, ...]]) -> None:
+    """From any row on, into the last row group as well; what it reads are the same rows at the same offsets."""
+    source, (part, _) = staged
+    wanted = source.filtered(((ColumnTest("id", "==", pl.lit(40).meta.serialize()),),))
+    split, reader = wanted.splits()[0], wanted.reader()
+    assert reader.read(split, 0, 5) == ReadResult(None, 32, at_end=False, skipped=32)
+    assert reader.read(split, 31, 5) == ReadResult(None, 32, at_end=False, skipped=1)
+    read = reader.read(split, 32, 5)
+    assert read.batch is not None
+    assert pa.Table.from_batches([read.batch]).equals(part.slice(32, 5))
+    assert reader.read(split, 64, 5) == ReadResult(None, 100, at_end=True, skipped=36)
+    assert reader.read(split, 100, 5) == ReadResult(None, 100, at_end=True)
+    check_source(wanted)
 
 
 def test_a_source_travels_and_opens_again(staged: tuple[ParquetSource, tuple[pa.Table, ...]]) -> None:

@@ -7,7 +7,7 @@ from plain_store import PlainStore
 from table_logs import INFO, A, B, C, commit, file_of
 
 from tidegate.storage.errors import TableError
-from tidegate.storage.ids import CheckpointId
+from tidegate.storage.ids import CheckpointId, JobId
 from tidegate.storage.tables.log_vacuum import Retention
 from tidegate.storage.tables.table_log import TableLog
 
@@ -31,11 +31,11 @@ class Table:
         commit(self.log, job, number, *names)  # type: ignore[arg-type]
         return self.log.history()[-1].number
 
-    def compacted(self, name: str, *numbers: int) -> None:
+    def compacted(self, name: str, *numbers: int, job: str = A) -> None:
         """The entries with these numbers become one."""
         self.now_ms += 1
-        self.log.take_compacting(A, "n")
-        assert self.log.compact(A, "n", set(numbers), 1, (file_of(name, len(numbers)),))
+        self.log.take_compacting(JobId(job), "n")
+        assert self.log.compact(JobId(job), "n", set(numbers), 1, (file_of(name, len(numbers)),))
 
     def names(self, as_of: int | None = None) -> list[str]:
         """What shows, or showed then, to somebody who has just come."""
@@ -122,6 +122,31 @@ def test_what_a_running_job_may_fall_back_to_stays() -> None:
     assert "a1" not in table.vacuum(NEWEST, dry_run=True)
 
 
+def test_what_was_taken_back_within_the_time_stays() -> None:
+    """Somebody may have begun to read it just before."""
+    table = Table()
+    table.commit(1, "a1")
+    table.commit(2, "a2")
+    table.log.claim(B, (A, CheckpointId(1)))
+    table.commit(1, "b1", job=B)
+    assert table.vacuum(Retention(1)) == []
+    assert table.vacuum(Retention(3)) == ["a2"]
+
+
+def test_where_a_running_job_was_started_from_stays() -> None:
+    """Though its rows are in a large file by now, together with those that it would take back."""
+    table = Table()
+    first = table.commit(1, "a1")
+    table.log.claim(B, (A, CheckpointId(1)))
+    second = table.commit(1, "b1", job=B)
+    table.compacted("large", first, second, job=B)
+    table.commit(2, "b2", job=B)
+    assert table.vacuum(NEWEST) == ["b1"]
+    table.log.claim(B, (A, CheckpointId(1)), next_checkpoint_id=3)
+    table.commit(3, "b3", job=B)
+    assert table.names() == ["a1", "b3"]
+
+
 def test_what_the_next_commit_shows_stays() -> None:
     """Though it is hidden now, and was for long."""
     table = Table()
@@ -134,6 +159,24 @@ def test_what_the_next_commit_shows_stays() -> None:
     table.commit(1, "c1", job=C)
     assert table.names() == ["a1", "a2", "c1"]
     assert table.vacuum(NEWEST) == ["b1"]
+
+
+def test_what_a_later_claim_brings_back_stays() -> None:
+    """Small files of which a large one was made show again: a job hides what was there before its line came."""
+    table = Table()
+    first = table.commit(1, "a1")
+    table.log.claim(B, if_exists="overwrite")
+    table.log.claim(C, (A, CheckpointId(1)))
+    second = table.commit(1, "c1", job=C)
+    table.compacted("large", first, second, job=C)
+    later = JobId("d-1")
+    table.log.claim(later, (B, CheckpointId(0)))
+
+    assert table.names() == ["large"]
+    assert table.vacuum(NEWEST) == ["a1"], "it hides a1, and shows c1 again"
+    table.commit(1, "d1", job=later)
+    assert table.names() == ["c1", "d1"]
+    assert table.vacuum(NEWEST) == ["a1", "large"]
 
 
 def test_a_file_that_another_entry_names_stays() -> None:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
+from tidegate.actors.graph.filtered_sources import with_needed_rows
 from tidegate.actors.graph.needed_columns import with_needed_columns
 from tidegate.actors.graph.stream_graph import translate
 from tidegate.actors.runtimes.running_job import RunningJob, Submission
@@ -174,7 +175,8 @@ class StreamEnvironment(Topologies):
         check_functions(self._program.functions, config, detached=detached)
         store = self.open_store(self._storage_of(config))
         nodes = self._program.nodes
-        graph = with_needed_columns(translate(nodes, self._program.max_parallelism), nodes)
+        graph = translate(nodes, self._program.max_parallelism)
+        graph = with_needed_rows(with_needed_columns(graph, nodes), nodes)
         urls = [store.url, *(table.url for table in self._program.tables)]
         if config.savepoints is not None:
             urls.append(self.open_store(config.savepoints).url)

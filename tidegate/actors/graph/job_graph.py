@@ -13,6 +13,7 @@ from tidegate.actors.operators.batch_rows import BatchRows
 from tidegate.actors.operators.operator import OperatorFactory
 from tidegate.actors.protocol.identity import ChannelId, TaskId
 from tidegate.actors.protocol.partitioning import Partitioning, PartitioningKind
+from tidegate.actors.sources.pushed_filters import Rows
 from tidegate.actors.sources.source import Source
 from tidegate.storage.checkpoints.metadata import OperatorInfo
 from tidegate.storage.ids import OperatorUid, SubtaskIndex, VertexId
@@ -42,6 +43,8 @@ class SourceSpec:
     source: Source
     columns: tuple[str, ...] | None = None
     """The columns that the program uses; None: all, or nobody knows."""
+    rows: Rows = None
+    """Likewise the rows."""
 
 
 @dataclass(frozen=True, slots=True)

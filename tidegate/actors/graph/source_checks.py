@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from tidegate.actors.graph.job_graph import SourceSpec
 from tidegate.actors.protocol.failure_reasons import error_text, interrupts, value_text
-from tidegate.actors.sources.source import ReadResult, SourceSplit, is_unbounded
+from tidegate.actors.sources.source import FilterableSource, ReadResult, SourceSplit, is_unbounded
 from tidegate.storage.errors import ConfigurationError, TidegateError
 from tidegate.storage.schemas.columns_text import columns_text
 
@@ -36,6 +36,8 @@ def _dynamic_fault(source: SourceSpec, result: object) -> str | None:
     wrong = next((split for split in result.found if not isinstance(split, SourceSplit)), None)
     if wrong is not None:
         return f"has found what is no tg.SourceSplit: {value_text(wrong)}"
+    if result.skipped and not isinstance(source.source, FilterableSource):
+        return "has skipped rows; only a source that can be filtered may"
     if result.found and not is_unbounded(source.source):
         return "has found splits; only a source with unbounded = True may"
     return None
@@ -76,6 +78,9 @@ def _fault(schema: pa.Schema, offset: int, result: object) -> str | None:
         return f"has columns {columns_text(batch.schema)}, and the schema of the source is {columns_text(schema)}"
     else:
         rows = batch.num_rows
-    if next_offset != offset + rows:
-        return f"has {rows} rows and next_offset {next_offset}; it must be {offset + rows}, the row after the last one"
+    if not isinstance(result.skipped, int) or result.skipped < 0:
+        return f"has skipped {result.skipped!r} rows"
+    if next_offset != offset + rows + result.skipped:
+        wanted = offset + rows + result.skipped
+        return f"has {rows} rows and next_offset {next_offset}; it must be {wanted}, the row after the last one"
     return None

@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from tidegate.actors.operators.source_splits import SourceSplits
 from tidegate.actors.operators.user_metrics import UserMetrics
+from tidegate.actors.sources.pushed_filters import Rows
 from tidegate.actors.state_backends.common.backend import KeyedBackend
 from tidegate.actors.state_backends.common.options import StateBackendOptions
 from tidegate.storage.ids import OperatorUid, SubtaskIndex
@@ -90,6 +91,13 @@ class Operator:
         """The columns of its input that make a difference, if only those of `after` do in its output.
 
         Sources need not read the others. An operator that hands rows to functions of users needs all.
+        """
+        return None
+
+    def needed_rows(self, after: Rows) -> Rows:
+        """The rows of its input that make a difference, if only those of `after` do in its output.
+
+        Sources need not read the others, and then the operator does not see them.
         """
         return None
 

@@ -17,6 +17,7 @@ from typing import Literal, Protocol, runtime_checkable
 
 import pyarrow as pa
 
+from tidegate.actors.sources.pushed_filters import Rows
 from tidegate.storage.codec import wire
 from tidegate.storage.ids import CheckpointId
 
@@ -48,6 +49,9 @@ class ReadResult:
     `payload`: that of the split from `next_offset` on; None if it stays as it is. `found`: splits that this subtask
     reads from now on, besides its others; only of an unbounded source. A split must be found once in a job: the split
     that finds others remembers them in its payload.
+
+    `skipped`: so many rows up to `next_offset` are not in the batch, because the filter of a `FilterableSource` drops
+    them. They count as read.
     """
 
     batch: pa.RecordBatch | None
@@ -56,6 +60,7 @@ class ReadResult:
     induces: CheckpointId | None = None
     payload: bytes | None = None
     found: tuple[SourceSplit, ...] = ()
+    skipped: int = 0
 
 
 class SourceReader(Protocol):
@@ -127,6 +132,15 @@ class ProjectableSource(Protocol):
 
     def projected(self, columns: Sequence[str]) -> Source:
         """The same source with these columns only, which it has, in the order of its schema."""
+        ...
+
+
+@runtime_checkable
+class FilterableSource(Protocol):
+    """A source that need not read all of its rows. Splits, and the numbers of their rows, stay what they are."""
+
+    def filtered(self, rows: Rows) -> Source:
+        """The same source, which may leave out rows that are not in `rows`, and says how many (`skipped`)."""
         ...
 
 

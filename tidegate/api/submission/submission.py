@@ -21,6 +21,7 @@ from tidegate.actors.coordinator.job.job_spec import (
     RestorePoint,
     Retention,
 )
+from tidegate.actors.graph.filtered_sources import with_filtered_sources
 from tidegate.actors.graph.job_graph import JobGraph, OperatorSpec
 from tidegate.actors.graph.needed_columns import with_projected_sources
 from tidegate.actors.graph.source_checks import splits_of
@@ -143,7 +144,7 @@ def prepare(request: JobRequest, open_store: OpenStore) -> Submission:
 
     restored = set() if metadata is None else {info.uid for info in metadata.operators}
     staged = with_staged_sources(request.graph, folder, fed_job, restored, line)
-    graph = with_projected_sources(staged.graph)
+    graph = with_filtered_sources(with_projected_sources(staged.graph))
     first_versions = claim_tables(tables, request.job_id, covering, open_store, request.root)
     graph = _with_tables(graph, bound, {table.url: table for table in tables}, first_versions)
     splits = {

@@ -63,7 +63,10 @@ def list_command(path: RootArgument, job: JobOption = None, as_json: JsonOption 
 
 @checkpoints_app.command("show")
 def show_command(path: CheckpointArgument, as_json: JsonOption = False) -> None:
-    """Show the operators of one checkpoint or savepoint, and each file of each subtask: states, rows, bytes."""
+    """Show the operators of one checkpoint or savepoint, and each file of each subtask: states, rows, bytes.
+
+    Of sources whose splits are assigned while the job runs also the splits that no subtask had taken.
+    """
     from tidegate.recovery.commands.printing import print_checkpoint
     from tidegate.recovery.inspection import inspect
 

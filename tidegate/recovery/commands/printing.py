@@ -15,6 +15,9 @@ from tidegate.recovery.inspection import CheckpointReport, OperatorReport
 from tidegate.recovery.state_catalog import StateInfo
 from tidegate.storage.checkpoints.metadata import CheckpointMetadata, SectionRef, StateHandle, SubtaskState
 
+_SPLITS_SHOWN = 3
+"""So many splits of a source are named."""
+
 
 def print_checkpoints(summaries: Iterable[CheckpointSummary]) -> None:
     """Print a table of checkpoints and savepoints."""
@@ -42,6 +45,8 @@ def print_checkpoint(metadata: CheckpointMetadata) -> None:
         operators.add_row(*(escape(str(cell)) for cell in cells))
     console.print(operators)
     console.print(_states(metadata))
+    if metadata.pools:
+        console.print(_pools(metadata))
 
 
 def _format(metadata: CheckpointMetadata) -> str:
@@ -140,6 +145,17 @@ def _states(metadata: CheckpointMetadata) -> Table:
     for subtask in metadata.subtasks:
         for cells in _state_rows(subtask):
             table.add_row(*(escape(str(cell)) for cell in (subtask.vertex, subtask.subtask, *cells)))
+    return table
+
+
+def _pools(metadata: CheckpointMetadata) -> Table:
+    title = "Splits that no subtask had taken"
+    table = Table("operator uid", "splits", "rows", "the first of them", title=title, title_justify="left")
+    for pool in metadata.pools:
+        rows = None if any(split.rows < 0 for split in pool.splits) else sum(split.rows for split in pool.splits)
+        first = ", ".join(split.split_id for split in pool.splits[:_SPLITS_SHOWN])
+        more = ", ..." if len(pool.splits) > _SPLITS_SHOWN else ""
+        table.add_row(*map(escape, (pool.uid, _number(len(pool.splits)), _number(rows), first + more)))
     return table
 
 

@@ -4,14 +4,13 @@ Rules:
 * The rows of a split are the file's rows in file order. So `(split, offset, rows_max)` alone decides what a read
   returns.
 * A reader verifies size and checksum of the whole file each time it opens it, before it returns any row.
-* Only the columns that are used are decoded.
+* Only the columns that are used are decoded, and no row groups of which the program's filter drops all rows.
 * A reader holds one file and one decoded row group, and returns zero-copy slices of that group.
 * A read stops at the end of its row group, so it may return fewer rows than asked for. Offsets stay exact.
 """
 
 from __future__ import annotations
 
-import bisect
 import mmap
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -22,6 +21,8 @@ import pyarrow.parquet as pq
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.utils import get_protocol
 
+from tidegate.actors.sources.files.row_groups import RowGroups
+from tidegate.actors.sources.pushed_filters import Rows
 from tidegate.actors.sources.source import ReadResult, SourceReader, SourceSplit
 from tidegate.spark_bridge.dataframes.manifest import StagedFile, read_manifest
 from tidegate.storage.codec import decode, encode
@@ -37,13 +38,14 @@ _RANGE_BYTES = 16 * 2**20
 class ParquetSource:
     """A bounded source over the files that `stage_dataframe` wrote under `url`.
 
-    `schema` is that of every batch; `staged` that of the files, if these have more columns.
+    `schema` is that of every batch; `staged` that of the files, if these have more columns. Only `needed` rows count.
     """
 
     url: str
     files: tuple[StagedFile, ...]
     schema: pa.Schema
     staged: pa.Schema | None = None
+    needed: Rows = None
 
     @classmethod
     def open(cls, url: str) -> ParquetSource:
@@ -68,27 +70,32 @@ class ParquetSource:
         wanted = pa.schema([self.schema.field(name) for name in columns])
         return replace(self, schema=wanted, staged=self.staged or self.schema)
 
+    def filtered(self, rows: Rows) -> ParquetSource:
+        """The same files, of which only these rows count."""
+        return replace(self, needed=rows)
+
     def reader(self) -> SourceReader:
         """A reader for one subtask."""
-        return ParquetReader(self.url, self.schema, self.staged)
+        return ParquetReader(self.url, self.schema, self.staged, self.needed)
 
 
 @dataclass(frozen=True, slots=True)
 class _OpenFile:
-    """A verified file. `starts[i]` is the first row of row group i; the last entry is the number of rows."""
+    """A verified file."""
 
     file: StagedFile
     parquet: pq.ParquetFile
-    starts: tuple[int, ...]
+    groups: RowGroups
 
 
 class ParquetReader:
     """Reads the splits of a `ParquetSource`. Called from one thread at a time."""
 
-    def __init__(self, url: str, schema: pa.Schema, staged: pa.Schema | None = None) -> None:
+    def __init__(self, url: str, schema: pa.Schema, staged: pa.Schema | None = None, needed: Rows = None) -> None:
         """Opens nothing yet. The paths of splits are relative to `url`; `staged` is the schema of the files."""
         self._url = url
         self._schema = schema
+        self._needed = needed
         self._staged = schema if staged is None else staged
         self._open: _OpenFile | None = None
         self._group_index = -1
@@ -109,9 +116,11 @@ class ParquetReader:
             )
         if offset == rows:
             return ReadResult(None, rows, at_end=True)
-        index = bisect.bisect_right(opened.starts, offset) - 1
+        if (counts := opened.groups.next_row(offset)) > offset:
+            return ReadResult(None, counts, at_end=counts == rows, skipped=counts - offset)
+        index = opened.groups.group_of(offset)
         group = self._decoded(opened, index)
-        start = offset - opened.starts[index]
+        start = offset - opened.groups.starts[index]
         batch = group if start == 0 and rows_max >= group.num_rows else group.slice(start, rows_max)
         next_offset = offset + batch.num_rows
         return ReadResult(batch, next_offset, at_end=next_offset == rows)
@@ -143,15 +152,13 @@ class ParquetReader:
             parquet = pq.ParquetFile(pa.BufferReader(data), pre_buffer=False)
         except (pa.ArrowException, OSError) as error:
             raise CorruptionError(f"{file.path} at {self._url} is not a Parquet file: {error}") from error
-        starts = [0]
-        for index in range(parquet.metadata.num_row_groups):
-            starts.append(starts[-1] + parquet.metadata.row_group(index).num_rows)
-        if starts[-1] != file.rows or not parquet.schema_arrow.equals(self._staged):
+        groups = RowGroups(parquet, self._schema, self._needed)
+        if groups.rows != file.rows or not parquet.schema_arrow.equals(self._staged):
             raise CorruptionError(
-                f"{file.path} at {self._url} has {starts[-1]} rows of {parquet.schema_arrow.to_string()}; "
+                f"{file.path} at {self._url} has {groups.rows} rows of {parquet.schema_arrow.to_string()}; "
                 f"the source says {file.rows} rows of {self._staged.to_string()}. Stage the DataFrame again."
             )
-        return _OpenFile(file, parquet, tuple(starts))
+        return _OpenFile(file, parquet, groups)
 
     def _bytes_of(self, file: StagedFile) -> pa.Buffer:
         root = local_root(self._url)

@@ -145,5 +145,6 @@ def _parquet_options(schema: pa.Schema) -> dict[str, object]:
         "compression": "lz4",
         "use_dictionary": text or False,
         "column_encoding": dict.fromkeys(split, "BYTE_STREAM_SPLIT") or None,
-        "write_statistics": False,
+        # Readers pass over row groups by them.
+        "write_statistics": True,
     }

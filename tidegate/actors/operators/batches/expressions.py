@@ -15,6 +15,8 @@ from tidegate.actors.operators.batches.row_wise import check_row_wise
 from tidegate.actors.operators.operator import Columns, Emit, Operator, together
 from tidegate.actors.operators.operator_errors import blame
 from tidegate.actors.operators.output_schema import FromPolars, polars_frame
+from tidegate.actors.sources.pushed_filters import Rows, rows_renamed
+from tidegate.actors.sources.understood_filters import rows_kept
 from tidegate.storage.errors import ConfigurationError
 
 
@@ -30,6 +32,10 @@ class FilterExpr(Operator):
     def needed_columns(self, after: Columns) -> Columns:
         """Those that the expression reads as well."""
         return together(after, columns_read((self._expression,)))
+
+    def needed_rows(self, after: Rows) -> Rows:
+        """Those that it keeps, if it is understood."""
+        return rows_kept(self._expression, after)
 
     def process(self, batch: pa.RecordBatch, emit: Emit) -> None:
         """Emit the rows that stay. OperatorError if the expression cannot be evaluated or is not boolean."""
@@ -77,6 +83,17 @@ class Select(Operator):
     def needed_columns(self, after: Columns) -> Columns:
         """What its expressions read, whatever counts of what they compute: it computes all."""
         return columns_read(self._expressions)
+
+    def needed_rows(self, after: Rows) -> Rows:
+        """The same, if it only copies columns."""
+        columns: dict[str, str] = {}
+        for expression in self._expressions:
+            name = expression.meta.output_name(raise_if_undetermined=False)
+            bare = expression.meta.undo_aliases()
+            if name is None or not bare.meta.is_column():
+                return None
+            columns[name] = bare.meta.output_name()
+        return rows_renamed(columns, after)
 
     def process(self, batch: pa.RecordBatch, emit: Emit) -> None:
         """Emit the selected columns. OperatorError if an expression cannot be evaluated."""

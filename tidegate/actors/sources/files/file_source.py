@@ -6,6 +6,8 @@ A split of the first is a file, and one of the second a lane (`lanes.py`). Rules
 - A reader of a folder lists it when a lane has no file left, and at most once in an interval. Intervals begin at the
   same times for all readers, so that files that come together are found at about the same time. What was found and
   not read yet is one listing, however many lanes there are.
+- Row groups of which the program's filter drops all rows are not read. With `skip` they are: what cannot be read in
+  them decides what else is.
 - With `skip` a file that cannot be read, or only in part, is left there with a warning. Without it that ends the job.
 """
 
@@ -23,6 +25,7 @@ from tidegate.actors.sources.files.lanes import FileAt, Lane, LaneState, digest_
 from tidegate.actors.sources.files.open_file import OpenFile, UnreadableFileError, reading
 from tidegate.actors.sources.files.patterns import FilePattern
 from tidegate.actors.sources.files.store_file import StoreFile
+from tidegate.actors.sources.pushed_filters import Rows
 from tidegate.actors.sources.source import ReadResult, Source, SourceReader, SourceSplit
 from tidegate.storage.clock import now_ms
 from tidegate.storage.codec import decode, encode
@@ -43,6 +46,8 @@ class FilesSource:
     kind: str
     schema: pa.Schema
     skip: bool = False
+    rows: Rows = None
+    """Rows that count."""
 
     def splits(self) -> Sequence[SourceSplit]:
         """One for each file that is there now."""
@@ -63,6 +68,10 @@ class FilesSource:
         """The same files, of which only these columns are read."""
         return replace(self, schema=pa.schema([self.schema.field(name) for name in columns]))
 
+    def filtered(self, rows: Rows) -> FilesSource:
+        """The same files, of which only these rows count."""
+        return self if self.skip else replace(self, rows=rows)
+
     def reader(self) -> SourceReader:
         """A reader for one subtask."""
         return _FilesReader(self)
@@ -79,7 +88,9 @@ class _FilesReader:
         source = self._source
         try:
             if self._open is None or self._open.path != split.split_id:
-                self._open = OpenFile(self._store, decode(split.payload), source.kind, source.schema)
+                self._open = OpenFile(self._store, decode(split.payload), source.kind, source.schema, source.rows)
+            if (counts := self._open.next_row(offset)) > offset:
+                return ReadResult(None, counts, at_end=False, skipped=counts - offset)
             batch = self._open.read(offset, rows_max)
         except UnreadableFileError as error:
             if not source.skip:

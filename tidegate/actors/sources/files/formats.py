@@ -10,7 +10,6 @@ Rules:
 
 from __future__ import annotations
 
-import bisect
 from collections.abc import Iterator
 from typing import Literal, Protocol, get_args
 
@@ -19,7 +18,9 @@ import pyarrow.csv as pa_csv
 import pyarrow.json as pa_json
 import pyarrow.parquet as pq
 
+from tidegate.actors.sources.files.row_groups import RowGroups
 from tidegate.actors.sources.files.store_file import StoreFile, text_stream, without_compression
+from tidegate.actors.sources.pushed_filters import Rows
 from tidegate.storage.errors import ConfigurationError
 
 FileFormat = Literal["parquet", "csv", "json"]
@@ -36,6 +37,10 @@ class FileRows(Protocol):
         """Up to `rows_max` rows from `row` on; None behind the last row."""
         ...
 
+    def next_row(self, row: int) -> int:
+        """The first row from `row` on that may count for the program."""
+        ...
+
 
 def format_of(path: str) -> str | None:
     """The format that the name of a file, or of files, tells."""
@@ -43,10 +48,13 @@ def format_of(path: str) -> str | None:
     return next((known for suffix, known in _SUFFIXES.items() if bare.endswith(suffix)), None)
 
 
-def open_rows(file: StoreFile, path: str, kind: str, schema: pa.Schema) -> FileRows:
-    """The rows of a file with the columns of a schema. Raises ConfigurationError, ArrowInvalid, StorageError."""
+def open_rows(file: StoreFile, path: str, kind: str, schema: pa.Schema, rows: Rows = None) -> FileRows:
+    """The rows of a file with the columns of a schema, of which only `rows` count.
+
+    Raises ConfigurationError, ArrowInvalid, StorageError.
+    """
     if kind == "parquet":
-        return _ParquetRows(file, path, schema)
+        return _ParquetRows(file, path, schema, rows)
     return _TextRows(file, path, kind, schema)
 
 
@@ -61,26 +69,28 @@ def schema_of(file: StoreFile, path: str, kind: str) -> pa.Schema:
 
 
 class _ParquetRows:
-    def __init__(self, file: StoreFile, path: str, schema: pa.Schema) -> None:
+    def __init__(self, file: StoreFile, path: str, schema: pa.Schema, rows: Rows) -> None:
         self._parquet = pq.ParquetFile(pa.PythonFile(file, mode="r"), pre_buffer=True)
         _check_columns(path, self._parquet.schema_arrow, schema)
         self._path, self._schema = path, schema
-        self._starts = [0]
-        for index in range(self._parquet.metadata.num_row_groups):
-            self._starts.append(self._starts[-1] + self._parquet.metadata.row_group(index).num_rows)
+        self._groups = RowGroups(self._parquet, schema, rows)
         self._group_index = -1
         self._group: list[pa.RecordBatch] = []
 
     def read(self, row: int, rows_max: int) -> pa.RecordBatch | None:
         """A slice of a row group."""
-        if row >= self._starts[-1]:
+        if row >= self._groups.rows:
             return None
-        index = bisect.bisect_right(self._starts, row) - 1
+        index = self._groups.group_of(row)
         if self._group_index != index:
             table = self._parquet.read_row_group(index, columns=self._schema.names, use_threads=False)
             self._group_index, self._group = index, _as_schema(table, self._schema).combine_chunks().to_batches()
         (group,) = self._group
-        return group.slice(row - self._starts[index], rows_max)
+        return group.slice(row - self._groups.starts[index], rows_max)
+
+    def next_row(self, row: int) -> int:
+        """Behind row groups without rows that count."""
+        return self._groups.next_row(row)
 
 
 class _TextRows:
@@ -101,6 +111,10 @@ class _TextRows:
             self._first += self._batch.num_rows
             self._batch = next(self._batches, None)
         return None if self._batch is None else self._batch.slice(row - self._first, rows_max)
+
+    def next_row(self, row: int) -> int:
+        """Nothing is known of text before it is read."""
+        return row
 
     def _parsed(self) -> Iterator[pa.RecordBatch]:
         if not self._file.size():

@@ -18,6 +18,7 @@ import pyarrow as pa
 from tidegate.actors.sources.files.formats import open_rows
 from tidegate.actors.sources.files.lanes import FileAt
 from tidegate.actors.sources.files.store_file import StoreFile
+from tidegate.actors.sources.pushed_filters import Rows
 from tidegate.storage.errors import ConfigurationError, NotFoundError, StorageError
 from tidegate.storage.files.file_system_store import FileSystemStore, join_url
 
@@ -29,8 +30,8 @@ class UnreadableFileError(ConfigurationError):
 class OpenFile:
     """One file of a folder. The rows come in file order."""
 
-    def __init__(self, store: FileSystemStore, file: FileAt, kind: str, schema: pa.Schema) -> None:
-        """Raises UnreadableFileError, StorageError."""
+    def __init__(self, store: FileSystemStore, file: FileAt, kind: str, schema: pa.Schema, rows: Rows = None) -> None:
+        """Only `rows` count. Raises UnreadableFileError, StorageError."""
         self.path = file.path
         self._store = store
         self._file = file
@@ -38,7 +39,7 @@ class OpenFile:
         self._compare()
         self._bytes = StoreFile(store, file.path, file.size_bytes)
         with reading(self._bytes):
-            self._rows = open_rows(self._bytes, file.path, kind, schema)
+            self._rows = open_rows(self._bytes, file.path, kind, schema, rows)
 
     def read(self, row: int, rows_max: int) -> pa.RecordBatch | None:
         """Rows from `row` on; None behind the last one. Raises UnreadableFileError, StorageError."""
@@ -47,6 +48,10 @@ class OpenFile:
         if batch is None:
             self._compare()
         return batch
+
+    def next_row(self, row: int) -> int:
+        """The first row from `row` on that may count."""
+        return self._rows.next_row(row)
 
     def _compare(self) -> None:
         try:

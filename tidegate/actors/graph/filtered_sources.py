@@ -1,0 +1,62 @@
+"""Works out which rows of a source a program uses, so that the source need not read those that a filter drops.
+
+Rules:
+
+- It goes back from the ends of the stream graph. Filters say which rows count (`understood_filters.py`), and steps that
+  only copy columns pass it on. Before any other operator all rows count: it may fail for a row, count it, or date it.
+- What makes watermarks sees all rows. So only a filter in front of it keeps rows from being read.
+- What several steps read counts if it does for one of them.
+
+Operators say which rows they need (`Operator.needed_rows`). Nothing is opened or run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from tidegate.actors.graph.job_graph import JobGraph, JobVertex
+from tidegate.actors.graph.stream_graph import StreamNode
+from tidegate.actors.sources.pushed_filters import Rows, either
+from tidegate.actors.sources.source import FilterableSource
+from tidegate.storage.ids import OperatorUid
+
+
+def needed_rows(nodes: Sequence[StreamNode]) -> Mapping[OperatorUid, Rows]:
+    """For sources of which not all rows are used, those that are. Inputs come first."""
+    after: dict[int, Rows] = {}
+    found: dict[OperatorUid, Rows] = {}
+    for node in reversed(nodes):
+        used = after.get(id(node))
+        if node.source is not None and used is not None:
+            found[node.uid] = used
+        if node.factory is None:
+            continue
+        alone = len(node.inputs) == 1 or not any(node.ordinals)
+        wanted = node.factory().needed_rows(used) if alone and node.table is None else None
+        for upstream, _ in node.inputs:
+            after[id(upstream)] = either(after[id(upstream)], wanted) if id(upstream) in after else wanted
+    return found
+
+
+def with_needed_rows(graph: JobGraph, nodes: Sequence[StreamNode]) -> JobGraph:
+    """The graph of these nodes, in which sources know which of their rows are used."""
+    needed = needed_rows(nodes)
+
+    def noted(vertex: JobVertex) -> JobVertex:
+        spec = vertex.source
+        return vertex if spec is None else replace(vertex, source=replace(spec, rows=needed.get(spec.uid)))
+
+    return replace(graph, vertices=tuple(map(noted, graph.vertices)))
+
+
+def with_filtered_sources(graph: JobGraph) -> JobGraph:
+    """The graph with sources that need not read the rows which are not used, where they can do that."""
+
+    def filtered(vertex: JobVertex) -> JobVertex:
+        spec = vertex.source
+        if spec is None or spec.rows is None or not isinstance(spec.source, FilterableSource):
+            return vertex
+        return replace(vertex, source=replace(spec, source=spec.source.filtered(spec.rows)))
+
+    return replace(graph, vertices=tuple(map(filtered, graph.vertices)))
