@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -14,6 +15,7 @@ from tidegate.actors.coordinator.job.job_spec import AssignedSource, FailoverStr
 from tidegate.actors.coordinator.messages import events as ev
 from tidegate.actors.coordinator.messages import instructions as do
 from tidegate.actors.coordinator.state.coordinator_state import CoordinatorState, JobStatus
+from tidegate.actors.coordinator.state.untaken_splits import UntakenSplits
 from tidegate.actors.protocol.identity import TaskId
 from tidegate.actors.sources.source import SOURCE_STATE
 from tidegate.recovery.restart_strategy import RestartStrategy
@@ -123,6 +125,25 @@ def test_many_splits_come_several_at_a_time() -> None:
     assert sizes == sorted(sizes, reverse=True)
     assert sizes[-1] == 1
     assert [split for answer in answers for split in answer] == [f"{number}" for number in range(100)]
+
+
+def test_an_answer_does_not_look_at_all_splits() -> None:
+    """What is left of them is worked out when a subtask takes part, and after it has failed; not for each answer."""
+    made = []
+
+    class Counted(UntakenSplits):
+        def __init__(self, *arguments: Any) -> None:
+            made.append(self)
+            super().__init__(*arguments)
+
+    with patch.object(split_enumerator, "UntakenSplits", Counted):
+        source = Source(job(1_000))
+        for task in (A, B) * 20:
+            assert source.asks(task)
+        assert len(made) <= 2
+        source.loses(B)
+        assert source.asks(B)
+        assert len(made) <= 3
 
 
 def test_an_answer_has_a_limit() -> None:

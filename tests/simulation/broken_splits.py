@@ -10,10 +10,13 @@ from unittest.mock import patch
 from broken_failover import Both
 
 from tidegate.actors.coordinator import coordinator_machine, deployment, split_enumerator
+from tidegate.actors.coordinator.split_enumerator import Pools
+from tidegate.actors.coordinator.job.job_spec import AssignedSource
 from tidegate.actors.coordinator.messages.events import SplitsRequested, TaskReady
 from tidegate.actors.coordinator.messages.splits import AssignSplits
 from tidegate.actors.coordinator.state.coordinator_state import CoordinatorState, PendingCheckpoint
 from tidegate.actors.coordinator.state.taken_splits import TakenSplits
+from tidegate.actors.coordinator.state.untaken_splits import UntakenSplits
 from tidegate.actors.protocol.identity import TaskId
 from tidegate.actors.sources.source import SourceSplit
 from tidegate.actors.task.messages.events import SplitsAssigned
@@ -42,10 +45,10 @@ def _keeps_all(state: CoordinatorState, event: TaskReady) -> None:
         _took_up(state, event)
 
 
-def _answers_anew(state: CoordinatorState, event: SplitsRequested) -> AssignSplits:
+def _answers_anew(state: CoordinatorState, event: SplitsRequested, pools: Pools) -> AssignSplits:
     """Breaks: the same question gets the same answer. Here it gets others, and what was lost stays lost."""
     given = len(state.splits.setdefault(event.task, TakenSplits()).given)
-    answer = _assign(state, SplitsRequested(event.at_ms, event.attempt, event.task, given))
+    answer = _assign(state, SplitsRequested(event.at_ms, event.attempt, event.task, given), pools)
     return AssignSplits(answer.attempt, answer.task, event.first, answer.splits)
 
 
@@ -63,9 +66,14 @@ def _over_at_once(self: SplitRequests, event: SplitsAssigned) -> Sequence[Source
     return event.splits
 
 
-def _only_ahead(last: int, pool: list[int], still_ask: list[int]) -> list[int]:
+def _only_ahead(task: TaskId, pool: UntakenSplits, still_ask: list[int]) -> tuple[int, int]:
     """Breaks: what nobody else will take goes to whoever asks. Here nobody gets a split that it has read beyond."""
-    return [number for number in pool if number > last]
+    return pool.after(pool.last(task)), len(pool.left)
+
+
+def _remembers(self: UntakenSplits, source: AssignedSource, subtasks: Mapping[TaskId, TakenSplits]) -> bool:
+    """Breaks: the pool is what nobody has. Here it is what was left when it was looked at last."""
+    return True
 
 
 SPLIT_PATCHES: dict[str, tuple[int, Patch]] = {
@@ -92,6 +100,7 @@ SPLIT_PATCHES: dict[str, tuple[int, Patch]] = {
         7,
         lambda: patch.object(split_enumerator, "_next_for", _only_ahead),
     ),
+    "splits: the pool is remembered": (7, lambda: patch.object(UntakenSplits, "follows_from", _remembers)),
     "splits: two subtasks get the same": (9, lambda: patch.object(TakenSplits, "all", property(lambda self: ()))),
     "splits: what nobody had read is forgotten with the job": (
         6,

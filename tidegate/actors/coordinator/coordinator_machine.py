@@ -174,7 +174,7 @@ class CoordinatorMachine:
     @_on.register
     def _on_splits_requested(self, event: ev.SplitsRequested) -> None:
         self._context.nothing_follows = True
-        self._instructions.append(assign(self.state, event))
+        self._instructions.append(assign(self.state, event, self._context.untaken))
 
     @_on.register
     def _on_storage_went_away(self, event: ev.StorageWentAway) -> None:

@@ -28,6 +28,7 @@ from tidegate.actors.coordinator.split_invariants import (
 )
 from tidegate.actors.coordinator.state.coordinator_state import CoordinatorState, PendingCheckpoint
 from tidegate.actors.coordinator.state.taken_splits import TakenSplits
+from tidegate.actors.coordinator.state.untaken_splits import UntakenSplits
 from tidegate.actors.protocol.identity import TaskId
 from tidegate.actors.sources.source import SOURCE_STATE
 from tidegate.storage.checkpoints.metadata import SplitPool, SubtaskState
@@ -36,6 +37,9 @@ from tidegate.storage.ids import OperatorUid, VertexId
 ANSWERS_A_SUBTASK = 8
 """The pool is given away in about so many answers a subtask, before it is given away split by split."""
 SPLITS_AN_ANSWER_MAX = 1_000
+
+Pools = dict[VertexId, UntakenSplits]
+"""What nobody has of each source."""
 
 
 def took_up(state: CoordinatorState, event: TaskReady) -> None:
@@ -46,19 +50,25 @@ def took_up(state: CoordinatorState, event: TaskReady) -> None:
     if event.splits is None:
         state.splits[event.task] = TakenSplits(tuple(range(len(source.splits))), told_all=True)
         return
+    if not event.splits:
+        state.splits[event.task] = TakenSplits()
+        return
     numbers = {split.split_id: number for number, split in enumerate(source.splits)}
     restored = tuple(numbers[split_id] for split_id in event.splits if split_id in numbers)
     state.splits[event.task] = TakenSplits(restored, len(event.splits))
 
 
-def assign(state: CoordinatorState, event: SplitsRequested) -> AssignSplits:
-    """Answer a subtask. A question that was answered before gets the same answer."""
+def assign(state: CoordinatorState, event: SplitsRequested, pools: Pools) -> AssignSplits:
+    """Answer a subtask. A question that was answered before gets the same answer.
+
+    `pools` is kept between calls, and made anew where it does not follow from the state any more.
+    """
     source = _source_of(state, event.task)
     assert source is not None, f"{event.task} asks for splits, and its source has dealt them out"
     taken = state.splits.setdefault(event.task, TakenSplits())
     check_question(event.first, len(taken.given))
     if event.first == len(taken.given) and not taken.told_all:
-        _give(state, source, event.task, taken)
+        _give(state, source, event.task, taken, pools)
     splits = tuple(source.splits[number] for number in taken.given[event.first :])
     return AssignSplits(event.attempt, event.task, event.first, splits)
 
@@ -102,27 +112,39 @@ def _splits_in(part: SubtaskState, uid: OperatorUid) -> int:
     return sum(section.rows for section in sections if section.uid == uid and section.state == SOURCE_STATE)
 
 
-def _give(state: CoordinatorState, source: AssignedSource, task: TaskId, taken: TakenSplits) -> None:
+def _give(state: CoordinatorState, source: AssignedSource, task: TaskId, taken: TakenSplits, pools: Pools) -> None:
     """Give a subtask what comes next in the pool, or tell it that there are no more for it."""
     subtasks = _subtasks(state, source)
-    given_away = {number for each in subtasks.values() for number in each.all}
-    pool = [number for number in source.unread if number not in given_away]
-    still_ask = [each.last for other, each in subtasks.items() if other != task and not each.told_all]
-    share = -(-len(pool) // (ANSWERS_A_SUBTASK * len(subtasks)))
-    chunk = _next_for(taken.last, pool, still_ask)[: min(share, SPLITS_AN_ANSWER_MAX)]
+    pool = _untaken(state, source, pools)
+    still_ask = [pool.last(other) for other, each in subtasks.items() if other != task and not each.told_all]
+    share = -(-len(pool.left) // (ANSWERS_A_SUBTASK * len(subtasks)))
+    begin, end = _next_for(task, pool, still_ask)
+    chunk = pool.left[begin : min(end, begin + share, begin + SPLITS_AN_ANSWER_MAX)]
     if chunk:
-        check_assigned(chunk, given_away)
-        taken.given += tuple(chunk)
+        check_assigned(chunk, pool.taken)
+        pool.give(task, taken, begin, chunk)
     else:
-        check_told_end(pool, bool(still_ask))
+        check_told_end(pool.left, bool(still_ask))
         taken.told_all = True
 
 
-def _next_for(last: int, pool: list[int], still_ask: list[int]) -> list[int]:
-    """What of the pool a subtask may be given that has read as far as `last`, and the others as far as `still_ask`."""
-    ahead = [number for number in pool if number > last]
+def _untaken(state: CoordinatorState, source: AssignedSource, pools: Pools) -> UntakenSplits:
+    assert state.spec is not None
+    sources = (task for task in state.spec.sources if task.vertex == source.vertex)
+    have = {task: state.splits[task] for task in sources if task in state.splits}
+    pool = pools.get(source.vertex)
+    if pool is None or not pool.follows_from(source, have):
+        pool = pools[source.vertex] = UntakenSplits(source, have)
+    return pool
+
+
+def _next_for(task: TaskId, pool: UntakenSplits, still_ask: list[int]) -> tuple[int, int]:
+    """Which part of what is left a subtask may be given, where the others have read as far as `still_ask`."""
+    begin = pool.after(pool.last(task))
+    if begin < len(pool.left):
+        return begin, len(pool.left)
     # It has read beyond all others. Those that another one has not read beyond are left to that.
-    return ahead or [number for number in pool if number <= min(still_ask, default=number)]
+    return 0, pool.after(min(still_ask)) if still_ask else len(pool.left)
 
 
 def _subtasks(state: CoordinatorState, source: AssignedSource) -> dict[TaskId, TakenSplits]:

@@ -13,7 +13,9 @@ from tidegate.actors.coordinator.job.outages import pause_ms
 from tidegate.actors.coordinator.job.phases import JobStatus
 from tidegate.actors.coordinator.messages.instructions import CoordinatorInstruction, SetTimer
 from tidegate.actors.coordinator.state.coordinator_state import CoordinatorState
+from tidegate.actors.coordinator.state.untaken_splits import UntakenSplits
 from tidegate.storage.errors import ProtocolError
+from tidegate.storage.ids import VertexId
 
 
 class CoordinatorContext:
@@ -35,6 +37,8 @@ class CoordinatorContext:
         everything."""
         self.nothing_follows = False
         """The event concerns one task (an acknowledgement, but not the last one): no step has become possible."""
+        self.untaken: dict[VertexId, UntakenSplits] = {}
+        """What nobody has of sources whose splits are assigned: it follows from the state."""
         self.end: JobStatus | None = None
         """A completed checkpoint ends the job in this status."""
 
