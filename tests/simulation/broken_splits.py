@@ -10,10 +10,10 @@ from unittest.mock import patch
 from broken_failover import Both
 
 from tidegate.actors.coordinator import coordinator_machine, deployment, split_enumerator
-from tidegate.actors.coordinator.split_enumerator import Pools
 from tidegate.actors.coordinator.job.job_spec import AssignedSource
 from tidegate.actors.coordinator.messages.events import SplitsRequested, TaskReady
 from tidegate.actors.coordinator.messages.splits import AssignSplits
+from tidegate.actors.coordinator.split_enumerator import Pools
 from tidegate.actors.coordinator.state.coordinator_state import CoordinatorState, PendingCheckpoint
 from tidegate.actors.coordinator.state.taken_splits import TakenSplits
 from tidegate.actors.coordinator.state.untaken_splits import UntakenSplits

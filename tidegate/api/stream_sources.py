@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal
 import pyarrow as pa
 
 from tidegate.actors.graph.stream_graph import StreamNode
+from tidegate.actors.sources.files.delta_source import DeltaSource
 from tidegate.actors.sources.files.file_source import FolderSource, source_of_files
 from tidegate.actors.sources.files.formats import FileFormat
 from tidegate.actors.sources.kafka.client import Start, check_start, client_settings, kafka
@@ -172,6 +173,27 @@ class StreamSources:
             idleness = idleness if idleness is not None or timestamp is None else IDLENESS
         stream = self.from_source(source, name=name, uid=uid, parallelism=parallelism)
         return timed(stream, timestamp, max_out_of_orderness, uid, idleness)
+
+    def from_delta(
+        self,
+        url: str | os.PathLike[str],
+        *,
+        version: int | None = None,
+        timestamp: str | None = None,
+        max_out_of_orderness: str | timedelta | int = 0,
+        name: str = "from_delta",
+        uid: str | None = None,
+        parallelism: int | None = None,
+    ) -> Stream:
+        """A stream over a Delta Lake table, read from its files without Spark (`pip install tidegate[delta]`).
+
+        It is bounded: `version`, or the newest one when the job is submitted. A restored job goes on in the version
+        that the first one has read. Raises ConfigurationError for tables with deletion vectors or column mapping
+        (`docs/delta.md`).
+        """
+        source = DeltaSource.open(os.fspath(url), version)
+        stream = self.from_source(source, name=name, uid=uid, parallelism=parallelism)
+        return timed(stream, timestamp, max_out_of_orderness, uid)
 
     def from_kafka(
         self,

@@ -1,7 +1,7 @@
 """`UntakenSplits`: what nobody has of the splits of a source, so that an answer costs what it gives, not all splits.
 
-It follows from what the subtasks have taken (`TakenSplits`), and is no part of the coordinator's memory. Whoever uses it
-asks first whether it still follows from that, and makes another one if not: after a subtask was restored, for instance.
+It follows from what the subtasks have taken (`TakenSplits`), and is no part of the coordinator's memory. Whoever uses
+it asks first whether it still follows from that, and makes another one if not: after a subtask was restored, say.
 """
 
 from __future__ import annotations

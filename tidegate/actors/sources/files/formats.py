@@ -48,13 +48,18 @@ def format_of(path: str) -> str | None:
     return next((known for suffix, known in _SUFFIXES.items() if bare.endswith(suffix)), None)
 
 
-def open_rows(file: StoreFile, path: str, kind: str, schema: pa.Schema, rows: Rows = None) -> FileRows:
+def open_rows(
+    file: StoreFile, path: str, kind: str, schema: pa.Schema, rows: Rows = None, constants: pa.RecordBatch | None = None
+) -> FileRows:
     """The rows of a file with the columns of a schema, of which only `rows` count.
+
+    `constants`: one row with columns that are the same in all rows of a Parquet file, whatever it has there. Any other
+    column that the file lacks is null then, and without `constants` an error.
 
     Raises ConfigurationError, ArrowInvalid, StorageError.
     """
     if kind == "parquet":
-        return _ParquetRows(file, path, schema, rows)
+        return _ParquetRows(file, path, schema, rows, constants)
     return _TextRows(file, path, kind, schema)
 
 
@@ -69,11 +74,25 @@ def schema_of(file: StoreFile, path: str, kind: str) -> pa.Schema:
 
 
 class _ParquetRows:
-    def __init__(self, file: StoreFile, path: str, schema: pa.Schema, rows: Rows) -> None:
-        self._parquet = pq.ParquetFile(pa.PythonFile(file, mode="r"), pre_buffer=True)
-        _check_columns(path, self._parquet.schema_arrow, schema)
-        self._path, self._schema = path, schema
-        self._groups = RowGroups(self._parquet, schema, rows)
+    def __init__(
+        self, file: StoreFile, path: str, schema: pa.Schema, rows: Rows, constants: pa.RecordBatch | None
+    ) -> None:
+        # Spark writes some timestamps in an old form, which Arrow takes for nanoseconds; there is room for fewer years.
+        unit = None if constants is None else "us"
+        self._parquet = pq.ParquetFile(pa.PythonFile(file, mode="r"), pre_buffer=True, coerce_int96_timestamp_unit=unit)
+        has = self._parquet.schema_arrow
+        if constants is None:
+            _check_columns(path, has, schema)
+        else:
+            _check_columns(
+                path, has, pa.schema(f for f in schema if not f.nullable and f.name not in constants.schema.names)
+            )
+        known = () if constants is None else constants.schema.names
+        self._stored = [name for name in schema.names if name in has.names and name not in known]
+        self._path, self._schema, self._constants = path, schema, constants
+        # What a file has of a column that is constant does not count.
+        counting = pa.schema([field for field in schema if field.name not in known])
+        self._groups = RowGroups(self._parquet, counting, rows)
         self._group_index = -1
         self._group: list[pa.RecordBatch] = []
 
@@ -83,7 +102,9 @@ class _ParquetRows:
             return None
         index = self._groups.group_of(row)
         if self._group_index != index:
-            table = self._parquet.read_row_group(index, columns=self._schema.names, use_threads=False)
+            table = self._parquet.read_row_group(index, columns=self._stored, use_threads=False)
+            if self._constants is not None:
+                table = _completed(table, self._groups.rows_of(index), self._schema, self._constants)
             self._group_index, self._group = index, _as_schema(table, self._schema).combine_chunks().to_batches()
         (group,) = self._group
         return group.slice(row - self._groups.starts[index], rows_max)
@@ -148,6 +169,17 @@ def _check_columns(path: str, found: pa.Schema, wanted: pa.Schema) -> None:
     missing = [name for name in wanted.names if name not in found.names]
     if missing:
         raise ConfigurationError(f"{path} has no column {missing[0]!r}; it has {found.names}")
+
+
+def _completed(table: pa.Table, rows: int, schema: pa.Schema, constants: pa.RecordBatch) -> pa.Table:
+    """The rows with all columns of a schema."""
+
+    def column(field: pa.Field) -> pa.Array | pa.ChunkedArray:
+        if field.name in constants.schema.names:
+            return pa.repeat(constants.column(field.name)[0], rows)
+        return table[field.name] if field.name in table.schema.names else pa.nulls(rows, field.type)
+
+    return pa.table({field.name: column(field) for field in schema})
 
 
 def _as_schema(table: pa.Table, schema: pa.Schema) -> pa.Table:

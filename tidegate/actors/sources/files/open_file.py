@@ -30,8 +30,16 @@ class UnreadableFileError(ConfigurationError):
 class OpenFile:
     """One file of a folder. The rows come in file order."""
 
-    def __init__(self, store: FileSystemStore, file: FileAt, kind: str, schema: pa.Schema, rows: Rows = None) -> None:
-        """Only `rows` count. Raises UnreadableFileError, StorageError."""
+    def __init__(
+        self,
+        store: FileSystemStore,
+        file: FileAt,
+        kind: str,
+        schema: pa.Schema,
+        rows: Rows = None,
+        constants: pa.RecordBatch | None = None,
+    ) -> None:
+        """Only `rows` count; `constants` as of `open_rows`. Raises UnreadableFileError, StorageError."""
         self.path = file.path
         self._store = store
         self._file = file
@@ -39,7 +47,7 @@ class OpenFile:
         self._compare()
         self._bytes = StoreFile(store, file.path, file.size_bytes)
         with reading(self._bytes):
-            self._rows = open_rows(self._bytes, file.path, kind, schema, rows)
+            self._rows = open_rows(self._bytes, file.path, kind, schema, rows, constants)
 
     def read(self, row: int, rows_max: int) -> pa.RecordBatch | None:
         """Rows from `row` on; None behind the last one. Raises UnreadableFileError, StorageError."""

@@ -33,6 +33,10 @@ class RowGroups:
         """Rows of the file."""
         return self.starts[-1]
 
+    def rows_of(self, group: int) -> int:
+        """Rows of a row group."""
+        return self.starts[group + 1] - self.starts[group]
+
     def group_of(self, row: int) -> int:
         """The row group that has a row of the file."""
         return bisect.bisect_right(self.starts, row) - 1

@@ -42,6 +42,12 @@ def counting(parquet: pq.ParquetFile, schema: pa.Schema, rows: tuple[tuple[Colum
     return found.to_list()
 
 
+def may_count(constants: pa.RecordBatch, rows: tuple[tuple[ColumnTest, ...], ...]) -> bool:
+    """Whether rows count that have these values in some columns, and nobody knows which in the others."""
+    known = {name: _exactly(constants.column(name)) for name in constants.schema.names}
+    return any(all(_may_pass(known.get(test.column), test, 1)[0] for test in tests) for tests in rows)
+
+
 @dataclass(frozen=True, slots=True)
 class _Bounds:
     """Of a column in each row group: `low` and `high` (null: unknown), and where there are nulls, or only nulls."""
@@ -50,6 +56,14 @@ class _Bounds:
     high: pl.Series
     no_nulls: pl.Series
     only_nulls: pl.Series
+
+
+def _exactly(value: pa.Array) -> _Bounds | None:
+    """The bounds of a column that has one value."""
+    if not _is_ordered(value.type):
+        return None
+    found, null = pl.Series(pl.from_arrow(value)), pl.Series([value[0].as_py() is None])
+    return _Bounds(found, found, ~null, null)
 
 
 class _Statistics:

@@ -94,7 +94,7 @@ class DeltaMirror:
                     deltalake.Schema.from_arrow(self._info.arrow_schema),
                     mode="ignore",
                     partition_by=list(self._info.partition_by),
-                    storage_options=self._options(),
+                    storage_options=storage_options(self._url),
                 )
                 self._check(self._loaded())
 
@@ -148,14 +148,14 @@ class DeltaMirror:
     def _is_there(self) -> bool:
         from deltalake import DeltaTable
 
-        return DeltaTable.is_deltatable(self._url, self._options())
+        return DeltaTable.is_deltatable(self._url, storage_options(self._url))
 
     def _loaded(self) -> DeltaTable:
         """The table as it is now."""
         from deltalake import DeltaTable
 
         if self._table is None:
-            self._table = DeltaTable(self._url, storage_options=self._options())
+            self._table = DeltaTable(self._url, storage_options=storage_options(self._url))
         else:
             self._table.update_incremental()
         return self._table
@@ -219,20 +219,6 @@ class DeltaMirror:
         values = [None if text == HIVE_NULL else unescape(text) for text in texts]
         return dict(zip(self._info.partition_by, values, strict=True))
 
-    def _options(self) -> dict[str, str]:
-        """How Delta reaches the storage: it reads the environment's AWS_ variables itself, but for what stands here."""
-        if not self._url.startswith("s3://"):
-            return {}
-        from tidegate.storage.files.s3_requests import ENDPOINT_VARIABLES
-
-        endpoint = next((os.environ[name] for name in ENDPOINT_VARIABLES if os.environ.get(name)), None)
-        if endpoint is None:
-            return {}
-        options = {"AWS_ENDPOINT_URL": endpoint, "AWS_ALLOW_HTTP": str(endpoint.startswith("http://")).lower()}
-        if not (os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")):
-            options["AWS_REGION"] = "us-east-1"
-        return options
-
     def _check_place(self) -> None:
         if self._url.startswith("memory://"):
             raise ConfigurationError(f"a Delta table cannot be in memory ({self._url}): give a folder or a bucket")
@@ -249,6 +235,21 @@ class DeltaMirror:
             if _is_final(error):
                 raise TableError(text) from error
             raise StorageError(text) from error
+
+
+def storage_options(url: str) -> dict[str, str]:
+    """How Delta reaches the storage: it reads the environment's AWS_ variables itself, but for what stands here."""
+    if not url.startswith("s3://"):
+        return {}
+    from tidegate.storage.files.s3_requests import ENDPOINT_VARIABLES
+
+    endpoint = next((os.environ[name] for name in ENDPOINT_VARIABLES if os.environ.get(name)), None)
+    if endpoint is None:
+        return {}
+    options = {"AWS_ENDPOINT_URL": endpoint, "AWS_ALLOW_HTTP": str(endpoint.startswith("http://")).lower()}
+    if not (os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")):
+        options["AWS_REGION"] = "us-east-1"
+    return options
 
 
 def imported() -> Any:
