@@ -133,6 +133,7 @@ class StreamSources:
         format: FileFormat | None = None,
         schema: pa.Schema | None = None,
         columns: Sequence[str] | None = None,
+        partitions: pa.Schema | None = None,
         discover: str | timedelta | int | None = None,
         max_file_age: str | timedelta | int | None = None,
         splits: int | None = None,
@@ -150,7 +151,8 @@ class StreamSources:
         goes on, and looks for new files so often; each is read once, whatever is restarted (`docs/sources.md`).
 
         `schema` says columns and types; without it they are those of the first file. Of Parquet and CSV only `columns`
-        are read. A file that cannot be read fails the job, or is left out with a warning (`on_error="skip"`).
+        are read. With `partitions` its columns stand in the names of folders, as Spark writes them (`day=2013-01-01/`),
+        and come last. A file that cannot be read fails the job, or is left out with a warning (`on_error="skip"`).
 
         With `discover`: files are dealt out to `splits` (16) by their names, and read in the order in which they were
         last changed. Files are remembered for `max_file_age` (7 days) behind the newest; what is older when it comes is
@@ -161,15 +163,17 @@ class StreamSources:
         skip = on_error == "skip"
         if discover is None:
             _refuse_for_bounded("from_files", idleness=idleness, max_file_age=max_file_age, splits=splits)
-            source = source_of_files(os.fspath(files), format, schema, columns, None, skip)
+            source = source_of_files(os.fspath(files), format, schema, columns, None, skip, partitions)
         else:
             every_ms = parse_duration_ms(discover, setting="from_files(discover)")
             age_ms = parse_duration_ms(max_file_age or MAX_FILE_AGE, setting="from_files(max_file_age)")
             lanes = FOLDER_SPLITS if splits is None else splits
             if every_ms < 1 or lanes < 1:
                 raise ConfigurationError(f"from_files(discover={discover!r}, splits={lanes}): both must be positive")
-            make = partial(FolderSource, discover_ms=every_ms, age_ms=age_ms, lanes=lanes, skip=skip)
-            source = source_of_files(os.fspath(files), format, schema, columns, make, skip)
+            make = partial(
+                FolderSource, discover_ms=every_ms, age_ms=age_ms, lanes=lanes, skip=skip, partitions=partitions
+            )
+            source = source_of_files(os.fspath(files), format, schema, columns, make, skip, partitions)
             idleness = idleness if idleness is not None or timestamp is None else IDLENESS
         stream = self.from_source(source, name=name, uid=uid, parallelism=parallelism)
         return timed(stream, timestamp, max_out_of_orderness, uid, idleness)

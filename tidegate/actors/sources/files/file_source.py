@@ -21,6 +21,7 @@ from typing import Literal
 import pyarrow as pa
 
 from tidegate.actors.sources.files.formats import FORMATS, format_of, schema_of
+from tidegate.actors.sources.files.hive_folders import folder_values
 from tidegate.actors.sources.files.lanes import FileAt, Lane, LaneState, digest_of, lane_of
 from tidegate.actors.sources.files.open_file import OpenFile, UnreadableFileError, reading
 from tidegate.actors.sources.files.patterns import FilePattern
@@ -48,12 +49,17 @@ class FilesSource:
     skip: bool = False
     rows: Rows = None
     """Rows that count."""
+    partitions: pa.Schema | None = None
+    """Columns that stand in the names of folders."""
 
     def splits(self) -> Sequence[SourceSplit]:
-        """One for each file that is there now."""
+        """One for each file that is there now. ConfigurationError for one outside of the folders of `partitions`."""
+        files = self.pattern.files()
+        for file in files:
+            _constants(file.path, self.schema, self.partitions)
         return tuple(
             SourceSplit(file.path, encode(FileAt(file.path, file.size_bytes, file.modified_at_ms or 0)))
-            for file in self.pattern.files()
+            for file in files
         )
 
     def check_restored(self, splits: Sequence[SourceSplit]) -> None:
@@ -88,7 +94,10 @@ class _FilesReader:
         source = self._source
         try:
             if self._open is None or self._open.path != split.split_id:
-                self._open = OpenFile(self._store, decode(split.payload), source.kind, source.schema, source.rows)
+                constants = _constants(split.split_id, source.schema, source.partitions)
+                self._open = OpenFile(
+                    self._store, decode(split.payload), source.kind, source.schema, source.rows, constants
+                )
             if (counts := self._open.next_row(offset)) > offset:
                 return ReadResult(None, counts, at_end=False, skipped=counts - offset)
             batch = self._open.read(offset, rows_max)
@@ -117,6 +126,8 @@ class FolderSource:
     skip: bool = False
     clock: Callable[[], int] = field(default=now_ms, compare=False)
     unbounded: Literal[True] = True
+    partitions: pa.Schema | None = None
+    """Columns that stand in the names of folders."""
 
     def splits(self) -> Sequence[SourceSplit]:
         """The lanes."""
@@ -186,7 +197,9 @@ class _FolderReader:
         try:
             opened = self._open.get(split_id)
             if opened is None or opened.path != file.path:
-                opened = self._open[split_id] = OpenFile(self._store, file, source.kind, source.schema)
+                constants = _constants(file.path, source.schema, source.partitions)
+                opened = OpenFile(self._store, file, source.kind, source.schema, None, constants)
+                self._open[split_id] = opened
             return opened.read(file.row, rows_max)
         except UnreadableFileError as error:
             if not source.skip:
@@ -232,8 +245,11 @@ def source_of_files(
     columns: Sequence[str] | None,
     folder: Callable[[FilePattern, str, pa.Schema], Source] | None,
     skip: bool,
+    partitions: pa.Schema | None = None,
 ) -> Source:
     """The source for a pattern; `folder` makes it if files are looked for while the job runs.
+
+    `partitions`: columns that stand in the names of folders, behind those of `schema`.
 
     Without a schema it is that of the first file in the order of names. Raises ConfigurationError, StorageError.
     """
@@ -255,12 +271,22 @@ def source_of_files(
         )
     if schema is None:
         schema = plain_schema(_schema_of(pattern, files[0], kind))
+    if partitions is not None:
+        schema = pa.schema([*(field for field in schema if field.name not in partitions.names), *partitions])
     if columns is not None:
         missing = [name for name in columns if name not in schema.names]
         if missing or not columns:
             raise ConfigurationError(f"{named}: columns={list(columns)!r}; choose among {schema.names}")
         schema = pa.schema([schema.field(name) for name in columns])
-    return FilesSource(pattern, kind, schema, skip) if folder is None else folder(pattern, kind, schema)
+    if folder is not None:
+        return folder(pattern, kind, schema)
+    return FilesSource(pattern, kind, schema, skip, partitions=partitions)
+
+
+def _constants(path: str, schema: pa.Schema, partitions: pa.Schema | None) -> pa.RecordBatch | None:
+    if partitions is None:
+        return None
+    return folder_values(path, pa.schema([field for field in partitions if field.name in schema.names]))
 
 
 def _schema_of(pattern: FilePattern, file: FileInfo, kind: str) -> pa.Schema:

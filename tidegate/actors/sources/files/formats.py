@@ -49,18 +49,25 @@ def format_of(path: str) -> str | None:
 
 
 def open_rows(
-    file: StoreFile, path: str, kind: str, schema: pa.Schema, rows: Rows = None, constants: pa.RecordBatch | None = None
+    file: StoreFile,
+    path: str,
+    kind: str,
+    schema: pa.Schema,
+    rows: Rows = None,
+    constants: pa.RecordBatch | None = None,
+    *,
+    may_lack: bool = False,
 ) -> FileRows:
     """The rows of a file with the columns of a schema, of which only `rows` count.
 
-    `constants`: one row with columns that are the same in all rows of a Parquet file, whatever it has there. Any other
-    column that the file lacks is null then, and without `constants` an error.
+    `constants`: one row with columns that are the same in all rows, whatever the file has there. With `may_lack` any
+    other column that a Parquet file lacks is null.
 
     Raises ConfigurationError, ArrowInvalid, StorageError.
     """
     if kind == "parquet":
-        return _ParquetRows(file, path, schema, rows, constants)
-    return _TextRows(file, path, kind, schema)
+        return _ParquetRows(file, path, schema, rows, constants, may_lack)
+    return _TextRows(file, path, kind, schema, constants)
 
 
 def schema_of(file: StoreFile, path: str, kind: str) -> pa.Schema:
@@ -75,24 +82,25 @@ def schema_of(file: StoreFile, path: str, kind: str) -> pa.Schema:
 
 class _ParquetRows:
     def __init__(
-        self, file: StoreFile, path: str, schema: pa.Schema, rows: Rows, constants: pa.RecordBatch | None
+        self,
+        file: StoreFile,
+        path: str,
+        schema: pa.Schema,
+        rows: Rows,
+        constants: pa.RecordBatch | None,
+        may_lack: bool,
     ) -> None:
         # Spark writes some timestamps in an old form, which Arrow takes for nanoseconds; there is room for fewer years.
-        unit = None if constants is None else "us"
+        unit = "us" if may_lack else None
         self._parquet = pq.ParquetFile(pa.PythonFile(file, mode="r"), pre_buffer=True, coerce_int96_timestamp_unit=unit)
         has = self._parquet.schema_arrow
-        if constants is None:
-            _check_columns(path, has, schema)
-        else:
-            _check_columns(
-                path, has, pa.schema(f for f in schema if not f.nullable and f.name not in constants.schema.names)
-            )
-        known = () if constants is None else constants.schema.names
-        self._stored = [name for name in schema.names if name in has.names and name not in known]
-        self._path, self._schema, self._constants = path, schema, constants
         # What a file has of a column that is constant does not count.
-        counting = pa.schema([field for field in schema if field.name not in known])
-        self._groups = RowGroups(self._parquet, counting, rows)
+        wanted = _without(schema, constants)
+        _check_columns(path, has, pa.schema([field for field in wanted if not (may_lack and field.nullable)]))
+        self._stored = [name for name in wanted.names if name in has.names]
+        self._path, self._schema, self._constants = path, schema, constants
+        self._completes = may_lack or constants is not None
+        self._groups = RowGroups(self._parquet, wanted, rows)
         self._group_index = -1
         self._group: list[pa.RecordBatch] = []
 
@@ -103,7 +111,7 @@ class _ParquetRows:
         index = self._groups.group_of(row)
         if self._group_index != index:
             table = self._parquet.read_row_group(index, columns=self._stored, use_threads=False)
-            if self._constants is not None:
+            if self._completes:
                 table = _completed(table, self._groups.rows_of(index), self._schema, self._constants)
             self._group_index, self._group = index, _as_schema(table, self._schema).combine_chunks().to_batches()
         (group,) = self._group
@@ -115,8 +123,11 @@ class _ParquetRows:
 
 
 class _TextRows:
-    def __init__(self, file: StoreFile, path: str, kind: str, schema: pa.Schema) -> None:
+    def __init__(
+        self, file: StoreFile, path: str, kind: str, schema: pa.Schema, constants: pa.RecordBatch | None
+    ) -> None:
         self._file, self._path, self._kind, self._schema = file, path, kind, schema
+        self._constants = constants
         self._batches: Iterator[pa.RecordBatch] = iter(())
         self._batch: pa.RecordBatch | None = None
         self._first = -1
@@ -140,12 +151,17 @@ class _TextRows:
     def _parsed(self) -> Iterator[pa.RecordBatch]:
         if not self._file.size():
             return
-        with _text_batches(self._file, self._path, self._kind, self._schema) as batches:
+        wanted = _without(self._schema, self._constants)
+        # Without a column there would be no rows.
+        with _text_batches(self._file, self._path, self._kind, wanted if len(wanted) else None) as batches:
             if self._kind == "csv":
-                _check_columns(self._path, batches.schema, self._schema)
+                _check_columns(self._path, batches.schema, wanted)
             for batch in batches:
                 if batch.num_rows:
-                    yield _as_schema(pa.Table.from_batches([batch]), self._schema).combine_chunks().to_batches()[0]
+                    table = pa.Table.from_batches([batch])
+                    if self._constants is not None:
+                        table = _completed(table, batch.num_rows, self._schema, self._constants)
+                    yield _as_schema(table, self._schema).combine_chunks().to_batches()[0]
 
 
 def _text_batches(file: StoreFile, path: str, kind: str, schema: pa.Schema | None) -> pa.RecordBatchReader:
@@ -171,11 +187,16 @@ def _check_columns(path: str, found: pa.Schema, wanted: pa.Schema) -> None:
         raise ConfigurationError(f"{path} has no column {missing[0]!r}; it has {found.names}")
 
 
-def _completed(table: pa.Table, rows: int, schema: pa.Schema, constants: pa.RecordBatch) -> pa.Table:
+def _without(schema: pa.Schema, constants: pa.RecordBatch | None) -> pa.Schema:
+    known = () if constants is None else constants.schema.names
+    return pa.schema([field for field in schema if field.name not in known])
+
+
+def _completed(table: pa.Table, rows: int, schema: pa.Schema, constants: pa.RecordBatch | None) -> pa.Table:
     """The rows with all columns of a schema."""
 
     def column(field: pa.Field) -> pa.Array | pa.ChunkedArray:
-        if field.name in constants.schema.names:
+        if constants is not None and field.name in constants.schema.names:
             return pa.repeat(constants.column(field.name)[0], rows)
         return table[field.name] if field.name in table.schema.names else pa.nulls(rows, field.type)
 

@@ -38,8 +38,10 @@ class OpenFile:
         schema: pa.Schema,
         rows: Rows = None,
         constants: pa.RecordBatch | None = None,
+        *,
+        may_lack: bool = False,
     ) -> None:
-        """Only `rows` count; `constants` as of `open_rows`. Raises UnreadableFileError, StorageError."""
+        """Only `rows` count; `constants` and `may_lack` as of `open_rows`. Raises UnreadableFileError, StorageError."""
         self.path = file.path
         self._store = store
         self._file = file
@@ -47,7 +49,7 @@ class OpenFile:
         self._compare()
         self._bytes = StoreFile(store, file.path, file.size_bytes)
         with reading(self._bytes):
-            self._rows = open_rows(self._bytes, file.path, kind, schema, rows, constants)
+            self._rows = open_rows(self._bytes, file.path, kind, schema, rows, constants, may_lack=may_lack)
 
     def read(self, row: int, rows_max: int) -> pa.RecordBatch | None:
         """Rows from `row` on; None behind the last one. Raises UnreadableFileError, StorageError."""
