@@ -86,7 +86,7 @@ class DeltaSource:
                     "may have deleted it: give a newer version. Or it lies elsewhere, as in a clone: copy the table"
                 )
             at = FileAt(path, there[path].size_bytes, there[path].modified_at_ms or 0)
-            constants = {name: pa.array([_or_null(add[f"partition.{name}"])], schema.field(name).type) for name in by}
+            constants = {name: pa.array([add[f"partition.{name}"]], schema.field(name).type) for name in by}
             values = pa.record_batch(constants)
             files.append((DeltaFile(at, _stream_of(values)), -1 if add["num_records"] is None else add["num_records"]))
         return DeltaSource(store.url, table.version(), schema, tuple(files))
@@ -148,11 +148,6 @@ def _may_count(constants: pa.RecordBatch, rows: Rows) -> bool:
     from tidegate.actors.sources.files.row_statistics import may_count
 
     return may_count(constants, rows)
-
-
-def _or_null(value: object) -> object:
-    """To Delta an empty string is a null where a table is partitioned."""
-    return None if value == "" else value
 
 
 def _stream_of(batch: pa.RecordBatch) -> bytes:
