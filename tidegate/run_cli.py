@@ -97,12 +97,12 @@ def _run_in_environment(function: Callable[..., Any], name: str, on_interrupt: O
         try:
             function(env)
             _execute_the_rest(env, name, bool(jobs))
-            failed = [job.name for job, detached in jobs if _ended(job, detached) in ("failed", "cancelled")]
+            cancelled = [job.name for job, detached in jobs if _ended(job, detached) == "cancelled"]
         except Interrupted as stopped:
             _end([job for job, detached in jobs if not detached], on_interrupt, stopped)
             raise
-    if failed:
-        raise JobFailedError(f"not finished: {', '.join(failed)}")
+    if cancelled:
+        raise JobFailedError(f"somebody has cancelled {', '.join(cancelled)}")
 
 
 def _execute_the_rest(env: StreamEnvironment, name: str, executed: bool) -> None:

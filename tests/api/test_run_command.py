@@ -48,6 +48,10 @@ def forgets(env):
 def fails(env):
     env.from_batches(ROWS).map(lambda row: row["missing"], schema=ROWS.schema).to_table(os.environ["OUT"])
 
+def gives_up(env):
+    env.from_rate(1).to_table(os.environ["OUT"])
+    env.execute("given up").cancel()
+
 def raises(env):
     raise ValueError("no luck")
 
@@ -112,6 +116,7 @@ def test_a_function_may_make_its_own_environment(tmp_path: Path) -> None:
         (["program_to_run:streams", "--config", "none.yaml"], 2, "none.yaml: No such file"),
         (["program_to_run:streams", "--set", "heartbeat.interval=1x"], 2, "--set heartbeat.interval: .*'x'"),
         (["program_to_run:streams", "--set", "x=1"], 2, "unknown setting 'x'"),
+        (["program_to_run:gives_up"], 1, "somebody has cancelled given up"),
         (["program_to_run:fails"], 1, "job 'fails' failed: .*missing"),
     ],
 )

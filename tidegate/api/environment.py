@@ -205,6 +205,7 @@ class StreamEnvironment(Topologies):
                 settings.allow_non_restored_state if allow_non_restored_state is None else allow_non_restored_state
             ),
             detached=detached,
+            log=self._config.log.settings,
         )
 
     def _storage_of(self, config: CheckpointConfig) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from tidegate.actors.hosts.job_context import DataPlaneOptions
@@ -17,6 +18,7 @@ from tidegate.actors.runtimes.local.local_runtime import LocalRuntime
 from tidegate.actors.runtimes.running_job import Runtime
 from tidegate.api.accompanied_job import AccompaniedJob
 from tidegate.api.config.config_file import Config, load_config
+from tidegate.api.config.log_config import LogConfig
 from tidegate.api.config.setting_values import spare_processes
 from tidegate.api.program import Program
 from tidegate.api.ray_slots import check_slots, runtime_on
@@ -60,6 +62,7 @@ class Topologies(StreamSources):
         self.max_parallelism = max_parallelism
         self._runtime = runtime
         self._config = config if config is not None else Config()
+        self._config.log.set_up_driver()
         self._options = self._config.buffers.options(options)
         self._session = session
         self._guard = guard
@@ -95,9 +98,10 @@ class Topologies(StreamSources):
         max_parallelism: int | None = None,
         config: str | os.PathLike[str] | Mapping[str, object] | None = None,
         options: DataPlaneOptions | None = None,
+        log_level: str | None = None,
     ) -> Self:
         """Run jobs in this process: no Ray, no JVM. `parallelism` is 1 unless it is given."""
-        settings = load_config(config)
+        settings = _settings(config, log_level)
         where = settings.topology
         return cls(
             LocalRuntime(),
@@ -126,6 +130,7 @@ class Topologies(StreamSources):
         spark_configs: Mapping[str, str] | None = None,
         ray_options: Mapping[str, Any] | None = None,
         include_dashboard: bool | None = None,
+        log_level: str | None = None,
     ) -> Self:
         """Run jobs as Ray actors that live beside Spark executors; `env.spark` is the SparkSession.
 
@@ -143,7 +148,7 @@ class Topologies(StreamSources):
         from tidegate.actors.runtimes.ray.ray_runtime import RayRuntime, SlotPlacement
         from tidegate.spark_bridge import RayDPSession
 
-        settings = load_config(config)
+        settings = _settings(config, log_level)
         where, kept = settings.topology, _standbys(standbys)
         placement = where.placement if placement is None else placement
         executors = _or(executors, _or(where.executors, 2))
@@ -158,6 +163,7 @@ class Topologies(StreamSources):
             spark_configs={**where.spark_configs, **(spark_configs or {})},
             ray_options={**where.ray_options, **(ray_options or {})},
             include_dashboard=_or(include_dashboard, where.include_dashboard),
+            show_log=bool(settings.log.given()),
         )
         bundles = tuple(session.bundle_of_slot(slot) for slot in range(session.slots))
         return cls(
@@ -186,6 +192,7 @@ class Topologies(StreamSources):
         ray_options: Mapping[str, Any] | None = None,
         cluster_options: Mapping[str, Any] | None = None,
         include_dashboard: bool | None = None,
+        log_level: str | None = None,
     ) -> Self:
         """Run jobs as Ray actors in the executors of a Spark cluster that exists; `env.spark` is `spark`.
 
@@ -202,7 +209,7 @@ class Topologies(StreamSources):
         from tidegate.actors.runtimes.ray.ray_runtime import RayRuntime, SlotPlacement
         from tidegate.spark_bridge import RayOnSparkSession
 
-        settings = load_config(config)
+        settings = _settings(config, log_level)
         where, kept = settings.topology, _standbys(standbys)
         store = None if object_store_memory is None else parse_size_bytes(object_store_memory)
         session = RayOnSparkSession.start(
@@ -213,6 +220,7 @@ class Topologies(StreamSources):
             ray_options={**where.ray_options, **(ray_options or {})},
             cluster_options={**where.cluster_options, **(cluster_options or {})},
             include_dashboard=_or(include_dashboard, where.include_dashboard),
+            show_log=bool(settings.log.given()),
         )
         bundles = tuple(session.bundle_of_slot(slot) for slot in range(session.slots))
         return cls(
@@ -237,6 +245,7 @@ class Topologies(StreamSources):
         standbys: Standbys | None = None,
         config: str | os.PathLike[str] | Mapping[str, object] | None = None,
         options: DataPlaneOptions | None = None,
+        log_level: str | None = None,
     ) -> Self:
         """Run jobs without Spark, or attach to jobs, on the Ray cluster at "host:port".
 
@@ -246,7 +255,7 @@ class Topologies(StreamSources):
         need("StreamEnvironment.ray", "ray")
         from tidegate.actors.runtimes.ray.connection import connect
 
-        settings = load_config(config)
+        settings = _settings(config, log_level)
         where, kept = settings.topology, _standbys(standbys)
         slots, placement = _or(slots, where.slots), where.placement if placement is None else placement
         parallelism = _or(parallelism, _or(where.parallelism, 1))
@@ -288,6 +297,14 @@ class Topologies(StreamSources):
         if max_parallelism is not None and not 1 <= max_parallelism <= MAX_PARALLELISM_LIMIT:
             raise ConfigurationError(f"max_parallelism={max_parallelism}: it is from 1 to {MAX_PARALLELISM_LIMIT:,}")
         self._program.max_parallelism = max_parallelism
+
+
+def _settings(config: str | os.PathLike[str] | Mapping[str, object] | None, log_level: str | None) -> Config:
+    """The configuration of an environment, with the level that its call has named."""
+    settings = load_config(config)
+    if log_level is None:
+        return settings
+    return replace(settings, log=LogConfig.model_validate({**settings.log.given(), "log_level": log_level}))
 
 
 def _or(given: _Given | None, otherwise: _Otherwise) -> _Given | _Otherwise:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from tidegate.actors.coordinator.job.outages import STORAGE_OUTAGE_MS
 from tidegate.actors.graph.job_graph import JobGraph
 from tidegate.actors.hosts.heartbeat_settings import HeartbeatSettings
+from tidegate.actors.hosts.log_lines import LogSettings
 from tidegate.actors.hosts.process_settings import ProcessSettings
 from tidegate.actors.hosts.work_folders import work_folder
 from tidegate.actors.protocol.identity import TaskId
@@ -65,6 +66,8 @@ class JobContext:
     """Tables whose small files are put together while the job runs, by URL."""
     assigned: frozenset[OperatorUid] = frozenset()
     """Sources whose splits the coordinator assigns."""
+    log: LogSettings = field(default_factory=LogSettings)
+    """How the processes of the job log."""
 
     @property
     def layout(self) -> CheckpointLayout:

@@ -23,6 +23,7 @@ from tidegate.actors.hosts.process_settings import Standbys
 from tidegate.api.config.buffer_settings import BufferSettings
 from tidegate.api.config.checkpoint_config import CheckpointConfig
 from tidegate.api.config.job_settings import JobSettings
+from tidegate.api.config.log_config import LogConfig
 from tidegate.api.config.restart_config import KIND_OF, RESTART_KEYS, kind_of, restart_from
 from tidegate.api.config.restrictions import FIXED, refusal_of
 from tidegate.api.config.section import Section, SettingError
@@ -47,6 +48,7 @@ class Config:
     job: JobSettings = field(default_factory=JobSettings)
     buffers: BufferSettings = field(default_factory=BufferSettings)
     topology: TopologySettings = field(default_factory=TopologySettings)
+    log: LogConfig = field(default_factory=LogConfig)
     origins: Mapping[str, Given] = field(default_factory=dict, compare=False)
 
     def checkpoints_of(self, given: CheckpointConfig | None, standbys: Standbys | None = None) -> CheckpointConfig:
@@ -91,6 +93,7 @@ def resolve(said: Sequence[Layer]) -> Config:
         section(JobSettings),
         section(BufferSettings),
         section(TopologySettings),
+        section(LogConfig),
         origins,
     )
 

@@ -67,6 +67,9 @@ KEYS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "turn_rows": ("task.turn-rows",),
         "source_rows": ("task.source-batch-rows",),
         "changelog_segment": ("state.changelog.segment-size",),
+        "log_level": ("log.level",),
+        "log_levels": ("log.levels",),
+        "log_format": ("log.format",),
         "target": ("execution.target",),
         "parallelism": ("parallelism.default",),
         "max_parallelism": ("pipeline.max-parallelism",),
@@ -90,7 +93,7 @@ KEYS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 NAME_OF: Mapping[str, str] = MappingProxyType({key: name for name, keys in KEYS.items() for key in keys})
 """The setting that each key belongs to."""
 
-OPEN = ("ray.options", "ray.cluster-options", "spark")
+OPEN = ("log.levels", "ray.options", "ray.cluster-options", "spark")
 """Keys of settings that hold others under names that are not tidegate's: any key below is one of these."""
 
 VARIABLE_PREFIX = "TIDEGATE_"

@@ -261,6 +261,30 @@ def placement(value: object, info: ValidationInfo) -> str:
     return choice(value, info, ("spread", "pack", "strict_pack"))
 
 
+_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
+
+
+def level(value: object, info: ValidationInfo) -> str | None:
+    """A level of Python's logging, or None."""
+    written = value.upper() if isinstance(value, str) else value
+    if written is not None and written not in _LEVELS:
+        raise ConfigurationError(f"{label(info)}: {value!r} is none of {', '.join(_LEVELS)}")
+    return written
+
+
+def levels(value: object, info: ValidationInfo) -> dict[str, str]:
+    """Levels by the name of their logger."""
+    found = {name: level(of, info) for name, of in options(value, info).items()}
+    if any(of is None for of in found.values()):
+        raise ConfigurationError(f"{label(info)}: {value!r} has a logger without a level")
+    return cast("dict[str, str]", found)
+
+
+def log_format(value: object, info: ValidationInfo) -> str:
+    """How a line of the log looks."""
+    return choice(value, info, ("text", "json"))
+
+
 def options(value: object, info: ValidationInfo) -> dict[str, object]:
     """Names and values of another library, which checks them itself."""
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):

@@ -19,6 +19,7 @@ _TITLES = {
     "checkpoints": "Checkpoints, state and failures",
     "job": "A job",
     "buffers": "Data plane",
+    "log": "Logging",
     "topology": "Where jobs run",
 }
 _MORE = {
@@ -34,6 +35,8 @@ _MORE = {
     "slot_request_timeout": "recovery.md#nodes-that-are-lost",
     "retention": "configuration.md#retention",
     "placement": "placement.md",
+    "log_level": "logging.md",
+    "log_format": "logging.md",
     "target": "topologies.md",
     "progress": "sources.md",
 }

@@ -18,6 +18,7 @@ from tidegate.api.config.buffer_settings import BufferSettings
 from tidegate.api.config.checkpoint_config import CheckpointConfig
 from tidegate.api.config.config_file import Config
 from tidegate.api.config.job_settings import JobSettings
+from tidegate.api.config.log_config import LogConfig
 from tidegate.api.config.restart_config import RESTART_KEYS, TYPE_KEYS, keys_of
 from tidegate.api.config.section import Section
 from tidegate.api.config.setting_names import setting_keys
@@ -28,6 +29,7 @@ SECTIONS: Mapping[str, tuple[type[Section], str]] = {
     "checkpoints": (CheckpointConfig, "`tg.CheckpointConfig(...)`, for `execute(checkpoints=)`"),
     "job": (JobSettings, "`execute(...)`"),
     "buffers": (BufferSettings, "`tg.DataPlaneOptions`, for `options=` of an environment"),
+    "log": (LogConfig, "`log_level=` of an environment"),
     "topology": (TopologySettings, "`StreamEnvironment.local`, `.ray`, `.raydp` and `.on_spark`"),
 }
 """Name of a section in `Config`, its class, and where Python gives its settings."""
@@ -56,6 +58,8 @@ _WORDS: Mapping[Callable[..., object], str] = {
     of.place: "folder or URL",
     of.restore: "path, `latest` or `latest_or_fresh`",
     of.name: "text",
+    of.level: "`DEBUG`, `INFO`, `WARNING`, `ERROR` or `CRITICAL`",
+    of.levels: "mapping",
     of.options: "mapping",
     of.spark_configs: "mapping",
     of.standbys: "number, `auto` or `warm`",

@@ -30,7 +30,7 @@ FILE_VARIABLE = "TIDEGATE_CONFIG"
 _OTHER_VARIABLES = (FILE_VARIABLE, "TIDEGATE_TOPOLOGY")
 """Variables that are no settings; the second one is that of the examples."""
 _OF_KUBERNETES = re.compile(r"TIDEGATE(_\w+)?_(SERVICE_(HOST|PORT(_\w+)?)|PORT(_\d+_(TCP|UDP|SCTP)(_\w+)?)?)")
-_WHOLE = ("ray.options", "ray.cluster-options")
+_WHOLE = ("log.levels", "ray.options", "ray.cluster-options")
 """Keys whose values are mappings of another library: what is nested in them are no keys."""
 KNOWN_KEYS = (*NAME_OF, *RESTART_KEYS)
 """Every key that can be given, besides those of `FIXED`."""

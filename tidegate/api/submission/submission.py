@@ -10,7 +10,7 @@ import hashlib
 import logging
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from tidegate.actors.coordinator.job.job_spec import (
@@ -26,6 +26,7 @@ from tidegate.actors.graph.job_graph import JobGraph, OperatorSpec
 from tidegate.actors.graph.needed_columns import with_projected_sources
 from tidegate.actors.graph.source_checks import splits_of
 from tidegate.actors.hosts.job_context import DataPlaneOptions, JobContext
+from tidegate.actors.hosts.log_lines import LogSettings
 from tidegate.actors.hosts.process_settings import ProcessSettings
 from tidegate.actors.operators.batches.partitioned_sink import table_sink
 from tidegate.actors.protocol.identity import TaskId
@@ -86,6 +87,7 @@ class JobRequest:
     """Number of key groups, if the user has said it; else a restored job has that of its checkpoint."""
     allow_non_restored_state: bool = False
     detached: bool = False
+    log: LogSettings = field(default_factory=LogSettings)
 
 
 def make_job_id(name: str, suffix: str) -> JobId:
@@ -177,6 +179,7 @@ def prepare(request: JobRequest, open_store: OpenStore) -> Submission:
         tuple(rows.url for rows in request.collected if rows.handed_on),
         {t.url: t.options.compaction for t in request.tables if t.options.compaction is not None},
         frozenset(source.uid for source in assigned),
+        log=request.log,
     )
     spec = replace(_spec(request, graph, restore), assigned_sources=assigned)
     return Submission(spec, context, savepoints, request.detached, now_ms(), staged.companions)

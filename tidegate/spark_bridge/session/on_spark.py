@@ -44,6 +44,7 @@ from tidegate.spark_bridge.session.head_node import head_waited_for
 from tidegate.spark_bridge.session.ray_token import environment_of_nodes, token_of_cluster
 from tidegate.spark_bridge.session.spark_guard import SparkGuard
 from tidegate.spark_bridge.session.start_hook import nodes_get
+from tidegate.spark_bridge.session.worker_output import filter_worker_output
 from tidegate.spark_bridge.spark_watch import driver_gone
 from tidegate.storage.errors import ConfigurationError
 
@@ -82,12 +83,14 @@ class RayOnSparkSession:
         ray_options: Mapping[str, Any] | None = None,
         cluster_options: Mapping[str, Any] | None = None,
         include_dashboard: bool = True,
+        show_log: bool = False,
         start_timeout_s: float = 180.0,
     ) -> RayOnSparkSession:
         """Start Ray in `executors` of the executors of `spark`, with so many task slots in each.
 
         `object_store_bytes` is the size of each node's object store; None: what Ray thinks fit. `ray_options` are those
-        of `ray.init`, and `cluster_options` those of `ray.util.spark.setup_ray_cluster`. Each of the steps (executors,
+        of `ray.init`, and `cluster_options` those of `ray.util.spark.setup_ray_cluster`. `show_log`: the lines of
+        tidegate's processes are shown here, whatever their level. Each of the steps (executors,
         a look at them, head, each node, reservation) may take `start_timeout_s` seconds.
 
         Raises ConfigurationError for what cannot work, SparkTimeoutError and SparkLostError if Spark does not answer,
@@ -128,6 +131,7 @@ class RayOnSparkSession:
         try:
             session._start_nodes(options, hosts[0].path, start_timeout_s)
             session._connect(dict(ray_options or {}))
+            filter_worker_output(show_log)
             session._reserve(start_timeout_s)
         except BaseException:
             session.stop()

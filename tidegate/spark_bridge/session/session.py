@@ -39,6 +39,7 @@ from tidegate.spark_bridge.session.cluster_java import check_cluster_java
 from tidegate.spark_bridge.session.java import ensure_java
 from tidegate.spark_bridge.session.jvm_output import filtered_jvm_output
 from tidegate.spark_bridge.session.resources import SessionResources
+from tidegate.spark_bridge.session.worker_output import filter_worker_output
 from tidegate.spark_bridge.spark_watch import registered_executors
 from tidegate.storage.errors import ConfigurationError
 
@@ -85,13 +86,15 @@ class RayDPSession:
         spark_configs: Mapping[str, str] | None = None,
         ray_options: Mapping[str, Any] | None = None,
         include_dashboard: bool = True,
+        show_log: bool = False,
         start_timeout_s: float = 180.0,
     ) -> RayDPSession:
         """Start Ray if needed, reserve the bundles, start Spark in them, and wait for the executors.
 
         `executor_memory` is in Spark's notation ("1g") or in bytes. It is the executor's heap, and what its bundle
         reserves. `placement` says how the bundles lie on nodes. `spark_configs` override tidegate's Spark settings, and
-        `ray_options` those of `ray.init`. Each of the three steps after Ray (reservation, Spark, executors) may take
+        `ray_options` those of `ray.init`. `show_log`: the lines of tidegate's processes are shown here, whatever their
+        level. Each of the three steps after Ray (reservation, Spark, executors) may take
         `start_timeout_s` seconds.
 
         Raises ConfigurationError for wrong arguments, for a second session in the process, and for more than a Ray
@@ -105,6 +108,8 @@ class RayDPSession:
         atexit.register(session.stop)
         try:
             session._start_ray(ray_address, dict(ray_options or {}), include_dashboard)
+            if session._owns_ray:
+                filter_worker_output(show_log)
             session._reserve(start_timeout_s)
             session._start_spark(dict(spark_configs or {}), start_timeout_s)
             session._await_executors(start_timeout_s)

@@ -33,6 +33,7 @@ from tidegate.actors.hosts.coordinator.coordinator_effects import CoordinatorEff
 from tidegate.actors.hosts.coordinator.event_border import fit_for_the_log
 from tidegate.actors.hosts.coordinator.inlined_state import InlinedState
 from tidegate.actors.hosts.coordinator.log_writer import LogPosition, LogWriter, StoredFold
+from tidegate.actors.hosts.log_lines import log_fields
 from tidegate.actors.hosts.outage_notes import NotesOfMany, OutageNotes
 from tidegate.actors.hosts.ports import CoordinatorPort
 from tidegate.actors.protocol.failure_reasons import CheckpointFailureReason, bounded_text, error_text
@@ -134,8 +135,8 @@ class CoordinatorHost:
         self._instructions: list[Ordered] = []
         """What follows from the events that are held."""
         self._narrator = Narrator(machine.state, decisions_log.isEnabledFor(logging.DEBUG))
-        self._lines: list[Line] = []
-        """What there is to say of the events that are held, once they are logged."""
+        self._lines: list[tuple[Line, EventId, EventId | None]] = []
+        """What there is to say of the events that are held, once they are logged: of which event, with its cause."""
         self._flushes = False
         """Whether the events that are held are going to be logged at some time, whatever comes."""
         self._appending = False
@@ -258,7 +259,8 @@ class CoordinatorHost:
         if isinstance(event, ev.CheckpointAcknowledged):
             self._held_names += event.state.names
         instructions = self.machine.handle(event)
-        self._lines += self._narrator.tell(event, instructions, self.machine.state)
+        lines = self._narrator.tell(event, instructions, self.machine.state)
+        self._lines += [(line, number, cause) for line in lines]
         for instruction in instructions:
             # The wall clock may be set until the event is logged; it was right when the event came.
             wait_ms = max(0, instruction.due_at_ms - event.at_ms) if isinstance(instruction, do.SetTimer) else 0
@@ -314,13 +316,14 @@ class CoordinatorHost:
 
         self._log.append(events, causes, first_event, written, went_away, failed)
 
-    def _say(self, lines: list[Line]) -> None:
+    def _say(self, lines: list[tuple[Line, EventId, EventId | None]]) -> None:
         spec = self.machine.state.spec
-        name = "a job" if spec is None else spec.job_name
-        for line in lines:
+        name, job_id = ("a job", None) if spec is None else (spec.job_name, spec.job_id)
+        for line, number, cause in lines:
+            known = {"attempt": line.attempt, "checkpoint": line.checkpoint, "event": number, "cause": cause}
             level = logging.DEBUG if line.detail and self._narrator.details else logging.INFO
             to = decisions_log if line.checkpoint is None or line.trouble else checkpoints_log
-            to.log(level, "%s: %s", name, line.text)
+            to.log(level, "%s: %s", name, line.text, extra=log_fields(job=name, job_id=job_id, **known))
 
     # --- instructions ---------------------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ from functools import partial
 from tidegate.actors.coordinator.job.job_spec import RestorePoint
 from tidegate.actors.coordinator.job.outages import FIRST_PAUSE_MS, pause_ms
 from tidegate.actors.coordinator.messages import events as co
+from tidegate.actors.hosts.log_lines import log_fields
 from tidegate.actors.hosts.outage_notes import OutageNotes
 from tidegate.actors.hosts.ports import TaskPort, TryAgain
 from tidegate.actors.hosts.task.task_effects import TaskEffects
@@ -69,7 +70,13 @@ class TaskHost:
 
     def restore(self, restore: RestorePoint | None) -> None:
         """Begin the task's life."""
+        self._tell("begins afresh" if restore is None else f"begins from {restore.pointer}")
         self._run_through_outages(lambda: self._effects.restore(restore))
+
+    def _tell(self, what: str) -> None:
+        """Log what has become of the task."""
+        task, attempt = self.machine.descriptor.task, self.machine.attempt
+        log.info("Task %s of attempt %d %s", task, attempt, what, extra=log_fields(task=str(task), attempt=attempt))
 
     def handle(self, event: ev.TaskEvent | TryAgain) -> None:
         """Let the machine take in one fact, and do what follows. Whatever it raises has failed the task."""
@@ -149,6 +156,7 @@ class TaskHost:
 
     def close(self) -> None:
         """Release what the task holds, also in the middle of its life. Never raises: the task is over anyway."""
+        self._tell("lets go of what it holds")
         for what, close in (("an operator", self.machine.close), ("the source", self._effects.close)):
             try:
                 close()
@@ -181,6 +189,7 @@ class TaskHost:
                 case do.SetTaskTimer():
                     port.set_timer(instruction, max(0, instruction.due_at_ms - self._at_ms))
                 case do.ReportReady():
+                    self._tell("is ready")
                     told = instruction.origin, instruction.splits, instruction.rows_read
                     port.report(co.TaskReady(port.now_ms(), instruction.attempt, task, *told))
                 case do.RequestSplits(attempt, first):
@@ -188,8 +197,10 @@ class TaskHost:
                 case do.AnswerTakeover():
                     port.report(answer_of(task, port.now_ms(), instruction))
                 case do.ReportEndOfData():
+                    self._tell("has come to the end of its input")
                     port.report(co.TaskReachedEndOfData(port.now_ms(), instruction.attempt, task, instruction.stop))
                 case do.ReportFinished():
+                    self._tell("has finished")
                     port.report(co.TaskFinished(port.now_ms(), instruction.attempt, task, self.machine.covered_by))
                 case do.Acknowledge():
                     port.report(

@@ -29,7 +29,7 @@ from tidegate.actors.coordinator.messages.events import CoordinatorEvent
 from tidegate.actors.coordinator.state.checkpoint_statistics import CheckpointStatistics
 from tidegate.actors.coordinator.state.coordinator_state import CoordinatorState
 from tidegate.actors.hosts.coordinator.coordinator_effects import CoordinatorEffects
-from tidegate.actors.hosts.coordinator.coordinator_host import CoordinatorHost, checkpoints_log
+from tidegate.actors.hosts.coordinator.coordinator_host import CoordinatorHost
 from tidegate.actors.hosts.coordinator.lease_keeper import LeaseKeeper
 from tidegate.actors.hosts.job_context import JobContext
 from tidegate.actors.hosts.threads import WorkerPool
@@ -42,8 +42,8 @@ from tidegate.actors.runtimes.ray.fleet.fleet_options import FleetOptions
 from tidegate.actors.runtimes.ray.fleet.heartbeats import Heartbeats
 from tidegate.actors.runtimes.ray.metrics import JobMetrics
 from tidegate.actors.runtimes.ray.patient_replay import replay_when_it_answers
+from tidegate.actors.runtimes.ray.process.actor_log import log_of_coordinator
 from tidegate.actors.runtimes.ray.process.belonging import Known
-from tidegate.actors.runtimes.ray.process.calls import log_to_stderr
 from tidegate.actors.runtimes.ray.process.lifeline import end_process
 from tidegate.actors.runtimes.ray.process.mailbox import Mailbox
 from tidegate.actors.runtimes.ray.process.process_info import ProcessInfo, process_info
@@ -76,13 +76,12 @@ class CoordinatorProcess:
     """The actor's class."""
 
     def __init__(self, spec: JobSpec, shared_context: bytes, options: FleetOptions, card: JobCard) -> None:
-        log_to_stderr(logging.INFO)
-        checkpoints_log.setLevel(logging.WARNING)  # Ray shows all in the driver's terminal
         runtime_context = ray.get_runtime_context()
         self._spec = spec
         self._card = card
         context_reference = open_shared(shared_context)
         self._context: JobContext = (context := ray.get(context_reference))
+        log_of_coordinator(context)
         self._options = options
         self._ended = threading.Event()
         self._broken: str | None = None

@@ -40,8 +40,8 @@ from tidegate.actors.protocol.failure_reasons import log_failure
 from tidegate.actors.protocol.identity import ChannelId, TaskId
 from tidegate.actors.protocol.stream_elements import Element, EndOfPartition
 from tidegate.actors.restore.state_follower import StateFollower
+from tidegate.actors.runtimes.ray.process.actor_log import TaskLog
 from tidegate.actors.runtimes.ray.process.belonging import hold_on
-from tidegate.actors.runtimes.ray.process.calls import log_to_stderr
 from tidegate.actors.runtimes.ray.process.deliveries import Deliveries
 from tidegate.actors.runtimes.ray.process.exit_reasons import close_sockets_in_children
 from tidegate.actors.runtimes.ray.process.frame_heads import Head, make_head, read_head
@@ -85,7 +85,7 @@ class TaskProcess(SignsOfLife):
         spare: bool = False,
         bundle: int | None = None,
     ) -> None:
-        log_to_stderr(logging.WARNING)
+        self._log = TaskLog(context)
         close_sockets_in_children()
         if spare:
             warm_up()
@@ -216,6 +216,7 @@ class TaskProcess(SignsOfLife):
         if self._is_replaced(order.generation):
             return
         self._left, self._given = None, (order.task, order.attempt)
+        self._log.is_about(order.task, order.attempt)
         if self._running is not None:
             self._end(self._running, Outcome("replaced"))
         self._outcomes.begin(order.attempt)

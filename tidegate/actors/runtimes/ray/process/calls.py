@@ -1,4 +1,4 @@
-"""Calls on Ray that must not get lost unnoticed, and the log that people see, for every process of a job.
+"""Calls on Ray that must not get lost unnoticed, for every process of a job.
 
 Ray does not repeat a call that did not arrive (`max_task_retries=0`: a repeated one could arrive twice, and late), and
 says so only to somebody who asks for its result. Data frames need no result: the number of the next frame tells. For
@@ -9,9 +9,6 @@ that broke while both ends live.
 
 from __future__ import annotations
 
-import functools
-import logging
-import os
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
@@ -26,7 +23,6 @@ NAMESPACE = "tidegate"
 CONCURRENCY_GROUPS = {"control": 1, "ask": 8, "live": 1}
 """Threads of a coordinator's actor: for its tasks, for drivers, and for calls that stay pending."""
 LOST_CALL_GRACE_MS = 5_000
-LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 def watch_call(
@@ -42,16 +38,3 @@ def watch_call(
     future: Future[Any] = reference.future()
     future.add_done_callback(done)
     return future
-
-
-@functools.cache
-def log_to_stderr(level: int) -> None:
-    """Let tidegate's own lines appear in the actor's log, which Ray shows to the driver.
-
-    Through a descriptor of its own: code of users may close what is called `sys.stderr`.
-    """
-    handler = logging.StreamHandler(os.fdopen(os.dup(2), "w", buffering=1, errors="backslashreplace"))
-    handler.setFormatter(logging.Formatter(LOG_FORMAT))
-    logger = logging.getLogger("tidegate")
-    logger.addHandler(handler)
-    logger.setLevel(level)

@@ -1,0 +1,51 @@
+"""A job that runs well on Ray and Spark prints nothing in its driver, and what its functions print is shown."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+import ray
+from waiting import until
+
+import tidegate as tg
+from tidegate.actors.runtimes.ray.ray_runtime import RayRuntime, SlotPlacement
+from tidegate.spark_bridge import RayDPSession
+
+MARK = "the job is over, and this was printed behind it"
+
+
+def test_a_job_that_runs_well_prints_nothing(
+    raydp_session: RayDPSession, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Ray brings all that processes print: before a mark there is what a function has printed, and nothing else."""
+    rows = pa.table({"x": range(10)})
+
+    def plus(row: Mapping[str, Any]) -> Mapping[str, Any]:
+        if row["x"] == 7:
+            print("a function sees seven")
+        return {"x": row["x"] + 1}
+
+    bundles = tuple(raydp_session.bundle_of_slot(slot) for slot in range(raydp_session.slots))
+    runtime = RayRuntime(SlotPlacement(raydp_session.placement_group, bundles), standbys=0)
+    with tg.StreamEnvironment(runtime, 1) as env:
+        env.from_batches(rows).map(plus, schema=rows.schema).to_table(str(tmp_path / "out"))
+        checkpoints = tg.CheckpointConfig(interval="200ms", storage=str(tmp_path / "checkpoints"))
+        assert env.execute("quiet", checkpoints=checkpoints, progress="off").wait("4min") == "finished"
+    assert raydp_session.spark.range(10).count() == 10
+
+    written: list[str] = []
+
+    def told(mark: str) -> bool:
+        written.append("".join(capfd.readouterr()))
+        return mark in "".join(written)
+
+    until("what the function has printed", lambda: told("a function sees seven"), lambda: written)
+    print_there: Any = ray.remote(print)
+    ray.get(print_there.remote(MARK))
+    until("the mark", lambda: told(MARK), lambda: written)
+    lines = [line for line in "".join(written).splitlines() if "a function sees seven" not in line and MARK not in line]
+    assert lines == []

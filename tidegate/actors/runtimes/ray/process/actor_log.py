@@ -1,0 +1,40 @@
+"""The log of an actor of a job: its standard error, which is a file of Ray's, and which Ray shows in the driver.
+
+Through a descriptor of its own: code of users may close what is called `sys.stderr`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+
+from tidegate.actors.hosts.job_context import JobContext
+from tidegate.actors.hosts.log_lines import log_to
+from tidegate.actors.protocol.identity import TaskId
+from tidegate.storage.ids import AttemptNumber
+
+
+class TaskLog:
+    """The log of a process of tasks: what goes wrong, unless the job's settings want more."""
+
+    def __init__(self, context: JobContext) -> None:
+        self._known: dict[str, object] = {"process": "task", "job": context.job_name, "job_id": context.job_id}
+        _log(context, "WARNING", self._known)
+
+    def is_about(self, task: TaskId, attempt: AttemptNumber) -> None:
+        """Lines are about this task from now on."""
+        self._known |= {"task": str(task), "attempt": attempt}
+
+
+def log_of_coordinator(context: JobContext) -> None:
+    """A coordinator says what it decides; of checkpoints that go well only where the job's settings want it."""
+    # A process of tasks does not load what a coordinator is made of.
+    from tidegate.actors.hosts.coordinator.coordinator_host import checkpoints_log
+
+    _log(context, "INFO", {"process": "coordinator", "job": context.job_name, "job_id": context.job_id})
+    if context.log.level is None and checkpoints_log.name not in context.log.levels:
+        checkpoints_log.setLevel(logging.WARNING)
+
+
+def _log(context: JobContext, level: str, known: dict[str, object]) -> None:
+    log_to(os.fdopen(os.dup(2), "w", buffering=1, errors="backslashreplace"), context.log, level, known)
