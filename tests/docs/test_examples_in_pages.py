@@ -5,22 +5,28 @@ Comments of a page say what a reader does not see:
     <!-- runs: CODE -->          code around the examples: rows that they speak of, what must have come out
     <!-- not run: REASON -->     the next example is a fragment, or needs Ray or S3; its names are checked all the same
     <!-- prints -->              the next block is what the example before it has printed
+
+Lines of a block `console` that begin with `$ tidegate` are commands, which run in the same folder and must succeed. A
+`$NAME` in them is a variable of the examples. What else such a block shows differs from run to run: it is not compared.
 """
 
 from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+import shlex
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import polars as pl
 import pyarrow as pa
 import pytest
+from typer.testing import CliRunner
 
 import tidegate as tg
 from tidegate import testing
+from tidegate.cli import app
 
 ROOT = Path(__file__).resolve().parents[2]
 PARTS = re.compile(
@@ -51,6 +57,8 @@ def parts(page: str) -> Iterator[Part]:
         else:
             if found["language"] == "python":
                 yield Part("fragment" if said == "not run:" else "python", found["code"], line)
+            elif found["language"] == "console":
+                yield Part("console", found["code"], line)
             elif said == "prints":
                 yield Part("prints", found["code"], line)
             said = ""
@@ -85,6 +93,22 @@ def compiled(part: Part, page: str) -> tuple[ast.Module, list[str]]:
     return tree, unknown_names(tree)
 
 
+def commands(part: Part) -> list[list[str]]:
+    """The commands of a block, in words."""
+    lines = [line.removeprefix("$ ") for line in part.text.splitlines() if line.startswith("$ ")]
+    found = [shlex.split(line, comments=True) for line in lines]
+    assert {words[0] for words in found} == {"tidegate"}, f"line {part.line} has no command of tidegate"
+    return found
+
+
+def run(words: list[str], namespace: Mapping[str, object]) -> str:
+    """What a command prints. It must succeed."""
+    values = [str(namespace[word[1:]]) if word.startswith("$") else word for word in words]
+    result = CliRunner().invoke(app, values[1:])
+    assert result.exit_code == 0, f"{shlex.join(values)}: {result.output}"
+    return result.output
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_examples_run(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -97,6 +121,9 @@ def test_examples_run(
     for part in PAGES[page]:
         if part.kind == "prints":
             assert printed == part.text
+            continue
+        if part.kind == "console":
+            printed = "".join(run(command, namespace) for command in commands(part))
             continue
         tree, unknown = compiled(part, page)
         assert unknown == []
@@ -122,3 +149,15 @@ def test_names_that_are_not_public_are_found() -> None:
     assert sorted(unknown) == ["tg.StreamEnvironment.flink", "tg.counted"]
     assert unknown_names(ast.parse("from tidegate.testing import simulated")) == ["simulated"]
     assert isinstance(tree, ast.Module)
+
+
+def test_commands_of_a_console_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that fails is noticed, and so is a block without any."""
+    monkeypatch.chdir(tmp_path)
+    listed, wrong = parts("```console\n$ tidegate checkpoints list $ROOT\n```\n```console\n$ ls\n```\n")
+    (words,) = commands(listed)
+    assert "No completed checkpoint under nowhere" in run(words, {"ROOT": "nowhere"})
+    with pytest.raises(AssertionError, match="has no command of tidegate"):
+        commands(wrong)
+    with pytest.raises(AssertionError, match=r"[Nn]o such option"):
+        run([*words, "--jobs"], {"ROOT": "nowhere"})
