@@ -47,6 +47,18 @@ def test_lists_checkpoints(store: FileSystemStore) -> None:
     assert "damaged" in lines[1]
 
 
+def test_a_path_is_never_cut(tmp_path: Path) -> None:
+    """However long it and what stands beside it are: where there is no terminal, a line is a checkpoint."""
+    deep = open_store(str(tmp_path / ("folder" * 20) / ("below" * 20)))
+    complete(deep, _JOB, 1)
+    flip_bit(deep, f"{_JOB}/chk-1/_metadata", 50)
+
+    result = _run("checkpoints", "list", deep.url)
+
+    (line,) = [line for line in result.output.splitlines() if "damaged" in line]
+    assert f"{deep.url}/{_JOB}/chk-1" in line
+
+
 def test_lists_nothing(store: FileSystemStore) -> None:
     """An empty list is a sentence, not an error."""
     result = _run("checkpoints", "list", store.url, "--job", "other")

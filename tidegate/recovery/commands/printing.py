@@ -186,4 +186,4 @@ def time_text(at_ms: int) -> str:
 def make_console() -> Console:
     """A console on standard output. If that is no terminal, it is wide enough for whole paths."""
     console = Console()
-    return console if console.is_terminal else Console(width=240)
+    return console if console.is_terminal else Console(width=2_000)
