@@ -5,8 +5,10 @@ Through a descriptor of its own: code of users may close what is called `sys.std
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
+from typing import TextIO
 
 from tidegate.actors.hosts.job_context import JobContext
 from tidegate.actors.hosts.log_lines import log_to
@@ -37,4 +39,9 @@ def log_of_coordinator(context: JobContext) -> None:
 
 
 def _log(context: JobContext, level: str, known: dict[str, object]) -> None:
-    log_to(os.fdopen(os.dup(2), "w", buffering=1, errors="backslashreplace"), context.log, level, known)
+    log_to(_own_stderr(), context.log, level, known)
+
+
+@functools.cache
+def _own_stderr() -> TextIO:
+    return os.fdopen(os.dup(2), "w", buffering=1, errors="backslashreplace")
