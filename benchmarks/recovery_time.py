@@ -314,8 +314,11 @@ def main() -> int:
         cases = [CASES[name] for name in arguments.cases]
     with ExitStack() as stack:
         if any(case.s3 for case in cases):
-            (arguments.folder / "server").mkdir(parents=True, exist_ok=True)
-            server = stack.enter_context(_SEAWEED.run_seaweed(arguments.folder.resolve() / "server"))
+            # A server that finds the files of one that was killed, on other ports, does not come up.
+            folder = arguments.folder.resolve() / "server"
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir(parents=True)
+            server = stack.enter_context(_SEAWEED.run_seaweed(folder))
             os.environ |= {
                 "AWS_DEFAULT_REGION": "us-east-1",
                 "AWS_ACCESS_KEY_ID": str(server.options["key"]),

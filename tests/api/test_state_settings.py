@@ -12,6 +12,7 @@ from local_jobs import GatedSource, config, opening
 
 import tidegate as tg
 from tidegate.storage.copies.local_copies import copies_below, job_folder
+from tidegate.storage.copies.node_folder import PrivateFolder
 
 pytestmark = pytest.mark.slow
 
@@ -88,12 +89,12 @@ def test_local_copies_are_those_of_the_newest_checkpoint(tmp_path: Path) -> None
         source.await_gate(1_000)
         for _ in range(2):
             number = int(job.trigger_checkpoint().rpartition("-")[2])
-        folder = Path(job_folder(str(copies / "tidegate-copies"), job.job_id))
-        found = {n for task in folder.iterdir() for n, _, _ in copies_below(str(task))}
+        folder, of_job = PrivateFolder(str(copies / "tidegate-copies")), job_folder(job.job_id)
+        found = {n for task in folder.list(of_job) for n, _, _ in copies_below(folder, f"{of_job}/{task}")}
         assert number == max(found)
         source.open_all()
         assert job.wait("4min") == "finished"
-    assert not folder.exists()
+    assert job.job_id not in folder.list()
 
 
 def test_a_local_folder_that_cannot_be_used_costs_one_warning_a_task(

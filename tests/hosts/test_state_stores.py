@@ -6,12 +6,13 @@ from pathlib import Path
 
 from restored_graphs import BY_KEY, JOB, graph_of
 
-from tidegate.actors.hosts.job_context import DataPlaneOptions, JobContext
+from tidegate.actors.hosts.job_context import JobContext
 from tidegate.actors.hosts.task.state_stores import StateStores
 from tidegate.actors.protocol.identity import TaskId
 from tidegate.actors.task.incremental.changelog import ChangeLog
 from tidegate.storage.checkpoints.layout import CheckpointLayout
 from tidegate.storage.checkpoints.metadata import StateHandle
+from tidegate.storage.copies.node_folder import PrivateFolder
 from tidegate.storage.files.file_system_store import open_store
 from tidegate.storage.ids import AttemptNumber, CheckpointId, SubtaskIndex, VertexId
 
@@ -23,8 +24,8 @@ ONE, TWO, THREE = (CheckpointId(number) for number in (1, 2, 3))
 
 def test_copies_of_the_changelog_outlast_a_first_checkpoint_that_fails(tmp_path: Path) -> None:
     """They belong to no checkpoint before one is complete that needs them; those that none needs go then."""
-    options = DataPlaneOptions(local_copies=str(tmp_path / "copies"))
-    stores = StateStores(JobContext(JOB, "demo", str(tmp_path / "root"), GRAPH, {}, options), COUNT, open_store, 7)
+    folder = PrivateFolder(str(tmp_path / "copies"))
+    stores = StateStores(JobContext(JOB, "demo", str(tmp_path / "root"), GRAPH, {}), COUNT, open_store, 7, folder)
 
     def write(number: CheckpointId | None, path: str) -> str:
         stores.to_write(number).write(path, [b"state"])

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from broken_causes import CAUSE_BREAKS, CAUSE_FIXED, CAUSE_PATCHES
 from broken_changelog import CHANGELOG_FIXED, CHANGELOG_PATCHES
 from broken_coordinator import COORDINATOR_BREAKS
+from broken_copies import COPY_FIXED, COPY_PATCHES
 from broken_failover import FAILOVER_FIXED, FAILOVER_PATCHES
 from broken_fallback import FALLBACK_BREAKS, FALLBACK_FIXED
 from broken_layers import LAYER_BREAKS, LAYER_PATCHES
@@ -49,7 +50,9 @@ class Break:
         scenario = draw(seed)
         rows = self.fixed.get("rows", scenario.rows)
         assert isinstance(rows, int)
-        values = {name: self.fixed.get(name, value) for name, value in scenario.values.items()}
+        # Copies were added when seeds had been found: they show what they showed.
+        drawn = {**scenario.values, "copies": "none"}
+        values = {name: self.fixed.get(name, value) for name, value in drawn.items()}
         with self.patch():
             return simulate_scenario(replace(scenario, values=values, rows=rows), protocol=self.protocol, shrink=shrink)
 
@@ -72,6 +75,7 @@ _FIXED: Mapping[str, Mapping[str, Hashable]] = {
     **SOURCE_FIXED,
     **SPLIT_FIXED,
     **NODE_FIXED,
+    **COPY_FIXED,
 }
 """Breaks that need several unlikely things at once, and hundreds of seeds when all of these are drawn: the last grant
 of a channel lost and rows that wait for it; a savepoint that has written something and fails as often as is tried; a
@@ -101,6 +105,7 @@ BROKEN: dict[str, Break] = {
             | SOURCE_PATCHES
             | SPLIT_PATCHES
             | NODE_PATCHES
+            | COPY_PATCHES
         ).items()
     },
 }

@@ -17,6 +17,7 @@ from tidegate.actors.state_backends.rocksdb.rocksdb_backend import RocksBackend
 from tidegate.storage.checkpoints.metadata import SubtaskState
 from tidegate.storage.copies.local_copies import LocalCopies
 from tidegate.storage.copies.local_first import LocalFirstStore
+from tidegate.storage.copies.node_folder import PrivateFolder
 from tidegate.storage.errors import CorruptionError, StorageError
 from tidegate.storage.files.file_system_store import FileSystemStore, open_store
 from tidegate.storage.ids import CheckpointId, JobId, SubtaskIndex, VertexId
@@ -121,7 +122,7 @@ def test_tables_are_linked_from_local_copies(tmp_path: Path) -> None:
     """A restart on the same node copies no table: it links the copy that is there, and asks the storage for nothing."""
     counting = CountingReads(str(tmp_path / "primary"))
     job, vertex = JobId("job-1"), VertexId("v")
-    copies = LocalCopies(str(tmp_path / "node"), job, vertex, SubtaskIndex(0), size_bytes_max=10**9)
+    copies = LocalCopies(PrivateFolder(str(tmp_path / "node")), job, vertex, SubtaskIndex(0), size_bytes_max=10**9)
     cells = Cells(BACKENDS["rocksdb"], True)
     cells.batch([(key, "put", key % 5) for key in range(100)])
     expected = cells.expected()
@@ -133,7 +134,7 @@ def test_tables_are_linked_from_local_copies(tmp_path: Path) -> None:
     native = write_native(target, "job-1/shared/chk-1/v-0=op", snapshot, None)
     backend.close()
     part = SubtaskState(vertex, SubtaskIndex(0), None, native=(native,))
-    local = LocalFirstStore(counting, str(tmp_path / "node"), job, [part])
+    local = LocalFirstStore(counting, PrivateFolder(str(tmp_path / "node")), job, [part])
     fetch_native(local, native, str(tmp_path / "db"))
     assert counting.bytes_read == 0
     names = [file.name for file in native.files if file.name.endswith(".sst")]

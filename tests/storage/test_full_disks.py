@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tidegate.storage.copies.local_copies import LocalCopies
+from tidegate.storage.copies.node_folder import PrivateFolder
 from tidegate.storage.errors import StorageError
 from tidegate.storage.files.file_system_store import FileSystemStore, open_store
 from tidegate.storage.ids import CheckpointId, JobId, SubtaskIndex, VertexId
@@ -74,7 +75,7 @@ def test_checkpoints_are_written_though_copies_cannot_be(
     """With a local disk that takes nothing, the primary storage has every file, and one warning says why."""
     primary = open_store(str(tmp_path / "primary"))
     node = str(small_disk / "node")
-    copies = LocalCopies(node, JobId("job-1"), VertexId("map"), SubtaskIndex(0), size_bytes_max=10**9)
+    copies = LocalCopies(PrivateFolder(node), JobId("job-1"), VertexId("map"), SubtaskIndex(0), size_bytes_max=10**9)
     if how == "read-only":
         make_read_only(small_disk)
     chunk = os.urandom(10_000)

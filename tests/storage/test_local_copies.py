@@ -13,6 +13,7 @@ import pytest
 from counting_store import CountingStore
 
 from tidegate.storage.copies.local_copies import LocalCopies, remove_copies, remove_stale_copies
+from tidegate.storage.copies.node_folder import PrivateFolder
 from tidegate.storage.errors import StorageError
 from tidegate.storage.files.store import Buffer
 from tidegate.storage.ids import CheckpointId, JobId, SubtaskIndex, VertexId
@@ -35,7 +36,9 @@ def folder(tmp_path: Path) -> Path:
 
 def copies_in(folder: Path, size_bytes_max: int = 1_000_000) -> LocalCopies:
     """Those of one task."""
-    return LocalCopies(str(folder), JOB, VertexId("map/1"), SubtaskIndex(0), size_bytes_max=size_bytes_max)
+    return LocalCopies(
+        PrivateFolder(str(folder)), JOB, VertexId("map/1"), SubtaskIndex(0), size_bytes_max=size_bytes_max
+    )
 
 
 def files_in(folder: Path) -> dict[str, bytes]:
@@ -119,7 +122,7 @@ def test_a_full_disk_costs_nothing_but_the_copy(
 ) -> None:
     """Checkpoints are written whole, one warning says what is wrong, and copies are kept again when there is room."""
     copies = copies_in(folder)
-    monkeypatch.setattr("tidegate.storage.copies.local_copies.FileIO", _BrokenDisk)
+    monkeypatch.setattr("tidegate.storage.copies.node_folder.FileIO", _BrokenDisk)
     with caplog.at_level(logging.WARNING):
         for number in (ONE, TWO):
             for name in ("a", "b"):
@@ -195,15 +198,17 @@ def test_a_replaced_file_counts_once(folder: Path, primary: CountingStore) -> No
 def test_jobs_that_are_gone_leave_nothing(folder: Path, primary: CountingStore) -> None:
     """A job's copies are deleted as a whole at its end, and by age where it had no chance; others stay."""
     for job in ("old-1", "new-1", "over-1"):
-        copies = LocalCopies(str(folder), JobId(job), VertexId("map"), SubtaskIndex(0), size_bytes_max=100)
+        copies = LocalCopies(
+            PrivateFolder(str(folder)), JobId(job), VertexId("map"), SubtaskIndex(0), size_bytes_max=100
+        )
         write(copies, primary, ONE, "f")
-    remove_copies(str(folder), JobId("over-1"))
-    remove_copies(str(folder), JobId("never-was"))
+    remove_copies(PrivateFolder(str(folder)), JobId("over-1"))
+    remove_copies(PrivateFolder(str(folder)), JobId("never-was"))
     for path in [folder / "old-1", *(folder / "old-1").rglob("*")]:
         os.utime(path, (1_000, 1_000))
 
-    assert remove_stale_copies(str(folder), 1_000_001) == ["old-1"]
-    assert remove_stale_copies(str(folder / "missing"), 1_000_001) == []
+    assert remove_stale_copies(PrivateFolder(str(folder)), 1_000_001) == ["old-1"]
+    assert remove_stale_copies(PrivateFolder(str(folder / "missing")), 1_000_001) == []
     assert os.listdir(folder) == ["new-1"]
 
 

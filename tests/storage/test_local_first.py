@@ -16,6 +16,7 @@ from seaweed import BUCKET, S3Server
 from tidegate.storage.checkpoints.metadata import NativeFile, NativeState, StateHandle, StateKind, SubtaskState
 from tidegate.storage.copies.local_copies import LocalCopies
 from tidegate.storage.copies.local_first import LocalFirstStore
+from tidegate.storage.copies.node_folder import PrivateFolder
 from tidegate.storage.files.envelope import checksum_of
 from tidegate.storage.files.file_system_store import FileSystemStore, open_store
 from tidegate.storage.files.store import Store
@@ -35,7 +36,7 @@ ROWS = pa.record_batch({"k": list(range(50_000))})
 
 def checkpoint(primary: Store, folder: Path) -> SubtaskState:
     """A state file and a file of a backend, written to the primary storage and to the node's disk."""
-    copies = LocalCopies(str(folder), JOB, VERTEX, SUBTASK, size_bytes_max=10_000_000)
+    copies = LocalCopies(PrivateFolder(str(folder)), JOB, VERTEX, SUBTASK, size_bytes_max=10_000_000)
     store = copies.store_for(primary, CHECKPOINT)
     handle = write_state(store, PATH, [(UID, FrozenTable("n", StateKind.LIST, lambda: ROWS))])
     store.write(NATIVE_PATH, [NATIVE])
@@ -65,7 +66,7 @@ def primary(tmp_path: Path) -> CountingStore:
 def test_copies_that_are_right_are_all_that_is_read(tmp_path: Path, primary: CountingStore) -> None:
     """State is restored without a request to the primary storage."""
     state = checkpoint(primary, tmp_path / "node")
-    store = LocalFirstStore(primary, str(tmp_path / "node"), JOB, [state])
+    store = LocalFirstStore(primary, PrivateFolder(str(tmp_path / "node")), JOB, [state])
 
     assert restored(store, state) == (ROWS, NATIVE)
     assert store.local_file(NATIVE_PATH) == str(local_name(tmp_path / "node", NATIVE_PATH))
@@ -79,11 +80,11 @@ def test_a_restore_from_copies_does_not_touch_s3(tmp_path: Path, s3_server: S3Se
         primary = open_store(url, **(s3_server.options | {"endpoint_url": proxy.url}))
         state = checkpoint(primary, tmp_path / "node")
         proxy.forget()
-        store = LocalFirstStore(primary, str(tmp_path / "node"), JOB, [state])
+        store = LocalFirstStore(primary, PrivateFolder(str(tmp_path / "node")), JOB, [state])
 
         assert restored(store, state) == (ROWS, NATIVE)
         assert proxy.requests() == []
-        elsewhere = LocalFirstStore(primary, str(tmp_path / "another node"), JOB, [state])
+        elsewhere = LocalFirstStore(primary, PrivateFolder(str(tmp_path / "another node")), JOB, [state])
         assert restored(elsewhere, state) == (ROWS, NATIVE)
         assert {request.path.rpartition("/ckpt/")[2] for request in proxy.requests("GET")} == {PATH, NATIVE_PATH}
 
@@ -120,7 +121,7 @@ def test_a_damaged_copy_is_passed_over(
     """Whatever is wrong with it: the restore reads that file from the primary storage, once says why, and is right."""
     state = checkpoint(primary, tmp_path / "node")
     damage(local_name(tmp_path / "node", path))
-    store = LocalFirstStore(primary, str(tmp_path / "node"), JOB, [state])
+    store = LocalFirstStore(primary, PrivateFolder(str(tmp_path / "node")), JOB, [state])
 
     with caplog.at_level(logging.INFO, logger="tidegate"):
         assert restored(store, state) == (ROWS, NATIVE)
@@ -146,7 +147,7 @@ def test_what_others_may_have_planted_is_no_copy(
         node.chmod(0o770)
     else:
         monkeypatch.setattr(os, "geteuid", lambda: 4242)
-    store = LocalFirstStore(primary, str(node), JOB, [state])
+    store = LocalFirstStore(primary, PrivateFolder(str(node)), JOB, [state])
 
     assert restored(store, state) == (ROWS, NATIVE)
     assert {PATH, NATIVE_PATH} == set(primary.reads)
@@ -158,7 +159,7 @@ def test_a_copy_that_vanishes_is_passed_over(
 ) -> None:
     """A copy that was verified and then deleted, or cut, does not fail the restore."""
     state = checkpoint(primary, tmp_path / "node")
-    store = LocalFirstStore(primary, str(tmp_path / "node"), JOB, [state])
+    store = LocalFirstStore(primary, PrivateFolder(str(tmp_path / "node")), JOB, [state])
     assert restored(store, state) == (ROWS, NATIVE)
     local_name(tmp_path / "node", PATH).unlink()
     _truncate(local_name(tmp_path / "node", NATIVE_PATH))
@@ -172,7 +173,7 @@ def test_a_copy_that_vanishes_is_passed_over(
 def test_a_range_of_a_copy_is_that_range(tmp_path: Path, primary: CountingStore) -> None:
     """Ranges beyond the end are as short as in the primary storage, and are no reason to leave the copy."""
     state = checkpoint(primary, tmp_path / "node")
-    store = LocalFirstStore(primary, str(tmp_path / "node"), JOB, [state])
+    store = LocalFirstStore(primary, PrivateFolder(str(tmp_path / "node")), JOB, [state])
     size = len(NATIVE)
 
     ranges = [(0, None), (5, 10), (size - 3, 10), (size, 5), (size + 9, None), (3, 0)]
@@ -193,7 +194,7 @@ def test_the_copy_of_another_file_is_not_taken(tmp_path: Path, primary: Counting
     assert handle.size_bytes == state.handle.size_bytes
     local_name(tmp_path / "node", PATH).write_bytes(rival.read(PATH))
 
-    store = LocalFirstStore(primary, str(tmp_path / "node"), JOB, [state])
+    store = LocalFirstStore(primary, PrivateFolder(str(tmp_path / "node")), JOB, [state])
 
     assert restored(store, state) == (ROWS, NATIVE)
     assert PATH in primary.reads
@@ -202,7 +203,7 @@ def test_the_copy_of_another_file_is_not_taken(tmp_path: Path, primary: Counting
 def test_what_is_no_state_of_the_checkpoint_is_the_primarys(tmp_path: Path, primary: CountingStore) -> None:
     """Writes, creates, listings and files that the checkpoint does not name go to the primary storage."""
     state = checkpoint(primary, tmp_path / "node")
-    store = LocalFirstStore(primary, str(tmp_path / "node"), JOB, [state])
+    store = LocalFirstStore(primary, PrivateFolder(str(tmp_path / "node")), JOB, [state])
     store.write("f", [b"x"])
     store.create("g", b"y")
 

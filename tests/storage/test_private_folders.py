@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tidegate.storage.copies.local_copies import LocalCopies, remove_copies, remove_stale_copies
+from tidegate.storage.copies.node_folder import PrivateFolder
 from tidegate.storage.errors import ConfigurationError, StorageError
 from tidegate.storage.files.file_system_store import FileSystemStore
 from tidegate.storage.files.private_folders import (
@@ -192,14 +193,14 @@ def test_no_copies_in_a_planted_folder(
         (planted / JOB / "f").write_bytes(b"mine")
         os.utime(planted / JOB / "f", (1, 1))
         os.utime(planted / JOB, (1, 1))
-    copies = LocalCopies(str(planted), JOB, VERTEX, SUBTASK, size_bytes_max=1000)
+    copies = LocalCopies(PrivateFolder(str(planted)), JOB, VERTEX, SUBTASK, size_bytes_max=1000)
     with caplog.at_level(logging.WARNING, "tidegate"):
         for path in ("f", "g"):
             copies.store_for(memory_store, ONE).write(path, [b"state"])
         copies.confirmed(ONE)
         copies.aborted(CheckpointId(2))
-        remove_copies(str(planted), JOB)
-        assert remove_stale_copies(str(planted), 10**15) == []
+        remove_copies(PrivateFolder(str(planted)), JOB)
+        assert remove_stale_copies(PrivateFolder(str(planted)), 10**15) == []
 
     (warning,) = caplog.records
     assert why in warning.getMessage()

@@ -22,6 +22,7 @@ from tidegate.simulation.world.virtual_time import World
 from tidegate.storage.checkpoints.memory_limit import MemoryStorage
 from tidegate.storage.copies.local_copies import DuplicatingStore, LocalCopies
 from tidegate.storage.copies.local_first import LocalFirstStore
+from tidegate.storage.copies.node_folder import PrivateFolder
 from tidegate.storage.errors import AlreadyExistsError, InvalidPathError, NotFoundError, StorageError
 from tidegate.storage.files.create_check import check_conditional_create
 from tidegate.storage.files.file_system_store import FileSystemStore
@@ -48,14 +49,18 @@ def ray_store(ray_memory: str) -> FileSystemStore:
 @pytest.fixture
 def local_first_store(memory_store: Store, tmp_path: Path) -> LocalFirstStore:
     """A store that prefers local copies, of which there are none."""
-    return LocalFirstStore(memory_store, str(tmp_path / "node"), JobId("job-1"), [])
+    return LocalFirstStore(memory_store, PrivateFolder(str(tmp_path / "node")), JobId("job-1"), [])
 
 
 @pytest.fixture
 def duplicating_store(memory_store: Store, tmp_path: Path) -> DuplicatingStore:
     """A store that keeps local copies of what is written."""
     copies = LocalCopies(
-        str(tmp_path / "node"), JobId("job-1"), VertexId("map"), SubtaskIndex(0), size_bytes_max=20_000_000
+        PrivateFolder(str(tmp_path / "node")),
+        JobId("job-1"),
+        VertexId("map"),
+        SubtaskIndex(0),
+        size_bytes_max=20_000_000,
     )
     return copies.store_for(memory_store, CheckpointId(1))
 

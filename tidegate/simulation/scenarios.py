@@ -160,6 +160,7 @@ def _run(scenario: Scenario, faults: Faults, protocol: Protocol | None) -> Simul
             settle_ms_max=SETTLE_MS_MAX,
             adoption_timeout_ms=_ADOPTION_MS[str(scenario.values.get("takeover", "restart"))],
             sources=_changed_sources(scenario),
+            local_copies=_keeps_copies(scenario),
             log_entries=_LOG_ENTRIES[str(scenario.values.get("log", "long"))],
         )
 
@@ -196,13 +197,18 @@ def _changed_sources(scenario: Scenario) -> Callable[[Source], Source] | None:
     return partial(CutSource, parts=parts, static_splits=scenario.values.get("splits") == "dealt out")
 
 
+def _keeps_copies(scenario: Scenario) -> bool:
+    """Whether tasks keep copies on their nodes. State has to be in files then."""
+    return scenario.values.get("copies") == "node"
+
+
 def _checkpoints(scenario: Scenario) -> CheckpointConfig:
     values = scenario.values
     alignment = values["alignment"]
     return CheckpointConfig.model_validate(
         {
             "storage": STORAGE,
-            "inline_bytes": 600,
+            "inline_bytes": 0 if _keeps_copies(scenario) else 600,
             "interval": values["interval_ms"],
             "mode": str(values["mode"]).replace("-", "_"),
             "timeout": values["timeout_ms"],

@@ -32,6 +32,7 @@ from tidegate.storage.checkpoints.layout import NATIVE_MARK
 from tidegate.storage.checkpoints.metadata import CheckpointMetadata, OperatorInfo, SectionRef, StateKind, SubtaskState
 from tidegate.storage.checkpoints.metadata_file import read_metadata
 from tidegate.storage.copies.local_first import LocalFirstStore
+from tidegate.storage.copies.node_folder import NodeFolder
 from tidegate.storage.errors import CorruptionError
 from tidegate.storage.files.store import Store
 from tidegate.storage.ids import OperatorUid, SubtaskIndex
@@ -63,7 +64,7 @@ def restore_task(
     restore: RestorePoint,
     graph: JobGraph,
     task: TaskId,
-    local_copies: str | None = None,
+    local_copies: NodeFolder | None = None,
     native_folder: str | None = None,
     splits: Mapping[OperatorUid, Sequence[SplitPosition]] = MappingProxyType({}),
     readers: int = 1,
@@ -75,7 +76,7 @@ def restore_task(
     - `splits`: the current splits of each source.
     - `readers`: up to so many threads read state at a time.
     - `spool_folder`: keyed state beyond a few MB waits in this folder, not in memory, until the backend loads it.
-    - `local_copies`: state is read from this folder where a copy there verifies.
+    - `local_copies`: state is read from this folder of the node where a copy there verifies.
     - `native_folder`: files of a backend go there if their key groups are still those of the task. The backend then
       opens them, and tables without rows stand for them.
     - `kept`: states that a backend in this process still holds for the checkpoint. They are not read; tables without

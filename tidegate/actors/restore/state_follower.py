@@ -33,6 +33,7 @@ from tidegate.actors.task.incremental.lineage import Lineage
 from tidegate.storage.checkpoints.metadata import SectionRef, StateHandle, StateKind, SubtaskState
 from tidegate.storage.checkpoints.metadata_file import read_metadata
 from tidegate.storage.copies.local_first import LocalFirstStore
+from tidegate.storage.copies.node_folder import NodeFolder
 from tidegate.storage.errors import NotFoundError
 from tidegate.storage.files.store import OpenStore, Store
 from tidegate.storage.ids import CheckpointId, OperatorUid
@@ -72,7 +73,7 @@ class StateFollower:
         backend: StateBackendOptions,
         open_store: OpenStore,
         now_ms: Callable[[], int],
-        local_copies: str | None = None,
+        local_copies: NodeFolder | None = None,
         readers: int = 1,
     ) -> None:
         self.task = task

@@ -33,6 +33,7 @@ EFFECTS = {
     "stop_with_savepoint": "a job was stopped with a savepoint",
     "layers_restored": "keyed state in several layers was restored",
     "state_kept": "a task that was stopped went back to a checkpoint from what it held in memory",
+    "copy_restored": "the state of a task was read from copies on its node's disk alone",
     "shared_files_kept": "a completed checkpoint refers to shared files of one that was deleted",
     "restart_put_off": "a restart waited for longer than the one before it",
     "tasks_adopted": "all tasks went on under a new coordinator, in the attempt that they were in",

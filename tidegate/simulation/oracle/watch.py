@@ -29,6 +29,7 @@ from tidegate.simulation.oracle.damage import Damager
 from tidegate.simulation.oracle.failover import FailoverOracle
 from tidegate.simulation.oracle.invariants import Oracle
 from tidegate.simulation.oracle.limits import check_limits
+from tidegate.simulation.oracle.node_copies import NodeCopiesOracle
 from tidegate.simulation.oracle.restarts import RestartWatch
 from tidegate.simulation.oracle.takeovers import TakeoverOracle
 from tidegate.simulation.oracle.violation import InvariantViolated
@@ -46,6 +47,7 @@ class Watch:
         self.causes = CausesOracle()
         self.failover = FailoverOracle(oracle.spec, oracle.graph, coverage)
         self.takeovers = TakeoverOracle(oracle.spec, coverage)
+        self.node_copies = NodeCopiesOracle(oracle.files, oracle.spec.job_id)
         self.answers: dict[str, do.CompleteRequest] = {}
         self.damager: Damager | None = None
         self.restarts = RestartWatch(oracle.spec.restart, lambda: coverage.saw("restart_put_off"))
@@ -77,6 +79,8 @@ class Watch:
                 self.coverage.saw("state_discarded")
             case task_do.ReportReady(origin=StateOrigin.MEMORY):
                 self.coverage.saw("state_kept")
+            case task_do.ReportReady(origin=StateOrigin.LOCAL_COPY):
+                self.coverage.saw("copy_restored")
             case task_do.SetTaskTimer(timer=TaskTimer.SOURCE):
                 self.coverage.saw("source_paused")
             case task_do.ReportEndOfData():

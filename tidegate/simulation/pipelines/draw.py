@@ -40,10 +40,13 @@ DIMENSIONS: Mapping[str, tuple[Hashable, ...]] = {
     "survivors": ("keep", "keep a little", "read"),
     "sources": ("at once", "trickling", "finding"),
     "splits": ("assigned", "many", "dealt out"),
+    "copies": ("none", "node"),
 }
 """Every dimension with its values."""
 
-_DRAWN_APART = frozenset({"state", "log", "restart", "savepoints", "takeover", "survivors", "sources", "splits"})
+_DRAWN_APART = frozenset(
+    {"state", "log", "restart", "savepoints", "takeover", "survivors", "sources", "splits", "copies"}
+)
 """Dimensions that were added when seeds had been run: what a seed stands for besides stays what it was."""
 
 _ADDED: Mapping[str, tuple[Hashable, ...]] = {
@@ -96,6 +99,7 @@ _WEIGHTS: Mapping[str, tuple[int, ...]] = {
     "takeover": (3, 1),
     "survivors": (4, 1, 1),
     "sources": (4, 1),
+    "copies": (7, 1),
 }
 
 CONTRADICTIONS: tuple[tuple[tuple[str, Hashable], tuple[str, Hashable]], ...] = (

@@ -2,8 +2,8 @@
 
 A process stays on its node for life; a new one starts on any that answers. Rules:
 
-- With a node go all processes on it, those of tasks that were stopped included, with what they hold in memory, and
-  sometimes the coordinator. Another node takes its place.
+- With a node go its disk and all processes on it, those of tasks that were stopped included, with what they hold in
+  memory, and sometimes the coordinator. Another node takes its place, with an empty disk.
 - A node that is cut off goes on, and reaches neither storage nor anybody on another node. Here it stands still: what is
   meant for its processes, and what storage answers them, is held, and comes in the same order when the link is back.
 - Whoever counts heartbeats takes the processes of such a node for hung once it has been silent for too long. A process
@@ -23,6 +23,7 @@ from tidegate.actors.hosts.task.task_host import TaskHost
 from tidegate.actors.protocol.identity import TaskId
 from tidegate.simulation.oracle.watch import Watch
 from tidegate.simulation.runtime.processes import SimulatedProcesses
+from tidegate.simulation.world.node_folder import SimulatedNodeFolder
 from tidegate.simulation.world.virtual_time import World
 
 NODES = 3
@@ -55,6 +56,16 @@ class SimulatedNodes:
         self._held: dict[TaskId, deque[Callable[[], object]]] = {}
         """What comes to tasks on nodes that are cut off, once their links are back."""
         self._faults = 0
+        self._folders: dict[int, SimulatedNodeFolder] = {}
+        self._disks = 0
+
+    def folder(self, node: int) -> SimulatedNodeFolder:
+        """The local disk of a node."""
+        if node not in self._folders:
+            self._disks += 1
+            seed = f"disk {self._disks} of {self._job.world.seed}"
+            self._folders[node] = SimulatedNodeFolder(self._job.world, f"node {node}", seed)
+        return self._folders[node]
 
     def of(self, task: TaskId) -> int:
         """The node on which the process of a task is, or starts now."""
@@ -90,6 +101,7 @@ class SimulatedNodes:
         job = self._job
         job.world.note(f"node {node} is lost, with", *map(job.processes.name, self._tasks_on(node)))
         job.watch.coverage.saw("node_lost")
+        self._folders.pop(node, None)
         for task in self._tasks_on(node):
             self._held.pop(task, None)
             job.processes.end(task, reason)

@@ -36,6 +36,7 @@ from tidegate.simulation.oracle.output_tables import Covered
 from tidegate.simulation.oracle.violation import InvariantViolated
 from tidegate.simulation.oracle.watch import Watch
 from tidegate.simulation.runtime.simulated_job import SimulatedJob
+from tidegate.simulation.runtime.watched_effects import WatchedEffects
 from tidegate.simulation.world.disk import SimulatedDisk, SimulatedStore
 from tidegate.simulation.world.faults import Faults
 from tidegate.simulation.world.virtual_time import World
@@ -47,6 +48,8 @@ from tidegate.storage.tables.table_files import read_table
 
 STORAGE = "sim://checkpoints"
 SAVEPOINTS = "sim://savepoints"
+COPIES = "copies"
+"""The folder of local copies on the disk of each node."""
 JOB_NAME = "simulated"
 STEPS_MAX = 400_000
 
@@ -60,7 +63,7 @@ class Protocol:
     """The parts that run the protocol. Tests of the oracle put broken ones in their place."""
 
     task_machine: Callable[..., TaskMachine] = TaskMachine
-    task_effects: Callable[..., TaskEffects] = TaskEffects
+    task_effects: Callable[..., TaskEffects] = WatchedEffects
     coordinator: Callable[..., CoordinatorHost] = CoordinatorHost
 
 
@@ -92,6 +95,8 @@ class JobSetting:
     """What becomes of each source before the job starts."""
     log_entries: int | None = None
     """After how many entries the fold of the event log is stored, where that is not as usual."""
+    local_copies: bool = False
+    """Whether tasks keep copies of their state on the disks of their nodes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +206,8 @@ class Simulation:
             hooks=setting.hooks,
         )
         spec = replace(submission.spec, adoption_timeout_ms=setting.adoption_timeout_ms)
-        submission = replace(submission, spec=spec)
+        options = replace(submission.context.options, local_copies=COPIES if setting.local_copies else None)
+        submission = replace(submission, spec=spec, context=replace(submission.context, options=options))
         restore = spec.restore
         restored = None
         if restore is not None:

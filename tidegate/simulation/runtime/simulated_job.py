@@ -34,9 +34,11 @@ from tidegate.simulation.oracle.watch import Watch
 from tidegate.simulation.runtime.nodes import SimulatedNodes
 from tidegate.simulation.runtime.ports import RECOVERY_MS, SimulatedCoordinatorPort, SimulatedTaskPort, WatchedHost
 from tidegate.simulation.runtime.processes import SimulatedProcesses
+from tidegate.simulation.runtime.watched_effects import WatchedEffects
 from tidegate.simulation.world.disk import SimulatedDisk, SimulatedStore
 from tidegate.simulation.world.virtual_time import World
 from tidegate.storage.checkpoints.event_log import EventLog
+from tidegate.storage.copies.node_folder import NodeFolder
 from tidegate.storage.errors import ProtocolError, StorageError
 from tidegate.storage.files.store import Store
 from tidegate.storage.ids import OperatorUid
@@ -160,7 +162,7 @@ class SimulatedJob:
         self.watch.causes.replayed(position.next_index, position.next_event)
         self._incarnations += 1
         port = SimulatedCoordinatorPort(self)
-        effects = CoordinatorEffects(self.context, self.open_store, port.now_ms)
+        effects = CoordinatorEffects(self.context, self.open_store, port.now_ms, lambda _: self.nodes.folder(0))
         incarnation = f"incarnation-{self._incarnations}"
         host = self._make_coordinator(machine, position, event_log, effects, port, incarnation, self._log_entries)
         port.host = host
@@ -249,7 +251,16 @@ class SimulatedJob:
             descriptor = self.context.describe(task, instruction.attempt)
             port = SimulatedTaskPort(self, task)
             kept = self._kept.pop(task, {})
-            effects = self._make_effects(self.context, descriptor, self.open_store, port.now_ms, kept=kept)
+            effects = self._make_effects(
+                self.context,
+                descriptor,
+                self.open_store,
+                port.now_ms,
+                kept=kept,
+                open_folder=partial(self._folder_for, task),
+            )
+            if isinstance(effects, WatchedEffects):
+                effects.copies_oracle = self.watch.node_copies
             host = WatchedHost(self._make_machine(descriptor), effects, port)
             host.watch, host.world, host.processes = self.watch, self.world, self.processes
             port.host = host
@@ -258,6 +269,10 @@ class SimulatedJob:
                 self.nodes.hold(task, partial(self.guarded, task, host, partial(host.restore, instruction.restore)))
             else:
                 host.restore(instruction.restore)
+
+    def _folder_for(self, task: TaskId, _: str) -> NodeFolder:
+        """The disk of the node on which the process of a task is."""
+        return self.nodes.folder(self.nodes.of(task))
 
     def cancel(self, instruction: do.CancelAttempt, cause: int | None) -> None:
         """Tasks stop, but for those that belong to a newer attempt: the order is stale for them."""

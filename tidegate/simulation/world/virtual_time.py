@@ -51,6 +51,7 @@ class World:
     """Runs actions in the order of their virtual times; actions of one time in random order."""
 
     def __init__(self, seed: int, faults: Faults) -> None:
+        self.seed = seed
         self.faults = faults
         self.random = random.Random(seed)
         self.now_ms = START_MS

@@ -15,26 +15,13 @@ Rules:
 from __future__ import annotations
 
 import logging
-import os
 import threading
-import uuid
 from collections.abc import Collection, Iterable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
-from io import FileIO
 
 from tidegate.storage.checkpoints.layout import CheckpointLayout, checkpoint_name, escape, parse_checkpoint_name
+from tidegate.storage.copies.node_folder import NodeFolder, UnfinishedFile
 from tidegate.storage.errors import ConfigurationError
-from tidegate.storage.files.file_system import TEMPORARY_PREFIX
-from tidegate.storage.files.local_files import LocalFiles
-from tidegate.storage.files.private_folders import (
-    is_private,
-    list_inside,
-    make_inside,
-    make_private,
-    open_private,
-    remove_inside,
-)
 from tidegate.storage.files.store import Buffer, Store
 from tidegate.storage.files.wrapped_store import WrappedStore
 from tidegate.storage.ids import CheckpointId, JobId, SubtaskIndex, VertexId
@@ -46,13 +33,12 @@ class LocalCopies:
     """The copies of one task, this attempt's and what earlier ones left. Thread-safe; no method raises."""
 
     def __init__(
-        self, folder: str, job_id: JobId, vertex: VertexId, subtask: SubtaskIndex, *, size_bytes_max: int
+        self, folder: NodeFolder, job_id: JobId, vertex: VertexId, subtask: SubtaskIndex, *, size_bytes_max: int
     ) -> None:
         """`folder` is the node's, for all jobs; at most `size_bytes_max` bytes are kept for this task."""
         self._task = f"{vertex} subtask {subtask}"
-        self._private = folder
-        self._below = os.path.join(CheckpointLayout(job_id).job_dir(), f"{escape(vertex)}-{subtask}")
-        self._folder = os.path.join(folder, self._below)
+        self._folder = folder
+        self._below = f"{CheckpointLayout(job_id).job_dir()}/{escape(vertex)}-{subtask}"
         self._size_bytes_max = size_bytes_max
         self._lock = threading.Lock()
         self._kept: dict[CheckpointId, dict[str, int]] = {}
@@ -61,15 +47,12 @@ class LocalCopies:
         self._confirmed = CheckpointId(0)
         self._aborted: set[CheckpointId] = set()
         self._warned = False
-        if not usable_folder(folder) or not list_inside(folder, self._below):
+        if not folder.usable() or not folder.list(self._below):
             return
-        with suppress(OSError):
-            LocalFiles().delete_temporary(self._folder)
-        for checkpoint_id, path, copy in copies_below(self._folder):
-            with suppress(OSError):
-                size_bytes = os.path.getsize(copy)
-                self._kept.setdefault(checkpoint_id, {})[path] = size_bytes
-                self._size_bytes += size_bytes
+        folder.remove_unfinished(self._below)
+        for checkpoint_id, path, size_bytes in copies_below(folder, self._below):
+            self._kept.setdefault(checkpoint_id, {})[path] = size_bytes
+            self._size_bytes += size_bytes
 
     def store_for(self, primary: Store, checkpoint_id: CheckpointId) -> DuplicatingStore:
         """A store for what is written for one checkpoint: to the primary, and here as well."""
@@ -84,7 +67,7 @@ class LocalCopies:
                 paths = self._kept[number]
                 for path in [path for path in paths if path not in still_needed]:
                     self._size_bytes -= paths.pop(path)
-                    remove_inside(self._private, os.path.join(self._checkpoint_folder(number), path))
+                    self._folder.remove(f"{self._checkpoint_folder(number)}/{path}")
                 if not paths:
                     del self._kept[number]
             self._clear()
@@ -103,13 +86,9 @@ class LocalCopies:
             return self._size_bytes
 
     def _begin(self, checkpoint_id: CheckpointId, path: str) -> _Copy:
-        target = os.path.join(self._checkpoint_folder(checkpoint_id), path)
-        copy = _Copy(checkpoint_id, path, os.path.join(self._private, target))
+        copy = _Copy(checkpoint_id, path)
         try:
-            make_private(self._private)
-            folder = make_inside(self._private, os.path.dirname(target))
-            copy.temporary = os.path.join(folder, f"{TEMPORARY_PREFIX}{uuid.uuid4().hex}")
-            copy.file = FileIO(copy.temporary, "x", opener=open_private)
+            copy.file = self._folder.begin(f"{self._checkpoint_folder(checkpoint_id)}/{path}")
         except (ConfigurationError, OSError) as error:
             self._drop(copy, str(error))
         return copy
@@ -127,8 +106,7 @@ class LocalCopies:
             self._drop(copy, f"they would take more than the {self._size_bytes_max:,} bytes that are allowed")
             return
         try:
-            while view:
-                view = view[copy.file.write(view) :]
+            copy.file.write(view)
         except OSError as error:
             self._drop(copy, str(error))
 
@@ -137,11 +115,10 @@ class LocalCopies:
         if copy.file is None:
             return
         try:
-            copy.file.close()
             with self._lock:
                 over = self._is_over(copy.checkpoint_id)
                 if not over:
-                    os.replace(copy.temporary, copy.target)
+                    copy.file.finish()
                     paths = self._kept.setdefault(copy.checkpoint_id, {})
                     self._size_bytes -= paths.get(copy.path, 0)
                     paths[copy.path] = copy.size_bytes
@@ -154,12 +131,8 @@ class LocalCopies:
     def _drop(self, copy: _Copy, reason: str | None) -> None:
         """Forget an unfinished copy; `reason` is why the local disk did not take it, if it did not."""
         if copy.file is not None:
-            with suppress(OSError):
-                copy.file.close()
+            copy.file.drop()
             copy.file = None
-        if copy.temporary:
-            with suppress(OSError):
-                os.unlink(copy.temporary)
         with self._lock:
             self._size_bytes -= copy.size_bytes
             copy.size_bytes = 0
@@ -171,23 +144,23 @@ class LocalCopies:
                 "Local copies of the state of %s cannot be kept in %s: %s. Checkpoints go on without them, and a "
                 "restart reads from the checkpoint storage; this is said once",
                 self._task,
-                self._folder,
+                f"{self._folder.name}/{self._below}",
                 reason,
             )
 
     def _checkpoint_folder(self, checkpoint_id: CheckpointId) -> str:
         """That of one checkpoint, from the node's folder on."""
-        return os.path.join(self._below, checkpoint_name(checkpoint_id))
+        return f"{self._below}/{checkpoint_name(checkpoint_id)}"
 
     def _is_over(self, checkpoint_id: CheckpointId) -> bool:
         return checkpoint_id in self._aborted or checkpoint_id < self._confirmed
 
     def _clear(self) -> None:
         """Delete folders of checkpoints that are over and of which nothing is kept."""
-        for name in list_inside(self._private, self._below):
+        for name in self._folder.list(self._below):
             number = parse_checkpoint_name(name)
             if number is not None and self._is_over(number) and number not in self._kept:
-                remove_inside(self._private, os.path.join(self._below, name))
+                self._folder.remove(f"{self._below}/{name}")
 
 
 @dataclass(slots=True)
@@ -196,9 +169,7 @@ class _Copy:
 
     checkpoint_id: CheckpointId
     path: str
-    target: str
-    temporary: str = ""
-    file: FileIO | None = None
+    file: UnfinishedFile | None = None
     size_bytes: int = 0
 
 
@@ -228,65 +199,36 @@ class DuplicatingStore(WrappedStore):
         return size_bytes
 
 
-def job_folder(folder: str, job_id: JobId) -> str:
-    """Where a node keeps the copies of one job."""
-    return os.path.join(folder, CheckpointLayout(job_id).job_dir())
+def job_folder(job_id: JobId) -> str:
+    """Where in its folder a node keeps the copies of one job."""
+    return CheckpointLayout(job_id).job_dir()
 
 
-def copies_below(task_folder: str) -> Iterator[tuple[CheckpointId, str, str]]:
-    """Checkpoint, path in the primary storage, and name of every copy of one task. Nothing if it cannot be read.
-
-    Links are passed over.
-    """
-    with suppress(OSError):
-        for entry in sorted(os.listdir(task_folder)):
-            checkpoint_id = parse_checkpoint_name(entry)
-            root = os.path.join(task_folder, entry)
-            if checkpoint_id is None or os.path.islink(root):
-                continue
-            for folder, _, names in os.walk(root):
-                for name in names:
-                    copy = os.path.join(folder, name)
-                    if not name.startswith(TEMPORARY_PREFIX):
-                        yield checkpoint_id, os.path.relpath(copy, root), copy
+def copies_below(folder: NodeFolder, task_folder: str) -> Iterator[tuple[CheckpointId, str, int]]:
+    """Checkpoint, path in the primary storage, and bytes of every copy of one task. Nothing if it cannot be read."""
+    for name in folder.list(task_folder):
+        if (checkpoint_id := parse_checkpoint_name(name)) is not None:
+            for path, size_bytes in folder.files(f"{task_folder}/{name}"):
+                yield checkpoint_id, path, size_bytes
 
 
-def usable_folder(folder: str) -> bool:
-    """Whether a node's folder is there, and is this user's alone: copies count, and are deleted, in such a one only."""
-    try:
-        return is_private(folder)
-    except (ConfigurationError, OSError) as error:
-        _logger.info("Local copies of state are left alone: %s", error)
-        return False
-
-
-def remove_copies(folder: str, job_id: JobId) -> None:
+def remove_copies(folder: NodeFolder, job_id: JobId) -> None:
     """Delete all copies of a job that is over; what cannot be deleted is left for `remove_stale_copies`."""
-    if usable_folder(folder):
-        remove_inside(folder, CheckpointLayout(job_id).job_dir())
+    if folder.usable():
+        folder.remove(job_folder(job_id))
 
 
-def remove_stale_copies(folder: str, older_than_ms: int) -> list[JobId]:
+def remove_stale_copies(folder: NodeFolder, older_than_ms: int) -> list[JobId]:
     """Delete the copies of jobs in which nothing was written since a time (ms since the epoch); returns which.
 
     They are those of jobs that ended without a chance to clear up. A job that lives loses no more than a short cut.
     """
-    if not usable_folder(folder):
+    if not folder.usable():
         return []
     removed = []
-    for job in list_inside(folder):
-        path = os.path.join(folder, job)
-        if os.path.isdir(path) and not os.path.islink(path) and _newest_ms(path) < older_than_ms:
-            remove_inside(folder, job)
+    for job in folder.list():
+        newest_ms = folder.newest_ms(job)
+        if newest_ms is not None and newest_ms < older_than_ms:
+            folder.remove(job)
             removed.append(JobId(job))
     return removed
-
-
-def _newest_ms(folder: str) -> int:
-    """When something was last written at any depth below a folder."""
-    newest_ns = 0
-    for below, _, names in os.walk(folder):
-        for path in (below, *(os.path.join(below, name) for name in names)):
-            with suppress(OSError):
-                newest_ns = max(newest_ns, os.lstat(path).st_mtime_ns)
-    return newest_ns // 1_000_000

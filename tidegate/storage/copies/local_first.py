@@ -13,16 +13,15 @@ Rules:
 from __future__ import annotations
 
 import logging
-import os
 import threading
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
-from tidegate.storage.checkpoints.layout import CheckpointLayout
+from tidegate.storage.checkpoints.layout import checkpoint_name
 from tidegate.storage.checkpoints.metadata import NativeFile, StateHandle, SubtaskState
-from tidegate.storage.copies.local_copies import copies_below, job_folder, usable_folder
+from tidegate.storage.copies.local_copies import copies_below, job_folder
+from tidegate.storage.copies.node_folder import MappedStore, NodeFolder
 from tidegate.storage.errors import StorageError
-from tidegate.storage.files.private_folders import PrivateStore, list_inside
 from tidegate.storage.files.store import Store
 from tidegate.storage.files.wrapped_store import WrappedStore
 from tidegate.storage.ids import JobId
@@ -40,7 +39,7 @@ _logger = logging.getLogger(__name__)
 class LocalFirstStore(WrappedStore):
     """The primary storage, but files of one checkpoint are read from local copies that are right. Thread-safe."""
 
-    def __init__(self, primary: Store, folder: str, job_id: JobId, subtasks: Iterable[SubtaskState]) -> None:
+    def __init__(self, primary: Store, folder: NodeFolder, job_id: JobId, subtasks: Iterable[SubtaskState]) -> None:
         """`folder` is the node's, as for `LocalCopies`; `subtasks` are those of whom something may be read.
 
         The copies of every task of the job count, because tasks may have changed places.
@@ -49,7 +48,7 @@ class LocalFirstStore(WrappedStore):
         self._used: set[bool] = set()
         roots = _roots_by_path(folder, job_id)
         self._copies = {
-            path: _LocalCopy(primary, roots.get(path), file)
+            path: _LocalCopy(primary, folder, roots.get(path), file)
             for subtask in subtasks
             for path, file in _files_of(subtask).items()
         }
@@ -82,12 +81,14 @@ class LocalFirstStore(WrappedStore):
 class _LocalCopy:
     """What is known of the copy of one file."""
 
-    def __init__(self, primary: Store, root: str | None, file: StateHandle | NativeFile) -> None:
+    def __init__(self, primary: Store, folder: NodeFolder, root: str | None, file: StateHandle | NativeFile) -> None:
         assert file.path is not None
+        self._folder = folder
+        self._root = root
         self._primary_url = primary.url
         self._path = file.path
         self._file = file
-        self._store: PrivateStore | None = None if root is None else PrivateStore(root)
+        self._store = None if root is None else folder.store(root)
         self._lock = threading.Lock()
         self._verified = False
 
@@ -99,7 +100,7 @@ class _LocalCopy:
         """The same where it lies."""
         return self._taken(offset, length, lambda store: store.mapped(self._path, offset, length))
 
-    def _taken(self, offset: int, length: int | None, take: Callable[[PrivateStore], T]) -> T | None:
+    def _taken(self, offset: int, length: int | None, take: Callable[[MappedStore], T]) -> T | None:
         store = self._usable()
         if store is None:
             return None
@@ -118,9 +119,9 @@ class _LocalCopy:
     def name(self) -> str | None:
         """Name of the file, if it can be used."""
         store = self._usable()
-        return None if store is None else os.path.join(store.url, self._path)
+        return None if store is None else self._folder.local_name(f"{self._root}/{self._path}")
 
-    def _usable(self) -> PrivateStore | None:
+    def _usable(self) -> MappedStore | None:
         with self._lock:
             if not self._verified:
                 self._verified = True
@@ -161,11 +162,12 @@ def _files_of(subtask: SubtaskState) -> dict[str, StateHandle | NativeFile]:
     return handles | {file.path: file for file in subtask.native_files}
 
 
-def _roots_by_path(folder: str, job_id: JobId) -> dict[str, str]:
-    """The local folder below which there is a copy of each path."""
-    if not usable_folder(folder):
+def _roots_by_path(folder: NodeFolder, job_id: JobId) -> dict[str, str]:
+    """The folder in the node's below which there is a copy of each path."""
+    if not folder.usable():
         return {}
-    job = job_folder(folder, job_id)
-    tasks = list_inside(folder, CheckpointLayout(job_id).job_dir())
-    found = (copy for task in tasks for copy in copies_below(os.path.join(job, task)))
-    return {path: copy.removesuffix(path) for _, path, copy in found}
+    job = job_folder(job_id)
+    tasks = [f"{job}/{name}" for name in folder.list(job)]
+    return {
+        path: f"{task}/{checkpoint_name(number)}" for task in tasks for number, path, _ in copies_below(folder, task)
+    }

@@ -19,6 +19,7 @@ from tidegate.storage.checkpoints.metadata import CheckpointMetadata, DataFile
 from tidegate.storage.checkpoints.metadata_file import create_metadata, read_metadata
 from tidegate.storage.checkpoints.permits import CompletionPermit, EndPermit
 from tidegate.storage.copies.local_copies import remove_copies
+from tidegate.storage.copies.node_folder import OpenNodeFolder, PrivateFolder
 from tidegate.storage.errors import (
     DAMAGE,
     AlreadyExistsError,
@@ -40,9 +41,16 @@ _Decided = ev.MetadataWritten | ev.CheckpointVoided | ev.MetadataWriteFailed
 class CoordinatorEffects:
     """Carries out the coordinator's instructions that touch files. Every method may run on any thread."""
 
-    def __init__(self, context: JobContext, open_store: OpenStore, now_ms: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        context: JobContext,
+        open_store: OpenStore,
+        now_ms: Callable[[], int],
+        open_folder: OpenNodeFolder = PrivateFolder,
+    ) -> None:
         self._context = context
         self._open_store = open_store
+        self._open_folder = open_folder
         self._now_ms = now_ms
         self._lock = threading.Lock()
         self._hooks = HookCalls(context.hooks)
@@ -201,7 +209,7 @@ class CoordinatorEffects:
         if (work := self._context.options.backend.directory) is not None:
             remove_work(work, self._context.job_id)
         if self._context.options.local_copies is not None:
-            remove_copies(self._context.options.local_copies, self._context.job_id)
+            remove_copies(self._open_folder(self._context.options.local_copies), self._context.job_id)
         try:
             sweep_checkpoints(self._open_store(self._context.root), self._context.layout, permit)
             self.compactor.close()

@@ -13,6 +13,7 @@ from tidegate.actors.protocol.identity import TaskId
 from tidegate.actors.task.incremental.changelog import Chain
 from tidegate.storage.checkpoints.memory_limit import MemoryStorage
 from tidegate.storage.copies.local_copies import LocalCopies, remove_stale_copies
+from tidegate.storage.copies.node_folder import NodeFolder
 from tidegate.storage.files.store import OpenStore, Store
 from tidegate.storage.ids import CheckpointId
 
@@ -27,11 +28,14 @@ REMEMBERED_MAX = 64
 class StateStores:
     """The stores of one task of one attempt. Thread-safe."""
 
-    def __init__(self, context: JobContext, task: TaskId, open_store: OpenStore, now_ms: int) -> None:
+    def __init__(
+        self, context: JobContext, task: TaskId, open_store: OpenStore, now_ms: int, folder: NodeFolder | None
+    ) -> None:
+        """`folder`: that of this node, if copies are kept."""
         self._context = context
         self._open_store = open_store
         self._lock = threading.Lock()
-        if (folder := context.options.local_copies) is not None:
+        if folder is not None:
             remove_stale_copies(folder, now_ms - STALE_MS)
         self._needed: dict[CheckpointId, tuple[frozenset[str], Chain | None]] = {}
         self._completed = CheckpointId(1)

@@ -25,6 +25,7 @@ from tidegate.actors.task.incremental.lineage import Lineage
 from tidegate.actors.task.messages import events as ev
 from tidegate.actors.task.messages import instructions as do
 from tidegate.actors.task.pipeline.task_descriptor import TaskDescriptor
+from tidegate.storage.copies.node_folder import OpenNodeFolder, PrivateFolder
 from tidegate.storage.errors import DAMAGE, StorageError, may_pass
 from tidegate.storage.files.store import OpenStore
 from tidegate.storage.ids import OperatorUid
@@ -51,11 +52,12 @@ class TaskEffects:
         readers: int = 1,
         kept: Mapping[OperatorUid, KeyedBackend] = MappingProxyType({}),
         follower: StateFollower | None = None,
+        open_folder: OpenNodeFolder = PrivateFolder,
     ) -> None:
         """State is restored by up to `readers` threads; with one by the thread that asks for it.
 
         `kept` is what the attempt before has handed over, in the same process; `follower` has held the state of a task
-        that ran elsewhere.
+        that ran elsewhere. `open_folder` opens the node's folder for local copies.
         """
         self._follower = follower
         self._readers = readers
@@ -70,7 +72,9 @@ class TaskEffects:
         self._reading = False
         self._closed = False
         self._held = HeldSources(open_store, context.handed_on, context.job_id, now_ms)
-        self._stores = StateStores(context, descriptor.task, open_store, now_ms())
+        copies = context.options.local_copies
+        self._copies = None if copies is None else open_folder(copies)
+        self._stores = StateStores(context, descriptor.task, open_store, now_ms(), self._copies)
         self._tables = {spec.uid: spec.table for spec in descriptor.operators if spec.table is not None}
 
     def restore(self, restore: RestorePoint | None) -> ev.TaskRestored | ev.DamageFound:
@@ -88,7 +92,7 @@ class TaskEffects:
         if self._follower is not None:
             self.kept, self._follower = self._follower.take(restore), None
         store = self._open_store(restore.root)
-        options, task = self._context.options, self._descriptor.task
+        task = self._descriptor.task
         backend, own = self._descriptor.backend, restore.job_id == self._context.job_id and not restore.savepoint
         # Files of a native savepoint are copies, like those of the job's own checkpoints. A changelog begins with rows.
         fits = own or (restore.savepoint and not backend.changelog)
@@ -104,7 +108,7 @@ class TaskEffects:
                 restore,
                 context.graph,
                 task,
-                options.local_copies,
+                self._copies,
                 folder,
                 context.splits,
                 self._readers,

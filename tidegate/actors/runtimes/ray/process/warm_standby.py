@@ -23,6 +23,7 @@ from tidegate.actors.runtimes.metrics.task_values import task_tags
 from tidegate.actors.runtimes.ray.metrics import StandbyMetrics
 from tidegate.actors.runtimes.ray.process.mailbox import Mailbox
 from tidegate.storage.clock import now_ms
+from tidegate.storage.copies.node_folder import PrivateFolder
 from tidegate.storage.files.store import OpenStore
 from tidegate.storage.ids import CheckpointId
 
@@ -64,13 +65,14 @@ class WarmStandby:
             context = self._context
             self._pool = self._pool or WorkerPool(1, "tidegate-standby", self._died)
             self._metrics = StandbyMetrics(task_tags(context, task))
+            copies = context.options.local_copies
             self._follower = StateFollower(
                 task,
                 context.graph,
                 replace(context.options.backend, restore_threads=self._threads),
                 self._open_store,
                 now_ms,
-                context.options.local_copies,
+                None if copies is None else PrivateFolder(copies),
                 self._threads,
             )
         self._next = restore
