@@ -65,6 +65,7 @@ from tidegate.actors.task.messages import instructions as do
 from tidegate.actors.task.pipeline.operator_chain import OperatorChain
 from tidegate.storage.checkpoints.metadata import METADATA_VERSION, CheckpointMetadata, SubtaskState
 from tidegate.storage.checkpoints.metadata_file import create_metadata, read_metadata
+from tidegate.storage.copies.node_folder import PrivateFolder
 from tidegate.storage.files.file_system_store import open_store
 from tidegate.storage.ids import AttemptNumber, CheckpointId, JobId, OperatorUid, SubtaskIndex, VertexId
 from tidegate.storage.state.snapshot import Cut
@@ -188,7 +189,8 @@ def build(context: JobContext, keys: int, arguments: argparse.Namespace) -> None
     """Fill the state, and write checkpoint after checkpoint as a task does."""
     chain = chain_of(context)
     chain.open({})
-    stores = StateStores(context, TASK, open_store, 0)
+    copies = context.options.local_copies
+    stores = StateStores(context, TASK, open_store, 0, None if copies is None else PrivateFolder(copies))
     part: SubtaskState | None = None
     for number in range(1, arguments.layers + 1):
         checkpoint_id = CheckpointId(number)
