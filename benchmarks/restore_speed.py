@@ -181,8 +181,7 @@ def chain_of(context: JobContext, threads: int = 1) -> OperatorChain:
     """The operators of the task, not yet open; so many threads take their state in."""
     task = context.describe(TASK, AttemptNumber(0))
     place = TASK.subtask, task.parallelism, task.max_parallelism
-    backend = replace(task.backend, restore_threads=threads)
-    return OperatorChain(task.operators, *place, lambda _: None, backend=backend)
+    return OperatorChain(task.operators, *place, lambda _: None, backend=replace(task.backend, restore_threads=threads))
 
 
 def build(context: JobContext, keys: int, arguments: argparse.Namespace) -> None:
