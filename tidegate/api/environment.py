@@ -31,6 +31,7 @@ from tidegate.recovery.restart_strategy import RestartStrategy, default_strategy
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.files.create_check import check_conditional_create
 from tidegate.storage.files.store import OpenStore
+from tidegate.web.options import WebOptions
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -60,6 +61,24 @@ class StreamEnvironment(Topologies):
     def dashboard_url(self) -> str | None:
         """Where Ray's dashboard is. None without one, and where this environment has not initialised Ray."""
         return None if self._session is None else self._session.dashboard_url
+
+    @property
+    def web_url(self) -> str | None:
+        """Where the jobs are shown; None before `serve_web`."""
+        return self._web.url
+
+    def serve_web(self, port: int | None = None, address: str | None = None) -> str:
+        """Show the jobs of this runtime on a page, and answer scripts under Flink's REST paths (`docs/rest.md`).
+
+        On Ray one small actor does so for all jobs of the cluster; else a thread of this process, until the environment
+        is closed. Returns the address; `job.web_url` is that of a job's page. `port` defaults to 8081, or the next that
+        is free; 0 is any. `address` is that to listen at: loopback by default, where everybody on this machine may
+        read. Elsewhere reading needs the token, as all that changes a job always does. Needs the extra `tidegate[web]`.
+        Raises ConfigurationError.
+        """
+        options = WebOptions()
+        port = options.port if port is None else port
+        return self._web.serve(WebOptions(port, options.address if address is None else address))
 
     # --- execution ------------------------------------------------------------------------------------------------
 
@@ -108,7 +127,8 @@ class StreamEnvironment(Topologies):
             running = self._accompany(self._runtime.submit(submission), submission)
         show_progress(running, submission, shown, self._runtime)
         self._program.clear()
-        job = Job(running, submission.spec.job_id, name, submission.spec.root, self.open_store, savepoints)
+        root = submission.spec.root
+        job = Job(running, submission.spec.job_id, name, root, self.open_store, savepoints, self._web)
         if self._submitted is not None:
             self._submitted(job, detached)
         return job
@@ -133,7 +153,7 @@ class StreamEnvironment(Topologies):
         leaves the job alone. Raises ConfigurationError, which lists the running jobs, if there is no such job.
         """
         card, running = self._runtime.attach(name)
-        return Job(running, card.job_id, card.name, card.root, self.open_store, card.savepoints)
+        return Job(running, card.job_id, card.name, card.root, self.open_store, card.savepoints, self._web)
 
     def plan(
         self,
@@ -221,6 +241,7 @@ class StreamEnvironment(Topologies):
     def close(self) -> None:
         """Cancel what runs, and stop Ray and Spark if this environment started them."""
         stop_progress(self._runtime)
+        self._web.close()
         self._runtime.stop()
         for job in self._accompanied:
             job.close()

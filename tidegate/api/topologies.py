@@ -23,6 +23,7 @@ from tidegate.api.config.setting_values import spare_processes
 from tidegate.api.program import Program
 from tidegate.api.ray_slots import check_slots, runtime_on
 from tidegate.api.stream_sources import StreamSources
+from tidegate.api.web_access import WebAccess
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.extras import need
 from tidegate.storage.files.store import OpenStore
@@ -71,6 +72,7 @@ class Topologies(StreamSources):
         self._submitted: Callable[[Job, bool], object] | None = None
         """Whoever wants to know of each job, and whether it is detached."""
         self._accompanied: list[AccompaniedJob] = []
+        self._web = WebAccess(runtime)
 
     @classmethod
     def from_config(cls, config: str | os.PathLike[str] | Mapping[str, object] | None = None) -> Self:

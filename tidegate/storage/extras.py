@@ -26,6 +26,7 @@ EXTRAS: Mapping[str, tuple[str, ...]] = {
     "rocksdb": ("rocksdict",),
     "s3": ("s3fs",),
     "spark": ("pyspark",),
+    "web": ("starlette", "uvicorn"),
 }
 """The modules that each extra of pyproject.toml brings."""
 

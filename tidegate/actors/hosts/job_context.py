@@ -68,6 +68,8 @@ class JobContext:
     """Sources whose splits the coordinator assigns."""
     log: LogSettings = field(default_factory=LogSettings)
     """How the processes of the job log."""
+    configuration: Mapping[str, str] = field(default_factory=dict)
+    """The settings in effect, by their keys, as people read them."""
 
     @property
     def layout(self) -> CheckpointLayout:

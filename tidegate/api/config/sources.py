@@ -24,11 +24,12 @@ from tidegate.api.config.restart_config import RESTART_KEYS
 from tidegate.api.config.restrictions import FIXED, REFUSED
 from tidegate.api.config.setting_names import NAME_OF, VARIABLE_PREFIX, unknown_setting, variable_of
 from tidegate.storage.errors import ConfigurationError
+from tidegate.web.options import TOKEN_VARIABLE
 
 FILE_VARIABLE = "TIDEGATE_CONFIG"
 """The variable that names a file whose settings count where nothing else says otherwise."""
-_OTHER_VARIABLES = (FILE_VARIABLE, "TIDEGATE_TOPOLOGY")
-"""Variables that are no settings; the second one is that of the examples."""
+_OTHER_VARIABLES = (FILE_VARIABLE, "TIDEGATE_TOPOLOGY", TOKEN_VARIABLE)
+"""Variables that are no settings; the second one is that of the examples, the third is a secret."""
 _OF_KUBERNETES = re.compile(r"TIDEGATE(_\w+)?_(SERVICE_(HOST|PORT(_\w+)?)|PORT(_\d+_(TCP|UDP|SCTP)(_\w+)?)?)")
 _WHOLE = ("log.levels", "ray.options", "ray.cluster-options")
 """Keys whose values are mappings of another library: what is nested in them are no keys."""

@@ -13,6 +13,7 @@ from tidegate.actors.operators.user_metrics import UserMetric
 from tidegate.actors.runtimes.running_job import JobProgress, RunningJob, SnapshotRequest, TaskProcessInfo
 from tidegate.actors.runtimes.vertex_metrics import VertexMetrics
 from tidegate.api.given_names import location
+from tidegate.api.web_access import WebAccess
 from tidegate.recovery.checkpoints import CheckpointSummary, list_checkpoints
 from tidegate.storage.checkpoints.event_log import EventLog
 from tidegate.storage.checkpoints.metadata import SavepointFormat, SnapshotKind
@@ -37,14 +38,21 @@ class Job:
         root: str,
         open_store: OpenStore = open_store,
         savepoints: str | None = None,
+        web: WebAccess | None = None,
     ) -> None:
         self._running = running
+        self._web = web
         self._open_store = open_store
         self.job_id = job_id
         self.name = name
         self.root = root
         """The checkpoint root: a URL under which the job has its folder."""
         self._savepoints = savepoints
+
+    @property
+    def web_url(self) -> str | None:
+        """The page of this job; None unless its environment serves it (`StreamEnvironment.serve_web`)."""
+        return None if self._web is None else self._web.page_of(self.job_id)
 
     def status(self) -> str:
         """One of created, deploying, running, restarting, finished, failed, cancelled and suspended.

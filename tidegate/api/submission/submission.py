@@ -39,6 +39,7 @@ from tidegate.actors.task.channels.output_gate import BufferLimits
 from tidegate.actors.task.pipeline.source_cursor import SplitPosition
 from tidegate.api.config.checkpoint_config import CheckpointConfig
 from tidegate.api.config.heartbeat_config import heartbeats_of
+from tidegate.api.config.shown_settings import shown_settings
 from tidegate.api.given_names import check_name
 from tidegate.api.output_tables import CollectedRows, OutputTable
 from tidegate.api.submission.assigned_sources import assigned_sources
@@ -180,6 +181,7 @@ def prepare(request: JobRequest, open_store: OpenStore) -> Submission:
         {t.url: t.options.compaction for t in request.tables if t.options.compaction is not None},
         frozenset(source.uid for source in assigned),
         log=request.log,
+        configuration=shown_settings(request.checkpoints, request.restart),
     )
     spec = replace(_spec(request, graph, restore), assigned_sources=assigned)
     return Submission(spec, context, savepoints, request.detached, now_ms(), staged.companions)

@@ -22,6 +22,7 @@ import logging
 from collections import deque
 from dataclasses import dataclass, replace
 
+from tidegate.actors.coordinator.chronicle import Chronicle
 from tidegate.actors.coordinator.coordinator_machine import CoordinatorMachine
 from tidegate.actors.coordinator.job.outages import STORAGE_OUTAGE_MS
 from tidegate.actors.coordinator.messages import events as ev
@@ -30,10 +31,10 @@ from tidegate.actors.coordinator.narrator import Line, Narrator
 from tidegate.actors.coordinator.state.coordinator_state import CoordinatorState
 from tidegate.actors.hosts.coordinator.causes import Causes
 from tidegate.actors.hosts.coordinator.coordinator_effects import CoordinatorEffects
+from tidegate.actors.hosts.coordinator.decisions_log import say, wants_details
 from tidegate.actors.hosts.coordinator.event_border import fit_for_the_log
 from tidegate.actors.hosts.coordinator.inlined_state import InlinedState
 from tidegate.actors.hosts.coordinator.log_writer import LogPosition, LogWriter, StoredFold
-from tidegate.actors.hosts.log_lines import log_fields
 from tidegate.actors.hosts.outage_notes import NotesOfMany, OutageNotes
 from tidegate.actors.hosts.ports import CoordinatorPort
 from tidegate.actors.protocol.failure_reasons import CheckpointFailureReason, bounded_text, error_text
@@ -45,10 +46,6 @@ from tidegate.storage.errors import CodecError, FencedError
 from tidegate.storage.ids import EventId, Generation
 
 log = logging.getLogger(__name__)
-decisions_log = logging.getLogger("tidegate.actors.coordinator")
-"""What coordinators decide, a line each; at DEBUG with what happens at every checkpoint to every task."""
-checkpoints_log = decisions_log.getChild("checkpoints")
-"""The same of checkpoints that go well: there may be many of them a second."""
 
 EVENTS_AN_ENTRY_MAX = 1_000
 NAMES_AN_ENTRY_MAX = 10_000
@@ -59,8 +56,8 @@ _MEANS_NOTHING_ALONE = (ev.CheckpointAcknowledged, ev.CheckpointDiscarded, ev.Sa
 """A coordinator that takes over drops what was not acknowledged by all, asks for deletions again, deploys anew."""
 
 
-def replay(event_log: EventLog) -> tuple[CoordinatorMachine, LogPosition]:
-    """The machine as the log leaves it, and where the log goes on."""
+def replay(event_log: EventLog, chronicle: Chronicle | None = None) -> tuple[CoordinatorMachine, LogPosition]:
+    """The machine as the log leaves it, and where the log goes on. What is replayed is written into the chronicle."""
     snapshot = event_log.latest_snapshot()
     state: CoordinatorState | None = None
     index = snapshot_index = 0
@@ -74,12 +71,17 @@ def replay(event_log: EventLog) -> tuple[CoordinatorMachine, LogPosition]:
         number = EventId(index if fold.next_event is None else fold.next_event)
         causes = Causes(fold.orders)
     machine = CoordinatorMachine(state)
+    if chronicle is not None:
+        chronicle.begin(machine.state)
     for entry in event_log.entries(index):
         if isinstance(entry.events[0], ev.CoordinatorStarted):
             takeovers = (*takeovers, entry.index)
         number = number if entry.first_event is None else EventId(entry.first_event)
         for event in entry.events:
-            causes.replayed(number, event, machine.handle(event))
+            instructions = machine.handle(event)
+            causes.replayed(number, event, instructions)
+            if chronicle is not None:
+                chronicle.replayed(event, instructions, machine.state)
             number = EventId(number + 1)
         index = entry.index + 1
     return machine, LogPosition(index, takeovers, snapshot_index, number, causes.stored())
@@ -109,8 +111,10 @@ class CoordinatorHost:
         port: CoordinatorPort,
         incarnation: str,
         entries_a_snapshot: int | None = None,
+        chronicle: Chronicle | None = None,
     ) -> None:
         self.machine = machine
+        self.chronicle = Chronicle(machine.state) if chronicle is None else chronicle
         self.generation = Generation(machine.state.generation + 1)
         self._log = LogWriter(event_log, position, self.generation, port, incarnation, entries_a_snapshot)
         self._effects = effects
@@ -134,7 +138,7 @@ class CoordinatorHost:
         self._held_names = 0
         self._instructions: list[Ordered] = []
         """What follows from the events that are held."""
-        self._narrator = Narrator(machine.state, decisions_log.isEnabledFor(logging.DEBUG))
+        self._narrator = Narrator(machine.state, wants_details())
         self._lines: list[tuple[Line, EventId, EventId | None]] = []
         """What there is to say of the events that are held, once they are logged: of which event, with its cause."""
         self._flushes = False
@@ -260,6 +264,7 @@ class CoordinatorHost:
             self._held_names += event.state.names
         instructions = self.machine.handle(event)
         lines = self._narrator.tell(event, instructions, self.machine.state)
+        self.chronicle.take_in(event, instructions, lines, self.machine.state)
         self._lines += [(line, number, cause) for line in lines]
         for instruction in instructions:
             # The wall clock may be set until the event is logged; it was right when the event came.
@@ -284,7 +289,8 @@ class CoordinatorHost:
         def written() -> None:
             if self._halted:
                 return
-            self._say(lines)
+            spec = self.machine.state.spec
+            say(spec, lines, self._narrator.details)
             for ordered in instructions:
                 self._carry_out(ordered)
             self._inlined.keep(self.machine.state.pending)
@@ -315,15 +321,6 @@ class CoordinatorHost:
                 self._port.replay_again(str(error))
 
         self._log.append(events, causes, first_event, written, went_away, failed)
-
-    def _say(self, lines: list[tuple[Line, EventId, EventId | None]]) -> None:
-        spec = self.machine.state.spec
-        name, job_id = ("a job", None) if spec is None else (spec.job_name, spec.job_id)
-        for line, number, cause in lines:
-            known = {"attempt": line.attempt, "checkpoint": line.checkpoint, "event": number, "cause": cause}
-            level = logging.DEBUG if line.detail and self._narrator.details else logging.INFO
-            to = decisions_log if line.checkpoint is None or line.trouble else checkpoints_log
-            to.log(level, "%s: %s", name, line.text, extra=log_fields(job=name, job_id=job_id, **known))
 
     # --- instructions ---------------------------------------------------------------------------------------------
 

@@ -21,6 +21,7 @@ from dataclasses import replace
 
 import ray
 
+from tidegate.actors.coordinator.chronicle import Chronicle
 from tidegate.actors.coordinator.invariants import permit_sweep
 from tidegate.actors.coordinator.job.job_spec import JobSpec
 from tidegate.actors.coordinator.messages import events as co
@@ -46,15 +47,13 @@ from tidegate.actors.runtimes.ray.process.actor_log import log_of_coordinator
 from tidegate.actors.runtimes.ray.process.belonging import Known
 from tidegate.actors.runtimes.ray.process.lifeline import end_process
 from tidegate.actors.runtimes.ray.process.mailbox import Mailbox
-from tidegate.actors.runtimes.ray.process.process_info import ProcessInfo, process_info
 from tidegate.actors.runtimes.ray.shared_value import open_shared
+from tidegate.actors.runtimes.ray.shown import Shown
 from tidegate.actors.runtimes.ray.task_reports import TaskReports
 from tidegate.actors.runtimes.running_job import (
     Answer,
     JobCard,
-    JobOverview,
     JobProgress,
-    TaskProcessInfo,
     answers_of,
     progress_of,
 )
@@ -72,7 +71,7 @@ TAKEOVERS_MAX = 5
 REPLAY_RETRY_S, TASKS_GONE_TIMEOUT_S = 0.5, 15.0
 
 
-class CoordinatorProcess:
+class CoordinatorProcess(Shown):
     """The actor's class."""
 
     def __init__(self, spec: JobSpec, shared_context: bytes, options: FleetOptions, card: JobCard) -> None:
@@ -140,12 +139,6 @@ class CoordinatorProcess:
     # --- calls of drivers -----------------------------------------------------------------------------------------
 
     @ray.method(concurrency_group="ask")
-    def overview(self) -> JobOverview:
-        """What a list of jobs shows."""
-        newest = self._statistics().latest_completed
-        return JobOverview(self._card, self._progress(), None if newest is None else newest.ended_at_ms)
-
-    @ray.method(concurrency_group="ask")
     def view(self, wait_s: float) -> JobView:
         """The job now, or as soon as it has ended within a time."""
         ended = self._ended.wait(wait_s) if wait_s > 0 else self._ended.is_set()
@@ -177,24 +170,9 @@ class CoordinatorProcess:
         return answer
 
     @ray.method(concurrency_group="ask")
-    def statistics(self) -> CheckpointStatistics:
-        """Statistics of the checkpoints so far."""
-        return self._statistics()
-
-    @ray.method(concurrency_group="ask")
-    def processes(self) -> tuple[TaskProcessInfo, ...]:
-        """The process of each task, as far as they have started."""
-        return self._deployment.processes()
-
-    @ray.method(concurrency_group="ask")
     def vertices(self) -> tuple[VertexMetrics, ...]:
         """What the tasks have told of themselves, by vertex."""
         return self._reports.vertices(self._host)
-
-    @ray.method(concurrency_group="ask")
-    def identify(self) -> ProcessInfo:
-        """Where this is."""
-        return process_info()
 
     # --- on the mailbox -------------------------------------------------------------------------------------------
 
@@ -202,13 +180,15 @@ class CoordinatorProcess:
         if self._lease is None:
             self._lease = LeaseKeeper.started(self._context, self._options.open_store, self._options.driver)
         event_log = EventLog(self._options.open_store(self._context.root), self._context.job_id)
-        machine, position = replay_when_it_answers(event_log, self._spec.storage_outage_ms)
+        chronicle = Chronicle()
+        machine, position = replay_when_it_answers(event_log, self._spec.storage_outage_ms, chronicle)
         known = answers_of(machine.state)
         self._inherited = frozenset(known)
         self._answers.inherit(known)
         self._metrics.begin(machine.state)
-        port = _Port(self)
-        self._host = CoordinatorHost(machine, position, event_log, self._effects, port, uuid.uuid4().hex)
+        port, incarnation = _Port(self), uuid.uuid4().hex
+        effects = self._effects
+        self._host = CoordinatorHost(machine, position, event_log, effects, port, incarnation, chronicle=chronicle)
         self._deployment.generation = self._host.generation
         if position.next_index > 0:
             log.warning(

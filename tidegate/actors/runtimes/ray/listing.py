@@ -17,7 +17,7 @@ from tidegate.storage.errors import ConfigurationError
 
 ANSWER_TIMEOUT_S = 30.0
 ASK_AGAIN_S = 0.5
-_SUFFIX = "/coordinator"
+COORDINATOR_SUFFIX = "/coordinator"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +34,9 @@ def jobs_on_ray(namespace: str = NAMESPACE, timeout_s: float = ANSWER_TIMEOUT_S)
     """All jobs, by name. Those whose coordinator does not answer in time are among them."""
     handles: dict[str, Handle] = {}
     for actor in ray.util.list_named_actors(all_namespaces=True):
-        ours = actor["namespace"] == namespace and actor["name"].endswith(_SUFFIX)
+        ours = actor["namespace"] == namespace and actor["name"].endswith(COORDINATOR_SUFFIX)
         if ours and (handle := find_actor(actor["name"], namespace)) is not None:  # None: it has gone meanwhile
-            handles[actor["name"].removesuffix(_SUFFIX)] = handle
+            handles[actor["name"].removesuffix(COORDINATOR_SUFFIX)] = handle
     overviews = _overviews(handles, timeout_s)
     return [Listed(name, handles[name], overviews[name]) for name in sorted(overviews)]
 

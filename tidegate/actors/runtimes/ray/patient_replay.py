@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 
+from tidegate.actors.coordinator.chronicle import Chronicle
 from tidegate.actors.coordinator.coordinator_machine import CoordinatorMachine
 from tidegate.actors.coordinator.job.outages import FIRST_PAUSE_MS, pause_ms
 from tidegate.actors.hosts.coordinator.coordinator_host import replay
@@ -15,12 +16,14 @@ from tidegate.storage.clock import monotonic_ms
 from tidegate.storage.errors import CorruptionError, StorageError
 
 
-def replay_when_it_answers(event_log: EventLog, outage_ms: int) -> tuple[CoordinatorMachine, LogPosition]:
+def replay_when_it_answers(
+    event_log: EventLog, outage_ms: int, chronicle: Chronicle | None = None
+) -> tuple[CoordinatorMachine, LogPosition]:
     """As `replay`, tried again for as long as an outage may last. Raises CorruptionError, and then StorageError."""
     notes = OutageNotes("the event log", monotonic_ms)
     for attempt in itertools.count(1):
         try:
-            return replay(event_log)
+            return replay(event_log, chronicle)
         except CorruptionError:
             raise
         except StorageError as error:

@@ -31,7 +31,7 @@ class TaskLog:
 def log_of_coordinator(context: JobContext) -> None:
     """A coordinator says what it decides; of checkpoints that go well only where the job's settings want it."""
     # A process of tasks does not load what a coordinator is made of.
-    from tidegate.actors.hosts.coordinator.coordinator_host import checkpoints_log
+    from tidegate.actors.hosts.coordinator.decisions_log import checkpoints_log
 
     _log(context, "INFO", {"process": "coordinator", "job": context.job_name, "job_id": context.job_id})
     if context.log.level is None and checkpoints_log.name not in context.log.levels:

@@ -1,0 +1,104 @@
+"""`env.serve_web` on the local runtime: a real server on loopback, asked as a script would ask it."""
+
+from __future__ import annotations
+
+import json
+import sys
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+from local_jobs import NO_RESTART, GatedSource, config, local, opening
+from waiting import until
+
+import tidegate as tg
+from tidegate.web.seen_job import seen
+
+TOKEN = "a-token-of-the-tests"
+
+
+@pytest.fixture(autouse=True)
+def token(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The token is that of the environment."""
+    monkeypatch.setenv("TIDEGATE_REST_TOKEN", TOKEN)
+
+
+def asked(url: str, method: str = "GET", body: object = None) -> Any:
+    """What is answered, as JSON."""
+    sent = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(url, sent, {"Authorization": f"Bearer {TOKEN}"}, method=method)
+    with urllib.request.urlopen(request, timeout=60) as reply:
+        return json.load(reply)
+
+
+def test_a_job_is_asked_saved_and_stopped(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Its state, a savepoint by POST, and a stop with another one; what it was stays to be seen."""
+    with opening(GatedSource(20, gates=[10])) as source, local(1) as env:
+        url = env.serve_web(port=0)
+        assert env.serve_web() == url == env.web_url
+        assert capfd.readouterr().err.count(url) == 1
+        env.from_source(source).to_table(str(tmp_path / "table"))
+        job = env.execute("main", checkpoints=config(tmp_path, savepoints=str(tmp_path / "s")), restart=NO_RESTART)
+        source.await_gate(10)
+        assert job.web_url == f"{url}/ui/jobs/{job.job_id}"
+        path = f"{url}/jobs/{job.job_id}"
+        assert asked(path)["state"] == "RUNNING"
+
+        def place_of(trigger: Any) -> str:
+            status = f"{path}/savepoints/{trigger['request-id']}"
+            until("a savepoint", lambda: asked(status)["status"]["id"] == "COMPLETED", lambda: asked(status))
+            return str(asked(status)["operation"]["location"])
+
+        assert Path(place_of(asked(f"{path}/savepoints", "POST", {}))).parent == tmp_path / "s"
+        other = tmp_path / "other"
+        assert Path(place_of(asked(f"{path}/stop", "POST", {"targetDirectory": str(other)}))).parent == other
+        assert job.wait("4min") == "suspended"
+        until("its end", lambda: asked(path)["state"] == "FINISHED", lambda: asked(path))
+        kinds = [each["checkpoint_type"] for each in asked(f"{path}/checkpoints")["history"]]
+        assert kinds == ["SYNC_SAVEPOINT", "SAVEPOINT"]
+    with pytest.raises(urllib.error.URLError):
+        asked(url + "/jobs")
+
+
+def test_a_failure_is_told_with_its_cause_and_its_recovery(tmp_path: Path) -> None:
+    """Of a job that goes on after it: nothing of that needs the event log."""
+    from tidegate.web.jobs_in_process import LocalJobs
+
+    flag = tmp_path / "failed"
+
+    def fails_once(row: dict[str, int]) -> dict[str, int]:
+        if row["x"] == 12 and not flag.exists():
+            flag.touch()
+            raise ValueError("row 12 is odd")
+        return row
+
+    with opening(GatedSource(30, gates=[20])) as source, local(1) as env:
+        env.from_source(source).map(fails_once, schema=source.schema, uid="map").to_table(str(tmp_path / "table"))
+        restart = tg.RestartStrategy.fixed_delay(2, "10ms")
+        job = env.execute("main", checkpoints=config(tmp_path / "checkpoints"), restart=restart)
+        source.await_gate(20)
+        jobs = LocalJobs()
+        (snapshot,) = jobs.look({}).snapshots
+        known = seen(None, snapshot)
+        assert known is not None
+        (failure,), (recovery,) = known.past.failures, known.past.recoveries
+        assert "row 12 is odd" in failure.reason
+        assert recovery.failure == failure
+        assert recovery.running_at_ms is not None
+        settings = known.about.configuration
+        assert settings["execution.checkpointing.dir"].strip('"') == str(tmp_path / "checkpoints")
+        assert settings["restart-strategy.fixed-delay.attempts"] == "2"
+        source.open_all()
+        assert job.wait("4min") == "finished"
+        jobs.close()
+
+
+def test_without_the_extra_the_error_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A library that is missing is no traceback."""
+    for name in [name for name in sys.modules if name.startswith("tidegate.web.")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    with local(1) as env, pytest.raises(tg.ConfigurationError, match=r"uvicorn.*tidegate\[web\]"):
+        env.serve_web(port=0)

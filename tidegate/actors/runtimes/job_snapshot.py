@@ -1,0 +1,281 @@
+"""`JobSnapshot`: a job as pages and scripts see it; what a runtime tells a web server, once a second at most.
+
+Rules:
+- It is bounded, whatever the job does, and made of immutable objects that the coordinator has anyway: making one costs
+  little beside a checkpoint. Any thread may make it.
+- Who asks says what it knows already (`Known`). What does not change is told once: the graph, the settings, checkpoints
+  that are over, and what has happened.
+- It holds no code and no values of rows. Texts of errors are those of events, which are bounded.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from tidegate.actors.coordinator.chronicle import Chronicle, EndedCheckpoint, Past
+from tidegate.actors.coordinator.job.job_spec import CheckpointSettings, JobSpec
+from tidegate.actors.coordinator.state.checkpoint_statistics import (
+    CheckpointRecord,
+    RestoredCheckpoint,
+    SubtaskStatistics,
+)
+from tidegate.actors.coordinator.state.coordinator_state import CoordinatorState, JobStatus, PendingCheckpoint
+from tidegate.actors.graph.job_graph import JobVertex
+from tidegate.actors.hosts.job_context import JobContext
+from tidegate.actors.protocol.identity import TaskId
+from tidegate.actors.runtimes.metrics.job_values import JobTimes, job_values
+from tidegate.actors.runtimes.running_job import Answer, JobCard, JobProgress, TaskProcessInfo
+from tidegate.actors.runtimes.vertex_metrics import VertexMetrics
+from tidegate.recovery.restart_strategy import RestartStrategy
+from tidegate.storage.checkpoints.metadata import SavepointFormat, SnapshotKind
+from tidegate.storage.ids import CheckpointId, VertexId
+
+REQUESTS_MAX = 100
+"""Answers to so many requests are told at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlanVertex:
+    """A vertex of the graph. `operators`: their names, from the head on."""
+
+    vertex: VertexId
+    name: str
+    parallelism: int
+    operators: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PlanEdge:
+    """An edge of the graph; `ship_strategy` is HASH, FORWARD, REBALANCE or BROADCAST."""
+
+    upstream: VertexId
+    downstream: VertexId
+    ship_strategy: str
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """What does not change while a job runs. `vertices` are in topological order."""
+
+    vertices: tuple[PlanVertex, ...]
+    edges: tuple[PlanEdge, ...]
+    max_parallelism: int
+    checkpoints: CheckpointSettings
+    restart: RestartStrategy
+    backend: str
+    changelog: bool
+    configuration: Mapping[str, str]
+
+    @staticmethod
+    def of(context: JobContext, spec: JobSpec) -> About:
+        """Out of what the processes of a job are given."""
+        graph, backend = context.graph, context.options.backend
+        return About(
+            tuple(_vertex(each) for each in graph.vertices),
+            tuple(PlanEdge(e.upstream, e.downstream, e.partitioning.kind.value.upper()) for e in graph.edges),
+            graph.max_parallelism,
+            spec.checkpoints,
+            spec.restart,
+            backend.kind,
+            backend.changelog,
+            context.configuration,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class TaskNow:
+    """A task: its status in Flink's words, its attempt, and its process, as far as there is one."""
+
+    task: TaskId
+    status: str
+    attempt: int
+    pid: int | None = None
+    node_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PendingNow:
+    """A checkpoint that is under way, and what those of its tasks have measured that have acknowledged."""
+
+    checkpoint_id: CheckpointId
+    kind: SnapshotKind
+    savepoint_format: SavepointFormat
+    triggered_at_ms: int
+    tasks: int
+    subtasks: Mapping[TaskId, SubtaskStatistics]
+    vertex_tasks: Mapping[VertexId, int]
+    """How many tasks of each vertex take part."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointsNow:
+    """The checkpoints of a job: numbers of them over all attempts, the newest ones, and those under way."""
+
+    triggered: int = 0
+    in_progress: int = 0
+    completed: int = 0
+    failed: int = 0
+    restored: int = 0
+    latest_completed: CheckpointRecord | None = None
+    latest_savepoint: CheckpointRecord | None = None
+    latest_failed: CheckpointRecord | None = None
+    latest_restored: RestoredCheckpoint | None = None
+    pending: tuple[PendingNow, ...] = ()
+    kept: tuple[CheckpointId, ...] = ()
+    """Completed ones that have not been deleted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What somebody has of a job already. `generation`: that of the coordinator who told it; 0: nothing is known."""
+
+    generation: int = 0
+    ended: int = 0
+    """The number of the newest checkpoint that is over."""
+    past_version: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class JobSnapshot:
+    """A job now. Times in ms since the epoch, by the coordinator's clock.
+
+    `about`, `past`: None where they are known. `ended`: checkpoints that are over and not known, oldest first.
+    """
+
+    card: JobCard
+    at_ms: int
+    status: JobStatus
+    ending: JobStatus | None
+    """How it is going to end, once that is settled."""
+    progress: JobProgress
+    running_since_ms: int | None
+    known: Known
+    about: About | None = None
+    tasks: tuple[TaskNow, ...] = ()
+    checkpoints: CheckpointsNow = CheckpointsNow()
+    ended: tuple[EndedCheckpoint, ...] = ()
+    past: Past | None = None
+    values: Mapping[str, float] = field(default_factory=dict)
+    """The metrics of the job, under Flink's names."""
+    vertices: tuple[VertexMetrics, ...] = ()
+    answers: Mapping[str, Answer] = field(default_factory=dict)
+    """To the requests that were asked about."""
+
+
+def snapshot_of(
+    card: JobCard,
+    about: About | None,
+    state: CoordinatorState,
+    chronicle: Chronicle,
+    progress: JobProgress,
+    now_ms: int,
+    *,
+    known: Known = Known(),
+    processes: Iterable[TaskProcessInfo] = (),
+    vertices: tuple[VertexMetrics, ...] = (),
+    answers: Mapping[str, Answer] | None = None,
+) -> JobSnapshot:
+    """The job now, without what is known. Without `about`, somebody who knows of the job must be asking."""
+    past = chronicle.past
+    news = known if known.generation == state.generation else Known()
+    ended = chronicle.ended_after(news.ended)
+    last = Known(state.generation, ended[-1].number if ended else news.ended, past.version)
+    return JobSnapshot(
+        card,
+        now_ms,
+        state.status,
+        state.ending_status,
+        progress,
+        state.running_since_ms,
+        last,
+        about=None if news.generation else about,
+        tasks=tasks_now(state, {each.task: each for each in processes}),
+        checkpoints=_checkpoints_now(state),
+        ended=ended,
+        past=None if past.version == news.past_version else past,
+        values=_values(state, progress, card, chronicle, now_ms),
+        vertices=vertices,
+        answers={} if answers is None else answers,
+    )
+
+
+_AT_END = {
+    JobStatus.FINISHED: "FINISHED",
+    JobStatus.SUSPENDED: "FINISHED",
+    JobStatus.CANCELLED: "CANCELED",
+    JobStatus.FAILED: "FAILED",
+}
+
+
+def tasks_now(state: CoordinatorState, processes: Mapping[TaskId, TaskProcessInfo]) -> tuple[TaskNow, ...]:
+    """All tasks, in the order of the graph."""
+    if state.spec is None:
+        return ()
+    found = []
+    for task in state.spec.tasks:
+        process = processes.get(task)
+        status = _status_of(task, state, process is not None)
+        pid, node = (None, None) if process is None else (process.pid, process.node_id)
+        found.append(TaskNow(task, status, max(0, state.attempt_of(task)), pid, node))
+    return tuple(found)
+
+
+def _status_of(task: TaskId, state: CoordinatorState, has_process: bool) -> str:
+    if task in state.finished:
+        return "FINISHED"
+    if state.status.terminal:
+        return _AT_END[state.status]
+    if task in state.ready:
+        return "RUNNING"
+    if state.attempt < 0 or state.status is JobStatus.CREATED:
+        return "CREATED"
+    if task in state.down or state.status is JobStatus.RESTARTING:
+        return "SCHEDULED"
+    return "INITIALIZING" if has_process else "DEPLOYING"
+
+
+def _checkpoints_now(state: CoordinatorState) -> CheckpointsNow:
+    statistics = state.statistics
+    return CheckpointsNow(
+        statistics.triggered,
+        statistics.in_progress,
+        statistics.completed,
+        statistics.failed,
+        statistics.restored,
+        statistics.latest_completed,
+        statistics.latest_savepoint,
+        statistics.latest_failed,
+        statistics.latest_restored,
+        tuple(_pending_now(state, each) for each in list(state.pending.values())),
+        state.kept,
+    )
+
+
+def _pending_now(state: CoordinatorState, pending: PendingCheckpoint) -> PendingNow:
+    taking_part = Counter(task.vertex for task in (() if state.spec is None else state.spec.tasks))
+    taking_part.subtract(task.vertex for task in pending.finished)
+    return PendingNow(
+        pending.checkpoint_id,
+        pending.properties.kind,
+        pending.properties.savepoint_format,
+        pending.triggered_at_ms,
+        sum(taking_part.values()),
+        dict(pending.subtasks),
+        dict(taking_part),
+    )
+
+
+def _vertex(vertex: JobVertex) -> PlanVertex:
+    source = () if vertex.source is None else (vertex.source.name,)
+    names = (*source, *(spec.name for spec in vertex.operators))
+    return PlanVertex(vertex.vertex, vertex.name, vertex.parallelism, names)
+
+
+def _values(
+    state: CoordinatorState, progress: JobProgress, card: JobCard, chronicle: Chronicle, now_ms: int
+) -> dict[str, float]:
+    times = JobTimes(card.submitted_at_ms, chronicle.down_since_ms).at(state, now_ms)
+    values = job_values(state, progress, times, now_ms)
+    return {metric.flink: value for metric, value in values.items() if metric.flink is not None}

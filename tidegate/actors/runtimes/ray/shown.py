@@ -1,0 +1,90 @@
+"""`Shown`: what a coordinator's process answers who only looks: drivers, lists of jobs, and web servers.
+
+Rules: it reads what the mailbox has published, and waits for nothing. A web server gets one bounded snapshot; while the
+log is replayed there is none.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+import ray
+
+from tidegate.actors.runtimes.job_snapshot import REQUESTS_MAX, About, JobSnapshot, Known, snapshot_of
+from tidegate.actors.runtimes.ray.process.process_info import ProcessInfo, process_info
+from tidegate.actors.runtimes.running_job import Answer, JobOverview, TaskProcessInfo
+from tidegate.storage.clock import now_ms
+
+if TYPE_CHECKING:
+    from tidegate.actors.coordinator.job.job_spec import JobSpec
+    from tidegate.actors.coordinator.state.checkpoint_statistics import CheckpointStatistics
+    from tidegate.actors.hosts.coordinator.coordinator_host import CoordinatorHost
+    from tidegate.actors.hosts.job_context import JobContext
+    from tidegate.actors.runtimes.ray.answers import Answers
+    from tidegate.actors.runtimes.ray.attempt_supervisor import Deployment
+    from tidegate.actors.runtimes.ray.task_reports import TaskReports
+    from tidegate.actors.runtimes.running_job import JobCard, JobProgress
+
+
+class Shown:
+    """A part of `CoordinatorProcess`."""
+
+    if TYPE_CHECKING:
+        _spec: JobSpec
+        _card: JobCard
+        _context: JobContext
+        _host: CoordinatorHost | None
+        _deployment: Deployment
+
+        def _progress(self) -> JobProgress: ...
+        def _statistics(self) -> CheckpointStatistics: ...
+
+        _answers: Answers
+        _ended: threading.Event
+        _reports: TaskReports
+
+    @ray.method(concurrency_group="ask")
+    def overview(self) -> JobOverview:
+        """What a list of jobs shows."""
+        newest = self._statistics().latest_completed
+        return JobOverview(self._card, self._progress(), None if newest is None else newest.ended_at_ms)
+
+    @ray.method(concurrency_group="ask")
+    def statistics(self) -> CheckpointStatistics:
+        """Statistics of the checkpoints so far."""
+        return self._statistics()
+
+    @ray.method(concurrency_group="ask")
+    def processes(self) -> tuple[TaskProcessInfo, ...]:
+        """The process of each task, as far as they have started."""
+        return self._deployment.processes()
+
+    @ray.method(concurrency_group="ask")
+    def identify(self) -> ProcessInfo:
+        """Where this is."""
+        return process_info()
+
+    @ray.method(concurrency_group="ask", enable_task_events=False)
+    def snapshot(self, known: Known, requests: tuple[str, ...] = ()) -> JobSnapshot | None:
+        """The job now, without what is known, and the answers to these requests; None while the log is replayed."""
+        host = self._host
+        if host is None:
+            return None
+        answers = {request: answer for request in requests[:REQUESTS_MAX] if (answer := self._answer_now(request))}
+        return snapshot_of(
+            self._card,
+            About.of(self._context, self._spec),
+            host.machine.state,
+            host.chronicle,
+            self._progress(),
+            now_ms(),
+            known=known,
+            processes=self._deployment.processes(),
+            vertices=self._reports.vertices(host),
+            answers=answers,
+        )
+
+    def _answer_now(self, request: str) -> Answer | None:
+        answer = self._answers.wait(request, 0.0)
+        return Answer(None, "the job has ended") if answer is None and self._ended.is_set() else answer

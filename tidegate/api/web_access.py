@@ -1,0 +1,58 @@
+"""`WebAccess`: the web server of an environment: on Ray the one of the cluster, else one in this process."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+from tidegate.actors.runtimes.local.local_runtime import LocalRuntime
+from tidegate.actors.runtimes.running_job import Runtime
+from tidegate.storage.extras import need
+from tidegate.storage.ids import JobId
+from tidegate.web.options import WebOptions, digest_of, find_token
+
+if TYPE_CHECKING:
+    from tidegate.web.server import WebServer
+
+
+class WebAccess:
+    """That of one environment. `url` is None before `serve`."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self.url: str | None = None
+        self._runtime = runtime
+        self._server: WebServer | None = None
+
+    def serve(self, options: WebOptions) -> str:
+        """Have the jobs served, unless they are, and say so once. Returns the address. Raises ConfigurationError."""
+        if self.url is not None:
+            return self.url
+        need("serve_web", "web")
+        here = isinstance(self._runtime, LocalRuntime)
+        self.url = self._serve_here(options) if here else self._serve_on_ray(options)
+        _, where = find_token(options)
+        print(f"tidegate: jobs are shown at {self.url} (token for changes: {where})", file=sys.stderr)
+        return self.url
+
+    def page_of(self, job_id: JobId) -> str | None:
+        """The page of a job; None where nobody serves it."""
+        return None if self.url is None else f"{self.url}/ui/jobs/{quote(job_id)}"
+
+    def close(self) -> None:
+        """End a server in this process. That of a cluster is not this environment's alone."""
+        server, self._server, self.url = self._server, None, None
+        if server is not None:
+            server.stop()
+
+    def _serve_here(self, options: WebOptions) -> str:
+        from tidegate.web.jobs_in_process import LocalJobs
+        from tidegate.web.server import WebServer
+
+        self._server = WebServer(LocalJobs(), options, digest_of(find_token(options)[0]))
+        return self._server.url
+
+    def _serve_on_ray(self, options: WebOptions) -> str:
+        from tidegate.web.actor import serve_on_ray
+
+        return serve_on_ray(options, self._runtime.open_store)

@@ -1,0 +1,124 @@
+"""What has happened to a job: exceptions as Flink's REST API has them, the decisions, and the recoveries."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from tidegate.actors.coordinator.chronicle import FAILURES_MAX, LINES_MAX, Failure, Recovery
+from tidegate.actors.coordinator.state.coordinator_state import JobStatus
+from tidegate.actors.protocol.identity import TaskId
+from tidegate.web.model.states import ended_at_ms
+from tidegate.web.seen_job import SeenJob
+
+_CLASS = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*(?=:|$)")
+
+
+def exceptions(job: SeenJob, limit: int = FAILURES_MAX) -> dict[str, Any]:
+    """`/jobs/<id>/exceptions`: failures, newest first; those of one attempt belong to its first."""
+    groups: list[list[Failure]] = []
+    for failure in job.past.failures:
+        if groups and groups[-1][0].attempt == failure.attempt:
+            groups[-1].append(failure)
+        else:
+            groups.append([failure])
+    entries = [
+        _entry(job, group[0]) | {"concurrentExceptions": [_entry(job, f) for f in group[1:]]} for group in groups
+    ]
+    entries.reverse()
+    reason = job.snapshot.progress.reason
+    told = {failure.reason for failure in job.past.failures}
+    if job.snapshot.status is JobStatus.FAILED and reason is not None and reason not in told:
+        entries.insert(0, _end(job, reason))
+    truncated = len(entries) > limit or len(job.past.failures) >= FAILURES_MAX
+    shown = entries[:limit]
+    return {
+        "root-exception": shown[0]["stacktrace"] if shown else None,
+        "timestamp": shown[0]["timestamp"] if shown else None,
+        "all-exceptions": [],
+        "truncated": truncated,
+        "exceptionHistory": {"entries": shown, "truncated": truncated},
+    }
+
+
+def _entry(job: SeenJob, failure: Failure) -> dict[str, Any]:
+    return {
+        "exceptionName": _class_of(failure.reason),
+        "stacktrace": failure.reason,
+        "timestamp": failure.at_ms,
+        "failureLabels": {},
+        "taskName": task_name(job, failure.task),
+        "endpoint": None,
+        "location": None,
+        "taskManagerId": None,
+    }
+
+
+def _end(job: SeenJob, reason: str) -> dict[str, Any]:
+    return {
+        "exceptionName": _class_of(reason),
+        "stacktrace": reason,
+        "timestamp": ended_at_ms(job),
+        "failureLabels": {},
+        "taskName": None,
+        "endpoint": None,
+        "location": None,
+        "taskManagerId": None,
+        "concurrentExceptions": [],
+    }
+
+
+def _class_of(reason: str) -> str:
+    """The class of an error, where its text begins with one."""
+    found = _CLASS.match(reason)
+    return found[0] if found else "JobFailure"
+
+
+def task_name(job: SeenJob, task: TaskId) -> str:
+    """`sum by key (2/4)`."""
+    vertex = next((each for each in job.about.vertices if each.vertex == task.vertex), None)
+    return str(task) if vertex is None else f"{vertex.name} ({task.subtask + 1}/{vertex.parallelism})"
+
+
+def timeline(job: SeenJob) -> dict[str, Any]:
+    """What the coordinator has decided, newest first, without checkpoints that went well."""
+    lines = job.past.lines
+    entries = [
+        {
+            "timestamp": line.at_ms,
+            "text": line.text,
+            "checkpoint": line.checkpoint,
+            "attempt": line.attempt,
+            "trouble": line.trouble,
+            "restart": line.restart,
+        }
+        for line in reversed(lines)
+    ]
+    return {"entries": entries, "truncated": len(lines) >= LINES_MAX}
+
+
+def recoveries(job: SeenJob) -> dict[str, Any]:
+    """Deployments after the first one and how long they took, newest first."""
+    return {"recoveries": [_recovery(job, each) for each in reversed(job.past.recoveries)]}
+
+
+def _recovery(job: SeenJob, recovery: Recovery) -> dict[str, Any]:
+    failure, running_ms = recovery.failure, recovery.running_at_ms
+    started_ms = recovery.deployed_at_ms if failure is None else failure.at_ms
+    tasks = len(job.snapshot.tasks)
+    return {
+        "attempt": recovery.attempt,
+        "started-at": started_ms,
+        "cause": None if failure is None else failure.reason,
+        "task": None if failure is None else task_name(job, failure.task),
+        "tasks-restarted": tasks if recovery.tasks is None else recovery.tasks,
+        "tasks": tasks,
+        "checkpoint": recovery.checkpoint,
+        "deployed-at": recovery.deployed_at_ms,
+        "running-at": running_ms,
+        "total": None if running_ms is None else max(0, running_ms - started_ms),
+        "parts": {
+            "wait": max(0, recovery.deployed_at_ms - started_ms),
+            "restore": None if running_ms is None else max(0, running_ms - recovery.deployed_at_ms),
+        },
+    }

@@ -1,0 +1,150 @@
+"""`WebOptions`: where a web server listens, and who may come in; and the token that lets them."""
+
+from __future__ import annotations
+
+import hashlib
+import ipaddress
+import os
+import re
+import secrets
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+
+from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.files.private_folders import make_private, open_private
+
+PORT = 8081
+"""Flink's."""
+PORTS_TRIED = 17
+"""The port, and so many less one above it."""
+TOKEN_VARIABLE, TOKEN_FILE = "TIDEGATE_REST_TOKEN", "rest_token"
+_TOKEN_BYTES = 32
+_TOKEN, _TOKEN_FORM = re.compile(r"[A-Za-z0-9._~-]{16,200}"), "16 to 200 letters, digits, dots, dashes, _ and ~"
+
+
+@dataclass(frozen=True, slots=True)
+class WebOptions:
+    """Where a server listens. `port` 0: any that is free; another one: it, or one of the next that is free.
+
+    `token`: what changes a job asks for; None: that of `TIDEGATE_REST_TOKEN`, or of a file of this user's.
+    """
+
+    port: int = PORT
+    address: str = "127.0.0.1"
+    token: str | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port <= 65_535:
+            raise ConfigurationError(f"rest.port is {self.port}: a port is from 0 to 65,535")
+        if not self.address or not self.address.isprintable() or " " in self.address:
+            raise ConfigurationError(f"rest.bind-address is {self.address!r}: give the name or the address of a host")
+        if self.token is not None and not _TOKEN.fullmatch(self.token):
+            raise ConfigurationError(f"rest.token (or {TOKEN_VARIABLE}) is not fit for one: give {_TOKEN_FORM}")
+
+    @property
+    def open_to_others(self) -> bool:
+        """Whether other machines may reach it: then everything needs the token."""
+        return not is_loopback(self.address)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches the host of this name or address."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
+
+
+def token_file() -> Path:
+    """Where the token of this user is kept."""
+    return Path.home() / ".tidegate" / TOKEN_FILE
+
+
+def find_token(options: WebOptions) -> tuple[str, str]:
+    """The token, and where it is from, for people; a file with a new one is made where there is none.
+
+    Raises ConfigurationError for a file that others can read or change.
+    """
+    if options.token is not None:
+        return options.token, "rest.token"
+    if token := os.environ.get(TOKEN_VARIABLE):
+        return WebOptions(token=token).token or "", TOKEN_VARIABLE
+    path = token_file()
+    try:
+        make_private(str(path.parent))
+        return _of_file(str(path)), str(path)
+    except OSError as error:
+        raise ConfigurationError(
+            f"the token of the web server cannot be kept in {path}: {error}; give it by {TOKEN_VARIABLE}"
+        ) from error
+
+
+def _of_file(path: str) -> str:
+    try:
+        with open(path, opener=open_private, encoding="ascii") as file:
+            token = file.read().strip()
+    except FileNotFoundError:
+        # Whole under another name first: two processes may begin at once.
+        temporary = f"{path}.{secrets.token_hex(8)}"
+        with open(temporary, "x", opener=open_private, encoding="ascii") as file:
+            file.write(secrets.token_urlsafe(_TOKEN_BYTES))
+        try:
+            os.link(temporary, path)
+        except FileExistsError:
+            pass
+        finally:
+            os.unlink(temporary)
+        return _of_file(path)
+    except UnicodeDecodeError:
+        token = ""
+    if not _TOKEN.fullmatch(token):
+        raise ConfigurationError(f"{path} has no token ({_TOKEN_FORM}): delete it, and a new one is made")
+    return token
+
+
+def digest_of(token: str) -> bytes:
+    """What a server keeps of the token."""
+    return hashlib.sha256(token.encode("utf-8", "surrogatepass")).digest()
+
+
+def listen(options: WebOptions) -> socket.socket:
+    """A socket that listens. ConfigurationError where the address is not one of this machine, or no port is free."""
+    ports = [0] if options.port == 0 else range(options.port, min(65_536, options.port + PORTS_TRIED))
+    problem: OSError | None = None
+    for port in ports:
+        try:
+            return _bound(options.address.strip("[]"), port)
+        except OSError as error:
+            problem = error
+            if not isinstance(error, PermissionError) and "in use" not in str(error).lower():
+                break
+    raise ConfigurationError(
+        f"nothing can listen at {options.address}, port {options.port} (or the next {PORTS_TRIED - 1}): {problem}; "
+        "choose others with rest.bind-address and rest.port"
+    )
+
+
+def _bound(address: str, port: int) -> socket.socket:
+    family, kind, protocol, _, where = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
+    found = socket.socket(family, kind, protocol)
+    try:
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        found.bind(where)
+        found.listen()
+    except OSError:
+        found.close()
+        raise
+    return found
+
+
+def url_of(listening: socket.socket, options: WebOptions) -> str:
+    """The address that people open. Of a server that listens everywhere, the name of this machine."""
+    port = listening.getsockname()[1]
+    host = options.address.strip("[]")
+    try:
+        if ipaddress.ip_address(host).is_unspecified:
+            host = socket.gethostname()
+    except ValueError:
+        pass
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
