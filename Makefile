@@ -101,6 +101,6 @@ pins: $(STAMP)  ## Write what .venv holds to constraints.txt
 	@touch "$(STAMP)"
 
 clean:  ## Remove everything that was generated, .venv included
-	rm -rf "$(VENV)" .demo .bench .coverage .coverage.* .htmlcov build dist *.egg-info spark-warehouse metastore_db derby.log
+	rm -rf "$(VENV)" .demo .bench .debian .coverage .coverage.* .htmlcov build dist *.egg-info spark-warehouse metastore_db derby.log
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import urllib.error
 import urllib.request
@@ -52,6 +53,12 @@ def asked(url: str, method: str = "GET", body: object = None) -> Any:
         return json.load(reply)
 
 
+def shown(url: str) -> str:
+    """A page, as HTML."""
+    with urllib.request.urlopen(url, timeout=60) as reply:
+        return str(reply.read().decode())
+
+
 def state_of(path: str) -> str:
     """The state of a job, or why it is not known."""
     try:
@@ -71,6 +78,8 @@ def test_a_job_is_seen_saved_and_stopped(runtime: RayRuntime, url: str, tmp_path
     vertices = asked(path)["vertices"]
     assert [vertex["parallelism"] for vertex in vertices] == [2, 2]
     subtasks = asked(f"{path}/vertices/{vertices[0]['id']}")["subtasks"]
+    page = shown(f"{url}/ui/jobs/{keyed.submission.spec.job_id}")
+    assert [html.escape(vertex["name"]) in page for vertex in vertices] == [True, True]
     pids = {process.pid for process in job.tasks()}
     assert {int(subtask["taskmanager-id"].partition("@")[0]) for subtask in subtasks} < pids
     counts = f"{path}/checkpoints"

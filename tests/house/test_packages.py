@@ -17,6 +17,9 @@ import pytest
 from packaging.requirements import Requirement
 from repository import PACKAGE, ROOMS, ROOT, package_files
 
+PAGE_FOLDERS = ("templates", "static")
+"""What the job page is made of, beside its code."""
+
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
@@ -157,9 +160,11 @@ def test_wheel_holds_one_import_root(wheel_names: set[str]) -> None:
 
 @pytest.mark.slow
 def test_wheel_holds_every_module(wheel_names: set[str]) -> None:
-    """Each module is in the wheel, and nothing besides; the types are marked as such."""
+    """Each module is in the wheel, and the job page, and nothing besides; the types are marked as such."""
     inside = {name for name in wheel_names if ".dist-info/" not in name}
-    assert inside == {str(file.relative_to(ROOT)) for file in package_files()} | {"tidegate/py.typed"}
+    pages = [path for folder in PAGE_FOLDERS for path in (PACKAGE / "web" / "page" / folder).iterdir()]
+    assert pages
+    assert inside == {str(file.relative_to(ROOT)) for file in (*package_files(), *pages)} | {"tidegate/py.typed"}
 
 
 def test_every_folder_is_a_package() -> None:

@@ -26,7 +26,7 @@ EXTRAS: Mapping[str, tuple[str, ...]] = {
     "rocksdb": ("rocksdict",),
     "s3": ("s3fs",),
     "spark": ("pyspark",),
-    "web": ("starlette", "uvicorn"),
+    "web": ("starlette", "uvicorn", "jinja2"),
 }
 """The modules that each extra of pyproject.toml brings."""
 

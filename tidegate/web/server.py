@@ -11,6 +11,7 @@ from tidegate.web.access import Access
 from tidegate.web.app import make_app
 from tidegate.web.jobs import Jobs
 from tidegate.web.options import WebOptions, listen, url_of
+from tidegate.web.page.routes import page_routes
 from tidegate.web.watch import JobWatch
 
 log = logging.getLogger(__name__)
@@ -33,7 +34,7 @@ class WebServer:
         self.watch = JobWatch(jobs)
         access = Access(digest, options.open_to_others)
         config = uvicorn.Config(
-            make_app(self.watch, access),
+            make_app(self.watch, access, page_routes(self.watch)),
             log_config=None,
             log_level="warning",
             access_log=False,

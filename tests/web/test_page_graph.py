@@ -1,0 +1,81 @@
+"""The vertices of a job as its page shows them."""
+
+from __future__ import annotations
+
+import page_answers as answers
+import pytest
+
+from tidegate.web.page.graph import VERTICES_MAX, Graph, Vertex, draw_graph
+
+
+def drawn(level: str = "ok", busy: float = 700.0, pressed: float = 100.0, status: str = "RUNNING") -> Vertex:
+    """The keyed vertex of a job whose tasks have this state."""
+    details = answers.details()
+    details["vertices"][2]["status"] = status
+    return draw_graph(details, {"keyed": answers.rate(level, busy, pressed)}).vertices[2]
+
+
+@pytest.mark.parametrize(
+    ("vertex", "heat", "state"),
+    [
+        (drawn(busy=100), "calm", "ok"),
+        (drawn(busy=801), "working", "busy"),
+        (drawn("low", pressed=200), "pressed-low", "back-pressured: low"),
+        (drawn("high", pressed=900, busy=100), "pressed-high", "back-pressured: high"),
+        (drawn(status="FINISHED"), "over", "finished"),
+        (drawn(status="CREATED"), "not-running", "created"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_colour_has_words(vertex: Vertex, heat: str, state: str) -> None:
+    """Back-pressure counts for more than being busy, and neither where tasks do not run."""
+    assert (vertex.heat, vertex.state) == (heat, state)
+
+
+def test_the_bar_is_the_second_in_parts() -> None:
+    """One part behind the other; what was not measured has none, and no part leaves the bar."""
+    assert drawn().bar == [("busy", 0.0, 70.0), ("pressed", 70.0, 10.0), ("idle", 80.0, 20.0)]
+    assert drawn(busy=1_400, pressed=1_000).bar == [("busy", 0.0, 50.0), ("pressed", 50.0, 50.0)]
+
+
+def test_the_bar_is_the_mean_and_the_numbers_are_the_most() -> None:
+    """One of two subtasks works, and the other one waits: the vertex is busy, and half of it idle."""
+    rates = answers.rate(busy=1_000, pressed=0)
+    rates["subtasks"].append({"busy_ms_per_second": 0, "back_pressured_ms_per_second": 0, "idle_ms_per_second": 1_000})
+    vertex = draw_graph(answers.details(), {"keyed": rates}).vertices[2]
+    assert vertex.bar == [("busy", 0.0, 50.0), ("idle", 50.0, 50.0)]
+    assert (vertex.busy, vertex.state) == (1.0, "busy")
+
+
+def test_what_was_not_measured_is_not_known() -> None:
+    """A job that has just begun."""
+    vertices = draw_graph(answers.details(), {"keyed": answers.UNMEASURED}).vertices
+    for vertex in vertices:
+        assert (vertex.busy, vertex.back_pressured, vertex.in_per_second, vertex.bar) == (None, None, None, [])
+        assert (vertex.heat, vertex.state) == ("unknown", "running")
+
+
+def test_sources_and_sinks_are_known() -> None:
+    """A source has no rows in from others, a sink sends none."""
+    graph = draw_graph(answers.details(), answers.rates())
+    assert [(v.source, v.sink) for v in graph.vertices] == [(True, False), (True, False), (False, True)]
+    assert [(e.source, e.target, e.ship) for e in graph.edges] == [(0, 2, "HASH"), (1, 2, "HASH")]
+
+
+def chain(length: int) -> Graph:
+    """Vertices, one behind the other."""
+    details = answers.details()
+    names = [f"v{place}" for place in range(length)]
+    details["vertices"] = [answers.vertex(name, name) for name in names]
+    details["plan"]["nodes"] = [
+        answers.node(name, *names[max(0, place - 1) : place]) for place, name in enumerate(names)
+    ]
+    return draw_graph(details, {})
+
+
+def test_a_large_graph_is_no_picture() -> None:
+    """It would be unreadable; the table has all vertices."""
+    assert chain(VERTICES_MAX).wide is not None
+    large = chain(VERTICES_MAX + 1)
+    assert (large.wide, large.narrow, len(large.vertices)) == (None, None, VERTICES_MAX + 1)
+    assert chain(0).wide is None
