@@ -95,6 +95,29 @@ def test_a_failure_is_told_with_its_cause_and_its_recovery(tmp_path: Path) -> No
         jobs.close()
 
 
+def test_the_configuration_switches_it_on(tmp_path: Path) -> None:
+    """Then the first job is shown without a word of the program; what the program says counts more."""
+    settings = {"rest.enabled": True, "rest.port": 0, "rest.bind-address": "localhost"}
+    with opening(GatedSource(20, gates=[10])) as source, tg.StreamEnvironment.local(config=settings) as env:
+        assert env.web_url is None
+        env.from_source(source).to_table(str(tmp_path / "table"))
+        job = env.execute("main")
+        source.await_gate(10)
+        assert env.web_url is not None
+        assert asked(f"{env.web_url}/jobs/{job.job_id}")["name"] == "main"
+        source.open_all()
+        assert job.wait("4min") == "finished"
+    with tg.StreamEnvironment.local(config=settings) as env:
+        assert "127.0.0.2" in env.serve_web(address="127.0.0.2")
+
+
+@pytest.mark.parametrize("wrong", [{"rest.port": 65_536}, {"rest.bind-address": "two words"}, {"rest.enabled": 1}])
+def test_wrong_settings_are_named(wrong: dict[str, object]) -> None:
+    """Before anything listens."""
+    with pytest.raises(tg.ConfigurationError, match=next(iter(wrong))):
+        tg.StreamEnvironment.local(config=wrong)
+
+
 def test_without_the_extra_the_error_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """A library that is missing is no traceback."""
     for name in [name for name in sys.modules if name.startswith("tidegate.web.")]:

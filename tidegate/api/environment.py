@@ -71,14 +71,15 @@ class StreamEnvironment(Topologies):
         """Show the jobs of this runtime on a page, and answer scripts under Flink's REST paths (`docs/rest.md`).
 
         On Ray one small actor does so for all jobs of the cluster; else a thread of this process, until the environment
-        is closed. Returns the address; `job.web_url` is that of a job's page. `port` defaults to 8081, or the next that
-        is free; 0 is any. `address` is that to listen at: loopback by default, where everybody on this machine may
-        read. Elsewhere reading needs the token, as all that changes a job always does. Needs the extra `tidegate[web]`.
+        is closed. Returns the address; `job.web_url` is that of a job's page. What is not given is as the configuration
+        says: `port` is 8081, or the next that is free (0: any), and `address`, that to listen at, is loopback, where
+        everybody on this machine may read. Elsewhere reading needs the token, as all that changes a job always does.
+        With `rest.enabled` the first `execute` does this. Needs the extra `tidegate[web]`.
         Raises ConfigurationError.
         """
-        options = WebOptions()
-        port = options.port if port is None else port
-        return self._web.serve(WebOptions(port, options.address if address is None else address))
+        settings = self._config.web
+        port = settings.web_port if port is None else port
+        return self._web.serve(WebOptions(port, settings.web_address if address is None else address))
 
     # --- execution ------------------------------------------------------------------------------------------------
 
@@ -121,6 +122,8 @@ class StreamEnvironment(Topologies):
         detached = self._config.job.detached if detached is None else detached
         request = self._request(name, checkpoints, restart, restore, allow_non_restored_state, hooks, detached=detached)
         store, savepoints, name = self.open_store(request.root), request.checkpoints.savepoints, request.name
+        if self._config.web.web:
+            self.serve_web()
         with name_taken(store, name, request.job_id, make_job_id(name, ""), request.checkpoints.lease) as lease:
             submission = prepare(request, self.open_store)
             lease.abandon()

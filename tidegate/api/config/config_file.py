@@ -30,6 +30,7 @@ from tidegate.api.config.section import Section, SettingError
 from tidegate.api.config.setting_names import NAME_OF, OPEN, unknown_setting
 from tidegate.api.config.sources import KNOWN_KEYS, Given, Layer, layers
 from tidegate.api.config.topology_settings import TopologySettings
+from tidegate.api.config.web_settings import WebSettings
 from tidegate.recovery.restart_strategy import RestartStrategy
 from tidegate.storage.errors import ConfigurationError
 
@@ -47,6 +48,7 @@ class Config:
     """None: the default for these checkpoints."""
     job: JobSettings = field(default_factory=JobSettings)
     buffers: BufferSettings = field(default_factory=BufferSettings)
+    web: WebSettings = field(default_factory=WebSettings)
     topology: TopologySettings = field(default_factory=TopologySettings)
     log: LogConfig = field(default_factory=LogConfig)
     origins: Mapping[str, Given] = field(default_factory=dict, compare=False)
@@ -92,6 +94,7 @@ def resolve(said: Sequence[Layer]) -> Config:
         explained(origins, lambda: restart_from({key: given.value for key, given in restart.items()})),
         section(JobSettings),
         section(BufferSettings),
+        section(WebSettings),
         section(TopologySettings),
         section(LogConfig),
         origins,

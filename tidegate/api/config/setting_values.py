@@ -26,6 +26,7 @@ LEASE_MS_MIN = 1_000
 HEARTBEAT_MS_MIN = 100
 DEBLOAT_TARGET_MS_MIN = 10
 STANDBYS_MAX = 1_000
+PORT_MAX = 65_535
 STATE_SIZE_MAX = 64 * 2**20
 
 _BACKENDS = {"columnar": "columnar", "hashmap": "columnar", "rocksdb": "rocksdb"}
@@ -237,6 +238,21 @@ def name(value: object, info: ValidationInfo) -> str | None:
     if value is not None:
         check_name(label(info), "it", value)
     return cast("str | None", value)
+
+
+def host(value: object, info: ValidationInfo) -> str:
+    """The name or the address of a host."""
+    if not isinstance(value, str) or not value or not value.isprintable() or " " in value:
+        raise ConfigurationError(f"{label(info)}: {value!r} is neither the name nor the address of a host")
+    return value
+
+
+def port(value: object, info: ValidationInfo) -> int:
+    """A port, or 0."""
+    number = whole(value, info, "port", at_least=0)
+    if number > PORT_MAX:
+        raise ConfigurationError(f"{label(info)}: {number} is no port: the highest is {PORT_MAX}")
+    return number
 
 
 def restore(value: object, info: ValidationInfo) -> str | None:

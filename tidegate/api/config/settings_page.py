@@ -20,6 +20,7 @@ _TITLES = {
     "job": "A job",
     "buffers": "Data plane",
     "log": "Logging",
+    "web": "Page and REST",
     "topology": "Where jobs run",
 }
 _MORE = {

@@ -23,6 +23,7 @@ from tidegate.api.config.restart_config import RESTART_KEYS, TYPE_KEYS, keys_of
 from tidegate.api.config.section import Section
 from tidegate.api.config.setting_names import setting_keys
 from tidegate.api.config.topology_settings import TopologySettings
+from tidegate.api.config.web_settings import WebSettings
 from tidegate.recovery.restart_strategy import default_strategy
 
 SECTIONS: Mapping[str, tuple[type[Section], str]] = {
@@ -30,6 +31,7 @@ SECTIONS: Mapping[str, tuple[type[Section], str]] = {
     "job": (JobSettings, "`execute(...)`"),
     "buffers": (BufferSettings, "`tg.DataPlaneOptions`, for `options=` of an environment"),
     "log": (LogConfig, "`log_level=` of an environment"),
+    "web": (WebSettings, "`env.serve_web(...)`"),
     "topology": (TopologySettings, "`StreamEnvironment.local`, `.ray`, `.raydp` and `.on_spark`"),
 }
 """Name of a section in `Config`, its class, and where Python gives its settings."""
@@ -51,6 +53,7 @@ _NUMBERS: tuple[Callable[..., object], ...] = (
     of.positive,
     of.optional_positive,
     of.parallelism,
+    of.port,
     of.max_parallelism,
 )
 _WORDS: Mapping[Callable[..., object], str] = {
@@ -58,6 +61,7 @@ _WORDS: Mapping[Callable[..., object], str] = {
     of.place: "folder or URL",
     of.restore: "path, `latest` or `latest_or_fresh`",
     of.name: "text",
+    of.host: "text",
     of.level: "`DEBUG`, `INFO`, `WARNING`, `ERROR` or `CRITICAL`",
     of.levels: "mapping",
     of.options: "mapping",
