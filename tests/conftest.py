@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import tempfile
 from collections import Counter
@@ -17,6 +18,8 @@ import spreading
 import stores
 from hypothesis import settings
 
+from tidegate.actors.hosts import log_lines
+
 settings.register_profile("tidegate", derandomize=True, deadline=None, database=None, print_blob=True)
 settings.load_profile("tidegate")
 
@@ -24,6 +27,8 @@ _TESTS = Path(__file__).parent
 _ROOMS = {"api": "local jobs", "house": "house", "docs": "docs"}
 """Folders whose tests are of this kind, unless they need Ray or S3."""
 _ALL_OF_A_KIND = {"simulation": "simulation", "cluster": spreading.RAY}
+_LOGGERS = ("tidegate.actors.coordinator", "tidegate.actors.coordinator.checkpoints")
+"""Loggers below tidegate's own whose levels its processes set."""
 _MEMORY = "/dev/shm"
 _ROOM_BYTES_MIN = 4 * 1024**3
 _KINDS = {"unit", "property", "contract", spreading.RAY, spreading.S3, *_ROOMS.values(), *_ALL_OF_A_KIND.values()}
@@ -89,6 +94,21 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=[item for item in items if kinds[item] not in wanted])
         items[:] = [item for item in items if kinds[item] in wanted]
     spreading.spread(config, items)
+
+
+@pytest.fixture(autouse=True)
+def own_log_settings() -> Iterator[None]:
+    """What is set up for tidegate's loggers in a test ends with it: of lines that are not logged no test could tell.
+
+    A test that has a process of a job begin in this one sets them up as that process would.
+    """
+    root = logging.getLogger("tidegate")
+    handlers, ours = list(root.handlers), log_lines._handler
+    levels = {name: logging.getLogger(name).level for name in ("tidegate", *_LOGGERS)}
+    yield
+    root.handlers[:], log_lines._handler = handlers, ours
+    for name, level in levels.items():
+        logging.getLogger(name).setLevel(level)
 
 
 @pytest.fixture(scope="session", autouse=True)
