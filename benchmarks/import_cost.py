@@ -38,7 +38,7 @@ imported = time.perf_counter()
 {program}
 result = time.perf_counter()
 assert sorted(rows) == [("a", 4), ("b", 2)], rows
-print(json.dumps([(imported - begin) * 1000, (result - begin) * 1000]), file=sys.stderr)
+print("TIMED", json.dumps([(imported - begin) * 1000, (result - begin) * 1000]), file=sys.stderr)
 """
 
 TIDEGATE = """
@@ -82,9 +82,9 @@ class Case:
         done = subprocess.run([self.python, "-c", code], cwd=folder, capture_output=True, text=True, check=False)
         if done.returncode:
             raise SystemExit(f"{self.name} failed:\n{done.stderr[-2_000:]}")
-        # The JVM says something on this stream after the program has ended.
-        (line,) = (line for line in done.stderr.splitlines() if line.startswith("["))
-        imported, result = json.loads(line)
+        # The JVM says something on this stream, also after the program has ended.
+        (line,) = (line for line in done.stderr.splitlines() if line.startswith("TIMED "))
+        imported, result = json.loads(line.removeprefix("TIMED "))
         return imported, result
 
 

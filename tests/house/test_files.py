@@ -59,9 +59,10 @@ def test_other_paths_are_free(line: str) -> None:
     assert not MACHINE_PATH.search(line)
 
 
-def test_constraints_pin_versions_by_name_alone() -> None:
-    """Every line of constraints.txt is `name==version`, in order, each name once."""
-    lines = (ROOT / "constraints.txt").read_text().splitlines()
+@pytest.mark.parametrize("name", ["constraints.txt", "constraints-newest.txt"])
+def test_constraints_pin_versions_by_name_alone(name: str) -> None:
+    """Every line is `name==version`, in order, each name once."""
+    lines = (ROOT / name).read_text().splitlines()
     pins = [re.fullmatch(r"([A-Za-z0-9][A-Za-z0-9._-]*)==([A-Za-z0-9.!+]+)", line) for line in lines]
     assert [line for line, pin in zip(lines, pins, strict=True) if pin is None] == []
     names = [pin[1].lower() for pin in pins if pin is not None]

@@ -69,6 +69,22 @@ def test_the_error_names_library_and_extra(use: Callable[[Path], object], messag
     assert not (tmp_path / "out" / "_tidegate").exists()
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        tg.StreamEnvironment.ray,
+        tg.StreamEnvironment.raydp,
+        lambda **settings: tg.StreamEnvironment.on_spark(object(), **settings),  # type: ignore[arg-type]
+    ],
+    ids=["ray", "raydp", "on_spark"],
+)
+@pytest.mark.usefixtures("bare")
+def test_wrong_settings_are_told_before_what_is_missing(make: Callable[..., tg.StreamEnvironment]) -> None:
+    """Nobody installs Spark to be told that a number is wrong."""
+    with pytest.raises(tg.ConfigurationError, match="standbys: 'few' is no number of spare processes"):
+        make(standbys="few")
+
+
 def test_a_checkpoint_of_rocksdb_is_refused_where_its_library_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -88,7 +104,7 @@ def test_a_checkpoint_of_rocksdb_is_refused_where_its_library_is_missing(
 
 def test_only_extras_that_lack_something_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where Ray is installed nobody is told to install it; where all is there nothing is said."""
-    need("anything", *EXTRAS)
+    need("anything", "ray", "spark", "s3")
     monkeypatch.setitem(sys.modules, "pyspark", None)
     with pytest.raises(tg.ConfigurationError, match=r"^this needs pyspark, .*pip install 'tidegate\[spark\]'"):
         need("this", "ray", "spark")

@@ -146,12 +146,12 @@ class Topologies(StreamSources):
         one for each free slot: 1 to 4, and at most as many as tasks. "warm" adds one for each keyed task, which holds
         the state of that task (`docs/recovery.md`). Raises ConfigurationError for wrong settings.
         """
+        settings = _settings(config, log_level)
+        where, kept = settings.topology, _standbys(standbys)
         need("StreamEnvironment.raydp", "raydp")
         from tidegate.actors.runtimes.ray.ray_runtime import RayRuntime, SlotPlacement
         from tidegate.spark_bridge import RayDPSession
 
-        settings = _settings(config, log_level)
-        where, kept = settings.topology, _standbys(standbys)
         placement = where.placement if placement is None else placement
         executors = _or(executors, _or(where.executors, 2))
         session = RayDPSession.start(
@@ -207,12 +207,12 @@ class Topologies(StreamSources):
         `ray.util.spark.setup_ray_cluster`. Raises ConfigurationError for a Spark in which Ray cannot run, or that Ray
         would leave no core, and SparkTimeoutError, SparkLostError or SparkBridgeError if it does not start.
         """
+        settings = _settings(config, log_level)
+        where, kept = settings.topology, _standbys(standbys)
         need("StreamEnvironment.on_spark", "ray", "spark")
         from tidegate.actors.runtimes.ray.ray_runtime import RayRuntime, SlotPlacement
         from tidegate.spark_bridge import RayOnSparkSession
 
-        settings = _settings(config, log_level)
-        where, kept = settings.topology, _standbys(standbys)
         store = None if object_store_memory is None else parse_size_bytes(object_store_memory)
         session = RayOnSparkSession.start(
             spark,
@@ -254,11 +254,11 @@ class Topologies(StreamSources):
         Without `address` it is that of RAY_ADDRESS, or the one cluster of this user. `slots` reserves task slots, a CPU
         each, until the environment is closed; without it only steps with resources reserve any. `placement` and
         `standbys` as with `raydp`; without slots "auto" is 1. Raises ConfigurationError."""
+        settings = _settings(config, log_level)
+        where, kept = settings.topology, _standbys(standbys)
         need("StreamEnvironment.ray", "ray")
         from tidegate.actors.runtimes.ray.connection import connect
 
-        settings = _settings(config, log_level)
-        where, kept = settings.topology, _standbys(standbys)
         slots, placement = _or(slots, where.slots), where.placement if placement is None else placement
         parallelism = _or(parallelism, _or(where.parallelism, 1))
         check_slots(slots, placement, parallelism)
