@@ -27,8 +27,6 @@ _TESTS = Path(__file__).parent
 _ROOMS = {"api": "local jobs", "house": "house", "docs": "docs"}
 """Folders whose tests are of this kind, unless they need Ray or S3."""
 _ALL_OF_A_KIND = {"simulation": "simulation", "cluster": spreading.RAY}
-_LOGGERS = ("tidegate.actors.coordinator", "tidegate.actors.coordinator.checkpoints")
-"""Loggers below tidegate's own whose levels its processes set."""
 _MEMORY = "/dev/shm"
 _ROOM_BYTES_MIN = 4 * 1024**3
 _KINDS = {"unit", "property", "contract", spreading.RAY, spreading.S3, *_ROOMS.values(), *_ALL_OF_A_KIND.values()}
@@ -104,11 +102,17 @@ def own_log_settings() -> Iterator[None]:
     """
     root = logging.getLogger("tidegate")
     handlers, ours = list(root.handlers), log_lines._handler
-    levels = {name: logging.getLogger(name).level for name in ("tidegate", *_LOGGERS)}
+    levels = {logger: logger.level for logger in _loggers()}
     yield
     root.handlers[:], log_lines._handler = handlers, ours
-    for name, level in levels.items():
-        logging.getLogger(name).setLevel(level)
+    for logger in _loggers():
+        if logger.level != levels.get(logger, logging.NOTSET):
+            logger.setLevel(levels.get(logger, logging.NOTSET))
+
+
+def _loggers() -> list[logging.Logger]:
+    known = list(logging.root.manager.loggerDict.items())
+    return [logger for name, logger in known if name.startswith("tidegate") and isinstance(logger, logging.Logger)]
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -12,22 +11,9 @@ import pytest
 from local_jobs import NO_RESTART, config
 
 import tidegate as tg
-from tidegate.actors.hosts import log_lines
 from tidegate.actors.hosts.log_lines import LogSettings
 
 TASKS = "tidegate.actors.hosts.task.task_host"
-
-
-@pytest.fixture(autouse=True)
-def loggers() -> Iterator[None]:
-    """They are as they were afterwards."""
-    found = [logging.getLogger(name) for name in ("tidegate", TASKS)]
-    before = [(logger, logger.level, logger.handlers[:]) for logger in found]
-    yield
-    log_lines._handler = None
-    for logger, level, handlers in before:
-        logger.setLevel(level)
-        logger.handlers[:] = handlers
 
 
 def run(folder: Path, settings: dict[str, object], **arguments: str) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import logging
-from collections.abc import Iterator
 
 import pytest
 
@@ -13,16 +12,6 @@ from tidegate.actors.hosts.log_lines import LogSettings, log_fields, log_to, one
 
 log = logging.getLogger("tidegate.actors.task")
 EVIL = "first\nsecond\r\x1b[31mred\u2028\x00"
-
-
-@pytest.fixture(autouse=True)
-def levels() -> Iterator[None]:
-    """Loggers are as they were afterwards."""
-    before = {logger: (logger.level, logger.handlers[:]) for logger in (logging.getLogger("tidegate"), log)}
-    yield
-    for logger, (level, handlers) in before.items():
-        logger.setLevel(level)
-        logger.handlers[:] = handlers
 
 
 def lines(settings: LogSettings, *known: tuple[str, object]) -> tuple[io.StringIO, dict[str, object]]:
